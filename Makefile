@@ -12,9 +12,14 @@ DONE := .venv/done
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FORKING_TESTS := $(addprefix tests/,collate conformance core laws loader samplers stress workers)
 OTHER_TESTS := $(filter-out $(FORKING_TESTS),$(patsubst %/,%,$(wildcard tests/*/)))
-SHARED_TESTS := $(BIN)/python -m pytest -n auto --dist loadfile -m 'not alone'
+# Three for two cores: the tests wait for a quarter of their time, for processes, servers and timeouts.
+TEST_PROCESSES ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)))
+SHARED_TESTS := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m 'not alone'
 TABLES := bench/readme_table.py bench/docs_tables.py
 BENCHES := $(filter-out bench/harness.py $(TABLES),$(wildcard bench/*.py))
+
+# Each of the many processes of the tests would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-reference lint format coverage fuzz bench bench-images clean
@@ -26,7 +31,7 @@ help:
 	@echo "make lint            run ruff and mypy"
 	@echo "make format          reformat with ruff"
 	@echo "make coverage        run the test suite, and list the lines that it did not reach"
-	@echo "make fuzz            run the image kernels on damaged JPEGs for a night (FUZZ_INPUTS=20000 for a minute)"
+	@echo "make fuzz            run image kernels and formats on damaged files for a night (FUZZ_INPUTS=20000 for minutes)"
 	@echo "make bench           run all benchmarks, print tables, write JSON to bench/results/"
 	@echo "make bench-images    run the image benchmarks only: feedline and its peers, each in its own environment (BENCH_ARGS=--quick)"
 	@echo "make clean           remove build files and the virtual environment"
@@ -64,12 +69,15 @@ coverage: $(DONE)/installed $(DONE)/services
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report
 
-# The comparisons with Pillow take about 100 times as long for each input as the kernels under sanitizers.
+# The comparisons with Pillow take about 100 times as long for each input as the kernels under sanitizers, and so do the
+# formats, of which there are dozens.
 fuzz: $(DONE)/installed $(DONE)/services
-	@scripts/fuzz --inputs $(FUZZ_INPUTS)
-	@scripts/fuzz --valgrind $$(($(FUZZ_INPUTS) / 100))
+	@SEED=$$$$ scripts/fuzz --inputs $(FUZZ_INPUTS)
+	@SEED=$$$$ scripts/fuzz --valgrind $$(($(FUZZ_INPUTS) / 200))
 	@cd build/fuzz && PYTHONPATH=../../tests/helpers ../../$(BIN)/python ../../tests/images/verdicts.py $$(($(FUZZ_INPUTS) / 20)) $$$$
 	@cd build/fuzz && PYTHONPATH=../../tests/helpers ../../$(BIN)/python ../../tests/images/encoders.py $$(($(FUZZ_INPUTS) / 200)) $$$$
+	@cd build/fuzz && PYTHONPATH=../../tests:../../tests/helpers:../../tests/services \
+		../../$(BIN)/python -X faulthandler ../../tests/formats/hostile.py all $$(($(FUZZ_INPUTS) / 500)) $$$$
 
 bench: $(DONE)/installed $(DONE)/services
 	@set -e; for script in $(BENCHES); do echo "== $$script"; $(BIN)/python $$script; done

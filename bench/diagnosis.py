@@ -23,7 +23,7 @@ from diagnosis_pipelines import Pipeline, real, server, synthetic, temporary_fol
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.report import Advice, Verdict
 from feedline.loader.report.advice import predict
-from feedline.loader.report.model import Model
+from feedline.loader.report.model import Gain, Model
 from harness import RESULTS, machine
 
 ROUNDS = 3
@@ -32,7 +32,7 @@ LARGE = 0.3
 """Error of a predicted gain from which it is counted as large."""
 
 HEAD = (
-    "| loop | limit | first remedy | predicted | measured | error | robbed |",
+    "| loop | limit | first remedy | predicted | measured | error | preempted |",
     "|---|---|---|---:|---:|---:|---:|",
 )
 
@@ -49,7 +49,7 @@ class Outcome:
     low: float
     high: float
     measured: float
-    robbed: float
+    preempted: float
     """Run delay as a share of the working time."""
 
     @property
@@ -80,7 +80,7 @@ def main() -> None:
             if options.only in pipeline.name:
                 outcomes.append(examine(pipeline, options.rounds))
                 print(line(outcomes[-1]), flush=True)
-    print("\n".join(summary(outcomes)))
+    print("\n".join(summary(outcomes)), flush=True)
     if options.write:
         write(outcomes)
 
@@ -97,32 +97,34 @@ def write(outcomes: list[Outcome], folder: Path = RESULTS) -> None:
 def examine(pipeline: Pipeline, rounds: int) -> Outcome:
     """Verdict on a loop, and the gain of its first remedy in interleaved rounds."""
     seconds, verdict, model = run(pipeline, {})
-    first = first_remedy(verdict)
-    befores, afters, gains, robbed = [seconds], list[float](), [first.gain], [model.measured.robbed_share]
+    first = first_remedy(verdict, model)
+    befores, afters, preempted = [seconds], list[float](), [model.measured.preempted_share]
+    gains = [Gain(first.gain, first.low, first.high)]
     for turn in range(rounds):
         if turn:
             seconds, _, model = run(pipeline, {})
             befores.append(seconds)
-            robbed.append(model.measured.robbed_share)
+            preempted.append(model.measured.preempted_share)
             gain = predict(model, first.arguments)
-            gains += [] if gain is None else [gain.gain]
+            gains += [] if gain is None else [gain]
         taken = dict(first.arguments) or dict(pipeline.fixed)
         afters.append(free(pipeline) if first.text == FREE else run(pipeline, taken)[0])
     remedy = ", ".join(f"{name}={value!r}" for name, value in first.arguments.items()) or first.text.partition(":")[0]
     expected = " or ".join(pipeline.stages)
     return Outcome(
-        pipeline.name, expected, verdict.limiting_stage, remedy, median(gains), first.low, first.high,
-        median(befores) / median(afters), median(robbed),
+        pipeline.name, expected, verdict.limiting_stage, remedy, *sorted(gains)[len(gains) // 2],
+        median(befores) / median(afters), median(preempted),
     )  # fmt: skip
 
 
 FREE = "data for free"
 
 
-def first_remedy(verdict: Verdict) -> Advice:
+def first_remedy(verdict: Verdict, model: Model) -> Advice:
     """The first advice that this machine can take: it cannot get other CPUs."""
     possible = [advice for advice in verdict.advice if "CPUs without other programs" not in advice.text]
-    return possible[0] if possible else Advice(FREE, {}, verdict.free_gain)
+    gain = verdict.free_gain * model.without_startup()  # free data needs no workers
+    return possible[0] if possible else Advice(FREE, {}, gain, gain, gain)
 
 
 def run(pipeline: Pipeline, changes: dict[str, Any]) -> tuple[float, Verdict, Model]:
@@ -132,9 +134,9 @@ def run(pipeline: Pipeline, changes: dict[str, Any]) -> tuple[float, Verdict, Mo
     """
     with pipeline.make(**changes) as loader:
         seconds = [one_epoch(loader, pipeline) for _ in range(2 if loader.persistent_workers else 1)][-1]
-        model = loader._model()
-        assert model is not None
-        return seconds, loader.report(), model
+        verdict = loader.report()
+        assert verdict.replayed is not None
+        return seconds, verdict, verdict.replayed
 
 
 def one_epoch(loader: DataLoader[Any], pipeline: Pipeline) -> float:
@@ -160,7 +162,7 @@ def line(outcome: Outcome) -> str:
     predicted = f"{outcome.predicted:.2f} ({outcome.low:.2f}–{outcome.high:.2f})"
     return (
         f"| {outcome.name} | {named} | {outcome.remedy} | {predicted} | {outcome.measured:.2f} | "
-        f"{outcome.error:.0%} | {outcome.robbed:.0%} |"
+        f"{outcome.error:.0%} | {outcome.preempted:.0%} |"
     )
 
 

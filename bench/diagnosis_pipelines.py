@@ -163,7 +163,7 @@ class Photos(Dataset[Any]):
     """JPEG files, decoded by Pillow as most code does."""
 
     def __init__(self, folder: Path, length: int) -> None:
-        self.paths = [folder / f"{number % 32}.jpg" for number in range(length)]
+        self.paths = [folder / f"{number % 8}.jpg" for number in range(length)]
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -236,10 +236,10 @@ def real(folder: Path, url: str) -> list[Pipeline]:
     """Four loops on files below `folder` and the server at `url`."""
     one = {"worker_method": "process", "num_workers": 1}
     return [
-        Pipeline("images: JPEG by Pillow", ("fetch",), {"dataset": Photos(folder, 640), **one}, sleep_step(0.01)),
+        Pipeline("images: JPEG by Pillow", ("fetch",), {"dataset": Photos(folder, 240), **one}, sleep_step(0.01)),
         Pipeline("table: Parquet by rows", ("fetch",), {"dataset": Rows(folder / "rows.parquet", 640)},
                  sleep_step(0.01)),
-        Pipeline("tokens: np.load each time", ("fetch",), {"dataset": Tokens(folder / "tokens.npy", 1600), **one},
+        Pipeline("tokens: np.load each time", ("fetch",), {"dataset": Tokens(folder / "tokens.npy", 800), **one},
                  sleep_step(0.004)),
         Pipeline("remote: HTTP by sample", ("fetch",), {"dataset": Remote(url, 480), **one, "num_workers": 2},
                  sleep_step(0.01)),
@@ -253,12 +253,12 @@ def write_files(folder: Path) -> None:
     from PIL import Image
 
     source = np.random.default_rng(0)
-    for number in range(32):
+    for number in range(8):
         small = source.integers(0, 255, (40, 50, 3), dtype=np.uint8)
-        Image.fromarray(small).resize((500, 400)).save(folder / f"{number}.jpg", quality=85)
+        Image.fromarray(small).resize((2000, 1600)).save(folder / f"{number}.jpg", quality=85)
     table = pa.table({f"column {number}": source.random(24_000) for number in range(6)})
     pq.write_table(table, folder / "rows.parquet", row_group_size=3_000)
-    np.save(folder / "tokens.npy", source.integers(0, 50_000, 1_500_000, dtype=np.uint16))
+    np.save(folder / "tokens.npy", source.integers(0, 50_000, 8_000_000, dtype=np.uint16))
 
 
 @contextmanager

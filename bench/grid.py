@@ -15,9 +15,9 @@ from feedline import images
 from feedline.cli.pack.encode import Lengths, rewrite_with_grid
 from feedline.images import RandomBox, Recipe
 from harness import Contest
-from images.corpus import CORPORA, drawn, encoded, pictures
+from images.corpus import CORPORA, corpus_images, draw_pixels, encode_jpeg
 
-PICTURES = {"500x375": 256, "12-megapixel": 8}
+IMAGE_COUNTS = {"500x375": 256, "12-megapixel": 8}
 SMALL = RandomBox((0.005, 0.02))
 
 
@@ -29,9 +29,9 @@ class Gridded(NamedTuple):
     lengths: Sequence[Lengths]
 
 
-def gridded(corpus_name: str) -> Gridded:
+def add_grid(corpus_name: str) -> Gridded:
     corpus = CORPORA[corpus_name]
-    plain = [encoded(drawn(corpus, picture)) for picture in pictures(corpus)[: PICTURES[corpus_name]]]
+    plain = [encode_jpeg(draw_pixels(corpus, image)) for image in corpus_images(corpus)[: IMAGE_COUNTS[corpus_name]]]
     made = [rewrite_with_grid(jpeg) for jpeg in plain]
     lengths = [one.lengths for one in made if one.lengths is not None]
     assert len(lengths) == len(plain), next(one.reason for one in made if one.lengths is None)
@@ -42,7 +42,7 @@ def growth(corpus_name: str, corpus: Gridded) -> None:
     number = len(corpus.plain)
     plain, grid = (sum(map(len, jpegs)) / number for jpegs in (corpus.plain, corpus.jpegs))
     index = sum(lengths.nbytes for lengths in corpus.lengths) / number
-    contest = Contest(f"grid size {corpus_name}", unit="bytes a picture", baseline="plain")
+    contest = Contest(f"grid size {corpus_name}", unit="bytes per image", baseline="plain")
     contest.measure("plain", lambda: plain)
     contest.measure("grid", lambda: grid)
     contest.measure("grid and its index", lambda: grid + index)
@@ -67,8 +67,8 @@ def rewriting(corpus_name: str, corpus: Gridded) -> None:
 
 
 if __name__ == "__main__":
-    for name in PICTURES:
-        corpus = gridded(name)
+    for name in IMAGE_COUNTS:
+        corpus = add_grid(name)
         growth(name, corpus)
         rewriting(name, corpus)
         crops(f"{name}, RandomResizedCrop(224)", corpus, RandomBox())

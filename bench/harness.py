@@ -67,12 +67,12 @@ class Outcome:
         """Print the table, and write `results/<name>.json` with the versions of `packages` and the usual ones."""
         Console().print(self.table())
         RESULTS.mkdir(exist_ok=True)
-        told = {
+        extra = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine(),
             "versions": {name: metadata.version(name) for name in ("feedline", "torch", "numpy", *packages)},
         }
-        text = json.dumps({**asdict(self), **told}, indent=2, ensure_ascii=False)
+        text = json.dumps({**asdict(self), **extra}, indent=2, ensure_ascii=False)
         (RESULTS / f"{file_name(self.name)}.json").write_text(text + "\n")
 
 

@@ -18,9 +18,9 @@ from PIL import Image
 from feedline import images
 from feedline.images import Recipe, native
 from harness import Contest
-from images.corpus import CORPORA, drawn, encoded, pictures
+from images.corpus import CORPORA, corpus_images, draw_pixels, encode_jpeg
 
-PICTURES = {"500x375": 256, "12-megapixel": 4, "64x64": 4000}
+IMAGE_COUNTS = {"500x375": 256, "12-megapixel": 4, "64x64": 4000}
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LAWS = {"RandomResizedCrop": images.RandomBox(), "Resize, CenterCrop": images.CenterBox(256)}
 
@@ -45,8 +45,8 @@ def plain_decode(datas: Sequence[bytes], size: tuple[int, int]) -> None:
 
 def contest(corpus_name: str, law_name: str, side: int) -> None:
     corpus = CORPORA[corpus_name]
-    count = PICTURES[corpus_name]
-    datas = [encoded(drawn(corpus, picture)) for picture in pictures(corpus)[:count]]
+    count = IMAGE_COUNTS[corpus_name]
+    datas = [encode_jpeg(draw_pixels(corpus, image)) for image in corpus_images(corpus)[:count]]
     keys = np.arange(count, dtype=np.uint64)
     levels = Recipe((side, side), LAWS[law_name], flip=0.5)
     scaled = replace(levels, scaled_decode=True)

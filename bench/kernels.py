@@ -15,7 +15,7 @@ CALLS = 500
 SEED = 0
 
 
-def scattered(high: int, batch: int) -> Callable[[], NDArray[np.int64]]:
+def new_indices(high: int, batch: int) -> Callable[[], NDArray[np.int64]]:
     """New indices for each call, many more rows than fit into a cache."""
     rng = np.random.default_rng(SEED)
     batches = cycle([rng.integers(0, high, batch) for _ in range(4000)])
@@ -33,7 +33,7 @@ def repeat(call: Callable[[], object]) -> Callable[[], None]:
 def rows(name: str, array: NDArray[np.generic], batch: int) -> None:
     """Shuffled rows into a reused batch."""
     out = np.empty((batch, *array.shape[1:]), array.dtype)
-    indices = scattered(len(array), batch)
+    indices = new_indices(len(array), batch)
     contest = Contest(name, unit="batches/s", baseline="np.take")
     contest.add("np.take", repeat(lambda: np.take(array, indices(), axis=0, out=out, mode="clip")), CALLS)
     contest.add("array[indices]", repeat(lambda: array[indices()]), CALLS)
@@ -44,7 +44,7 @@ def rows(name: str, array: NDArray[np.generic], batch: int) -> None:
 def windows(name: str, items: NDArray[np.uint16], batch: int, window: int) -> None:
     """Windows at any offset, as int64."""
     out = np.empty((batch, window), np.int64)
-    offsets = scattered(len(items) - window, batch)
+    offsets = new_indices(len(items) - window, batch)
     view = np.lib.stride_tricks.sliding_window_view(items, window)
     contest = Contest(name, unit="batches/s", baseline="sliding view, astype")
     contest.add("sliding view, astype", repeat(lambda: view[offsets()].astype(np.int64)), CALLS)

@@ -93,10 +93,10 @@ def nbytes_each(kind: str, folder: Path, samples: int) -> float:
 
 def few(many: Path) -> Path:
     """The folder of the files, after copying one file into a folder next to them."""
-    beside = many.parent / "few"
-    beside.mkdir()
+    fewer = many.parent / "few"
+    fewer.mkdir()
     for path in many.glob("00000*"):
-        shutil.copy2(path, beside)
+        shutil.copy2(path, fewer)
     return many.parent
 
 

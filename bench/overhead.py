@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
 import feedline as fl
+from feedline.core.cursor import Cursor
 from feedline.core.telemetry import Span
 from feedline.loader.report import Totals
+from feedline.loader.report.audit_log import AuditLog
 from harness import Contest
 from loaders import rate
 
@@ -45,9 +49,33 @@ def telemetry() -> None:
     race.run().publish()
 
 
+def audit() -> None:
+    """Recording the delivered positions of one batch, digests included, compared with a batch of 1 ms."""
+    dataset = Empty(256 * 4_000)
+    with tempfile.TemporaryDirectory() as folder:
+        loader = fl.DataLoader(dataset, batch_size=256, shuffle=True, seed=0, log=Path(folder) / "run.jsonl")
+        iter(loader)
+        plan, identity = loader._plan, loader._monitor.identity
+        assert plan is not None
+        requests = list(plan.requests(Cursor(0), Cursor))
+
+        def record() -> None:
+            log, cursor = AuditLog(Path(folder) / "audit", identity, plan), Cursor(0)
+            for request in requests:
+                log.add(request, cursor, None)
+                cursor = cursor.after(request.start, request.stop)
+            log.settle(ended=True)
+
+        race = Contest("audit log per batch", unit="s", baseline="a batch of 1 ms")
+        race.measure("a batch of 1 ms", lambda: 1e-3)
+        race.add("positions and digest of 256 samples", record, work=len(requests))
+        race.run().publish()
+
+
 if __name__ == "__main__":
     for size in (1, 256):
         contest(size, 0, "auto")
         contest(size, 2, "thread")
         contest(size, 2, "process")
     telemetry()
+    audit()

@@ -113,9 +113,9 @@ def loaders(name: str, paths: list[str], steps: list[Callable[[Any], Any]]) -> N
 
 def profile(paths: list[str]) -> None:
     """CPU milliseconds per image in one process: Pillow's, and accelerated, where pixels are computed when read."""
-    figures = [_profiled(paths[:200])]
+    figures = [_profile(paths[:200])]
     with fl.images.accelerate_pillow():
-        figures.append(_profiled(paths[:200]))
+        figures.append(_profile(paths[:200]))
     table = Table("step", title="CPU milliseconds per image")
     for heading in ("Pillow", "accelerated"):
         table.add_column(heading, justify="right")
@@ -125,7 +125,7 @@ def profile(paths: list[str]) -> None:
     Console().print(table)
 
 
-def _profiled(paths: list[str]) -> dict[str, float]:
+def _profile(paths: list[str]) -> dict[str, float]:
     least = dict.fromkeys(STEPS, math.inf)
     for _ in range(5):
         random.seed(0)

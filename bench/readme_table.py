@@ -22,6 +22,32 @@ OURS, THEIRS = "feedline", "torch"
 STOP_EXISTING = "<!-- end of figures of existing code -->\n"
 LESS_IS_BETTER = {"s", "ms", "µs", "GiB", "KiB per epoch"}
 
+_EMPTY = "samples that cost nothing, batches of"
+TITLES = {
+    "38.5 MB batches through processes": "batches of 38.5 MB from worker processes",
+    "5 ms of Python per sample": "samples that compute in Python for 5 ms, 2 workers",
+    "Pillow code, by hand": "a dataset's own Pillow code, 2 workers",
+    "Pillow code, torchvision": "a dataset's own Pillow code, then torchvision's transforms, 2 workers",
+    "first batch of a later loader": "time to the first batch of a later loader",
+    "first batch of a process, forkserver": "time to the first batch, start method forkserver",
+    "first batch of a process": "time to the first batch",
+    "first batch of the second epoch": "time to the first batch of the second epoch",
+    "head of line": "samples of 0.5 ms, every 50th of 10 ms, 2 workers",
+    "memory of 4 workers, array": "memory of 4 workers, 1 GiB in an array",
+    "memory of 4 workers, list": "memory of 4 workers, ten million names in a list",
+    "memory of 4 workers, packed": "memory of 4 workers, the same names in `PackedStrings`",
+    "memory of 4 workers, shared array": "memory of 4 workers, 1 GiB in `fl.share(array)`",
+    "overhead, batch 1, 2 process": f"{_EMPTY} 1, 2 processes",
+    "overhead, batch 1, 2 thread": f"{_EMPTY} 1, 2 threads",
+    "overhead, batch 1, inline": f"{_EMPTY} 1, no workers",
+    "overhead, batch 256, 2 process": f"{_EMPTY} 256, 2 processes",
+    "overhead, batch 256, 2 thread": f"{_EMPTY} 256, 2 threads",
+    "overhead, batch 256, inline": f"{_EMPTY} 256, no workers",
+    "table 1024 x 100 x float32": "rows of 100 numbers from a mapped file, batches of 1,024",
+    "tokens 64 x 1024 x uint16": "windows of 1,024 tokens, batches of 64",
+}
+"""Contests whose names say too little to a reader who does not know their script."""
+
 Result = dict[str, Any]
 
 
@@ -59,7 +85,8 @@ def _lines(contests: list[Result]) -> Iterator[str]:
         theirs, ours = _best(contest, THEIRS), _best(contest, OURS)
         better = theirs / ours if contest["unit"] in LESS_IS_BETTER else ours / theirs
         figures = f"{_short(theirs)} {contest['unit']} | {_short(ours)} {contest['unit']} | {better:.3g}"
-        yield f"| {_linked(contest['name'].removeprefix(EXISTING))} | {figures} |"
+        name = contest["name"].removeprefix(EXISTING)
+        yield f"| {_linked(TITLES.get(name, name), name)} | {figures} |"
     yield ""
     yield (
         f"Medians; {'; '.join(sorted({_surroundings(contest) for contest in contests}))}. "
@@ -82,14 +109,14 @@ def _best(contest: Result, whose: str) -> float:
     return (min if contest["unit"] in LESS_IS_BETTER else max)(_those(contest, whose))
 
 
-def _linked(name: str) -> str:
-    """The contest's name, linked to its script."""
+def _linked(title: str, name: str) -> str:
+    """The title of a contest, linked to its script."""
     for part in (name, name.partition(",")[0]):
         scripts = sorted(set(BENCH.rglob("*.py")) - {Path(__file__)})
         for script in sorted(scripts, key=lambda script: script.stem not in name):  # one of that name first
             if f'"{part}' in script.read_text(encoding="utf-8"):
-                return f"[{name}]({script.relative_to(README.parent).as_posix()})"
-    return name
+                return f"[{title}]({script.relative_to(README.parent).as_posix()})"
+    return title
 
 
 def _short(figure: float) -> str:

@@ -70,7 +70,7 @@ def bare(server: S3, bucket: str) -> Any:
 
 def ours(server: S3, bucket: str, passes: int = 1) -> Callable[[], None]:
     """One reader per object, like the workers of a loader; all share one store."""
-    requests = stores.Requests(at_once=AT_ONCE, gap_nbytes=0, largest_nbytes=RANGE)
+    requests = stores.Requests(max_concurrent=AT_ONCE, gap_nbytes=0, max_nbytes=RANGE)
     return reading(lambda: stores.open_store(f"s3://{bucket}", options=server.options, requests=requests), passes)
 
 

@@ -54,7 +54,7 @@ def write_tars(folder: Path) -> None:
                     tar.addfile(member, io.BytesIO(data))
 
 
-def uploaded(server: S3, folder: Path) -> str:
+def upload(server: S3, folder: Path) -> str:
     """A bucket with all files of a folder."""
     return server.bucket({str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*")})
 
@@ -125,9 +125,9 @@ def peer(environment: str, script: str, server: S3, task: Callable[[], dict[str,
 
     def measure() -> float:
         for _ in range(ATTEMPTS):
-            told = json.dumps({**task(), "batch": BATCH, "workers": WORKERS})
+            task_text = json.dumps({**task(), "batch": BATCH, "workers": WORKERS})
             done = subprocess.run(
-                [there.python, PEERS / script, told], env=variables, capture_output=True, text=True, check=False
+                [there.python, PEERS / script, task_text], env=variables, capture_output=True, text=True, check=False
             )
             if done.returncode == 0:
                 return MEGABYTES / float(json.loads(done.stdout.splitlines()[-1])["seconds"])
@@ -137,7 +137,7 @@ def peer(environment: str, script: str, server: S3, task: Callable[[], dict[str,
     return measure
 
 
-def signed(server: S3, bucket: str) -> list[str]:
+def sign_urls(server: S3, bucket: str) -> list[str]:
     """Signed URLs, which grant read access to the tars for an hour."""
     paths = [f"tars/train-{shard:03}.tar" for shard in range(SHARDS)]
     return list(obstore.sign(_opened(server, bucket), "GET", paths, timedelta(hours=1)))
@@ -161,7 +161,7 @@ def main() -> None:
             str(folder / "data/mds"),
         ]
         subprocess.run(command, check=True, env=mosaic.surroundings())
-        bucket = uploaded(server, folder / "data")
+        bucket = upload(server, folder / "data")
         with settled(folder):
             with proxied(server, latency_s=LATENCY_S, nbytes_per_s=GIGABIT) as far:
                 by_gigabit(far, bucket, folder)
@@ -199,7 +199,7 @@ def _anew(folder: Path) -> Callable[[], Path]:
 
 
 def _with_peers(race: Contest, far: S3, bucket: str, folder: Path) -> None:
-    urls = signed(far, bucket)
+    urls = sign_urls(far, bucket)
     race.measure(
         "WebDataset, pipe:curl", peer("torch", "webdataset_tars.py", far, lambda: {"urls": urls, "samples": SAMPLES})
     )

@@ -45,10 +45,10 @@ def thumbnails(folder: Path) -> tuple[Path, list[bytes]]:
     """The same images as files of 16 classes and as tars."""
     held = [thumbnail(number) for number in range(512)]
     data = [held[number % 512] for number in range(THUMBNAILS)]
-    for number, picture in enumerate(data):
+    for number, image in enumerate(data):
         path = folder / "files" / f"{number % 16:02d}" / f"{number:06d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture)
+        path.write_bytes(image)
     (folder / "tars").mkdir()
     for first in range(0, THUMBNAILS, PER_SHARD):
         with tarfile.open(folder / "tars" / f"{first:06d}.tar", "w") as tar:
@@ -77,13 +77,13 @@ def reading(folder: Path) -> None:
     bare = epoch(lambda request: plan.batch([data[at] for at in request.indices], request.keys, request.allocate))
     race.add("bare kernel, bytes in memory", bare, THUMBNAILS)
     race.add("ImageFolder", epoch(ImageFolder(folder / "files", CROP).read_batch), THUMBNAILS)
-    race.add("TarShards", epoch(TarShards(folder / "tars", ("jpg", "cls"), CROP).read_batch), THUMBNAILS)
-    few = TarShards(folder / "tars", ("jpg", "cls"), CROP, open_shards=1)
+    race.add("TarShards", epoch(TarShards(folder / "tars", ("jpg", "cls"), transform=CROP).read_batch), THUMBNAILS)
+    few = TarShards(folder / "tars", ("jpg", "cls"), transform=CROP, open_shards=1)
     race.add("TarShards, 1 of 8 tars open", epoch(few.read_batch), THUMBNAILS)
     race.run(rounds=5).publish("pillow")
 
 
-def listed(tar: str) -> list[tarfile.TarInfo]:
+def list_members(tar: str) -> list[tarfile.TarInfo]:
     with tarfile.open(tar) as opened:
         return opened.getmembers()
 
@@ -91,13 +91,13 @@ def listed(tar: str) -> list[tarfile.TarInfo]:
 def indexing(folder: Path) -> None:
     tar = str(folder / "tars" / "000000.tar")
     race = Contest("indexing a tar of 1024 samples", unit="members/s", baseline="tarfile")
-    race.add("tarfile", lambda: listed(tar), 2 * PER_SHARD)
+    race.add("tarfile", lambda: list_members(tar), 2 * PER_SHARD)
     race.add("headers alone", lambda: list(members(tar)), 2 * PER_SHARD)
     race.add("index with dimensions", lambda: build_index(tar), 2 * PER_SHARD)
     race.run(rounds=5).publish()
 
 
-def walked(root: str) -> list[tuple[str, int]]:
+def walk_files(root: str) -> list[tuple[str, int]]:
     """torchvision's way."""
     found = []
     for target, name in enumerate(sorted(entry.name for entry in os.scandir(root) if entry.is_dir())):
@@ -113,8 +113,8 @@ def listing(folder: Path, count: int) -> None:
         path.touch()
     kept = folder.with_suffix(".listings")
     ImageFolder(folder, index_dir=kept)
-    race = Contest("listing a folder of pictures", unit="files/s", baseline="os.walk, as torchvision")
-    race.add("os.walk, as torchvision", lambda: walked(str(folder)), count)
+    race = Contest("listing a folder of images", unit="files/s", baseline="os.walk, as torchvision")
+    race.add("os.walk, as torchvision", lambda: walk_files(str(folder)), count)
     race.add("ImageFolder", lambda: ImageFolder(folder), count)
     race.add("ImageFolder, kept listing", lambda: ImageFolder(folder, index_dir=kept), count)
     race.run(rounds=3).publish()

@@ -123,18 +123,18 @@ def main() -> None:
         )
         for workers in (0, 2):
             arguments: Any = {"batch_size": BATCH, "shuffle": True, "num_workers": workers}
-            for told, theirs in (("each row", Each(hugging)), ("__getitems__", hugging)):
-                who = f"torch, datasets, {told}" + f", {workers} workers" * bool(workers)
+            for style, theirs in (("each row", Each(hugging)), ("__getitems__", hugging)):
+                who = f"torch, datasets, {style}" + f", {workers} workers" * bool(workers)
                 race.measure(who, rate(lambda d=theirs, a=arguments: DataLoader(d, **a), BATCH, most_s=1))
         ours = {
             "HuggingFace": fl.datasets.HuggingFace(hugging),
             "Arrow": fl.datasets.Arrow(arrow),
             "Parquet": fl.datasets.Parquet(parquet),
         }
-        for told, dataset in ours.items():
+        for style, dataset in ours.items():
             for workers in (0, 2):
                 arguments = {"batch_size": BATCH, "shuffle": True, "seed": SEED, "num_workers": workers}
-                who = f"feedline, {told}, {workers} workers"
+                who = f"feedline, {style}, {workers} workers"
                 race.measure(who, rate(lambda d=dataset, a=arguments: fl.DataLoader(d, **a), BATCH, most_s=1))
         order = fl.samplers.ShardShuffled(ours["Parquet"].shard_sizes, SEED, window=4)
         shards = {"batch_size": BATCH, "sampler": order, "seed": SEED}

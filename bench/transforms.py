@@ -33,13 +33,13 @@ from feedline.transforms import (
 from harness import Contest
 
 SIZE, BATCH, SEED = 224, 64, 0
-Picture = NDArray[np.uint8]
+Photo = NDArray[np.uint8]
 
 PHOTOS = [np.ascontiguousarray(photo) for photo in (data.astronaut(), data.coffee(), data.chelsea(), data.rocket())]
 MEAN, STD = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
 
 
-def file_of(photo: Picture) -> bytes:
+def file_of(photo: Photo) -> bytes:
     file = io.BytesIO()
     Image.fromarray(photo).save(file, "JPEG", quality=90)
     return file.getvalue()
@@ -105,7 +105,7 @@ def pipelines() -> None:
             pairs = zip(FILES, KEYS.tolist(), strict=True)
             return torch.stack([transform.plan.run(file, key) for file, key in pairs])
 
-        contest = Contest(f"transforms {name}", unit="pictures/s", baseline="Pillow, step by step")
+        contest = Contest(f"transforms {name}", unit="images/s", baseline="Pillow, step by step")
         contest.add("Pillow, step by step", through_pillow, BATCH)
         contest.add("feedline, sample by sample", one_by_one, BATCH)
         contest.add("feedline, batch", batch, BATCH)
@@ -118,12 +118,12 @@ def single_steps() -> None:
     kernel = torch.from_numpy(np.outer(bell, bell) / bell.sum() ** 2).expand(3, 1, 23, 23)
     blur = GaussianBlur(23, 1.0)
 
-    def convolved(row: Picture) -> torch.Tensor:
+    def convolved(row: Photo) -> torch.Tensor:
         bordered = torch.nn.functional.pad(torch.from_numpy(row).permute(2, 0, 1).float()[None], [11] * 4, "reflect")
         return torch.nn.functional.conv2d(bordered, kernel, groups=3).round_().to(torch.uint8)
 
     names = ("brightness", "contrast", "saturation", "hue")
-    cases: dict[str, tuple[Callable[[Picture], object], Callable[[Picture], object]]] = {
+    cases: dict[str, tuple[Callable[[Photo], object], Callable[[Photo], object]]] = {
         name: (
             lambda row, which=which: np.asarray(jittered(Image.fromarray(row), [(which, 0.3)])),
             lambda row, which=which: color.adjust(row, [(which, 0.3)]),
@@ -133,7 +133,7 @@ def single_steps() -> None:
     cases["blur 23 x 23"] = (convolved, lambda row: blur.plan.run(row, 0))
     for name, (theirs, ours) in cases.items():
         other = "torch conv2d" if name.startswith("blur") else "Pillow"
-        contest = Contest(f"transforms {name}", unit="pictures/s", baseline=other)
+        contest = Contest(f"transforms {name}", unit="images/s", baseline=other)
         contest.add(other, lambda theirs=theirs: [theirs(row) for row in ROWS], len(ROWS))
         contest.add("feedline", lambda ours=ours: [ours(row) for row in ROWS], len(ROWS))
         contest.run().publish("pillow")
@@ -144,7 +144,7 @@ def thumbnails() -> None:
     transform = Compose(
         [RandomCrop(32, padding=4), RandomHorizontalFlip(), RandomVerticalFlip(), Normalize([0.5], [0.25])]
     )
-    contest = Contest("transforms 32 x 32", unit="pictures/s", baseline="sample by sample")
+    contest = Contest("transforms 32 x 32", unit="images/s", baseline="sample by sample")
     contest.add("sample by sample", lambda: [transform.plan.run(row, 1) for row in SMALL], BATCH)
     contest.add("batch", lambda: transform.plan.batch(SMALL, KEYS, allocate_tensor), BATCH)
     contest.run().publish()

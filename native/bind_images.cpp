@@ -274,9 +274,9 @@ nb::object image_decode(nb::handle jpeg, nb::handle out_, bool quick) {
 using ResizeArguments =
     std::tuple<int, std::array<double, 4>, std::pair<int, int>, std::pair<int, int>, bool, bool>;
 
-Resize resize_of(const ResizeArguments& given, const Buffer& out) {
+Resize resize_of(const ResizeArguments& given, int width, int height) {
     const auto& [filter, box, size, corner, flip, across_first] = given;
-    const Window window{corner.first, corner.second, static_cast<int>(out.shape(1)), static_cast<int>(out.shape(0))};
+    const Window window{corner.first, corner.second, width, height};
     return {static_cast<Filter>(filter), box[0], box[1], box[2], box[3], size.first, size.second, window, flip,
             across_first};
 }
@@ -295,26 +295,27 @@ nb::object image_intact(nb::handle jpeg) {
     return nb::make_tuple(found.width, found.height, found.components, found.end);
 }
 
-// Writes a part of a JPEG, or of pixels, to `out`, (height, width, 3); resized if `resize` is not None. Returns None, or
-// the verdict.
+// Returns a part of a JPEG, or of pixels, as contiguous RGB of `rows` = (height, width); resized if `resize` is not None.
+// None if it cannot be decoded.
 nb::object image_part(nb::handle source, std::pair<int, int> size, int scale, std::array<int, 4> part_,
-                      nb::handle resize_, nb::handle out_) {
+                      nb::handle resize_, std::pair<int, int> rows) {
     const Held held(source);
-    const Buffer out(out_, true);
-    if (out.ndim() != 3 || out.shape(2) != 3 || out.item_nbytes() != 1 ||
-        (out.shape(0) > 1 && out.stride(0) != out.row_nbytes()))
-        throw nb::type_error("out is contiguous uint8 of shape (height, width, 3)");
+    const auto [height, width] = rows;
     PartPlan plan{{size.first, size.second, 0, 0}, scale, {part_[0], part_[1], part_[2], part_[3]}, false, {}};
     plan.resizes = !resize_.is_none();
-    if (plan.resizes) plan.resize = resize_of(nb::cast<ResizeArguments>(resize_), out);
-    if (!plan.fits(*held, static_cast<int>(out.shape(1)), static_cast<int>(out.shape(0))))
-        throw nb::value_error("the part lies outside of the source, or out has another size");
+    if (plan.resizes) plan.resize = resize_of(nb::cast<ResizeArguments>(resize_), width, height);
+    if (!plan.fits(*held, width, height))
+        throw nb::value_error("the part lies outside of the source, or the rows have another size");
+    // Bytes, and not an array: Pillow hands out its pixels as bytes, and these need no copy.
+    PyObject* const rgb = PyBytes_FromStringAndSize(nullptr, Py_ssize_t{3} * width * height);
+    if (!rgb) nb::raise_python_error();
+    nb::object content = nb::steal(rgb);
     Status status;
     {
         nb::gil_scoped_release nogil;
-        status = read_part(*held, plan, reinterpret_cast<std::uint8_t*>(out.data()));
+        status = read_part(*held, plan, reinterpret_cast<std::uint8_t*>(PyBytes_AS_STRING(rgb)));
     }
-    return status.fine() ? nb::none() : left_over(0, status);
+    return status.fine() ? content : nb::none();
 }
 
 }  // namespace
@@ -335,7 +336,7 @@ void bind_images(nb::module_& m) {
     m.def("image_decode", &image_decode, nb::arg("jpeg"), nb::arg("out"), nb::arg("quick") = true);
     m.def("image_intact", &image_intact, nb::arg("jpeg"));
     m.def("image_part", &image_part, nb::arg("source"), nb::arg("size"), nb::arg("scale"), nb::arg("part"),
-          nb::arg("resize").none(), nb::arg("out"));
+          nb::arg("resize").none(), nb::arg("rows"));
     m.def("image_quick", &quick_is_sound, nb::call_guard<nb::gil_scoped_release>());
 }
 

@@ -36,6 +36,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("samplers", "collate", "stores", "images"),
     ("transforms",),
     ("datasets", "workers"),
+    ("streams",),
     ("loader",),
     ("testing",),
     (FACE,),
@@ -65,6 +66,9 @@ CLAUSES = ("What", "Whether", "Where", "Of", "That", "How")
 
 MOST_WORDS = 12
 """Longest first line of a docstring."""
+
+FEWEST_LINES = 120
+"""A shorter file with a single importer may be a part of that file."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -222,13 +226,13 @@ def imported_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
-        elif isinstance(node, ast.Call) and _called(node) in {"import_module", "__import__"} and node.args:
+        elif isinstance(node, ast.Call) and _call_text(node) in {"import_module", "__import__"} and node.args:
             name = node.args[0]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 yield name.value, node.lineno
 
 
-def _called(node: ast.Call) -> str:
+def _call_text(node: ast.Call) -> str:
     if isinstance(node.func, ast.Attribute):
         return node.func.attr
     return node.func.id if isinstance(node.func, ast.Name) else ""
@@ -288,6 +292,23 @@ def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
                 seen.add(module)
                 stack.append(module)
     return seen
+
+
+def private_files(tree: SourceTree) -> list[str]:
+    """Files under `FEWEST_LINES` lines that exactly one file imports, with that file.
+
+    Files that their package's `__init__.py` imports are public, and left out.
+    """
+    importers: dict[str, set[str]] = defaultdict(set)
+    for arrow in tree.arrows:
+        importers[arrow.imported].add(arrow.importer)
+    packages = {file.module for file in tree.files if file.path.name == "__init__.py"}
+    return [
+        f"{file.path} ({file.lines}): {''.join(importers[file.module])}"
+        for file in tree.files
+        if file.module not in packages and file.lines < FEWEST_LINES
+        if len(importers[file.module]) == 1 and not importers[file.module] & packages
+    ]
 
 
 def names_twice(tree: SourceTree) -> dict[str, list[str]]:
@@ -402,6 +423,7 @@ def measure(tree: SourceTree) -> dict[str, Any]:
         "docstrings_too_long": sum(len(remark.text.split()) > MOST_WORDS for remark in first),
         "first_lines": [str(remark) for remark in first],
         "names_twice": names_twice(tree),
+        "private_files": private_files(tree),
         "comment_lines_per_100": 100 * _share(sum(file.comment_lines for file in tree.files), lines),
         "banned_words": dict(Counter(remark.text for remark in banned)),
         "banned_places": [str(remark) for remark in banned],
@@ -429,7 +451,7 @@ def table(figures: dict[str, Any]) -> str:
         ("code lines", f"{figures['code_lines']:,}"),
         ("rooms", f"{figures['rooms']}"),
         ("floors", f"{figures['floors']} of {len(FLOORS)}"),
-        ("rooms not placed", _listed(figures["not_placed"])),
+        ("rooms not placed", _list_text(figures["not_placed"])),
         ("arrows between rooms", f"{figures['room_arrows']}"),
         ("arrows up", f"{len(figures['arrows_up'])}"),
         ("import cycles", f"{len(figures['cycles'])}"),
@@ -437,11 +459,12 @@ def table(figures: dict[str, Any]) -> str:
         ("function lines", f"median {lengths['median']:g}, p95 {lengths['p95']}, max {lengths['max']}"),
         ("import lines", f"{figures['import_share']:.1%}"),
         ("docstrings", f"{figures['docstrings']:,}"),
-        ("first line a clause", _counted(figures["docstrings_by_first_word"])),
+        ("first line a clause", _count_cases(figures["docstrings_by_first_word"])),
         (f"first line > {MOST_WORDS} words", f"{figures['docstrings_too_long']:,}"),
         ("class names twice", f"{len(figures['names_twice'])}"),
+        (f"one importer, < {FEWEST_LINES}", f"{len(figures['private_files'])}"),
         ("comment lines per 100", f"{figures['comment_lines_per_100']:.2f}"),
-        ("banned words", _counted(figures["banned_words"])),
+        ("banned words", _count_cases(figures["banned_words"])),
         ("test functions", f"{figures['test_functions']:,}"),
     ]
     if "test_cases" in figures:
@@ -449,11 +472,11 @@ def table(figures: dict[str, Any]) -> str:
     return "\n".join(f"{name:<22} {value}" for name, value in rows)
 
 
-def _listed(names: list[str]) -> str:
+def _list_text(names: list[str]) -> str:
     return f"{len(names)}: {', '.join(names)}" if names else "0"
 
 
-def _counted(counts: dict[str, int]) -> str:
+def _count_cases(counts: dict[str, int]) -> str:
     parts = [f"{word} {count}" for word, count in sorted(counts.items(), key=lambda item: -item[1])]
     return f"{sum(counts.values())} ({', '.join(parts)})" if parts else "0"
 

@@ -14,6 +14,18 @@ from debris import DebrisGuard
 from fault_proxy import FaultProxy, fault_proxy
 from hypothesis import HealthCheck, settings
 from nginx import nginx
+from preloaded import Preloaded
+
+LONGEST_FILES = (
+    *("test_laws_unseeded", "test_interrupts", "test_laws_resume", "test_processes_pool", "test_torch_orders"),
+    *("test_processes_recovery", "test_laws_streams", "test_samplers_batches", "test_kill_workers", "test_ranks"),
+    *("test_laws_drop_in", "test_laws_agreement", "test_fork_server", "test_formats_laws", "test_torch_iterable"),
+    *("test_docs", "test_servers", "test_local", "test_vision", "test_fuzz_run", "test_demo", "test_images_samplings"),
+    *("test_images_verdicts", "test_stores_outage", "test_stores_cache", "test_stores_slow_lines", "test_wrappers"),
+    *("test_kill_parent",),
+    *("test_huggingface_stream", "test_formats_s3", "test_bench", "test_layers", "test_deploy"),
+)
+"""The files that run first, the longest ones of each part of the suite; `scripts/test_costs.py` measures them."""
 
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile(
@@ -52,8 +64,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         dropped = set(left_out)
         items[:] = [item for item in items if item not in dropped]
-    # Long files first: one that comes last would keep one core busy while the others are idle.
-    items.sort(key=lambda item: item.path.parent.name not in ("stress", "laws"))
+    # One that comes last would keep one core busy while the others are idle.
+    turns = {name: turn for turn, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: turns.get(item.path.stem, len(turns)))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files that have no test marked `alone`, if only those are wanted: to import all takes 20 seconds."""
+    is_sought = config.option.markexpr == "alone" and collection_path.suffix == ".py"
+    return True if is_sought and "mark.alone" not in collection_path.read_text(encoding="utf-8") else None
 
 
 def pytest_collection_finish() -> None:
@@ -68,6 +87,13 @@ def no_debris() -> Iterator[DebrisGuard]:
     guard = DebrisGuard()
     yield guard
     guard.check()
+
+
+@pytest.fixture(scope="session")
+def preloaded() -> Iterator[Preloaded]:
+    """Runs scripts in forks of an interpreter that has imported torch and feedline."""
+    with Preloaded() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

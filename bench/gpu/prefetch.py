@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import Contest
 
 BATCH_SIZE = 256
-PICTURES = 4096
+IMAGE_COUNT = 4096
 NUM_WORKERS = min(8, len(os.sched_getaffinity(0)))
 WARM_UP, STEPS, ROUNDS = 10, 60, 5
 THERE, OURS, THEIRS, LIMIT = "batch on the device", "feedline", "torch, pin thread", "page-locked memory alone"
@@ -36,14 +36,14 @@ TUTORIAL = "torch, pin thread and prefetcher"
 Batch = tuple[Tensor, Tensor]
 
 
-class Pictures(torch.utils.data.Dataset):
+class RandomImages(torch.utils.data.Dataset):
     """Decoded images in memory: loading is cheap, so that the copy to the device is measured."""
 
     def __init__(self) -> None:
-        self.images = torch.randint(0, 256, (PICTURES, 3, 224, 224), dtype=torch.uint8)
+        self.images = torch.randint(0, 256, (IMAGE_COUNT, 3, 224, 224), dtype=torch.uint8)
 
     def __len__(self) -> int:
-        return PICTURES
+        return IMAGE_COUNT
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.images[index], index % 1000
@@ -136,7 +136,7 @@ def there(training: Training) -> Run:
     return measure(training, iter([(images, torch.arange(BATCH_SIZE).cuda())] * (WARM_UP + STEPS)))
 
 
-def ours(data: Pictures, training: Training) -> Run:
+def ours(data: RandomImages, training: Training) -> Run:
     """feedline, batches on the device."""
     with fl.DataLoader(
         data, BATCH_SIZE, shuffle=True, drop_last=True, seed=0, num_workers=NUM_WORKERS, worker_method="process",
@@ -149,20 +149,20 @@ def ours(data: Pictures, training: Training) -> Run:
     )
 
 
-def theirs(data: Pictures, training: Training) -> Run:
+def theirs(data: RandomImages, training: Training) -> Run:
     """torch, with its pin thread; the loop copies."""
     moved = (to_device(batch) for batch in epochs(pinning(data)))
     with closing(moved):
         return measure(training, moved)
 
 
-def tutorial(data: Pictures, training: Training) -> Run:
+def tutorial(data: RandomImages, training: Training) -> Run:
     """torch, with its pin thread and a prefetcher on a stream of its own."""
     with closing(prefetched(epochs(pinning(data)))) as moved:
         return measure(training, moved)
 
 
-def pinning(data: Pictures) -> torch.utils.data.DataLoader[Batch]:
+def pinning(data: RandomImages) -> torch.utils.data.DataLoader[Batch]:
     return torch.utils.data.DataLoader(
         data, BATCH_SIZE, shuffle=True, drop_last=True, num_workers=NUM_WORKERS, persistent_workers=True,
         pin_memory=True,
@@ -241,7 +241,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("bench/gpu/prefetch.py: no CUDA device, nothing to measure")
         return
-    data, training = Pictures(), Training()
+    data, training = RandomImages(), Training()
     compare({
         THEIRS: lambda: theirs(data, training),
         TUTORIAL: lambda: tutorial(data, training),

@@ -44,7 +44,7 @@ def draw(result: Result, path: Path) -> None:
         axes.set_ylim(-0.5, len(bars) - 0.5)
         axes.xaxis.set_visible(False)
         axes.spines[:].set_visible(False)
-        _headed(figure, result["title"], _subtitle(result, bars))
+        _add_heading(figure, result["title"], _subtitle(result, bars))
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
 
@@ -73,16 +73,16 @@ def _bars(axes: Axes, bars: list[Result]) -> None:
 
 def _limit(axes: Axes, limit: Result, rows: int) -> None:
     axes.axvline(limit["median"], color=LINE, linewidth=1.1, linestyle=(0, (4, 3)), zorder=0)
-    told = f"{limit['name']}: {limit['median']:,.0f}"
-    axes.text(limit["median"], rows - 0.45, told, color=LINE, size=8.5, ha="center", va="bottom")
+    summary = f"{limit['name']}: {limit['median']:,.0f}"
+    axes.text(limit["median"], rows - 0.45, summary, color=LINE, size=8.5, ha="center", va="bottom")
 
 
 def _subtitle(result: Result, bars: list[Result]) -> str:
-    told = f"images per second, times {result['baseline']}; {result['task']['workers']} workers"
-    return f"{told}; pale: pixels stored ready" if any(e["reads"] in STORED for e in bars) else told
+    summary = f"images per second, times {result['baseline']}; {result['task']['workers']} workers"
+    return f"{summary}; pale: pixels stored ready" if any(e["reads"] in STORED for e in bars) else summary
 
 
-def _headed(figure: Figure, title: str, subtitle: str) -> None:
+def _add_heading(figure: Figure, title: str, subtitle: str) -> None:
     top = figure.get_figheight()
     figure.text(0.012, 1 - 0.1 / top, title, size=12, weight="bold", va="top")
     figure.text(0.012, 1 - 0.34 / top, subtitle, size=9, color=FAINT, va="top")

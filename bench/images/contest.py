@@ -28,11 +28,11 @@ from rich.table import Table
 from harness import RESULTS, Contest, Outcome, Standing, file_name, machine
 from images import page
 from images.contestant import Contestant, DisqualifiedError
+from images.contestants import BASELINE, EVENTS, WORKERS, Entrant, Event
 from images.corpus import CACHE, Corpus, Manifest, manifest, write
 from images.environments import ENVIRONMENTS, UnavailableError
 from images.forms import FORMS
 from images.peers.task import Task
-from images.roster import BASELINE, EVENTS, WORKERS, Entrant, Event
 from images.weigh import MIB
 
 ROUNDS = 5
@@ -60,13 +60,13 @@ class Absent:
             print(f"without {entrant.name}: {error}")
 
 
-def prepared(corpus: Corpus) -> Manifest:
+def prepare_corpus(corpus: Corpus) -> Manifest:
     """The corpus's images, made if missing."""
     found = manifest(corpus)
     if found:
         return found
     with Progress(transient=True) as progress:
-        task = progress.add_task(f"pictures of {corpus.name}", total=corpus.pictures)
+        task = progress.add_task(f"images of {corpus.name}", total=corpus.image_count)
         return write(corpus, lambda: progress.advance(task))
 
 
@@ -83,7 +83,7 @@ def ready(event: Event, options: Options, absent: Absent) -> dict[Entrant, int]:
 
 def run(event: Event, options: Options) -> dict[str, Any]:
     """One contest, from the start of its processes to its figures."""
-    corpus_manifest, absent = prepared(event.corpus), Absent()
+    corpus_manifest, absent = prepare_corpus(event.corpus), Absent()
     sizes = ready(event, options, absent)
     task = event.task(2 * event.workers if options.quick else None)
     with ExitStack() as stack:
@@ -153,7 +153,7 @@ def _describe(outcome: Outcome, manifest: Manifest, task: Task) -> dict[str, Any
     }
 
 
-def shown(result: dict[str, Any]) -> Table:
+def results_table(result: dict[str, Any]) -> Table:
     """The figures of one contest for a terminal."""
     table = Table(title=f"{result['name']}, {result['unit']}", caption=f"ratio to {result['baseline']}")
     table.add_column("", no_wrap=True)
@@ -180,13 +180,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for event in EVENTS:
         if not chosen.event or any(word in event.name for word in chosen.event):
             result = run(event, options)
-            Console().print(shown(result))
-            _written(result, folder)
+            Console().print(results_table(result))
+            _save(result, folder)
     if kept:
         page.rewrite()
 
 
-def _written(result: dict[str, Any], folder: Path) -> None:
+def _save(result: dict[str, Any], folder: Path) -> None:
     text = json.dumps(result, indent=2, ensure_ascii=False)
     (folder / f"{file_name(result['name'])}.json").write_text(text + "\n", encoding="utf-8")
 

@@ -13,10 +13,10 @@ from threading import Event as Signal
 from typing import Any, Self
 
 from harness import file_name
+from images.contestants import Entrant
 from images.corpus import CACHE, Manifest
 from images.environments import ENVIRONMENTS, PEERS, ROOT
 from images.peers.task import Task
-from images.roster import Entrant
 from images.weigh import Tree, Weight
 
 LOGS = CACHE / "logs"

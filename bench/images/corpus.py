@@ -31,20 +31,20 @@ RECIPE = 1
 
 QUALITY = 90
 DARK = {"galaxies", "retina"}
-"""Photographs that are black for the most part: what is left of them after the grain is no picture of anything."""
+"""Photographs that are black for the most part: what is left of them after the grain is not an image of anything."""
 
 Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """`pictures` JPEG files of `size` (width, height) in class folders, of about `nbytes` each.
+    """`image_count` JPEG files of `size` (width, height) in class folders, of about `nbytes` each.
 
     `nbytes` is None for any size. `part` is the smallest and largest share of a photograph's side that an image shows.
     """
 
     name: str
-    pictures: int
+    image_count: int
     size: tuple[int, int]
     nbytes: int | None
     part: tuple[float, float]
@@ -70,7 +70,7 @@ CORPORA = {
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class CorpusImage:
     """The `number`-th image of its class, which is the name of the photograph."""
 
     label: str
@@ -83,21 +83,21 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The finished corpus: `nbytes` of `pictures` files, their classes, the mean of all pixels (red, green, blue)."""
+    """The finished corpus: size and number of files, their classes, the mean of all pixels (red, green, blue)."""
 
     corpus: str
     recipe: int
     pillow: str
-    pictures: int
+    image_count: int
     nbytes: int
     classes: tuple[str, ...]
     mean: tuple[float, float, float]
 
 
-def pictures(corpus: Corpus) -> list[Picture]:
+def corpus_images(corpus: Corpus) -> list[CorpusImage]:
     """Every image of the corpus, classes in turns."""
     labels = sorted(_photos())
-    return [Picture(labels[i % len(labels)], i // len(labels)) for i in range(corpus.pictures)]
+    return [CorpusImage(labels[i % len(labels)], i // len(labels)) for i in range(corpus.image_count)]
 
 
 def manifest(corpus: Corpus) -> Manifest | None:
@@ -105,38 +105,38 @@ def manifest(corpus: Corpus) -> Manifest | None:
     path = corpus.root / "manifest.json"
     if not path.exists():
         return None
-    told = json.loads(path.read_text(encoding="utf-8"))
-    found = Manifest(**{**told, "classes": tuple(told["classes"]), "mean": tuple(told["mean"])})
-    return found if (found.recipe, found.pictures) == (RECIPE, corpus.pictures) else None
+    data = json.loads(path.read_text(encoding="utf-8"))
+    found = Manifest(**{**data, "classes": tuple(data["classes"]), "mean": tuple(data["mean"])})
+    return found if (found.recipe, found.image_count) == (RECIPE, corpus.image_count) else None
 
 
 def write(corpus: Corpus, tick: Callable[[], None] = lambda: None) -> Manifest:
     """Make all files, calling `tick` after each, and then the manifest."""
-    chosen = pictures(corpus)
-    for label in {picture.label for picture in chosen}:
+    chosen = corpus_images(corpus)
+    for label in {image.label for image in chosen}:
         (corpus.files / label).mkdir(parents=True, exist_ok=True)
 
-    def make(picture: Picture) -> tuple[int, NDArray[np.float64]]:
-        pixels = drawn(corpus, picture)
-        data = encoded(pixels)
-        (corpus.files / picture.file).write_bytes(data)
+    def make(image: CorpusImage) -> tuple[int, NDArray[np.float64]]:
+        pixels = draw_pixels(corpus, image)
+        data = encode_jpeg(pixels)
+        (corpus.files / image.file).write_bytes(data)
         tick()
         return len(data), pixels.mean(axis=(0, 1))
 
     with ThreadPoolExecutor(usable_cpus()) as pool:  # Pillow and NumPy do most of it without the GIL
         made = list(pool.map(make, chosen))
-    return _told(corpus, chosen, made)
+    return _describe(corpus, chosen, made)
 
 
-def drawn(corpus: Corpus, picture: Picture) -> Pixels:
+def draw_pixels(corpus: Corpus, image: CorpusImage) -> Pixels:
     """The pixels of one image, a function of the corpus's recipe and the image's name."""
-    plain = _part(corpus, picture)
+    plain = _part(corpus, image)
     if corpus.nbytes is None:
         return plain
-    return _grained(plain, _grain(corpus, picture.label), picture)
+    return _add_grain(plain, _grain(corpus, image.label), image)
 
 
-def encoded(pixels: Pixels) -> bytes:
+def encode_jpeg(pixels: Pixels) -> bytes:
     """A usual JPEG file: baseline, color at half the resolution."""
     buffer = BytesIO()
     Image.fromarray(pixels).save(buffer, "JPEG", quality=QUALITY, subsampling="4:2:0")
@@ -155,10 +155,10 @@ def _photos() -> dict[str, Image.Image]:
     return {photo.label: photo.load() for photo in installed_photos() if photo.label not in DARK}
 
 
-def _part(corpus: Corpus, picture: Picture) -> Pixels:
+def _part(corpus: Corpus, image: CorpusImage) -> Pixels:
     """A part of the photograph in the corpus's aspect ratio, resized, mirrored half of the time."""
-    photo, (width, height) = _photos()[picture.label], corpus.size
-    rng = SampleRng(derive(corpus.name, picture.label, picture.number)).generator
+    photo, (width, height) = _photos()[image.label], corpus.size
+    rng = SampleRng(derive(corpus.name, image.label, image.number)).generator
     zoom = min(photo.width / width, photo.height / height) * rng.uniform(*corpus.part)
     left = rng.uniform(0, photo.width - width * zoom)
     top = rng.uniform(0, photo.height - height * zoom)
@@ -167,9 +167,9 @@ def _part(corpus: Corpus, picture: Picture) -> Pixels:
     return pixels[:, ::-1] if rng.random() < 0.5 else pixels
 
 
-def _grained(pixels: Pixels, strength: float, picture: Picture) -> Pixels:
+def _add_grain(pixels: Pixels, strength: float, image: CorpusImage) -> Pixels:
     """The image with normal noise of standard deviation `strength`, equal in all channels."""
-    rng = SampleRng(derive(picture.label, picture.number, "grain")).generator
+    rng = SampleRng(derive(image.label, image.number, "grain")).generator
     noise = rng.standard_normal(pixels.shape[:2], np.float32)[..., None] * np.float32(strength)
     return np.clip(pixels + noise, 0, 255).astype(np.uint8)
 
@@ -178,12 +178,12 @@ def _grained(pixels: Pixels, strength: float, picture: Picture) -> Pixels:
 def _grain(corpus: Corpus, label: str) -> float:
     """The strength of grain that gives a photograph's images the intended size, by bisection."""
     assert corpus.nbytes is not None
-    tries = [_window(_part(corpus, picture)) for picture in (Picture(label, number) for number in range(3))]
+    tries = [_window(_part(corpus, image)) for image in (CorpusImage(label, number) for number in range(3))]
     wanted = corpus.nbytes * tries[0].shape[0] * tries[0].shape[1] / (corpus.size[0] * corpus.size[1])
     low, high = 0.0, 40.0
     for _ in range(8):
         middle = (low + high) / 2
-        size = np.mean([len(encoded(_grained(tried, middle, Picture(label, 0)))) for tried in tries])
+        size = np.mean([len(encode_jpeg(_add_grain(tried, middle, CorpusImage(label, 0)))) for tried in tries])
         low, high = (middle, high) if size < wanted else (low, middle)
     return low
 
@@ -195,11 +195,11 @@ def _window(pixels: Pixels) -> Pixels:
     return pixels[top : top + height, left : left + width]
 
 
-def _told(corpus: Corpus, chosen: Iterable[Picture], made: list[tuple[int, NDArray[np.float64]]]) -> Manifest:
+def _describe(corpus: Corpus, chosen: Iterable[CorpusImage], made: list[tuple[int, NDArray[np.float64]]]) -> Manifest:
     red, green, blue = np.mean([mean for _, mean in made], axis=0).round(3).tolist()
     nbytes = sum(size for size, _ in made)
-    classes = tuple(sorted({picture.label for picture in chosen}))
-    told = Manifest(corpus.name, RECIPE, metadata.version("pillow"), len(made), nbytes, classes, (red, green, blue))
+    classes = tuple(sorted({image.label for image in chosen}))
+    manifest = Manifest(corpus.name, RECIPE, metadata.version("pillow"), len(made), nbytes, classes, (red, green, blue))
     (corpus.root / "ATTRIBUTION.md").write_text(attribution(), encoding="utf-8")
-    (corpus.root / "manifest.json").write_text(json.dumps(asdict(told), indent=2) + "\n", encoding="utf-8")
-    return told
+    (corpus.root / "manifest.json").write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
+    return manifest

@@ -110,9 +110,9 @@ def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
         raise UnavailableError(f"{command[0]} is not installed") from error
     except subprocess.CalledProcessError as error:
         said = error.stderr.strip().splitlines() or ["it said nothing"]
-        raise UnavailableError(f"`{spelled(command)}` failed: {said[-1]}") from error
+        raise UnavailableError(f"`{command_line(command)}` failed: {said[-1]}") from error
 
 
-def spelled(command: list[str]) -> str:
+def command_line(command: list[str]) -> str:
     """The command as typed in the repository's folder."""
     return " ".join(command).replace(f"{ROOT}/", "")

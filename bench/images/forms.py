@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from images.corpus import Corpus
-from images.environments import ENVIRONMENTS, PEERS, UnavailableError, spelled
+from images.environments import ENVIRONMENTS, PEERS, UnavailableError, command_line
 from images.peers.task import in_random_order
 
 SHARDS = 8
@@ -37,7 +37,7 @@ class Form:
         if not target.exists():
             print(f"writing {corpus.name} as {self.name}")
             unfinished = corpus.root / f"unfinished-{self.name}"
-            _removed(unfinished)
+            _remove(unfinished)
             self.write(corpus.files, unfinished)
             unfinished.rename(target)
         return _size(target)
@@ -73,7 +73,7 @@ def _by_peer(environment: str, script: str, *options: str) -> Writer:
     return write
 
 
-def _packed(*options: str) -> Writer:
+def _open_writer(*options: str) -> Writer:
     def write(files: Path, target: Path) -> None:
         _run([sys.executable, "-m", "feedline.cli", "pack", str(files), str(target), *options], dict(os.environ))
 
@@ -89,8 +89,8 @@ FORMS = {
         Form("litdata", _by_peer("torch", "write_litdata.py")),
         Form("jpg.beton", _by_peer("ffcv", "write_beton.py", "jpg")),
         Form("raw.beton", _by_peer("ffcv", "write_beton.py", "raw")),
-        Form("grid", _packed("--grid")),
-        Form("decoded", _packed("--decoded")),
+        Form("grid", _open_writer("--grid")),
+        Form("decoded", _open_writer("--decoded")),
     )
 }
 
@@ -110,7 +110,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
 
 
-def _removed(path: Path) -> None:
+def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -121,4 +121,4 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if any(map(str.isalpha, line))]
-        raise UnavailableError(f"`{spelled(command)}` failed: {said[-1] if said else 'it said nothing'}")
+        raise UnavailableError(f"`{command_line(command)}` failed: {said[-1] if said else 'it said nothing'}")

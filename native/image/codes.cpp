@@ -14,6 +14,7 @@ bool Codes::prepare(const HuffmanTable& table) {
         limits_[length] = limit;
     }
     std::memcpy(symbols_, table.symbols, sizeof(symbols_));
+    // The counts of a damaged table may ask for more codes than 16 bits have, or for more symbols than a table holds.
     return limit <= 1 << 16 && place <= sizeof(symbols_);
 }
 
@@ -76,6 +77,7 @@ bool AcCodes::prepare(const HuffmanTable& table) {
     for (std::uint32_t i = 0; i < count; i++) {
         const Ahead& first = firsts[i];
         const Ahead& second = firsts[(i << first.pair.alone) & (count - 1)];
+        // A second coefficient comes along if all its bits are among those looked at, and its value fits a byte.
         const bool both = first.value < kEnd << 8 && second.pair.alone &&
                           first.pair.alone + second.pair.alone <= kPairBits &&
                           second.pair.first == static_cast<std::int8_t>(second.pair.first);

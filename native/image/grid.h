@@ -17,8 +17,8 @@ struct Window {
 
 // Rewrites a JPEG as a grid-packed one with the same coefficients, and so the same pixels bit for bit.
 //
-// Chooses the finest grid that costs at most about 1/40 of the file. Keeps application markers and comments, except an
-// index of further images after the first (MPF) and those images. False, with the reason in `why`, for files that
+// Chooses the finest grid that costs at most about 1/40 of the file. Keeps application markers and comments before the
+// first scan, except an index of further images after the first (MPF) and those images. False, with the reason in `why`, for files that
 // cannot be rewritten without loss (damaged, 12-bit, lossless, too many blocks in an MCU) or do not profit.
 bool rewrite(const std::uint8_t* jpeg, std::size_t nbytes, std::vector<std::uint8_t>& out,
              std::vector<std::uint16_t>& lengths, std::string& why);

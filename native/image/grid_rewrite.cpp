@@ -94,6 +94,7 @@ public:
     }
 
     jpeg_decompress_struct& info() { return info_; }
+    size_t markers() const { return markers_; }
     jvirt_barray_ptr* coefficients() { return coefficients_; }
 
 private:
@@ -104,6 +105,7 @@ private:
         for (int marker = JPEG_APP0; marker < JPEG_APP0 + 16; marker++) jpeg_save_markers(&info_, marker, 0xFFFF);
         jpeg_save_markers(&info_, JPEG_COM, 0xFFFF);
         jpeg_read_header(&info_, TRUE);
+        for (const jpeg_marker_struct* marker = info_.marker_list; marker; marker = marker->next) markers_++;
     }
 
     // Refuses other kinds of samples, and headers that promise more than the file can hold.
@@ -126,6 +128,7 @@ private:
     jpeg_progress_mgr progress_{};
     jpeg_decompress_struct info_{};
     jvirt_barray_ptr* coefficients_ = nullptr;
+    size_t markers_ = 0;  // saved ones before the first scan
 };
 
 // Writes the coefficients as one baseline scan with optimized tables.
@@ -156,7 +159,9 @@ private:
         info_.write_JFIF_header = FALSE;  // copied if present: decoders infer the color space from it
         info_.write_Adobe_marker = FALSE;
         jpeg_write_coefficients(&info_, source.coefficients());
-        for (const jpeg_marker_struct* marker = source.info().marker_list; marker; marker = marker->next)
+        // Those between scans come too late to decide color space or orientation; in the header they would.
+        const jpeg_marker_struct* marker = source.info().marker_list;
+        for (size_t left = source.markers(); left > 0; left--, marker = marker->next)
             if (!is_further_images(*marker))
                 jpeg_write_marker(&info_, marker->marker, marker->data, marker->data_length);
         jpeg_finish_compress(&info_);

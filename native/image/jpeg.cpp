@@ -148,10 +148,10 @@ void JpegReader::explain() {
     std::vector<std::uint8_t> line(static_cast<std::size_t>(line_width()) * decoder_.output_components);
     JSAMPROW row = line.data();
     guarded([&] {
-        // Skipping the last line, too, would end without a look at the data.
-        const JDIMENSION left = decoder_.output_height - decoder_.output_scanline;
-        if (left > 1) jpeg_skip_scanlines(&decoder_, left - 1);
-        while (decoder_.output_scanline < decoder_.output_height) jpeg_read_scanlines(&decoder_, &row, 1);
+        // Not skipped: behind lines that were read, libjpeg-turbo may skip for ever if components are sampled 1x2 and 1x4.
+        while (decoder_.output_scanline < decoder_.output_height) {
+            if (jpeg_read_scanlines(&decoder_, &row, 1) == 0) return;
+        }
         jpeg_finish_decompress(&decoder_);
     });
 }

@@ -76,6 +76,7 @@ Numbers prepared(const float (&of)[3][256], const float (&mean)[3], const float 
         numbers.reciprocal[c][0] = static_cast<float>(reciprocal);
         numbers.reciprocal[c][1] = static_cast<float>(reciprocal - static_cast<double>(numbers.reciprocal[c][0]));
     }
+    // Arithmetic is faster than tables, but may round differently: it is used if it gives every value exactly.
     float computed[3][256];
     std::uint16_t halves[3][256];
     numbers.by_arithmetic = true;

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
-from feedline import collate, errors, samplers
+from feedline import collate, errors, samplers, workers
 from feedline.core.dataset import BatchRead, Dataset, Traits
 from feedline.core.rng import SampleRng, sample_rng
+from feedline.loader.contract import RankPolicy
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.device.delivery import Delivery
 from feedline.loader.error_policy import ErrorPolicy
@@ -19,7 +20,7 @@ from feedline.workers.base import Recovery
 from feedline.workers.transport import share
 
 if TYPE_CHECKING:
-    from feedline import datasets, images, stores, testing, transforms
+    from feedline import datasets, images, stores, streams, testing, transforms
 
 __all__ = [
     "BatchRead",
@@ -28,6 +29,7 @@ __all__ = [
     "Delivery",
     "ErrorPolicy",
     "PartitionedDataset",
+    "RankPolicy",
     "Recovery",
     "SampleRng",
     "Traits",
@@ -44,11 +46,13 @@ __all__ = [
     "serve_metrics",
     "share",
     "stores",
+    "streams",
     "testing",
     "transforms",
+    "workers",
 ]
 
-_LAZY = {"datasets", "images", "stores", "testing", "transforms"}
+_LAZY = {"datasets", "images", "stores", "streams", "testing", "transforms"}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,24 @@ def gather_rows(array: NDArray[generic], indices: NDArray[int64], out: NDArray[g
 def gather_windows(
     items: NDArray[generic], offsets: NDArray[int64], out: NDArray[generic], widen: int, threads: int
 ) -> bool: ...
+def mixture_blocks(
+    counts: NDArray[int64],
+    firsts: NDArray[int64],
+    keys: NDArray[int64],
+    owners: NDArray[int64],
+    draws: NDArray[int64],
+) -> None: ...
+def interleave(
+    owners: NDArray[int64],
+    parts: NDArray[int64],
+    starts: NDArray[int64],
+    shifts: NDArray[int64],
+    out: NDArray[int64],
+) -> None: ...
 def crc32(data: object) -> int: ...
+def sum_spans(
+    batches: list[Sequence[tuple[str, int, int, int]]], bounds: NDArray[int64]
+) -> dict[tuple[str, int], tuple[int, int, int, list[tuple[int, int]]]]: ...
 def adjust_colors(image: NDArray[uint8], adjustments: list[tuple[int, float]]) -> None: ...
 def blur_image(bordered: NDArray[uint8], across: list[float], down: list[float], out: NDArray[uint8]) -> None: ...
 
@@ -61,6 +78,6 @@ def image_part(
     scale: int,
     part: tuple[int, int, int, int],
     resize: tuple[int, tuple[float, float, float, float], tuple[int, int], tuple[int, int], bool, bool] | None,
-    out: NDArray[uint8],
-) -> tuple[int, int, int, str] | None: ...
+    rows: tuple[int, int],
+) -> bytes | None: ...
 def image_quick() -> bool: ...

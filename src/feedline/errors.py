@@ -71,6 +71,13 @@ class ErrorLimitError(FeedlineError, RuntimeError):
     """More samples failed than `ErrorPolicy.limit` allows."""
 
 
+class RankError(FeedlineError, RuntimeError):
+    """The ranks of a distributed run contradict each other.
+
+    They differ in data, order or position, or one of them has no batch left, or does not come.
+    """
+
+
 class ReprError(FeedlineError, RuntimeError):
     """The repr of a worker's exception that could not be pickled."""
 
@@ -96,7 +103,7 @@ class NoRangesError(RangeError):
 
 
 class RegionError(StoreError):
-    """The bucket is in another region than the one that was asked.
+    """The bucket is in another region than the request.
 
     `region` is its name, or "" if the server does not give it.
     """
@@ -122,12 +129,32 @@ class StoreUnavailableError(StoreError, ConnectionError):
     """The store kept failing until all retries were used."""
 
 
+class SourceError(FeedlineError, OSError):
+    """A live source cannot be read."""
+
+
+class SourceUnavailableError(SourceError, ConnectionError):
+    """A live source does not answer."""
+
+
+class SourceAccessError(SourceError, PermissionError):
+    """A live source refuses the credentials, or there are none."""
+
+
+class OffsetLostError(SourceError, LookupError):
+    """A live source has deleted messages that were not delivered."""
+
+
+class MessageTooLargeError(SampleError):
+    """A message is larger than the stream allows."""
+
+
 class CacheWarning(UserWarning):
     """The cache cannot be used; reading continues without it."""
 
 
 class TransientError(Exception):
-    """A request failed in a way that a retry may fix.
+    """A request failed, but a retry may succeed.
 
     Internal: it never leaves the package. `throttled`: the server asks for fewer requests. `progressed`: a part of the
     answer has arrived, and is kept.

@@ -15,13 +15,25 @@ from feedline.cli import app
 def test_only_commands_that_work_are_listed() -> None:
     listed = CliRunner().invoke(app.app, ["--help"])
     commands = {command.name or command.callback.__name__ for command in app.app.registered_commands}
-    assert commands == {"bench", "doctor", "index", "inspect", "lint", "pack", "report", "top", "try"}
+    assert commands == {
+        "audit",
+        "bench",
+        "doctor",
+        "index",
+        "inspect",
+        "lint",
+        "pack",
+        "replay",
+        "report",
+        "top",
+        "try",
+    }
     assert all(command in listed.stdout for command in commands)
 
 
 @pytest.mark.parametrize("columns", [40, 80])
 @pytest.mark.parametrize(
-    "command", [None, "bench", "doctor", "index", "inspect", "lint", "pack", "report", "top", "try"]
+    "command", [None, "audit", "bench", "doctor", "index", "inspect", "lint", "pack", "replay", "report", "top", "try"]
 )
 def test_help_is_complete_in_terminals_of_any_width(command: str | None, columns: int) -> None:
     runner = CliRunner(env={"COLUMNS": str(columns)})
@@ -52,3 +64,10 @@ def test_errors_are_explained_without_a_traceback(
     message = capsys.readouterr().err
     assert str(missing) in message.replace("\n", "")
     assert "Traceback" not in message
+
+
+def test_help_shows_square_brackets_and_joins_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert "# feedline: ignore[code]" in CliRunner().invoke(app.app, ["lint", "--help"]).stdout
+    text = " ".join(CliRunner().invoke(app.app, ["bench", "--help"]).stdout.split())
+    assert "Settings are measured in turn, round by round" in text

@@ -149,7 +149,7 @@ class TestRemote:
         (tmp_path / "b.tar").write_bytes(b"no tar at all" * 100)
         address = self.put(memory, tmp_path)
         assert states(address) == (1, ["built", "bad"])
-        assert f"{address}/b.tarisdamaged" in "".join(feedline("index", address).output.split())
+        assert f"{address}/b.taristext,notatar" in "".join(feedline("index", address).output.split())
         write_tar(tmp_path / "a.tar", {"1.txt": b"two"})
         assert states(f"{self.put(memory, tmp_path)}/a.tar", "--check") == (1, ["bad"])
         assert states(f"{address}/a.tar") == (0, ["built"])

@@ -181,7 +181,7 @@ class TestTokenBudget:
     def test_a_sequence_that_no_row_holds_is_refused_or_cut(self) -> None:
         with pytest.raises(CollateError, match="sample 1 of the batch has 5 tokens, more than max_tokens=4"):
             collate.token_budget(4)(ranges(2, 5))
-        assert collate.token_budget(4, cut=True)(ranges(2, 5)).values.tolist() == [[1, 2, 3, 4], [1, 2, 0, 0]]
+        assert collate.token_budget(4, truncate=True)(ranges(2, 5)).values.tolist() == [[1, 2, 3, 4], [1, 2, 0, 0]]
 
     @pytest.mark.parametrize("samples", [[torch.ones(2, 2)], [{}], [3]])
     def test_what_is_no_sequence_is_refused(self, samples: list[Any]) -> None:

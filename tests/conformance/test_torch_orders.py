@@ -35,17 +35,16 @@ def flat(loader: DataLoader[Any]) -> list[int]:
     return [int(x) for batch in loader for x in torch.as_tensor(batch).reshape(-1)]
 
 
-@workers
-@pytest.mark.parametrize("batch_size", [None, 1, 2, 7, 30])
+@pytest.mark.parametrize(("num_workers", "batch_size"), [(0, None), (2, None), (2, 1), (0, 2), (2, 7), (0, 30)])
 def test_without_shuffle_the_order_is_that_of_the_dataset(
     make_loader: Make, num_workers: int, batch_size: int | None
 ) -> None:
     assert flat(make_loader(Counting(23), batch_size=batch_size, num_workers=num_workers)) == list(range(23))
 
 
-@workers
 @pytest.mark.parametrize(
-    ("batch_size", "drop_last", "sizes"), [(4, False, [4, 4, 3]), (4, True, [4, 4]), (12, True, [])]
+    ("num_workers", "batch_size", "drop_last", "sizes"),
+    [(0, 4, False, [4, 4, 3]), (0, 4, True, [4, 4]), (2, 4, True, [4, 4]), (0, 12, True, []), (2, 12, True, [])],
 )
 def test_the_tail_is_kept_or_dropped(
     make_loader: Make, num_workers: int, batch_size: int, drop_last: bool, sizes: list[int]
@@ -55,8 +54,7 @@ def test_the_tail_is_kept_or_dropped(
     assert len(loader) == len(sizes)
 
 
-@workers
-@pytest.mark.parametrize("batch_size", [None, 1, 4])
+@pytest.mark.parametrize(("num_workers", "batch_size"), [(0, None), (2, 1), (0, 4)])
 def test_shuffle_gives_every_sample_once(make_loader: Make, num_workers: int, batch_size: int | None) -> None:
     order = flat(make_loader(Counting(50), batch_size=batch_size, shuffle=True, num_workers=num_workers))
     assert sorted(order) == list(range(50))
@@ -129,6 +127,19 @@ def test_any_iterable_is_a_sampler(make_loader: Make, num_workers: int, sampler:
     assert flat(make_loader(Counting(20), sampler=sampler, batch_size=3, num_workers=num_workers)) == order
 
 
+class UnknownLength(Counting):
+    """Dataset whose length cannot be given: allowed with a sampler."""
+
+    def __len__(self) -> int:
+        raise ValueError("not read yet")
+
+
+@workers
+def test_a_dataset_is_not_asked_for_its_length_where_there_is_a_sampler(make_loader: Make, num_workers: int) -> None:
+    assert flat(make_loader(UnknownLength(5), sampler=[3, 1], num_workers=num_workers)) == [3, 1]
+    assert flat(make_loader(UnknownLength(5), batch_sampler=[[3], [1]], num_workers=num_workers)) == [3, 1]
+
+
 def test_the_length_of_a_sampler_without_one_is_a_type_error(make_loader: Make) -> None:
     with pytest.raises(TypeError):
         len(make_loader(Counting(5), sampler=NoLength()))
@@ -179,6 +190,22 @@ def test_the_dataset_is_asked_with_plain_integers(make_loader: Make, num_workers
     for arguments in ({}, {"shuffle": True}, {"sampler": [0, 1, 2]}, {"batch_sampler": [[0, 1], [2]]}):
         loader = make_loader(IndexTypes(), num_workers=num_workers, **arguments)
         assert {name for batch in loader for name in batch} == {"int"}
+
+
+TYPES_OF_INDICES: dict[str, Any] = {
+    "tensor": torch.arange(4), "array": np.arange(4), "int32": np.arange(4, dtype=np.int32),
+    "mixed": [True, 1, np.int64(2)],
+}  # fmt: skip
+
+
+@workers
+@pytest.mark.parametrize("kind", TYPES_OF_INDICES)
+def test_the_dataset_gets_indices_of_the_samplers_type(make_loader: Make, num_workers: int, kind: str) -> None:
+    indices = TYPES_OF_INDICES[kind]
+    expected = [type(index).__name__ for index in indices]
+    for arguments in ({"sampler": indices, "batch_size": None}, {"sampler": indices}, {"batch_sampler": [indices]}):
+        batches = list(make_loader(IndexTypes(), num_workers=num_workers, **arguments))
+        assert [name for batch in batches for name in ([batch] if isinstance(batch, str) else batch)] == expected
 
 
 @workers
@@ -269,8 +296,11 @@ def trace(loader: DataLoader[Any], epochs: int) -> list[Any]:
     return seen
 
 
-@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
-@pytest.mark.parametrize("family", ARGUMENTS)
+# Which order it is, workers cannot see: each family meets one kind of workers in processes.
+KINDS = [(family, 0, False) for family in ARGUMENTS] + [(f, 2, bool(at % 2)) for at, f in enumerate(ARGUMENTS)]
+
+
+@pytest.mark.parametrize(("family", "num_workers", "persistent"), KINDS)
 def test_orders_and_draws_equal_torchs(
     feedline_class: type[DataLoader[Any]], family: str, num_workers: int, persistent: bool
 ) -> None:
@@ -279,13 +309,14 @@ def test_orders_and_draws_equal_torchs(
     def run(cls: type[DataLoader[Any]]) -> list[Any]:
         dataset = Counting(23)
         arguments = ARGUMENTS[family](dataset)
-        return trace(cls(dataset, num_workers=num_workers, persistent_workers=persistent, **arguments), epochs=3)
+        return trace(cls(dataset, num_workers=num_workers, persistent_workers=persistent, **arguments), epochs=2)
 
     assert run(feedline_class) == run(DataLoader)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("family", ARGUMENTS)
+@pytest.mark.parametrize(
+    ("family", "num_workers"), [(f, 0) for f in ARGUMENTS] + [(f, 1) for f in ("shuffle", "weighted", "one-at-a-time")]
+)
 def test_augmentation_from_global_generators_equals_torchs(
     feedline_class: type[DataLoader[Any]], family: str, num_workers: int
 ) -> None:
@@ -300,3 +331,34 @@ def test_augmentation_from_global_generators_equals_torchs(
         return [[torch.as_tensor(column).tolist() for column in batch] for _ in range(2) for batch in loader]
 
     assert run(feedline_class) == run(DataLoader)
+
+
+class ShuffledAtOnce:
+    """Draws its order in `iter`, not with the first item."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        random.shuffle(self.items)
+        return iter(list(self.items))
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}], ids=str)
+def test_samplers_that_draw_in_iter_give_torchs_order(
+    feedline_class: type[DataLoader[Any]], arguments: dict[str, Any]
+) -> None:
+    """torch calls `iter(sampler)` twice where workers start."""
+
+    def orders(loader_class: Any, **more: Any) -> list[Any]:
+        random.seed(4)
+        loader = loader_class(Counting(12), **arguments, **more)
+        return [[[torch.as_tensor(batch).tolist() for batch in loader] for _ in range(3)], random.random()]
+
+    for name, items in (("sampler", list(range(12))), ("batch_sampler", [[i, i + 1] for i in range(0, 12, 2)])):
+        size = {"batch_size": None} if name == "sampler" else {}
+        theirs = orders(DataLoader, **size, **{name: ShuffledAtOnce(list(items))})
+        assert orders(feedline_class, **size, **{name: ShuffledAtOnce(list(items))}) == theirs

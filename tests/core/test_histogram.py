@@ -2,48 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.core.histogram import BOUNDS_NS, Histogram, octaves, quantile_s
+from feedline.core.histogram import BOUNDS_NS, SpanSum, SpanSums, add_counts, new_sums, octaves, quantile_s
+from feedline.core.telemetry import SpanTuple
 
 DURATIONS = st.lists(st.integers(0, 10**13), max_size=200)
+STAGES = ["fetch", "fetch.cpu", "step.switches", "wait", "sample", "run_delay", "lock", "µs"]
+SPANS = st.builds(
+    lambda stage, start, elapsed, worker: ("".join(list(stage)), start, start + elapsed, worker),
+    st.sampled_from(STAGES), st.integers(0, 10**15), st.integers(-5, 10**13), st.integers(-1, 3),
+)  # fmt: skip
+BATCHES = st.lists(st.lists(SPANS, max_size=8), max_size=20)
+
+
+def counted(durations: Iterable[int]) -> Sequence[int]:
+    sums = new_sums()
+    sums.add([("fetch", 0, duration, 0) for duration in durations])
+    return add_counts([SpanSum(*fields).counts for fields in sums.cells().values()])
 
 
 @given(DURATIONS, DURATIONS)
 def test_parts_add_up_to_the_whole(first: list[int], second: list[int]) -> None:
-    whole, left, right = Histogram(), Histogram(), Histogram()
-    whole.add(first + second)
-    left.add(first)
-    right.add(second)
-    left.merge(right.counts)
-    assert left.counts == whole.counts
-    assert sum(whole.counts) == len(first) + len(second)
+    assert add_counts([counted(first), counted(second)]) == counted(first + second)
+    assert sum(counted(first)) == len(first)
 
 
-@given(DURATIONS)
-def test_many_durations_are_counted_as_one_by_one(durations: list[int]) -> None:
-    together, singly = Histogram(), Histogram()
-    together.add(durations)
-    for duration in durations:
-        singly.add([duration])
-    assert together.counts == singly.counts
+@given(st.lists(st.tuples(BATCHES, st.integers(0, 9)), max_size=3))
+def test_the_native_sums_of_spans_equal_those_in_python(epochs: list[tuple[list[list[SpanTuple]], int]]) -> None:
+    native, python = new_sums(), SpanSums()
+    assert type(native) is not type(python)
+    for batches, samples in epochs:
+        epoch, wanted = new_sums(native, 5), SpanSums(python, 5)
+        for number, spans in enumerate(batches):
+            place = (samples, 3, number, 1000 * samples)
+            assert epoch.add(tuple(spans), *place) == wanted.add(spans, *place)
+        assert epoch.recent() == wanted.recent()
+        assert sums_of(epoch) == sums_of(wanted)
+    assert sums_of(native) == sums_of(python)
+
+
+def sums_of(sums: SpanSums) -> Any:
+    cells = {key: SpanSum(*fields) for key, fields in sums.cells().items()}
+    return {key: cell._replace(counts=list(cell.counts)) for key, cell in cells.items()}, sums.batches, sums.samples
+
+
+@pytest.mark.parametrize("span", [("fetch", 0, 1), ["fetch", 0, 1, 0], ("fetch", 0, "1", 0), ("fetch", 0, 1 << 70, 0)])
+def test_what_is_no_span_is_refused(span: Any) -> None:
+    with pytest.raises((ValueError, TypeError, OverflowError)):
+        new_sums().add([span])
 
 
 @given(st.lists(st.integers(1000, BOUNDS_NS[-1]), min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.99, 1]))
 def test_a_quantile_is_at_most_a_tenth_off(durations: list[int], share: float) -> None:
-    histogram = Histogram()
-    histogram.add(durations)
+    histogram = counted(durations)
     true = sorted(durations)[max(0, -int(-share * len(durations) // 1) - 1)]
-    assert quantile_s(histogram.counts, share) == pytest.approx(true / 1e9, rel=0.1)
+    assert quantile_s(histogram, share) == pytest.approx(true / 1e9, rel=0.1)
 
 
 def test_cumulative_numbers_are_exact_at_their_bounds() -> None:
-    histogram = Histogram()
-    histogram.add([1000, 1001, 2000, 2001])
-    assert octaves(histogram.counts)[:3] == [(1e-6, 1), (2e-6, 3), (4e-6, 4)]
+    histogram = counted([1000, 1001, 2000, 2001])
+    assert octaves(histogram)[:3] == [(1e-6, 1), (2e-6, 3), (4e-6, 4)]
 
 
 def test_nothing_has_no_quantile() -> None:
-    assert quantile_s(Histogram().counts, 0.5) == 0
+    assert quantile_s(counted([]), 0.5) == 0

@@ -97,6 +97,7 @@ def test_a_closed_page_is_not_found_and_can_still_be_written(no_debris: DebrisGu
     page.close()
     page.close()
     page.words[BATCHES] = 1
+    assert page.words[BATCHES] in (0, 1)  # without native kernels, the words are memory of their own from then on
     assert inode not in {found.inode for found in find_pages(os.getpid())}
 
 

@@ -117,7 +117,7 @@ def test_a_folder_that_cannot_be_made(data: Path) -> None:
     make_folder(data / "a" / "b", "cache='a/b'")
     assert (data / "a" / "b").is_dir()
     with pytest.raises(
-        ArgumentError, match=rf"^cache='x': {data}/train.tar is no folder, and cannot be made one \(File"
+        ArgumentError, match=rf"^cache='x': {data}/train.tar is not a folder and cannot be created \(File"
     ):
         make_folder(data / "train.tar", "cache='x'")
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.core.rng import SampleRng, addressed, derive, derive_each, permuted, sample_rng
-from feedline.core.rng_globals import GlobalStateChanges, global_states, restored_globals
+from feedline.core.rng_globals import GlobalStateChanges, global_states, restoring_globals
 
 keys = st.integers(0, (1 << 64) - 1)
 
@@ -218,7 +218,7 @@ DRAWS: dict[str, Callable[[], object]] = {
 @given(st.lists(st.lists(st.sampled_from(sorted(DRAWS)), max_size=4), max_size=12))
 def test_changes_of_the_global_generators_are_all_noticed(batches: list[list[str]]) -> None:
     """The states that are kept are those of the moment, after whatever draws."""
-    with restored_globals():
+    with restoring_globals():
         changes = GlobalStateChanges()
         kept = changes.take()
         assert kept == global_states()
@@ -230,7 +230,7 @@ def test_changes_of_the_global_generators_are_all_noticed(batches: list[list[str
 
 
 def test_generators_that_have_not_moved_are_not_packed(monkeypatch: Any) -> None:
-    with restored_globals():
+    with restoring_globals():
         np.random.seed(1)  # noqa: NPY002
         changes = GlobalStateChanges()
         changes.take()

@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 
 from feedline.core.shard_offsets import ShardOffsets
 
+ANY = st.lists(st.integers(0, 4), min_size=1, max_size=6)
+EQUAL_BUT_THE_LAST = st.builds(
+    lambda size, count, last: [size] * count + [last], st.integers(0, 4), st.integers(1, 5), st.integers(0, 5)
+)
 
-@given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=6).filter(any), data=st.data())
+
+@given(sizes=(ANY | EQUAL_BUT_THE_LAST).filter(any), data=st.data())
 def test_every_way_gives_the_shard_and_row_of_a_list(sizes: list[int], data: st.DataObject) -> None:
     expected = [(shard, row) for shard, size in enumerate(sizes) for row in range(size)]
     offsets = ShardOffsets(sizes)

@@ -6,12 +6,12 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic_ns
+from time import monotonic_ns, process_time_ns, thread_time_ns
 
 import pytest
 
 from feedline.core import telemetry
-from feedline.core.telemetry import MAIN, Span, recording, span, work_as
+from feedline.core.telemetry import MAIN, Recorder, Span, new_recorder, recording, span, work_as
 
 
 @pytest.fixture(autouse=True)
@@ -111,16 +111,70 @@ def in_new_thread(function: Callable[[], None]) -> None:
         pool.submit(function).result()
 
 
-def test_cpu_time_is_measured_at_most_once_in_a_while() -> None:
+RECORDERS = [Recorder, new_recorder]
+"""In Python, and the native one."""
+
+
+@pytest.mark.parametrize("new", RECORDERS)
+def test_a_batch_is_a_list_of_spans_one_after_the_other(new: Callable[[], Recorder]) -> None:
+    recorder = new()
+    recorder.next_cpu_ns = recorder.next_delay_ns = 1 << 62
+    recorder.worker = 3
+    before = monotonic_ns()
+    outer = recorder.begin()
+    recorder.end("fetch")
+    spans = recorder.finish("collate", outer)
+    after = monotonic_ns()
+    assert [(stage, worker) for stage, _, _, worker in spans] == [("fetch", 3), ("collate", 3)]
+    assert before <= spans[0][1] <= spans[0][2] == spans[1][1] <= spans[1][2] <= after
+    assert recorder.spans is None
+
+
+@pytest.mark.parametrize("new", RECORDERS)
+def test_batches_nest(new: Callable[[], Recorder]) -> None:
+    recorder = new()
+    recorder.next_cpu_ns = recorder.next_delay_ns = 1 << 62
+    recorder.begin()
+    outer = recorder.begin()
+    assert [stage for stage, *_ in recorder.finish("inner", outer)] == ["inner"]
+    assert [stage for stage, *_ in recorder.finish("outer", None)] == ["outer"]
+
+
+@pytest.mark.parametrize("new", RECORDERS)
+@pytest.mark.parametrize("own_process", [False, True])
+def test_cpu_time_is_measured_at_most_once_in_a_while(new: Callable[[], Recorder], own_process: bool) -> None:
+    recorder = new()
+    recorder.own_process = own_process
+    recorder.next_delay_ns = 1 << 62
+    clock = process_time_ns if own_process else thread_time_ns
+    before = clock()
+    recorder.begin()
+    started = recorder.next_cpu_ns - telemetry.CPU_EVERY_NS
+    recorder.end("fetch")
+    spans = recorder.finish("collate", None)
+    assert [stage for stage, *_ in spans] == ["fetch.cpu", "fetch", "collate.cpu", "collate"]
+    assert spans[1][1] == started
+    assert before <= spans[0][1] <= spans[0][2] == spans[2][1] <= spans[2][2] <= clock()
+    recorder.next_cpu_ns = 1 << 62
+    recorder.begin()
+    assert [stage for stage, *_ in recorder.finish("fetch", None)] == ["fetch"]
+
+
+@pytest.mark.parametrize("new", RECORDERS)
+def test_a_batch_reads_the_run_delay_when_it_is_due(
+    new: Callable[[], Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays = iter([100, 130])
+    monkeypatch.setattr(telemetry, "_run_delay_ns", lambda: next(delays))
+
     def measure() -> None:
-        now = monotonic_ns()
-        started = telemetry.start_cpu(now)
-        assert started is not None
-        assert telemetry.start_cpu(now + telemetry.CPU_EVERY_NS - 1) is None
-        (stage, start_ns, stop_ns, worker), clock = telemetry.spent_cpu("fetch", started)
-        assert (stage, start_ns, stop_ns, worker) == ("fetch.cpu", started, clock, MAIN)
-        assert clock >= started
-        assert telemetry.start_cpu(now + telemetry.CPU_EVERY_NS) is not None
+        recorder = telemetry._threads.recorder = new()
+        found = []
+        for due in (True, False, True):
+            recorder.next_delay_ns = 0 if due else 1 << 62
+            recorder.begin()
+            found.append([timed for timed in recorder.finish("fetch", None) if timed[0] == telemetry.RUN_DELAY])
+        assert found == [[], [], [("run_delay", 100, 130, MAIN)]]
 
     in_new_thread(measure)
 

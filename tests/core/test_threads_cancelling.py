@@ -6,7 +6,6 @@ import gc
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
@@ -33,7 +32,7 @@ def in_thread(scope: CancelScope, work: threading.Event) -> tuple[threading.Thre
     ends: list[BaseException] = []
 
     def sleep() -> None:
-        with scope.entered():
+        with scope.enter():
             work.set()
             try:
                 threads.sleep(LONG_S)
@@ -224,6 +223,4 @@ def test_python_exits_while_calls_hang() -> None:
         "pool.submit(lambda: (begun.set(), threading.Event().wait()))\n"
         "begun.wait()"
     )
-    started = time.monotonic()
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-    assert time.monotonic() - started < 60
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=250)  # what hangs, hangs for ever

@@ -22,7 +22,7 @@ from feedline.datasets.shard_summaries import summarize
 from feedline.datasets.tables.parquet_files import Footers
 from feedline.errors import ArgumentError
 
-PAIRS = Format("pairs", ("pairs_format:Pairs",), pattern="**/*.pairs", names=("*.pairs",))
+PAIRS = Format("pairs", ("pairs_format:Pairs",), pattern="**/*.pairs")
 MODULE = """
 from feedline.datasets import Format, Lines
 
@@ -30,7 +30,7 @@ class Pairs(Lines):
     def __init__(self, paths, *, index_dir=None):
         super().__init__(paths, inside="**/*.pairs", transform=str.split, index_dir=index_dir)
 
-FORMAT = Format("pairs", ("pairs_format:Pairs",), pattern="**/*.pairs", names=("*.pairs",))
+FORMAT = Format("pairs", ("pairs_format:Pairs",), pattern="**/*.pairs")
 """
 
 
@@ -112,9 +112,15 @@ class TestFromOutside:
                 Format("mine", ("mine.Parquet",)),
                 r"of the format 'mine': give 'module:class' for 'mine.Parquet'",
             ),
+            (3, PAIRS, "a format is named by a string that is not empty, not 3"),
+            ("mine", 3, r"register_format\('mine'\) takes a datasets\.Format\(\.\.\.\), not int"),
+            ("mine", Format(None), r"Format\(label=\.\.\.\) is a string, not None"),  # type: ignore[arg-type]
+            ("mine", Format("mine", "mine:Mine"), r"Format\(datasets=.* is a tuple of strings, not 'mine:Mine'"),  # type: ignore[arg-type]
+            ("mine", Format("mine", markers=[1]), r"Format\(markers=.* is a tuple of strings, not \[1\]"),  # type: ignore[arg-type]
+            ("mine", Format("mine", summarize=3), r"Format\(summarize=.*'module:function', not 3"),  # type: ignore[arg-type]
         ],
     )
-    def test_what_cannot_be_registered(self, name: str, row: Format, message: str) -> None:
+    def test_what_cannot_be_registered(self, name: Any, row: Any, message: str) -> None:
         before = dict(FORMATS)
         with pytest.raises(ArgumentError, match=message):
             register_format(name, row)

@@ -102,7 +102,7 @@ KINDS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("files", "cross"), [(1, False), (3, False), (3, True)])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(seed=st.integers(0, 1000), size=st.integers(1, 20))
 def test_all_ways_to_fetch_agree(folder: Path, kind: str, files: int, cross: bool, seed: int, size: int) -> None:
     data, empty = TokenFile(three(folder)[:files], 7, cross_files=cross, **KINDS[kind]), Recorder()

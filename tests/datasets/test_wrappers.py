@@ -163,7 +163,7 @@ class TestFilter:
 
     def test_a_damaged_index_is_found_again(self, tmp_path: Path) -> None:
         Filter(numbers(), even, index_dir=tmp_path)
-        (path,) = tmp_path.glob("filter-*.npy")
+        (path,) = tmp_path.glob("filter-*.index")
         path.write_bytes(path.read_bytes()[:-8])
         assert len(Filter(numbers(), even, index_dir=tmp_path)) == N // 2
 

@@ -76,10 +76,9 @@ def _mds(folder: str, sample: Any = None, *, cut: Any, columns: list[str], **mor
         lambda root, **store: MDS(root, columns=columns, **transform, **store),
         sample,
         COUNT,
-        data="shard*",
         described_by="index.json",
         cut=cut,
-        **{"collates": True, "lists": False, **more},
+        **{"data": "shard*", "collates": True, "lists": False, **more},
     )
 
 
@@ -138,6 +137,13 @@ FORMATS = {
         lambda i: {"int": i, "str": "é" * i},
         columns=["int", "str"],
         cut=("shard.00001.mds.zstd", -7, _INFLATED),
+    ),
+    "mds, csv": _mds(
+        "csv",
+        lambda i: {"id": i - 5, "text": 'ü"' * i},
+        columns=["id", "text"],
+        cut=("shard.00001.csv", -7, _SIZE),
+        data="shard*.csv",
     ),
     "litdata": _litdata("tuples", together=2),
     "litdata, leaves": _litdata("leaves", collates=False),

@@ -50,7 +50,7 @@ def _shards(
     settings = {name: more.pop(name) for name in ("open_shards",) if name in more}
     return Format(
         write_shards,
-        lambda root, **store: TarShards(f"{root}/{pattern}", fields, transform, **settings, **store),
+        lambda root, **store: TarShards(f"{root}/{pattern}", fields, transform=transform, **settings, **store),
         sample,
         COUNT,
         cut=("train-002.tar", 0.5, "{} is truncated: member .*allow_truncated=True"),

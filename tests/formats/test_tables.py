@@ -172,19 +172,19 @@ def test_what_is_not_there_is_named(bucket: Both, suffix: str) -> None:
     dataset = Parquet if suffix == "parquet" else Arrow
     with pytest.raises(stores.ObjectNotFoundError, match=rf"memory://bucket/{suffix}/none\.x.* no such object"):
         dataset(f"{bucket.root}/{suffix}/none.x")
-    with pytest.raises(stores.ObjectNotFoundError, match=rf"nothing in there matches \*\*/\*\.{suffix}"):
+    with pytest.raises(stores.ObjectNotFoundError, match=rf"nothing in there matches \*\*/\*\.{{?{suffix}"):
         dataset(f"{bucket.root}/")
     with pytest.raises(ArgumentError, match="neither obstore nor fsspec"):
         dataset(f"nothing-like-it://bucket/x.{suffix}")
 
 
-@pytest.mark.parametrize("cut", [0, 3, 7, 9, 100, 0.5, -1, -20])
-def test_a_truncated_object_is_named(written: type, bucket: Both, cut: float) -> None:
+def test_a_truncated_object_is_named(written: type, bucket: Both) -> None:
     (path,) = (path for path in bucket.system.find("/bucket") if "/1." in path)
     data = bucket.system.cat(path)
-    bucket.system.pipe(path, data[: int(len(data) * cut) if isinstance(cut, float) else cut])
-    with pytest.raises(SampleError, match=r"memory://bucket/1\.\w+ cannot be read: it is damaged"):
-        written(bucket.root)
+    for cut in (0, 3, 7, 9, 100, len(data) // 2, -1, -20):
+        bucket.system.pipe(path, data[:cut])
+        with pytest.raises(SampleError, match=r"memory://bucket/1\.\w+ cannot be read: it is damaged"):
+            written(bucket.root)
 
 
 def test_a_damaged_page_is_named_with_its_row_group(bucket: Both) -> None:

@@ -79,7 +79,7 @@ def test_images_are_decoded_from_where_they_were_fetched_to(
     memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tar(folder / "kinds.tar", {"0.npy": npy(np.asarray(photo(640, 480))), "0.jpg": jpeg(640, 480)})
-    data = TarShards(f"{put(memory, folder)}/kinds.tar", ("npy", "jpg"), {"npy": CENTER, "jpg": CENTER})
+    data = TarShards(f"{put(memory, folder)}/kinds.tar", ("npy", "jpg"), transform={"npy": CENTER, "jpg": CENTER})
     fetched: list[memoryview] = []
     sources: list[Any] = []
     read = FileSet.read
@@ -120,8 +120,8 @@ class TestWants:
 
 class TestPlaces:
     def test_files_and_objects_mix(self, memory: Memory, folder: Path) -> None:
-        root, near = put(memory, folder), TarShards(f"{folder}/train-*.tar", PAIR, CROP)
-        data = TarShards([f"{folder}/train-000.tar", f"{root}/train-00[12].tar"], PAIR, CROP)
+        root, near = put(memory, folder), TarShards(f"{folder}/train-*.tar", PAIR, transform=CROP)
+        data = TarShards([f"{folder}/train-000.tar", f"{root}/train-00[12].tar"], PAIR, transform=CROP)
         torch.manual_seed(3)
         wanted = near.read_batch(BatchRead(np.array(PLACES), allocate_tensor))
         torch.manual_seed(3)
@@ -137,7 +137,7 @@ class TestPlaces:
         assert TarShards(f"file://{folder}", ("cls",))[9] == (9,)
 
     def test_indexes_in_a_folder_of_ones_own(self, memory: Memory, folder: Path, tmp_path: Path, home: Path) -> None:
-        data = TarShards(f"{put(memory, folder)}/train-*.tar", PAIR, CENTER, index_dir=tmp_path / "own")
+        data = TarShards(f"{put(memory, folder)}/train-*.tar", PAIR, transform=CENTER, index_dir=tmp_path / "own")
         names = sorted(path.name for path in (tmp_path / "own/far").iterdir())
         assert names == [f"train-00{number}.tar.index" for number in range(3)]
         assert not home.exists()
@@ -151,9 +151,9 @@ class TestPlaces:
         path = write_tar(folder / "kinds.tar", {"0.jpg": data, "0.cls": b"1", "1.jpg": jpeg(64, 64), "1.cls": b"2"})
         index = write_index(path, grids={"0.jpg": intervals(data)})
         memory.write("kinds.tar.index", index.read_bytes())
-        far = TarShards(f"{put(memory, folder)}/kinds.tar", PAIR, CROP)
+        far = TarShards(f"{put(memory, folder)}/kinds.tar", PAIR, transform=CROP)
         assert far._shards[0].index.has_grids
-        batches = [list(fl.DataLoader(each, 2, seed=3)) for each in (far, TarShards(path, PAIR, CROP))]
+        batches = [list(fl.DataLoader(each, 2, seed=3)) for each in (far, TarShards(path, PAIR, transform=CROP))]
         assert equal(*batches)
 
 
@@ -181,7 +181,7 @@ class TestBadInput:
     def test_an_object_that_is_replaced(self, memory: Memory, folder: Path, tmp_path: Path, cached: bool) -> None:
         _, far = both(memory, folder, "crops")
         if cached:
-            far = TarShards("memory://far/train-*.tar", PAIR, CROP, cache=small_pieces(tmp_path))
+            far = TarShards("memory://far/train-*.tar", PAIR, transform=CROP, cache=small_pieces(tmp_path))
         memory.write("train-002.tar", (folder / "train-002.tar").read_bytes())
         for fetch in (
             lambda: far[9],
@@ -223,8 +223,8 @@ class TestBadInput:
     def test_a_truncated_one_gives_its_whole_samples_if_allowed(self, memory: Memory, folder: Path) -> None:
         os.truncate(folder / "train-002.tar", 7000)
         address = f"{put(memory, folder)}/train-002.tar"
-        near = TarShards(folder / "train-002.tar", PAIR, CENTER, allow_truncated=True)
-        far = TarShards(address, PAIR, CENTER, allow_truncated=True)
+        near = TarShards(folder / "train-002.tar", PAIR, transform=CENTER, allow_truncated=True)
+        far = TarShards(address, PAIR, transform=CENTER, allow_truncated=True)
         assert len(far) == len(near) > 0
         assert equal([far[at] for at in range(len(far))], [near[at] for at in range(len(near))])
         with pytest.raises(ShardError, match=r"is truncated"):

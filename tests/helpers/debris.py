@@ -16,7 +16,7 @@ import psutil
 
 from feedline.workers.process import fork_server
 
-GRACE_S = 15.0
+GRACE_S = 60.0
 """Seconds that a process may take to end once it was asked to."""
 
 
@@ -62,10 +62,10 @@ class DebrisGuard:
 
 
 def shared_names() -> set[str]:
-    """Names in /dev/shm, except those of a PostgreSQL that runs at the same time."""
+    """Names in /dev/shm, except those of other programs that run at the same time: PostgreSQL's, and `tempfile`'s."""
     folder = Path("/dev/shm")
     names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
-    return {name for name in names if not name.startswith("PostgreSQL.")}
+    return {name for name in names if not name.startswith(("PostgreSQL.", "tmp"))}
 
 
 def left_names(before: set[str]) -> set[str]:

@@ -7,7 +7,9 @@ interpreter that ends. Two things differ from a fresh interpreter: the modules i
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -16,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +51,7 @@ class Script:
         if self._code is None:
             with contextlib.suppress(ProcessLookupError):  # it is ending
                 os.kill(self.pid, signal.SIGKILL)
-            self.wait(10.0)
+            self.wait(60.0)
 
     def _line(self) -> bytes:
         line = self._report.readline()
@@ -57,15 +60,20 @@ class Script:
 
 
 class Preloaded:
-    """Our end of the server; a context manager. `flags` are the interpreter's."""
+    """Our end of the server; a context manager. `flags` are the interpreter's.
 
-    def __init__(self, *flags: str) -> None:
+    Where `ends_quickly`, a script that came to its end runs its exit handlers, but keeps its modules: to drop them all
+    takes longer than most scripts, for the memory of each is copied first.
+    """
+
+    def __init__(self, *flags: str, ends_quickly: bool = False) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, *flags, __file__, str(theirs.fileno())],
+                [sys.executable, *flags, __file__, str(theirs.fileno()), str(int(ends_quickly))],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # for what scripts spawn
             )
 
     def start(self, *command: str, stdin: int, stdout: int, stderr: int, cwd: Path | None = None) -> Script:
@@ -78,16 +86,19 @@ class Preloaded:
             os.close(writing)
         return Script(reading)
 
-    def run(self, script: Path, output: Path, timeout_s: float) -> int:
+    def run(self, script: Path, output: Path, timeout_s: float, *arguments: str) -> int:
         """Run a script in its folder, without input; gives the exit code. `output` takes stdout and stderr."""
-        with open(os.devnull) as nothing, open(output, "w") as log:
-            running = self.start(
-                str(script), stdin=nothing.fileno(), stdout=log.fileno(), stderr=log.fileno(), cwd=script.parent
-            )
+        running = self.start_quietly(script, output, *arguments)
         try:
             return running.wait(timeout_s)
         finally:
             running.kill()
+
+    def start_quietly(self, script: Path, output: Path, *arguments: str) -> Script:
+        """Start a script in its folder, without input. `output` takes stdout and stderr."""
+        with open(os.devnull) as nothing, open(output, "w") as log:
+            streams = {"stdin": nothing.fileno(), "stdout": log.fileno(), "stderr": log.fileno()}
+            return self.start(str(script), *arguments, **streams, cwd=script.parent)
 
     def __enter__(self) -> Self:
         return self
@@ -145,7 +156,22 @@ def become(command: list[str], cwd: str, streams: Sequence[int]) -> None:
     exec(compile(script.read_bytes(), script, "exec"), main.__dict__)
 
 
+def end_quickly() -> None:
+    """End a script that raised nothing."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
     for module in PRELOADED:
         importlib.import_module(module)
+    # The collector would write to each imported object, and each fork, at its end, copy nearly all memory.
+    gc.collect()
+    gc.freeze()
+    ends_quickly = sys.argv[2] == "1"
     serve(socket.socket(fileno=int(sys.argv[1])))
+    if ends_quickly:
+        end_quickly()

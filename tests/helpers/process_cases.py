@@ -27,7 +27,8 @@ from feedline.workers.process.pool import ProcessPool
 from feedline.workers.process.snapshot import SnapshotLauncher
 from feedline.workers.process.zygote import ZygoteLauncher
 
-GONE_WITHIN_S = 1.0
+GONE_WITHIN_S = 60.0
+"""Seconds after which a process stays: one that dies with another is gone in milliseconds, if the machine is idle."""
 BATCH_SIZE = 4
 
 

@@ -19,6 +19,9 @@ from feedline.workers.registry import INLINE, PROCESSES, THREADS
 
 TICK_MS = 0.25
 
+INTERVAL_MS = 5.0
+"""Time for which a thread keeps Python's lock before it gives way to others."""
+
 Part = tuple[str, float, float]
 """Stage, milliseconds of waiting, milliseconds of computing."""
 
@@ -43,17 +46,17 @@ class Pipeline:
     others: int = 0
     """Programs that always compute."""
     locks: bool = False
-    """Threads compute only one at a time."""
+    """Threads compute only one at a time; one that computes keeps the lock for `INTERVAL_MS`."""
     batches: int = 120
     samples: int = 8
 
     def context(self, **known: object) -> Context:
         kind = {"process": PROCESSES, "thread": THREADS}[self.method] if self.workers else INLINE
-        pinned = self.method == "process" and self.workers > 0
+        round_robin = self.method == "process" and self.workers > 0
         return replace(
             Context(
                 dataset="Photos", pool=kind, num_workers=self.workers, prefetch_factor=self.prefetch,
-                in_order=self.in_order, pinned=pinned, cpus=self.cpus, epoch_batches=10_000,
+                in_order=self.in_order, round_robin=round_robin, cpus=self.cpus, epoch_batches=10_000,
             ),
             **known,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -103,6 +106,8 @@ class Run:
         self.recorded: list[list[Span]] = []
         self.ended = False
         self.random = random.Random(1)
+        self.holder: Process | None = None
+        self.held = 0.0
         for process in [*self.workers, self.loop]:
             self.advance(process)
         while not self.ended:
@@ -130,10 +135,25 @@ class Run:
     def chosen(self, runnable: list[Process]) -> list[Process]:
         """Those that get a CPU in this tick, each with the same chance."""
         if self.pipeline.locks:
-            runnable = runnable and [self.random.choice(runnable)]
+            runnable = runnable and [self.holder_of_lock(runnable)]
         crowd = [*runnable, *[None] * self.pipeline.others]
         self.random.shuffle(crowd)
         return [each for each in crowd[: self.pipeline.cpus] if each is not None]
+
+    def holder_of_lock(self, runnable: list[Process]) -> Process:
+        """The thread that computes: the same one until it waits, or others have waited for a whole interval."""
+        if self.holder not in runnable or (self.held >= INTERVAL_MS and len(runnable) > 1):
+            self.holder = self.random.choice([each for each in runnable if each is not self.holder])
+            self.held = 0.0
+        self.held = self.held + TICK_MS if len(runnable) > 1 else 0.0  # as long as another waits for it
+        assert self.holder is not None
+        return self.holder
+
+    def probe(self, process: Process, spans: list[Span]):
+        """Record how long a thread waits for the lock that it has given back."""
+        start, self.holder, self.held = self.now, process, INTERVAL_MS
+        yield 0, TICK_MS
+        spans.append(Span("lock", ns(start), ns(self.now - TICK_MS), process.worker))
 
     def advance(self, process: Process) -> None:
         program = self.programs[id(process)]
@@ -146,9 +166,10 @@ class Run:
     def stage(self, process: Process, name: str, wait: float, compute: float, spans: list[Span]):
         """Run one stage in four parts, as samples do, and record it."""
         start, cpu = self.now, process.cpu
+        takes_lock = self.pipeline.locks and process is self.loop
         for _ in range(4):
             yield wait / 4, 0
-            yield 0, compute / 4
+            yield 0, max(compute / 4, TICK_MS if wait and takes_lock else 0)
         spans.append(Span(name, ns(start), ns(self.now), process.worker))
         if name in ("fetch", "collate", "step"):
             spans.append(Span(name + ".cpu", ns(cpu), ns(process.cpu), process.worker))
@@ -161,11 +182,13 @@ class Run:
         yield from self.stage(process, "collate", *pipeline.collate, job.spans)
         if self.workers and pipeline.method == "process":
             yield from self.stage(process, "encode", *pipeline.encode, job.spans)
+        if pipeline.locks and job.number % 16 == 15:
+            yield from self.probe(process, job.spans)
         job.spans.append(Span("run_delay", ns(delay), ns(process.delay), process.worker))
 
     def worker_program(self, process: Process):
-        pinned = self.pipeline.method == "process"
-        queue = self.queues[process.worker if pinned else 0]
+        round_robin = self.pipeline.method == "process"
+        queue = self.queues[process.worker if round_robin else 0]
         while True:
             if not queue:
                 yield TICK_MS, 0
@@ -208,11 +231,13 @@ class Run:
             if not any(span.stage == "run_delay" and span.worker == MAIN for span in spans):
                 spans.append(Span("run_delay", ns(delay), ns(self.loop.delay), MAIN))
             delay = self.loop.delay
+            if pipeline.locks and len(self.recorded) % 16 == 15:
+                yield from self.probe(self.loop, spans)
             self.recorded.append(spans)
             left, step_spans = self.now, []
             step = list[Span]()
             yield from self.stage(self.loop, "step", *pipeline.step, step)
-            step_spans = step[1:]
+            step_spans = [*step[1:], Span("step.switches", 0, 12 if pipeline.step[0] else 0, MAIN)]
         self.ended = True
 
     def totals(self) -> Totals:

@@ -1,8 +1,9 @@
 """Reads random JPEGs of every encoder at hand with feedline and with Pillow; all pixels of all rows must be equal.
 
 Run by `test_images_verdicts.py` and by `make fuzz`. Usage: encoders.py COUNT SEED. Pillow always takes part; OpenCV,
-simplejpeg, pyvips, FFmpeg, ImageMagick and libjpeg-turbo's cjpeg do if they are installed, and mozjpeg as an optimizer.
-Prints how many files each wrote, and how many rows were compared.
+simplejpeg, imagecodecs, pyvips, FFmpeg, ImageMagick and libjpeg-turbo's cjpeg do if they are installed, mozjpeg as an
+optimizer, and the package jpeglib with libjpeg 6b to 9f, libjpeg-turbo 1.2 to 2.1 and mozjpeg 1 to 4.
+Prints how many files each wrote.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import numpy as np
 from crafted_jpegs import all_factors, crafted
@@ -83,6 +85,60 @@ def by_vips(image: Image.Image, rng: random.Random) -> bytes:
     return data
 
 
+def by_imagecodecs(image: Image.Image, rng: random.Random) -> bytes:
+    """Of all color spaces that libjpeg-turbo writes."""
+    module = importlib.import_module("imagecodecs")
+    stored = rng.choice(["YCBCR", "YCBCR", "RGB", "GRAYSCALE", "CMYK", "YCCK"])
+    mode = {"GRAYSCALE": "L", "CMYK": "CMYK", "YCCK": "CMYK"}.get(stored, "RGB")
+    data: bytes = module.jpeg8_encode(
+        np.asarray(image.convert(mode)),
+        rng.randint(1, 100),
+        colorspace={"L": "GRAYSCALE"}.get(mode, mode),
+        outcolorspace=stored,
+        subsampling=rng.choice(["444", "422", "420", "411", "440"]) if mode == "RGB" else None,
+        smoothing=rng.choice([0, 0, 30]),
+        optimize=rng.random() < 0.3,
+    )
+    return data
+
+
+LIBRARIES = (
+    *("6b", "7", "8", "8a", "8b", "8c", "8d", "9", "9a", "9b", "9c", "9d", "9e", "9f"),
+    *("turbo120", "turbo130", "turbo140", "turbo150", "turbo200", "turbo210"),
+    *("mozjpeg101", "mozjpeg201", "mozjpeg300", "mozjpeg403"),
+)
+
+
+def by_library(version: str) -> Encoder:
+    """The encoder of one release of libjpeg or of a successor."""
+
+    def encode(image: Image.Image, rng: random.Random) -> bytes:
+        module = importlib.import_module("jpeglib")
+        module.version.set(version)
+        spaces = ["JCS_YCbCr", "JCS_YCbCr", "JCS_YCbCr", "JCS_RGB", "JCS_CMYK", "JCS_YCCK"]
+        # From color to gray, later releases of mozjpeg crash.
+        stored = rng.choice(spaces + ["JCS_GRAYSCALE"] * ("mozjpeg" not in version))
+        space = "JCS_CMYK" if stored in ("JCS_CMYK", "JCS_YCCK") else "JCS_RGB"
+        pixels = np.asarray(image.convert("CMYK" if space == "JCS_CMYK" else "RGB"))
+        file = module.from_spatial(np.ascontiguousarray(pixels), getattr(module, space))
+        file.jpeg_color_space = getattr(module, stored)
+        if stored == "JCS_YCbCr":
+            luma = rng.choice([(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)])
+            file.samp_factor = np.array([luma, (1, 1), (1, 1)])
+        file.progressive_mode = rng.random() < 0.3
+        codings = [[], ["+OPTIMIZE_CODING"], ["+ARITH_CODE"] if version[0] in "789" else []]
+        flags = [*rng.choice(codings), *rng.choice([[], [], ["-DO_FANCY_SAMPLING"]])]
+        method = rng.choice([module.DCTMethod.JDCT_ISLOW, module.DCTMethod.JDCT_IFAST, module.DCTMethod.JDCT_FLOAT])
+        with NamedTemporaryFile(suffix=".jpg") as place:
+            smoothing = rng.choice([None, 30])
+            file.write_spatial(
+                place.name, rng.randint(1, 100), dct_method=method, smoothing_factor=smoothing, flags=flags
+            )
+            return Path(place.name).read_bytes()
+
+    return encode
+
+
 def by_mozjpeg(image: Image.Image, rng: random.Random) -> bytes:
     """Progressive, with mozjpeg's scans."""
     data: bytes = importlib.import_module("mozjpeg_lossless_optimization").optimize(by_pillow_itself(image, rng))
@@ -117,11 +173,13 @@ def by_cjpeg(image: Image.Image, rng: random.Random) -> bytes:
 
 def encoders() -> dict[str, Encoder]:
     """Encoders that are installed."""
-    modules = {"cv2": by_opencv, "simplejpeg": by_simplejpeg, "pyvips": by_vips}
+    modules = {"cv2": by_opencv, "simplejpeg": by_simplejpeg, "imagecodecs": by_imagecodecs, "pyvips": by_vips}
     modules["mozjpeg_lossless_optimization"] = by_mozjpeg
     programs = {"ffmpeg": by_ffmpeg, "/usr/bin/convert": by_imagemagick, "cjpeg": by_cjpeg}
     found: dict[str, Encoder] = {"Pillow": by_pillow_itself, "crafted": by_hand}
     found |= {name: encoder for name, encoder in modules.items() if importlib.util.find_spec(name)}
+    if importlib.util.find_spec("jpeglib"):
+        found |= {f"jpeglib {name}": by_library(name) for name in LIBRARIES}
     return found | {Path(name).name: encoder for name, encoder in programs.items() if shutil.which(name)}
 
 

@@ -468,7 +468,7 @@ def test_kernels_that_fail_leave_the_decoding_to_pillow(path: Path, monkeypatch:
             return getattr(kernels, name)
 
         def image_part(self, source: Any, *args: Any) -> Any:
-            return (0, 2, 0, "no memory") if isinstance(source, bytes) else kernels.image_part(source, *args)
+            return None if isinstance(source, bytes) else kernels.image_part(source, *args)
 
     monkeypatch.setattr(native, "native", Failing())
     assert np.array_equal(np.asarray(small), expected)

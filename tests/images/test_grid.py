@@ -36,6 +36,15 @@ def test_every_pixel_stays(sampling: str, options: dict[str, int]) -> None:
     assert not images.probe(after.jpeg).progressive
 
 
+def test_markers_between_scans_do_not_move_into_the_header() -> None:
+    plain = encoded(photo(200, 150), progressive=True, keep_rgb=True, quality=95)
+    second = plain.index(b"\xff\xda", plain.index(b"\xff\xda") + 2)
+    late = b"\xff\xe0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0"  # read before the first scan, it makes RGB YCbCr
+    before = plain[:second] + late + plain[second:]
+    assert np.array_equal(pixels(before), pixels(plain))
+    assert np.array_equal(pixels(packed(before).jpeg), pixels(plain))
+
+
 def crops(width: int, height: int, rng: random.Random, number: int) -> list[tuple[int, int, int, int]]:
     """Boxes of all sizes, most of them small; many at an edge of the image, or where blocks begin or end."""
 

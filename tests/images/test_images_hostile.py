@@ -8,17 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SCRIPT = Path(__file__).with_name("images_hostile.py")
-COUNT = 3000
+COUNT = 4000
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_hostile_images_are_read_or_refused(seed: int) -> None:
+def test_hostile_images_are_read_or_refused() -> None:
     paths = os.pathsep.join([str(Path(__file__).parents[1] / "helpers"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", str(SCRIPT), str(COUNT), str(seed)],
+        [sys.executable, "-X", "faulthandler", str(SCRIPT), str(COUNT), "0"],
         env={**os.environ, "PYTHONPATH": paths, "MALLOC_PERTURB_": "165"},  # memory that is not written shows
         capture_output=True,
         text=True,

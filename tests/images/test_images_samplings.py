@@ -13,7 +13,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 from crafted_jpegs import MOST_BLOCKS, Factors, all_factors, crafted
-from image_cases import rgb
+from image_cases import by_pillow, rgb
 from PIL import Image
 
 from feedline import images
@@ -106,6 +106,17 @@ def test_a_row_is_the_same_whatever_was_decoded_before(name: str) -> None:
         assert len(rows) == 1
 
 
+def test_damaged_images_of_rare_samplings_end() -> None:
+    """libjpeg-turbo skips lines for ever behind a part that was read of such files."""
+    data = crafted(61, 77, ((1, 2), (1, 4), (1, 4)), interleaved=False)
+    damaged = data[:400] + data[408:]
+    whole, recipe = rgb(damaged), Recipe((24, 17), images.RandomBox((0.01, 1.0), (0.1, 10)))
+    for key in range(20):
+        plan = images.geometry(recipe, key, *whole.size)
+        wanted = by_pillow(whole, plan, recipe.interpolation)
+        np.testing.assert_array_equal(images.read_one(damaged, recipe, key).numpy(), wanted)
+
+
 def digest() -> str:
     """Digest of rows of many samplings, at all scales and with both entropy decoders."""
     found = sha256()
@@ -122,18 +133,15 @@ def digest() -> str:
 
 
 def test_rows_do_not_depend_on_what_new_memory_holds() -> None:
-    digests = set()
-    for filling in ("0", "165"):
-        done = subprocess.run(
-            [sys.executable, __file__],
-            env={**os.environ, "MALLOC_PERTURB_": filling, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=True,
-        )
-        digests.add(done.stdout)
-    assert len(digests) == 1
+    done = subprocess.run(
+        [sys.executable, __file__],
+        env={**os.environ, "MALLOC_PERTURB_": "165", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=True,
+    )
+    assert done.stdout == f"{digest()}\n"
 
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-COUNT = 1500
-ENCODED = 60
+COUNT = 2000
+ENCODED = 40
 
 
 def run(script: str, count: int, seed: int, folder: Path) -> dict[str, int]:
@@ -31,9 +29,8 @@ def run(script: str, count: int, seed: int, folder: Path) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_verdicts_and_pixels_of_damaged_files_are_pillows(seed: int, tmp_path: Path) -> None:
-    outcomes = run("verdicts.py", COUNT, seed, tmp_path)
+def test_verdicts_and_pixels_of_damaged_files_are_pillows(tmp_path: Path) -> None:
+    outcomes = run("verdicts.py", COUNT, 0, tmp_path)
     assert outcomes["read"] + outcomes["refused"] == COUNT
     assert min(outcomes.values()) > COUNT / 20, "all must be common, or the mutations test nothing"
 

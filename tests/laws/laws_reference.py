@@ -198,3 +198,29 @@ def taken(loader: Any, count: int, after: Callable[[Any], None] | None = None) -
 def saved(loader: Any) -> Any:
     """The state as a checkpoint file gives it back."""
     return json.loads(json.dumps(loader.state_dict()))
+
+
+class KeptLoaders:
+    """Loaders whose workers live from example to example: forks of the test process are what costs time.
+
+    An example begins with `begin`, from the state that it wants. New loaders, with workers of their own, have
+    laws with few examples.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, tuple[Any, Any]] = {}
+
+    def begin(self, key: Any, make: Callable[[], Any], state: Any = None) -> Any:
+        """The loader of this key at a state; None: at its first position."""
+        if key not in self._kept:
+            loader = make()
+            assert loader.persistent_workers
+            self._kept[key] = loader, saved(loader)
+        loader, start = self._kept[key]
+        loader.load_state_dict(start if state is None else state)
+        return loader
+
+    def close(self) -> None:
+        """End all workers."""
+        while self._kept:
+            self._kept.popitem()[1][0].close()

@@ -19,7 +19,6 @@ from feedline import transforms as T
 from feedline.datasets import ImageFolder, TarShards
 from feedline.datasets.webdataset import build_index, split
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning")
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 CROP = T.Compose([T.RandomResizedCrop(24), T.RandomHorizontalFlip()])
 N = 17
@@ -49,7 +48,10 @@ def dataset(name: str, root: Path) -> Any:
     if name == "dicts":
         return TarShards(root / "tars", transform={"jpg": CROP}, open_shards=1)
     return TarShards(
-        root / "tars", ("png;jpg", "cls"), {"jpg": foreign if name.endswith("foreign") else CROP}, open_shards=2
+        root / "tars",
+        ("png;jpg", "cls"),
+        transform={"jpg": foreign if name.endswith("foreign") else CROP},
+        open_shards=2,
     )
 
 

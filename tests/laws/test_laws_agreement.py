@@ -8,17 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from laws_reference import ORDERS, Augmented, Hands, Work, draws, rows_of, taken
+from laws_reference import ORDERS, Augmented, Hands, KeptLoaders, Work, draws, rows_of, taken
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import executor_pool  # noqa: F401 - registers its pool
 import feedline as fl
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning")
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 N = 30
 
@@ -60,7 +58,8 @@ DATASETS: dict[str, Callable[[], Any]] = {
     "list": lambda: [(i, str(i)) for i in range(N)],
 }
 CREWS = (
-    *(Hands("thread", 1), Hands("thread", 3), Hands("process", 1), Hands("process", 3, 1)),
+    *(Hands("thread", 1), Hands("thread", 3), Hands("process", 1)),
+    Hands("process", 3, 1, {"persistent_workers": True}),
     Hands("executor", 3),  # a pool from outside, which importing `executor_pool` has registered
 )
 
@@ -84,8 +83,8 @@ def same(a: Any, b: Any) -> bool:
     st.integers(0, 2**63),
     st.sampled_from(CREWS),
 )
-@settings(max_examples=50, deadline=None, suppress_health_check=CHECKS)
-def test_every_kind_of_worker_gives_the_same_batches(
+@settings(max_examples=20, deadline=None, suppress_health_check=CHECKS)
+def test_every_kind_of_new_worker_gives_the_same_batches(
     name: str, collate_fn: Any, batch_size: int | None, shuffle: bool, seed: int, crew: Hands
 ) -> None:
     arguments = {"batch_size": batch_size, "shuffle": shuffle, "seed": seed, "collate_fn": collate_fn}
@@ -93,6 +92,28 @@ def test_every_kind_of_worker_gives_the_same_batches(
     with fl.DataLoader(DATASETS[name](), **arguments, **crew.arguments()) as crewed:
         for _ in range(2):
             assert same(list(alone), list(crewed))
+
+
+KEPT = [
+    ("images", {"batch_size": 4, "shuffle": True}),
+    ("many", {"batch_size": 7, "collate_fn": summed}),
+    ("tensors", {"batch_size": N, "shuffle": True}),
+    ("list", {"batch_size": None}),
+]
+
+
+@given(st.integers(0, len(KEPT) - 1), st.sampled_from(["process", "executor"]), st.integers(0, 2**31))
+@settings(deadline=None, suppress_health_check=CHECKS)
+def test_every_kind_of_worker_gives_the_same_batches(kept: KeptLoaders, case: int, method: str, epoch: int) -> None:
+    """In any epoch: it decides the order and each draw, as the seed does."""
+    name, arguments = KEPT[case]
+    crew = Hands(method, 2, more={"persistent_workers": True})
+    dataset = DATASETS[name]()
+    crewed = kept.begin((case, method), lambda: fl.DataLoader(dataset, **arguments, seed=3, **crew.arguments()))
+    alone = fl.DataLoader(dataset, **arguments, seed=3)
+    for loader in (alone, crewed):
+        loader.set_epoch(epoch)
+    assert same(list(alone), list(crewed))
 
 
 @given(st.integers(0, 2**63), st.integers(0, 2**63))
@@ -106,7 +127,7 @@ def test_another_seed_draws_otherwise_and_each_position_for_itself(seed: int, ot
 
 
 @given(st.integers(0, 2**40))
-@settings(max_examples=10, deadline=None)
+@settings(deadline=None)
 def test_inline_work_leaves_the_generators_of_the_loop_alone(seed: int) -> None:
     """With a seed, what the samples draw inline from the global generators does not disturb the training code."""
     torch.manual_seed(3)

@@ -131,7 +131,7 @@ def assert_drop_in(dataset: Any, arguments: Callable[[], dict[str, Any]]) -> Non
 
 
 @given(SAMPLES, st.integers(1, 25), KINDS, st.sampled_from([None, 1, 2, 3, 7, 30]), st.booleans())
-@settings(max_examples=150, deadline=None, suppress_health_check=CHECKS)
+@settings(max_examples=300, deadline=None, suppress_health_check=CHECKS)
 def test_inline(make: Any, n: int, kind: str, batch_size: int | None, drop_last: bool) -> None:
     dataset = Made(n, make)
     drop_last = drop_last and batch_size is not None
@@ -139,7 +139,7 @@ def test_inline(make: Any, n: int, kind: str, batch_size: int | None, drop_last:
 
 
 @given(SAMPLES, st.integers(1, 25), KINDS, st.sampled_from([None, 1, 3, 7]), st.integers(1, 2), st.booleans())
-@settings(max_examples=40, deadline=None, suppress_health_check=CHECKS)
+@settings(max_examples=15, deadline=None, suppress_health_check=CHECKS)
 def test_with_worker_processes(
     make: Any, n: int, kind: str, batch_size: int | None, workers: int, persistent: bool
 ) -> None:
@@ -148,8 +148,28 @@ def test_with_worker_processes(
     assert_drop_in(dataset, lambda: {**extra, **samplers(dataset)[kind]})
 
 
+class MadeOfMany(Dataset[Any]):
+    """Row `(k, i)` is row `i` of the k-th maker."""
+
+    def __init__(self, makers: list[Callable[[int], Value]]) -> None:
+        self.makers = makers
+
+    def __getitem__(self, place: tuple[int, int]) -> Value:
+        return self.makers[place[0]](place[1])
+
+
+@given(st.lists(st.tuples(SAMPLES, st.integers(1, 9)), min_size=20, max_size=20), st.integers(1, 2), st.booleans())
+@settings(max_examples=15, deadline=None, suppress_health_check=CHECKS)
+def test_300_structures_from_worker_processes(made: list[tuple[Any, int]], workers: int, persistent: bool) -> None:
+    """Twenty structures for each pair of loaders, whose processes are what takes the time."""
+    dataset = MadeOfMany([make for make, _ in made])
+    batches = [[(number, row) for row in range(size)] for number, (_, size) in enumerate(made)]
+    arguments = {"batch_sampler": batches, "num_workers": workers, "persistent_workers": persistent}
+    assert_drop_in(dataset, lambda: arguments)
+
+
 @given(SAMPLES, st.integers(1, 25), st.integers(1, 5), st.booleans())
-@settings(max_examples=30, deadline=None, suppress_health_check=CHECKS)
+@settings(deadline=None, suppress_health_check=CHECKS)
 def test_batch_samplers(make: Any, n: int, size: int, drop_last: bool) -> None:
     dataset = Made(n, make)
     assert_drop_in(dataset, lambda: {"batch_sampler": BatchSampler(RandomSampler(dataset), size, drop_last)})
@@ -167,5 +187,5 @@ def test_datasets_that_are_gathered_many_at_once(
     plain = TensorDataset(*(torch.stack([tensor(shape, dtype, row) for row in range(n)]) for shape, dtype in columns))
     picked = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=10))
     for dataset in (plain, Subset(plain, picked), ConcatDataset([Subset(plain, picked), plain])):
-        arguments = {"batch_size": batch_size, "num_workers": data.draw(st.sampled_from([0, 0, 1]))}
+        arguments = {"batch_size": batch_size, "num_workers": data.draw(st.sampled_from([0, 0, 0, 0, 1]))}
         assert_drop_in(dataset, lambda d=dataset, a=arguments: {**a, **samplers(d)[kind]})  # type: ignore[misc]

@@ -17,7 +17,6 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import feedline as fl
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create . worker processes:UserWarning")
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 LENGTH = 14
 
@@ -133,7 +132,7 @@ def check(kind: Any, which: int, cuts: list[int], workers: int, arguments: dict[
 
 
 @given(st.sampled_from([Drawing, Shuffling, Counting]), st.integers(0, 7), CUTS, ARGUMENTS)
-@settings(max_examples=50, deadline=None, suppress_health_check=CHECKS)
+@settings(deadline=None, suppress_health_check=CHECKS)
 def test_resuming_inline(kind: Any, which: int, cuts: list[int], arguments: dict[str, Any]) -> None:
     check(kind, which, cuts, 0, arguments)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -12,12 +13,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from laws_reference import Hands, taken
+from laws_reference import Hands, KeptLoaders, taken
 from torch.utils.data import IterableDataset, get_worker_info
 
 import feedline as fl
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes:UserWarning")
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
@@ -107,7 +107,7 @@ COUNTS = st.lists(st.integers(0, 8), min_size=2, max_size=4)
 
 
 @given(st.sampled_from([Sharded, Stateful]), st.integers(1, 25), st.sampled_from([None, 1, 3]), st.booleans(), COUNTS)
-@settings(max_examples=60, deadline=None, suppress_health_check=CHECKS)
+@settings(deadline=None, suppress_health_check=CHECKS)
 def test_resuming_inline(kind: Any, n: int, batch_size: int | None, drop_last: bool, counts: list[int]) -> None:
     more = {"drop_last": drop_last and batch_size is not None}
     legs = [Leg(Hands(), count) for count in counts]
@@ -116,10 +116,16 @@ def test_resuming_inline(kind: Any, n: int, batch_size: int | None, drop_last: b
 
 
 @given(
-    st.sampled_from([Sharded, Stateful]), st.integers(1, 25), st.sampled_from([None, 1, 3]), st.integers(1, 2), COUNTS
+    st.sampled_from([Sharded, Stateful]),
+    st.integers(1, 25),
+    st.sampled_from([None, 1, 3]),
+    st.integers(1, 2),
+    st.lists(st.integers(0, 4), min_size=2, max_size=4),
 )
-@settings(max_examples=12, deadline=None, suppress_health_check=CHECKS)
-def test_resuming_with_processes(kind: Any, n: int, batch_size: int | None, workers: int, counts: list[int]) -> None:
+@settings(max_examples=8, deadline=None, suppress_health_check=CHECKS)
+def test_resuming_with_new_processes(
+    kind: Any, n: int, batch_size: int | None, workers: int, counts: list[int]
+) -> None:
     crew = Hands("process", workers)
     seen = relay(lambda: kind(n), batch_size, [Leg(crew, count) for count in counts])
     assert seen == uninterrupted(lambda: kind(n), batch_size, crew, sum(counts))
@@ -132,8 +138,8 @@ def test_resuming_with_processes(kind: Any, n: int, batch_size: int | None, work
     st.integers(2, 3),
     st.lists(st.integers(1, 3), min_size=1, max_size=2),
 )
-@settings(max_examples=12, deadline=None, suppress_health_check=CHECKS)
-def test_the_partitions_of_the_first_run_stay_whatever_the_workers_of_later_runs(
+@settings(max_examples=8, deadline=None, suppress_health_check=CHECKS)
+def test_the_partitions_of_the_first_run_stay_whatever_the_new_workers_of_later_runs(
     kind: Any, n: int, batch_size: int | None, partitions: int, later: list[int]
 ) -> None:
     """To the end of its epoch, a stream that shards itself goes on as if it had the workers that it began with."""
@@ -157,12 +163,54 @@ def test_the_partitions_of_the_first_run_stay_whatever_the_workers_of_later_runs
     assert seen == expected
 
 
+STREAMS = [(25, None), (16, 3), (12, 2)]
+"""Lengths and batch sizes of streams, each with workers that live as long as these tests.
+
+They have no state of their own: a loader gives every state of a dataset to new workers.
+"""
+
+
+def kept_stream(kept: KeptLoaders, number: int, workers: int, state: Any = None) -> Any:
+    """A loader of one of `STREAMS`, at a state."""
+    n, batch_size = STREAMS[number]
+    more = {"num_workers": workers, "persistent_workers": True}
+    return kept.begin((number, workers), lambda: fl.DataLoader(Sharded(n), batch_size, seed=3, **more), state)
+
+
+@cache
+def whole_epoch(number: int, partitions: int) -> list[Any]:
+    """One epoch of one of `STREAMS`, uninterrupted."""
+    n, batch_size = STREAMS[number]
+    return [received(batch) for batch in fl.DataLoader(Sharded(n), batch_size, seed=3, num_workers=partitions)]
+
+
+@given(
+    st.integers(0, len(STREAMS) - 1),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5)), min_size=1, max_size=4),
+)
+@settings(deadline=None, suppress_health_check=CHECKS)
+def test_resuming_with_any_kept_processes_within_an_epoch(
+    kept: KeptLoaders, number: int, partitions: int, later: list[tuple[int, int]]
+) -> None:
+    expected = whole_epoch(number, partitions)
+    seen: list[Any] = []
+    state = None
+    for workers, count in [(partitions, 1), *later]:
+        loader = kept_stream(kept, number, workers, state)
+        count = min(count, len(expected) - len(seen) - 1)
+        seen += [received(batch) for batch in islice(loader, count)]
+        state = json.loads(json.dumps(loader.state_dict()))
+    seen += [received(batch) for batch in kept_stream(kept, number, 1, state)]
+    assert seen == expected
+
+
 LANES = st.lists(st.integers(0, 7), min_size=1, max_size=5)
 CREWS = st.sampled_from([Hands(), Hands(), Hands("thread", 1), Hands("thread", 2), Hands("thread", 3)])
 
 
 @given(LANES, st.sampled_from([None, 1, 3]), st.lists(st.builds(Leg, CREWS, st.integers(0, 8)), min_size=1, max_size=4))
-@settings(max_examples=60, deadline=None, suppress_health_check=CHECKS)
+@settings(deadline=None, suppress_health_check=CHECKS)
 def test_partitions_do_not_know_their_workers(sizes: list[int], batch_size: int | None, legs: list[Leg]) -> None:
     seen = relay(lambda: Partitioned(sizes), batch_size, legs)
     total = sum(leg.count for leg in legs) if sum(sizes) else 0
@@ -171,7 +219,7 @@ def test_partitions_do_not_know_their_workers(sizes: list[int], batch_size: int 
 
 @pytest.mark.filterwarnings("ignore:.* ranks cannot share equally:UserWarning")
 @given(LANES, st.sampled_from([None, 1, 3]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 6))
-@settings(max_examples=60, deadline=None, suppress_health_check=CHECKS)
+@settings(deadline=None, suppress_health_check=CHECKS)
 def test_partition_datasets_are_elastic(
     sizes: list[int], batch_size: int | None, before: int, after: int, steps: int
 ) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from feedline.samplers import (
     ClassBalanced,
+    Curriculum,
     Distributed,
     DistributedBatches,
     IndexSampler,
@@ -44,7 +45,7 @@ simple = st.one_of(
     permutations,
     st.builds(Weighted, WEIGHTS, st.one_of(st.none(), st.integers(1, 300)), seed=SEEDS),
     st.builds(Weighted, WEIGHTS, replacement=st.just(False), seed=SEEDS),
-    st.builds(ClassBalanced, LABELS, st.one_of(st.none(), st.integers(1, 20_000)), SEEDS),
+    st.builds(ClassBalanced, LABELS, st.one_of(st.none(), st.integers(1, 2_000)), SEEDS),
 )
 
 
@@ -64,7 +65,17 @@ def mixtures(draw: st.DrawFn) -> Mixture:
     return Mixture(parts, weights, draw(SEEDS), stop)
 
 
+@st.composite
+def curricula(draw: st.DrawFn) -> Curriculum:
+    parts = draw(st.lists(st.one_of(SIZES, simple), min_size=1, max_size=3))
+    weights = st.lists(st.floats(0.1, 10), min_size=len(parts), max_size=len(parts))
+    return Curriculum(
+        parts, draw(st.lists(st.tuples(st.integers(1, 1500), weights), min_size=1, max_size=3)), draw(SEEDS)
+    )
+
+
 finite = st.one_of(
+    curricula(),
     simple,
     distributed(),
     mixtures(),

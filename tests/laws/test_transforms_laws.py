@@ -200,7 +200,7 @@ def test_numbers_below_a_bound_stay_below_it(key: int, count: int) -> None:
 
 @given(keys, st.lists(st.floats(0, 1e9), min_size=1, max_size=5).filter(lambda weights: sum(weights) > 0))
 def test_what_has_no_weight_is_never_chosen(key: int, weights: list[float]) -> None:
-    assert weights[Draws(key).weighted(weights)] > 0
+    assert weights[Draws(key).weighted_index(weights)] > 0
 
 
 # One result on every way

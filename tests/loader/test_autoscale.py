@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -26,7 +25,7 @@ def decided(pipeline: Pipeline, tuner: Autoscale) -> int | None:
 
 def settled(pipeline: Pipeline, ceiling: int = 32) -> int:
     """The number of workers at which the count stays."""
-    tuner = Autoscale(pipeline.workers, ceiling, replace(pipeline.context(), pinned=False))
+    tuner = Autoscale(pipeline.workers, ceiling, replace(pipeline.context(), round_robin=False))
     for _ in range(8):
         found = decided(replace(pipeline, workers=tuner.workers), tuner)
         if found is None:
@@ -66,6 +65,29 @@ def test_decisions_become_rare_while_nothing_changes() -> None:
     assert tuner._interval_ns > 2 * FIRST_NS
 
 
+class VirtualTime:
+    """A clock that stands still while nothing sleeps by it."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.together = threading.Barrier(2, timeout=60)
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass once for both threads of a pool: they must be here at the same time."""
+        if threading.current_thread() is threading.main_thread() or self.together.wait() == 0:
+            self.now_ns += int(seconds * 1e9)
+
+    def occupy(self, seconds: float) -> None:
+        """Let time pass for each thread by itself."""
+        self.now_ns += int(seconds * 1e9)
+
+
+CLOCK = VirtualTime()
+
+
 class Cheap:
     def __len__(self) -> int:
         return 8
@@ -78,32 +100,44 @@ class Sleepy(Cheap):
     """Releases the GIL, as input and output and native decoders do."""
 
     def __getitem__(self, index: int) -> int:
-        time.sleep(0.002)
+        CLOCK.sleep(0.002)
+        return index
+
+
+class Busy(Cheap):
+    """Holds the GIL."""
+
+    lock = threading.Lock()
+
+    def __getitem__(self, index: int) -> int:
+        with self.lock:
+            CLOCK.occupy(0.002)
         return index
 
 
 class Shared(Cheap):
     """Says that threads can share the work on a batch; what two of them gain here does not matter then."""
 
-    lock = threading.Lock()
-
     traits = Traits(supports_threads=True)
 
     def read_batch(self, request: BatchRead) -> torch.Tensor:
-        with self.lock:
-            time.sleep(0.002)
+        CLOCK.occupy(0.002)
         return request.allocate((len(request.indices),), torch.int64).copy_(torch.from_numpy(request.indices))
 
 
-@pytest.mark.alone  # compares how long two threads take
 @pytest.mark.parametrize(
     ("dataset", "thread_safe", "expected"),
     [
         (Cheap(), True, INLINE),
         (Sleepy(), True, THREADS),
         (Sleepy(), False, PROCESSES),
+        (Busy(), True, PROCESSES),
         (Shared(), True, THREADS),
     ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Cheap) else None,
 )
-def test_the_method_comes_from_a_measurement(dataset: Cheap, thread_safe: bool, expected: PoolKind) -> None:
+def test_the_method_comes_from_a_measurement(
+    monkeypatch: pytest.MonkeyPatch, dataset: Cheap, thread_safe: bool, expected: PoolKind
+) -> None:
+    monkeypatch.setattr("feedline.loader.autoscale.perf_counter_ns", CLOCK)
     assert kind_by_measurement(BatchBuilder(dataset), 8, None, thread_safe) == expected

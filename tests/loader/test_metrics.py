@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import re
 import threading
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,3 +183,27 @@ def test_opentelemetry_reads_the_same_figures(loader: fl.DataLoader[Any]) -> Non
     provider.shutdown()
     assert points["feedline.batches"] == [({"loader": "Photos", "rank": "0"}, 20)]
     assert points["feedline.epoch"] == [({"loader": "Photos", "rank": "0"}, 1)]
+
+
+MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
+
+
+@pytest.mark.parametrize("name", ["alerts.yaml", "grafana.json"])
+def test_alerts_and_board_use_metrics_that_exist(name: str) -> None:
+    suffix = {"counter": "_total", "gauge": ""}
+    known = {f"feedline_{measure.name}{suffix[measure.kind]}" for measure in metrics.MEASURES}
+    histograms = ("wait_seconds", "step_seconds", "stage_duration_seconds")
+    known |= {f"feedline_{each}_{part}" for each in histograms for part in ("sum", "bucket", "count")}
+    used = set(re.findall(r"\bfeedline_\w+", (MONITORING / name).read_text(encoding="utf-8")))
+    assert used
+    assert used <= known
+
+
+def test_the_panels_of_the_board_are_queries_that_do_not_overlap() -> None:
+    board = json.loads((MONITORING / "grafana.json").read_text(encoding="utf-8"))
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
+    assert len(set(places)) == len(board["panels"]) == len({panel["id"] for panel in board["panels"]})
+    assert all(
+        '{loader=~"$loader",rank=~"$rank"}' in each["expr"] for panel in board["panels"] for each in panel["targets"]
+    )
+    assert {each["name"] for each in board["templating"]["list"]} == {"datasource", "loader", "rank"}

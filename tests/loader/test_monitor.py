@@ -6,7 +6,6 @@ import gc
 import io
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,33 +13,18 @@ from typing import Any
 import pytest
 import torch
 from debris import DebrisGuard
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from gated import Gated, hanging_loop
+from torch.utils.data import IterableDataset, TensorDataset
 from tqdm import tqdm
 
 import feedline as fl
 from feedline.core.page import FoundPage, PageContent, PageReader, find_pages
+from feedline.core.proc import TICK_S, CpuTicks, ProcessStat
+from feedline.loader import resources
 from feedline.workers.process.channels import StatusTable
 
 WORKERS = [(0, "auto"), (2, "thread"), (2, "process")]
 DATA = TensorDataset(torch.arange(40))
-
-
-class Gated(Dataset[int]):
-    """Its sample 20 waits until the file exists."""
-
-    def __init__(self, gate: Path) -> None:
-        self.gate = gate
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> int:
-        while index == 20 and not self.gate.exists():
-            time.sleep(0.005)
-        return index
-
-    def address(self, index: int) -> str:
-        return f"line {index}"
 
 
 def stats_pids(loader: fl.DataLoader[Any]) -> tuple[int, ...]:
@@ -120,21 +104,10 @@ def test_restarts_are_counted_over_epochs() -> None:
 
 @pytest.mark.parametrize(("workers", "method"), WORKERS)
 def test_a_hanging_loop_can_be_seen_from_outside(workers: int, method: str, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    loader = fl.DataLoader(Gated(gate), 4, num_workers=workers, worker_method=method)
+    def hangs(_: Any) -> bool:
+        return bool(own_pages()) and page().batches == 5 and page().since_ns < 0
 
-    def train() -> None:
-        with loader:
-            for _ in loader:
-                pass
-
-    training = threading.Thread(target=train)
-    training.start()
-    try:
-        end = time.monotonic() + 60
-        while not (pages := own_pages()) or not (page().batches == 5 and page().since_ns < 0):
-            assert time.monotonic() < end, pages
-            time.sleep(0.01)
+    with hanging_loop(tmp_path / "gate", hangs, num_workers=workers, worker_method=method) as loader:
         content, stats = page(), loader.stats()
         assert content.since_ns <= -1
         assert content.figures["loader"].startswith("Gated")
@@ -146,9 +119,6 @@ def test_a_hanging_loop_can_be_seen_from_outside(workers: int, method: str, tmp_
             assert {status.pid(worker) for worker in range(2)} == set(stats_pids(loader))
             status.close()
             assert stats.worker_nbytes > 1 << 20
-    finally:
-        gate.touch()
-        training.join()
     assert own_pages() == []
 
 
@@ -253,3 +223,35 @@ def test_a_forked_process_writes_a_page_of_its_own() -> None:
         os._exit(0 if len(list(loader)) == 10 and loader.stats().batches == 11 else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert page().batches == 1
+
+
+def test_cpus_of_other_programs_are_those_that_this_process_and_its_workers_do_not_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy, own, now_s = 100.0, {os.getpid(): 10.0, 7: 0.0}, 50.0
+    monkeypatch.setattr(resources, "cpu_ticks", lambda _: CpuTicks(int(busy / TICK_S)))
+    monkeypatch.setattr(resources, "stat_of", lambda pid: ProcessStat("R", int(own[pid] / TICK_S), 0, 0, 0))
+    monkeypatch.setattr(resources, "monotonic", lambda: now_s)
+    others = resources.OtherPrograms([7])
+    now_s += 0.1
+    assert others.cpus([7]) is None  # too early: ticks are coarse
+    now_s, busy, own = 52.0, 103.0, {os.getpid(): 11.0, 7: 0.5}
+    assert others.cpus([7]) == pytest.approx(0.75)
+    monkeypatch.setattr(resources, "cpu_ticks", lambda _: None)
+    assert others.cpus([7]) is None
+
+
+def test_a_verdict_is_about_the_epoch_before_until_the_new_one_has_some_batches() -> None:
+    loader = fl.DataLoader(TensorDataset(torch.arange(60)), 3)
+    for _ in loader:
+        pass
+    assert "20 batches" in loader.report().notes[-1]
+    batches = iter(loader)
+    assert "20 batches" in loader.report().notes[-1]
+    next(batches)
+    verdict = loader.report()
+    assert "20 batches" in verdict.notes[-1]
+    assert verdict.predict(num_workers=2).gain > 0
+    for _ in range(11):
+        next(batches)
+    assert "12 batches" in loader.report().notes[-1]

@@ -16,7 +16,7 @@ import feedline as fl
 from feedline.core.batch import EMPTY_BATCH
 from feedline.core.cursor import PartitionOffset
 from feedline.core.schedule import PartitionRequest
-from feedline.loader.partitions import PartitionBuilder
+from feedline.loader.partition_builder import PartitionBuilder
 
 
 class Numbers(IterableDataset[Any]):
@@ -77,6 +77,19 @@ def whole(dataset: Any, size: int, *, drop_last: bool = False) -> list[Any]:
 
 def equal(mine: list[Any], theirs: list[Any]) -> bool:
     return len(mine) == len(theirs) and all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_a_worker_that_lives_on_opens_the_partitions_of_each_iteration() -> None:
+    """The state of another loader may name the same partition and epoch, but not the same samples."""
+    builder = PartitionBuilder(Remembering(20), None, 2)
+    for number in range(3):
+        built = builder(PartitionRequest(0, number, 0, 1, PartitionOffset(), 5, run=1))
+    assert built.batch.tolist() == [4, 5]
+    mark = PartitionOffset(2, 9, ({"position": 9}, None))
+    assert builder(PartitionRequest(0, 3, 0, 1, mark, 5, run=1)).batch.tolist() == [6, 7]
+    again = builder(PartitionRequest(0, 2, 0, 1, mark, 5, run=2))
+    assert again.batch.tolist() == [9, 10]
+    assert len(builder._open) == 1
 
 
 @given(length=st.integers(0, 20), size=st.integers(1, 5), cut=st.integers(0, 20), ahead=st.integers(0, 3))
@@ -145,9 +158,11 @@ def test_partitions_that_repeat_each_other_are_noticed_and_constants_are_not() -
     from feedline.loader.checks import DuplicateStreamCheck
 
     twins = DuplicateStreamCheck("Numbers")
-    twins.add(0, "a" * 16 + "b" * 16)
+    numbers = "".join(digit * 16 for digit in "abc")
+    twins.add(0, numbers)
     with pytest.warns(UserWarning, match="get_worker_info"):
-        twins.add(1, "a" * 16 + "b" * 16)
-    constant = DuplicateStreamCheck("Zeros")
-    constant.add(0, "a" * 16)
-    constant.add(1, "a" * 16)
+        twins.add(1, numbers)
+    for flags in ("a" * 16, "a" * 16 + "b" * 16):
+        constant = DuplicateStreamCheck("Flags")
+        constant.add(0, flags)
+        constant.add(1, flags)

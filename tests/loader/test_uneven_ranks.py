@@ -18,6 +18,7 @@ dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_
 END = """
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
 seen = [steps]
+loader = fl.DataLoader(loader.dataset, batch_size=4, distributed="auto")
 for shadowing in (torch.distributed.algorithms.Join([model]), model.join()):
     seen.append(0)
     with shadowing:
@@ -30,7 +31,7 @@ dist.destroy_process_group()
 
 
 def test_no_rank_hangs(tmp_path: Path) -> None:
-    block = re.search(r"^```python\n([^`]*def in_step.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    block = re.search(r"^```python\n([^`]*RankPolicy\(uneven.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert block is not None
     (tmp_path / "train.py").write_text(f"{BEGIN}{block[1]}{END}")
     command = [sys.executable, tmp_path / "train.py"]

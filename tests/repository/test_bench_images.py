@@ -14,17 +14,17 @@ from PIL import Image
 
 from images import chart, corpus, forms, page
 from images.contestant import fault_of
-from images.corpus import CORPORA, Manifest, Picture
+from images.contestants import ENTRANTS, EVENTS
+from images.corpus import CORPORA, CorpusImage, Manifest
 from images.environments import ENVIRONMENTS
 from images.peers.task import Task
-from images.roster import ENTRANTS, EVENTS
 from images.weigh import Weight
 
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> corpus.Corpus:
     monkeypatch.setattr(corpus, "CACHE", tmp_path)
-    return replace(CORPORA["500x375"], name="tiny", pictures=9, size=(160, 120), nbytes=9_000)
+    return replace(CORPORA["500x375"], name="tiny", image_count=9, size=(160, 120), nbytes=9_000)
 
 
 def files(made: corpus.Corpus) -> dict[str, bytes]:
@@ -36,7 +36,7 @@ def test_a_corpus_is_the_same_whenever_it_is_made(tiny: corpus.Corpus) -> None:
     reported = corpus.write(tiny)
     first = files(tiny)
     assert corpus.manifest(tiny) == reported
-    assert corpus.write(replace(tiny, pictures=4)).pictures == 4
+    assert corpus.write(replace(tiny, image_count=4)).image_count == 4
     assert len(first) == 9
     assert files(tiny) == first
     assert reported.nbytes == sum(map(len, first.values()))
@@ -51,8 +51,8 @@ def test_images_have_the_size_and_the_bytes_that_were_asked_for(tiny: corpus.Cor
 
 
 def test_images_of_one_photograph_differ(tiny: corpus.Corpus) -> None:
-    label = corpus.pictures(tiny)[0].label
-    one, other = (corpus.drawn(tiny, Picture(label, number)) for number in range(2))
+    label = corpus.corpus_images(tiny)[0].label
+    one, other = (corpus.draw_pixels(tiny, CorpusImage(label, number)) for number in range(2))
     assert one.shape == other.shape == (120, 160, 3)
     assert not np.array_equal(one, other)
 

@@ -24,7 +24,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 def run(tool: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a tool of the development environment in the root of the repository."""
     command = [str(TOOLS / tool), *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_the_dockerfile_has_no_findings() -> None:

@@ -41,7 +41,7 @@ def blocks(page: Path) -> list[Block]:
 
 @pytest.fixture(scope="module")
 def preloaded() -> Iterator[Preloaded]:
-    with Preloaded("-W", "error") as server:
+    with Preloaded("-W", "error", ends_quickly=True) as server:
         yield server
 
 

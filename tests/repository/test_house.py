@@ -98,6 +98,14 @@ def test_class_names_defined_twice_are_found(root: Path) -> None:
     assert house.names_twice(tree) == {"Tree": ["core/other.py:1", "core/tree.py:4"]}
 
 
+def test_short_files_with_one_importer_are_found(root: Path) -> None:
+    write(root, "core/long.py", "X = 1\n" * house.FEWEST_LINES)
+    write(root, "core/public.py", "import feedline.errors\n")
+    write(root, "core/__init__.py", "import feedline.core.public\n")
+    tree = write(root, "loader/loop.py", "import feedline.core.long\nimport feedline.core.tree\n")
+    assert house.private_files(tree) == ["core/tree.py (5): loader.loop"]
+
+
 @pytest.mark.parametrize("word", house.CLAUSES)
 def test_first_lines_that_are_clauses_are_found(root: Path, word: str) -> None:
     tree = write(

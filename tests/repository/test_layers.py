@@ -84,11 +84,23 @@ def test_a_class_name_exists_once(tree: house.SourceTree) -> None:
     assert not house.names_twice(tree)
 
 
-def test_the_design_page_lists_the_rooms(tree: house.SourceTree) -> None:
+def layout_section() -> str:
     section = re.search(r"^## 5\. Layout$(.*?)^## ", (ROOT / "docs/design.md").read_text(), re.MULTILINE | re.DOTALL)
     assert section is not None
-    listed = re.findall(r"^  ([a-z]+)(?:/|\.py)\s", section[1], re.MULTILINE)
+    return section[1]
+
+
+def test_the_design_page_lists_the_rooms(tree: house.SourceTree) -> None:
+    listed = re.findall(r"^  ([a-z]+)(?:/|\.py)\s", layout_section(), re.MULTILINE)
     assert sorted(listed) == sorted(set(tree.rooms) - {house.FACE, "_native"})
+
+
+def test_the_design_page_lists_the_arrows(tree: house.SourceTree) -> None:
+    lines = re.findall(r"^([a-z]+) +→ (.*)$", layout_section(), re.MULTILINE)
+    listed = [(importer, imported) for importer, names in lines for imported in names.split(", ")]
+    everywhere = {"core", "errors", "_native"}
+    drawn = [arrow for arrow in house.room_arrows(tree) if arrow[0] != house.FACE and arrow[1] not in everywhere]
+    assert sorted(listed) == drawn
 
 
 def test_the_guide_to_extensions_names_files_that_exist() -> None:
@@ -118,3 +130,10 @@ def test_a_loader_does_without_the_datasets() -> None:
     )
     reported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert reported == "[]\n[]\n"
+
+
+def test_the_test_files_that_run_first_exist() -> None:
+    tests = ROOT / "tests"
+    named = re.findall(r'"(test_\w+)"', (tests / "conftest.py").read_text(encoding="utf-8"))
+    assert named
+    assert set(named) <= {path.stem for path in tests.rglob("test_*.py")}

@@ -14,6 +14,7 @@ from feedline.core.caches import RecentResults
 from feedline.errors import ArgumentError
 from feedline.samplers import (
     ClassBalanced,
+    Curriculum,
     Distributed,
     DistributedBatches,
     Infinite,
@@ -28,7 +29,7 @@ from feedline.samplers import (
     VirtualEpochs,
     Weighted,
 )
-from feedline.samplers._random import exponential, permutations, reshuffled, uniform
+from feedline.samplers._random import endless_permutation, exponential, permutations, uniform
 
 DRAWS = 100_000
 
@@ -37,6 +38,34 @@ def chi_square(counts: Any, expected: Any) -> float:
     """Pearson's statistic divided by its expectation: near 1 for many cells if the counts are as expected."""
     counts, expected = np.asarray(counts, float), np.asarray(expected, float)
     return float(((counts - expected) ** 2 / expected).sum() / max(len(counts) - 1, 1))
+
+
+def test_a_temperature_draws_more_from_small_datasets() -> None:
+    sizes = [10_000, 100]
+    for temperature, share in ((1.0, 100 / 10_100), (2.0, 1 / 11), (1e9, 0.5)):
+        order = Mixture(sizes, sizes, stop=5_000, temperature=temperature).take(0, 0, 5_000)
+        assert (order >= 10_000).mean() == pytest.approx(share, abs=2e-3)
+
+
+def test_repeats_are_bounded_and_the_rest_goes_to_the_others() -> None:
+    order = Mixture([100, 1_000, 50], [0.5, 0.2, 0.3], stop=1_000, max_repeats=3).take(0, 0, 1_000)
+    counts = np.bincount(order, minlength=1_150)
+    assert counts[:100].max() <= 3
+    assert counts[1_100:].max() <= 3
+    assert np.diff([0, *np.cumsum(counts)[[99, 1_099, 1_149]]]).tolist() == pytest.approx([300, 550, 150], abs=5)
+
+
+def test_phases_of_a_curriculum_go_on_where_the_others_ended() -> None:
+    course = Curriculum([500, 300], [(400, [3, 1]), (100, [0, 1]), (200, [1, 1])], seed=2)
+    order = course.take(0, 0, 700)
+    assert len(order) == len(course) == 700
+    hard = [int((order[low:high] >= 500).sum()) for low, high in ((0, 400), (400, 500), (500, 700))]
+    assert hard == pytest.approx([100, 100, 100], abs=2)
+    assert np.bincount(order).max() <= 1 + (sum(hard) > 300), "a dataset is used up before one of its samples repeats"
+    pieces = [course.take(0, start, start + 37) for start in range(0, 700, 37)]
+    assert np.concatenate(pieces).tolist() == order.tolist()
+    assert course.take(1, 0, 700).tolist() != order.tolist()
+    assert course.fingerprint() != Curriculum([500, 300], [(400, [3, 1]), (300, [1, 1])], seed=2).fingerprint()
 
 
 def test_orders_are_fixed_for_all_time() -> None:
@@ -77,10 +106,12 @@ def test_all_permutations_of_a_few_elements_are_equally_frequent() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 511, 512, 513, 1000])
 def test_reshuffled_gives_whole_permutations_wherever_it_is_cut(length: int) -> None:
-    passes = reshuffled(5, length, 0, 3 * length).reshape(3, length)
+    passes = endless_permutation(5, length, 0, 3 * length).reshape(3, length)
     assert np.array_equal(np.sort(passes, axis=1), np.tile(np.arange(length), (3, 1)))
-    assert np.array_equal(reshuffled(5, length, length // 2, 2 * length), passes.ravel()[length // 2 : 2 * length])
-    assert not len(reshuffled(5, length, length, length))
+    assert np.array_equal(
+        endless_permutation(5, length, length // 2, 2 * length), passes.ravel()[length // 2 : 2 * length]
+    )
+    assert not len(endless_permutation(5, length, length, length))
 
 
 def test_weighted_draws_follow_the_weights() -> None:
@@ -304,6 +335,14 @@ def wrong(match: str, make: Any) -> Any:
         wrong("stop must be one of 'first_exhausted'", lambda: Mixture([5], [1], stop="never")),
         wrong("stop must be at least 1, but is 0: or one of", lambda: Mixture([5], [1], stop=0)),
         wrong(r"weights\[1\] is 1.0e-12 of the sum", lambda: Mixture([5, 5], [1, 1e-12])),
+        wrong("temperature must be above 0, but is 0", lambda: Mixture([5, 5], [1, 1], temperature=0)),
+        wrong("max_repeats= needs stop= as a number", lambda: Mixture([5, 5], [1, 1], max_repeats=2)),
+        wrong("max_repeats must be at least 1", lambda: Mixture([5, 5], [1, 1], stop=9, max_repeats=0.5)),
+        wrong("31 samples are more than", lambda: Mixture([5, 5], [1, 1], stop=31, max_repeats=3)),
+        wrong("phases is empty", lambda: Curriculum([5], [])),
+        wrong(r"phases\[1\] must be at least 1, but is 0", lambda: Curriculum([5], [(3, [1]), (0, [1])])),
+        wrong(r"weights\[0\] is -1", lambda: Curriculum([5], [(3, [-1])])),
+        wrong("2 weights for 1 datasets", lambda: Curriculum([5], [(3, [1, 2])])),
         wrong("is already endless", lambda: Infinite(Infinite(Sequential(3)))),
         wrong("is empty", lambda: Infinite(Sequential(0))),
         wrong("have no random access", lambda: Infinite(MaterializedSampler([1]))),  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from torch.utils.data import (
 
 import feedline as fl
 from feedline.core.packing import OpaqueState, pack, unpack
+from feedline.core.tensors import as_yielded
 from feedline.errors import ArgumentError, StateError
 from feedline.samplers import (
     Distributed,
@@ -114,18 +115,27 @@ def test_an_epoch_set_before_the_order_was_made_counts() -> None:
     assert TorchDistributed(theirs).upcoming(0) == 3
 
 
-@pytest.mark.parametrize(
-    ("items", "expected"),
-    [
-        ([1, True, np.int32(3), np.bool_(True), torch.tensor(5), torch.tensor(False)], [1, 1, 3, 1, 5, 0]),
-        ([-1, 2**63 - 1], [-1, 2**63 - 1]),
-    ],
-)
-def test_integers_of_every_kind_become_int64(items: list[Any], expected: list[int]) -> None:
-    taken = MaterializedSampler(items).take(0, 0, 9)
-    assert isinstance(taken, np.ndarray)
+INTEGERS = [[-1, 2**63 - 1], list(np.arange(3)), list(torch.arange(3))]
+
+
+@pytest.mark.parametrize("items", INTEGERS, ids=["int", "np.int64", "tensor"])
+def test_integers_become_int64_and_keep_their_type(items: list[Any]) -> None:
+    sampler = MaterializedSampler(items)
+    taken = np.concatenate([sampler.take(0, 0, 1), sampler.take(0, 1, 9)])
     assert taken.dtype == np.int64
-    assert taken.tolist() == expected
+    assert taken.tolist() == [int(item) for item in items]
+    yielded = as_yielded(sampler.take(0, 0, 9))  # type: ignore[arg-type]
+    assert [type(item) for item in yielded] == [type(item) for item in items]
+    assert yielded == items
+
+
+def test_integers_of_several_types_make_it_a_list() -> None:
+    items = [1, True, np.int64(3), np.int32(3), np.bool_(True), torch.tensor(5), torch.tensor(False)]
+    for later in items[1:]:
+        sampler = MaterializedSampler([1, later, 2])
+        assert isinstance(sampler.take(0, 0, 1), np.ndarray)
+        assert sampler.take(0, 0, 9) == [1, later, 2]
+    assert all(a is b for a, b in zip(MaterializedSampler(items).take(0, 0, 9), items, strict=True))
 
 
 @pytest.mark.parametrize("item", ["key", (1, 2), [3], 2**63, 1.0, torch.tensor(1.0), torch.tensor([1]), None])
@@ -235,7 +245,7 @@ def test_set_epoch_is_passed_on_where_there_is_one() -> None:
 def recorded(sampler: Any, batches: bool = False) -> dict[str, Any]:
     listed = MaterializedSampler(sampler, batches)
     listed.take(0, 0, 3)
-    state: dict[str, Any] = json.loads(json.dumps(listed.recorded()))
+    state: dict[str, Any] = json.loads(json.dumps(listed.record()))
     return state
 
 
@@ -247,7 +257,7 @@ def test_samplers_that_draw_nothing_record_no_draws(sampler: Any) -> None:
 def test_nothing_is_recorded_before_the_first_item() -> None:
     listed = MaterializedSampler(RandomSampler(range(5)))
     listed.begin(0)
-    assert listed.recorded() == {}
+    assert listed.record() == {}
 
 
 def test_torchs_random_sampler_records_its_seed_alone() -> None:
@@ -282,7 +292,7 @@ def test_gauss_that_is_left_over_is_part_of_the_state() -> None:
     torch.randn(())
     listed = MaterializedSampler(Gauss())
     order = list(listed.take(0, 0, 4))
-    state = json.loads(json.dumps(listed.recorded()))
+    state = json.loads(json.dumps(listed.record()))
     again = MaterializedSampler(Gauss())
     again.restore(state)
     again.begin(0)
@@ -300,7 +310,7 @@ def test_an_exception_of_the_sampler_arrives_and_the_process_keeps_its_state() -
     listed = MaterializedSampler(Failing())
     listed.take(0, 0, 1)
     again = MaterializedSampler(Failing())
-    again.restore(listed.recorded())
+    again.restore(listed.record())
     again.begin(0)
     own = random.getstate()
     with pytest.raises(KeyError, match="no more"):
@@ -324,19 +334,19 @@ def test_generators_are_found_in_samplers_inside_samplers() -> None:
 
     first, second = MaterializedSampler(batches(), batches=True), MaterializedSampler(batches(), batches=True)
     order = first.take_batches(0, 0, 9)
-    second.restore(json.loads(json.dumps(first.recorded())))
+    second.restore(json.loads(json.dumps(first.record())))
     second.begin(0)
     assert second.take_batches(0, 0, 9) == order
-    assert list(first.recorded()["draws"][0]["states"]) == [".sampler.sampler.rng"]
+    assert list(first.record()["draws"][0]["states"]) == [".sampler.sampler.rng"]
 
 
 def test_the_epoch_that_was_set_by_hand_is_set_again() -> None:
     first, second = MaterializedSampler(Reversed(range(99), 3, 1)), MaterializedSampler(Reversed(range(99), 3, 1))  # type: ignore[arg-type]
     first.set_epoch(8)
     order = first.take(0, 0, 99).tolist()  # type: ignore[union-attr]
-    second.restore(json.loads(json.dumps(first.recorded())))
+    second.restore(json.loads(json.dumps(first.record())))
     second.begin(0)
-    assert second.recorded() == first.recorded()
+    assert second.record() == first.record()
     assert second.take(0, 0, 99).tolist() == order  # type: ignore[union-attr]
 
 
@@ -354,7 +364,7 @@ class Opaque(Sampler[int]):
 def test_a_state_that_json_cannot_hold_is_kept_as_it_is() -> None:
     listed = MaterializedSampler(Opaque())
     assert len(listed.take(0, 0, 5)) == 1
-    kept = listed.recorded()["states"][""]
+    kept = listed.record()["states"][""]
     assert isinstance(kept, OpaqueState)
     assert list(kept.value) == ["file"]
 

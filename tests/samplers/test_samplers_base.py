@@ -193,3 +193,12 @@ def test_the_fingerprint_of_a_subset_holds_its_indices() -> None:
 def test_batches_of_a_sampler_of_ones_own() -> None:
     loader = fl.DataLoader(range(6), batch_sampler=Pairs(6))
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("base", [IndexSampler, BatchIndexSampler])
+def test_a_sampler_without_a_length_names_what_it_lacks(base: type[Any]) -> None:
+    class Lengthless(base):  # type: ignore[misc]
+        pass
+
+    with pytest.raises(AttributeError, match=r"^Lengthless must set self\.length"):
+        len(Lengthless())

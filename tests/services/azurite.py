@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from email.utils import formatdate
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
 from uuid import uuid4
 
@@ -50,15 +52,28 @@ class Azure:
         store: Any = AzureStore(container, config=self.options, client_options={"allow_http": True})
         return obstore.sign(store, "GET", path, timedelta(minutes=5))
 
+    def put_key(self, container: str, key: str, data: bytes) -> None:
+        """Put an object under any key."""
+        self._put(f"{container}/{quote(key, safe='/~')}", data, blob_type="BlockBlob")
+
+    def make_public(self, container: str) -> None:
+        """Let everybody list and read a container."""
+        self._put(container, b"", {"restype": "container", "comp": "acl"}, blob_public_access="container")
+
     def _make(self, name: str) -> None:
+        self._put(name, b"", {"restype": "container"})
+
+    def _put(self, path: str, data: bytes, query: Mapping[str, str] = MappingProxyType({}), **headers: str) -> None:
         """What obstore cannot do: a request signed with the account's key, as Azure's documentation describes it."""
-        headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
-        reported = "".join(f"{header}:{value}\n" for header, value in sorted(headers.items()))
-        text = "PUT" + "\n" * 12 + f"{reported}/{_ACCOUNT}/{_ACCOUNT}/{name}\nrestype:container"
+        special = {f"x-ms-{name.replace('_', '-')}": value for name, value in headers.items()}
+        special |= {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+        reported = "".join(f"{header}:{value}\n" for header, value in sorted(special.items()))
+        asked = "".join(f"\n{name}:{value}" for name, value in sorted(query.items()))
+        text = f"PUT\n\n\n{len(data) or ''}" + "\n" * 9 + f"{reported}/{_ACCOUNT}/{_ACCOUNT}/{path}{asked}"
         signature = base64.b64encode(hmac.digest(base64.b64decode(_KEY), text.encode(), hashlib.sha256)).decode()
-        headers["Authorization"] = f"SharedKey {_ACCOUNT}:{signature}"
-        address = f"{self.endpoint}/{name}?restype=container"
-        with urlopen(Request(address, data=b"", headers={**headers, "Content-Type": ""}, method="PUT")):
+        special["Authorization"] = f"SharedKey {_ACCOUNT}:{signature}"
+        address = f"{self.endpoint}/{path}?{urlencode(query)}".rstrip("?")
+        with urlopen(Request(address, data=data, headers={**special, "Content-Type": ""}, method="PUT")):
             pass
 
 

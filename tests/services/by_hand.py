@@ -1,4 +1,4 @@
-"""`by_hand.py [s3] [azure] [postgres] [web FOLDER]`: the servers of the tests, in the foreground until Ctrl-C."""
+"""`by_hand.py [s3] [azure] [postgres] [redis] [nats] [web FOLDER]`: servers of the tests, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 
 from azurite import azurite
 from ceph import radosgw
+from nats_server import nats_server
 from nginx import nginx
 from postgres import postgres
+from redis_server import redis_server
 
 _END = {signal.SIGINT, signal.SIGTERM}
 
@@ -31,6 +33,10 @@ def main(names: list[str]) -> None:
                 print(f"Azure {stack.enter_context(azurite(folder)).options}")
             elif name == "postgres":
                 print(f"PostgreSQL {stack.enter_context(postgres())}")
+            elif name == "redis":
+                print(f"Redis {stack.enter_context(redis_server(folder))}")
+            elif name == "nats":
+                print(f"NATS {stack.enter_context(nats_server(folder))}")
             elif name == "web" and names:
                 print(f"web {stack.enter_context(nginx(folder / 'nginx', Path(names.pop(0)).absolute()))}")
             else:

@@ -226,7 +226,7 @@ def serving(server: AsyncServer) -> Iterator[None]:
     ready = threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(ready)), name=type(server).__name__)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     try:
         yield
     finally:

@@ -98,10 +98,11 @@ def guard(folder: Path, server: GCS) -> Iterator[Guard]:
     header = json.dumps({"typ": "JWT", "alg": "RS256", "kid": _KEY_ID}, separators=(",", ":")).encode()
     signed = base64.urlsafe_b64encode(header).decode().rstrip("=")
     with ruled(folder, _GUARD.format(token=token, signed=signed, server=server.endpoint)) as address:
-        yield Guard(address, token, _service_account())
+        yield Guard(address, token, service_account())
 
 
-def _service_account() -> str:
+def service_account() -> str:
+    """The JSON of a service account with a key of its own."""
     private = done(program("openssl", "openssl"), "genrsa", "2048")
     account = {"client_email": "reader@tests.example", "private_key_id": _KEY_ID, "private_key": private}
     return json.dumps({"type": "service_account", **account})

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-READY_S = 90
+READY_S = 200
 _LOOK_EVERY_S = 0.05
 
 
@@ -76,7 +76,7 @@ def running(command: Sequence[str], ready: Callable[[], bool], log: Path, stop: 
         finally:
             process.send_signal(signal.Signals[f"SIG{stop}"])
             try:
-                process.wait(10)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
 

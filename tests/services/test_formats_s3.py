@@ -84,7 +84,6 @@ def first_requests() -> int:
     return now.requests - now.retries - now.hedges
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")
 @pytest.mark.parametrize(
     "name", ["parquet, chosen columns", "arrow stream", "mds, zstd", "litdata, many rows", "jsonl"]
 )
@@ -199,16 +198,18 @@ class TestTars:
         indexes = contents(tmp_path / "in" / bucket)
         s3.put(bucket, indexes)
         before = statistics().nbytes
-        data = TarShards(f"s3://{bucket}", PAIR, CENTER, options=options(s3))
+        data = TarShards(f"s3://{bucket}", PAIR, transform=CENTER, options=options(s3))
         assert statistics().nbytes - before == sum(map(len, indexes.values()))
         assert len(data) == sum(SIZES)
 
     def test_shards_with_indexes_on_a_web_server(self, web: str, web_root: Path, tmp_path: Path) -> None:
         image_shards(tmp_path, SIZES)
-        near = TarShards(f"{tmp_path}/*.tar", PAIR, CENTER)  # writes indexes, which carry the times of the files
+        near = TarShards(
+            f"{tmp_path}/*.tar", PAIR, transform=CENTER
+        )  # writes indexes, which carry the times of the files
         for path in tmp_path.glob("train-*"):
             shutil.copy(path, web_root)
-        far = TarShards(f"{web}/train-{{000..004}}.tar", PAIR, CENTER, cache=tmp_path / "cache")
+        far = TarShards(f"{web}/train-{{000..004}}.tar", PAIR, transform=CENTER, cache=tmp_path / "cache")
         assert equal(epoch(far, num_workers=2, worker_method="process"), epoch(near))
         with pytest.raises(ObjectNotFoundError, match=r"train-005.tar"):
             TarShards(f"{web}/train-{{000..005}}.tar")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from pathlib import Path
 
 import torch
 from prometheus import prometheus
+from servers import program
 from torch.utils.data import TensorDataset
 
 import feedline as fl
@@ -31,3 +33,12 @@ def test_no_batch_is_lost_between_epochs(tmp_path: Path) -> None:
         assert scraper.query(f"resets({series}[1m])") == [0]
         (median,) = scraper.query("histogram_quantile(0.5, feedline_wait_seconds_bucket)")
         assert 0 < median < 1
+
+
+def test_the_alert_rules_are_valid() -> None:
+    rules = Path(__file__).parents[2] / "deploy" / "monitoring" / "alerts.yaml"
+    checked = subprocess.run(
+        [program("promtool", "prometheus"), "check", "rules", rules], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+    assert "8 rules found" in checked.stdout

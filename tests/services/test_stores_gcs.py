@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fault_proxy import KINDS, FaultProxy, Faults, fault_proxy
 from format_cases import equal
-from gcs import GCS, Guard, fake_gcs, guard
+from gcs import GCS, Guard, guard
 from google_cases import without_credentials
 from packing_cases import feedline
 from secret_cases import kept_in, shown_by
@@ -29,7 +29,7 @@ Environment = dict[str, str]
 
 BIG = random.Random(1).randbytes(5_000_000)
 OBJECTS = {"train/0.bin": BIG, "train/1.bin": b"one", "train/sub/2.bin": b"two", "training": b"", "ü %20#?+&": b"odd"}
-QUICK = stores.Retry(first_wait_s=0.01, longest_wait_s=0.1)
+QUICK = stores.Retry(first_wait_s=0.01, max_wait_s=0.1)
 CROP = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor()])
 
 
@@ -40,12 +40,6 @@ def anonymous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
         monkeypatch.setenv(name, "127.0.0.1:1")
-
-
-@pytest.fixture(scope="session")
-def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GCS]:
-    with fake_gcs(tmp_path_factory.mktemp("gcs")) as server:
-        yield server
 
 
 @pytest.fixture(scope="session")
@@ -157,7 +151,7 @@ def test_each_fault_by_itself(faulty_gcs: Faulty, bucket: str, kind: str) -> Non
 def test_faults_on_one_request_in_twenty_change_no_byte(faulty_gcs: Faulty, bucket: str) -> None:
     server, proxy = faulty_gcs
     proxy.faults = Faults(share=0.05, slow_s=0.1, kinds=tuple(kind for kind in KINDS if kind != "503 Retry-After"))
-    store = opened(server, bucket, requests=stores.Requests(gap_nbytes=0, at_once=16))
+    store = opened(server, bucket, requests=stores.Requests(gap_nbytes=0, max_concurrent=16))
     ranges = random_ranges(300, 30_000)
     found = store.read_many("train/0.bin", ranges)
     assert all(data == BIG[start:stop] for data, (start, stop) in zip(found, ranges, strict=True))
@@ -214,8 +208,10 @@ def test_loaders_deliver_what_files_give(
     monkeypatch.setenv("TESTS_KEY", guarded.key)
     options = {"endpoint": guarded.endpoint, "service_account_key": stores.FromEnv("TESTS_KEY")}
     how = {"num_workers": 2, "worker_method": method}
-    near = TarShards(folder, ("jpg", "cls"), CROP)
-    far = TarShards(f"gs://{shards}/train/*.tar", ("jpg", "cls"), CROP, cache=tmp_path / "cache", options=options)
+    near = TarShards(folder, ("jpg", "cls"), transform=CROP)
+    far = TarShards(
+        f"gs://{shards}/train/*.tar", ("jpg", "cls"), transform=CROP, cache=tmp_path / "cache", options=options
+    )
     assert equal(batches(far, **how), batches(near))
     lines = Lines(f"gs://{shards}/train/lines.txt", options=options)
     assert equal(batches(lines, **how), batches(Lines(folder / "lines.txt")))
@@ -281,7 +277,7 @@ def test_secrets_show_nowhere(
     server, proxy = faulty_gcs
     caplog.set_level(logging.DEBUG)
     shown = ""
-    retry = stores.Retry(attempts=2, first_wait_s=0, longest_wait_s=0)
+    retry = stores.Retry(attempts=2, first_wait_s=0, max_wait_s=0)
     account = json.loads(guarded.key)
     broken = json.dumps({**account, "client_email": ["secret-account"]})
     for secret in (

@@ -5,15 +5,21 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+from azurite import Azure
 from ceph import S3
+from gcs import GCS, guard, service_account
+from google_cases import without_credentials
+from web_servers import Handler, serving
 
 import feedline as fl
 from feedline import stores
+from feedline.stores.signed_reader import AzureReader, SignedReader
 
 NAMED = {"why?.txt": b"why", "img[1].txt": b"literal", "img1.txt": b"matched", "star*.txt": b"star", "whys.txt": b"s"}
 FOLDERS = ("train/", "train/cats/", "lonely/")
@@ -153,16 +159,38 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("anonymous", [False, True])
-def test_keys_that_are_no_paths_are_listed_and_read(s3: S3, tmp_path: Path, anonymous: bool) -> None:
-    bucket = s3.bucket()
-    for key, data in ODD.items():
-        s3.put_key(bucket, key, data)
-    if anonymous:
+@pytest.fixture(params=["s3", "gs", "az"])
+def odd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Place, Place]:
+    """A public bucket with odd keys, opened with credentials and without."""
+    without_credentials(monkeypatch, tmp_path)
+    if request.param == "s3":
+        s3: S3 = request.getfixturevalue("s3")
+        bucket = s3.bucket()
+        for key, data in ODD.items():
+            s3.put_key(bucket, key, data)
         s3.make_public(bucket)
-    options = {"endpoint": s3.endpoint, "skip_signature": True} if anonymous else s3.options
+        settings: list[dict[str, Any]] = [s3.options, {"endpoint": s3.endpoint, "skip_signature": True}]
+    elif request.param == "gs":
+        google: GCS = request.getfixturevalue("gcs")
+        bucket = google.bucket(ODD)
+        settings = [{"endpoint": google.endpoint, "service_account_key": service_account()}, google.options]
+    else:
+        azure: Azure = request.getfixturevalue("azure")
+        bucket = azure.container({})
+        for key, data in ODD.items():
+            azure.put_key(bucket, key, data)
+        azure.make_public(bucket)
+        public = {"account_name": azure.options["account_name"], "skip_signature": True}
+        settings = [azure.options, {"endpoint": azure.endpoint, **public}]
+    known, unknown = (Place(f"{request.param}://{bucket}", options) for options in settings)
+    return known, unknown
+
+
+@pytest.mark.parametrize("anonymous", [False, True])
+def test_keys_that_are_no_paths_are_listed_and_read(odd: tuple[Place, Place], tmp_path: Path, anonymous: bool) -> None:
+    root, options = odd[anonymous].root, odd[anonymous].options
     for cache in (None, tmp_path):
-        store = stores.open_store(f"s3://{bucket}", options=options, cache=cache)
+        store = stores.open_store(root, options=options, cache=cache)
         listed = list(store.list())
         assert {info.path: info.size for info in listed} == {key: len(data) for key, data in ODD.items()}
         assert [info.path for info in listed] == sorted(ODD)
@@ -170,11 +198,65 @@ def test_keys_that_are_no_paths_are_listed_and_read(s3: S3, tmp_path: Path, anon
             assert store.read(info.path, version=info.version) == ODD[info.path]
             assert store.info(info.path) == info
         assert store.read("a//b.txt", 2, 5) == b"pty"
-    data = fl.datasets.Files(f"s3://{bucket}/**/*.txt", decode="text", options=options)
+    data = fl.datasets.Files(f"{root}/**/*.txt", decode="text", options=options)
     assert list(data) == [ODD[key].decode() for key in sorted(ODD)]
-    assert list(fl.datasets.Files(f"s3://{bucket}/a/*.txt", decode="text", options=options)) == ["ok"]
+    assert list(fl.datasets.Files(f"{root}/a/*.txt", decode="text", options=options)) == ["ok"]
     with pytest.raises(stores.ObjectNotFoundError, match="no//such: there is no such object"):
         store.read("no//such")
+
+
+def test_a_token_of_google_reads_such_keys(gcs: GCS, tmp_path: Path) -> None:
+    bucket = gcs.bucket(ODD)
+    with guard(tmp_path, gcs) as guarded:
+
+        def opened(token: str) -> stores.Store:
+            return stores.open_store(f"gs://{bucket}", options={"endpoint": guarded.endpoint, "bearer_token": token})
+
+        store = opened(guarded.token)
+        assert {info.path: bytes(store.read(info.path)) for info in store.list()} == ODD
+        with pytest.raises(stores.AccessDeniedError, match=r"status 401"):
+            opened("wrong").read("a//b.txt")
+
+
+def test_a_token_of_azure_goes_with_requests_for_such_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    without_credentials(monkeypatch, tmp_path)
+    pages = {
+        "comp=list": b"<EnumerationResults><Blobs><Blob><Name>a//b.txt</Name><Properties><Content-Length>3"
+        b"</Content-Length><Etag>1</Etag><Content-Type>text/plain</Content-Type>"
+        b"<Last-Modified>Tue, 01 Oct 2024 10:00:00 GMT</Last-Modified>"
+        b"</Properties></Blob></Blobs><NextMarker/></EnumerationResults>",
+        "a//b.txt": b"odd",
+    }
+    seen = list[tuple[str, str | None, str | None]]()
+
+    class Server(Handler):
+        def do_GET(self) -> None:
+            seen.append((self.path, self.headers.get("Authorization"), self.headers.get("x-ms-version")))
+            self.answer(200, next(data for mark, data in pages.items() if mark in self.path), {"ETag": "1"})
+
+    with serving(Server, None) as server:
+        options = {"endpoint": server.url, "account_name": "a", "bearer_token": "secret"}
+        store = stores.open_store("az://box", options=options)
+        assert store.read("a//b.txt") == b"odd"
+        assert [info.path for info in store.list()] == ["a//b.txt"]
+    ours = {(token, version) for path, token, version in seen if "//" in path or "delimiter" not in path}
+    assert ("Bearer secret", "2020-12-06") in ours
+    assert all(token == "Bearer secret" for _, token, _ in seen)
+    assert not any("sig=" in path or "secret" in path for path, _, _ in seen)
+
+
+def test_credentials_that_sign_no_links_are_named(
+    azure: Azure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    without_credentials(monkeypatch, tmp_path)
+    bucket, remedy = azure.container({}), r"the key of the account, a SAS token"
+    azure.put_key(bucket, "a//b.txt", b"odd")
+    azure.make_public(bucket)
+    # The reader of odd keys sees other credentials than the client, as it does with an identity of the machine.
+    monkeypatch.setattr("feedline.stores.signed_reader.AzureReader._option", lambda self, *names: None)
+    with pytest.raises(stores.StoreError, match=r"there is an object named 'a//b\.txt'.* Rename or remove") as caught:
+        list(stores.open_store(f"az://{bucket}", options=azure.options).list())
+    assert remedy in "".join(caught.value.__notes__)
 
 
 def test_listings_of_many_pages_with_an_odd_key(s3: S3) -> None:
@@ -183,6 +265,23 @@ def test_listings_of_many_pages_with_an_odd_key(s3: S3) -> None:
     s3.put_key(bucket, "1100//odd.txt", b"odd")
     store = stores.open_store(f"s3://{bucket}", options=s3.options)
     assert [info.path for info in store.list()] == sorted([*names, "1100//odd.txt"])
+
+
+def _with(reader: SignedReader, first: Any, more: dict[str, str], *arguments: str) -> dict[str, str]:
+    return {**first(reader, *arguments), **more}
+
+
+# The stand-in for Google sends all keys at once.
+@pytest.mark.parametrize("odd", ["s3", "az"], indirect=True)
+def test_odd_keys_on_many_pages(odd: tuple[Place, Place], monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"max-keys": "2", "maxresults": "2"}
+    for kind in (SignedReader, AzureReader):
+        first = kind.first_page
+        monkeypatch.setattr(kind, "first_page", partialmethod(_with, first, small))
+    before, place = stores.statistics().requests, odd[0]
+    listed = stores.open_store(place.root, options=place.options).list()
+    assert [info.path for info in listed] == sorted(ODD)
+    assert stores.statistics().requests - before >= 4
 
 
 def test_a_key_with_dots_is_an_error_of_its_own(s3: S3) -> None:

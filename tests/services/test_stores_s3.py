@@ -23,7 +23,7 @@ Faulty = tuple[S3, FaultProxy]
 
 BIG = random.Random(1).randbytes(20_000_000)
 OBJECTS = {"train/0.bin": BIG, "train/1.bin": b"one", "train/sub/2.bin": b"two", "training": b"", "ü %20#?+": b"odd"}
-QUICK = stores.Retry(first_wait_s=0.01, longest_wait_s=0.1)
+QUICK = stores.Retry(first_wait_s=0.01, max_wait_s=0.1)
 
 
 @pytest.fixture(scope="session")
@@ -143,7 +143,7 @@ def test_expired_credentials(faulty_s3: Faulty, bucket: str) -> None:
 
 def test_a_server_that_is_not_there(bucket: str) -> None:
     unreachable = S3("http://127.0.0.1:1")
-    retry = stores.Retry(attempts=3, first_wait_s=0, longest_wait_s=0)
+    retry = stores.Retry(attempts=3, first_wait_s=0, max_wait_s=0)
     with pytest.raises(stores.StoreUnavailableError, match=r"3 attempts failed .*: no connection\. Check the server"):
         opened(unreachable, bucket, retry=retry).read("train/1.bin")
     with pytest.raises(ArgumentError, match="endpoint is the address of a server"):
@@ -191,7 +191,7 @@ def test_faults_on_one_request_in_twenty_change_no_byte(faulty_s3: Faulty, bucke
     server, proxy = faulty_s3
     proxy.faults = Faults(share=0.05, slow_s=0.1, kinds=tuple(kind for kind in KINDS if kind != "503 Retry-After"))
     cache = stores.Cache(tmp_path, limit="100 MB", piece_nbytes=100_000)
-    requests = stores.Requests(gap_nbytes=0, at_once=16)
+    requests = stores.Requests(gap_nbytes=0, max_concurrent=16)
     for store in (opened(server, bucket, requests=requests), opened(server, bucket, requests=requests, cache=cache)):
         for seed in range(3):
             ranges = random_ranges(200, 30_000, seed)
@@ -204,7 +204,7 @@ def test_faults_on_one_request_in_twenty_change_no_byte(faulty_s3: Faulty, bucke
 def test_everything_fails(faulty_s3: Faulty, bucket: str) -> None:
     server, proxy = faulty_s3
     proxy.faults = Faults(share=1.0, kinds=("reset", "503"))
-    retry = stores.Retry(attempts=4, first_wait_s=0, longest_wait_s=0)
+    retry = stores.Retry(attempts=4, first_wait_s=0, max_wait_s=0)
     with pytest.raises(stores.StoreUnavailableError, match="4 attempts failed") as caught:
         opened(server, bucket, retry=retry).read_many("train/0.bin", random_ranges(20, 1000))
     assert isinstance(caught.value, ConnectionError)
@@ -269,7 +269,7 @@ def test_secrets_show_nowhere(faulty_s3: Faulty, bucket: str, tmp_path: Path, ca
     server, proxy = faulty_s3
     caplog.set_level(logging.DEBUG)
     shown = ""
-    retry = stores.Retry(attempts=2, first_wait_s=0, longest_wait_s=0)
+    retry = stores.Retry(attempts=2, first_wait_s=0, max_wait_s=0)
     for secret in (server.secret_access_key, "another-secret-of-the-tests"):
         options = {**server.options, "secret_access_key": secret}
         store = stores.open_store(f"s3://{bucket}", options=options, retry=retry, cache=tmp_path / "cache")

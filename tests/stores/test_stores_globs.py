@@ -14,7 +14,7 @@ from feedline import stores
 from feedline.datasets.paths import find
 from feedline.datasets.tables.parquet_files import FilesystemFiles
 from feedline.errors import ArgumentError
-from feedline.stores.globs import braces
+from feedline.stores.globs import braces, first_forms
 
 WRITTEN_OUT = [
     ("a.tar", ["a.tar"]),
@@ -142,3 +142,10 @@ def test_braces_may_name_folders_and_patterns(places: Places, way: str) -> None:
         written_out("{train,test}/*.bin")
     with pytest.raises(FileNotFoundError, match=r"val/1\.bin"):
         written_out("{train,val}/{0..1}.bin")
+
+
+def test_only_endings_that_extend_the_first_are_forms_of_one_file() -> None:
+    assert first_forms(["a.h5", "a.hdf5", "b.hdf5"], "*.{h5,hdf5}") == ["a.h5", "a.hdf5", "b.hdf5"]
+    names = ["a.tar", "a.tar.gz", "a.tgz", "b.tgz"]
+    assert first_forms(names, "*.{tar,tar.gz,tgz}") == ["a.tar", "b.tgz"]
+    assert first_forms(["a.txt.gz", "a.txt"], "*.txt{,.gz}") == ["a.txt"]

@@ -22,7 +22,7 @@ from feedline.stores.links import unsigned
 
 SECRET = "hunter2-very-secret"
 CONTENT = random.Random(7).randbytes(300_000)
-QUICK = stores.Retry(attempts=3, first_wait_s=0, longest_wait_s=0, idle_timeout_s=10)
+QUICK = stores.Retry(attempts=3, first_wait_s=0, max_wait_s=0, idle_timeout_s=10)
 
 
 class Links(Handler):

@@ -109,7 +109,7 @@ def opened(server: FailingServer, cache: Path | None = None, **more: Any) -> sto
 
 def test_patience_is_an_option_like_others_of_datasets_too(server: FailingServer) -> None:
     server.status = 500
-    quick = stores.Retry(attempts=3, first_wait_s=0, longest_wait_s=0)
+    quick = stores.Retry(attempts=3, first_wait_s=0, max_wait_s=0)
     with pytest.raises(stores.StoreUnavailableError, match="3 attempts failed"):
         fl.datasets.TarShards("s3://b/{0..1}.tar", options=options_for(server, retry=quick))
     with pytest.raises(stores.StoreUnavailableError, match="3 attempts failed"):
@@ -169,7 +169,7 @@ def test_waits_for_a_store_end_when_not_wanted(
     store, ends, scope = opened(server, tmp_path if cached else None, retry=PATIENT), list[Exception](), CancelScope()
 
     def run() -> None:
-        with scope.entered():
+        with scope.enter():
             try:
                 READS[read](store)
             except WaitCancelledError as error:
@@ -211,16 +211,19 @@ else:
 """
 
 
-@pytest.fixture(scope="module")
-def preloaded() -> Iterator[Preloaded]:
-    with Preloaded() as running:
-        yield running
+INTERRUPTIBLE = {"range": "both", "whole": "silent", "list": "failing", "dataset": "silent", "loader": "both",
+                 "cached loader": "failing", "threads": "both", "cached threads": "silent"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "what", ["range", "whole", "list", "dataset", "loader", "cached loader", "threads", "cached threads"]
+    ("what", "status"),
+    [
+        pytest.param(what, status, id=f"{what}, {name}")
+        for what, wanted in INTERRUPTIBLE.items()
+        for name, status in (("silent", None), ("failing", 500))
+        if wanted in ("both", name)
+    ],
 )
-@pytest.mark.parametrize("status", [None, 500], ids=["silent", "failing"])
 def test_ctrl_c_waits_for_no_store(
     server: FailingServer, tmp_path: Path, what: str, status: int | None, preloaded: Preloaded
 ) -> None:
@@ -228,9 +231,7 @@ def test_ctrl_c_waits_for_no_store(
     script, errors = tmp_path / "interrupted.py", tmp_path / "errors"
     script.write_text(INTERRUPTED)
     cache = str(tmp_path / "cache") if "cached" in what else ""
-    with errors.open("w") as log, open(os.devnull) as nothing:
-        streams = {"stdin": nothing.fileno(), "stdout": log.fileno(), "stderr": log.fileno()}
-        child = preloaded.start(str(script), server.url, cache, what.removeprefix("cached "), **streams)
+    child = preloaded.start_quietly(script, errors, server.url, cache, what.removeprefix("cached "))
     try:
         assert server.asked.wait(60)
         os.kill(child.pid, signal.SIGINT)
@@ -352,7 +353,7 @@ def test_a_pattern_within_a_folder_does_not_go_through_those_below(
 def test_a_listing_goes_on_where_a_page_failed(server: FailingServer) -> None:
     server.objects = {f"{number:05}": b"x" for number in range(3000)}
     server.failing_pages = {2, 3, 7, 11, 13, 17, 19, 23, 29, 31}
-    quick = stores.Retry(attempts=3, first_wait_s=0, longest_wait_s=0)
+    quick = stores.Retry(attempts=3, first_wait_s=0, max_wait_s=0)
     assert [info.path for info in opened(server, retry=quick).list()] == sorted(server.objects)
     assert server.pages == 30 + 10
 
@@ -389,7 +390,7 @@ def test_training_survives_an_outage(server: FailingServer) -> None:
             member.size = 3
             archive.addfile(member, io.BytesIO(f"{number:03}".encode()))
     server.objects["0.tar"] = tar.getvalue()
-    retry = stores.Retry(first_wait_s=0.001, longest_wait_s=0.001)  # some dozens of attempts
+    retry = stores.Retry(first_wait_s=0.001, max_wait_s=0.001)  # some dozens of attempts
     dataset = fl.datasets.TarShards("s3://b/0.tar", ("cls",), options=options_for(server, retry=retry))
     before = stores.statistics().retries
     server.status = 500

@@ -54,7 +54,7 @@ def failing(times: int, **how: Any) -> Callable[[TransientError | None], str]:
 
 def test_what_passes_is_tried_again_after_longer_and_longer_waits() -> None:
     clock, before = FakeClock(), stores.statistics()
-    attempts = Attempts(Retry(first_wait_s=1, longest_wait_s=6), clock, lambda: 1.0)
+    attempts = Attempts(Retry(first_wait_s=1, max_wait_s=6), clock, lambda: 1.0)
     assert attempts.run(failing(5), "x") == "data"
     assert clock.waits == [1, 2, 4, 6, 6]
     after = stores.statistics()
@@ -64,7 +64,7 @@ def test_what_passes_is_tried_again_after_longer_and_longer_waits() -> None:
 
 @given(st.integers(1, 2000), st.floats(0, 1, exclude_max=True))
 def test_waits_are_jittered_and_bounded(failed: int, draw: float) -> None:
-    retry = Retry(first_wait_s=0.5, longest_wait_s=8)
+    retry = Retry(first_wait_s=0.5, max_wait_s=8)
     assert 0 <= retry.wait_s(failed, draw) <= min(8, 0.5 * 2 ** min(failed - 1, 10))
 
 
@@ -83,14 +83,14 @@ def test_attempts_end() -> None:
 
 def test_only_the_deadline_ends_attempts_unless_a_number_is_given() -> None:
     clock = FakeClock()
-    attempts = Attempts(Retry(deadline_s=100, first_wait_s=1, longest_wait_s=1), clock, lambda: 1.0)
+    attempts = Attempts(Retry(deadline_s=100, first_wait_s=1, max_wait_s=1), clock, lambda: 1.0)
     assert attempts.run(failing(99), "x") == "data"
     with pytest.raises(stores.StoreUnavailableError, match=r'101 attempts .*options=\{"retry": Retry\(deadline_s='):
         attempts.run(failing(10_000), "x")
 
 
 def test_a_store_that_fails_for_long_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    attempts = Attempts(Retry(first_wait_s=2, longest_wait_s=2), FakeClock(), lambda: 1.0)
+    attempts = Attempts(Retry(first_wait_s=2, max_wait_s=2), FakeClock(), lambda: 1.0)
     attempts.run(failing(3), "s3://b/short")
     attempts.run(failing(30), "s3://b/long")
     assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == ["s3://b/long"]
@@ -124,7 +124,7 @@ def test_what_does_not_pass_is_not_tried_again() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"attempts": 0}, {"deadline_s": 0}, {"first_wait_s": 2, "longest_wait_s": 1}, {"hedge_quantile": 1}],
+    [{"attempts": 0}, {"deadline_s": 0}, {"first_wait_s": 2, "max_wait_s": 1}, {"hedge_quantile": 1}],
 )
 def test_impossible_policies_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ArgumentError, match="Retry"):
@@ -158,7 +158,7 @@ def test_ranges_come_out_as_they_went_in_whatever_is_joined_or_split(
     ranges: list[tuple[int, int]], gap: int, largest: int
 ) -> None:
     content = random.Random(0).randbytes(400)
-    spans = spans_for(ranges, Requests(gap_nbytes=gap, largest_nbytes=largest))
+    spans = spans_for(ranges, Requests(gap_nbytes=gap, max_nbytes=largest))
     assert all(0 < span.nbytes <= largest for span in spans)
     assert all(left.stop <= right.start for left, right in itertools.pairwise(spans))
     fetched = FetchedRanges(spans, [memoryview(content[slice(*span)]) for span in spans])
@@ -167,7 +167,7 @@ def test_ranges_come_out_as_they_went_in_whatever_is_joined_or_split(
 
 
 def test_near_ranges_share_a_request_and_far_ones_do_not() -> None:
-    requests = Requests(gap_nbytes=10, largest_nbytes=100)
+    requests = Requests(gap_nbytes=10, max_nbytes=100)
     assert spans_for([(50, 60), (0, 40), (71, 80)], requests) == [ByteRange(0, 60), ByteRange(71, 80)]
     assert spans_for([(0, 60), (60, 120)], requests) == [ByteRange(0, 60), ByteRange(60, 120)]
     assert spans_for([(0, 250)], requests) == [ByteRange(0, 84), ByteRange(84, 168), ByteRange(168, 250)]

@@ -96,8 +96,8 @@ class SlowServer:
 
 def test_a_read_over_a_narrow_line_ends_and_little_is_sent_twice() -> None:
     """64 requests that share 2 MB/s get a block every quarter of a second each, and wait a tenth for it."""
-    retry = stores.Retry(idle_timeout_s=0.1, first_wait_s=0.01, longest_wait_s=0.1, deadline_s=5)
-    requests = stores.Requests(largest_nbytes=256 << 10)
+    retry = stores.Retry(idle_timeout_s=0.1, first_wait_s=0.01, max_wait_s=0.1, deadline_s=5)
+    requests = stores.Requests(max_nbytes=256 << 10)
     server = SlowServer(nbytes_per_s=2e6)
     with serving(server):
         store = stores.open_store("s3://b", options=server.options, retry=retry, requests=requests)
@@ -108,7 +108,7 @@ def test_a_read_over_a_narrow_line_ends_and_little_is_sent_twice() -> None:
 
 
 def test_a_line_that_breaks_again_and_again_sends_each_byte_about_once() -> None:
-    retry = stores.Retry(first_wait_s=0.001, longest_wait_s=0.002, attempts=6, hedge_quantile=None)
+    retry = stores.Retry(first_wait_s=0.001, max_wait_s=0.002, attempts=6, hedge_quantile=None)
     server = SlowServer(breaks_after=600_000)
     with serving(server):
         store = stores.open_store("s3://b", options=server.options, retry=retry)
@@ -117,7 +117,7 @@ def test_a_line_that_breaks_again_and_again_sends_each_byte_about_once() -> None
 
 
 def test_parts_of_what_has_no_version_are_not_joined() -> None:
-    retry = stores.Retry(first_wait_s=0.001, longest_wait_s=0.002, attempts=3, hedge_quantile=None)
+    retry = stores.Retry(first_wait_s=0.001, max_wait_s=0.002, attempts=3, hedge_quantile=None)
     server = SlowServer(breaks_after=600_000, is_versioned=False)
     with serving(server):
         store = stores.open_store("s3://b", options=server.options, retry=retry)
@@ -126,7 +126,7 @@ def test_parts_of_what_has_no_version_are_not_joined() -> None:
 
 
 def test_a_silent_server_is_given_up_after_the_idle_time() -> None:
-    retry = stores.Retry(idle_timeout_s=0.2, attempts=2, first_wait_s=0, longest_wait_s=0)
+    retry = stores.Retry(idle_timeout_s=0.2, attempts=2, first_wait_s=0, max_wait_s=0)
     server = SlowServer(nbytes_per_s=0.001)
     with serving(server):
         store = stores.open_store("s3://b", options=server.options, retry=retry)
@@ -246,7 +246,7 @@ def test_a_wait_for_a_slot_can_be_canceled_and_passes_the_slot_on() -> None:
     scope, ended = CancelScope(), list[str]()
 
     def wait() -> None:
-        with scope.entered():
+        with scope.enter():
             try:
                 limit.run(lambda: ended.append("entered"))
             except WaitCancelledError:

@@ -15,7 +15,7 @@ from feedline import stores
 from feedline.errors import TransientError
 from feedline.stores.statuses import Refusal, error_for
 
-QUICK = stores.Retry(attempts=2, first_wait_s=0, longest_wait_s=0)
+QUICK = stores.Retry(attempts=2, first_wait_s=0, max_wait_s=0)
 ONCE = stores.Retry(attempts=1)
 
 

@@ -20,7 +20,7 @@ from feedline import stores
 from feedline.stores.cache.locks import Ledger
 
 OBJECTS, SIZE, PIECE, LIMIT = 6, 400_000, 30_000, 900_000
-PROCESSES, KILLS = 3, 150
+PROCESSES, KILLS = 3, 80
 _BLOCK = 1 << 12
 
 

@@ -13,7 +13,6 @@ import psutil
 
 import feedline as fl
 
-TOKEN = "FEEDLINE_TEST_TOKEN"
 MIB = 1 << 20
 
 
@@ -42,14 +41,13 @@ class Small:
 
 
 def family() -> list[psutil.Process]:
-    """Every other process that was started, at whatever remove, by this one."""
-    token = os.environ[TOKEN]
+    """Every other process of the session, which this process leads: all that it started, at whatever remove."""
     kin = []
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.environ().get(TOKEN) == token:
+            if process.pid != os.getpid() == os.getsid(process.pid):
                 kin.append(process)
-        except psutil.Error:
+        except ProcessLookupError:
             continue
     return kin
 

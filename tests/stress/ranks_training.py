@@ -1,4 +1,7 @@
-"""One rank of a run under torchrun: writes, on rank 0, what every rank received at every step; run by test_ranks.py."""
+"""One rank: writes, on rank 0, what every rank received at every step; run by test_ranks.py.
+
+Under torchrun the environment says which rank it is, else the arguments do.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +56,14 @@ def main() -> None:
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--drop-last", action="store_true")
     parser.add_argument("--distributed-sampler", action="store_true")
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--world", type=int)
+    parser.add_argument("--meeting", help="a file through which the ranks find each other")
     args = parser.parse_args()
-    dist.init_process_group("gloo")
+    if args.rank is None:
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", f"file://{args.meeting}", rank=args.rank, world_size=args.world)
     with loader_of(args) as loader:
         if args.resume:
             loader.load_state_dict(json.loads(args.resume.read_text())["state"])

@@ -16,6 +16,6 @@ SCRIPT = Path(__file__).parent / "interrupts.py"
 @pytest.mark.parametrize("seed", [1, 2])
 def test_interrupts_leave_nothing(seed: int) -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "60", str(seed)], capture_output=True, text=True, check=False, timeout=280
+        [sys.executable, str(SCRIPT), "35", str(seed)], capture_output=True, text=True, check=False, timeout=280
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

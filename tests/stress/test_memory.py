@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
+from preloaded import Preloaded
 
 pytestmark = [pytest.mark.stress, pytest.mark.alone]
 
 SCRIPT = Path(__file__).with_name("memory_training.py")
-SMALL_MIB, LARGE_MIB = 32, 288
+SMALL_MIB, LARGE_MIB = 32, 160
 WITHIN_S = 240
 
 
-def weighed(*arguments: str) -> Any:
-    """What `memory_training.py` says of itself."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
-        env={**os.environ, "FEEDLINE_TEST_TOKEN": uuid.uuid4().hex, "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def weighed(preloaded: Preloaded, log: Path, *arguments: str) -> Any:
+    """What `memory_training.py` says of itself, in its last line."""
+    assert preloaded.run(SCRIPT, log, WITHIN_S, *arguments) == 0, log.read_text()
+    return json.loads(log.read_text().splitlines()[-1])
 
 
 @pytest.mark.parametrize(
@@ -39,12 +30,17 @@ def weighed(*arguments: str) -> Any:
     [([], 2), (["--shared"], 1), (["--shared", "--method", "fork"], 1)],
     ids=["own array", "shared", "shared, fork"],
 )
-def test_workers_add_one_copy_of_a_dataset_in_memory_and_none_of_a_shared_one(how: list[str], copies: int) -> None:
+def test_workers_add_one_copy_of_a_dataset_in_memory_and_none_of_a_shared_one(
+    preloaded: Preloaded, tmp_path: Path, how: list[str], copies: int
+) -> None:
     """By proportional set size: shared pages count as their share, so that the sum is what the machine holds.
 
     The training process keeps its own array; all workers together hold one sealed copy of it.
     """
-    small, large = (weighed("shares", "--mib", str(mib), "--workers", "4", *how) for mib in (SMALL_MIB, LARGE_MIB))
+    small, large = (
+        weighed(preloaded, tmp_path / "output.log", "shares", "--mib", str(mib), "--workers", "4", *how)
+        for mib in (SMALL_MIB, LARGE_MIB)
+    )
     assert large["processes"] >= 4
     assert large["processes"] == small["processes"]
     grown = LARGE_MIB - SMALL_MIB
@@ -53,7 +49,17 @@ def test_workers_add_one_copy_of_a_dataset_in_memory_and_none_of_a_shared_one(ho
 
 @pytest.mark.parametrize("persistent", [[], ["--persistent"]], ids=["new", "persistent"])
 def test_nothing_grows_over_fifty_epochs(persistent: list[str]) -> None:
-    weights = weighed("epochs", "--epochs", "50", *persistent)
+    """In a fresh interpreter: a fork grows by the pages that it copies."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(SCRIPT), "epochs", "--epochs", "50", *persistent],
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+        start_new_session=True,
+    )
+    assert done.returncode == 0, done.stderr
+    weights = json.loads(done.stdout)
     early, late = weights[10:20], weights[40:]
     for name, allowed in (("rss", 1.0), ("family", 4.0), ("descriptors", 0), ("threads", 0)):
         growth = median(weight[name] for weight in late) - median(weight[name] for weight in early)

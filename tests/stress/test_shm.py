@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.stress, pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
+pytestmark = pytest.mark.stress
 
 SCRIPT = Path(__file__).with_name("shm_training.py")
 IN_A_SMALL_SHM = "mount -t tmpfs -o size=1m tmpfs /dev/shm && exec"

@@ -175,3 +175,11 @@ def test_other_bytes_than_the_expected_are_named() -> None:
 def test_an_empty_store_cannot_be_checked(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="no object of two bytes or more"):
         check_store(stores.open_store(tmp_path))
+
+
+def test_a_store_without_a_member_names_it() -> None:
+    class Unlisted:
+        url, info, size, read, read_many = "memory://x", None, None, None, None
+
+    with pytest.raises(AssertionError, match=r"^the store lacks list:"):
+        check_store(Unlisted())  # type: ignore[arg-type]

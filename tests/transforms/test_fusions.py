@@ -285,6 +285,9 @@ def test_a_pair_has_one_function(rows: None) -> None:
         register_fusion(Window, RandomHorizontalFlip, fuse_mirror)
     with pytest.raises(ArgumentError, match=r"give two classes of transforms or steps, not LevelTable\("):
         register_fusion(INVERT, LevelTable, fuse_tables)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="give a function of the two planned steps, not 3"):
+        register_fusion(Mirror, LevelTable, 3)  # type: ignore[arg-type]
+    assert (Mirror, LevelTable) not in FUSIONS
 
 
 @dataclass(frozen=True)

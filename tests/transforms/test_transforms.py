@@ -59,26 +59,17 @@ def same(one: Any, other: Any) -> bool:
 
 
 @by_name
-def test_its_text_makes_it_again(transform: T.Transform) -> None:
+def test_it_is_a_value_that_travels(transform: T.Transform) -> None:
     again = eval(repr(transform), {**vars(fl.transforms), "torch": torch})
     assert again == transform
     assert hash(again) == hash(transform)
-
-
-@by_name
-def test_it_travels(transform: T.Transform) -> None:
+    with pytest.raises(AttributeError):
+        setattr(transform, next(iter(transform.__dataclass_fields__)), 1)  # type: ignore[attr-defined]
     expected = transform(random_image(), SampleRng(1))
     for moved in (pickle.loads(pickle.dumps(transform)), copy.deepcopy(transform)):
         assert moved == transform
         assert same(moved(random_image(), SampleRng(1)), expected)
     assert pickle.loads(pickle.dumps(transform.plan)) == transform.plan
-
-
-@by_name
-def test_it_cannot_be_changed(transform: T.Transform) -> None:
-    name = transform.__dataclass_fields__  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError):
-        setattr(transform, next(iter(name)), 1)
 
 
 @by_name
@@ -216,10 +207,6 @@ def test_two_of_a_kind_draw_apart() -> None:
     assert 130 < sum(turned) < 270
 
 
-def test_the_alias_is_the_thing_itself() -> None:
-    assert T.HorizontalFlip is T.RandomHorizontalFlip
-
-
 # What is refused
 
 
@@ -307,10 +294,10 @@ def test_arguments_that_cannot_work_are_named_with_a_remedy(build: Any, message:
         (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), r"tensors are \(channels, height, width\)"),
     ],
 )
-@pytest.mark.parametrize("transform", [T.RandomResizedCrop(4), T.Resize(4), T.RandomCrop(4), T.ColorJitter(0.1)])
-def test_what_is_no_image_is_reported(transform: T.Transform, image: Any, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        transform(image)
+def test_what_is_no_image_is_reported(image: Any, message: str) -> None:
+    for transform in (T.RandomResizedCrop(4), T.Resize(4), T.RandomCrop(4), T.ColorJitter(0.1)):
+        with pytest.raises(ArgumentError, match=message):
+            transform(image)
 
 
 @pytest.mark.parametrize("transform", [T.RandomResizedCrop(4), T.Resize(4), T.RandomCrop(4)])

@@ -158,11 +158,12 @@ def enhanced(array: Pixels, adjustments: list[tuple[int, float]]) -> Pixels:
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("factor", [0.0, 0.37, 0.8, 1.0, 1.25, 1.9, 6.0])
 @pytest.mark.parametrize("which", [color.BRIGHTNESS, color.CONTRAST, color.SATURATION])
-def test_one_adjustment_is_pillows(which: int, factor: float) -> None:
+def test_one_adjustment_is_pillows(which: int) -> None:
     array = random_image(37, 41)
-    assert difference(color.adjust(array, [(which, factor)]), enhanced(array, [(which, factor)])) == 0
+    for factor in (0.0, 0.37, 0.8, 1.0, 1.25, 1.9, 6.0):
+        apart = difference(color.adjust(array, [(which, factor)]), enhanced(array, [(which, factor)]))
+        assert apart == 0, factor
 
 
 @pytest.mark.usefixtures("kernels")
@@ -174,13 +175,13 @@ def test_turning_the_hue_is_pillows(share: float) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("order", list(permutations(range(4))))
-def test_adjustments_follow_one_another(order: tuple[int, ...]) -> None:
+def test_adjustments_follow_one_another() -> None:
     array, factors = random_image(30, 40), (1.3, 0.6, 1.7, -0.2)
-    adjustments = [(which, factors[which]) for which in order]
     before = array.copy()
-    assert difference(color.adjust(array, adjustments), enhanced(array, adjustments)) == 0
-    assert difference(array, before) == 0
+    for order in permutations(range(4)):
+        adjustments = [(which, factors[which]) for which in order]
+        assert difference(color.adjust(array, adjustments), enhanced(array, adjustments)) == 0, order
+        assert difference(array, before) == 0
 
 
 @pytest.mark.usefixtures("kernels")

@@ -18,7 +18,7 @@ import feedline as fl
 from feedline.errors import ArgumentError
 from feedline.testing import check_dataset
 from feedline.workers import POOLS, PoolKind, register_pool
-from feedline.workers.base import Retained
+from feedline.workers.base import RetainedResources
 
 DATA = TensorDataset(torch.arange(40))
 SOURCE = Path(fl.__file__).parent
@@ -121,8 +121,8 @@ def test_a_kind_that_is_gone_is_named_when_the_loader_is_iterated(table: dict[st
         iter(loader)
 
 
-@pytest.mark.parametrize("name", ["", "auto"])
-def test_names_that_no_kind_can_have(name: str) -> None:
+@pytest.mark.parametrize("name", ["", "auto", 3, ["mine"]], ids=repr)
+def test_names_that_no_kind_can_have(name: Any) -> None:
     with pytest.raises(ArgumentError, match="is named by a string other than"):
         register_pool(name, executor_pool.KIND)
 
@@ -130,15 +130,17 @@ def test_names_that_no_kind_can_have(name: str) -> None:
 def test_a_name_belongs_to_one_kind(table: dict[str, PoolKind]) -> None:
     register_pool("mine", executor_pool.KIND)
     register_pool("mine", executor_pool.KIND)
-    with pytest.raises(ArgumentError, match="already another kind of pool named 'mine'"):
+    with pytest.raises(ArgumentError, match="another kind of pool is already named 'mine'"):
         register_pool("mine", replace(executor_pool.KIND, needs_pickle=True))
-    with pytest.raises(ArgumentError, match="already another kind of pool named 'process'"):
+    with pytest.raises(ArgumentError, match="another kind of pool is already named 'process'"):
         register_pool("process", executor_pool.KIND)
 
 
 def test_what_is_no_kind_of_use() -> None:
     with pytest.raises(ArgumentError, match=r"must be a feedline\.workers\.PoolKind; got type"):
         register_pool("mine", executor_pool.ExecutorPool)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"PoolKind\(open=\.\.\.\) is a function of .*, not None"):
+        register_pool("mine", PoolKind(None))  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="works_ahead=False"):
         register_pool("mine", replace(executor_pool.KIND, works_ahead=False))
 
@@ -150,7 +152,7 @@ def test_retained_resources_are_made_once_and_closed() -> None:
         def close(self) -> None:
             closed.append(self)
 
-    retained = Retained()
+    retained = RetainedResources()
     first = retained.get(Resource)
     assert retained.get(Resource) is first
     retained.close()

@@ -17,11 +17,11 @@ def open_epochs(task: Task) -> Callable[[], Iterator[Any]]:
     paths, labels = task.files()
 
     @pipeline_def(batch_size=task.batch, num_threads=task.workers, device_id=None, prefetch_queue_depth=AHEAD)
-    def pictures() -> tuple[Any, Any]:
+    def image_pipeline() -> tuple[Any, Any]:
         encoded, label = fn.readers.file(files=paths, labels=labels, shuffle_after_epoch=True)
         return _pixels(encoded, task), label
 
-    pipeline = pictures()
+    pipeline = image_pipeline()
     pipeline.build()
 
     def epoch() -> Iterator[Any]:

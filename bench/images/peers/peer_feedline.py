@@ -32,7 +32,7 @@ def _dataset(task: Task, form: str, scaled: bool) -> Any:
     transform = transforms.Compose(_steps(task, scaled))
     if form == "files":
         return fl.datasets.ImageFolder(task.form(form), transform=transform)
-    return fl.datasets.TarShards(task.form(form), ("jpg;npy", "cls"), transform)
+    return fl.datasets.TarShards(task.form(form), ("jpg;npy", "cls"), transform=transform)
 
 
 def _steps(task: Task, scaled: bool) -> list[Any]:

@@ -34,7 +34,7 @@ def open_epochs(task: Task, form: str) -> Slices:
         task.batch,
         num_workers=task.workers,
         order=OrderOption.RANDOM,
-        indices=np.tile(np.arange(task.pictures), -(-MANY // task.pictures)),
+        indices=np.tile(np.arange(task.image_count), -(-MANY // task.image_count)),
         batches_ahead=AHEAD,
         pipelines={"image": image, "label": [IntDecoder(), ToTensor(), Squeeze(), Convert(torch.int64)]},
     )

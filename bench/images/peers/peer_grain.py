@@ -26,7 +26,7 @@ class Files:
         return Path(self.paths[index]).read_bytes(), self.labels[index]
 
 
-class Picture(grain.transforms.Map):
+class DecodeImage(grain.transforms.Map):
     def __init__(self, task: Task, decoder: str) -> None:
         self.prepare = prepare(task, decoder)
 
@@ -37,13 +37,13 @@ class Picture(grain.transforms.Map):
 
 def open_epochs(task: Task, decoder: str) -> Slices:
     """One endless stream, because another iterator would start new worker processes."""
-    pictures = (
+    batches = (
         grain.MapDataset.source(Files(task))
         .shuffle(seed=0)
         .repeat()
-        .map(Picture(task, decoder))
+        .map(DecodeImage(task, decoder))
         .to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=16))
         .batch(task.batch)
         .mp_prefetch(grain.MultiprocessingOptions(num_workers=task.workers, per_worker_buffer_size=1))
     )
-    return Slices(iter(pictures), task.images // task.batch, ahead=4 * task.workers)
+    return Slices(iter(batches), task.images // task.batch, ahead=4 * task.workers)

@@ -11,9 +11,9 @@ from steps import prepare
 from task import Task
 
 
-class Pictures(StreamingDataset):
+class CorpusDataset(StreamingDataset):
     def __init__(self, task: Task, decoder: str) -> None:
-        super().__init__(str(task.form("litdata")), shuffle=True, subsample=task.images / task.pictures)
+        super().__init__(str(task.form("litdata")), shuffle=True, subsample=task.images / task.image_count)
         self.prepare = prepare(task, decoder)
 
     def __getitem__(self, index: Any) -> tuple[Any, int]:
@@ -23,6 +23,6 @@ class Pictures(StreamingDataset):
 
 def open_epochs(task: Task, decoder: str) -> Callable[[], Iterable[Any]]:
     loader = StreamingDataLoader(
-        Pictures(task, decoder), batch_size=task.batch, num_workers=task.workers, persistent_workers=True
+        CorpusDataset(task, decoder), batch_size=task.batch, num_workers=task.workers, persistent_workers=True
     )
     return lambda: loader

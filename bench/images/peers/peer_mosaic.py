@@ -13,7 +13,7 @@ from steps import prepare
 from task import Task
 
 
-class Pictures(StreamingDataset):
+class CorpusDataset(StreamingDataset):
     def __init__(self, task: Task, decoder: str) -> None:
         super().__init__(
             local=str(task.form("mds")), shuffle=True, batch_size=task.batch, epoch_size=task.images,
@@ -28,6 +28,6 @@ class Pictures(StreamingDataset):
 
 def open_epochs(task: Task, decoder: str) -> Callable[[], Iterable[Any]]:
     clean_stale_shared_memory()
-    dataset = Pictures(task, decoder)
+    dataset = CorpusDataset(task, decoder)
     loader = DataLoader(dataset, task.batch, num_workers=task.workers, persistent_workers=True)
     return lambda: loader

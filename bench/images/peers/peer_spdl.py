@@ -43,11 +43,11 @@ class WithFfmpeg:
 def open_epochs(task: Task, decoder: str) -> Callable[[], Iterator[Any]]:
     torch.set_num_threads(1)
     paths, labels = task.files()
-    picture = WithFfmpeg(task) if decoder == "ffmpeg" else prepare(task, decoder)
+    decode = WithFfmpeg(task) if decoder == "ffmpeg" else prepare(task, decoder)
     rng = random.Random(0)
 
     def sample(index: int) -> Sample:
-        return picture(Path(paths[index]).read_bytes()), labels[index]
+        return decode(Path(paths[index]).read_bytes()), labels[index]
 
     def batch(samples: list[Sample]) -> tuple[torch.Tensor, np.ndarray]:
         return torch.stack([pixels for pixels, _ in samples]), np.array([label for _, label in samples])

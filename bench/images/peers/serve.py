@@ -22,7 +22,7 @@ import numpy as np
 from task import MEAN, STD, Task
 
 STEP = 32
-"""Every so manieth row and column of each picture is looked at: enough to know the mean, too little to cost."""
+"""Step between the rows and columns of an image that are read: enough of them for the mean, too few to take time."""
 
 
 class Tally:
@@ -41,7 +41,7 @@ class Tally:
         if array.shape[1:] != self.task.shape or array.dtype != expected:
             raise ValueError(f"a batch of {array.dtype} {array.shape}; expected {expected} (N, *{self.task.shape})")
         if len(array) != len(labels):
-            raise ValueError(f"{len(array)} pictures and {len(labels)} labels in a batch")
+            raise ValueError(f"{len(array)} images and {len(labels)} labels in a batch")
         looked = self._looked_at(array)
         self.images += len(array)
         self.sums.append(looked.mean(axis=(1, 2)).sum(axis=0))
@@ -83,10 +83,10 @@ def run(batches: Iterable[Any], task: Task) -> dict[str, Any]:
 
 
 def main() -> None:
-    module, told, options = sys.argv[1:]
+    module, task_text, options = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # output of libraries must not pass for an answer
-    task = Task.loads(told)
+    task = Task.loads(task_text)
     epoch = importlib.import_module(module).open_epochs(task, **json.loads(options))
     thrown_away = getattr(epoch, "ahead", 0) * task.batch
     answers.write('{"ready": true}\n')

@@ -15,7 +15,7 @@ SHORTER = 256
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """`images` pictures of the corpus below `root` an epoch, in batches of `batch`, by `workers` workers.
+    """`images` images per epoch of the corpus in `root`, in batches of `batch`, by `workers` workers.
 
     `recipe` is "random" (random resized crop of `scale` of the area, flipped half of the time) or "center" (shorter
     side to 256, center crop); both give `size` x `size` pixels. `output` is "uint8" (HWC) or "float32" (CHW,
@@ -23,7 +23,7 @@ class Task:
     """
 
     root: str
-    pictures: int
+    image_count: int
     recipe: str
     size: int
     scale: tuple[float, float]
@@ -51,24 +51,24 @@ class Task:
 
     def files(self) -> tuple[list[str], list[int]]:
         """All files and their class numbers, in the order of torchvision's ImageFolder."""
-        paths, labels = zip(*_listed(self.form("files")), strict=True)
+        paths, labels = zip(*_list_files(self.form("files")), strict=True)
         return list(paths), list(labels)
 
     def drawn(self, rng: random.Random) -> list[int]:
         """The images of one epoch, each once unless the corpus is too small."""
         chosen: list[int] = []
         while len(chosen) < self.images:
-            chosen += rng.sample(range(self.pictures), min(self.pictures, self.images - len(chosen)))
+            chosen += rng.sample(range(self.image_count), min(self.image_count, self.images - len(chosen)))
         return chosen
 
 
 def in_random_order(files: str | Path) -> list[tuple[str, int]]:
     """Every file below `files` and its class number, shuffled once, as a shard should be written."""
-    found = _listed(Path(files))
+    found = _list_files(Path(files))
     random.Random(0).shuffle(found)
     return found
 
 
-def _listed(files: Path) -> list[tuple[str, int]]:
+def _list_files(files: Path) -> list[tuple[str, int]]:
     folders = sorted(path for path in files.iterdir() if path.is_dir())
     return [(str(file), label) for label, folder in enumerate(folders) for file in sorted(folder.iterdir())]

@@ -12,7 +12,7 @@ from PIL import Image
 from task import in_random_order
 
 
-class Pictures:
+class CorpusDataset:
     def __init__(self, files: str) -> None:
         self.samples = in_random_order(files)
 
@@ -27,4 +27,4 @@ class Pictures:
 if __name__ == "__main__":
     files, target, mode = sys.argv[1:]
     fields = {"image": RGBImageField(write_mode=mode, jpeg_quality=90), "label": IntField()}
-    DatasetWriter(target, fields, num_workers=2).from_indexed_dataset(Pictures(files))
+    DatasetWriter(target, fields, num_workers=2).from_indexed_dataset(CorpusDataset(files))

@@ -7,11 +7,15 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import typer
+from rich.console import Console
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.cli import target as targets
+from feedline.cli.arguments import AsJson, Loader, Step, print_json
+from feedline.cli.bench.command import parse_step
 from feedline.cli.bench.trial import measure
 from feedline.cli.progress import bars
 from feedline.errors import ArgumentError
@@ -21,22 +25,19 @@ from feedline.loader.report.advice import predict
 from feedline.loader.report.layout import number, printable
 from feedline.loader.report.model import Gain, Model
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 ROUNDS = 3
-"""Rounds; in each, the loader as it is and the changed one are measured in turn."""
+"""Number of rounds. Each measures the unchanged loader, then the changed one."""
 
 
 _ARGUMENTS = frozenset(inspect.signature(DataLoader).parameters) - {"dataset"}
 
 
 class Attempt(NamedTuple):
-    """Rates of a loader as it is and with changed arguments."""
+    """Rates of a loader, unchanged and with changed arguments."""
 
     arguments: Mapping[str, Any]
     verdict: Verdict
-    """Of the loader as it is."""
+    """Verdict on the unchanged loader."""
     before: tuple[float, ...] = ()
     """Samples per second, by round."""
     after: tuple[float, ...] = ()
@@ -56,6 +57,7 @@ class Attempt(NamedTuple):
             "samples_per_s_after": self.after,
             "measured": self.measured._asdict() if self.before else None,
             "predicted": None if self.predicted is None else self.predicted._asdict(),
+            "lines": [line._asdict() for line in self.verdict.lines],
         }
 
 
@@ -74,10 +76,10 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def run(target: str, arguments: Mapping[str, Any], seconds: float, step_s: float, console: Console) -> Attempt:
-    """Measure the loader that `target` names, as it is and changed.
+    """Measure the loader that `target` names, unchanged and changed.
 
-    Without `arguments`, the first advice of its verdict is tried. The loader's own iteration is not touched: each round
-    reads data with copies of it.
+    Without `arguments`, the first advice of its verdict is tried. Each round reads data with copies of the loader, so
+    its own position does not change.
     """
     loader = targets.load(target)
     with bars(console) as step:
@@ -91,9 +93,9 @@ def attempt(
     step_s: float,
     step: Callable[[str, int, int], None],
 ) -> Attempt:
-    """Measure in turn, for `seconds` each; a slow moment then hits both."""
+    """Measure in turn, for `seconds` each: a slow moment affects both."""
     step("measuring", 0, 2 * ROUNDS)
-    before, verdict, model = _measured(loader, {}, seconds, step_s)
+    before, verdict, model = _measure(loader, {}, seconds, step_s, lines=True)
     if not arguments:
         arguments = next((advice.arguments for advice in verdict.advice if advice.arguments), {})
     if not arguments:
@@ -102,7 +104,7 @@ def attempt(
     result = Attempt(arguments, verdict, (before,), (), predicted)
     for turn in range(1, 2 * ROUNDS):
         step("measuring", turn, 2 * ROUNDS)
-        rate, _, _ = _measured(loader, arguments if turn % 2 else {}, seconds, step_s)
+        rate, _, _ = _measure(loader, arguments if turn % 2 else {}, seconds, step_s)
         if turn % 2:
             result = result._replace(after=(*result.after, rate))
         else:
@@ -111,8 +113,8 @@ def attempt(
     return result
 
 
-def _measured(
-    loader: TorchDataLoader[Any], changes: Mapping[str, Any], seconds: float, step_s: float
+def _measure(
+    loader: TorchDataLoader[Any], changes: Mapping[str, Any], seconds: float, step_s: float, *, lines: bool = False
 ) -> tuple[float, Verdict, Model | None]:
     """Samples per second, verdict and model of a copy of the loader."""
     with warnings.catch_warnings():  # more workers than CPUs may be what is tried
@@ -120,7 +122,8 @@ def _measured(
         made = targets.as_feedline(loader, **changes)
     with made:
         part = measure(made, seconds, step_s)
-        return part.samples / part.seconds, made.report(), made._model()
+        verdict = made.report(lines=lines)
+        return part.samples / part.seconds, verdict, verdict.replayed
 
 
 def show(result: Attempt, console: Console) -> None:
@@ -132,9 +135,38 @@ def show(result: Attempt, console: Console) -> None:
         lines = [f"{change}: {median(result.before):,.0f} → {median(result.after):,.0f} samples/s"]
         lines.append(f"measured  {_gain(result.measured)}")
         lines.append(f"predicted {_gain(result.predicted)}" if result.predicted else "predicted: not by this model")
-    for line in lines:
+        lines.append(result.verdict.lines_text(console.width))
+    for line in filter(None, lines):
         console.print(printable(line, console.encoding), markup=False, highlight=False)
 
 
 def _gain(gain: Gain) -> str:
     return f"{number(gain.gain)} × ({number(gain.low)}–{number(gain.high)})"
+
+
+def command(
+    target: Loader,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="An argument to change, such as num_workers=10. Repeat it for more."),
+    ] = None,
+    step: Step = "0",
+    seconds: Annotated[float, typer.Option(min=0.3, help="Seconds of measurement.")] = 10.0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the gain of changed arguments, next to the predicted one.
+
+    Without --set, the first advice of the loader's verdict is tried.
+
+    The script of the loader runs without its `if __name__ == "__main__"` block. An unchanged and a changed copy of the
+    loader read its data in turn. The loader itself does not advance.
+
+    Exit code 1 if there is nothing to try.
+    """
+    arguments = parse_arguments(changes or ())
+    result = run(target, arguments, seconds, parse_step(step), Console(stderr=True))
+    if as_json:
+        print_json(result.summary())
+    else:
+        show(result, Console())
+    raise typer.Exit(0 if result.arguments else 1)

@@ -6,28 +6,31 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from feedline.cli.arguments import AsJson, Workers, print_json
 from feedline.cli.pack import find_tars, measure_intervals
 from feedline.cli.progress import bars
 from feedline.core.paths import make_folder
 from feedline.core.threads import WorkAhead
+from feedline.datasets.formats import FORMATS
+from feedline.datasets.inflated import inflated
 from feedline.datasets.paths import find
 from feedline.datasets.webdataset import Head, TarIndex, build_index, glance, open_index
 from feedline.datasets.webdataset.index_files import find_index, places, whole
 from feedline.datasets.webdataset.sources import TarSource
+from feedline.datasets.webdataset.tar import opener_of
 from feedline.errors import ArgumentError, SampleError, StateError
 from feedline.loader.resources import usable_cpus
-from feedline.stores.files import FileSet, RemoteBlob, local_info
+from feedline.stores.files import FileSet, LocalFile, RemoteBlob, local_info
 from feedline.stores.urls import is_local
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +55,10 @@ class TarTarget:
         return places(self.name, self.folder)[0]
 
     @property
-    def blob(self) -> RemoteBlob | None:
-        """The object of a tar in a store."""
-        if is_local(self.name):
-            return None
+    def blob(self) -> LocalFile | RemoteBlob | None:
+        """The tar as an object or as content; None for a file."""
         blob = self.source.blob
-        assert isinstance(blob, RemoteBlob)
-        return blob
+        return None if isinstance(blob, LocalFile) and blob.path is not None else blob
 
     def head(self) -> Head | None:
         """Header of the existing index; None without a valid one.
@@ -86,7 +86,7 @@ class TarTarget:
     def index(self) -> TarIndex | None:
         """The existing index, or None without one.
 
-        One that is not valid raises ShardError for a file, and is None for an object.
+        An invalid index raises ShardError for a file, and gives None for an object.
         """
         if not is_local(self.name):
             index = find_index(self.source, self.folder)
@@ -103,9 +103,13 @@ class TarTarget:
 def find_tar_targets(
     sources: Sequence[str], folder: Path | None = None, *, allow_truncated: bool = False
 ) -> list[TarTarget]:
-    """The tars of paths, URLs and patterns; ArgumentError if there are none."""
-    if has_urls(sources):
-        tars = find(sources, "*.tar")
+    """The tars of paths, URLs and patterns; ArgumentError if there are none.
+
+    Compressed ones are decompressed as `TarShards` does.
+    """
+    if has_urls(sources) or has_compressed(sources):
+        stored = find(sources, FORMATS["tar"].pattern)
+        tars = inflated(stored, [opener_of(name) for name in stored.names], None)
     else:
         tars = FileSet([(None, local_info(str(Path(path).absolute()))) for path in _find_files(sources)])
     return [TarTarget(TarSource(tars, number), folder, allow_truncated) for number in range(len(tars))]
@@ -114,6 +118,13 @@ def find_tar_targets(
 def has_urls(sources: Sequence[str]) -> bool:
     """True if any source is a URL."""
     return any("://" in source for source in sources)
+
+
+def has_compressed(sources: Sequence[str]) -> bool:
+    """True if any local source is, or holds, a compressed tar."""
+    found = [path for each in map(Path, sources) for path in (each.iterdir() if each.is_dir() else [each])]
+    tar = FORMATS["tar"]
+    return any(tar.matches(path.name) and opener_of(path.name) is not None for path in found)
 
 
 def _find_files(sources: Sequence[str]) -> list[str]:
@@ -134,8 +145,8 @@ BAD = "bad"
 class IndexSettings:
     """Options of `feedline index`.
 
-    `check` writes nothing; `rebuild` replaces valid indexes; `checksum` stores one in each index. Indexes go to the
-    folder `into`. By default they go next to files; for objects, to the user's cache folder.
+    `check` writes nothing; `rebuild` replaces valid indexes; `checksum` stores a checksum in each index. Indexes are
+    written to the folder `into`; by default next to files, and for objects to the user's cache folder.
     """
 
     check: bool = False
@@ -234,3 +245,39 @@ def render(results: Sequence[IndexResult]) -> Table:
         table.caption = Text("\n".join(result.problem for result in bad), style="red", overflow="fold")
         table.caption_justify = "left"
     return table
+
+
+def command(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="SHARD", help="Tar shards or folders of them, as paths or URLs.")
+    ],
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write indexes into this folder: the index of s3://bucket/a/0.tar as bucket/a/0.tar.index. Upload "
+            "each one next to its object, or pass the folder to TarShards as index_dir=."
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare shards with their indexes, and write nothing.")
+    ] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Rebuild all indexes, even valid ones.")] = False,
+    checksum: Annotated[bool, typer.Option("--checksum", help="Store a checksum of the shard in its index.")] = False,
+    allow_truncated: Annotated[
+        bool, typer.Option("--allow-truncated", help="Index the complete samples of a truncated shard.")
+    ] = False,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build the index of each tar shard that has no valid one.
+
+    Shards in object stores (s3://, gs://, az://, https://, ...) are read once, with credentials from the environment.
+    Their indexes go to --into FOLDER, or else to the user's cache folder, where datasets find them.
+
+    Exit code 1 if a shard cannot be indexed, or if its index is not valid.
+    """
+    settings = IndexSettings(check, rebuild, checksum, allow_truncated, into)
+    results = run(paths, settings, workers, Console(stderr=as_json))
+    if as_json:
+        print_json([result.summary() for result in results])
+    raise typer.Exit(1 if any(result.state == BAD for result in results) else 0)

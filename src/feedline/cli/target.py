@@ -23,7 +23,7 @@ SCRIPT = "feedline_target"
 
 
 class TargetError(ArgumentError):
-    """A loader that cannot be had from what the command line names."""
+    """A name on the command line does not lead to a loader."""
 
 
 def load(target: str) -> TorchDataLoader[Any]:
@@ -44,7 +44,7 @@ def load(target: str) -> TorchDataLoader[Any]:
 def as_feedline(loader: TorchDataLoader[Any], **changes: Any) -> DataLoader[Any]:
     """A feedline loader with the arguments of `loader`, except for `changes`.
 
-    Arguments of feedline's own are kept where `loader` is feedline's.
+    feedline's own arguments are kept if `loader` is feedline's.
     """
     own = {name: getattr(loader, name) for name in _OWN if hasattr(loader, name)}
     return DataLoader(loader.dataset, **_consistent({**_arguments(loader, changes), **own, **changes}))
@@ -115,7 +115,7 @@ def _import(name: str) -> dict[str, Any]:
 def _like_python(script: Path) -> Iterator[None]:
     """Path and arguments as `python script.py` sets them.
 
-    The path stays: loaders import later.
+    The path stays changed, because loaders import later.
     """
     sys.path.insert(0, str(script.resolve().parent))
     arguments, sys.argv = sys.argv, [str(script)]

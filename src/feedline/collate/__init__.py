@@ -3,7 +3,7 @@
 from torch.utils.data import default_convert as convert
 
 from feedline.collate.base import Collator
-from feedline.collate.default import default, is_standard
+from feedline.collate.default import default
 from feedline.collate.pad import Padded, pad
 from feedline.collate.ragged import detection, ragged
 from feedline.collate.token_budget import Packed, token_budget
@@ -15,7 +15,6 @@ __all__ = [
     "convert",
     "default",
     "detection",
-    "is_standard",
     "pad",
     "ragged",
     "token_budget",

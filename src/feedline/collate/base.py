@@ -37,8 +37,8 @@ class Collator:
 class FieldWalk(BatchWalk):
     """Default collate with special treatment of some fields.
 
-    `collate_field` collates the fields named by `keys`, or those that `is_field` accepts if `keys` is None. A field is
-    named by the innermost key on its path: the key of a dict, the name in a named tuple, or the place in a tuple.
+    `collate_field` collates the fields named by `keys`, or those that `is_field` accepts if `keys` is None. The name of
+    a field is the innermost key on its path: a key of a dict, a name in a named tuple, or a place in a tuple.
     """
 
     __slots__ = ("_keys", "_matched", "_seen")
@@ -50,9 +50,9 @@ class FieldWalk(BatchWalk):
         self._seen: list[Key] = []
 
     def is_field(self, batch: Sequence[Any]) -> bool:
-        """Check whether to treat these values if no keys were given.
+        """Check whether these values are a field, if no keys were given.
 
-        Must not depend on their lengths, which differ from batch to batch.
+        The result must not depend on their lengths, which differ between batches.
         """
         raise NotImplementedError
 

@@ -11,11 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
-from feedline import collate
+from feedline.collate.default import default, is_standard
 from feedline.core import kernels
 from feedline.core.dataset import Batch, BatchRead, Int64s, Keys, has_read_batch, traits_of
 from feedline.core.devices import finish_in_thread, take_rows
 from feedline.core.rng import addressed, torch_keys
+from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, torch_dtype, within
 
 
@@ -35,10 +36,10 @@ def reader_of(dataset: Any) -> BatchReader | None:
     """The reader of whole batches of `dataset`, or None without one.
 
     Tensors, arrays, TensorDataset, and wrappers whose parts all have a reader are known by their exact type, because a
-    subclass may override anything. Other datasets have a method `read_batch`. None also if the user has registered
-    collate functions with torch, which a reader would bypass.
+    subclass may override anything. Other datasets need a method `read_batch`. None if the user has registered collate
+    functions with torch, because a reader would bypass them.
     """
-    if not collate.is_standard():
+    if not is_standard():
         return None
     build = READERS.get(type(dataset))
     return _own_reader(dataset) if build is None else build(dataset)
@@ -145,13 +146,12 @@ def _of_concat(dataset: ConcatDataset[Any]) -> BatchReader | None:
     readers = _all_readers(dataset.datasets)
     if readers is None:
         return None
-    stops = np.array(dataset.cumulative_sizes, np.int64)
+    offsets = ShardOffsets(np.diff(dataset.cumulative_sizes, prepend=0))
     drawing = np.array([each.uses_keys for each in readers])
 
     def read(request: BatchRead) -> Batch:
         inside, keys = _within_concat(request.indices, len(dataset)), request.keys
-        part_of = np.searchsorted(stops, inside, side="right")
-        local = inside - np.concatenate(([0], stops))[part_of]
+        part_of, local = offsets.locate(inside)
         if keys is None and drawing.any():
             keys = _draw_keys(drawing[part_of])
         parts = np.unique(part_of).tolist()
@@ -164,7 +164,7 @@ def _of_concat(dataset: ConcatDataset[Any]) -> BatchReader | None:
         ]
         if _are_alike(batches):
             return _interleave(batches, places, request.allocate)
-        return collate.default(_one_by_one(dataset, request.indices, keys), allocate=request.allocate)
+        return default(_one_by_one(dataset, request.indices, keys), allocate=request.allocate)
 
     return BatchReader(read, *_needs(readers))
 

@@ -1,7 +1,7 @@
-"""torch's `default_collate`, faster, and into memory of the caller's choice.
+"""torch's `default_collate`, faster, and into memory that the caller allocates.
 
-Each function has a fast path for samples of one kind, and passes everything else to torch. So unusual input gives what
-torch gives: the same promotion of dtypes, the same exceptions.
+Each function has a fast path for samples of one kind, and passes all others to torch. Unusual input therefore gives
+torch's results: the same promotion of dtypes, the same exceptions.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.data._utils.worker as torch_worker
 from numpy.typing import NDArray
 from torch.utils.data._utils import collate as torchs
 from torch.utils.data._utils.collate import collate_numpy_array_fn, collate_tensor_fn
@@ -54,7 +55,11 @@ def stack_tensors(batch: Sequence[torch.Tensor], allocate: Allocator | None) -> 
             return torch.stack(batch, out=out)  # type: ignore[arg-type]
         except RuntimeError:  # unequal shapes, or a gradient: torch decides below
             pass
-    return torch.stack(batch)  # type: ignore[arg-type]
+    stacked = torch.stack(batch)  # type: ignore[arg-type]
+    if torch_worker._worker_info is not None and (stacked.dtype is not elem.dtype or stacked.requires_grad):
+        # torch's workers stack into memory of the first sample's dtype: they promote nothing, and keep no gradient.
+        return torch.stack(batch, out=torch.empty(stacked.shape, dtype=elem.dtype))  # type: ignore[arg-type]
+    return stacked
 
 
 def _is_plain(batch: Sequence[torch.Tensor]) -> bool:
@@ -129,7 +134,7 @@ def _store(numbers: NDArray[Any], allocate: Allocator | None) -> torch.Tensor:
     return out
 
 
-def unchanged(batch: Sequence[Any], _: Allocator | None) -> Sequence[Any]:
+def keep_strings(batch: Sequence[Any], _: Allocator | None) -> Sequence[Any]:
     """Strings and bytes, as they are."""
     return batch
 
@@ -180,7 +185,7 @@ class BatchWalk:
         return (handler or self._handler(elem))(self, batch, path)
 
     def _handler(self, elem: Any) -> Handler:
-        registered = self._registered(elem)
+        registered = self._find_handler(elem)
         if registered is not None:
             return registered
         if isinstance(elem, Mapping):
@@ -189,7 +194,7 @@ class BatchWalk:
             return _named_tuple
         return _sequence if isinstance(elem, Sequence) else _unknown
 
-    def _registered(self, elem: Any) -> Handler | None:
+    def _find_handler(self, elem: Any) -> Handler | None:
         kinds = [type(elem)] if type(elem) in self._registry else self._registry
         for kind in kinds:
             if isinstance(elem, kind):
@@ -197,14 +202,14 @@ class BatchWalk:
         return None
 
     def functions(self, path: Path) -> dict[Any, Callable[..., Any]]:
-        """The registry for a user's function that collates parts with it.
+        """The registry that a user's collate function gets as `collate_fn_map`.
 
         torch's functions are replaced by feedline's.
         """
-        return {kind: partial(_as_registered, self, path, fn) for kind, fn in self._registry.items()}
+        return {kind: partial(_call_registered, self, path, fn) for kind, fn in self._registry.items()}
 
 
-def _as_registered(walk: BatchWalk, path: Path, fn: Callable[..., Any], batch: Any, **_: Any) -> Any:
+def _call_registered(walk: BatchWalk, path: Path, fn: Callable[..., Any], batch: Any, **_: Any) -> Any:
     # torch's `collate` passes the registry as `collate_fn_map`; the walk has its own
     return _handler_of(fn)(walk, batch, path)
 
@@ -334,7 +339,7 @@ _floats: Handler = partial(_leaf, stack_floats)
 _ints: Handler = partial(_leaf, stack_ints)
 
 
-_text: Handler = partial(_leaf, unchanged)
+_text: Handler = partial(_leaf, keep_strings)
 
 
 _OWN: tuple[tuple[Callable[..., Any], Handler], ...] = (

@@ -19,9 +19,9 @@ def ragged(keys: Sequence[Key] | None = None) -> RaggedCollator:
     """A collate function that keeps fields of different sizes apart.
 
     Such a field becomes a list with one entry per sample; everything else is collated as by `default`. The fields are
-    those named by `keys`, whatever they hold (a dict of boxes and labels stays a dict), or else every tensor and array
-    of at least one dimension. `ragged([1])` suits `(image, target)` samples whose images have one size: stacked images,
-    a list of targets.
+    those named by `keys`, whatever their type (a dict of boxes and labels stays a dict). Without `keys`, they are all
+    tensors and arrays of at least one dimension. For `(image, target)` samples with images of one size, `ragged([1])`
+    gives stacked images and a list of targets.
     """
     return RaggedCollator(as_key_set(keys))
 

@@ -1,8 +1,9 @@
-"""Batch memory that samples are written into while they are made."""
+"""Batch memory that samples are written into directly."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,20 +11,51 @@ import torch
 from feedline.collate.default import default
 from feedline.core.tensors import Allocator, allocate_tensor, uses_allocator
 
+Undo = Callable[[], object]
+"""Restores the random generators to before the draws of a sample."""
+
+
+Write = Callable[[list[Any]], Sequence[int]]
+"""`write(items)` writes many rows at once, and returns the positions of the items that it refused."""
+
+
+_MOST_WAITING = 8 << 20
+"""Bytes of encoded images whose rows may wait for one call."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Rows that wait for one `write`.
+
+    `places` holds the number of each sample and of its row.
+    """
+
+    items: list[Any]
+    places: list[tuple[int, int]]
+    undo: list[Undo | None]
+
 
 class RowBuffer:
     """Rows for the first tensors of `count` samples, taken in order.
 
-    `collate` gives what default collate gives for the samples. If their first tensors are the rows, nothing is copied.
+    `collate` gives the same batch as default collate. If the first tensors of the samples are the rows, nothing is
+    copied.
+    Samples are `repeatable` if reading one again draws the same numbers, and changes nothing else.
     """
 
-    def __init__(self, count: int, allocate: Allocator) -> None:
+    def __init__(self, count: int, allocate: Allocator, repeatable: bool = False) -> None:
         self._count, self._allocate = count, allocate
+        self.may_refuse = False
+        """True where a deferred write may refuse its item, as `read_all` then reads its sample again."""
+        self._is_repeatable = repeatable
         self._batch: torch.Tensor | None = None
         self._rows: Sequence[torch.Tensor] = ()
         self._kind: tuple[tuple[int, ...], torch.dtype] | None = None
         self._taken: list[torch.Tensor] = []
-        self._deferred: dict[Callable[[list[Any]], None], list[Any]] = {}
+        self._deferred: dict[Write, _Waiting] = {}
+        self._waiting_nbytes = 0
+        self.reading = 0
+        """Row of the sample that `read_all` reads."""
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """The next row; None if the batch cannot have such a row."""
@@ -40,9 +72,66 @@ class RowBuffer:
         nbytes = torch.Size(shape).numel() * dtype.itemsize
         return (self._allocate if uses_allocator(self._allocate, nbytes) else allocate_tensor)(shape, dtype)
 
-    def defer(self, write: Callable[[list[Any]], None], item: Any) -> None:
-        """Let `write(items)` write this and other rows before they are collated."""
-        self._deferred.setdefault(write, []).append(item)
+    def defer(self, write: Write, item: Any, undo: Undo | None = None, nbytes: int = 0) -> None:
+        """Let `write` write the latest row, with others, before they are collated.
+
+        It may refuse the item only if `undo` is given. `nbytes` is memory that the item keeps.
+        """
+        waiting = self._deferred.get(write)
+        if waiting is None:
+            waiting = self._deferred[write] = _Waiting([], [], [])
+        waiting.items.append(item)
+        waiting.places.append((self.reading, len(self._taken) - 1))
+        waiting.undo.append(undo)
+        self._waiting_nbytes += nbytes
+
+    def read_all(self, indices: Sequence[Any], get: Callable[[Any], Any], at: Callable[[int], object]) -> list[Any]:
+        """`get(index)` for all samples, in order, with their deferred writes executed.
+
+        `at(row)` is called before each sample, and `at(-1)` before samples are written together. After a refusal the
+        samples are read again from the refused one on, each written at once: so an error is raised at its sample, and
+        the random numbers are those of samples that are read one after the other.
+        """
+        samples: list[Any] = []
+        self.may_refuse = self._is_repeatable
+        while len(samples) < len(indices):
+            self.reading = len(samples)
+            at(self.reading)
+            try:
+                samples.append(get(indices[self.reading]))
+            except Exception:
+                at(-1)
+                kept = self._settle(len(samples))
+                if kept == len(samples):
+                    raise
+                del samples[kept:]
+                continue
+            if len(samples) == len(indices) or self._waiting_nbytes > _MOST_WAITING:
+                at(-1)
+                del samples[self._settle(len(samples)) :]
+        return samples
+
+    def _settle(self, count: int) -> int:
+        """Execute the deferred writes.
+
+        Returns how many of the first `count` samples stay.
+        """
+        refused = min(self._written(), default=None, key=lambda each: each[0])
+        if refused is None:
+            return count
+        (sample, row), undo = refused
+        assert undo is not None
+        undo()
+        self.give_back(row)
+        self.may_refuse = False
+        return sample
+
+    def _written(self) -> list[tuple[tuple[int, int], Undo | None]]:
+        """Execute the deferred writes; return places and undo of the items refused."""
+        deferred, self._deferred, self._waiting_nbytes = self._deferred, {}, 0
+        return [
+            (waiting.places[at], waiting.undo[at]) for write, waiting in deferred.items() for at in write(waiting.items)
+        ]
 
     @property
     def taken(self) -> int:
@@ -52,14 +141,14 @@ class RowBuffer:
     def give_back(self, taken: int) -> None:
         """Give back all rows but the first `taken`.
 
-        They must not have been deferred.
+        None of them may wait for a write.
         """
         del self._taken[taken:]
 
-    def copied(self, tensor: Any) -> Any:
-        """The next row, with the values of `tensor`.
+    def copy_row(self, tensor: Any) -> Any:
+        """Copy `tensor` into the next row, and return the row.
 
-        `tensor` itself if it does not fit.
+        Returns `tensor` itself if it does not fit.
         """
         if type(tensor) is not torch.Tensor or tensor.requires_grad or not tensor.is_cpu:
             return tensor
@@ -68,9 +157,7 @@ class RowBuffer:
 
     def collate(self, samples: Sequence[Any]) -> Any:
         """Default collate of the samples, after all deferred writes."""
-        deferred, self._deferred = self._deferred, {}
-        for write, items in deferred.items():
-            write(items)
+        self._written()
         if not self._holds(samples):
             return default(samples, allocate=None if self._allocate is allocate_tensor else self._allocate)
         rest = default([sample[1:] for sample in samples], allocate=self._allocate) if len(samples[0]) > 1 else []

@@ -22,9 +22,9 @@ class Packed(NamedTuple):
 
     `values` is a dict of such tensors if the samples are dicts.
 
-    `positions` int64 (R, max_tokens): place within the own sequence, 0 on padding.
+    `positions` int64 (R, max_tokens): place of a token within its sequence, 0 on padding.
 
-    `segments` int64 (R, max_tokens): 1, 2, ... for the sequences of a row, 0 on padding.
+    `segments` int64 (R, max_tokens): number of the sequence within its row, from 1; 0 on padding.
 
     `cu_seqlens` int32: bounds of the segments in `values.flatten()`, as variable-length attention expects them. The
     padding at the end of a row is a segment of its own, so the last bound is R * max_tokens. Empty sequences have no
@@ -40,16 +40,16 @@ class Packed(NamedTuple):
     order: torch.Tensor
 
 
-def token_budget(max_tokens: int, *, value: Fill = 0, cut: bool = False) -> PackCollator:
+def token_budget(max_tokens: int, *, value: Fill = 0, truncate: bool = False) -> PackCollator:
     """A collate function that packs 1-D sequences into rows of `max_tokens`.
 
-    Best fit, longest first. Samples are sequences, or dicts of sequences of one length (`input_ids`, `labels`), which
-    are packed alike. `value` fills the rest of a row, and may be a mapping from field to value. A sequence longer than
-    a row raises CollateError, or is cut at its end with `cut`.
+    Best fit, longest first. Samples are sequences, or dicts of sequences of equal length (`input_ids`, `labels`),
+    packed alike. `value` fills the rest of a row, and may be a mapping from field to value. A sequence longer than a
+    row raises CollateError, or is cut at its end with `truncate`.
     """
     if max_tokens < 1:
         raise ArgumentError(f"max_tokens must be at least 1, not {max_tokens}")
-    return PackCollator(max_tokens, value, cut)
+    return PackCollator(max_tokens, value, truncate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class PackCollator(Collator):
 
     max_tokens: int
     value: Fill
-    cut: bool
+    truncate: bool
 
     def __call__(self, samples: Sequence[Any], *, allocate: Allocator | None = None) -> Packed:
         """All samples, in as few rows as best fit finds."""
@@ -73,10 +73,10 @@ class PackCollator(Collator):
         for number, row in enumerate(rows):
             if row.ndim != 1:
                 raise CollateError(f"{place(path)}: token_budget packs 1-D sequences, not shape {tuple(row.shape)}")
-            if not self.cut and row.size(0) > self.max_tokens:
+            if not self.truncate and row.size(0) > self.max_tokens:
                 raise CollateError(
                     f"{place(path)}: sample {number} of the batch has {row.size(0)} tokens, more than max_tokens="
-                    f"{self.max_tokens}. Raise it, split such sequences, or pass cut=True to cut them at the end."
+                    f"{self.max_tokens}. Raise it, split such sequences, or pass truncate=True to cut them at the end."
                 )
         return cut(rows, self.max_tokens)
 
@@ -102,7 +102,7 @@ def _common_lengths(fields: Mapping[Path, Sequence[torch.Tensor]]) -> list[int]:
         if number is not None:
             raise CollateError(
                 f"sample {number} of the batch has {lengths[number]} tokens in {place(first)}, but "
-                f"{column[number].size(0)} in {place(path)}; fields that are packed together have one length"
+                f"{column[number].size(0)} in {place(path)}; fields that are packed together need equal lengths"
             )
     return lengths
 

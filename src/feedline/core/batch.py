@@ -30,6 +30,8 @@ class SkippedSample(NamedTuple):
     index: Any
     error: str
     replaced_by: Any = None
+    content: str | None = None
+    """The message in base64, if it came from a live stream."""
 
 
 class BatchResult(NamedTuple):

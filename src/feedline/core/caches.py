@@ -17,7 +17,7 @@ class PerProcess(Generic[T]):
     """A value that each process opens for itself, on first use.
 
     `handle()` returns the result of `opening()`, called once per process; other threads wait for it. A forked process
-    neither uses nor closes the value of its parent: closing could reach the parent's side of it. Pickles as `opening`.
+    neither uses nor closes the value of its parent: closing it could affect the parent's. Pickles as `opening`.
     """
 
     def __init__(self, opening: Callable[[], T]) -> None:
@@ -30,6 +30,10 @@ class PerProcess(Generic[T]):
         pid = os.getpid()
         value = self._values.get(pid)
         return self._open(pid) if value is None else value
+
+    def opened(self) -> T | None:
+        """The value of this process; None before its first use."""
+        return self._values.get(os.getpid())
 
     def _open(self, pid: int) -> T:
         # `setdefault` is atomic: all threads of the process get the same lock.
@@ -87,7 +91,7 @@ class LRUCache(Generic[Key, Value]):
 class RecentResults:
     """A cache of the latest results of a pure function of integers.
 
-    Pickling leaves the results behind. Thread-safe without a lock, which a fork could copy while it is held.
+    Pickling leaves the results behind. Thread-safe without a lock: a fork could copy a lock while it is held.
     """
 
     __slots__ = ("_keep", "_make", "_results")

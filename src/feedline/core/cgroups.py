@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,27 +23,32 @@ class Throttling(NamedTuple):
         """Share of the periods that were cut short, 0 to 1."""
         return self.throttled / self.periods if self.periods else 0.0
 
+    def since(self, before: Throttling) -> Throttling:
+        """The counters since an earlier reading."""
+        return Throttling(self.periods - before.periods, self.throttled - before.throttled)
+
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
     """Control group of a process: its folder per controller, innermost first.
 
-    A limit of an ancestor binds the group, too: Slurm, systemd and Kubernetes set limits at several levels, and the
-    root of the mount, which is all that many programs read, often has none. Each figure is None where no file tells it.
+    Limits of ancestors apply too: Slurm, systemd and Kubernetes set them at several levels. The root of the mount,
+    which many programs read alone, often has none. A figure is None if no file contains it.
     """
 
     cpu: tuple[Path, ...] = ()
     memory: tuple[Path, ...] = ()
 
     @classmethod
-    def of_process(cls, pid: int | str = "self", proc: Path = _PROC) -> Cgroup:
-        """Find the group of a process; empty without cgroups."""
+    def of_process(cls, proc: Path = _PROC) -> Cgroup:
+        """Find the group of this process; empty without cgroups.
+
+        Mounts are read once per group: a process may be moved to another one.
+        """
         try:
-            groups = (proc / str(pid) / "cgroup").read_text().splitlines()
-            mounts = (proc / "self" / "mountinfo").read_text().splitlines()
+            return _of_membership((proc / "self" / "cgroup").read_text(), proc)
         except OSError:
             return cls()
-        return cls(cpu=_folders("cpu", groups, mounts), memory=_folders("memory", groups, mounts))
 
     def cpu_quota(self) -> float | None:
         """CPUs that the group may use on average; None without a limit."""
@@ -79,6 +85,13 @@ class Cgroup:
 
     def _limits(self, folders: tuple[Path, ...], *readers: Callable[[Path], float | None]) -> list[float]:
         return [limit for folder in folders for read in readers if (limit := read(folder)) is not None]
+
+
+@lru_cache(maxsize=1)
+def _of_membership(membership: str, proc: Path) -> Cgroup:
+    groups = membership.splitlines()
+    mounts = (proc / "self" / "mountinfo").read_text().splitlines()
+    return Cgroup(cpu=_folders("cpu", groups, mounts), memory=_folders("memory", groups, mounts))
 
 
 _USED = ("memory.current", "memory.usage_in_bytes")

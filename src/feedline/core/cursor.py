@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 Range = tuple[int, int]
@@ -12,8 +12,8 @@ class Cursor(NamedTuple):
     """The delivered positions of a map-style dataset.
 
     Everything below `position` was delivered, and above it exactly the ranges of `delivered_ahead`: disjoint,
-    ascending, half-open, not touching `position`. They only arise from delivery out of order. Positions count in the
-    global order of `epoch`, over all ranks.
+    ascending, half-open, not touching `position`. They arise only if batches are delivered out of order. Positions
+    count in the global order of `epoch`, over all ranks.
     """
 
     epoch: int = 0
@@ -81,6 +81,8 @@ class PartitionCursor:
     epoch: int = 0
     marks: tuple[tuple[int, PartitionOffset], ...] = ()
     next_partition: int = 0
+    continues: bool = False
+    """True if an epoch begins where the one before was left: the marks then count all epochs."""
 
     def mark(self, partition: int) -> PartitionOffset:
         """The offset of `partition`; zero if nothing was delivered."""
@@ -93,7 +95,7 @@ class PartitionCursor:
         """The cursor after `partition` has reached `mark`."""
         marks = dict(self.marks)
         marks[partition] = mark
-        return PartitionCursor(self.epoch, tuple(sorted(marks.items())), next_partition)
+        return PartitionCursor(self.epoch, tuple(sorted(marks.items())), next_partition, self.continues)
 
     def ended(self) -> frozenset[int]:
         """The partitions that are exhausted."""
@@ -101,4 +103,11 @@ class PartitionCursor:
 
     def next_epoch(self) -> PartitionCursor:
         """The start of the epoch after this one."""
-        return PartitionCursor(self.epoch + 1)
+        return self.at_epoch(self.epoch + 1)
+
+    def at_epoch(self, epoch: int) -> PartitionCursor:
+        """The start of an epoch."""
+        if not self.continues:
+            return PartitionCursor(epoch)
+        marks = tuple((partition, replace(mark, ended=False)) for partition, mark in self.marks)
+        return PartitionCursor(epoch, marks, continues=True)

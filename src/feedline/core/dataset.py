@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
+from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator
 
 Int64s = NDArray[np.int64]
@@ -117,9 +118,9 @@ class Dataset(Protocol):
 
     @property
     def listing_fingerprint(self) -> str | None:
-        """A digest of the files in their order, by last name.
+        """A digest of the names of the files, in order.
 
-        Kept in the loader's state, which is refused for a dataset with another one. May take milliseconds.
+        Part of the loader's state: a state with another fingerprint is refused. May take milliseconds.
         """
         ...
 
@@ -127,7 +128,7 @@ class Dataset(Protocol):
     def content_fingerprint(self) -> str:
         """A digest of data outside the pickle; may be slow.
 
-        Results cached on disk are computed again when it changes.
+        Results cached on disk are recomputed when it changes.
         """
         ...
 
@@ -169,10 +170,10 @@ def ranges_of(dataset: Any) -> RangesOf | None:
     if own is not None and has_traits(dataset):
         return own if traits_of(dataset).has_ranges else None
     if isinstance(dataset, Subset):
-        return _of_subset(dataset)
+        return _ranges_of_subset(dataset)
     if isinstance(dataset, ConcatDataset):
-        return _of_concatenated(dataset)
-    return _together(list(map(ranges_of, _parts(dataset)))) if isinstance(dataset, StackDataset) else None
+        return _ranges_of_concat(dataset)
+    return _join_ranges(list(map(ranges_of, _parts(dataset)))) if isinstance(dataset, StackDataset) else None
 
 
 def _parts(dataset: Any) -> Sequence[Any]:
@@ -180,33 +181,31 @@ def _parts(dataset: Any) -> Sequence[Any]:
     return list(parts.values()) if isinstance(parts, dict) else list(parts)
 
 
-def _together(parts: Sequence[RangesOf | None]) -> RangesOf | None:
+def _join_ranges(parts: Sequence[RangesOf | None]) -> RangesOf | None:
     """The ranges of several datasets for the same indices."""
     present = [part for part in parts if part is not None]
     return (lambda indices: [each for part in present for each in part(indices)]) if present else None
 
 
-def _of_subset(subset: Subset[Any]) -> RangesOf | None:
+def _ranges_of_subset(subset: Subset[Any]) -> RangesOf | None:
     inner = ranges_of(subset.dataset)
     if inner is None:
         return None
     return lambda indices: inner(np.array([subset.indices[index] for index in indices.tolist()], np.int64))
 
 
-def _of_concatenated(whole: ConcatDataset[Any]) -> RangesOf | None:
+def _ranges_of_concat(whole: ConcatDataset[Any]) -> RangesOf | None:
     parts = [ranges_of(part) for part in whole.datasets]
     if not any(parts):
         return None
-    stops = np.asarray(whole.cumulative_sizes, np.int64)
+    offsets = ShardOffsets(np.diff(whole.cumulative_sizes, prepend=0))
 
     def ranges(indices: Int64s) -> Ranges:
-        inside = np.where(indices < 0, indices + stops[-1], indices)
-        which = stops.searchsorted(inside, side="right")
         wanted: Ranges = []
-        for number in np.unique(which).tolist():
+        for number, _, rows in offsets.by_shard(np.where(indices < 0, indices + len(offsets), indices)):
             part = parts[number]
             if part is not None:
-                wanted += part(inside[which == number] - (stops[number - 1] if number else 0))
+                wanted += part(rows)
         return wanted
 
     return ranges
@@ -252,16 +251,16 @@ _ADAPTERS = {"datasets.arrow_dataset.Dataset": "feedline.datasets.tables.hugging
 """Foreign types, and the dataset class that reads whole batches of them."""
 
 
-def adapted(dataset: Any) -> Any:
+def adapt(dataset: Any) -> Any:
     """The dataset, with known foreign types replaced by readers of whole batches.
 
-    torch's Subset and ConcatDataset are looked through.
+    Datasets inside torch's Subset and ConcatDataset are replaced as well.
     """
     if type(dataset) is Subset:
-        inner = adapted(dataset.dataset)
+        inner = adapt(dataset.dataset)
         return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
     if type(dataset) is ConcatDataset:
-        parts = list(map(adapted, dataset.datasets))
+        parts = list(map(adapt, dataset.datasets))
         return dataset if all(map(operator.is_, parts, dataset.datasets)) else ConcatDataset(parts)
     adapter = _ADAPTERS.get(f"{type(dataset).__module__}.{type(dataset).__qualname__}")
     if adapter is None:
@@ -294,20 +293,20 @@ def is_stream(dataset: Any) -> bool:
     )
 
 
-def forgets(dataset: Any) -> bool:
+def loses_shuffle_buffer(dataset: Any) -> bool:
     """True if the state of a `datasets.IterableDataset` lacks a shuffle buffer's contents."""
-    return any(type(step).__name__ == _BUFFERED for step in steps(dataset))
+    return any(type(step).__name__ == _BUFFERED for step in stream_steps(dataset))
 
 
-def counts(dataset: Any) -> bool:
-    """True if shards of a `datasets.IterableDataset`, read separately, give other examples.
+def counts_across_shards(dataset: Any) -> bool:
+    """True if reading the shards of a stream separately changes its examples.
 
-    They do if a step counts examples over all shards.
+    For a `datasets.IterableDataset`. It is so if a step counts examples across the shards.
     """
-    return any(_counts(step) for step in steps(dataset))
+    return any(_counts_examples(step) for step in stream_steps(dataset))
 
 
-def _counts(step: Any) -> bool:
+def _counts_examples(step: Any) -> bool:
     if type(step).__name__ in _COUNTING or getattr(step, "with_indices", False):
         return True
     # Each shard would drop its own incomplete batch, and repeat sources until its own end.
@@ -315,7 +314,7 @@ def _counts(step: Any) -> bool:
     return getattr(step, "drop_last_batch", False) or strategy != _WITHOUT_REPLACEMENT
 
 
-def steps(dataset: Any) -> Iterator[Any]:
+def stream_steps(dataset: Any) -> Iterator[Any]:
     """The steps of a `datasets.IterableDataset`, from the last to its sources.
 
     Nothing for other objects.
@@ -328,27 +327,44 @@ def steps(dataset: Any) -> Iterator[Any]:
         pending += getattr(step, "ex_iterables", []) if inner is None else [inner]
 
 
-def many_at_once(dataset: Any) -> Callable[..., Any] | None:
+def batch_getter(dataset: Any) -> Callable[..., Any] | None:
     """The dataset's `__getitems__`, or None if it only calls `__getitem__`.
 
-    torch's Subset and StackDataset have such a method, whatever they wrap.
+    torch's Subset and StackDataset always have the method; their inner datasets decide.
     """
-    return getattr(dataset, "__getitems__", None) if _fetches_many(dataset) else None
+    return getattr(dataset, "__getitems__", None) if _has_batch_getter(dataset) else None
 
 
-def _fetches_many(dataset: Any) -> bool:
+def _has_batch_getter(dataset: Any) -> bool:
     if isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
-        return _fetches_many(dataset.dataset)
+        return _has_batch_getter(dataset.dataset)
     if isinstance(dataset, StackDataset) and type(dataset).__getitems__ is StackDataset.__getitems__:
         parts = dataset.datasets
-        return all(map(_fetches_many, parts.values() if isinstance(parts, dict) else parts))
+        return all(map(_has_batch_getter, parts.values() if isinstance(parts, dict) else parts))
     return hasattr(dataset, "__getitems__")
 
 
-def stacked_columns(dataset: Any) -> Callable[..., Any] | None:
+def plain_samples(dataset: Any) -> Callable[..., Any] | None:
+    """`__getitems__` of a table without a format, read by feedline.
+
+    None for other datasets. Also through torch's Subset. Samples equal the dataset's own.
+    """
+    inner = dataset
+    while type(inner) is Subset:
+        inner = inner.dataset
+    if not is_table(inner):
+        return None
+    read = adapt(dataset)
+    table = read
+    while type(table) is Subset:
+        table = table.dataset
+    return read.__getitems__ if getattr(table, "has_plain_samples", False) else None
+
+
+def stack_getter(dataset: Any) -> Callable[..., Any] | None:
     """`__getitems__` of a StackDataset, also through Subset; None for others.
 
-    It asks part after part for all samples of a batch, which decides the order of random draws.
+    It asks one part after another for all samples of a batch, and random numbers are drawn in that order.
     """
     inner = dataset
     while isinstance(inner, Subset) and type(inner).__getitems__ is Subset.__getitems__:

@@ -7,7 +7,6 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.cgroups import Cgroup
+from feedline.core.proc import meminfo
 from feedline.core.units import nbytes_of
 from feedline.errors import ArgumentError
 
@@ -28,7 +28,7 @@ LEAVE_OUT = "leave device=None to get batches in host memory"
 def target(device: Device, otherwise: str = LEAVE_OUT) -> torch.device:
     """Check that a device is usable and return it; ArgumentError otherwise.
 
-    `otherwise` is what the caller can do without the device, for the message.
+    `otherwise` ends the message: what the caller can do without the device.
     """
     try:
         wanted = torch.device(device)
@@ -113,6 +113,7 @@ def free_nbytes(device: torch.device) -> int:
         return int(module.recommended_max_memory() - module.driver_allocated_memory())
     try:
         free, _ = module.mem_get_info(device)
+        # torch's allocator keeps the memory of freed tensors: the driver counts it as used, but it can be reused.
         unused = module.memory_reserved(device) - module.memory_allocated(device)
     except (AttributeError, RuntimeError, NotImplementedError) as error:
         raise ArgumentError(
@@ -121,16 +122,8 @@ def free_nbytes(device: torch.device) -> int:
     return int(free + unused)
 
 
-_AVAILABLE = re.compile(r"MemAvailable:\s*(\d+) kB")
-
-
-def _free_host_nbytes(meminfo: Path = Path("/proc/meminfo"), group: Cgroup | None = None) -> int:
-    try:
-        found = _AVAILABLE.search(meminfo.read_text())
-    except OSError:  # not Linux
-        found = None
-    free = int(found[1]) << 10 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    group = Cgroup.of_process() if group is None else group
+def _free_host_nbytes() -> int:
+    free, group = meminfo()["MemAvailable"], Cgroup.of_process()
     limit, used = group.memory_limit(), group.memory_used()
     return free if limit is None or used is None else max(0, min(free, limit - used))
 

@@ -1,13 +1,18 @@
-"""Histograms of durations with fixed bounds on a logarithmic scale."""
+"""Sums of spans, and histograms with fixed bounds on a logarithmic scale."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import sqrt
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from feedline.core.kernels import native
+from feedline.core.telemetry import CPU, LOCK, RUN_DELAY, SWITCHES, SpanTuple
 
 PER_OCTAVE = 4
 """Bounds per doubling: a quantile is at most a tenth off."""
@@ -20,35 +25,101 @@ BOUNDS_NS = tuple(round(1000 * 2 ** (step / PER_OCTAVE)) for step in range(PER_O
 """Upper bounds, inclusive, of all bins but the last: 1 µs to 18 minutes. All histograms share them, so they add up."""
 
 
-_FEW = 48
-"""Durations below which a loop is faster than NumPy's calls."""
-
-
-class Histogram:
-    """Numbers of durations per bin. Not thread-safe."""
-
-    __slots__ = ("counts",)
-
-    def __init__(self, counts: Iterable[int] = ()) -> None:
-        self.counts: list[int] = list(counts) or [0] * (len(BOUNDS_NS) + 1)
-
-    def add(self, durations_ns: Sequence[int]) -> None:
-        """Count durations."""
-        counts = self.counts
-        if len(durations_ns) < _FEW:
-            for duration in durations_ns:
-                counts[bisect_left(BOUNDS_NS, duration)] += 1
-            return
-        bins = np.searchsorted(_BOUNDS, np.fromiter(durations_ns, np.int64, len(durations_ns)))
-        for place, number in enumerate(np.bincount(bins).tolist()):
-            counts[place] += number
-
-    def merge(self, counts: Iterable[int]) -> None:
-        """Add the numbers of another histogram."""
-        self.counts = [mine + other for mine, other in zip(self.counts, counts, strict=True)]
-
-
 _BOUNDS = np.array(BOUNDS_NS, np.int64)
+
+
+NO_COUNTS = (0,) * (len(BOUNDS_NS) + 1)
+"""The counts of no durations."""
+
+
+def add_counts(histograms: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The counts of some histograms together."""
+    return tuple(map(sum, zip(*histograms, strict=True))) if histograms else NO_COUNTS
+
+
+class SpanSum(NamedTuple):
+    """The spans of one stage on one worker."""
+
+    number: int = 0
+    total_ns: int = 0
+    max_ns: int = 0
+    counts: Sequence[int] = NO_COUNTS
+    """Number of spans in each bin of the histogram."""
+
+    def plus(self, elapsed_ns: int) -> SpanSum:
+        """With one more span."""
+        counts = list(self.counts)
+        counts[bisect_left(BOUNDS_NS, elapsed_ns)] += 1
+        longest_ns = max(self.max_ns, elapsed_ns) if self.number else elapsed_ns
+        return SpanSum(self.number + 1, self.total_ns + elapsed_ns, longest_ns, counts)
+
+
+LOOP = ("wait", "step")
+"""Stages of the training loop itself."""
+
+
+_NOT_BUILDING = frozenset((*LOOP, "sample", RUN_DELAY, LOCK))
+
+
+_OTHER_CLOCKS = (CPU, SWITCHES)
+
+
+class SpanSums:
+    """Sums of spans, by stage and worker.
+
+    What is added is added to the parent, too. One thread adds to the sums of one parent; any thread may read.
+    """
+
+    def __init__(self, parent: SpanSums | None = None, recent: int = 0) -> None:
+        self._parent = parent
+        self._recent: deque[tuple[list[SpanTuple], int, int]] = deque(maxlen=recent)
+        self._cells: dict[tuple[str, int], SpanSum] = {}
+        self.batches = self.samples = 0
+
+    def add(
+        self, spans: Sequence[SpanTuple], samples: int = 0, epoch: int = -1, number: int = -1, opening_ns: int = 0
+    ) -> int:
+        """Count the spans of a batch, whose wait began `opening_ns` earlier.
+
+        Returns the time of the longest stage of building it, in ns; -1 without one.
+        """
+        self._recent.append((list(spans), epoch, number))
+        spans = [_earlier(timed, opening_ns) for timed in spans] if opening_ns else spans
+        for each in (self,) if self._parent is None else (self, self._parent):
+            each.batches, each.samples = each.batches + 1, each.samples + samples
+            for stage, start_ns, stop_ns, worker in spans:
+                key = stage, worker
+                each._cells[key] = each._cells.get(key, SpanSum()).plus(stop_ns - start_ns)
+        return max(-1, *(stop_ns - start_ns for stage, start_ns, stop_ns, _ in spans if is_building(stage)), -1)
+
+    def recent(self) -> list[tuple[list[SpanTuple], int, int]]:
+        """The latest batches, oldest first: spans, epoch and number."""
+        return list(self._recent)
+
+    def cells(self) -> Mapping[tuple[str, int], Sequence[Any]]:
+        """The fields of a `SpanSum` for each stage and worker."""
+        return self._cells.copy()
+
+
+def is_building(stage: str) -> bool:
+    """True for a stage of building, on the wall clock."""
+    return stage not in _NOT_BUILDING and not stage.endswith(_OTHER_CLOCKS)
+
+
+def _earlier(timed: SpanTuple, opening_ns: int) -> SpanTuple:
+    stage, start_ns, stop_ns, worker = timed
+    return (stage, start_ns - opening_ns, stop_ns, worker) if stage == LOOP[0] else timed
+
+
+def new_sums(parent: SpanSums | None = None, recent: int = 0) -> SpanSums:
+    """Empty sums: native ones where there are native kernels.
+
+    The latest `recent` batches are kept.
+    """
+    if native is None:
+        return SpanSums(parent, recent)
+    sums: SpanSums = native.SpanSums(_BOUNDS, parent, _NOT_BUILDING, _OTHER_CLOCKS, recent)
+    return sums
 
 
 def quantile_s(counts: Sequence[int], share: float) -> float:
@@ -66,9 +137,9 @@ def quantile_s(counts: Sequence[int], share: float) -> float:
 
 
 def octaves(counts: Sequence[int]) -> list[tuple[float, int]]:
-    """Cumulative numbers at every doubling.
+    """Cumulative counts at every doubling.
 
-    Pairs of an upper bound in seconds and the durations up to it.
+    Pairs of an upper bound in seconds and the number of durations up to it.
     """
     cumulative = list(accumulate(counts))
     return [(BOUNDS_NS[place] / 1e9, cumulative[place]) for place in range(0, len(BOUNDS_NS), PER_OCTAVE)]

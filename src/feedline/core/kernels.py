@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -98,6 +98,78 @@ def gather_windows(items: Array, offsets: Int64s, out: Array, threads: int = 1) 
     return out
 
 
+def mixture_blocks(counts: Int64s, firsts: Int64s, keys: NDArray[np.uint64]) -> tuple[Int64s, Int64s]:
+    """Dataset and draw of each position in blocks of a mixture.
+
+    Each block is a circle. A dataset with n draws divides it into n equal parts, with one draw at a random place in
+    each. The first part of each dataset begins at a random place: datasets with the same boundaries would alternate.
+
+    `counts` and `firsts`, int64 (blocks, datasets): the positions of a dataset in a block, and the number of its first
+    draw there. `keys`, uint64 (blocks, 2), are for the places in the parts, and for the beginnings.
+    """
+    counts, firsts = _int64s(counts), _int64s(firsts)
+    if native is None:
+        _warn_slow()
+        blocks = [_mixture_block_numpy(*block) for block in zip(counts, firsts, keys.tolist(), strict=True)]
+        return np.concatenate([owners for owners, _ in blocks]), np.concatenate([draws for _, draws in blocks])
+    owners, draws = np.empty((2, int(counts.sum())), np.int64)
+    native.mixture_blocks(counts.ravel(), firsts.ravel(), keys.view(np.int64).ravel(), owners, draws)
+    return owners, draws
+
+
+def interleave(owners: Int64s, parts: Int64s, counts: Int64s, shifts: Int64s) -> Int64s:
+    """Elements of several parts, one after the other, by their owners.
+
+    `parts` holds `counts[d]` elements of each owner d in turn. The n-th position of owner d gets its n-th element plus
+    `shifts[d]`.
+    """
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    if native is None:
+        _warn_slow()
+        return _interleave_numpy(owners, parts, starts, shifts)
+    out = np.empty(len(owners), np.int64)
+    native.interleave(_int64s(owners), _int64s(parts), starts, _int64s(shifts), out)
+    return out
+
+
+MASK64 = (1 << 64) - 1
+
+
+GOLDEN = 0x9E3779B97F4A7C15
+"""Distance of the counters of splitmix64."""
+
+
+def mix64(z: int) -> int:
+    """The mixing function of splitmix64.
+
+    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
+    """
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK64
+    return z ^ z >> 31
+
+
+def mix64_each(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`mix64` of every number."""
+    z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return z ^ z >> np.uint64(31)
+
+
+def unit_floats(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """The 53 upper bits of each number, as a multiple of 2**-53 in [0, 1)."""
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def uniform(key: int, start: int, stop: int) -> NDArray[np.float64]:
+    """Numbers [start, stop) of the uniform stream of `key`.
+
+    Each is a multiple of 2**-53 in [0, 1), by splitmix64 with a counter.
+    """
+    first = key + (start + 1) * GOLDEN & MASK64
+    return unit_floats(mix64_each(np.arange(stop - start, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(first)))
+
+
 _WIDEN = {np.dtype(name): number for number, name in enumerate(("uint8", "uint16", "int32", "uint32"), start=1)}
 """Values of `enum class Widen` in native/gather.h."""
 
@@ -154,14 +226,7 @@ def _permuted_at_numpy(key: int, length: int, places: Int64s) -> Int64s:
 
 
 def _round_keys(key: int) -> list[int]:
-    mask = (1 << 64) - 1
-    keys = []
-    for i in range(_ROUNDS):
-        z = key + (i + 1) * 0x9E3779B97F4A7C15 & mask
-        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
-        z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
-        keys.append((z ^ z >> 31) & 0xFFFFFFFF)
-    return keys
+    return [mix64(key + number * GOLDEN & MASK64) & 0xFFFFFFFF for number in range(1, _ROUNDS + 1)]
 
 
 def _hash32(x: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
@@ -171,6 +236,26 @@ def _hash32(x: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
     x = (x ^ x >> np.uint64(16)) * np.uint64(0x7FEB352D) & mask
     x = (x ^ x >> np.uint64(15)) * np.uint64(0x846CA68B) & mask
     return x ^ x >> np.uint64(16)
+
+
+def _mixture_block_numpy(counts: Int64s, firsts: Int64s, keys: Sequence[int]) -> tuple[Int64s, Int64s]:
+    jitter_key, begin_key = keys
+    size = int(counts.sum())
+    owner = np.repeat(np.arange(len(counts)), counts)
+    within = np.arange(size) - np.repeat(np.cumsum(counts) - counts, counts)
+    begin = uniform(begin_key, 0, len(counts))[owner]
+    places = ((within + uniform(jitter_key, 0, size)) / counts[owner] + begin) % 1.0
+    owners = owner[places.argsort(kind="stable")]
+    draws = np.empty(size, np.int64)
+    draws[owners.argsort(kind="stable")] = firsts[owner] + within
+    return owners, draws
+
+
+def _interleave_numpy(owners: Int64s, parts: Int64s, starts: Int64s, shifts: Int64s) -> Int64s:
+    out = np.empty(len(owners), np.int64)
+    for owner, shift in enumerate(shifts.tolist()):
+        out[owners == owner] = parts[starts[owner] : starts[owner + 1]] + shift
+    return out
 
 
 def _gather_rows_numpy(array: Array, indices: Int64s, out: Array) -> None:

@@ -105,7 +105,7 @@ def _node_of_rank(kind: str, rank: int, root: Path) -> int | None:
 def on_cpus(cpus: Cpus | None) -> Iterator[None]:
     """Start threads and processes of the block on these CPUs.
 
-    None changes nothing.
+    With None, nothing changes.
     """
     if not cpus:
         yield

@@ -50,7 +50,7 @@ def pack(value: Any, where: str = "state") -> Any:
     if kind is torch.Tensor and _is_plain(value):
         return _pack_tensor(value)
     described = f"an array of {value.dtype}" if kind is np.ndarray else f"a {kind.__name__}"
-    raise StateError(f"{where} is {described}, which a state of JSON cannot hold")
+    raise StateError(f"{where} is {described}, which JSON cannot hold")
 
 
 def unpack(value: Any) -> Any:
@@ -124,8 +124,8 @@ _UNPACK: dict[str, Any] = {
 class OpaqueState:
     """A value that JSON cannot hold, kept as it is.
 
-    `torch.save` and `pickle` hold it if they can hold the value. A container that looks into nested dicts, as
-    `torch.distributed.checkpoint` does, does not look into it.
+    `torch.save` and `pickle` can store it if they can store the value. Code that walks nested dicts, such as
+    `torch.distributed.checkpoint`, treats it as a leaf.
     """
 
     __slots__ = ("value",)

@@ -12,10 +12,14 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, MutableSequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
+
+from feedline.core.descriptors import opened
+from feedline.core.kernels import native
+from feedline.core.proc import stat_of
 
 NAME = "feedline-page"
 """Name of the memory in `/proc/PID/fd`."""
@@ -47,37 +51,59 @@ class PageContent(NamedTuple):
     """One reading of a page."""
 
     since_ns: int
-    """Since when the loop computes, in ns on CLOCK_MONOTONIC; negative: since when it waits for a batch; 0: neither."""
+    """Time since which the loop computes, in ns on CLOCK_MONOTONIC. Negative: it waits for a batch since then. 0:
+    neither.
+    """
     batches: int
     figures: Mapping[str, Any]
-    """What was published last; the number of batches is never older than it."""
+    """The latest publication. The number of batches is at least as recent."""
+
+
+class PageWords:
+    """Words of 64 bits at the start of a page.
+
+    They may be assigned at any time: the processor stores them at once. Once released, all are 0, and assignments do
+    nothing.
+    """
+
+    def __init__(self, memory: memoryview[int]) -> None:
+        self._words: memoryview[int] = memory
+
+    def __getitem__(self, place: int) -> int:
+        return self._words[place]
+
+    def __setitem__(self, place: int, value: int) -> None:
+        self._words[place] = value
+
+    def release(self) -> None:
+        """Let go of the memory; idempotent."""
+        # Not released itself: another thread may just be writing a word.
+        self._words = memoryview(bytearray(8 * _WORDS)).cast("q")
+
+
+def _words_of(memory: mmap.mmap | bytearray) -> PageWords:
+    view = memoryview(memory).cast("b")[: 8 * _WORDS].cast("q")
+    return native.PageWords(view) if native is not None and hasattr(native, "PageWords") else PageWords(view)
 
 
 class Page:
     """A page and its only writer.
 
-    `words[SINCE]` and `words[BATCHES]` may be assigned at any time: the processor stores 64 bits at
-    once. Read `words` for each assignment, as `close` replaces it. A page that is not `shared` has no memory, and
-    publishes nothing; so has each page where the system has no memfd.
+    `words[SINCE]` and `words[BATCHES]` may be assigned at any time. A page that is not `shared` has words of its own
+    and publishes nothing. The same holds for every page on systems without memfd.
     """
 
     def __init__(self, *, shared: bool = True) -> None:
-        self._memory: mmap.mmap | None = None
-        self.words: MutableSequence[int] | memoryview[int] = [0] * _WORDS
         self.inode = 0
-        if shared and hasattr(os, "memfd_create"):
-            self._memory = memory = self._map()
-            self.words = memoryview(memory).cast("q")[:_WORDS]
-            self.words[_MAGIC_WORD] = _MAGIC
+        self._memory = self._map() if shared and hasattr(os, "memfd_create") else None
+        self.words = _words_of(bytearray(8 * _WORDS) if self._memory is None else self._memory)
+        self.words[_MAGIC_WORD] = _MAGIC
 
     def _map(self) -> mmap.mmap:
-        fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
-        try:
-            os.truncate(fd, _NBYTES)
-            self.inode = os.fstat(fd).st_ino
-            return mmap.mmap(fd, _NBYTES)  # it has a descriptor of its own, by which readers find the page
-        finally:
-            os.close(fd)
+        with opened(os.memfd_create, NAME, os.MFD_CLOEXEC) as memory:
+            os.truncate(memory.fd, _NBYTES)
+            self.inode = os.fstat(memory.fd).st_ino
+            return mmap.mmap(memory.fd, _NBYTES)  # it has a descriptor of its own, by which readers find the page
 
     def publish(self, figures: Mapping[str, Any]) -> None:
         """Replace the published figures: JSON values, at most 128 KiB as text.
@@ -99,12 +125,9 @@ class Page:
         self.words[_PUBLISHED] = number
 
     def close(self) -> None:
-        """Give up the memory. Idempotent.
-
-        It and its descriptor end with the last assignment to its words.
-        """
-        # Not closed here: another thread may just be writing a word.
-        self._memory, self.words = None, [0] * _WORDS
+        """Release the memory. Idempotent."""
+        self._memory = None
+        self.words.release()
 
     def __enter__(self) -> Self:
         return self
@@ -116,7 +139,7 @@ class Page:
 class PageReader:
     """Reader of a page of another process, or of this one.
 
-    Raises OSError if the descriptor cannot be opened, ValueError if it is no page.
+    Raises OSError if the descriptor cannot be opened, ValueError if it is not a page.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -134,7 +157,7 @@ class PageReader:
             figures = self._figures(number)
             if figures is not None:
                 return PageContent(words[SINCE], words[BATCHES], figures)
-        raise ValueError("the page was written each time it was read")
+        raise ValueError("the page changed during every attempt to read it")
 
     def _figures(self, number: int) -> Mapping[str, Any] | None:
         """The publication of a number; None if it has been overwritten."""
@@ -164,6 +187,9 @@ def _start(number: int) -> int:
     return 8 * _WORDS + (number & 1) * _SLOT_NBYTES
 
 
+_PROC = Path("/proc")
+
+
 class FoundPage(NamedTuple):
     """A page in a process that is running."""
 
@@ -172,33 +198,27 @@ class FoundPage(NamedTuple):
     inode: int
 
 
-def find_pages(pid: int | None = None, proc: Path = Path("/proc")) -> list[FoundPage]:
+def find_pages(pid: int | None = None) -> list[FoundPage]:
     """The pages of one process, or of all.
 
     Processes whose descriptors may not be read are left out. A process forked from a training process inherits its
     pages: each is listed once, for the oldest process.
     """
-    pids = [pid] if pid is not None else sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdigit())
+    pids = [pid] if pid is not None else sorted(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
     found: dict[int, tuple[int, FoundPage]] = {}
     for each in pids:
-        for page in _pages_of(each, proc):
-            started = _start_time(each, proc)
+        for page in _pages_of(each):
+            stat = stat_of(each)
+            started = 1 << 62 if stat is None else stat.start_ticks
             if page.inode not in found or started < found[page.inode][0]:
                 found[page.inode] = (started, page)
     return sorted(page for _, page in found.values())
 
 
-def _pages_of(pid: int, proc: Path) -> Iterator[FoundPage]:
+def _pages_of(pid: int) -> Iterator[FoundPage]:
     # A process that has ended meanwhile, or belongs to another user.
     with suppress(OSError):
-        for entry in os.scandir(proc / str(pid) / "fd"):
+        for entry in os.scandir(_PROC / str(pid) / "fd"):
             with suppress(OSError):
                 if str(Path(entry.path).readlink()).startswith(f"/memfd:{NAME} "):
                     yield FoundPage(pid, Path(entry.path), entry.stat().st_ino)
-
-
-def _start_time(pid: int, proc: Path) -> int:
-    with suppress(OSError, IndexError, ValueError):
-        # The name of a program, in brackets, may contain blanks.
-        return int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
-    return 1 << 62

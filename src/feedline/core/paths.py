@@ -42,7 +42,7 @@ def expand_user(path: str | os.PathLike[str]) -> str:
 def missing(path: str | os.PathLike[str], problem: str = "no such file") -> ObjectNotFoundError:
     """The exception for a path that does not exist.
 
-    It says how far the path leads, and which path may have been meant.
+    Its message names the part of the path that exists, and a similar name.
     """
     full = Path(os.path.abspath(expand_user(path)))  # noqa: PTH100 - links are kept as they are
     there = next(each for each in (full, *full.parents) if os.path.lexists(each) or each == each.parent)
@@ -65,7 +65,7 @@ def missing(path: str | os.PathLike[str], problem: str = "no such file") -> Obje
 def _nearest(folder: Path, name: str) -> str | None:
     """The most similar name in a folder, ignoring case.
 
-    A name with another number is not similar.
+    Names with different numbers are not similar.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         names = [entry.name for entry in islice(entries, _MAX_NAMES)]
@@ -78,7 +78,7 @@ def _nearest(folder: Path, name: str) -> str | None:
 def _same_numbers(name: str, other: str) -> bool:
     """Tell whether two names have the same numbers, if both have any.
 
-    Shard 6 is not meant by shard 7.
+    A missing shard 7 is not a misspelled shard 6.
     """
     one, two = ([int(number) for number in _NUMBER.findall(each)] for each in (name, other))
     return not one or not two or one == two
@@ -87,21 +87,21 @@ def _same_numbers(name: str, other: str) -> bool:
 def make_folder(folder: str | os.PathLike[str], given: str) -> None:
     """Create a folder if it is missing.
 
-    ArgumentError if it cannot be created, naming it as it was `given`: `cache='/x'`.
+    ArgumentError if it cannot be created. The message names it as it was `given`, such as `cache='/x'`.
     """
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArgumentError(
-            f"{given}: {os.fspath(folder)} is no folder, and cannot be made one ({error.strerror}); give a folder that "
-            "can be written to"
+            f"{given}: {os.fspath(folder)} is not a folder and cannot be created ({error.strerror}); pass a writable "
+            "folder"
         ) from error
 
 
 def is_special(path: str) -> bool:
     """Tell whether a path is a folder, pipe or device.
 
-    Links count as what they lead to. A path without a status counts as a file: reading it reports the reason.
+    Links are followed. A path without a status counts as a file: the attempt to read it reports the reason.
     """
     try:
         return not stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - for each of many links
@@ -110,7 +110,7 @@ def is_special(path: str) -> bool:
 
 
 def special_entry(entry: os.DirEntry[str]) -> bool:
-    """The same for a directory entry; only links need a system call."""
+    """`is_special` of a directory entry; only links need a system call."""
     return not entry.is_file(follow_symlinks=False) and (not entry.is_symlink() or is_special(entry.path))
 
 

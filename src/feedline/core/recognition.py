@@ -1,4 +1,4 @@
-"""Findings about datasets of other libraries, and where they are looked for."""
+"""Recognition of datasets of other libraries."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ class SampleReader(Protocol):
         """False if all samples are left to the dataset."""
         ...
 
+    @property
+    def is_repeatable(self) -> bool:
+        """True if a sample is read by the library's own code only.
+
+        Read again with torch's generator as before, it is the same, and nothing else has changed.
+        """
+        ...
+
     def refresh(self) -> None:
         """Follow changes of the dataset; called before each batch."""
         ...
@@ -31,9 +39,9 @@ class SampleReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepFinding:
-    """One step of a user's code, and what feedline makes of it.
+    """One step of a user's code, and how feedline executes it.
 
-    `reason` is empty for a step that the kernels execute.
+    `reason` is empty for a step that runs in the kernels.
     """
 
     step: str
@@ -47,7 +55,7 @@ class StepFinding:
 class Recognition:
     """Findings about a dataset, and about those it wraps.
 
-    `reader` is None if no part of it is read by feedline. `reason` says why the dataset itself runs as it is.
+    `reader` is None if feedline reads no part of the dataset. `reason` says why the dataset's own code runs instead.
     """
 
     name: str
@@ -58,7 +66,7 @@ class Recognition:
 
 
 _LIBRARIES = frozenset({"torchvision"})
-"""Packages whose datasets are looked at."""
+"""Packages whose datasets may be recognized."""
 
 
 _RECOGNIZER = "feedline.datasets.recognized.recognition:recognize"
@@ -66,9 +74,9 @@ _RECOGNIZER = "feedline.datasets.recognized.recognition:recognize"
 
 
 def may_be_recognized(dataset: Any) -> bool:
-    """True if feedline looks at the library of a dataset.
+    """True if the dataset's class comes from a library that feedline knows.
 
-    torch's wrappers are looked through.
+    Datasets inside torch's wrappers count.
     """
     if type(dataset) is Subset:
         return may_be_recognized(dataset.dataset)
@@ -77,8 +85,8 @@ def may_be_recognized(dataset: Any) -> bool:
     return type(dataset).__module__.partition(".")[0] in _LIBRARIES
 
 
-def recognized(dataset: Any) -> Recognition:
-    """Look at a dataset, and at those in torch's wrappers."""
+def recognize(dataset: Any) -> Recognition:
+    """Examine a dataset, and the datasets inside torch's wrappers."""
     module, _, name = _RECOGNIZER.partition(":")
     found: Recognition = getattr(import_module(module), name)(dataset)
     return found

@@ -13,15 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core import kernels
+from feedline.core.kernels import GOLDEN, MASK64, mix64, mix64_each, unit_floats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-
-_MASK64 = (1 << 64) - 1
-
-
-_GOLDEN = 0x9E3779B97F4A7C15
 
 
 def derive(*parts: int | str) -> int:
@@ -32,29 +27,17 @@ def derive(*parts: int | str) -> int:
     """
     key = 0
     for part in parts:
-        key = _mix((key ^ (part if type(part) is int else _number(part))) + _GOLDEN & _MASK64)
+        key = mix64((key ^ (part if type(part) is int else _number(part))) + GOLDEN & MASK64)
     return key
 
 
 def derive_each(parts: Sequence[int | str], places: NDArray[Any], *more: int | str) -> NDArray[np.uint64]:
     """`derive(*parts, place, *more)` for every place, as uint64."""
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is intended
-        keys = _mix_each((np.uint64(derive(*parts)) ^ places.astype(np.uint64, copy=False)) + np.uint64(_GOLDEN))
+        keys = mix64_each((np.uint64(derive(*parts)) ^ places.astype(np.uint64, copy=False)) + np.uint64(GOLDEN))
         for part in more:
-            keys = _mix_each((keys ^ np.uint64(_number(part) & _MASK64)) + np.uint64(_GOLDEN))
+            keys = mix64_each((keys ^ np.uint64(_number(part) & MASK64)) + np.uint64(GOLDEN))
     return keys
-
-
-def _mix_each(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return z ^ z >> np.uint64(31)
-
-
-def _mix(z: int) -> int:
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
-    z = (z ^ z >> 27) * 0x94D049BB133111EB & _MASK64
-    return z ^ z >> 31
 
 
 @lru_cache(maxsize=1024)
@@ -75,7 +58,7 @@ def permuted(key: int, length: int, start: int, stop: int) -> NDArray[np.int64]:
     """
     if not 0 <= start <= stop <= length:
         raise ValueError(f"the span [{start}, {stop}) does not lie within a permutation of {length} elements")
-    return kernels.permuted(key & _MASK64, length, start, stop)
+    return kernels.permuted(key & MASK64, length, start, stop)
 
 
 class SampleRng:
@@ -121,12 +104,12 @@ class Draws:
     __slots__ = ("_state", "key")
 
     def __init__(self, key: int) -> None:
-        self.key = self._state = key & _MASK64
+        self.key = self._state = key & MASK64
 
     def unit(self) -> float:
         """Uniform in [0, 1): the 53 upper bits of the next output."""
-        self._state = z = self._state + _GOLDEN & _MASK64
-        return (_mix(z) >> 11) * 2.0**-53
+        self._state = z = self._state + GOLDEN & MASK64
+        return (mix64(z) >> 11) * 2.0**-53
 
     def between(self, low: float, high: float) -> float:
         """Uniform in [low, high)."""
@@ -134,6 +117,7 @@ class Draws:
 
     def below(self, count: int) -> int:
         """Uniform in `range(count)`."""
+        # Not exactly uniform, by less than count / 2**53: a rejection would take a varying number of outputs.
         return int(count * self.unit())
 
     def order(self, count: int) -> list[int]:
@@ -144,7 +128,7 @@ class Draws:
             order[last], order[other] = order[other], order[last]
         return order
 
-    def weighted(self, weights: Sequence[float]) -> int:
+    def weighted_index(self, weights: Sequence[float]) -> int:
         """Random index, with probability proportional to its weight."""
         bounds = list(accumulate(weights))
         # Compare shares, not sums: the draw is below 1, which is the last share, however small the weights are.
@@ -166,9 +150,9 @@ class DrawsEach:
     def unit(self) -> NDArray[np.float64]:
         """See `Draws.unit`."""
         with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is intended
-            self._states = self._states + np.uint64(_GOLDEN)
-            mixed = _mix_each(self._states)
-        return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+            self._states = self._states + np.uint64(GOLDEN)
+            mixed = mix64_each(self._states)
+        return unit_floats(mixed)
 
     def between(self, low: float, high: float) -> NDArray[np.float64]:
         """See `Draws.between`."""
@@ -253,7 +237,7 @@ def batch_keys(count: int) -> NDArray[np.uint64]:
     keys = _address.keys
     if keys is None:
         return torch_keys(count)
-    return derive_each((), np.array(list(keys)[:count], np.uint64), "batch")
+    return derive_each((), np.array([keys[row] for row in range(min(count, len(keys)))], np.uint64), "batch")
 
 
 def takes_rng(fn: Callable[..., Any]) -> bool:

@@ -29,7 +29,7 @@ def _numpy_state() -> Any:
     return np.random.get_state(legacy=False)  # noqa: NPY002 - as above
 
 
-def seeded_states(python: int, numpy: Any) -> bytes:
+def states_after_seeding(python: int, numpy: Any) -> bytes:
     """`global_states()` after seeding.
 
     `python` seeds `random` and torch, `numpy` seeds NumPy.
@@ -51,7 +51,7 @@ def restore_globals(states: bytes) -> None:
 
 
 @contextmanager
-def restored_globals() -> Iterator[None]:
+def restoring_globals() -> Iterator[None]:
     """Restore `random`, `numpy.random` and torch's CPU generator after the block."""
     python, torch_state = random.getstate(), torch.get_rng_state()
     numpy_state = np.random.get_state()  # noqa: NPY002 - as above
@@ -64,9 +64,9 @@ def restored_globals() -> Iterator[None]:
 
 
 class GlobalStateChanges:
-    """Changes of the process-wide generators since the last look.
+    """Changes of the process-wide generators since the last check.
 
-    A look costs a fraction of packing the states: NumPy offers the memory of its generator, which is compared.
+    A check costs a fraction of packing the states: it compares the memory of NumPy's generator.
     """
 
     def __init__(self) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, count
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from feedline.core.cursor import Cursor, PartitionCursor, PartitionOffset
+from feedline.core.tensors import as_yielded
 
 LOOKAHEAD = 1 << 14
 """Positions read from a pure sampler at once.
@@ -65,7 +66,7 @@ class BatchRequest(NamedTuple):
 
     def part(self, rows: Sequence[int]) -> BatchRequest:
         """The same request with these rows only."""
-        indices, positions = self.indices, self.positions
+        indices, positions = as_yielded(self.indices), self.positions
         return self._replace(indices=[indices[row] for row in rows], positions=[positions[row] for row in rows])
 
     def without(self, rows: Container[int]) -> BatchRequest:
@@ -93,6 +94,19 @@ class PartitionRequest(NamedTuple):
     mark: PartitionOffset
     seed: int | None
     opening: Opening | None = None
+    stride: tuple[int, int] = (0, 1)
+    """(rank, world_size): with several ranks, each reads the whole partition and keeps every world_size-th sample.
+
+    Marks then count the samples of all ranks.
+    """
+    continues: bool = False
+    """True for a live stream: a batch that was built cannot be built again, and must not be built twice."""
+    run: int = 0
+    """Number of the iteration that asks.
+
+    A worker that outlives an iteration may hold the same partition of the same epoch open at another place, or of
+    another number of partitions: each iteration opens its own.
+    """
 
     @property
     def turn(self) -> int:
@@ -102,8 +116,12 @@ class PartitionRequest(NamedTuple):
     def advance(self, cursor: PartitionCursor, mark: PartitionOffset | None) -> tuple[PartitionCursor, int]:
         """The cursor after delivery up to `mark`, and the number of samples."""
         assert mark is not None
-        samples = mark.samples - cursor.mark(self.partition).samples
+        samples = (mark.samples - cursor.mark(self.partition).samples) // self.stride[1]
         return cursor.after(self.partition, mark, (self.partition + 1) % self.partitions), samples
+
+    def opened_at(self, mark: PartitionOffset) -> PartitionRequest:
+        """The same request for a worker that begins at `mark`."""
+        return self._replace(mark=mark)
 
     def __str__(self) -> str:
         return f"batch {self.number} of partition {self.partition} of {self.partitions} (epoch {self.epoch})"
@@ -121,7 +139,7 @@ class IndexSource(Protocol):
 
 
 class ForeignSource(IndexSource, Protocol):
-    """A sampler without random access, listed as it yields."""
+    """A sampler without random access, read as far as it is needed."""
 
     def forget(self, before: int) -> None:
         """Free the positions below `before`."""
@@ -191,7 +209,7 @@ class Schedule:
 
     def requests(self, cursor: Cursor) -> Iterator[BatchRequest]:
         """The remaining requests of the cursor's epoch, in order."""
-        walk = self._alone if self.share.world_size == 1 else self._shared
+        walk = self._walk_alone if self.share.world_size == 1 else self._walk_share
         delivered_ahead = iter((*cursor.delivered_ahead, None))
         position = cursor.position
         for range_ahead in delivered_ahead:
@@ -200,8 +218,9 @@ class Schedule:
                 return
             position = range_ahead[1]
 
-    def _alone(self, epoch: int, position: int, limit: int | None) -> _Walk:
+    def _walk_alone(self, epoch: int, position: int, limit: int | None) -> _Walk:
         size, seed, batched = self.batch_size, self.seed, self.batched
+        # Rounded up: a state of another batch size may end within a batch of this one, whose number is taken.
         number = -(-position // size)
         ahead = max(size, self.lookahead // size * size)
         while limit is None or position < limit:
@@ -213,6 +232,7 @@ class Schedule:
                 start = position + offset
                 indices = block[offset : offset + size]
                 rows = len(indices)
+                # A short batch up to a range delivered ahead fills a gap: it is not the last one of the epoch.
                 if rows < size and self.drop_last and start + rows != limit:
                     return True
                 if not batched:
@@ -227,7 +247,7 @@ class Schedule:
             position = stop
         return False
 
-    def _shared(self, epoch: int, position: int, limit: int | None) -> _Walk:
+    def _walk_share(self, epoch: int, position: int, limit: int | None) -> _Walk:
         share, size = self.share, self.span
         number = -(-position // size)
         if limit is not None:  # a gap below a range delivered ahead: none of it may be dropped, whatever its size
@@ -239,7 +259,9 @@ class Schedule:
             each = share.rows_each(rows) if limit is not None else self._tail_rows(rows)
             if each:
                 places = share.positions(position, each)
-                indices, positions = self._wrapped(epoch, places, position + rows if short or rows < size else None)
+                indices, positions = self._take_wrapped(
+                    epoch, places, position + rows if short or rows < size else None
+                )
                 indices = indices if self.batched else _bare(indices)
                 yield BatchRequest(epoch, number, position, position + rows, indices, positions, self.seed)
             if short or not rows:
@@ -260,7 +282,7 @@ class Schedule:
             return max(0, min(stop, len(self.source)) - start)  # type: ignore[arg-type]
         return len(self.source.take(epoch, start, stop))
 
-    def _wrapped(self, epoch: int, places: range, end: int | None) -> tuple[Any, Sequence[int]]:
+    def _take_wrapped(self, epoch: int, places: range, end: int | None) -> tuple[Any, Sequence[int]]:
         """Indices and positions at `places`.
 
         Those at or past `end` wrap to the epoch's first positions.
@@ -276,8 +298,8 @@ class Schedule:
 
 
 def _bare(indices: Any) -> Any:
-    """The single index of a request without batches; an int where possible."""
-    return indices[0].item() if isinstance(indices, np.ndarray) else indices[0]
+    """Single index of a request without batches, as the sampler yields it."""
+    return as_yielded(indices[:1])[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +314,7 @@ class BatchSchedule:
     share: Share = Share()
     seed: int | None = None
     drop_last: bool = False
-    forgets: bool = False
+    forgets_delivered: bool = False
     """True if the source may free what lies before the cursor."""
 
     def length(self, batches: int) -> int:
@@ -310,12 +332,13 @@ class BatchSchedule:
                 position = delivered.pop(0)[1]
             stop = min(position + world_size, delivered[0][0]) if delivered else position + world_size
             batches = self.source.take_batches(epoch, position, stop)
-            if self.forgets:
+            if self.forgets_delivered:
                 self.source.forget(position)  # type: ignore[attr-defined]
             ended = len(batches) < stop - position
             if not batches or (self.drop_last and ended):
                 return
             place, indices = self._mine(epoch, position, batches)
+            # Batches differ in size, so a row has no position of its own: it gets a range that no other batch reaches.
             rows = range(place << 32, (place << 32) + len(indices))
             stop = position + len(batches)
             yield BatchRequest(epoch, position // world_size, position, stop, indices, rows, self.seed)
@@ -342,20 +365,31 @@ class PartitionSchedule:
     mine: tuple[int, ...]
     seed: int | None = None
     in_order: bool = True
+    stride: tuple[int, int] = (0, 1)
+    """See `PartitionRequest.stride`."""
+    continues: bool = False
+    """See `PartitionRequest.continues`. The least recently asked partition is next."""
 
-    def requests(self, cursor: PartitionCursor, progress: Callable[[], PartitionCursor]) -> Iterator[PartitionRequest]:
+    def requests(
+        self, cursor: PartitionCursor, progress: Callable[[], PartitionCursor], run: int = 0
+    ) -> Iterator[PartitionRequest]:
         """Requests from `cursor` on.
 
-        `progress()` returns the cursor of the loop, which moves as batches are delivered.
+        `progress()` returns the cursor of the loop, which moves as batches are delivered. `run` is that of
+        `PartitionRequest`.
         """
         numbers = {partition: cursor.mark(partition).batches for partition in self.mine}
-        partitions = (
-            self._in_turn(cursor.next_partition, progress) if self.in_order else self._least_busy(numbers, progress)
-        )
+        if self.continues:
+            partitions = self._rested(numbers, progress)
+        elif self.in_order:
+            partitions = self._in_turn(cursor.next_partition, progress)
+        else:
+            partitions = self._least_busy(numbers, progress)
         for partition in chain(self._to_restore(cursor), partitions):
             yield PartitionRequest(
-                cursor.epoch, numbers[partition], partition, self.partitions, progress().mark(partition), self.seed
-            )
+                cursor.epoch, numbers[partition], partition, self.partitions, progress().mark(partition), self.seed,
+                stride=self.stride, continues=self.continues, run=run,
+            )  # fmt: skip
             numbers[partition] += 1
 
     def _to_restore(self, cursor: PartitionCursor) -> list[int]:
@@ -368,11 +402,24 @@ class PartitionSchedule:
 
     def _in_turn(self, first: int, progress: Callable[[], PartitionCursor]) -> Iterator[int]:
         turns = tuple(partition for partition in self.mine if partition >= first)
+        # Asked before each turn: only a delivered batch shows that its partition has ended.
         while not progress().ended().issuperset(self.mine):
             for partition in turns:
                 if not progress().mark(partition).ended:
                     yield partition
             turns = self.mine
+
+    def _rested(self, numbers: dict[int, int], progress: Callable[[], PartitionCursor]) -> Iterator[int]:
+        """Partitions with the fewest requests in flight, by turns."""
+        asked = dict.fromkeys(self.mine, 0)
+        for turn in count(1):
+            delivered = progress()
+            live = [partition for partition in self.mine if not delivered.mark(partition).ended]
+            if not live:
+                return
+            chosen = min(live, key=lambda p: (numbers[p] - delivered.mark(p).batches, asked[p]))
+            asked[chosen] = turn
+            yield chosen
 
     def _least_busy(self, numbers: dict[int, int], progress: Callable[[], PartitionCursor]) -> Iterator[int]:
         while live := [partition for partition in self.mine if not progress().mark(partition).ended]:

@@ -27,7 +27,7 @@ class ShardRows(NamedTuple):
 class ShardOffsets:
     """Shard and row of each sample, from the sizes of the shards.
 
-    Indices are checked ones: from 0 up to, not including, `len()`. Shards may be empty.
+    The caller checks indices: 0 <= index < `len()`. Shards may be empty.
     """
 
     def __init__(self, sizes: Iterable[int]) -> None:
@@ -37,6 +37,7 @@ class ShardOffsets:
         self._bounds: list[int] = [0, *accumulate(self.sizes.tolist())]
         self._starts: Int64s = np.array(self._bounds[:-1], np.int64)
         self._stops: Int64s = np.array(self._bounds[1:], np.int64)
+        self._equal_size = _equal_size(self.sizes)
 
     def __reduce__(self) -> tuple[type[ShardOffsets], tuple[Int64s]]:
         return ShardOffsets, (self.sizes,)
@@ -45,6 +46,14 @@ class ShardOffsets:
         """The number of all samples."""
         return self._bounds[-1]
 
+    def start(self, shard: int) -> int:
+        """Position of the first sample of a shard."""
+        return self._bounds[shard]
+
+    def positions(self, shard: int) -> range:
+        """Positions of the samples of a shard."""
+        return range(*self._bounds[shard : shard + 2])
+
     def one(self, at: int) -> tuple[int, int]:
         """Shard and row of one sample."""
         shard = bisect_right(self._bounds, at) - 1
@@ -52,6 +61,9 @@ class ShardOffsets:
 
     def locate(self, indices: Int64s) -> tuple[Int64s, Int64s]:
         """Shard and row of each sample."""
+        if self._equal_size:  # a division takes a tenth of the search
+            shards = indices // self._equal_size
+            return shards, indices - shards * self._equal_size
         shards = self._stops.searchsorted(indices, side="right")
         return shards, indices - self._starts[shards]
 
@@ -65,3 +77,13 @@ class ShardOffsets:
         order = np.argsort(shards, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(shards[order])) + 1)
         return [ShardRows(int(shards[group[0]]), group, rows[group]) for group in groups]
+
+
+def _equal_size(sizes: Int64s) -> int:
+    """Size of all shards; 0 if they differ.
+
+    The last one may be smaller.
+    """
+    if len(sizes) < 2 or sizes[0] < 1:
+        return 0
+    return int(sizes[0]) if (sizes[:-1] == sizes[0]).all() and sizes[-1] <= sizes[0] else 0

@@ -5,13 +5,16 @@ Spans are recorded where the work happens, and travel with the batch.
 
 from __future__ import annotations
 
+import resource
+import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic_ns, process_time_ns, thread_time_ns
+from time import monotonic_ns, process_time_ns, sleep, thread_time_ns
 from typing import NamedTuple
 
 import torch.utils.data._utils.worker as torch_worker
+
+from feedline.core.kernels import native
 
 MAIN = -1
 """`worker` of a span recorded in the training process."""
@@ -20,12 +23,24 @@ MAIN = -1
 CPU = ".cpu"
 """Suffix of the stage of a span on the CPU clock of the worker that did the work.
 
-"fetch.cpu" is the CPU time of a "fetch": the rest of its time it waited, or was ready to run and did not.
+"fetch.cpu" is the CPU time of a "fetch". For the rest of that time the worker waited, or was ready to run but did not.
 """
 
 
 RUN_DELAY = "run_delay"
-"""Stage of a span on the clock of the time in which a worker was ready to run, but other programs ran."""
+"""Stage of a span of run delay: time in which a worker was ready to run while other programs ran."""
+
+
+LOCK = "lock"
+"""Stage of a probe of Python's lock: the time until a thread that has given it back has it again."""
+
+
+LOCK_SHARE = 128
+"""Probes take at most this part of the time: one among busy threads waits for milliseconds."""
+
+
+SWITCHES = ".switches"
+"""Suffix of the stage of a span on a counter: how often the thread of the loop stopped to wait."""
 
 
 CPU_EVERY_NS = 1_000_000
@@ -55,36 +70,98 @@ Every batch creates a few, and a plain tuple costs a fifth.
 """
 
 
-def spent(stage: str, start_ns: int, stop_ns: int) -> SpanTuple:
-    """A span of this thread, from `start_ns` to `stop_ns`."""
-    return (stage, start_ns, stop_ns, _current.worker)
+class Recorder:
+    """Spans and clocks of one thread.
+
+    A batch calls `begin`, then `end` after each stage but the last one, then `finish`. The CPU clock is read once in
+    `CPU_EVERY_NS`.
+    """
+
+    __slots__ = ("_cpu_ns", "_mark_ns", "delay_ns", "next_cpu_ns", "next_delay_ns", "own_process", "spans", "worker")
+
+    def __init__(self) -> None:
+        self.spans: list[SpanTuple] | None = None
+        self.worker = MAIN
+        self.own_process = False
+        self.next_cpu_ns = self.next_delay_ns = self._mark_ns = 0
+        self.delay_ns = self._cpu_ns = -1
+
+    def begin(self) -> list[SpanTuple] | None:
+        """Start the first stage of a batch.
+
+        Its spans go to a new list. Returns the list before it, to be set again after the batch, or after an error.
+        """
+        outer, self.spans = self.spans, []
+        self._mark_ns, self._cpu_ns = monotonic_ns(), -1
+        if self._mark_ns >= self.next_cpu_ns:
+            self.next_cpu_ns = self._mark_ns + CPU_EVERY_NS
+            self._cpu_ns = self._cpu_time_ns()
+        return outer
+
+    def end(self, stage: str) -> None:
+        """End a stage, and start the next one."""
+        spans = self.spans
+        assert spans is not None
+        if self._cpu_ns >= 0:
+            before, self._cpu_ns = self._cpu_ns, self._cpu_time_ns()
+            spans.append((stage + CPU, before, self._cpu_ns, self.worker))
+        before, self._mark_ns = self._mark_ns, monotonic_ns()
+        spans.append((stage, before, self._mark_ns, self.worker))
+
+    def finish(self, stage: str, outer: list[SpanTuple] | None) -> list[SpanTuple]:
+        """End the last stage, and return the spans.
+
+        `outer` is what `begin` returned.
+        """
+        self.end(stage)
+        recorded = self.spans
+        assert recorded is not None
+        if self._mark_ns >= self.next_delay_ns:
+            add_run_delay(recorded, self._mark_ns)
+        self.spans = outer
+        return recorded
+
+    def _cpu_time_ns(self) -> int:
+        return process_time_ns() if self.own_process else thread_time_ns()
 
 
-class _Current(threading.local):
-    spans: list[SpanTuple] | None = None
-    worker: int = MAIN
-    cpu_clock: Callable[[], int] = staticmethod(thread_time_ns)
-    next_cpu_ns: int = 0
-    next_delay_ns: int = 0
-    delay_ns: int = -1
+def new_recorder() -> Recorder:
+    """A recorder: native where possible, in a third of the time."""
+    if native is not None and hasattr(native, "Recorder"):
+        recorder: Recorder = native.Recorder(CPU_EVERY_NS, CPU, add_run_delay)
+        return recorder
+    return Recorder()
 
 
-_current = _Current()
+class _Threads(threading.local):
+    """The recorder of each thread.
+
+    One access to a thread's own data is as slow as ten to an object: a batch makes few of them.
+    """
+
+    def __init__(self) -> None:
+        self.recorder = new_recorder()
+
+
+def recorder_of_thread() -> Recorder:
+    """The recorder of this thread."""
+    return _threads.recorder
 
 
 class recording:  # noqa: N801 - reads as a verb in a `with` statement
     """`with recording() as spans:` collects the spans of this thread."""
 
-    __slots__ = ("_outer",)
+    __slots__ = ("_outer", "_recorder")
 
     def __enter__(self) -> list[SpanTuple]:
-        self._outer = _current.spans
+        recorder = self._recorder = _threads.recorder
+        self._outer = recorder.spans
         spans: list[SpanTuple] = []
-        _current.spans = spans
+        recorder.spans = spans
         return spans
 
-    def __exit__(self, *_: object) -> None:
-        _current.spans = self._outer
+    def __exit__(self, _: object, __: object, ___: object) -> None:
+        self._recorder.spans = self._outer
 
 
 def work_as(worker: int, *, own_process: bool = False) -> None:
@@ -92,35 +169,26 @@ def work_as(worker: int, *, own_process: bool = False) -> None:
 
     In a process of its own, the CPU time of a span includes threads that the worker has started.
     """
-    _current.worker = worker
+    _threads.recorder.worker = worker
     if own_process:
-        _current.cpu_clock = process_time_ns
+        _threads.recorder.own_process = True
 
 
-def start_cpu(now_ns: int) -> int | None:
-    """CPU clock of this worker; None if it was just read.
+def add_run_delay(spans: list[SpanTuple], now_ns: int, *, among_threads: bool = False) -> None:
+    """Append the run delay since the last reading.
 
-    It is read once in `CPU_EVERY_NS`.
+    Once in `RUN_DELAY_EVERY_NS`; also a `LOCK` where threads work.
+    `among_threads` is for the loop: True if its workers are threads.
     """
-    current = _current
-    if now_ns < current.next_cpu_ns:
-        return None
-    current.next_cpu_ns = now_ns + CPU_EVERY_NS
-    return current.cpu_clock()
-
-
-def spent_cpu(stage: str, start_ns: int) -> tuple[SpanTuple, int]:
-    """A span on the CPU clock until now, and the clock."""
-    now_ns = _current.cpu_clock()
-    return (stage + CPU, start_ns, now_ns, _current.worker), now_ns
-
-
-def add_run_delay(spans: list[SpanTuple], now_ns: int) -> None:
-    """Append the run delay since the last reading, once in `RUN_DELAY_EVERY_NS`."""
-    current = _current
+    current = _threads.recorder
     if now_ns < current.next_delay_ns:
         return
-    current.next_delay_ns = now_ns + RUN_DELAY_EVERY_NS
+    probe_ns = 0
+    if _HAS_LOCK and (among_threads or is_thread()):
+        probe = _lock_wait(current.worker)
+        spans.append(probe)
+        probe_ns = probe[2] - probe[1]
+    current.next_delay_ns = now_ns + max(RUN_DELAY_EVERY_NS, LOCK_SHARE * probe_ns)
     before, current.delay_ns = current.delay_ns, _run_delay_ns()
     if 0 <= before <= current.delay_ns:
         spans.append((RUN_DELAY, before, current.delay_ns, current.worker))
@@ -137,9 +205,39 @@ def _run_delay_ns() -> int:
     return -1
 
 
+def _lock_wait(worker: int) -> SpanTuple:
+    """Give Python's lock back, and take it again.
+
+    Others that compute in Python keep it for milliseconds; those that wait, or compute outside Python, do not have it.
+    Time in which other programs had the CPUs does not count.
+    """
+    delay_ns, start_ns = _run_delay_ns(), monotonic_ns()
+    sleep(_LONG_ENOUGH_S)
+    stop_ns = monotonic_ns()
+    return (LOCK, start_ns, max(stop_ns - max(_run_delay_ns() - delay_ns, 0), start_ns), worker)
+
+
+_LONG_ENOUGH_S = 50e-6
+"""Sleep in which a waiting thread can take the lock: a shorter system call has it back before others wake up."""
+
+
+_HAS_LOCK = getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+def waits_of_thread() -> int:
+    """Number of times that this thread has stopped to wait.
+
+    0 where the kernel does not count it.
+    """
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw if _COUNTS_WAITS else 0
+
+
+_COUNTS_WAITS = hasattr(resource, "RUSAGE_THREAD")
+
+
 def is_thread() -> bool:
     """True in a worker that is a thread of the training process."""
-    return _current.worker != MAIN and torch_worker._worker_info is None
+    return _threads.recorder.worker != MAIN and torch_worker._worker_info is None
 
 
 class span:  # noqa: N801 - reads as a verb in a `with` statement
@@ -157,6 +255,9 @@ class span:  # noqa: N801 - reads as a verb in a `with` statement
         self.start_ns = monotonic_ns()
 
     def __exit__(self, *_: object) -> None:
-        spans = _current.spans
+        spans = _threads.recorder.spans
         if spans is not None:
-            spans.append(Span(self.stage, self.start_ns, monotonic_ns(), _current.worker))
+            spans.append(Span(self.stage, self.start_ns, monotonic_ns(), _threads.recorder.worker))
+
+
+_threads = _Threads()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -62,6 +62,34 @@ def numpy_view(tensor: torch.Tensor) -> NDArray[Any]:
     if _has_numpy(tensor.dtype):
         return tensor.numpy()
     return tensor.view(_STAND_INS[tensor.itemsize]).numpy()
+
+
+if TYPE_CHECKING:
+    IndexArray = NDArray[np.int64]
+else:
+    IndexArray = np.ndarray
+
+
+class TensorIndices(IndexArray):
+    """Indices that a sampler yields as int64 tensors without dimensions."""
+
+
+class ScalarIndices(IndexArray):
+    """Indices that a sampler yields as `np.int64`."""
+
+
+def as_yielded(indices: Any) -> Any:
+    """Indices of the type that the sampler yields.
+
+    Datasets may rely on it. An array becomes a list; anything else is as the sampler has yielded it.
+    """
+    if not isinstance(indices, np.ndarray):
+        return indices
+    if type(indices) is np.ndarray:
+        plain_ints: list[Any] = indices.tolist()
+        return plain_ints
+    plain = np.array(indices)
+    return list(torch.from_numpy(plain)) if isinstance(indices, TensorIndices) else list(plain)
 
 
 def as_indices(indices: Sequence[int]) -> NDArray[np.int64]:

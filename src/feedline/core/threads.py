@@ -63,7 +63,7 @@ class CancelScope:
         with CancelScope():
             pool.submit(read).result()  # leaving the block cancels every wait in it
 
-    A scope is canceled with the scope in which it was created. It can also be created in one thread, `entered` by
+    A scope is canceled with the scope in which it was created. It can also be created in one thread, `enter` by
     others, and canceled by any.
     """
 
@@ -111,7 +111,7 @@ class CancelScope:
             self.discard(gate.release)
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
+    def enter(self) -> Iterator[None]:
         """Within the block, the waits of this thread belong to the scope."""
         before, _current.scope = _current.scope, self
         try:
@@ -139,7 +139,7 @@ def check() -> None:
 def sleep(seconds: float) -> None:
     """Sleep; WaitCancelledError as soon as the scope of this thread is canceled.
 
-    A thread without a scope sleeps through.
+    A thread without a scope cannot be interrupted.
     """
     if _current.scope is None:
         sleep_through(seconds)

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from feedline.core.kernels import crc32
 from feedline.core.paths import replacing
 from feedline.errors import SampleError, note
+from feedline.stores.base import FileVersion
 
 _MAGIC = b"feedline arrays\n"
 
@@ -50,8 +51,8 @@ _GLANCE_NBYTES = 4096
 _DTYPES = frozenset(("|u1", "<u2", "<u4", "<u8", "<i4", "<i8"))
 
 
-_checked: set[tuple[int, ...]] = set()
-"""Device, inode, size and mtime of files whose arrays this process has checked; shards are reopened often."""
+_checked: set[tuple[int, int, FileVersion]] = set()
+"""Device, inode and version of files whose arrays this process has checked; shards are reopened often."""
 
 
 class ArrayPlace(NamedTuple):
@@ -142,7 +143,7 @@ def open_mapped(path: str) -> NamedArrays:
     with open(path, "rb", buffering=0) as file:
         table, status = _read_table(file.fileno(), path)
         result = _views(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), table, path)
-    state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    state = (status.st_dev, status.st_ino, FileVersion.of(status))
     if state not in _checked:
         _check_checksums(result, table, path)
         _checked.add(state)

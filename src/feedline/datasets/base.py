@@ -256,7 +256,7 @@ class RecordFiles(ShardedRecords):
     """
 
     def __init__(self, blobs: FileSet, recipe: IndexRecipe, index_dir: Pathlike | None) -> None:
-        self.paths = blobs.origins
+        self.paths = blobs.names
         """Paths or addresses of the files, as they were given."""
         self._blobs = blobs
         self._indexes = tuple(indexes_of(blobs, recipe, index_dir))

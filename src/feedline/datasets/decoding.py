@@ -70,7 +70,7 @@ class SampleTransform:
 
     def __call__(self, sample: Any, row: int | None) -> Any:
         """The transformed sample; `row` is its row in a batch, or None."""
-        return self.apply(sample, sample_rng(row) if self.wants_rng else None)
+        return sample if self.transform is None else self.apply(sample, sample_rng(row) if self.wants_rng else None)
 
     def apply(self, sample: Any, rng: SampleRng | None) -> Any:
         """The transformed sample, with this generator, which other fields may share."""
@@ -149,16 +149,15 @@ class Decoder:
         raise NotImplementedError
 
 
-def decoder_of(decode: Decode, transform: Transform | None = None, *, kind: str | None = None) -> Decoder:
+def decoder_of(decode: Decode, transform: Transform | None = None) -> Decoder:
     """The decoder of encoded bytes, which may be memoryviews.
 
     `decode` is "bytes", "text" (UTF-8), "npy" (a tensor), "image" (RGB, as a PIL image) or a function of the bytes. An
-    image and a feedline transform are one step from the encoded bytes. `kind` names the values of a function that is
-    feedline's own.
+    image and a feedline transform are one step from the encoded bytes.
     """
     if decode == "image" and plan(transform) is not None:
         return ImageDecoder(transform, image_of)
-    return ValueDecoder(decode, transform, kind=kind)
+    return ValueDecoder(decode, transform)
 
 
 class ValueDecoder(Decoder):

@@ -18,7 +18,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from itertools import accumulate
 from types import TracebackType
 from typing import Self
 
@@ -107,13 +106,6 @@ class SparseFile(RangeFile):
         """Release the fetched bytes."""
         super().close()
         self._held = FetchedRanges()
-
-
-def end_to_end(views: Sequence[memoryview]) -> SparseFile:
-    """Concatenate views into one file; a read within one is not copied."""
-    stops = list(accumulate(map(len, views)))
-    spans = [(stop - len(view), stop) for stop, view in zip(stops, views, strict=True)]
-    return SparseFile(stops[-1], spans, lambda _: list(views))
 
 
 _BLOCK_NBYTES = 256 << 10
@@ -242,8 +234,8 @@ class ForwardReader:
         return number * self._part_nbytes, min((number + 1) * self._part_nbytes, self._blob.nbytes)
 
     def __enter__(self) -> Self:
-        if isinstance(self._blob, LocalFile):
-            self._file = open(self._blob.name, "rb", buffering=0)
+        if isinstance(self._blob, LocalFile) and self._blob.path is not None:
+            self._file = open(self._blob.path, "rb", buffering=0)
         self._pool = DaemonPool(1 + _AHEAD, "feedline-forward").__enter__()
         return self
 

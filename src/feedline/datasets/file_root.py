@@ -53,8 +53,7 @@ class FileRoot:
             if not Path(self.name).is_dir():
                 raise FileNotFoundError(f"no such folder: {self.name}, given as root=")
         else:
-            kept = Path(cache) if isinstance(cache, os.PathLike) else cache
-            self.store = open_store(text, options=options, cache=kept)
+            self.store = open_store(text, options=options, cache=cache)
             self.name = self.store.url
         self._objects = ObjectReader(self.store)
 

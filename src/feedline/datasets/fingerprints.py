@@ -23,15 +23,9 @@ from numpy.typing import NDArray
 
 from feedline.core.tensors import numpy_view
 from feedline.datasets.content_digest import digest_of_files, versioned
-from feedline.datasets.inflated import PlainFiles
-from feedline.datasets.shards.files import ShardSources
 from feedline.datasets.strings import PackedStrings
 from feedline.errors import ArgumentError
-from feedline.stores import CachedStore, ObjectInfo
-from feedline.stores.base import FileVersion
-from feedline.stores.fsspec import ForeignStore
-from feedline.stores.local import LocalStore
-from feedline.stores.object_store import RemoteStore
+from feedline.stores.base import FileVersion, ObjectInfo
 
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -49,8 +43,9 @@ def fingerprint(*things: Any) -> str:
     - anything else: its pickle.
 
     A dataset may define its own in an attribute `fingerprint`, anything else in `_fingerprint`, as datasets of Hugging
-    Face do. A dataset whose pickle does not identify its data defines `content_fingerprint`. ArgumentError if something
-    cannot be pickled, or if its changes cannot be detected.
+    Face do. A dataset whose pickle does not identify its data defines `content_fingerprint`. A class whose pickle holds
+    more than what its data follow from has a method `__fingerprint__`, whose result takes the place of the object.
+    ArgumentError if something cannot be pickled, or if its changes cannot be detected.
     """
     digest = _Digest()
     try:
@@ -99,6 +94,8 @@ class _Fingerprinter(pickle.Pickler):
 def _by_base(thing: Any) -> Callable[[Any], Any] | None:
     if isinstance(thing, type):
         return None if _release(thing.__module__) else _class
+    if hasattr(type(thing), "__fingerprint__"):
+        return _stand_in
     if isinstance(thing, torch.Tensor):
         return _tensor
     if isinstance(thing, torch.utils.data.Dataset) or hasattr(thing, "_fingerprint"):
@@ -224,6 +221,10 @@ def _own_fingerprint(dataset: Any) -> Any:
     return None if own is None else ("own", type(dataset).__qualname__, str(own))
 
 
+def _stand_in(thing: Any) -> Any:
+    return "instead", thing.__fingerprint__()
+
+
 def _with_content(dataset: Any) -> Any:
     return "content", type(dataset), dataset.content_fingerprint, dataset.__getstate__()
 
@@ -236,15 +237,6 @@ def _strings(strings: PackedStrings) -> Any:
 
 def _object(info: ObjectInfo) -> Any:
     return "object", versioned(info).path, info.size, info.version
-
-
-def _shards(sources: ShardSources) -> Any:
-    """The shards and their locations, without cached contents."""
-    return sources.shards, sources.blobs, [sources.where(number) for number in range(len(sources.shards))]
-
-
-def _store(store: Any) -> Any:
-    return "store", store.url
 
 
 def _text(text: str) -> Any:
@@ -279,7 +271,4 @@ _DESCRIPTIONS: dict[type, Callable[[Any], Any]] = {
     str: _text,
     PackedStrings: _strings,
     ObjectInfo: _object,
-    **dict.fromkeys((CachedStore, RemoteStore, ForeignStore, LocalStore), _store),
-    ShardSources: _shards,
-    PlainFiles: lambda files: files.sources,  # where they are decompressed is no matter
 }

@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from feedline.errors import ArgumentError
+from feedline.stores.globs import braces
 
 _log = logging.getLogger("feedline")
 
@@ -53,8 +54,8 @@ class Format:
     reference is "module:attribute", and is loaded on first use. `description`, `usage`, `extra` (of `pip install
     'feedline[extra]'`) and `extra_for` are the row of the format in the documentation.
 
-    `pattern`, which may have braces, selects the files of a folder. `names` are patterns of the last, lower-case part
-    of a path by which `feedline inspect` recognizes a file; with `named_only` only a path that was given, not one that
+    `pattern`, which may have braces, selects the files of a folder. By its last part, in lower case, `feedline inspect`
+    also recognizes a file, and by the patterns of `names`; with `named_only` only a path that was given, not one that
     lies in a folder. `is_folder` says that a folder may have such a name, and `top_only` that files of subfolders do
     not count. `markers` are file names that only this format has in its folder. Where several formats share one,
     `accepts` refers to a function that decides by the marker's bytes. A folder of several formats is recognized as the
@@ -88,14 +89,25 @@ class Format:
         """The class of its main dataset."""
         return load(self.datasets[0])
 
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Patterns of names by which a file is recognized, with braces."""
+        last = self.pattern.rpartition("/")[2]
+        return (*(() if last == "*" else (last,)), *self.names)
+
     def matches(self, path: str) -> bool:
         """True for a path with a name of this format."""
         last = PurePosixPath(path).name.lower()
-        return any(fnmatchcase(last, name) for name in self.names)
+        return any(fnmatchcase(last, form) for name in self.all_names for form in _forms(name))
 
     def has_marker(self, data: bytes) -> bool:
         """True if a marker with these bytes is of this format."""
         return self.accepts is None or bool(load(self.accepts)(data))
+
+
+@cache
+def _forms(pattern: str) -> tuple[str, ...]:
+    return tuple(braces(pattern))
 
 
 def load(reference: str) -> Any:
@@ -130,7 +142,6 @@ FORMATS: dict[str, Format] = {
         "tar shards of WebDataset",
         ("TarShards(paths, columns)",),
         pattern="*.{tar,tar.gz,tar.zst,tar.bz2,tar.xz,tgz,tzst,tbz2,txz}",
-        names=("*.tar",),
         top_only=True,
         precedence=2,
         unit="tar",
@@ -143,7 +154,6 @@ FORMATS: dict[str, Format] = {
         ("Parquet(paths, columns)",),
         "arrow",
         pattern="**/*.parquet",
-        names=("*.parquet",),
         summarize="feedline.datasets.tables.parquet:summarize_row_groups",
     ),
     "arrow": Format(
@@ -152,8 +162,7 @@ FORMATS: dict[str, Format] = {
         "Arrow files and streams, Feather 2",
         ("Arrow(paths, columns)",),
         "arrow",
-        pattern="**/*.arrow",
-        names=("*.arrow", "*.feather"),
+        pattern="**/*.{arrow,arrows,feather}",
         summarize="feedline.datasets.tables.arrow:summarize_record_batches",
     ),
     "orc": Format(
@@ -163,7 +172,6 @@ FORMATS: dict[str, Format] = {
         ("ORC(paths, columns)",),
         "arrow",
         pattern="**/*.orc",
-        names=("*.orc",),
         summarize="feedline.datasets.tables.orc:summarize_stripes",
     ),
     "avro": Format(
@@ -173,7 +181,6 @@ FORMATS: dict[str, Format] = {
         ("Avro(paths, columns)",),
         "avro",
         pattern="**/*.avro",
-        names=("*.avro",),
         summarize="feedline.datasets.tables.avro:summarize_blocks",
     ),
     "huggingface": Format(
@@ -194,15 +201,13 @@ FORMATS: dict[str, Format] = {
         "tfrecord",
         "only to check checksums",
         pattern="*.tfrecord*",
-        names=("*.tfrecord*",),
     ),
     "jsonl": Format(
         "JSONL",
         ("feedline.datasets.text.lines:JSONL",),
         "JSON values, one a line",
         ("JSONL(paths, columns)",),
-        pattern=f"**/*.jsonl{_PACKED}",
-        names=("*.jsonl",),
+        pattern=f"**/*.{{jsonl,ndjson}}{_PACKED}",
     ),
     "csv": Format(
         "CSV",
@@ -210,7 +215,6 @@ FORMATS: dict[str, Format] = {
         "CSV files",
         ("CSV(paths, columns)",),
         pattern=f"**/*.csv{_PACKED}",
-        names=("*.csv",),
     ),
     "lines": Format(
         "lines of text",
@@ -218,7 +222,6 @@ FORMATS: dict[str, Format] = {
         "lines of text files",
         ("Lines(paths)",),
         pattern=f"**/*.txt{_PACKED}",
-        names=("*.txt",),
         named_only=True,  # next to other files it may be a caption
     ),
     "litdata": Format(
@@ -248,8 +251,7 @@ FORMATS: dict[str, Format] = {
         "an HDF5 file",
         ("HDF5(paths, columns)",),
         "hdf5",
-        pattern="**/*.h5",
-        names=("*.h5", "*.hdf5"),
+        pattern="**/*.{h5,hdf5}",
         summarize="feedline.datasets.arrays.hdf5:summarize_chunks",
     ),
     "zarr": Format(
@@ -269,7 +271,7 @@ FORMATS: dict[str, Format] = {
         "`.npy` files, a `.npz` archive",
         ("ArrayFile(paths)",),
         pattern="**/*.npy",
-        names=("*.npy",),
+        names=("*.npz",),
         summarize="feedline.datasets.arrays.npy:summarize_rows",
     ),
     "tokens": Format(
@@ -313,6 +315,7 @@ def register_format(name: str, format: Format) -> None:  # noqa: A002 - the plai
     To be recognized by `feedline inspect` without a call, an installed package declares its formats as entry points of
     the group `feedline.formats`, each a `Format`. ArgumentError if the name is taken by another format.
     """
+    _check_types(name, format)
     if FORMATS.get(name, format) != format:
         raise ArgumentError(
             f"there is a format {name!r} already ({FORMATS[name].label}): register yours by another name"
@@ -327,6 +330,24 @@ def register_format(name: str, format: Format) -> None:  # noqa: A002 - the plai
         if attribute in taken:
             raise ArgumentError(f"the format {taken[attribute]!r} has a dataset {attribute} already: rename yours")
     FORMATS[name] = format
+
+
+def _check_types(name: Any, row: Any) -> None:
+    call = f"register_format({name!r})"
+    if not (isinstance(name, str) and name):
+        raise ArgumentError(f"{call}: a format is named by a string that is not empty, not {name!r}")
+    if not isinstance(row, Format):
+        raise ArgumentError(f"{call} takes a datasets.Format(...), not {type(row).__name__}")
+    for field in ("label", "pattern", "unit"):
+        if not isinstance(value := getattr(row, field), str):
+            raise ArgumentError(f"{call}: Format({field}=...) is a string, not {value!r}")
+    # A string has the members of a sequence of strings: its letters would be taken for names.
+    for field in ("datasets", "usage", "names", "markers"):
+        value = getattr(row, field)
+        if not (isinstance(value, tuple) and all(isinstance(each, str) for each in value)):
+            raise ArgumentError(f"{call}: Format({field}=...) is a tuple of strings, not {value!r}")
+    if not (row.summarize is None or isinstance(row.summarize, str) or callable(row.summarize)):
+        raise ArgumentError(f"{call}: Format(summarize=...) is a function or 'module:function', not {row.summarize!r}")
 
 
 @cache

@@ -1,9 +1,9 @@
 """Index files: arrays computed once from a file or object, then mapped.
 
-`IndexFile` is the one class of files that hold such arrays: it finds, checks and replaces them. `BuiltIndex` is the
-index file of one file or object, `MetadataCache` one with metadata of many. `indexes_of` finds or builds the indexes of
-a set of files. `index_path` says where an index lies on this machine, and `read_adjacent` reads one that lies next to
-an object. Formats only say what the arrays are.
+`IndexFile` is the one class that reads and writes files of such arrays. `BuiltIndex` is the index file of one file or
+object, `MetadataCache` one with metadata of many. `indexes_of` finds or builds the indexes of a set of files.
+`index_path` says where an index lies on this machine, and `read_adjacent` reads one that lies next to an object.
+Formats only say what the arrays are.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
@@ -27,7 +28,7 @@ from feedline.datasets import array_container as files
 from feedline.errors import SampleError, StateError
 from feedline.stores import AccessDeniedError, ObjectInfo, ObjectNotFoundError
 from feedline.stores.cache import without_cache
-from feedline.stores.files import Blob, FileSet, LocalFile, RemoteBlob
+from feedline.stores.files import Blob, FileSet, RemoteBlob
 from feedline.stores.urls import is_local, join
 
 _log = logging.getLogger("feedline")
@@ -50,26 +51,49 @@ class IndexFileWarning(RuntimeWarning):
 class IndexFile:
     """A file of arrays that can be built again at any time.
 
-    `about` says what the arrays describe, in which state. It is stored with them. A file that is missing, damaged or
-    about something else counts as absent. Writing replaces the file as a whole: who has mapped the older one keeps it.
+    `about` says what the arrays describe, in which state. It is stored with them. For `find`, a file that is missing,
+    damaged or about something else counts as absent; `open` leaves that decision to the caller. Writing replaces the
+    file as a whole: who has mapped the older one keeps it.
     """
 
-    def __init__(self, path: Pathlike, about: Mapping[str, Any]) -> None:
+    def __init__(self, path: Pathlike, about: Mapping[str, Any] = MappingProxyType({})) -> None:
         self.path = str(Path(path).absolute())
         self._about = dict(about)
 
+    def open(self) -> files.NamedArrays:
+        """Map the arrays, whatever they are about.
+
+        FileNotFoundError if there is no file, SampleError if it is damaged.
+        """
+        return files.open_mapped(self.path)
+
+    def read_table(self) -> files.ArrayTable:
+        """Read the table of the arrays, with one small read.
+
+        Errors as of `open`.
+        """
+        return files.read_table(self.path)
+
+    def describes(self, stored: files.ArrayTable | files.NamedArrays) -> bool:
+        """Tell whether these are about the same, in the same state."""
+        return {name: stored.metadata.get(name) for name in self._about} == self._about
+
     def find(self) -> files.NamedArrays | None:
         """Map the arrays; None if the file is absent. Damage is logged."""
-        return self._find(files.open_mapped)
+        return self._find(self.open)
 
     def find_table(self) -> files.ArrayTable | None:
         """Read the table of the arrays; None if the file is absent."""
-        return self._find(files.read_table)
+        return self._find(self.read_table)
+
+    def save(self, arrays: Columns) -> None:
+        """Replace the file; OSError if that is impossible."""
+        files.write(self.path, self._about, arrays)
 
     def write(self, arrays: Columns) -> bool:
         """Replace the file; False, with an IndexFileWarning, if that is impossible."""
         try:
-            files.write(self.path, self._about, arrays)
+            self.save(arrays)
         except OSError as error:
             warnings.warn(
                 f"the index {self.path} could not be written ({error.strerror}), so it is computed again each time;"
@@ -80,18 +104,15 @@ class IndexFile:
             return False
         return True
 
-    def _find(self, read: Callable[[str], T]) -> T | None:
+    def _find(self, read: Callable[[], T]) -> T | None:
         try:
-            stored = read(self.path)
+            stored = read()
         except OSError:
             return None
         except SampleError as damage:
             self._log_rebuild(damage)
             return None
-        return stored if self._describes(stored) else None
-
-    def _describes(self, stored: files.ArrayTable | files.NamedArrays) -> bool:
-        return {name: stored.metadata.get(name) for name in self._about} == self._about
+        return stored if self.describes(stored) else None
 
     def _log_rebuild(self, damage: SampleError) -> None:
         _log.warning("feedline: the index %s is built again (%s)", self.path, damage)
@@ -148,13 +169,13 @@ class BuiltIndex(IndexFile):
         if self._in_memory is not None:
             return self._in_memory
         try:
-            stored = files.open_mapped(self.path)
+            stored = self.open()
         except OSError as error:
             raise self._lost_error() from error
         except SampleError as error:
             return self._repair(error)
         # Another process may have replaced it: its rows would not be those that this dataset counted.
-        if not self._describes(stored):
+        if not self.describes(stored):
             raise self._lost_error()
         return stored.arrays
 
@@ -177,7 +198,7 @@ class BuiltIndex(IndexFile):
         self.renew()
         if self.shapes != before:
             raise self._lost_error()
-        return files.open_mapped(self.path).arrays if self._in_memory is None else self._in_memory
+        return self.open().arrays if self._in_memory is None else self._in_memory
 
     def _lost_error(self) -> StateError:
         return StateError(
@@ -253,7 +274,7 @@ class MetadataCache:
         bounds = np.cumsum([0, *map(len, data)]).astype("<u8")
         keys = np.frombuffer(b"".join(described), np.uint8)
         whole = np.concatenate(data) if data else np.empty(0, np.uint8)
-        if not IndexFile(self.path, {}).write({"keys": keys, "bounds": bounds, "data": whole}):
+        if not IndexFile(self.path).write({"keys": keys, "bounds": bounds, "data": whole}):
             self._in_memory = described
         self._mapped().forget()
 
@@ -299,7 +320,7 @@ class _MappedMetadata:
 
 
 def _entries(path: str) -> dict[bytes, memoryview]:
-    stored = IndexFile(path, {}).find()
+    stored = IndexFile(path).find()
     if stored is None or not {"keys", "bounds", "data"} <= stored.arrays.keys():
         return {}
     arrays = stored.arrays
@@ -352,21 +373,18 @@ def indexes_of(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None) ->
 def _index(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None, number: int) -> BuiltIndex:
     info, address = blobs.info(number), blobs.name(number)
     name = kind.name(address.rpartition("/")[2])
-    is_file = is_local(address)
-    if is_file and index_dir is None:
+    if is_local(address) and index_dir is None:
         place = Path(address).with_name(name)
     else:
         place = Path(index_path(address, name, index_dir))
-    work = partial(_of_file, info, kind) if is_file else partial(_of_object, blobs, kind, number)
+    work = partial(_of_file if blobs.store(number) is None else _of_object, blobs, kind, number)
     if key_of(address, info) is None:  # changes cannot be detected, so a stored index is never used
         return BuiltIndex(place, (info.size, uuid4().hex), work)
     return BuiltIndex(place, (info.size, info.version), work)
 
 
-def _of_file(info: ObjectInfo, kind: IndexRecipe) -> Columns:
-    return kind.scan(
-        LocalFile(info.path, info.size, info.version)
-    )  # not `blobs[number]`, which stays open: there may be too many
+def _of_file(blobs: FileSet, kind: IndexRecipe, number: int) -> Columns:
+    return kind.scan(blobs.open(number))  # not `blobs[number]`, which stays open: there may be too many
 
 
 def _of_object(blobs: FileSet, kind: IndexRecipe, number: int) -> Columns:

@@ -1,54 +1,58 @@
-"""Files without random access: decompressed or converted once, into a folder.
+"""Files without random access: decompressed or converted once, into a cache.
 
-The folder in the user's cache keeps a limited total. A file that was removed there is made again when it is opened.
+All formats keep plain content in the same folder of the user's cache, below one limit. Content that was evicted is made
+again when its file is opened.
 """
 
 from __future__ import annotations
 
 import bz2
 import gzip
-import hashlib
 import io
 import logging
 import lzma
-import os
-import re
-import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from feedline.core import optional
-from feedline.core.paths import Pathlike, user_cache
+from feedline.core.caches import PerProcess
+from feedline.core.paths import Pathlike, make_folder, user_cache
 from feedline.core.threads import DaemonPool
 from feedline.datasets.compression import is_bomb
 from feedline.datasets.file_objects import parts
-from feedline.datasets.indexes import key_of
 from feedline.errors import SampleError
-from feedline.stores import Cache, CacheWarning, ObjectInfo, Store
-from feedline.stores.files import Blob, FileSet, LocalFile, RemoteBlob, local_info
+from feedline.stores import Cache, CachedStore, CacheWarning, ObjectInfo, ObjectRange, Store, StoreError
+from feedline.stores.base import FileVersion, Views
+from feedline.stores.cache.entries import Key
+from feedline.stores.cache.folder import Folder
+from feedline.stores.files import Blob, Extent, FileSet, KeptContent, LocalFile, RemoteBlob
 
 _log = logging.getLogger("feedline")
 
 
-COPY_NBYTES = 4 << 20
+PART_NBYTES = 4 << 20
 
 
 _AT_ONCE = 4
-"""Files decompressed at once; decompression releases the interpreter lock."""
+"""Files decompressed at once; decompression releases the interpreter lock, and some takes memory for both forms."""
+
+
+_MAPPED_WITHOUT_ROOM = 8
+"""Files kept mapped, and so on disk, if the cache lacks room for all."""
 
 
 Opener = Callable[[io.BufferedReader], Any]
 """Opens the plain content of a compressed file."""
 
 
-Copy = Callable[[Blob, Any, BinaryIO], None]
-"""Copies the plain content of a file to another."""
+Parts = Iterable[bytes | memoryview]
+"""Content from front to back."""
 
 
 class _InOrder(io.RawIOBase):
@@ -85,7 +89,7 @@ class _Zlib(io.RawIOBase):
         data = b""
         # A piece of the input may give no output yet, which must not look like the end.
         while not data and not self._stream.eof:
-            piece = self._stream.unconsumed_tail or self._file.read(COPY_NBYTES)
+            piece = self._stream.unconsumed_tail or self._file.read(PART_NBYTES)
             if not piece:
                 raise EOFError("the stream ends before its end mark")
             data = self._stream.decompress(piece, len(buffer))
@@ -94,7 +98,7 @@ class _Zlib(io.RawIOBase):
 
 
 def _open_zlib(file: io.BufferedReader) -> Any:
-    return io.BufferedReader(_Zlib(file), COPY_NBYTES)
+    return io.BufferedReader(_Zlib(file), PART_NBYTES)
 
 
 def _zstd(file: io.BufferedReader) -> Any:
@@ -117,11 +121,20 @@ _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, OSError, ValueError)
 
 
 class Inflation(NamedTuple):
-    """Opener of a file, name of its result, and copier of content."""
+    """The making of a file's plain content.
 
-    opener: Opener
-    plain_name: str
-    copy: Copy
+    `kind` tells apart the contents that may be made of one file. `nbytes` is the size of the content, where an index
+    knows it: then the content is made when it is first read, else when the dataset is created.
+    """
+
+    kind: str
+    parts: Callable[[Blob], Parts]
+    nbytes: int | None = None
+
+
+def default_cache() -> Path:
+    """The folder of plain content in the user's cache."""
+    return Path(user_cache("decompressed"))
 
 
 def opener_of(name: str) -> Opener | None:
@@ -129,131 +142,129 @@ def opener_of(name: str) -> Opener | None:
     return OPENERS.get(Path(name).suffix.lower())
 
 
-def inflated(blobs: FileSet, openers: Sequence[Opener | None], folder: Pathlike | None) -> FileSet:
+def inflated(blobs: FileSet, openers: Sequence[Opener | None], cache: Cache | Pathlike | None) -> FileSet:
     """These files, of which those with an opener are decompressed.
 
-    Each version of a file is decompressed once, into `folder` or the user's cache. SampleError for damaged data, and
-    for what looks like a decompression bomb.
+    Each version of a file is decompressed once, into `cache` or the user's cache. SampleError for damaged data, and for
+    what looks like a decompression bomb.
     """
-    ways = [
-        opener and Inflation(opener, _plain_name(name), copy_content)
-        for name, opener in zip(blobs.names, openers, strict=True)
-    ]
-    return PlainFiles(blobs, ways, folder) if any(ways) else blobs
-
-
-def _plain_name(name: str) -> str:
-    path = Path(name)
-    return path.stem if path.suffix.lower() in OPENERS else path.name
+    ways = [opener and Inflation("decompressed", partial(converted, opener, plain_parts)) for opener in openers]
+    return PlainFiles(blobs, ways, cache) if any(ways) else blobs
 
 
 class PlainFiles(FileSet):
-    """Files of which some are decompressed or converted, into a folder.
+    """Files of which some are decompressed or converted, into a cache.
 
-    The result has a time of change that follows from the version of its source, so that an index fits a result that is
-    made again. In the user's cache, the results that were not used for longest are removed beyond the limit of a
-    `Cache`.
+    They have the names of their sources. One process of the machine makes content, while others that need it wait. The
+    version of content follows from that of its source, so that an index fits content that is made again. Content of
+    sources without versions is kept for this set only. A CacheWarning says that there is not enough room for all of it.
     """
 
-    def __init__(self, sources: FileSet, ways: Sequence[Inflation | None], folder: Pathlike | None) -> None:
-        self.sources = sources
-        self._ways = ways
-        self._is_limited = folder is None
-        self._folder = Path(folder or user_cache("decompressed")).absolute()
+    def __init__(self, sources: FileSet, ways: Sequence[Inflation | None], cache: Cache | Pathlike | None) -> None:
+        self.sources, self._ways = sources, ways
+        self._cache = cache if isinstance(cache, Cache) else Cache(default_cache() if cache is None else Path(cache))
+        make_folder(self._cache.folder, f"cache={self._cache.folder!r}")
+        self._own = uuid4().hex
+        # Content is large, so few should stay mapped by the folder: pieces larger than most of it.
+        self._folder = PerProcess(partial(Folder, replace(self._cache, piece_nbytes=1 << 30)))
+        self._openers = PerProcess(partial(DaemonPool, _AT_ONCE, "feedline-inflate"))
         with DaemonPool(_AT_ONCE) as pool:
-            super().__init__(list(pool.map(partial(self._plain, is_new=True), range(len(sources)))))
-        if self._is_limited:
-            self._check_room()
+            objects = list(pool.map(self._described, range(len(sources))))
+        super().__init__(objects, None if self._has_room(objects) else _MAPPED_WITHOUT_ROOM)
 
-    def origin(self, number: int) -> str:
-        return self.sources.name(number)
+    def __fingerprint__(self) -> FileSet:
+        """The files before decompression, wherever their content is kept."""
+        return self.sources
 
     def open(self, number: int) -> LocalFile | RemoteBlob:
-        """Open a file; a result that was removed is made again."""
-        if self._ways[number] is not None:
-            self._plain(number, is_new=False)
-        return super().open(number)
+        """Open a file; evicted content is made again."""
+        if self._ways[number] is None:
+            return super().open(number)
+        info, data = self.info(number), self._content(number)
+        # Content of a source without versions may be another one, after an eviction.
+        FileVersion(info.size, f"{info.size}").check(FileVersion(len(data), f"{len(data)}"), info.path)
+        return KeptContent(info.path, data, info.version)
 
-    def _plain(self, number: int, *, is_new: bool) -> tuple[Store | None, ObjectInfo]:
-        """The result of a file, or a file that needs no conversion.
+    def read(self, extents: Sequence[Extent]) -> Views:
+        """One view per extent; missing content is made, several at once."""
+        made, opened = {each.blob for each in extents if self._ways[each.blob] is not None}, self._opened()
+        if sum(opened.get(number) is None for number in made) < 2:
+            return super().read(extents)
+        blobs = dict(zip(made, self._openers().map(self.__getitem__, made), strict=True))
+        others = iter(super().read([each for each in extents if each.blob not in made]))
+        return [
+            blobs[number].read([(start, stop)])[0] if number in made else next(others)
+            for number, start, stop in extents
+        ]
 
-        A result from an earlier dataset is used if the source has a version.
+    def ranges(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, ObjectRange]]:
+        """The object ranges that a prefetch must fetch.
+
+        For missing content these are whole sources.
         """
-        way = self._ways[number]
-        if way is None:
-            return self.sources.store(number), self.sources.info(number)
-        name, info = self.sources.name(number), self.sources.info(number)
-        key = key_of(name, info) or hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=16).digest()
-        target = self._folder / f"{key.hex()}-{way.plain_name}"
-        if not target.exists() or (is_new and not info.is_versioned):
-            # Where no version tells, another content of this length would pass for the one that was indexed.
-            _write(self.sources[number], way, target, _changed_ns(key) if info.is_versioned else time.time_ns())
-        with suppress(OSError):  # others have filled the folder, or it is read-only
-            os.utime(target, ns=(time.time_ns(), target.stat().st_mtime_ns))
-        return None, local_info(str(target))
+        plain = [each for each in extents if self._ways[each.blob] is None]
+        missing = {each.blob for each in extents if self.is_missing(each.blob)}
+        whole = [Extent(number, 0, self.sources.info(number).size) for number in missing]
+        return [*self.sources.ranges(whole), *super().ranges(plain)]
 
-    def _check_room(self) -> None:
-        """Remove results that this dataset does not use, beyond the limit."""
-        own = {self.info(number).path for number, way in enumerate(self._ways) if way is not None}
-        kept = sorted(_results(self._folder), key=lambda each: (each.path in own, each.used_ns), reverse=True)
-        limit, total = Cache(self._folder).limit_nbytes(), 0
-        for each in kept:
-            total += each.nbytes
-            if total > limit and each.path not in own:
-                Path(each.path).unlink(missing_ok=True)
-        used = sum(each.nbytes for each in kept if each.path in own)
-        if used > limit:
+    def is_missing(self, number: int) -> bool:
+        """Tell whether a file's content must be made before reads."""
+        way = self._ways[number]
+        return way is not None and not self._folder().has(self._key(number, way))
+
+    def _described(self, number: int) -> tuple[Store | None, ObjectInfo]:
+        way, info = self._ways[number], self.sources.info(number)
+        if way is None:
+            return self.sources.store(number), info
+        nbytes = len(self._content(number)) if way.nbytes is None else way.nbytes
+        return None, ObjectInfo(self.sources.name(number), nbytes, self._version(info, way))
+
+    def _version(self, info: ObjectInfo, way: Inflation) -> str:
+        version = info.version if info.is_versioned else f"{info.version} {self._own}"
+        return f"{version} {way.kind}"
+
+    def _key(self, number: int, way: Inflation) -> Key:
+        return Key(self.sources.name(number), self._version(self.sources.info(number), way), 0, 0)
+
+    def _content(self, number: int) -> memoryview:
+        way = self._ways[number]
+        assert way is not None
+        folder, key = self._folder(), self._key(number, way)
+        return folder.made_once(key, partial(folder.get, key), partial(self._make, number, way, key))
+
+    def _make(self, number: int, way: Inflation, key: Key) -> memoryview:
+        """Write content to the cache; StoreError without enough room."""
+        source, name = self.sources.open(number), self.sources.name(number)
+        _log.info("decompressing or converting %s once, into %s", name, self._cache.folder)
+        try:
+            return self._folder().put_parts(key, way.parts(source))
+        except StoreError:
+            raise
+        except OSError as error:
+            raise StoreError(
+                f"{name} cannot be kept decompressed in {self._cache.folder}"
+                f" ({error.strerror or 'the limit of the cache is lower'}): pass cache= a folder with more room"
+            ) from error
+
+    def _has_room(self, objects: Sequence[tuple[Store | None, ObjectInfo]]) -> bool:
+        nbytes = sum(info.size for way, (_, info) in zip(self._ways, objects, strict=True) if way is not None)
+        cache, limit = self._cache, self._cache.limit_nbytes()
+        if nbytes > limit:
             warnings.warn(
-                f"decompressed, the files of {self.origins[0]} and others take {used:,} bytes, and {self._folder} is"
-                f" to keep {limit:,}: pass index_dir=, a folder with more room",
+                f"decompressed, {self.sources.name(0)} and others take {nbytes:,} bytes, and the cache in"
+                f" {cache.folder} keeps {limit:,}: in random order they are decompressed repeatedly. Pass"
+                " cache=stores.Cache(folder, limit=...) with more room, or use samplers.ShardShuffled",
                 CacheWarning,
                 stacklevel=5,
             )
+        return nbytes <= limit
 
 
-def _changed_ns(key: bytes) -> int:
-    """The time of change of a result."""
-    return (int.from_bytes(key[:4], "little") >> 1) * 10**9  # whole seconds, which every file system keeps
-
-
-class _Result(NamedTuple):
-    path: str
-    nbytes: int
-    used_ns: int
-
-
-# Without the indexes next to results, which other datasets would miss: they are small.
-_RESULT = re.compile(r"[0-9a-f]{32}-.+(?<![-.]index)")
-
-
-def _results(folder: Path) -> Iterator[_Result]:
-    """The files of a folder that are results of `PlainFiles`."""
-    with suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):  # another process may remove it
-                if _RESULT.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                    status = entry.stat()
-                    yield _Result(entry.path, status.st_size, status.st_atime_ns)
-
-
-def _write(blob: Blob, way: Inflation, target: Path, changed_ns: int) -> None:
-    _log.info("decompressing or converting %s once, into %s", blob.name, target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{target.name}.{uuid4().hex}.part")
+def converted(opener: Opener, convert: Callable[[Blob, Any], Parts], blob: Blob) -> Parts:
+    """The content of an opened file, converted; SampleError for damaged data."""
     try:
-        with unfinished.open("wb") as file:
-            _inflate(blob, way, file)
-        # Before it has its name: another process may open it at once, and would see it change.
-        os.utime(unfinished, ns=(time.time_ns(), changed_ns))
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _inflate(blob: Blob, way: Inflation, file: BinaryIO) -> None:
-    try:
-        with way.opener(io.BufferedReader(_InOrder(blob), COPY_NBYTES)) as source:
-            way.copy(blob, source, file)
+        with opener(io.BufferedReader(_InOrder(blob), PART_NBYTES)) as source:
+            yield from convert(blob, source)
     except SampleError:
         raise
     except _DAMAGE as error:
@@ -265,10 +276,10 @@ def _inflate(blob: Blob, way: Inflation, file: BinaryIO) -> None:
         ) from error
 
 
-def copy_content(blob: Blob, source: Any, file: BinaryIO) -> None:
-    """Copy decompressed content; SampleError for a decompression bomb."""
+def plain_parts(blob: Blob, source: Any) -> Parts:
+    """Decompressed content; SampleError for a decompression bomb."""
     nbytes = 0
-    while data := source.read(COPY_NBYTES):
+    while data := source.read(PART_NBYTES):
         nbytes += len(data)
         # Checked while it is written: a small file could fill the disk.
         if is_bomb(nbytes, blob.nbytes):
@@ -276,4 +287,4 @@ def copy_content(blob: Blob, source: Any, file: BinaryIO) -> None:
                 f"{blob.name} has {blob.nbytes:,} bytes and decompresses to more than {nbytes:,}, like a decompression"
                 " bomb; if you trust it, decompress it yourself and pass the plain file"
             )
-        file.write(data)
+        yield data

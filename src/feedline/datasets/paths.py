@@ -130,7 +130,7 @@ def found(
     paths: Paths, inside: str, *, cache: Cache | Pathlike | None = None, options: Mapping[str, Any] | None = None
 ) -> list[Found]:
     """Resolve each path separately, as `find` does; remote ones concurrently."""
-    finder = Finder(os.fspath(cache) if isinstance(cache, os.PathLike) else cache, options)
+    finder = Finder(cache, options)
 
     def meant(given: Pathlike) -> Found:
         if is_local(given):

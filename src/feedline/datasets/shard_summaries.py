@@ -11,6 +11,7 @@ import torch
 from feedline.core.paths import user_cache
 from feedline.core.tree import leaves
 from feedline.datasets.formats import Format, KeptShards, ShardSummary, load
+from feedline.datasets.inflated import default_cache
 from feedline.datasets.paths import find
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, open_store
@@ -107,7 +108,7 @@ def _all_nbytes(source: str) -> int:
 
 def _cache_nbytes() -> int:
     """The limit of the user's cache folder for decompressed shards."""
-    folder = Path(user_cache("inflated"))
+    folder = default_cache()
     folder.mkdir(parents=True, exist_ok=True)
     return Cache(folder).limit_nbytes()
 

@@ -39,6 +39,7 @@ SIGNATURES = (
     Signature(b"ORC", "an ORC file", "read it with ORC", True, dataset="ORC"),
     Signature(b"Obj\x01", "an Avro file", "read it with Avro", dataset="Avro"),
     Signature(b"\x89HDF\r\n\x1a\n", "an HDF5 file", "read it with HDF5", dataset="HDF5"),
+    Signature(b"CDF", "a NetCDF file of version 3", "convert it: nccopy -k nc4 OLD NEW", True),
     Signature(b"\x93NUMPY", "an array of NumPy", "read it with ArrayFile", dataset="ArrayFile"),
     Signature(b"SQLite format 3\0", "a database of SQLite", "read it with SQLManifest", dataset="SQLManifest"),
     Signature(b"PK\x03\x04", "an Excel workbook or another zip archive", f"{_SAVE}, or unpack the archive"),

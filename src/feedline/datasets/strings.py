@@ -34,7 +34,7 @@ _ERRORS = "surrogatepass"
 
 
 class PackedStrings(Sequence[str]):
-    """An immutable sequence of str in one buffer.
+    """The `strings` of an iterable, as an immutable sequence in one buffer.
 
     Each string takes 8 bytes plus its UTF-8. A list takes about 57 bytes more for each, and its reference counts make
     every worker process copy it page by page. Pickles as two arrays, out of band where the pickler supports it; if

@@ -23,7 +23,8 @@ from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import allocate_tensor, as_indices, one_within, torch_dtype, within
 from feedline.datasets.arrays.npy import TOGETHER_NBYTES
 from feedline.datasets.arrays.npy_files import ArrayFiles
-from feedline.datasets.arrays.npy_layout import Raw, RowSpan, path_of
+from feedline.datasets.arrays.npy_layout import Raw, path_of
+from feedline.datasets.arrays.rows import RowSpan
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
 
@@ -70,11 +71,11 @@ class TokenStream(torch.utils.data.Dataset[Any]):
 
     def _one(self, start: int, stop: int) -> NDArray[Any]:
         """Read one token range; a view within one mapped file."""
-        if self._files.is_local and start < stop:
+        if start < stop:
             file, first = self._offsets.one(start)
-            tokens = self._files.maps[file][first : first + stop - start]
-            if len(tokens) == stop - start:
-                return tokens
+            mapped = self._files.arrays[file]
+            if mapped is not None and first + stop - start <= len(mapped):
+                return mapped[first : first + stop - start]
         return next(self._read([(start, stop)]))
 
     def _copy(self, tokens: NDArray[Any]) -> torch.Tensor:
@@ -226,14 +227,11 @@ class TokenFile(TokenStream):
         """The windows as one tensor (B, window); `[x, y]` with targets."""
         indices = request.indices
         parts = [request.allocate((len(indices), self.window), self._dtype) for _ in range(1 + self.targets)]
-        views = self._views
-        if views is None:
-            views = self._views = self._window_views()
-        if views:
-            for view, part in zip(views, parts, strict=True):
-                kernels.gather_rows(view, indices, part.numpy())
+        mapped = self._only_mapped()
+        if mapped is None:
+            self._fill_by_span([part.numpy() for part in parts], indices)
         else:
-            self._fill([part.numpy() for part in parts], indices)
+            self._fill_from(mapped, [part.numpy() for part in parts], indices)
         return parts if self.targets else parts[0]
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
@@ -257,29 +255,36 @@ class TokenFile(TokenStream):
         starts = self._token_starts(within(indices, len(self), "TokenFile")).tolist()
         return [(start, start + self.window + self.targets) for start in starts]
 
-    def _window_views(self) -> list[NDArray[Any]]:
-        """Strided views of the file, (windows, window), for inputs and targets.
+    def _only_mapped(self) -> NDArray[Any] | None:
+        """All tokens, if they are in a single mapped file; else None."""
+        return self._files.arrays[0] if len(self._files.layouts) == 1 else None
 
-        Empty for several or remote files, and if the dtype is converted.
-        """
-        if not self._files.is_local or len(self._files.layouts) > 1:
-            return []
-        tokens = self._files.maps[0]
-        if torch_dtype(tokens.dtype) != self._dtype:
-            return []
-        shape, strides = (len(self), self.window), (self.stride * tokens.itemsize, tokens.itemsize)
-        return [as_strided(tokens[shift:], shape, strides, writeable=False) for shift in range(1 + self.targets)]
-
-    def _fill(self, parts: Sequence[NDArray[Any]], indices: NDArray[np.int64]) -> None:
+    def _fill_by_span(self, parts: Sequence[NDArray[Any]], indices: NDArray[np.int64]) -> None:
         """Write the windows into `parts`, each part shifted by one token."""
-        if self._files.is_local and len(self._files.layouts) == 1:
-            starts = self._token_starts(within(indices, len(self), "TokenFile"))
-            for shift, rows in enumerate(parts):
-                kernels.gather_windows(self._files.maps[0], starts + shift, rows)
-            return
         for row, tokens in enumerate(self._read(self._spans(indices))):
             for shift, rows in enumerate(parts):
                 rows[row] = tokens[shift : shift + self.window]
+
+    def _fill_from(self, tokens: NDArray[Any], parts: Sequence[NDArray[Any]], indices: NDArray[np.int64]) -> None:
+        """As `_fill_by_span`, from a mapped file that has all tokens."""
+        if tokens.dtype != parts[0].dtype:
+            starts = self._token_starts(within(indices, len(self), "TokenFile"))
+            for shift, rows in enumerate(parts):
+                kernels.gather_windows(tokens, starts + shift, rows)
+            return
+        views = self._views
+        if views is None:
+            views = self._views = self._window_views(tokens)
+        for view, rows in zip(views, parts, strict=True):
+            kernels.gather_rows(view, indices, rows)
+
+    def _window_views(self, tokens: NDArray[Any]) -> list[NDArray[Any]]:
+        """Strided views of a file, (windows, window), for inputs and targets.
+
+        Their rows are copied faster than windows at any offset.
+        """
+        shape, strides = (len(self), self.window), (self.stride * tokens.itemsize, tokens.itemsize)
+        return [as_strided(tokens[shift:], shape, strides, writeable=False) for shift in range(1 + self.targets)]
 
     def _token_starts(self, indices: Any) -> Any:
         """First token of each window, for one index or an array."""
@@ -294,7 +299,7 @@ class TokenDocuments(TokenStream):
 
     Document i is the tokens `[offsets[i], offsets[i + 1])`. `offsets` are n + 1 ascending positions in the stream of
     all files: an array, a list, or a `.npy` or `Raw` file. `lengths` is for `LengthBuckets`; `collate.pad` and
-    `collate.token_budget` build batches. Files may be remote, as those of `TokenFile`.
+    `collate.token_budget` build batches. `paths`, `dtype`, `out_dtype`, `cache` and `options` are those of `TokenFile`.
     """
 
     def __init__(

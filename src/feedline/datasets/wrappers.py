@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,10 +17,12 @@ from torch.utils.data import StackDataset
 
 from feedline.collate.batch_reads import READERS, stack_reader, subset_reader
 from feedline.core.dataset import Int64s, Ranges, Traits, Transform, listing_fingerprint_of, ranges_of, traits_of
-from feedline.core.paths import Pathlike, replacing
-from feedline.core.rng import SampleRng, derive, sample_rng, takes_rng
+from feedline.core.paths import Pathlike
+from feedline.core.rng import SampleRng, derive, sample_rng
 from feedline.core.tensors import as_indices, one_within, within
+from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.fingerprints import fingerprint
+from feedline.datasets.indexes import BuiltIndex
 from feedline.errors import ArgumentError, note
 
 
@@ -86,7 +88,7 @@ class Map(WrappedDataset):
             raise ArgumentError(f"fn must be callable, got {type(fn).__name__}")
         super().__init__(dataset)
         self.fn = fn
-        self._wants_rng = takes_rng(fn)
+        self._step = SampleTransform(fn)
         self._depth: int = 1 + getattr(dataset, "_depth", 0) if isinstance(dataset, Map) else 1
 
     def __getitem__(self, index: int) -> Any:
@@ -98,9 +100,9 @@ class Map(WrappedDataset):
         return [self._mapped(sample, row) for row, sample in enumerate(samples_of(self.dataset, indices))]
 
     def _mapped(self, sample: Any, row: int | None) -> Any:
-        if not self._wants_rng:
-            return self.fn(sample)
-        return self.fn(sample, SampleRng(derive(sample_rng(row).key, "map", self._depth)))
+        # With a key of its own, so that two of them that are nested draw different numbers.
+        own = SampleRng(derive(sample_rng(row).key, "map", self._depth)) if self._step.wants_rng else None
+        return self._step.apply(sample, own)
 
 
 def samples_of(dataset: Any, indices: Sequence[int]) -> list[Any]:
@@ -131,11 +133,22 @@ class Filter(WrappedDataset):
             raise ArgumentError(f"predicate must be callable, got {type(predicate).__name__}")
         super().__init__(dataset)
         find = partial(_find_indices, dataset, predicate, num_workers)
-        self._path: str | None = None
-        if index_dir is not None:
+        self._kept: NDArray[np.int64] | BuiltIndex
+        if index_dir is None:
+            self._kept = find()
+        else:
             key = fingerprint("filter", predicate, dataset, len(dataset))
-            self._path = str(Path(index_dir, f"filter-{key}.npy").absolute())
-        self.indices: NDArray[np.int64] = find() if self._path is None else _load_or_find(self._path, find)
+            path = Path(index_dir, f"filter-{key}.index")
+            self._kept = BuiltIndex(path, (len(dataset), key), lambda: {"indices": find()})
+
+    @property
+    def indices(self) -> NDArray[np.int64]:
+        """The indices of these samples in the dataset.
+
+        StateError if the file that holds them was removed or replaced.
+        """
+        kept = self._kept
+        return cast("NDArray[np.int64]", kept.arrays["indices"]) if isinstance(kept, BuiltIndex) else kept
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
@@ -158,14 +171,6 @@ class Filter(WrappedDataset):
         """The samples of these indices, fetched together if the dataset supports it."""
         inside = within(as_indices(indices), len(self), "Filter")
         return samples_of(self.dataset, self.indices[inside].tolist())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "indices": None} if self._path else self.__dict__
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if self._path is not None:
-            self.indices = np.load(self._path, mmap_mode="r")
 
 
 class _Judged(torch.utils.data.Dataset[bool]):
@@ -198,25 +203,6 @@ def _find_indices(dataset: Any, predicate: Predicate, num_workers: int) -> NDArr
     judged = _Judged(dataset, predicate)
     loader = torch.utils.data.DataLoader(judged, _BATCH, num_workers=num_workers, collate_fn=np.array)
     return np.flatnonzero(np.concatenate(list(loader)))
-
-
-def _load_or_find(path: str, find: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
-    stored = _load(path)
-    if stored is not None:
-        return stored
-    indices = find()
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        np.save(file, indices)
-    return indices
-
-
-def _load(path: str) -> NDArray[np.int64] | None:
-    try:
-        indices: NDArray[np.int64] = np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError):  # missing, or truncated
-        return None
-    return indices
 
 
 READERS[Zip] = stack_reader

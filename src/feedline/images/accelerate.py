@@ -140,7 +140,7 @@ class _Switch:
                 return
             if not isinstance(vars(Image.Image).get(_CORE), _AbsentCore):
                 setattr(Image.Image, _CORE, _AbsentCore())
-            self.methods = {name: _accelerated(getattr(Image.Image, name), fast) for name, fast in _FAST.items()}
+            self.methods = {name: _accelerate_method(getattr(Image.Image, name), fast) for name, fast in _FAST.items()}
             self.methods["tobytes"] = _accelerated_tobytes(Image.Image.tobytes)
             for name, method in self.methods.items():
                 self._replace(Image.Image, name, method)
@@ -192,10 +192,13 @@ class _AbsentCore:
 
 
 def _content(mode: str, pixels: Pixels) -> bytes:
-    return (pixels if mode == "RGB" else pixels[..., 0]).tobytes()
+    if mode != "RGB":
+        return pixels[..., 0].tobytes()
+    whole: Any = pixels.base  # the bytes that the kernels have written, or an array
+    return whole if type(whole) is bytes and len(whole) == pixels.size else pixels.tobytes()
 
 
-def _accelerated(original: Callable[..., Any], fast: Callable[..., Change | None]) -> Any:
+def _accelerate_method(original: Callable[..., Any], fast: Callable[..., Change | None]) -> Any:
     """Method that defers the change that `fast` returns, if any."""
 
     @wraps(original)
@@ -316,6 +319,8 @@ def _read(image: Any) -> tuple[Deferred, int] | None:
 
 def _is_plain(image: Any, scale: int) -> bool:
     """True for one tile of all pixels, in RGB or L."""
+    if "progressive" in image.info:  # the kernels would refuse it after a look at the whole file
+        return False
     if image.mode not in {"RGB", "L"} or len(image.tile) != 1 or image.fp is None or scale not in {1, 2, 4, 8}:
         return False
     codec, extents, offset, arguments = image.tile[0]

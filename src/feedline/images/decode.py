@@ -52,9 +52,10 @@ def read_batch(
 ) -> None:
     """Write row i of `out` from `sources[i]`, without the GIL.
 
-    `out` has shape `(len(sources), *recipe.shape)` and the recipe's dtype (for bfloat16, 16-bit integers that hold
-    its bits); each row is contiguous. `keys` has one uint64 per row, which decides the random box and the flip; None
-    draws them from torch's generator. `grids[i]` holds the lengths of a JPEG's restart intervals, if they are known.
+    `out` has shape `(len(sources), *recipe.shape)` and the recipe's dtype (for bfloat16, 16-bit integers that hold its
+    bits); each row is contiguous. `keys` has one uint64 per row, which decides the random box and the flip; None draws
+    them from torch's generator. `grids[i]` holds the lengths of a JPEG's restart intervals, if they are known.
+    `threads` native threads share the rows.
 
     Raises for the first row that cannot be read: ImageError, with the row in `.row`, for its content, or the OSError
     of its file. Rows after it may have been written.
@@ -64,7 +65,10 @@ def read_batch(
 
 
 def read_one(source: Source, recipe: Recipe, key: int | None = None, *, grid: Grid | None = None) -> torch.Tensor:
-    """Read one image: the row that `read_batch` writes, as a new tensor."""
+    """Read one image: the row that `read_batch` writes, as a new tensor.
+
+    `source`, `recipe`, `key` and `grid` are those of one row.
+    """
     row = torch.empty(recipe.shape, dtype=recipe.dtype)
     keys = None if key is None else np.array([key & 0xFFFFFFFFFFFFFFFF], np.uint64)
     reader = _Reader((source,), recipe, numpy_view(row)[None], _draw_keys(keys, recipe, 1), 1, (None,))
@@ -73,9 +77,11 @@ def read_one(source: Source, recipe: Recipe, key: int | None = None, *, grid: Gr
 
 
 def decode(source: Source, *, apply_exif_orientation: bool = False) -> NDArray[np.uint8]:
-    """Decode a whole image to RGB levels, (height, width, 3).
+    """Decode a whole image to RGB levels, uint8 (height, width, 3).
 
-    The result is that of Pillow's `convert("RGB")`. Arrays of pixels are returned as they are.
+    `source` is a path, the bytes of a file, or an array of pixels. With `apply_exif_orientation`, the image is turned
+    upright. ImageError for damaged content. The result is that of Pillow's `convert("RGB")`. Arrays of pixels are
+    returned as they are.
     """
     if is_pixels(source):
         return np.asarray(source)

@@ -12,6 +12,10 @@ from feedline.images import native
 from feedline.images.crops import Box
 
 Pixels = NDArray[np.uint8]
+"""Read-only or writable pixels, (height, width, 3).
+
+Those of the kernels are views of bytes, which Pillow's `tobytes` then returns without a copy.
+"""
 
 
 Turn = tuple[bool, bool, bool]
@@ -34,6 +38,8 @@ def compose(first: Turn, second: Turn) -> Turn:
 
 def turn_pixels(pixels: Pixels, turn: Turn) -> Pixels:
     """View of (height, width, channels) in another orientation."""
+    if turn == UPRIGHT:
+        return pixels
     view = pixels[:: -1 if turn[2] else 1, :: -1 if turn[1] else 1]
     return view.transpose(1, 0, 2) if turn[0] else view
 
@@ -69,11 +75,12 @@ class DeferredResize(NamedTuple):
     def read(self, source: Any, size: tuple[int, int], scale: int, part: Box) -> Pixels | None:
         """Resize a part of a JPEG or of pixels; None on failure."""
         x, y, width, height = self.window
-        rows: Pixels = np.empty((height, width, 3), np.uint8)
         flip = self.turn == MIRRORED
         arguments = (self.filter, self.box, self.size, (x, y), flip, self.across_first)
-        if native.native.image_part(source, size, scale, part, arguments, rows) is not None:
+        content = native.native.image_part(source, size, scale, part, arguments, (height, width))
+        if content is None:
             return None
+        rows = np.ndarray((height, width, 3), np.uint8, content)
         return rows if flip else np.ascontiguousarray(turn_pixels(rows, self.turn))
 
 
@@ -136,9 +143,9 @@ class Source:
             return None
         if resize is not None:
             return resize.read(jpeg, self._full_size, self._scale, part)
-        rows: Pixels = np.empty((part[3], part[2], 3), np.uint8)
-        failure = native.native.image_part(jpeg, self._full_size, self._scale, part, None, rows)
-        return rows if failure is None else None
+        rows = part[3], part[2]
+        content = native.native.image_part(jpeg, self._full_size, self._scale, part, None, rows)
+        return None if content is None else np.ndarray((*rows, 3), np.uint8, content)
 
 
 class Deferred(NamedTuple):

@@ -30,7 +30,8 @@ class Header:
     """Header of an image, read without decoding.
 
     `width` and `height` are as stored, before `orientation` is applied. `format` is Pillow's name ("JPEG", "PNG", …),
-    or "pixels". `orientation` is the EXIF value, 1 to 8; 1 is upright.
+    or "pixels". `components` is the number of color channels; `progressive` is True for such a JPEG. `orientation` is
+    the EXIF value, 1 to 8; 1 is upright.
     """
 
     width: int

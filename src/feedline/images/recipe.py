@@ -24,12 +24,12 @@ DTYPES = (torch.uint8, torch.float32, torch.bfloat16)
 class Recipe:
     """Description of a row: crop, resize, flip and conversion to numbers.
 
-    `size` is (height, width); resizing is antialiased. `flip` is the probability of a horizontal flip. `interpolation`
-    is "bilinear" or "bicubic", with Pillow's filters. uint8 rows hold the levels. float32 and bfloat16 rows hold
-    `(level / 255 - mean) / std`, or `level / 255` if `mean` and `std` are None, computed in float32. With
-    `apply_exif_orientation` the image is turned upright before the crop. Every pixel of the box is decoded.
-    `scaled_decode` lets JPEGs be decoded at 1/2, 1/4 or 1/8 while the box stays at least twice as large as the output:
-    faster for large images, but no longer Pillow's pixels.
+    `layout` is "HWC" or "CHW", `dtype` uint8, float32 or bfloat16. `size` is (height, width); resizing is antialiased.
+    `flip` is the probability of a horizontal flip. `interpolation` is "bilinear" or "bicubic", with Pillow's filters.
+    uint8 rows hold the levels. float32 and bfloat16 rows hold `(level / 255 - mean) / std`, or `level / 255` if `mean`
+    and `std` are None, computed in float32. With `apply_exif_orientation` the image is turned upright before the crop.
+    Every pixel of the box is decoded. `scaled_decode` lets JPEGs be decoded at 1/2, 1/4 or 1/8 while the box stays at
+    least twice as large as the output: faster for large images, but no longer Pillow's pixels.
     """
 
     size: tuple[int, int]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from feedline.core.rng_globals import restored_globals
+from feedline.core.rng_globals import restoring_globals
 from feedline.core.schedule import BatchRequest
 from feedline.core.telemetry import Span, SpanTuple
 from feedline.loader.report.context import Context
@@ -23,7 +23,7 @@ from feedline.workers.base import PoolKind
 from feedline.workers.registry import INLINE, PROCESSES, THREADS
 
 INLINE_BELOW_NS = 300_000
-"""Batches that build faster stay in the training process: sending one would cost about as much."""
+"""Batches that are built faster stay in the training process: sending one would cost about as much."""
 
 
 PROBE_NS = 50_000_000
@@ -31,7 +31,7 @@ PROBE_NS = 50_000_000
 
 
 PARALLEL_ABOVE = 1.4
-"""Speed-up of two threads over one from which the work counts as releasing the GIL."""
+"""Speed-up of two threads over one that shows that the work releases the GIL."""
 
 
 EVERY = 32
@@ -51,17 +51,17 @@ LAST_NS = 60_000_000_000
 
 
 MOST_WORKERS = 32
-"""Workers that are started without being asked for: each costs memory."""
+"""Highest number of workers that "auto" starts: each costs memory."""
 
 
 NEARLY = 0.97
-"""Share of the best gain from which fewer workers are chosen."""
+"""Share of the best gain that is enough to choose fewer workers."""
 
 
 def kind_by_measurement(builder: Any, batch_size: int, seed: int | None, thread_safe: bool) -> PoolKind:
     """Choose a pool kind by building samples of a map-style dataset.
 
-    They are spread over the dataset. The samples are discarded, and the random generators of the process are restored.
+    The samples are spread over the dataset and discarded. The random generators of the process are restored.
     """
     try:
         return _measure(builder, batch_size, seed, thread_safe)
@@ -75,7 +75,7 @@ def _measure(builder: Any, batch_size: int, seed: int | None, thread_safe: bool)
         return INLINE
     rows = range(min(batch_size, length))
     request = BatchRequest(0, 0, 0, len(rows), [row * length // len(rows) for row in rows], rows, seed)
-    with restored_globals():
+    with restoring_globals():
         if builder.vectorized:  # measured as it runs: whole batches
             part = request._replace(indices=np.array(request.indices))
             done, elapsed_ns = _probe(lambda _: builder(part), range(8))
@@ -123,8 +123,9 @@ def _gain_of_two_threads(builder: Any, part: BatchRequest) -> float:
 class Autoscale:
     """Worker count that follows the predictions of the loop's model.
 
-    The present and other counts are replayed with the latest batches. `ceiling` is the most workers; it may exceed the
-    CPUs, because samples that wait need none. Reads no clock: all times come from the spans given to `observe`.
+    The latest batches are replayed with the present count and with others. `ceiling` is the highest count. It may
+    exceed the number of CPUs, because samples that wait need none. Reads no clock: all times come from the spans given
+    to `observe`.
     """
 
     workers: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 import pickle
 import sys
@@ -11,25 +10,27 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from time import monotonic_ns
 from typing import Any
 
 import numpy as np
+import torch
 
 from feedline import collate
 from feedline.collate.batch_reads import BatchReader, reader_of
+from feedline.collate.default import is_standard
 from feedline.collate.rows import RowBuffer
 from feedline.core import telemetry
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
-from feedline.core.dataset import BatchRead, Keys, adapted, many_at_once, stacked_columns, traits_of
+from feedline.core.dataset import BatchRead, Keys, adapt, batch_getter, plain_samples, stack_getter, traits_of
 from feedline.core.devices import for_device
-from feedline.core.recognition import SampleReader, may_be_recognized, recognized
+from feedline.core.recognition import SampleReader, may_be_recognized, recognize
 from feedline.core.rng import Address, addressed, derive, derive_each
 from feedline.core.rng_globals import global_states, restore_globals, seed_globals
 from feedline.core.schedule import BatchRequest
-from feedline.core.telemetry import add_run_delay, recording, spent, spent_cpu, start_cpu
-from feedline.core.tensors import Allocator, allocate_tensor
+from feedline.core.telemetry import Recorder, SpanTuple, recorder_of_thread
+from feedline.core.tensors import Allocator, allocate_tensor, as_yielded
 from feedline.errors import SampleIndexError, note
+from feedline.loader.captures import is_stateful, split_capture
 
 NEIGHBORS = 8
 """Number of following indices that `on_error="replace"` tries before it skips the sample."""
@@ -49,27 +50,6 @@ def traveling_schemes() -> object:
     """
     schemes = sys.modules.get("feedline.stores.schemes")  # not loaded here: most loaders do without stores
     return None if schemes is None else schemes.registered_schemes()
-
-
-def is_stateful(thing: Any) -> bool:
-    """True if `state_dict()` and `load_state_dict(state)` can be called."""
-    methods = getattr(thing, "state_dict", None), getattr(thing, "load_state_dict", None)
-    return all(map(callable, methods)) and not _needs_arguments(methods[0])
-
-
-def _needs_arguments(method: Any) -> bool:
-    """True for a `state_dict` of another protocol, such as litdata's."""
-    try:
-        parameters = inspect.signature(method).parameters.values()
-    except (TypeError, ValueError):  # built-in methods
-        return False
-    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
-
-
-def split_capture(captured: bytes) -> tuple[bytes, Any]:
-    """The generators' states and the dataset's, or None, of a capture."""
-    content = pickle.loads(captured)
-    return content if len(content) == 2 else (captured, None)
 
 
 Get = Callable[[Any], Any]
@@ -103,11 +83,11 @@ class BatchBuilder:
     """Builds batches of a map-style dataset; picklable.
 
     With a seed, `builder(request)` depends on the request only. `collate_fn=None` is feedline's default collate, with
-    torch's results. `action` on a sample that raises is "raise", "skip" or "replace". With `reseeds`, requests with a
-    seed seed `random`, `numpy.random` and torch for each sample; only for workers that do not share their process. Up
-    to `threads` native threads work on one batch if the dataset's `read_batch` supports it. With `accelerate`, known
-    datasets of other libraries are read by feedline, with equal results, and worker processes defer Pillow's decoding.
-    `for_device`: a stage delivers the batches to a device, so images may stay encoded until then.
+    torch's results. `action` on a sample that raises is "raise", "skip" or "replace". With `reseeds`, a request with a
+    seed sets `random`, `numpy.random` and torch's generator before each sample. Only for workers that do not share
+    their process. Up to `threads` native threads work on one batch if the dataset's `read_batch` supports it. With
+    `accelerate`, known datasets of other libraries are read by feedline, with equal results, and worker processes defer
+    Pillow's decoding. `for_device`: a stage delivers the batches to a device, so images may stay encoded until then.
     """
 
     dataset: Any
@@ -127,12 +107,13 @@ class BatchBuilder:
 
     def __post_init__(self) -> None:
         if self.batched and self.collate_fn is None:
-            self._reader = reader_of(adapted(self.dataset) if self.accelerate else self.dataset)
+            self._reader = reader_of(adapt(self.dataset) if self.accelerate else self.dataset)
         if self.batched and self.action == "raise":
-            self._many = many_at_once(self.dataset)
-            self._columns = stacked_columns(self.dataset)
+            many = plain_samples(self.dataset) if self.accelerate and self._reader is None else None
+            self._many = many or batch_getter(self.dataset)
+            self._columns = stack_getter(self.dataset)
         if self.accelerate and self._reader is None and self._many is None and may_be_recognized(self.dataset):
-            self._samples = recognized(self.dataset).reader
+            self._samples = recognize(self.dataset).reader
 
     def __getstate__(self) -> tuple[Any, ...]:
         schemes = traveling_schemes()
@@ -193,32 +174,29 @@ class BatchBuilder:
         return result
 
     def _build(self, request: BatchRequest, allocate: Allocator) -> BatchResult:
-        with recording() as spans:
-            start_ns = monotonic_ns()
-            cpu_ns = start_cpu(start_ns)
-            if self._reader is not None and isinstance(request.indices, np.ndarray):
-                batch = self._read(self._reader, request, allocate)
-                if batch is not EMPTY_BATCH:
-                    spans.append(spent("fetch", start_ns, monotonic_ns()))
-                    if cpu_ns is not None:
-                        spans.append(spent_cpu("fetch", cpu_ns)[0])
-                    add_run_delay(spans, start_ns)
-                    return BatchResult(batch, spans)
-            skipped: list[SkippedSample] = []
-            rows = self._rows(request, allocate)
-            with addressed(None if request.seed is None else _Keys(request)) as address:
-                samples = self._fetch(request, skipped, address, self._getter(rows))
-                fetched_ns = monotonic_ns()
-                if cpu_ns is not None:
-                    fetch_cpu, cpu_ns = spent_cpu("fetch", cpu_ns)
-                    spans.append(fetch_cpu)
-                batch = self._collate_good(samples, request, skipped, rows or allocate)
-            spans.append(spent("fetch", start_ns, fetched_ns))
-            spans.append(spent("collate", fetched_ns, monotonic_ns()))
-            if cpu_ns is not None:
-                spans.append(spent_cpu("collate", cpu_ns)[0])
-            add_run_delay(spans, start_ns)
-            return BatchResult(batch, spans, tuple(skipped))
+        # A `with recording()` costs most of a microsecond, as much as all that is recorded.
+        recorder = recorder_of_thread()
+        outer = recorder.begin()
+        try:
+            return self._recorded(request, allocate, recorder, outer)
+        except BaseException:
+            recorder.spans = outer
+            raise
+
+    def _recorded(
+        self, request: BatchRequest, allocate: Allocator, recorder: Recorder, outer: list[SpanTuple] | None
+    ) -> BatchResult:
+        if self._reader is not None and isinstance(request.indices, np.ndarray):
+            batch = self._read(self._reader, request, allocate)
+            if batch is not EMPTY_BATCH:
+                return BatchResult(batch, recorder.finish("fetch", outer))
+        skipped: list[SkippedSample] = []
+        rows = self._rows(request, allocate)
+        with addressed(None if request.seed is None else _Keys(request)) as address:
+            samples = self._fetch(request, skipped, address, rows)
+            recorder.end("fetch")
+            batch = self._collate_good(samples, request, skipped, rows or allocate)
+        return BatchResult(batch, recorder.finish("collate", outer), tuple(skipped))
 
     def part(self, request: BatchRequest, rows: Sequence[int]) -> BatchRequest:
         """The request with these rows only, to find a deadly sample."""
@@ -231,7 +209,7 @@ class BatchBuilder:
     def _read(self, reader: BatchReader, request: BatchRequest, allocate: Allocator) -> Any:
         """The whole batch at once; EMPTY_BATCH to fetch samples one by one.
 
-        That is needed after an error, where `action` leaves out the failed samples.
+        Single samples are needed after an error if `action` leaves out failed ones.
         """
         try:
             keys = _keys(request) if reader.uses_keys else None
@@ -249,27 +227,25 @@ class BatchBuilder:
         if self._samples is None:
             return None
         self._samples.refresh()
-        is_plain = self.batched and self.collate_fn is None and self.action == "raise" and collate.is_standard()
-        return RowBuffer(len(request.indices), allocate) if is_plain else None
+        is_plain = self.batched and self.collate_fn is None and self.action == "raise" and is_standard()
+        return RowBuffer(len(request.indices), allocate, self._samples.is_repeatable) if is_plain else None
 
-    def _getter(self, rows: RowBuffer | None) -> Callable[[Any], Any]:
-        reader = self._samples
-        return partial(operator.getitem, self.dataset) if reader is None else lambda index: reader.read(index, rows)
-
-    def _fetch(self, request: BatchRequest, skipped: list[SkippedSample], address: Address, get: Get) -> Any:
-        indices = request.indices
+    def _fetch(
+        self, request: BatchRequest, skipped: list[SkippedSample], address: Address, rows: RowBuffer | None
+    ) -> Any:
+        indices, reader = request.indices, self._samples
+        get = partial(operator.getitem, self.dataset) if reader is None else lambda index: reader.read(index, rows)
         if not self.batched:
             samples = self._fetch_each(request, [indices], skipped, address, get)
             return samples[0] if samples else EMPTY_BATCH
-        if isinstance(indices, np.ndarray):
-            indices = indices.tolist()
+        indices = as_yielded(indices)
         # With a seed, random values belong to the row, whatever the order of the parts.
         many = self._many or (self._columns if request.seed is None else None)
         if many is not None:
             address.row = None
             return self._fetch_many(many, request, indices, address)
         if request.seed is None and self.action == "raise":
-            return self._fetch_plain(request, indices, get)
+            return self._fetch_plain(request, indices, get) if rows is None else self._fetch_rows(request, rows, get)
         return self._fetch_each(request, indices, skipped, address, get)
 
     def _fetch_plain(self, request: BatchRequest, indices: Sequence[Any], get: Get) -> list[Any]:
@@ -286,6 +262,13 @@ class BatchBuilder:
             raise
         return samples
 
+    def _fetch_rows(self, request: BatchRequest, rows: RowBuffer, get: Get) -> list[Any]:
+        try:
+            return rows.read_all(list(map(_plain, request.indices)), get, self.progress or _no_progress)
+        except Exception as error:
+            self._address(error, request, rows.reading, "fetch")
+            raise
+
     def _fetch_many(
         self, many: Callable[..., Any], request: BatchRequest, indices: Sequence[Any], address: Address
     ) -> Any:
@@ -298,7 +281,7 @@ class BatchBuilder:
 
     def _failing_row(self, error: Exception, request: BatchRequest, address: Address) -> int | None:
         """The first row that fails alone; None if with another error."""
-        for row, index in enumerate(map(_plain, request.indices)):
+        for row, index in enumerate(as_yielded(request.indices)):
             address.row = row
             if self.progress is not None:
                 self.progress(row)
@@ -324,7 +307,7 @@ class BatchBuilder:
                 self._address(error, request, row, "fetch")
                 if self.action == "raise" or isinstance(error, ImportError):  # a missing package is not a bad sample
                     raise
-                samples += self._replace_failed(request, row, index, error, skipped)
+                samples += self._replace_failed(request, row, _plain(index), error, skipped)
         return samples
 
     def _replace_failed(
@@ -332,7 +315,7 @@ class BatchBuilder:
     ) -> list[Any]:
         """Record a failed sample; return its replacement, or nothing.
 
-        The replacement is the sample at the next index that works, so it is the same in every run.
+        The replacement is the sample at the next index that can be read, so it is the same in every run.
         """
         text = f"{type(error).__name__}: {error}"
         replacement: list[Any] = []
@@ -417,15 +400,19 @@ class BatchBuilder:
         if isinstance(error, (IndexError, SampleIndexError)) and isinstance(index, (int, np.integer)):
             try:
                 length = len(self.dataset)
-            except TypeError:
+            except Exception:  # noqa: BLE001 - the error of the sample is raised
                 length = None
             if length is not None and not -length <= index < length:
                 return f"the index from the sampler is out of range: the dataset has {length} samples"
         return "on_error='skip' counts and leaves out such samples"
 
 
+def _no_progress(row: int) -> None:
+    """Do nothing, where nothing watches the samples."""
+
+
 def _plain(index: Any) -> Any:
-    return int(index) if isinstance(index, np.integer) else index
+    return int(index) if isinstance(index, (np.integer, torch.Tensor)) and not index.shape else index
 
 
 def _is_builtin(collate_fn: Callable[[Any], Any] | None) -> bool:

@@ -35,7 +35,7 @@ class DuplicateStreamCheck:
             return
         self._seen[partition] = mine = self._seen.get(partition, "") + digest
         samples = {mine[i : i + DIGEST_CHARS] for i in range(0, len(mine), DIGEST_CHARS)}
-        if len(samples) > 1:  # equal constants do not mean equal streams
+        if len(samples) > 2:  # equal constants or flags do not mean equal streams
             self._compare(partition, mine)
 
     def _compare(self, partition: int, mine: str) -> None:
@@ -78,8 +78,8 @@ class LengthCheck:
 def equal_ranks(dataset: Any, distributed: Any) -> None:
     """Warn once per process if all ranks read the same data.
 
-    Only for map-style datasets in an order that the loader has made: a sampler of the user's, and a stream, may share
-    the data among the ranks.
+    Only for map-style datasets in the loader's own order: a user's sampler or a stream may already divide the data
+    among the ranks.
     """
     if distributed is not None or isinstance(dataset, IterableDataset) or torch_worker._worker_info is not None:
         return
@@ -109,7 +109,7 @@ def _warn_of_equal_ranks(_pid: int, dataset_name: str, ranks: int) -> None:
     warnings.warn(
         f"this is one of {ranks} ranks, and every rank reads all of {dataset_name}: give the loader"
         " distributed='auto' and a seed, or sampler=DistributedSampler(dataset), to share the samples among the ranks."
-        " distributed=(0, 1) says that every rank shall read all of them",
+        " If every rank should read all samples, pass distributed=(0, 1)",
         stacklevel=6,
     )
 
@@ -127,7 +127,7 @@ def seed(dataset: Any, generator: torch.Generator | None) -> None:
 def draw_again(generator: torch.Generator | None) -> None:
     """Draw a seed that nothing uses.
 
-    torch draws it when it has started the workers of a data pipe. The generator is then where torch leaves it.
+    torch draws it after it has started the workers of a data pipe. So the generator is left in the same state.
     """
     torch.empty((), dtype=torch.int64).random_(generator=generator)
 
@@ -148,11 +148,24 @@ _SEEDERS = {
 def keeps_sample_seeds(init_fn: Any) -> bool:
     """True if samples may be seeded one by one after `init_fn`.
 
-    A function of the user's may have made random choices of its own.
+    A user's function may have made random choices of its own.
     """
     function = getattr(init_fn, "func", init_fn)  # a partial
     package = str(getattr(function, "__module__", "")).partition(".")[0]
     return init_fn is None or (package, getattr(function, "__name__", "")) in _SEEDERS
+
+
+def warn_of_init_fn(init_fn: Any) -> None:
+    """Warn that worker threads do not call `init_fn`, unless it is MONAI's.
+
+    That one seeds the transforms of a worker's own copy of the dataset, and threads share one.
+    """
+    if not str(getattr(init_fn, "__module__", "")).startswith("monai."):
+        warnings.warn(
+            "the workers are threads of one process, which shares its dataset and random generators with them:"
+            " worker_init_fn is not called",
+            stacklevel=6,
+        )
 
 
 def sharding_init_fn(dataset: Any, init_fn: Callable[[int], Any] | None) -> Callable[[int], Any] | None:

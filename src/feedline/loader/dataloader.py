@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any, Literal, Self, TypeVar
 
 import torch
@@ -19,26 +20,29 @@ from torch.utils.data import Dataset, IterableDataset
 
 from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.devices import target
+from feedline.core.live import is_live
 from feedline.core.rng_globals import global_states
 from feedline.errors import ArgumentError
-from feedline.loader import checks, rebuilds
-from feedline.loader.builder import is_stateful
+from feedline.loader import checks, diagnosis, rebuilds
+from feedline.loader.agreement import Agreement
+from feedline.loader.captures import is_stateful
 from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
+from feedline.loader.contract import Contract, RankPolicy, Ranks, Terms, is_in_step
 from feedline.loader.device import Delivery
 from feedline.loader.error_policy import Action, ErrorPolicy, Quarantine
-from feedline.loader.loop import Iteration, Progress
-from feedline.loader.metrics import serve_as_asked
+from feedline.loader.live import LiveRun, check_live
+from feedline.loader.loop import Iteration
+from feedline.loader.metrics import serve_if_configured
 from feedline.loader.monitor import Monitor
-from feedline.loader.partitions import PartitionedDataset
 from feedline.loader.plan import Plan, partitions_of, plan_of, warn_of_uneven_ranks
-from feedline.loader.pools import LoaderPools, builder_of, check_method
+from feedline.loader.pools import LoaderPools, PersistentIteration, check_method
+from feedline.loader.progress import Progress
 from feedline.loader.read_plan import ReadingPlan, read_plan
-from feedline.loader.report import Advice, Stats, Totals, Verdict, diagnose
-from feedline.loader.report.model import Model
+from feedline.loader.rebuilding import batches_from, rebuilt
+from feedline.loader.report import Advice, Stats, Totals, Verdict
 from feedline.loader.report.trace import chrome_trace
-from feedline.loader.report.verdict import model_of
 from feedline.loader.resources import rank_and_world_size, usable_cpus
-from feedline.loader.state import check_version, part_of, unpack_quarantine
+from feedline.loader.state import check_version, part_of, resume_quarantine
 from feedline.loader.worker_states import WorkerStates, check_process, of_dataset, process_generators, restore_process
 from feedline.samplers import Shuffled
 from feedline.workers.base import Recovery
@@ -46,7 +50,7 @@ from feedline.workers.base import Recovery
 T_co = TypeVar("T_co", covariant=True)
 
 
-_RUNNING = ("_pools", "_progress", "_plan", "_live", "_monitor")
+_RUNNING = ("_pools", "_progress", "_plan", "_live", "_monitor", "_contract")
 
 
 _TORCH_ARGUMENTS = frozenset(inspect.signature(TorchDataLoader.__init__).parameters)
@@ -63,8 +67,9 @@ class DataLoader(TorchDataLoader[T_co]):
       drawn in samples, except with `num_workers="auto"` and in thread workers.
     - `worker_method`: "process", "thread", a name given to `feedline.workers.register_pool`, or "auto": threads for
       thread-safe datasets and for those read in whole batches, else processes.
-    - `distributed`: None for one rank; "auto" reads rank and world size from torch.distributed or the environment; or
-      (rank, world_size). Each rank gets its rows of every global batch of `batch_size * world_size` samples.
+    - `distributed`: None for one rank; "auto" reads rank and world size from torch.distributed or the environment;
+      (rank, world_size); or a `RankPolicy`. Each rank gets its rows of every global batch of `batch_size * world_size`
+      samples. At the start of each epoch the ranks compare their data, order and position.
     - `on_error`: "raise", "skip", "replace" or an `ErrorPolicy`, for samples that raise.
     - `device`: the device of delivered batches, or a `Delivery` with steps there; copies run on a side stream while
       the loop computes.
@@ -84,11 +89,14 @@ class DataLoader(TorchDataLoader[T_co]):
     snapshot_every_n_steps: int | None = 1
     _rank: int = 0
     _world_size: int = 1
+    _iterator = PersistentIteration()
     _pools: LoaderPools
     _progress: Progress | None
     _plan: Plan | None
     _live: weakref.WeakSet[Iteration]
     _monitor: Monitor
+    _ranks: RankPolicy = RankPolicy(None)
+    _contract: Contract
 
     def __init__(
         self,
@@ -113,7 +121,7 @@ class DataLoader(TorchDataLoader[T_co]):
         snapshot_every_n_steps: int | None = 1,
         seed: int | None = None,
         worker_method: str = "auto",
-        distributed: Literal["auto"] | tuple[int, int] | None = None,
+        distributed: Ranks | RankPolicy = None,
         on_error: Action | ErrorPolicy = "raise",
         device: str | torch.device | Delivery | None = None,
         recovery: Recovery | None = None,
@@ -121,8 +129,8 @@ class DataLoader(TorchDataLoader[T_co]):
         log: str | os.PathLike[str] | None = None,
     ) -> None:
         own: dict[str, Any] = {"seed": seed, "worker_method": worker_method, "on_error": on_error, "recovery": recovery}
-        own = rebuilds.inherited(batch_sampler, own)
-        seed = self.seed = _to_seed(own["seed"])
+        own = rebuilds.inherit_arguments(batch_sampler, own)
+        seed = self.seed = _check_seed(own["seed"])
         self.worker_method = own["worker_method"]
         self.distributed = distributed
         self.on_error = own["on_error"]
@@ -131,7 +139,8 @@ class DataLoader(TorchDataLoader[T_co]):
         self.accelerate = accelerate
         self.log = log
         self._policy = ErrorPolicy.of(self.on_error)
-        self._rank, self._world_size = rank_and_world_size(distributed)
+        self._ranks = RankPolicy.of(distributed)
+        self._rank, self._world_size = rank_and_world_size(self._ranks.ranks)
         self._adapts = num_workers == "auto"
         if num_workers == "auto":
             num_workers = usable_cpus()
@@ -149,12 +158,13 @@ class DataLoader(TorchDataLoader[T_co]):
             pin_memory_device=pin_memory_device, **newer,
         )  # fmt: skip
         if batch_sampler is None:
-            rebuilds.mark(self)
+            rebuilds.note_arguments(self)
         self._has_own_order = (sampler is None and batch_sampler is None) or type(self.sampler) is Shuffled
         self.in_order = in_order
         self.snapshot_every_n_steps = snapshot_every_n_steps
         check_method(self)
-        warn_of_uneven_ranks(dataset, self._world_size)
+        check_live(self)
+        warn_of_uneven_ranks(dataset, self._world_size, warns=self._ranks.uneven == "allow")
         if device is not None:
             target(Delivery.of(device).device)
         self._resume: dict[str, Any] | None = None
@@ -170,26 +180,37 @@ class DataLoader(TorchDataLoader[T_co]):
     def _get_iterator(self) -> Any:
         """Do what `iter(loader)` does: torch's hook for subclasses.
 
-        Some of them call it themselves.
+        Some subclasses call it themselves.
         """
         if self.num_workers == 0 and self.timeout:  # AssertionError, as in torch
             raise AssertionError(f"timeout={self.timeout} needs num_workers > 0: there is no worker to wait for")
+        began_ns = monotonic_ns()
         if self._iterator is not None:
-            self._iterator.close()  # type: ignore[attr-defined]
+            self._iterator.close()
         state, former = self._resume, self._progress
         if self._has_own_order:
             checks.equal_ranks(self.dataset, self.distributed)
         plan = self._restored_plan(state)
-        if former is not None and self._pools.has_kept:
+        if former is not None and self._pools.has_idle_pool:
             plan.workers.follow(former.workers)
-        cursor = plan.fresh(plan.upcoming(self._epoch)) if state is None else plan.unpack(state)
+        cursor = plan.start_of(plan.upcoming(self._epoch)) if state is None else plan.unpack(state)
+        self._contract.check(self._ranks, self._rank, Terms.of(self, plan, cursor))
+        live = LiveRun.of(self.dataset, plan)
+        if live is not None:
+            cursor = live.begun(cursor, former.cursor if state is None and former is not None else None)
         checks.seed(self.dataset, self.generator)
-        plan.begin(cursor.epoch, state)
-        progress = self._new_progress(cursor, plan, self._restored_quarantine(state, former))
-        serve_as_asked()
+        starts_workers = bool(self.num_workers) and self.seed is None and not self._pools.has_idle_pool
+        plan.begin(cursor.epoch, state, with_workers=starts_workers)
+        quarantine = resume_quarantine(self._policy, None if former is None else former.quarantine, state)
+        progress = self._new_progress(cursor, plan, quarantine)
+        serve_if_configured()
         self._monitor.begin(progress, plan, self._pools, self)
         iteration = self._pools.iterate(self, plan, progress)
         iteration.monitor = self._monitor
+        if is_in_step(self._ranks):
+            iteration.agreement = Agreement(
+                self._ranks.uneven, lambda: batches_from(self, plan, plan.start_of(progress.cursor.epoch))
+            )
         if isinstance(self.dataset, IterableDataset) and self.seed is None and not self.num_workers:
             plan.workers.starts.setdefault(0, global_states())
         iteration.on_shutdown = weakref.WeakMethod(self._pools.close)
@@ -200,46 +221,38 @@ class DataLoader(TorchDataLoader[T_co]):
         self._plan, self._progress, self._resume, self._epoch = plan, progress, None, cursor.epoch + 1
         self._live.add(iteration)
         if self.persistent_workers:
-            self._iterator = iteration  # type: ignore[assignment]
+            self._iterator = iteration
+        progress.totals.opened(monotonic_ns() - began_ns)
         return iteration
 
     def _start_late(self, plan: Plan, progress: Progress) -> Iterator[Any] | None:
-        """The requests of an epoch set after `iter(loader)`, or None.
+        """The requests of an epoch that was set after `iter(loader)`, or None.
 
-        It counts until the first batch.
+        An epoch set before the first batch still takes effect.
         """
         cursor = progress.cursor
         epoch = plan.upcoming(cursor.epoch)
-        if epoch == cursor.epoch or cursor != plan.fresh(cursor.epoch) or self._progress is not progress:
+        if epoch == cursor.epoch or cursor != plan.start_of(cursor.epoch) or self._progress is not progress:
             return None
-        progress.cursor = plan.fresh(epoch)
+        progress.cursor = plan.start_of(epoch)
         plan.begin(epoch, None)
         self._epoch = epoch + 1
-        return plan.requests(progress.cursor, lambda: progress.cursor)
+        return plan.requests(progress.cursor, lambda: progress.cursor, progress.run)
 
     def _restored_plan(self, state: Mapping[str, Any] | None) -> Plan:
         """The plan of the next iteration; restores this process's part."""
         restore_process(part_of(state, "random"))
-        plan = self._make_plan(state).continues(state, self.num_workers)
+        plan = self._make_plan(state).with_workers_of(state, self.num_workers)
         if state is not None and not self._repeats:
             self._pools.close()  # persistent workers have other states than the loaded ones
         if plan.workers.dataset is not None:
             self.dataset.load_state_dict(plan.workers.dataset)  # type: ignore[attr-defined]
         return plan
 
-    def _restored_quarantine(self, state: Mapping[str, Any] | None, former: Progress | None) -> Quarantine:
-        quarantine = Quarantine(self._policy)
-        if former is not None:
-            quarantine.count, quarantine.latest = former.quarantine.count, former.quarantine.latest
-            quarantine.shared = former.quarantine.shared
-        if state is not None:
-            unpack_quarantine(state, quarantine)
-        return quarantine
-
     def _new_progress(self, cursor: Cursor | PartitionCursor, plan: Plan, quarantine: Quarantine) -> Progress:
         duplicate_check = DuplicateStreamCheck(type(self.dataset).__name__)
         progress = Progress(cursor, quarantine, Totals(), duplicate_check, workers=plan.workers)
-        if cursor == plan.fresh(cursor.epoch):
+        if cursor == plan.start_of(cursor.epoch):
             progress.samples = 0
         length: int | None = self._IterableDataset_len_called
         if length is not None:
@@ -273,18 +286,18 @@ class DataLoader(TorchDataLoader[T_co]):
             raise ArgumentError(f"epoch must be >= 0; got {epoch}")
         self._epoch = epoch
         if self._resume is not None and self._resume["epoch"] != epoch:
-            self._resume = None
+            self._resume = {**self._resume, "epoch": epoch} if is_live(self.dataset) else None
 
     def state_dict(self, *, random: bool = False) -> dict[str, Any]:
         """The position of the loop, as JSON values.
 
         Inside the loop, the current batch counts as received. Under 1 KiB for map-style datasets. Each random generator
-        that the order is drawn from, and without `seed` each generator of a worker that samples are drawn from, adds
-        3.4 KiB: the state of a Mersenne twister.
+        used by the order adds 3.4 KiB, the state of a Mersenne twister. Without `seed`, so does each generator that
+        samples use in a worker.
 
         With `random`, the state also holds the generators of this process (`random`, NumPy, torch's on the CPU), and
-        the iteration after `load_state_dict` begins with them. Without `seed`, they decide the samples of
-        `num_workers=0`, and the order of later epochs.
+        the iteration after `load_state_dict` starts from them. Without `seed`, they determine the samples of
+        `num_workers=0` and the order of later epochs.
         """
         if self._resume is not None:
             return dict(self._resume)
@@ -292,7 +305,7 @@ class DataLoader(TorchDataLoader[T_co]):
         progress, plan = self._progress, self._plan
         if progress is None or plan is None:
             plan = self._make_plan()
-            cursor, quarantine = plan.fresh(plan.upcoming(self._epoch)), Quarantine(self._policy)
+            cursor, quarantine = plan.start_of(plan.upcoming(self._epoch)), Quarantine(self._policy)
             workers = self._pack_workers(WorkerStates(self.num_workers), over=True)
             return plan.pack(cursor, quarantine, workers=workers, random=generators)
         workers = self._pack_workers(progress.workers, over=progress.over)
@@ -321,10 +334,10 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         check_version(state)
         plan = self._make_plan(state)
-        plan.continues(state, self.num_workers)
+        plan.with_workers_of(state, self.num_workers)
         plan.check_order(state)
         check_process(part_of(state, "random"))
-        unpack_quarantine(state, Quarantine(self._policy))
+        resume_quarantine(self._policy, None, state)
         self._resume = plan.after_complete(state) if rebuilds.counts_epochs(sys._getframe(1)) else dict(state)
 
     def stats(self) -> Stats:
@@ -337,9 +350,9 @@ class DataLoader(TorchDataLoader[T_co]):
 
     @property
     def delivered(self) -> int:
-        """Batches of the current epoch that the loop has received.
+        """Number of batches of the current epoch that the loop has received.
 
-        Those of a loaded state are among them. The start of a progress bar: `tqdm(loader, initial=loader.delivered)`.
+        Batches before a resume count. For a progress bar: `tqdm(loader, initial=loader.delivered)`.
         """
         if self._resume is not None:
             plan = self._make_plan(self._resume)
@@ -349,48 +362,48 @@ class DataLoader(TorchDataLoader[T_co]):
             return 0
         return self._plan.delivered(progress.cursor)
 
-    def report(self) -> Verdict:
-        """The limit of the current epoch, and advice with predicted gains."""
-        return self._diagnose(quick=False)
+    def batch_at(
+        self, step: int, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        """The batch of any step of any rank, built again here.
 
-    def _diagnose(self, *, quick: bool = True) -> Verdict:
-        recent = [] if self._progress is None else self._progress.totals.recent
-        return diagnose(self.stats().since_epoch or Stats(), self._pools.context(self), recent, quick=quick)
+        Steps count from 0, at the start of `epoch` (by default the current one), or from the position of `state`. With
+        `seed`, random values are those of the run. Nothing counts as delivered, and the batch stays on the CPU.
+        IndexError if the epoch has no such step; `ArgumentError` if the sampler has no random access.
+        """
+        if epoch is None:
+            epoch = max(0, self._epoch - (self._progress is not None and not self._progress.over))
+        ranks = self._rank if rank is None else rank, self._world_size if world_size is None else world_size
+        return rebuilt(self, step, epoch, ranks, state)[1].batch
+
+    def report(self, *, lines: bool = False) -> Verdict:
+        """The limit of the current epoch, and advice with predicted gains.
+
+        Until the epoch has ten batches, of the one before, if there was one. With `lines`, samples are read in this
+        process for a second, and the verdict also names the lines of the user's code that take the time.
+        """
+        return diagnosis.verdict_of(self, quick=False, lines=lines)
+
+    def _diagnose(self) -> Verdict:
+        return diagnosis.verdict_of(self, quick=True)
 
     def tune(self) -> tuple[Advice, ...]:
         """Take advice that changes neither order nor values; return it.
 
         Sets `num_workers` and `prefetch_factor` for the next iteration, as the report predicts. The number of workers
-        stays where random values or the order depend on it: for datasets that draw random numbers without `seed`, and
-        for streams without partitions.
+        stays the same if random values or the order depend on it: for datasets that draw random numbers without `seed`,
+        and for streams without partitions.
         """
-        may_change = {"prefetch_factor"} | ({"num_workers"} if self._workers_are_free() else set())
-        for advice in self.report().advice:
-            if advice.arguments and may_change.issuperset(advice.arguments):
-                for name, value in advice.arguments.items():
-                    setattr(self, name, value)
-                self._pools.renew(running=any(not iteration.closed for iteration in self._live))
-                return (advice,)
-        return ()
+        return diagnosis.tune(self)
 
-    def _workers_are_free(self) -> bool:
-        """True if the number of workers decides nothing but the speed."""
-        if isinstance(self.dataset, IterableDataset):
-            return isinstance(self.dataset, PartitionedDataset) and self.seed is not None
-        builder = builder_of(self)
-        return not is_stateful(self.dataset) and (self.seed is not None or not getattr(builder, "draws", True))
-
-    def _model(self) -> Model | None:
-        """The model that predicts gains; None before the second batch."""
-        recent = [] if self._progress is None else self._progress.totals.recent
-        return model_of(self.stats().since_epoch or Stats(), self._pools.context(self), recent)
-
-    def report_html(self, path: str | os.PathLike[str]) -> None:
+    def report_html(self, path: str | os.PathLike[str], *, lines: bool = False) -> None:
         """Write a page on the run so far: one HTML file.
 
-        It shows the verdict, where the time goes, the figures over time, the latest batches, and the slowest ones.
+        It shows the verdict, predictions for other arguments, where the time goes, the figures over time, the latest
+        batches, and the slowest ones. `lines` is that of `report`.
         """
-        self._monitor.write_page(path, self.report())
+        self._monitor.write_page(path, self.report(lines=lines))
 
     def plan(self) -> ReadingPlan:
         """Plan of reading the dataset, with reasons; to be printed."""
@@ -422,11 +435,15 @@ class DataLoader(TorchDataLoader[T_co]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Arguments and position, without workers."""
+        """Arguments and loaded state, without workers.
+
+        A copy gives what the next iteration of this loader would give.
+        """
         if "_pools" not in vars(self):
             return dict(vars(self))
+        # Not the position within an epoch: torch's copies begin one, and part of an epoch would go unnoticed.
         arguments = {name: value for name, value in vars(self).items() if name not in _RUNNING}
-        return {**arguments, "_iterator": None, "_resume": self.state_dict()}
+        return {**arguments, "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -439,12 +456,13 @@ class DataLoader(TorchDataLoader[T_co]):
         self._plan = None
         self._live = weakref.WeakSet()
         self._monitor = Monitor(weakref.WeakMethod(self._diagnose))
+        self._contract = Contract()
 
     def _make_plan(self, state: Mapping[str, Any] | None = None) -> Plan:
         return plan_of(self, self._rank, self._world_size, self._plan, partitions_of(state))
 
 
-def _to_seed(seed: Any) -> int | None:
+def _check_seed(seed: Any) -> int | None:
     if seed is None:
         return None
     try:

@@ -78,7 +78,7 @@ class Quarantine:
     def check_not_empty(self) -> None:
         """Raise ErrorLimitError, whatever the limit, if samples of this epoch failed.
 
-        To be called at the end of an epoch without a delivered sample.
+        Call it at the end of an epoch without a delivered sample.
         """
         skip = self._last
         if self.this_epoch and skip is not None:
@@ -91,8 +91,11 @@ class Quarantine:
     def _write(self, skip: SkippedSample) -> None:
         if self.policy.quarantine is None:
             return
+        line = {**skip._asdict(), "index": _plain(skip.index)}
+        if skip.content is None:
+            del line["content"]
         with open(self.policy.quarantine, "a", encoding="utf-8") as file:
-            file.write(json.dumps({**skip._asdict(), "index": _plain(skip.index)}) + "\n")
+            file.write(json.dumps(line) + "\n")
 
 
 def _plain(index: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Labels by which readers of figures tell loaders, ranks and runs apart."""
+"""Labels that identify loader, rank and run in published figures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 import sys
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from torch.utils.data import get_worker_info
 
@@ -31,6 +32,7 @@ def identity_of(loader: Any, plan: Plan, label: str) -> dict[str, Any]:
         "loader": label,
         "rank": rank,
         "world_size": world_size,
+        "instance": uuid4().hex[:12],
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "script": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python",
@@ -40,7 +42,7 @@ def identity_of(loader: Any, plan: Plan, label: str) -> dict[str, Any]:
 
 
 def log_path(loader: Any) -> str | os.PathLike[str] | None:
-    """Path of the run log, if one was asked for.
+    """Path of the run log, if one is configured.
 
     None in worker processes.
     """

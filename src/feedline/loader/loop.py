@@ -1,29 +1,27 @@
-"""The iteration over one epoch: requests, results in order, and progress."""
+"""The iteration over one epoch: requests in flight, results in order."""
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic_ns, process_time_ns, thread_time_ns
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from feedline.core import store_metrics
 from feedline.core.batch import EMPTY_BATCH, BatchResult
 from feedline.core.cursor import Cursor, PartitionCursor
-from feedline.core.page import BATCHES, SINCE
-from feedline.core.telemetry import CPU, CPU_EVERY_NS, MAIN, SpanTuple, add_run_delay
+from feedline.core.telemetry import CPU, CPU_EVERY_NS, MAIN, SWITCHES, SpanTuple, add_run_delay, waits_of_thread
 from feedline.errors import WorkerStalledError, note
+from feedline.loader.agreement import Agreement, Entry
 from feedline.loader.autoscale import Autoscale
-from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
 from feedline.loader.device import Delivered, Stage
-from feedline.loader.error_policy import Quarantine
-from feedline.loader.pulse import Pulse, QueueState
-from feedline.loader.report.totals import Totals
-from feedline.loader.worker_states import WorkerStates
+from feedline.loader.heartbeat import QueueState
+from feedline.loader.live import LiveRun
+from feedline.loader.progress import Progress
 from feedline.workers.base import BatchFuture, WorkerPool
 
 T = TypeVar("T")
@@ -32,55 +30,7 @@ T = TypeVar("T")
 _profiler_enabled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
-@dataclass(slots=True)
-class Progress:
-    """The batches received by the training loop; changed by `advance` only."""
-
-    cursor: Cursor | PartitionCursor
-    quarantine: Quarantine
-    totals: Totals
-    duplicate_check: DuplicateStreamCheck | None = None
-    length_check: LengthCheck | None = None
-    workers: WorkerStates = field(default_factory=lambda: WorkerStates(0))
-    over: bool = False
-    samples: int | None = None
-    """Samples delivered in this epoch; None after a mid-epoch resume, where the count is unknown."""
-    stores_before: store_metrics.StoreStatistics = field(default_factory=store_metrics.statistics)
-    pulse: Pulse = field(default_factory=Pulse)
-
-    def advance(self, request: Any, result: BatchResult) -> int:
-        """Record one batch as delivered and return its number of samples."""
-        if result.digest is not None and self.duplicate_check is not None:
-            self.duplicate_check.add(request.partition, result.digest)
-        if self.length_check is not None and result.batch is not EMPTY_BATCH:
-            self.length_check.count()
-        if result.store_counts:
-            store_metrics.count(**result.store_counts)
-        left_out = 0
-        if result.skipped:
-            self.quarantine.add(result.skipped)
-            left_out = sum(skip.replaced_by is None for skip in result.skipped)
-        self.cursor, samples = request.advance(self.cursor, result.mark)
-        if result.worker_state is not None:
-            self.workers.add(request.turn, result.worker_state)
-        delivered = int(samples) - left_out
-        if self.samples is not None:
-            self.samples += delivered
-        return delivered
-
-    def end_epoch(self) -> None:
-        """Record the end of the epoch; ErrorLimitError if all its samples failed."""
-        if self.samples == 0:
-            self.quarantine.check_not_empty()
-        self.cursor = self.cursor.next_epoch()
-        self.quarantine.end_epoch()
-        self.over = True
-
-
-_Entry = tuple[Any, BatchResult, Any]
-
-
-class Taken(NamedTuple):
+class PendingBatch(NamedTuple):
     """Batch on its way to the loop, with the cursor before it."""
 
     request: Any
@@ -102,10 +52,12 @@ class Flow:
     ahead_each: int = 2
 
 
-class Iteration:
+class Iteration(_BaseDataLoaderIter):
     """Iterator over the rest of an epoch.
 
-    It stays usable after the exception of a batch: the next call returns the next batch, and the failed batch stays
+    Frameworks recognize torch's base class, but nothing of it runs here.
+
+    It stays usable after a batch has raised: the next call returns the next batch, and the failed batch counts as
     undelivered in the state.
     """
 
@@ -124,28 +76,32 @@ class Iteration:
         self._requests, self._pool, self._progress = requests, pool, progress
         self._flow, self._stage, self._length = flow, stage, length
         self._window: deque[BatchFuture] = deque()
-        self._staged: deque[_Entry | Exception] = deque()
+        self._staged: deque[Entry | Exception] = deque()
         self._broken: Exception | None = None
         # What is between two steps lies in attributes, never in local variables alone: after an interrupt, the next
         # call finds it there.
         self._unsent: Any = None
-        self._taken: Taken | None = None
+        self._taken: PendingBatch | None = None
         self._restart = restart
         self._closed = self._profiling = False
         # The CPU time of a step includes the threads that compute it, but not those that build batches.
         self._cpu_clock = process_time_ns if pool.processes or not flow.ahead else thread_time_ns
+        self._left_waits = 0
+        self._among_threads = bool(flow.ahead) and not pool.processes
         self._next_cpu_ns = 0
         self._left_cpu_ns: int | None = None
-        self._sampled_ns = 0
         self.on_shutdown: Callable[[], Callable[[], None] | None] = lambda: None
-        """Returns what stops persistent workers, or None once the loader is gone."""
+        """Returns the function that stops persistent workers, or None once the loader is gone."""
         self.late_start: Callable[[], Iterator[Any] | None] | None = None
-        """Called before the first batch: other requests than those of the constructor, or None."""
+        """Called before the first batch. Returns requests that replace those of the constructor, or None."""
         self.monitor: object = None
         """The loader's monitor. It must outlive the loader, which `for batch in DataLoader(...)` drops at once."""
+        self.agreement: Agreement | None = None
+        """The rule for ranks with different numbers of batches."""
         self.last_steps: Callable[[Any, Delivered], Any] | None = None
-        """`last_steps(batch, delivered)` is the batch to deliver, after the stage."""
-        self._left_ns = monotonic_ns()
+        """`last_steps(batch, delivered)` returns the batch to deliver, after the stage."""
+        self.live: LiveRun | None = None
+        """The epoch of a live stream."""
         # Not __del__: an iterator held by a traceback dies in a cycle, maybe after the objects it refers to.
         self._finalizer = weakref.finalize(self, _release, self._window, self._staged, stage, on_close)
 
@@ -158,7 +114,7 @@ class Iteration:
                 return self._deliver_profiled()
             return self._deliver()
         except BaseException:
-            self._progress.pulse.rests()
+            self._progress.heartbeat.mark_idle()
             raise
 
     def _deliver_profiled(self) -> Any:
@@ -169,45 +125,60 @@ class Iteration:
             self._profiling = False
 
     def _deliver(self) -> Any:
-        called_ns = monotonic_ns()
-        step_cpu_ns = None if self._left_cpu_ns is None else self._cpu_clock()
         progress = self._progress
-        pulse = progress.pulse
-        words = pulse.page.words
-        words[SINCE] = -called_ns
-        if called_ns >= pulse.due_ns:  # before the wait: if it never ends, its request is on the page
-            pulse.publish(self.queue)
-        if self.late_start is not None:
-            self._start_again(self.late_start())
-        request, result, moving = self._next_with_batch()
-        batch = self._placed(request, result, moving)
+        heartbeat = progress.heartbeat
+        called_ns = heartbeat.clock.call()
+        step = () if self._left_cpu_ns is None else self._end_step()
+        if called_ns >= heartbeat.due_ns:  # before the wait: if it never ends, its request is on the page
+            heartbeat.publish(self.queue)
+        self._come_back()
+        entry = self._next_with_batch()
+        if self.agreement is not None and self._broken is None and not self._closed:
+            entry = self.agreement.settle(entry, self._stage)
+        if entry is None:
+            self._taken = None
+            self._end()
+            raise StopIteration
+        request, result, moving = entry
+        batch = self._place(request, result, moving)
         samples = self._advance(request, result)
-        now = monotonic_ns()
         spans = result.spans
-        spans.append(("step", self._left_ns, called_ns, MAIN))
-        spans.append(("wait", called_ns, now, MAIN))
-        if self._sampled_ns:
-            spans.append(("sample", now - self._sampled_ns, now, MAIN))
-            self._sampled_ns = 0
-        if step_cpu_ns is not None:
-            spans.append(("step" + CPU, self._left_cpu_ns, step_cpu_ns, MAIN))  # type: ignore[arg-type]
-        add_run_delay(spans, now)
+        now_ns = heartbeat.clock.deliver(spans)
+        if step:
+            spans += step
+        if now_ns >= self._next_cpu_ns:
+            self._begin_step(spans, now_ns)
         progress.totals.add(spans, samples, request)
-        words[BATCHES] += 1
-        words[SINCE] = now
-        if pulse.inspect is not None:
-            inspect, pulse.inspect = pulse.inspect, None
+        if heartbeat.inspect is not None:
+            inspect, heartbeat.inspect = heartbeat.inspect, None
             inspect(batch)
         if self._flow.tuner is not None:
             self._tune(self._flow.tuner, spans)
-        self._left_ns = now
-        self._left_cpu_ns = None
-        if now >= self._next_cpu_ns:
-            self._next_cpu_ns, self._left_cpu_ns = now + CPU_EVERY_NS, self._cpu_clock()
         self._taken = None
         return batch
 
-    def _placed(self, request: Any, result: BatchResult, moving: Any) -> Any:
+    def _begin_step(self, spans: list[SpanTuple], now_ns: int) -> None:
+        """Read the clocks that cost more than a wall clock."""
+        add_run_delay(spans, now_ns, among_threads=self._among_threads)
+        self._next_cpu_ns, self._left_cpu_ns = now_ns + CPU_EVERY_NS, self._cpu_clock()
+        self._left_waits = waits_of_thread()
+
+    def _end_step(self) -> tuple[SpanTuple, ...]:
+        """The CPU time of the step, and how often it waited."""
+        before_ns, self._left_cpu_ns = self._left_cpu_ns or 0, None
+        return (
+            ("step" + CPU, before_ns, self._cpu_clock(), MAIN),
+            ("step" + SWITCHES, self._left_waits, waits_of_thread(), MAIN),
+        )
+
+    def _come_back(self) -> None:
+        """Note that the loop has come back for a batch."""
+        if self.late_start is not None:
+            self._start_again(self.late_start())
+        if self.live is not None and not self._closed:
+            self.live.acknowledge(cast("PartitionCursor", self._progress.cursor))
+
+    def _place(self, request: Any, result: BatchResult, moving: Any) -> Any:
         """The batch on its device, after the last steps."""
         batch = result.batch
         if self._stage is not None:
@@ -220,14 +191,13 @@ class Iteration:
             return batch
         return self.last_steps(batch, Delivered(request, result, self._progress.cursor))
 
-    def _next_with_batch(self) -> _Entry:
-        """The next entry that has a batch; StopIteration at the end."""
+    def _next_with_batch(self) -> Entry | None:
+        """The next entry that has a batch; None at the end."""
         while True:
+            if self.live is not None and self.live.is_over(cast("PartitionCursor", self._progress.cursor)):
+                return None
             due = _in_range("feedline.receive", self._due) if self._profiling else self._due()
-            if due is None:
-                self._end()
-                raise StopIteration
-            if due[1].batch is not EMPTY_BATCH:
+            if due is None or due[1].batch is not EMPTY_BATCH:
                 return due
             self._advance(due[0], due[1])
             self._taken = None
@@ -240,9 +210,11 @@ class Iteration:
     def _advance(self, request: Any, result: BatchResult) -> int:
         """Record a batch as delivered, once.
 
-        An interrupt may come before it is returned.
+        A later interrupt, before the batch is returned, does not change that.
         """
         taken, progress = self._taken, self._progress
+        if self.agreement is not None and self.agreement.repeats:
+            return 0
         if self._stage is None and taken is not None and taken.cursor is not progress.cursor:
             return 0
         try:
@@ -279,13 +251,13 @@ class Iteration:
         """Cancel requests in flight; the position in the state does not change."""
         self._closed = True
         self._requests = iter(())
-        self._progress.pulse.rests()
+        self._progress.heartbeat.mark_idle()
         self._finalizer()
 
     def _shutdown_workers(self) -> None:
         """Stop the workers, persistent ones too.
 
-        Other tools call it by this name, which is torch's.
+        Other tools call it by this name of torch's.
         """
         self.close()
         stop = self.on_shutdown()
@@ -306,9 +278,11 @@ class Iteration:
         if error is not None:
             raise error
         if not self._closed:  # an iterator asked again after its end, or closed by the user, must not end another epoch
-            self._progress.end_epoch()
-            self._progress.pulse.publish(self.queue, epoch_ends=True)
+            progress, began_ns = self._progress, monotonic_ns()
+            progress.end_epoch()
+            progress.heartbeat.publish(self.queue, epoch_ends=True)
             self.close()
+            progress.totals.closed(monotonic_ns() - began_ns)
 
     def _tune(self, tuner: Autoscale, spans: list[SpanTuple]) -> None:
         workers = tuner.observe(spans)
@@ -318,14 +292,14 @@ class Iteration:
 
     def _fill(self, depth: int) -> None:
         """Submit requests until `depth` are in flight; keep a sampler's error."""
-        window = self._window
+        window, clock = self._window, self._progress.heartbeat.clock
         while len(window) < depth:
-            start_ns = monotonic_ns()
+            clock.begin_sample()
             if self._unsent is None and not (
                 _in_range("feedline.sample", self._draw) if self._profiling else self._draw()
             ):
                 return
-            self._sampled_ns += monotonic_ns() - start_ns
+            clock.end_sample()
             if not (window and window[-1].request is self._unsent):  # an interrupt came before the last line
                 window.append(self._pool.submit(self._unsent))
             self._unsent = None
@@ -358,7 +332,7 @@ class Iteration:
             cursor, _ = future.request.advance(cursor, None)
         return self._restart(cursor)
 
-    def _due(self) -> _Entry | None:
+    def _due(self) -> Entry | None:
         """Wait for the next batch; None at the end."""
         stage = self._stage
         if stage is None:
@@ -374,7 +348,7 @@ class Iteration:
 
     def _stage_one(self, stage: Stage) -> bool:
         """Start the stage for the next result; keep its error until due."""
-        entry: _Entry | None = None
+        entry: Entry | None = None
         try:
             entry = self._result()
             if entry is None:
@@ -396,7 +370,7 @@ class Iteration:
         window = self._window
         return bool(window) and (window[0].done() if self._flow.in_order else any(future.done() for future in window))
 
-    def _result(self) -> _Entry | None:
+    def _result(self) -> Entry | None:
         window = self._window
         if self._taken is None or self._stage is not None:
             if len(window) <= self._flow.ahead:
@@ -406,7 +380,7 @@ class Iteration:
             future = window[0] if self._flow.in_order else self._pool.wait_any(window)
             try:
                 # Stored at once: after an interrupt, the next call goes on from here.
-                self._taken = Taken(future.request, future.result(), self._progress.cursor)
+                self._taken = PendingBatch(future.request, future.result(), self._progress.cursor)
             except (WorkerStalledError, KeyboardInterrupt):
                 raise  # the batch is still due: the next call continues to wait
             except BaseException:
@@ -437,7 +411,7 @@ def _in_range(name: str, act: Callable[[], T]) -> T:
 
 def _release(
     window: deque[BatchFuture],
-    staged: deque[_Entry | Exception],
+    staged: deque[Entry | Exception],
     stage: Stage | None,
     on_close: Callable[[], None] | None,
 ) -> None:

@@ -1,6 +1,6 @@
 """Metrics of all loaders of this process, for Prometheus and OpenTelemetry.
 
-Counters sum over all epochs of a loader, so that rates stay right where epochs are shorter than a scrape.
+Counters sum over all epochs of a loader: rates stay correct even if epochs are shorter than a scrape interval.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ MEASURES = (
     Measure("worker_resident_bytes", "gauge", "Memory of the workers.", _plain(lambda s: s.worker_nbytes)),
     Measure("padding_share", "gauge", "Share of padding in batches, 0 to 1.", _plain(lambda s: s.padding_share)),
     Measure("throttled_share", "gauge", "Share of periods cut by the quota.", _plain(lambda s: s.throttled_share)),
+    Measure("contended_share", "gauge", "Share of waits for other workers.", _plain(lambda s: s.contended_share)),
     Measure("waiting_seconds", "gauge", "Age of the current wait.", lambda reading: [({}, reading.waiting_s)]),
     Measure("limiting", "gauge", "1 for the stage that limits the loop.", _limiting),
     Measure("predicted_gain", "gauge", "Factor by which advice speeds up the loop.", _gains),
@@ -131,7 +132,7 @@ def _reading(monitor: Monitor) -> Reading:
 class MetricsCollector:
     """Collector for a registry of prometheus_client.
 
-    `prometheus_client.REGISTRY.register(MetricsCollector())` adds the metrics to an endpoint that exists already.
+    `prometheus_client.REGISTRY.register(MetricsCollector())` adds the metrics to an existing endpoint.
     """
 
     def __init__(self) -> None:
@@ -205,8 +206,9 @@ class MetricsServer:
 def serve_metrics(port: int = PORT, host: str = "0.0.0.0") -> MetricsServer:  # noqa: S104 - for scrapes from elsewhere
     """Serve the metrics of all loaders of this process at `/metrics`.
 
-    Needs `feedline[metrics]`. Port 0 is any free port: `serve_metrics(0).port`. Raises `ArgumentError` if the port is
-    in use. The server ends with the process, or with its `close()`.
+    Needs `feedline[metrics]`. `host` is the address to listen on; the default is reachable from other machines. Port 0
+    is any free port: `serve_metrics(0).port`. Raises `ArgumentError` if the port is in use. The server ends with the
+    process, or with its `close()`.
     """
     return MetricsServer(port, host)
 
@@ -234,14 +236,14 @@ def _observe(measure: Measure, observation: Any, _: Any) -> list[Any]:
 
 
 _served: list[MetricsServer | None] = []
-"""The server of `serve_as_asked`, or None after a failure."""
+"""The server of `serve_if_configured`, or None after a failure."""
 
 
-def serve_as_asked() -> None:
+def serve_if_configured() -> None:
     """Serve metrics once per process if the environment variable asks for it.
 
-    Ranks on one machine take the ports after the given one, in their order. A failure is logged: it must not stop a
-    training run.
+    Local rank r takes the r-th port after the given one. A failure is only logged, because it must not stop a training
+    run.
     """
     asked = os.environ.get(VARIABLE)
     if not asked or _served or get_worker_info() is not None:

@@ -16,50 +16,70 @@ from time import monotonic, monotonic_ns, time
 from typing import Any
 
 from feedline.core import store_metrics
-from feedline.core.cgroups import Cgroup
+from feedline.core.cgroups import Cgroup, Throttling
 from feedline.core.page import BATCHES, SINCE, Page
 from feedline.core.store_metrics import StoreStatistics
+from feedline.core.telemetry import Span
 from feedline.errors import ArgumentError
+from feedline.loader.heartbeat import NEVER_NS, Heartbeat, QueueState
 from feedline.loader.identity import identity_of, log_path
-from feedline.loader.loop import Progress
 from feedline.loader.padding import padding_share
 from feedline.loader.plan import Plan
 from feedline.loader.pools import LoaderPools
-from feedline.loader.pulse import NEVER_NS, Pulse, QueueState
+from feedline.loader.progress import Progress
 from feedline.loader.report import Stats, Totals, Verdict
-from feedline.loader.report.figures import figures_of, plain_indices, verdict_figures
-from feedline.loader.report.history import History, HistoryPoint
+from feedline.loader.report.audit_log import AuditLog, audit_path
+from feedline.loader.report.figures import figures_of, plain_indices, verdict_figures, what_if
 from feedline.loader.report.page_html import RankReport
 from feedline.loader.report.page_html import page as page_text
-from feedline.loader.report.run_log import RunLog, path_of_rank
+from feedline.loader.report.run_log import History, HistoryPoint, RunLog, path_of_rank
 from feedline.loader.report.stats import SlowBatch
-from feedline.loader.resources import resident_nbytes
+from feedline.loader.report.verdict import FEW
+from feedline.loader.resources import LockSamples, OtherPrograms, resident_nbytes
 
 _log = logging.getLogger("feedline")
 
 
 INTERVAL_NS = 250_000_000
-"""Least time between two publications."""
+"""Shortest time between two publications."""
 
 
 SHARE = 500
-"""A publication takes at most this part of the time: after a slow one, the next comes later."""
+"""Largest share of the time for publications: after a slow one, the next is later."""
+
+
+LOOK_NS = 50_000_000
+"""Shortest time between two looks at the workers."""
 
 
 MOST_NS = 2_000_000_000
-"""Most time between two publications of a loop that receives batches: the first one of a process may be very slow."""
+"""Longest time between publications of a loop that receives batches: the first one of a process may be very slow."""
+
+
+_OF_NOW = (
+    "stores", "epoch", "position", "length", "ready", "in_flight", "worker_nbytes", "worker_growth_nbytes",
+    "padding_share", "throttled_share", "contended_share", "others_cpus", "workers", "restarts", "skipped",
+)  # fmt: skip
+"""Figures that are not of an epoch."""
 
 
 _MACHINE_S = 1.0
-"""Age up to which figures of the machine are used again: each costs a system call per worker."""
+"""Age up to which figures of the machine are reused: each costs a system call per worker."""
 
 
 _VERDICT_NS = 2_000_000_000
 
 
+_VERDICT_SHARE = 2000
+"""Verdicts take at most this part of the time, unless that were too rare."""
+
+
+_MOST_VERDICT_NS = 120_000_000_000
+
+
 @dataclass(frozen=True, slots=True)
-class _Machine:
-    """Figures that the system is asked for."""
+class _SystemFigures:
+    """Figures from the operating system."""
 
     read_s: float = -1e9
     pids: tuple[int, ...] = ()
@@ -68,8 +88,8 @@ class _Machine:
 
 
 @dataclass(slots=True)
-class _Padding:
-    """Sums over the batches that were looked at."""
+class _PaddingSums:
+    """Sums over the batches that were examined."""
 
     batches: int = 0
     total: float = 0.0
@@ -77,7 +97,7 @@ class _Padding:
     def add(self, batch: Any) -> None:
         try:
             share = padding_share(batch)
-        except Exception:  # noqa: BLE001 - a batch of a type of the user's: this figure is not worth its error
+        except Exception:  # noqa: BLE001 - an unknown batch type: this figure is not worth an error
             return
         if share is not None:
             self.batches, self.total = self.batches + 1, self.total + share
@@ -111,13 +131,20 @@ class Monitor:
         self._verdict = verdict
         self._log: RunLog | None = None
         self._sources: _Sources | None = None
-        self._pulse = Pulse()
+        self._former: Totals | None = None
+        self._heartbeat = Heartbeat()
         self._queue = QueueState()
-        self._machine = _Machine()
+        self._machine = _SystemFigures()
         self._group: Cgroup | None = None
+        self._throttling_before: Throttling | None = None
+        self._others: OtherPrograms | None = None
+        self._others_cpus: float | None = None
+        self._others_due_s = 0.0
         self._stores_before: StoreStatistics | None = None
         self._memory: list[tuple[int, int]] = []
-        self._padding = _Padding()
+        self._publication_due_ns = 0
+        self._padding = _PaddingSums()
+        self._locks = LockSamples()
         self._addresses: dict[Any, str] = {}
         self.verdict: dict[str, Any] = {}
         self._advice_due_ns = monotonic_ns() + _VERDICT_NS  # a loader of a few seconds ends before anything reads it
@@ -134,11 +161,20 @@ class Monitor:
                 self._advice_due_ns = 0
         if self._stores_before is None:
             self._stores_before = progress.stores_before
+            self._group = Cgroup.of_process()
+            self._throttling_before = self._group.throttling()
+        if self._sources is not None and self._sources.progress.totals.batches:
+            self._former = self._sources.progress.totals
         self._sources = _Sources(pools, progress, plan, loader.dataset, _length(plan))
+        self._others, self._others_cpus = OtherPrograms(_pids_of_all()), None
+        self._others_due_s = monotonic() + _MACHINE_S
+        self._publication_due_ns = 0
         progress.totals = Totals(whole=self.whole)
-        page = self._opened()
+        if self._log is not None:
+            progress.audit = AuditLog(audit_path(self._log.path), self.identity, plan)
+        page = self._open_page()
         page.words[BATCHES] = self.whole.batches
-        progress.pulse = self._pulse = Pulse(page, due_ns=0, publish=self._publish_weakly())
+        progress.heartbeat = self._heartbeat = Heartbeat(page, due_ns=0, publish=self._weak_publisher())
 
     def stats(self) -> Stats:
         """The figures so far."""
@@ -157,6 +193,8 @@ class Monitor:
             "worker_growth_nbytes": self._growth(),
             "padding_share": self._padding.share,
             "throttled_share": machine.throttled_share,
+            "contended_share": self._locks.share,
+            "others_cpus": self._others_cpus,
         }
         stores = store_metrics.statistics()
         epoch = replace(progress.totals.stats(), stores=stores.since(progress.stores_before), **common)
@@ -164,12 +202,26 @@ class Monitor:
         whole = replace(self.whole.stats(), stores=stores.since(self._stores_before or StoreStatistics()), **common)
         whole = pools.complete(whole, progress.quarantine.count)
         return replace(
-            whole, slowest=self._addressed(whole), since_epoch=replace(epoch, slowest=self._addressed(epoch))
+            whole, slowest=self._with_addresses(whole), since_epoch=replace(epoch, slowest=self._with_addresses(epoch))
         )
+
+    def judged(self) -> tuple[Stats, list[list[Span]]]:
+        """Statistics and spans of the epoch that a verdict is about.
+
+        It is the current one, or the one before until the current one has more than a few batches.
+        """
+        epoch, former = self.stats().since_epoch or Stats(), self._former
+        recent = [] if self._sources is None else self._sources.progress.totals.recent
+        if former is None:
+            return epoch, recent
+        before = former.stats()
+        if epoch.batches >= min(FEW, before.batches):
+            return replace(epoch, closing_s=epoch.closing_s or before.closing_s), recent
+        return replace(before, **{name: getattr(epoch, name) for name in _OF_NOW}), former.recent
 
     def waiting_s(self) -> float:
         """Seconds of the current wait; 0 if the loop does not wait."""
-        since_ns = self._pulse.page.words[SINCE]
+        since_ns = self._heartbeat.page.words[SINCE]
         return max(0.0, (monotonic_ns() + since_ns) / 1e9) if since_ns < 0 else 0.0
 
     def figures(self) -> dict[str, Any]:
@@ -187,6 +239,8 @@ class Monitor:
             raise ArgumentError("there is nothing to report yet: iterate over the loader first")
         self.verdict = verdict_figures(verdict)
         figures = self.figures()
+        figures["what_if"] = [] if verdict.replayed is None else what_if(verdict.replayed)
+        figures["lines"] = [line._asdict() for line in verdict.lines]
         points = [*self.history.points, _point(figures)]
         batches = self._sources.progress.totals.recent_batches()
         report = RankReport(figures, [point._asdict() for point in points], batches)
@@ -198,13 +252,13 @@ class Monitor:
         if page is not None:
             page.close()
 
-    def _opened(self) -> Page:
+    def _open_page(self) -> Page:
         # A forked process has its parent's page, too, and must not write to it.
         if self._page is None or self._owner != os.getpid():
             self._page, self._owner = Page(), os.getpid()
         return self._page
 
-    def _publish_weakly(self) -> Callable[..., None]:
+    def _weak_publisher(self) -> Callable[..., None]:
         method = weakref.WeakMethod(self._publish)  # an iteration that is kept must not keep the page open
 
         def publish(queue: Callable[[], QueueState], *, epoch_ends: bool = False) -> None:
@@ -216,14 +270,20 @@ class Monitor:
 
     def _publish(self, queue: Callable[[], QueueState], *, epoch_ends: bool) -> None:
         began_ns = monotonic_ns()
-        self._pulse.due_ns = NEVER_NS  # an error below must not come again with each batch
-        self._queue = queue()
+        if began_ns < self._publication_due_ns and not epoch_ends:
+            self._look(began_ns)
+            return
         sources = self._sources
+        if sources is not None and sources.progress.audit is not None:
+            sources.progress.audit.settle(ended=epoch_ends)
+        self._heartbeat.due_ns = NEVER_NS  # an error below must not come again with each batch
+        self._queue = queue()
         if sources is None or self._page is None:
             return
         statistics = sources.pools.pool_statistics()
         if epoch_ends and statistics.pids:
             self._memory.append((sources.progress.cursor.epoch, resident_nbytes(statistics.pids)))
+        self._watch_others(epoch_ends=epoch_ends)
         self._judge(began_ns)
         figures = self.figures()
         now_s = figures["time_s"]
@@ -234,13 +294,27 @@ class Monitor:
         recent = self.history.points[-_SHOWN:]
         live = {"ahead": self._queue.ahead, "status_fd": statistics.status_fd, "history": recent}
         self._page.publish({**figures, **live})
-        self._pulse.inspect = self._padding.add
+        self._heartbeat.inspect = self._padding.add
         ended_ns = monotonic_ns()
-        self._pulse.due_ns = ended_ns + min(max(INTERVAL_NS, SHARE * (ended_ns - began_ns)), MOST_NS)
+        self._publication_due_ns = ended_ns + min(max(INTERVAL_NS, SHARE * (ended_ns - began_ns)), MOST_NS)
+        self._heartbeat.due_ns = min(self._publication_due_ns, ended_ns + LOOK_NS)
+
+    def _look(self, began_ns: int) -> None:
+        """Look for workers that wait for each other.
+
+        More often than publications, which cost more.
+        """
+        pids = () if self._sources is None else self._sources.pools.pool_statistics().pids
+        due_ns = self._publication_due_ns
+        if pids:
+            self._locks.look(pids)
+            ended_ns = monotonic_ns()
+            due_ns = min(due_ns, ended_ns + max(LOOK_NS, SHARE * (ended_ns - began_ns)))
+        self._heartbeat.due_ns = due_ns
 
     def _judge(self, now_ns: int) -> None:
-        """Renew the verdict, which takes longer than the figures."""
-        if now_ns < self._advice_due_ns or not self._pulse.page.words[BATCHES]:
+        """Update the verdict, which takes longer than the figures."""
+        if now_ns < self._advice_due_ns or not self._heartbeat.page.words[BATCHES]:
             return
         verdict = self._verdict()
         try:
@@ -250,18 +324,32 @@ class Monitor:
             _log.warning("feedline cannot diagnose this loop; please report this error", exc_info=True)
             return
         ended_ns = monotonic_ns()
-        self._advice_due_ns = ended_ns + min(max(_VERDICT_NS, SHARE * (ended_ns - now_ns)), 30 * _VERDICT_NS)
+        self._advice_due_ns = ended_ns + min(max(_VERDICT_NS, _VERDICT_SHARE * (ended_ns - now_ns)), _MOST_VERDICT_NS)
 
-    def _read_machine(self, sources: _Sources) -> _Machine:
+    def _watch_others(self, *, epoch_ends: bool) -> None:
+        """Renew the figure of other programs.
+
+        Only while the loop runs: afterwards they may do anything.
+        """
+        now_s = monotonic()
+        if self._others is not None and (epoch_ends or now_s >= self._others_due_s):
+            self._others_due_s = now_s + _MACHINE_S
+            self._others_cpus = self._others.cpus(_pids_of_all())
+
+    def _read_machine(self, sources: _Sources) -> _SystemFigures:
         machine, now_s = self._machine, monotonic()
         pids = sources.pools.pool_statistics().pids
         if now_s - machine.read_s < _MACHINE_S and pids == machine.pids:
             return machine
         if self._group is None:
             self._group = Cgroup.of_process()
-        throttling = self._group.throttling()
-        self._machine = _Machine(now_s, pids, resident_nbytes(pids), None if throttling is None else throttling.share)
+        self._machine = _SystemFigures(now_s, pids, resident_nbytes(pids), self._throttled_share(self._group))
         return self._machine
+
+    def _throttled_share(self, group: Cgroup) -> float | None:
+        """Share of periods, since the first iteration, without quota left."""
+        now, before = group.throttling(), self._throttling_before
+        return None if now is None else (now if before is None else now.since(before)).share
 
     def _growth(self) -> float | None:
         """Bytes per epoch, between the ends of two epochs.
@@ -274,7 +362,7 @@ class Monitor:
         (first, before), (last, after) = memory[0], memory[-1]
         return (after - before) / max(last - first, 1)
 
-    def _addressed(self, stats: Stats) -> tuple[SlowBatch, ...]:
+    def _with_addresses(self, stats: Stats) -> tuple[SlowBatch, ...]:
         """The slowest batches, with the address of the first sample."""
         return tuple(replace(batch, address=self._address(batch)) for batch in stats.slowest)
 
@@ -287,7 +375,7 @@ class Monitor:
         if index not in self._addresses:
             try:
                 self._addresses[index] = str(address(index))
-            except Exception as error:  # noqa: BLE001 - a dataset of the user's; its samples matter more
+            except Exception as error:  # noqa: BLE001 - an error of the user's `address`: a label is not worth it
                 self._addresses[index] = f"unknown: address({index!r}) raised {type(error).__name__}: {error}"
         return self._addresses[index]
 
@@ -297,6 +385,12 @@ def _length(plan: Plan) -> int | None:
         return plan.length()
     except Exception:  # noqa: BLE001 - a sampler without a length, or a broken one: `len(loader)` raises its error
         return None
+
+
+def _pids_of_all() -> list[int]:
+    """Worker processes of all loaders of this process."""
+    all_sources = [monitor._sources for monitor in monitors()]
+    return [pid for sources in all_sources if sources is not None for pid in sources.pools.pool_statistics().pids]
 
 
 _monitors: weakref.WeakValueDictionary[str, Monitor] = weakref.WeakValueDictionary()

@@ -8,22 +8,24 @@ from typing import Any
 import numpy as np
 import torch
 
-_MASKS = ("attention_mask", "mask", "padding_mask", "pixel_mask")
-"""Usual names of masks; `padding_mask` is True on padding, the others are on data."""
+_MASKS = ("attention_mask", "mask", "padding_mask", "pixel_mask", "segments")
+"""Usual names of masks; `padding_mask` is True on padding, the others are on data.
+
+The `segments` of packed rows are 0 on padding.
+"""
 
 
 _LENGTHS = ("lengths", "length", "seq_lens")
 
 
 _DEPTH = 3
-"""Levels of containers in which a mask is looked for: others belong to the samples."""
+"""Depth of containers searched for a mask: deeper ones belong to the samples."""
 
 
 def padding_share(batch: Any) -> float | None:
     """Share of padding in a batch, 0 to 1.
 
-    None if it has neither mask nor lengths. Masks on other devices than the CPU are not looked at: that would wait for
-    the device.
+    None if it has neither mask nor lengths. Only masks on the CPU are read: reading others would wait for the device.
     """
     for fields in _mappings(batch, _DEPTH):
         for name in _MASKS:

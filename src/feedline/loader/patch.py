@@ -12,11 +12,11 @@ from feedline.loader.dataloader import DataLoader
 
 
 class patch_torch:  # noqa: N801 - a function that is a context manager, too
-    """Let `torch.utils.data.DataLoader` be feedline's class, in every module that refers to it.
+    """Replace `torch.utils.data.DataLoader` by feedline's class in every loaded module.
 
     For frameworks that build loaders themselves, such as Accelerate. Call it before or after their import. It returns
-    an object whose `undo()` restores torch's class; a `with` block does so at its end. Existing loaders, and subclasses
-    defined before, stay as they are. torchdata's StatefulDataLoader is left alone whenever it is imported.
+    an object whose `undo()` restores torch's class; a `with` block does so at its end. Existing loaders and subclasses
+    are not changed. Nor is torchdata's StatefulDataLoader, whenever it is imported.
     """
 
     def __init__(self) -> None:

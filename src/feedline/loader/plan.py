@@ -8,19 +8,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, IterableDataset, IterDataPipe, RandomSampler
 
 from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.dataset import listing_fingerprint_of
+from feedline.core.live import is_live
 from feedline.core.packing import to_leaf
 from feedline.core.rng import derive
 from feedline.core.schedule import LOOKAHEAD, BatchSchedule, PartitionSchedule, Schedule, Share
 from feedline.errors import ArgumentError, StateError
 from feedline.loader import state as states
 from feedline.loader.error_policy import Quarantine
-from feedline.loader.partitions import PartitionedDataset
+from feedline.loader.partitions import PartitionedDataset, partitioned
 from feedline.loader.state import Fingerprint
-from feedline.loader.worker_states import WorkerStates, resumed
+from feedline.loader.worker_states import WorkerStates, resume_workers
 from feedline.samplers import BatchIndexSampler, IndexSampler, MaterializedSampler, TorchDistributed, as_index_sampler
 from feedline.workers.registry import POOLS
 
@@ -40,12 +41,15 @@ class Plan:
     workers: WorkerStates = field(default_factory=lambda: WorkerStates(0), compare=False)
     """The states of the workers, recorded as their batches are delivered."""
 
-    def begin(self, epoch: int, state: Mapping[str, Any] | None) -> None:
-        """Start an epoch of the sampler, from `state` if given."""
+    def begin(self, epoch: int, state: Mapping[str, Any] | None, *, with_workers: bool = False) -> None:
+        """Start an epoch of the sampler, from `state` if given.
+
+        `with_workers`: worker processes start with it, before the first item is drawn.
+        """
         if isinstance(self.sampler, MaterializedSampler):
             if (order := states.part_of(state, "order")) is not None:
                 self.sampler.restore(order)
-            self.sampler.begin(epoch, now=self.lists_at_once)
+            self.sampler.begin(epoch, now=self.lists_at_once, twice=with_workers)
         elif isinstance(self.sampler, _WITH_EPOCHS):
             self.sampler.begin(epoch)
 
@@ -61,26 +65,26 @@ class Plan:
             self.workers.base_seed = int(drawn.item())
         return self.workers.base_seed
 
-    def requests(self, cursor: Any, delivered: Callable[[], Any]) -> Iterator[Any]:
-        """The requests after `cursor`; `delivered()` returns the current cursor."""
+    def requests(self, cursor: Any, delivered: Callable[[], Any], run: int) -> Iterator[Any]:
+        """The requests of iteration `run` after `cursor`; `delivered()` returns the current cursor."""
         if isinstance(self.schedule, PartitionSchedule):
-            return self.workers.opened(self.schedule.requests(cursor, delivered))
-        return self.workers.opened(self.schedule.requests(cursor))
+            return self.workers.with_openings(self.schedule.requests(cursor, delivered, run))
+        return self.workers.with_openings(self.schedule.requests(cursor))
 
-    def continues(self, state: Mapping[str, Any] | None, count: int) -> Plan:
+    def with_workers_of(self, state: Mapping[str, Any] | None, count: int) -> Plan:
         """The same plan with the workers of a saved state."""
         partitions = self.schedule.mine if isinstance(self.schedule, PartitionSchedule) else None
         cursor = None if state is None else self.unpack(state)
         place = 0 if not isinstance(cursor, Cursor) else cursor.position
-        begun = cursor is not None and cursor != self.fresh(cursor.epoch)
+        begun = cursor is not None and cursor != self.start_of(cursor.epoch)
         saved = states.part_of(state, "workers")
-        return replace(self, workers=resumed(saved, count, place, partitions, begun=begun))
+        return replace(self, workers=resume_workers(saved, count, place, partitions, begun=begun))
 
     @property
     def allows_lookahead(self) -> bool:
         """True if requests may be drawn long before they are due.
 
-        A foreign sampler may decide from batch to batch, so most of them may not.
+        Most foreign samplers forbid it, because they may decide from batch to batch.
         """
         if isinstance(self.sampler, MaterializedSampler):
             sampler = self.sampler.sampler
@@ -94,9 +98,11 @@ class Plan:
             raise TypeError("the number of batches of an iterable dataset is unknown before its end")
         return self.schedule.length(len(self.sampler))
 
-    def fresh(self, epoch: int) -> Cursor | PartitionCursor:
+    def start_of(self, epoch: int) -> Cursor | PartitionCursor:
         """The cursor at the start of an epoch."""
-        return PartitionCursor(epoch) if isinstance(self.schedule, PartitionSchedule) else Cursor(epoch)
+        if isinstance(self.schedule, PartitionSchedule):
+            return PartitionCursor(epoch, continues=self.schedule.continues)
+        return Cursor(epoch)
 
     def upcoming(self, following: int) -> int:
         """The epoch set on the sampler by the user, else `following`."""
@@ -110,6 +116,8 @@ class Plan:
         order = states.part_of(state, "order")
         ended = None if order is None or "seed" in order else to_leaf({**order, "ended": True})
         following = {"epoch": cursor.epoch + 1, "random": state.get("random")}
+        if isinstance(cursor, PartitionCursor) and cursor.continues:
+            return {**state, **following, "partitions": [[*entry[:4], False] for entry in state["partitions"]]}
         if isinstance(cursor, PartitionCursor):
             return {**state, **following, "partitions": [], "next_partition": 0, "num_partitions": None}
         return {**state, **following, "position": 0, "delivered_ahead": [], "order": ended}
@@ -151,10 +159,10 @@ class Plan:
     ) -> dict[str, Any]:  # fmt: skip
         """The state at `cursor`.
 
-        With `over`, no epoch is under way: the state holds what the next one starts from. `workers` holds the packed
-        states of the workers, `random` the process's generators.
+        With `over`, the epoch has ended: the state holds the start of the next one. `workers` holds the packed states
+        of the workers, `random` the process's generators.
         """
-        is_begun_stream = isinstance(self.schedule, PartitionSchedule) and not over
+        is_begun_stream = isinstance(self.schedule, PartitionSchedule) and (not over or self.schedule.continues)
         partitions = self.schedule.partitions if is_begun_stream else None  # type: ignore[union-attr]
         order = self._pack_order(cursor, over=over)
         return states.pack(cursor, self.fingerprint, quarantine, states.Parts(order, workers, random, partitions))
@@ -163,10 +171,10 @@ class Plan:
         if not isinstance(self.sampler, MaterializedSampler):
             return None
         if over:
-            return self.sampler.rested()
+            return self.sampler.record_end()
         # Something may draw from the same generator before the first batch: the order would then be another one.
         self.sampler.draw_first()
-        return self.sampler.recorded(cursor.position)
+        return self.sampler.record(cursor.position)
 
     def unpack(self, state: Mapping[str, Any]) -> Cursor | PartitionCursor:
         """The cursor of a state; `StateError` if it belongs to another loader."""
@@ -174,22 +182,45 @@ class Plan:
         cursor = states.unpack_cursor(state, self.fingerprint.kind)
         if isinstance(self.sampler, _WITH_EPOCHS):
             states.check_position(cursor, self.sampler)
+        if isinstance(cursor, PartitionCursor) and isinstance(self.schedule, PartitionSchedule):
+            return replace(cursor, continues=self.schedule.continues)
         return cursor
 
 
 _WITH_EPOCHS = (IndexSampler, BatchIndexSampler)
 
 
-def warn_of_uneven_ranks(dataset: Any, world_size: int) -> None:
+def _check_strides(dataset: Any) -> None:
+    if isinstance(dataset, IterDataPipe):
+        raise ArgumentError(
+            f"{type(dataset).__name__} is a data pipe, which torch shares among the ranks by its sharding_filter: "
+            "leave out distributed="
+        )
+
+
+def _warn_of_striding(name: str, world_size: int) -> None:
+    warnings.warn(
+        f"{name} has no partitions: each of {world_size} ranks reads all of it and keeps one sample of {world_size}, so"
+        f" reading costs {world_size} times as much. Give it partitions (fl.PartitionedDataset, fl.streams), or leave"
+        " out distributed= if __iter__ already shares the samples among the ranks",
+        stacklevel=4,
+    )
+
+
+def warn_of_uneven_ranks(dataset: Any, world_size: int, *, warns: bool = True) -> None:
     """Warn if ranks cannot have equal numbers of partitions."""
+    if world_size > 1 and isinstance(dataset, IterableDataset):
+        dataset = partitioned(dataset, world_size)
+        if not isinstance(dataset, PartitionedDataset):
+            _warn_of_striding(type(dataset).__name__, world_size)
     partitions = dataset.num_partitions if isinstance(dataset, PartitionedDataset) else 0
-    if partitions > world_size and partitions % world_size:
+    if warns and partitions > world_size and partitions % world_size:
         warnings.warn(
             f"{type(dataset).__name__} has {partitions} partitions, which {world_size} ranks cannot share equally: some"
             " get more batches than others, and wait forever where all ranks step together, as in"
             " DistributedDataParallel. Use a number of shards that is a multiple of the ranks, loop within"
-            " torch.distributed.algorithms.Join([model]), or stop all ranks with the first that ends, as in"
-            " docs/how-to/distributed.md",
+            " torch.distributed.algorithms.Join([model]), or stop all ranks with the first that ends:"
+            " distributed=fl.RankPolicy(uneven='stop')",
             stacklevel=3,
         )
 
@@ -197,7 +228,7 @@ def warn_of_uneven_ranks(dataset: Any, world_size: int) -> None:
 def partitions_of(state: Mapping[str, Any] | None) -> int | None:
     """The number of partitions of a saved run, or None.
 
-    A resumed run keeps it, whatever its number of workers.
+    A resumed run keeps that number, for any number of workers.
     """
     if state is None or not state.get("partitions"):
         return None
@@ -210,7 +241,7 @@ def partitions_of(state: Mapping[str, Any] | None) -> int | None:
 def plan_of(loader: Any, rank: int, world_size: int, former: Plan | None = None, partitions: int | None = None) -> Plan:
     """The plan for the current arguments of a loader.
 
-    `former` is the plan of an earlier epoch; its DistributedSampler is continued. `partitions` overrides the number of
+    `former` is the plan of an earlier epoch; its DistributedSampler is reused. `partitions` overrides the number of
     partitions of an iterable dataset.
     """
     if isinstance(loader.dataset, IterableDataset):
@@ -249,42 +280,42 @@ def _share(source: Any, rank: int, world_size: int, *, pad: bool) -> Share:
 def _batch_plan(loader: Any, rank: int, world_size: int) -> Plan:
     source: Any = as_index_sampler(loader.batch_sampler, batches=True)
     drop_last = bool(getattr(loader.batch_sampler, "drop_last", False))
-    forgets = isinstance(source, MaterializedSampler) and world_size == 1
-    schedule = BatchSchedule(source, Share(rank, world_size), loader.seed, drop_last, forgets)
+    forgets_delivered = isinstance(source, MaterializedSampler) and world_size == 1
+    schedule = BatchSchedule(source, Share(rank, world_size), loader.seed, drop_last, forgets_delivered)
     return Plan(schedule, source, _fingerprint(loader, "batches", source), lists_at_once=True)
 
 
 def _partition_plan(loader: Any, rank: int, world_size: int, partitions: int | None) -> Plan:
-    dataset = loader.dataset
+    dataset, stride = partitioned(loader.dataset, world_size), (0, 1)
     if isinstance(dataset, PartitionedDataset):
         partitions = dataset.num_partitions
         if partitions < world_size:
             raise ArgumentError(
-                f"{type(dataset).__name__} has {partitions} partitions, fewer than the {world_size} ranks"
+                f"{type(dataset).__name__} has {partitions} partitions, fewer than the {world_size} ranks: rank "
+                f"{partitions} would have no data. Use at least as many partitions (files, shards) as ranks, or fewer "
+                "ranks"
             )
         mine = tuple(range(rank, partitions, world_size))
-    elif world_size > 1:
-        raise ArgumentError(
-            f"{type(dataset).__name__} is an IterableDataset without partitions: every rank would read all of it. "
-            "Define num_partitions and partition(number, epoch) (feedline.PartitionedDataset), or shard it in "
-            "__iter__ and remove distributed="
-        )
     else:
         kind = POOLS.get(loader.worker_method)  # None for "auto", which gives such a stream processes
         is_hosted = kind is None or kind.hosts_partitions
         partitions = partitions or (max(1, loader.num_workers) if is_hosted else 1)
         mine = tuple(range(partitions))
-    name = type(dataset).__name__
+        if world_size > 1:
+            _check_strides(dataset)
+            stride = rank, world_size
+    order = dataset.fingerprint() if callable(getattr(dataset, "fingerprint", None)) else type(loader.dataset).__name__
     return Plan(
-        PartitionSchedule(partitions, mine, loader.seed, loader.in_order),
+        PartitionSchedule(partitions, mine, loader.seed, loader.in_order, stride, is_live(dataset)),
         None,
-        Fingerprint("iterable", None, name, loader.seed),
+        Fingerprint("iterable", None, order, loader.seed),
     )
 
 
 def _fingerprint(loader: Any, kind: str, source: Any) -> Fingerprint:
+    # torch asks no dataset for its length where the user gives a sampler: whatever it raises, the text does without.
     try:
         length = len(loader.dataset)
-    except (TypeError, NotImplementedError):
+    except Exception:  # noqa: BLE001
         length = None
     return Fingerprint(kind, length, source.fingerprint(), loader.seed, listing_fingerprint_of(loader.dataset))

@@ -6,26 +6,30 @@ import sys
 import weakref
 from dataclasses import replace
 from functools import partial
+from threading import Thread
 from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate, default_convert
 
 from feedline.core.dataset import ranges_of, traits_of
+from feedline.core.live import is_live
 from feedline.core.numa import on_cpus
 from feedline.core.schedule import PartitionSchedule
 from feedline.errors import ArgumentError
 from feedline.loader import checks
 from feedline.loader.autoscale import MOST_WORKERS, Autoscale, kind_by_measurement
 from feedline.loader.builder import BatchBuilder
-from feedline.loader.description import describe
-from feedline.loader.device import Delivery, DeviceStage, LastSteps, Stage, StageStatistics, open_stage
-from feedline.loader.loop import Flow, Iteration, Progress
-from feedline.loader.partitions import PartitionBuilder, PartitionedDataset
+from feedline.loader.device import Delivery, DeliverySteps, DeviceStage, Stage, StageStatistics, open_stage
+from feedline.loader.live import LiveRun
+from feedline.loader.loop import Flow, Iteration
+from feedline.loader.partition_builder import PartitionBuilder
+from feedline.loader.partitions import PartitionedDataset, partitioned
 from feedline.loader.plan import Plan
 from feedline.loader.prefetch import PrefetchingRequests
-from feedline.loader.report import Context, Stats
+from feedline.loader.progress import Progress
+from feedline.loader.report import Context, Stats, context_of
 from feedline.loader.resources import available_cpus
-from feedline.workers.base import PoolKind, PoolOptions, PoolStatistics, Retained, WorkerPool
+from feedline.workers.base import PoolKind, PoolOptions, PoolStatistics, RetainedResources, WorkerPool
 from feedline.workers.registry import AUTO, INLINE, PROCESSES, THREADS, find_pool
 from feedline.workers.threads import GlobalRngCheck
 from feedline.workers.transport import BufferPool
@@ -34,7 +38,7 @@ from feedline.workers.transport import BufferPool
 def check_method(loader: Any) -> None:
     """Raise `ArgumentError` if feedline's own arguments contradict others."""
     kind = None if loader.worker_method == AUTO else find_pool(loader.worker_method)
-    if loader._policy.action != "raise" and isinstance(loader.dataset, IterableDataset):
+    if loader._policy.action != "raise" and isinstance(loader.dataset, IterableDataset) and not is_live(loader.dataset):
         raise ArgumentError(
             f"on_error={loader._policy.action!r} is for map-style datasets: an iterator cannot continue after it has "
             "raised. Catch the error in __iter__ and continue there."
@@ -47,12 +51,14 @@ def check_method(loader: Any) -> None:
 def kind_of(loader: Any, builder: Any, *, measure: bool = True) -> PoolKind:
     """The kind of pool for this loader.
 
-    With `measure=False` the kind of `num_workers="auto"` is guessed from the traits of the dataset.
+    With `measure=False`, the kind for `num_workers="auto"` is guessed from the traits of the dataset.
     """
     if loader.num_workers == 0:
         return INLINE
     if loader.worker_method != AUTO:
         return find_pool(loader.worker_method)
+    if _starts_threads(loader.multiprocessing_context):
+        return THREADS
     if loader.multiprocessing_context is not None or loader.worker_init_fn is not None:
         return PROCESSES
     safe = traits_of(loader.dataset).thread_safe
@@ -65,6 +71,15 @@ def kind_of(loader: Any, builder: Any, *, measure: bool = True) -> PoolKind:
     return THREADS if safe or builder.vectorized else PROCESSES
 
 
+def _starts_threads(context: Any) -> bool:
+    """True for a context whose processes are threads, as MONAI has one.
+
+    A worker process takes over signals, generators and standard error: nothing of it may run there.
+    """
+    process = getattr(context, "Process", None)
+    return isinstance(process, type) and issubclass(process, Thread)
+
+
 def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
     """The batch builder for the arguments of a loader.
 
@@ -72,8 +87,10 @@ def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
     """
     collate_fn = None if loader.collate_fn in (default_collate, default_convert) else loader.collate_fn
     if isinstance(loader.dataset, IterableDataset):
-        arguments = loader.dataset, collate_fn, loader.batch_size, loader.drop_last
-        return PartitionBuilder(*arguments, accelerate=loader.accelerate)
+        dataset = partitioned(loader.dataset, loader._world_size)
+        arguments = dataset, collate_fn, loader.batch_size, loader.drop_last
+        skips = is_live(dataset) and loader._policy.action != "raise"
+        return PartitionBuilder(*arguments, accelerate=loader.accelerate, skips_failed=skips)
     batched = loader.batch_sampler is not None
     return BatchBuilder(
         loader.dataset, collate_fn, batched, loader._policy.action,
@@ -107,6 +124,24 @@ class PoolSums(NamedTuple):
         return PoolSums(*(now - before for now, before in zip(self, earlier, strict=True)))  # type: ignore[arg-type]
 
 
+class PersistentIteration:
+    """Attribute `_iterator` of a loader: its latest iteration, if workers persist.
+
+    Setting it to None ends the workers, as dropping torch's iterator does. Frameworks and users do so to get new ones.
+    """
+
+    def __get__(self, loader: Any, _: type | None = None) -> Any:
+        return self if loader is None else vars(loader).get("_iterator")
+
+    def __set__(self, loader: Any, iteration: Iteration | None) -> None:
+        former, vars(loader)["_iterator"] = vars(loader).get("_iterator"), iteration
+        if iteration is None and isinstance(former, Iteration):
+            former._shutdown_workers()
+
+    def __delete__(self, loader: Any) -> None:
+        self.__set__(loader, None)
+
+
 class LoaderPools:
     """The worker pools of one loader.
 
@@ -117,7 +152,7 @@ class LoaderPools:
         self._kept: WorkerPool | None = None
         self._latest: WorkerPool | None = None
         self._stage: Stage | None = None
-        self._steps: LastSteps | None = None
+        self._steps: DeliverySteps | None = None
         self._decoded_before = _decode_counts()
         self._buffers = BufferPool()
         self._kind = INLINE
@@ -125,11 +160,11 @@ class LoaderPools:
         self._ended = self._before_epoch = PoolSums()
         self._flow = Flow()
         self._pipe_seed: int | None = None
-        self._retained = Retained()
+        self._retained = RetainedResources()
         weakref.finalize(self, self._retained.close)
 
     @property
-    def has_kept(self) -> bool:
+    def has_idle_pool(self) -> bool:
         """True if persistent workers of an earlier epoch build the next one."""
         return self._kept is not None
 
@@ -140,7 +175,7 @@ class LoaderPools:
         if pool is None:
             self._ended, self._latest = self._before_epoch, None
             builder = builder_of(loader)
-            self._kind = kind = _hosting(kind_of(loader, builder), builder, plan)
+            self._kind = kind = _kind_for_stream(kind_of(loader, builder), builder, plan)
             # Threads share the generators: seeding them would change the draws of another thread's sample.
             builder.reseeds = checks.keeps_sample_seeds(loader.worker_init_fn) and not kind.shares_rng and builder.draws
             self._stage = open_stage(loader.device, pin_memory=loader.pin_memory)
@@ -157,26 +192,29 @@ class LoaderPools:
             self._kept = pool
             self._closes_kept = weakref.finalize(self, pool.close)
         before = plan.delivered(progress.cursor)
-        requests = plan.requests(progress.cursor, lambda: progress.cursor)
+        requests = plan.requests(progress.cursor, lambda: progress.cursor, progress.run)
         ranges = ranges_of(loader.dataset) if plan.allows_lookahead else None
         ahead = None if ranges is None else PrefetchingRequests(requests, ranges)
         self._flow = _flow(loader, kind, pool, self._together)
+        live = LiveRun.of(loader.dataset, plan)
         iteration = Iteration(
             ahead or requests, pool, progress, self._flow,
-            stage=self._stage, length=lambda: plan.length() - before, on_close=partial(self._release, pool, ahead),
-            restart=lambda cursor: plan.requests(cursor, lambda: progress.cursor),
+            stage=self._stage, length=lambda: plan.length() - before,
+            on_close=partial(self._release, pool, ahead, live),
+            restart=lambda cursor: plan.requests(cursor, lambda: progress.cursor, progress.run),
         )  # fmt: skip
+        iteration.live = live
         iteration.last_steps = self._last_steps(loader.device)
         if kind.works_ahead:
             iteration.start()
         return iteration
 
-    def _last_steps(self, device: Any) -> LastSteps | None:
+    def _last_steps(self, device: Any) -> DeliverySteps | None:
         """Steps on the device; they live as long as the loader."""
         if not isinstance(device, Delivery):
             return None
         if self._steps is None:
-            self._steps = LastSteps(device)
+            self._steps = DeliverySteps(device)
         return self._steps
 
     def prepare(self, loader: Any) -> None:
@@ -209,7 +247,7 @@ class LoaderPools:
             workers=pool.workers,
         )
 
-    def _decoded(self) -> tuple[int, int]:
+    def _count_decoded(self) -> tuple[int, int]:
         """Images decoded on devices since this object exists, and fallbacks."""
         (decoded, fallbacks), before = _decode_counts(), self._decoded_before
         return decoded - before[0], fallbacks - before[1]
@@ -224,7 +262,7 @@ class LoaderPools:
     def _sums(self) -> PoolSums:
         if self._latest is None:  # the figures of the former stage are among those of the ended pools
             return self._ended
-        decoded, fallbacks = self._decoded()
+        decoded, fallbacks = self._count_decoded()
         sums = self._ended.plus(self.pool_statistics(), self._stage_statistics())
         return sums._replace(decoded=decoded, decode_fallbacks=fallbacks)
 
@@ -232,16 +270,16 @@ class LoaderPools:
         """The setup of the loader, for the advice of a verdict."""
         builder = builder_of(loader)
         with_workers = self._kind if loader.num_workers else _kind_with_workers(loader, builder)
-        context = describe(loader, builder, self._kind, with_workers, together=self._together)
+        context = context_of(loader, builder, self._kind, with_workers, together=self._together)
         tuner = self._flow.tuner
         return replace(
             context, adapts=loader._adapts, num_workers=context.num_workers if tuner is None else tuner.workers
         )
 
     def renew(self, *, running: bool) -> None:
-        """Let the next iteration open another pool.
+        """Let the next iteration open a new pool.
 
-        The present one ends with its iteration, or now if none is `running`.
+        The present pool ends with its iteration, or now if none is `running`.
         """
         if running:
             self._kept = None
@@ -258,15 +296,19 @@ class LoaderPools:
         self._buffers = BufferPool()
         self._retained.close()
 
-    def _release(self, pool: WorkerPool, ahead: PrefetchingRequests | None) -> None:
+    def _release(self, pool: WorkerPool, ahead: PrefetchingRequests | None, live: LiveRun | None) -> None:
         """Close the pool of a finished iteration, unless it is persistent.
 
         The iteration holds this bound method, which keeps the launcher of its workers alive.
         """
         if ahead is not None:
             ahead.close()
+        if live is not None:
+            live.stop_waiting()
         if pool is not self._kept:
             pool.close()
+        if live is not None:  # after the workers, which may be threads that read
+            live.finish()
 
     def _base_seed(self, loader: Any, plan: Plan, epoch: int) -> int:
         """Draw the seed of new workers, as torch does."""
@@ -288,6 +330,8 @@ class LoaderPools:
         if kind.shares_rng and seeded and not builder.vectorized:
             build = GlobalRngCheck(builder, loader.dataset)
         init_fn = checks.sharding_init_fn(loader.dataset, loader.worker_init_fn)
+        if loader.num_workers > 0 and init_fn is not None and "worker_init_fn" not in kind.accepts:
+            checks.warn_of_init_fn(init_fn)
         stage = self._stage if isinstance(self._stage, DeviceStage) else None
         options = PoolOptions(
             num_workers=workers,
@@ -337,6 +381,8 @@ def _flow(loader: Any, kind: PoolKind, pool: WorkerPool, together: bool) -> Flow
     each = max(1, loader.prefetch_factor or 2)
     if together:
         return Flow(each, loader.in_order)
+    if is_live(loader.dataset):  # a partition without messages must not hold back the others
+        return Flow(each * loader.num_workers, in_order=False)
     is_fixed = isinstance(loader.dataset, IterableDataset) or not kind.resizable  # a partition stays with its worker
     if is_fixed or not loader._adapts:
         return Flow(each * loader.num_workers, loader.in_order)
@@ -347,7 +393,7 @@ def _flow(loader: Any, kind: PoolKind, pool: WorkerPool, together: bool) -> Flow
     return Flow(each * workers, loader.in_order, Autoscale(workers, max(MOST_WORKERS, workers), context), each)
 
 
-def _hosting(kind: PoolKind, builder: BatchBuilder | PartitionBuilder, plan: Plan) -> PoolKind:
+def _kind_for_stream(kind: PoolKind, builder: BatchBuilder | PartitionBuilder, plan: Plan) -> PoolKind:
     """`kind`, or inline if it cannot host the partitions of the stream.
 
     A stream that shards itself by torch's `get_worker_info()` needs a pool that hosts partitions.

@@ -18,7 +18,8 @@ _TRIED = 8
 
 _FOUND, _SKIPPED = 4, 15
 """After `_FOUND` batches with all ranges in the cache, only one batch in `_SKIPPED` + 1 is checked, until a range is
-missing. Consecutive batches need mostly the same blocks."""
+missing. Consecutive batches mostly need the same blocks.
+"""
 
 
 _THREADS = 16
@@ -27,7 +28,7 @@ _THREADS = 16
 class PeekableIterator:
     """Iterator whose items can be read before they are due. Thread-safe.
 
-    An exception of the wrapped iterator is raised when its turn comes.
+    An exception of the wrapped iterator is raised when its item is due.
     """
 
     def __init__(self, requests: Iterator[Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from feedline.collate.batch_reads import reader_of
-from feedline.core.recognition import Recognition, recognized
+from feedline.core.recognition import Recognition, recognize
 from feedline.loader.builder import BatchBuilder
 from feedline.loader.pools import builder_of, kind_of
 from feedline.workers.registry import PROCESSES
@@ -28,8 +28,8 @@ class ReadingPlan:
     """Plan of how a loader reads its dataset.
 
     `print(loader.plan())` shows it. `accelerated` is True if feedline reads data in place of the dataset's own code.
-    `summary` says how batches are made. `recognition` has the name of the dataset, the reason why it runs as it is, its
-    transforms with theirs, and the same for the parts of torch's wrappers.
+    `summary` says how batches are made. `recognition` has the name of the dataset, the reason why its own code runs,
+    its transforms with their reasons, and the same for the parts of torch's wrappers.
     """
 
     accelerated: bool
@@ -51,7 +51,7 @@ def read_plan(loader: Any) -> ReadingPlan:
         return ReadingPlan(True, _WHOLE_BATCHES, Recognition(name, None))
     if not loader.accelerate:
         return ReadingPlan(False, _ORIGINAL, Recognition(name, None, "accelerate=False"))
-    found = recognized(dataset)
+    found = recognize(dataset)
     if found.reader is not None and isinstance(builder, BatchBuilder) and builder.accelerated:
         is_direct = builder.collate_fn is None and builder.batched and builder.action == "raise"
         return ReadingPlan(True, _INTO_BATCH if is_direct else _SINGLE, found)

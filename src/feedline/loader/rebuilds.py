@@ -1,4 +1,4 @@
-"""Loaders that frameworks build from the attributes of a feedline loader."""
+"""Loaders that frameworks rebuild from the attributes of a feedline loader."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _REBUILDERS = {"accelerate.data_loader": ("DataLoader",), "opacus.data_loader": 
 """Modules that build a loader of torch's class from the attributes of another, and their names for that class."""
 
 
-def mark(loader: Any) -> None:
+def note_arguments(loader: Any) -> None:
     """Note the loader's own arguments on its batch sampler.
 
     A framework that takes the loader apart passes this object on.
     """
     own = {name: getattr(loader, name) for name in OWN}
-    if type(loader.batch_sampler) is BatchSampler and _given(own):
+    if type(loader.batch_sampler) is BatchSampler and _changed_arguments(own):
         setattr(loader.batch_sampler, _ARGUMENTS, own)
 
 
-def inherited(batch_sampler: Any, own: dict[str, Any]) -> dict[str, Any]:
+def inherit_arguments(batch_sampler: Any, own: dict[str, Any]) -> dict[str, Any]:
     """`own`, or the arguments noted on the batch sampler.
 
-    A batch sampler that deals out the batches of another to several processes gives each a seed of its own: positions
-    count in its share, and equal positions would draw equal numbers.
+    Where a batch sampler shares the batches of another among processes, each process gets a seed of its own. Positions
+    count within its share, and equal positions of two processes would draw equal numbers.
     """
-    if _given(own):
+    if _changed_arguments(own):
         return own
     rank: int = 0
     wrapper = batch_sampler
@@ -55,15 +55,15 @@ def inherited(batch_sampler: Any, own: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _given(own: dict[str, Any]) -> list[str]:
+def _changed_arguments(own: dict[str, Any]) -> list[str]:
     return [f"{name}={value!r}" for name, value in own.items() if value not in (OWN[name], None)]
 
 
 def counts_epochs(caller: FrameType) -> bool:
-    """True for Lightning, which skips what is left of a complete epoch.
+    """True for Lightning, which skips the rest of a complete epoch.
 
-    After a checkpoint at the last step of an epoch, it asks for the next one. A loop of the user's begins with the rest
-    of the epoch, though nothing is left of it.
+    After a checkpoint at the last step of an epoch, Lightning asks for the next epoch. A user's own loop begins with
+    the rest of the epoch, even if it is empty.
     """
     return str(caller.f_globals.get("__name__")).endswith(".utilities.combined_loader")
 
@@ -74,7 +74,7 @@ def warn_of_rebuild(loader: Any, reader: FrameType) -> None:
     names = _REBUILDERS.get(str(module))
     if names is None or any(issubclass(reader.f_globals.get(name, object), type(loader)) for name in names):
         return
-    given = _given({name: getattr(loader, name, None) for name in OWN})
+    given = _changed_arguments({name: getattr(loader, name, None) for name in OWN})
     given += [f"{name}={getattr(loader, name)!r}" for name in ("distributed", "device") if getattr(loader, name)]
     lost = f"{', '.join(given)}, exact resume" if given else "exact resume"
     warnings.warn(

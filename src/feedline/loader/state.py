@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from feedline.core.cursor import Cursor, PartitionCursor, PartitionOffset
 from feedline.core.packing import from_leaf, pack_or_keep, to_leaf, unpack
 from feedline.errors import StateError
-from feedline.loader.error_policy import REMEMBERED, Quarantine
+from feedline.loader.error_policy import REMEMBERED, ErrorPolicy, Quarantine
 
 VERSION = 1
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Identity of dataset and order, equal where a state may be loaded.
+    """Identity of dataset and order; a state must have an equal one.
 
     With another dataset or order, a resumed run would repeat or lose samples silently.
     """
@@ -62,14 +62,14 @@ _MEANING = {"kind": "kind of dataset", "length": "dataset length", "order": "sam
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a state whose contents vary.
+    """The parts of a state with variable contents.
 
-    Each is one text or None in the state, so that its keys are the same at every step: `torch.distributed.checkpoint`
-    loads the keys of a new loader only.
+    Each is one text or None in the state. The state therefore has the same keys at every step, as
+    `torch.distributed.checkpoint` needs: it loads only the keys that a new loader has.
     """
 
     order: dict[str, Any] | None = None
-    """By which a foreign sampler repeats its order of this epoch."""
+    """Record from which a foreign sampler repeats its order of this epoch."""
     workers: dict[str, Any] | None = None
     """Random generators, and dataset states, of the workers."""
     random: dict[str, Any] | None = None
@@ -110,7 +110,7 @@ def part_of(state: Mapping[str, Any] | None, field: str) -> dict[str, Any] | Non
     """A part of a state, or None; `StateError` if damaged."""
     part = from_leaf(None if state is None else state.get(field), field)
     if part is not None and not isinstance(part, dict):
-        raise StateError(f"the field '{field}' of this state is damaged: {_short(part)} is no mapping")
+        raise StateError(f"the field '{field}' of this state is damaged: {_short(part)} is not a mapping")
     return part
 
 
@@ -130,14 +130,20 @@ def unpack_cursor(state: Mapping[str, Any], kind: str) -> Cursor | PartitionCurs
     return PartitionCursor(epoch, marks, _natural(state, "next_partition"))
 
 
-def unpack_quarantine(state: Mapping[str, Any], quarantine: Quarantine) -> None:
-    """Restore the counts and the latest failed samples of a state."""
+def resume_quarantine(policy: ErrorPolicy, former: Quarantine | None, state: Mapping[str, Any] | None) -> Quarantine:
+    """The failed samples of earlier epochs, or of a loaded state."""
+    quarantine = Quarantine(policy)
+    if former is not None:
+        quarantine.count, quarantine.latest, quarantine.shared = former.count, former.latest, former.shared
+    if state is None:
+        return quarantine
     skipped = _field(state, "skipped", dict)
     quarantine.count = _natural(skipped, "count", "skipped.")
     quarantine.this_epoch = _natural(skipped, "this_epoch", "skipped.")
     latest = _field(skipped, "latest", list, "skipped.")
     quarantine.latest = tuple(_triple(entry) for entry in latest)
     quarantine.shared = _read_entry(skipped.get("shared"), lambda: _pair(skipped["shared"]), "skipped.shared")
+    return quarantine
 
 
 def check_position(cursor: Cursor | PartitionCursor, sampler: Sized) -> None:
@@ -176,7 +182,8 @@ def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
     """Merge the states that all ranks saved at the same step.
 
     The result loads on any number of ranks. States of map-style datasets are equal on all ranks; those of partitioned
-    datasets each hold the partitions of their rank.
+    datasets each hold the partitions of their rank. Raises `StateError` for states of other steps or orders, or of too
+    few ranks.
     """
     if not states:
         raise StateError("merge_states() needs at least one state")
@@ -209,7 +216,7 @@ def _progress(entry: list[Any]) -> tuple[int, int, bool]:
 def _merge_skips(skips: list[dict[str, Any]]) -> dict[str, Any]:
     """The failed samples of all ranks.
 
-    Those of a merged state that the ranks were resumed from count once.
+    Samples of an earlier merged state, from which the ranks were resumed, count once.
     """
     count, this_epoch = (
         max(skip["shared"][place] for skip in skips) + sum(skip[name] - skip["shared"][place] for skip in skips)

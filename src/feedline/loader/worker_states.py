@@ -1,4 +1,4 @@
-"""Random generators and dataset states of the workers, as delivered."""
+"""Random generators and dataset states of the workers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch.utils.data._utils.worker as torch_worker
 
 from feedline.core.packing import pack_or_keep, unpack
 from feedline.core.rng import derive
-from feedline.core.rng_globals import global_states, seeded_states
+from feedline.core.rng_globals import global_states, states_after_seeding
 from feedline.core.schedule import Opening
 from feedline.errors import StateError
-from feedline.loader.builder import split_capture
+from feedline.loader.captures import split_capture
 from feedline.samplers.generator_state import PROCESS, GeneratorState, select_states
 
 _CACHED_NBYTES = 1 << 16
@@ -27,21 +27,21 @@ _CACHED_NBYTES = 1 << 16
 class WorkerStates:
     """The states of the workers of one epoch.
 
-    `count` is the loader's `num_workers`; 0 means the training process, whose generators are not recorded here. A
-    worker of n takes the requests whose `turn` modulo n is its number.
+    `count` is the loader's `num_workers`; 0 means the training process, whose generators are not recorded here. Worker
+    k of n takes the requests with `turn` modulo n equal to k.
     """
 
     count: int
     base_seed: int | None = None
     """The seed from which new workers are seeded; None before it is drawn."""
     held: dict[int, bytes] = field(default_factory=dict)
-    """By worker, what its builder captured after its last delivered batch."""
+    """By worker, the capture of its builder after its last delivered batch."""
     starts: dict[int, bytes] = field(default_factory=dict)
     """By worker, the generators at the start of the epoch, where they are not those of a new worker."""
     dataset: Any = None
     """The loaded state of the dataset in the training process."""
     latest: dict[int, bytes] = field(default_factory=dict)
-    """By worker, what it must restore before its first batch."""
+    """By worker, the states to restore before its first batch."""
     replayed: dict[int, bytes | None] = field(default_factory=dict)
     """By partition that must be opened at its mark, the generators at the start of the epoch."""
     former: int = 0
@@ -56,10 +56,10 @@ class WorkerStates:
         self.base_seed, self.held, self.starts = former.base_seed, dict(former.held), dict(former.held)
         self.latest, self.former = dict(former.latest), former.former  # of workers that had no batch to build
 
-    def opened(self, requests: Iterator[Any]) -> Iterator[Any]:
+    def with_openings(self, requests: Iterator[Any]) -> Iterator[Any]:
         """The requests, with openings.
 
-        The first request for each worker, and for each partition, carries what must be restored.
+        The first request for each worker, and for each partition, carries the states to restore.
         """
         while self.latest or self.replayed:
             request = next(requests, None)
@@ -81,7 +81,7 @@ class WorkerStates:
     def pack(self, *, starts: bool) -> dict[str, Any] | None:
         """The states as JSON values, or None.
 
-        `starts` says that partitions may be replayed.
+        `starts` is true if partitions may be replayed.
         """
         if self.base_seed is None and not self.held:
             return None
@@ -102,7 +102,7 @@ class WorkerStates:
 @lru_cache(maxsize=256)
 def _pack_capture(captured: bytes, base_seed: int | None, worker: int) -> dict[str, Any]:
     states, dataset_state = split_capture(captured)
-    generators = pack_states(states, None if base_seed is None else seeded(base_seed, worker)) if states else {}
+    generators = pack_states(states, None if base_seed is None else first_states(base_seed, worker)) if states else {}
     packed: dict[str, Any] = {"generators": generators} if generators else {}
     return packed if dataset_state is None else {**packed, "dataset": pack_or_keep(dataset_state)}
 
@@ -124,9 +124,9 @@ def restore_process(packed: dict[str, Any] | None) -> None:
 
 
 @lru_cache(maxsize=256)
-def seeded(base_seed: int, worker: int) -> bytes:
+def first_states(base_seed: int, worker: int) -> bytes:
     """The generators of a new worker, seeded as torch seeds its workers."""
-    return seeded_states(base_seed + worker, torch_worker._generate_state(base_seed, worker))  # type: ignore[no-untyped-call]
+    return states_after_seeding(base_seed + worker, torch_worker._generate_state(base_seed, worker))  # type: ignore[no-untyped-call]
 
 
 def pack_states(states: bytes, usual: bytes | None) -> dict[str, Any]:
@@ -154,14 +154,14 @@ def _as_array(content: bytes) -> Any:
     return np.frombuffer(content, np.uint8).copy()
 
 
-def resumed(
+def resume_workers(
     packed: dict[str, Any] | None, count: int, place: int, partitions: tuple[int, ...] | None, *, begun: bool
 ) -> WorkerStates:
-    """The states of `count` workers that continue at a saved place.
+    """The states of `count` workers that resume at a saved place.
 
-    With another number of workers, the workers start from a seed of their own, derived from `place`: the generators of
-    the former ones do not fit. Dataset states are dealt out in turn. `partitions` is None for map-style datasets;
-    `begun` is false at the start of an epoch.
+    With another number of workers, the saved generators do not fit: the workers start from a new seed, derived from
+    `place`. Dataset states are dealt out in turn. `partitions` is None for map-style datasets; `begun` is false at the
+    start of an epoch.
     """
     if packed is None:
         return WorkerStates(count)
@@ -191,7 +191,7 @@ def of_dataset(dataset_state: Any) -> bytes:
 def _start(worker: int, former: int, count: int, starts: dict[int, bytes], base_seed: int | None) -> bytes | None:
     if worker in starts or former in (0, count) or base_seed is None:
         return starts.get(worker)
-    return seeded(base_seed, worker)
+    return first_states(base_seed, worker)
 
 
 def _dealt_out(held: dict[int, bytes], count: int) -> dict[int, bytes]:
@@ -221,6 +221,6 @@ def _capture(state: dict[str, Any], former: int, base_seed: int | None, worker: 
     dataset_state = unpack(state["dataset"]) if "dataset" in state else None
     if former == 0 and "generators" not in state:
         return of_dataset(dataset_state)
-    usual = seeded(base_seed, worker) if former and base_seed is not None else None
+    usual = first_states(base_seed, worker) if former and base_seed is not None else None
     states = unpack_states(state.get("generators", {}), usual)
     return states if dataset_state is None else pickle.dumps((states, dataset_state), 5)

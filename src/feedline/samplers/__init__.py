@@ -3,6 +3,7 @@
 from feedline.samplers.adapters import MaterializedSampler, as_index_sampler
 from feedline.samplers.base import BatchIndexSampler, IndexSampler
 from feedline.samplers.basic import Infinite, Sequential, Shuffled, Subset, VirtualEpochs
+from feedline.samplers.curriculum import Curriculum
 from feedline.samplers.distributed import Distributed, DistributedBatches, TorchDistributed
 from feedline.samplers.length_buckets import LengthBuckets
 from feedline.samplers.mixture import Mixture
@@ -13,6 +14,7 @@ from feedline.samplers.weighted import ClassBalanced, Weighted
 __all__ = [
     "BatchIndexSampler",
     "ClassBalanced",
+    "Curriculum",
     "Distributed",
     "DistributedBatches",
     "IndexSampler",

@@ -1,6 +1,6 @@
 """Checks of the samplers' arguments.
 
-Each returns the value in one type, or raises `ArgumentError` with the name, the value and the remedy.
+Each returns the value in a fixed type, or raises `ArgumentError` with name, value and remedy.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def count(name: str, value: Any, default: int) -> int:
     return default if value is None else integer(name, value, 1)
 
 
-def whole(name: str, value: Any) -> int:
-    """`value` as an int of any sign, such as a seed."""
+def seed(value: Any) -> int:
+    """A seed as an int of any sign."""
     try:
         return operator.index(value)
     except TypeError:
         raise ArgumentError(
-            f"{name} must be an integer, but is {value!r}: a fixed order needs a number as its seed"
+            f"seed must be an integer, but is {value!r}: a fixed order needs a number as its seed"
         ) from None
 
 

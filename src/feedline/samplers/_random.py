@@ -5,29 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.core.kernels import uniform
 from feedline.core.rng import derive, permuted
-
-_MASK64 = (1 << 64) - 1
-
-
-_GOLDEN = 0x9E3779B97F4A7C15
-
 
 _SORTED = 512
 """Longest permutation made by sorting, all passes in one call."""
-
-
-def uniform(key: int, start: int, stop: int) -> NDArray[np.float64]:
-    """Numbers [start, stop) of the uniform stream of `key`.
-
-    Each is a multiple of 2**-53 in [0, 1). Algorithm: splitmix64 by counter (Steele, Lea, Flood, "Fast splittable
-    pseudorandom number generators", 2014).
-    """
-    first = key + (start + 1) * _GOLDEN & _MASK64
-    z = np.arange(stop - start, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(first)
-    z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return ((z ^ z >> np.uint64(31)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def exponential(key: int, start: int, stop: int) -> NDArray[np.float64]:
@@ -50,7 +32,7 @@ def permutations(key: int, length: int, first: int, last: int) -> NDArray[np.int
     return draws.argsort(axis=1, kind="stable").astype(np.int64, copy=False)
 
 
-def reshuffled(key: int, length: int, start: int, stop: int) -> NDArray[np.int64]:
+def endless_permutation(key: int, length: int, start: int, stop: int) -> NDArray[np.int64]:
     """Elements [start, stop) of an endless, reshuffled order of `range(length)`.
 
     Each stretch of `length` elements is a random permutation.

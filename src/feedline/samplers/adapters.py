@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, Sampler, SequentialSampler
 
+from feedline.core.tensors import ScalarIndices, TensorIndices, as_yielded
 from feedline.errors import ArgumentError, StateError
-from feedline.samplers.base import BatchIndexSampler, IndexSampler, Indices, clipped
+from feedline.samplers.base import BatchIndexSampler, IndexSampler, Indices, clip_span
 from feedline.samplers.basic import Sequential
 from feedline.samplers.distributed import TorchDistributed
 from feedline.samplers.generator_state import select_states, sources
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 class ItemBuffer:
     """A growing buffer of items by position; a prefix can be freed.
 
-    Holds an int64 array, or a list once an item is not an integer.
+    Holds an int64 array, or a list once an item is not an integer, or of another type than the first.
     """
 
     def __init__(self) -> None:
         self._numbers: Indices = np.empty(1024, np.int64)
+        self._kind: type[Indices] | None = None  # of the items; their memory is a plain array
         self._objects: list[Any] | None = None
         self._first = 0  # position of the first item in memory
         self._stop = 0
@@ -43,10 +45,12 @@ class ItemBuffer:
 
     def extend(self, items: list[Any] | Indices) -> None:
         numbers = items if isinstance(items, np.ndarray) else as_integers(items)
-        if self._objects is None and numbers is None:
-            self._objects = self._numbers[: self._stop - self._first].tolist()
+        if numbers is not None and len(numbers):
+            self._kind = self._kind or type(numbers)
+        if self._objects is None and (numbers is None or (len(numbers) and type(numbers) is not self._kind)):
+            self._objects = as_yielded(self.span(self._first, self._stop))
         if self._objects is not None:
-            self._objects.extend(items)
+            self._objects.extend(as_yielded(items))
         elif numbers is not None:
             self._append(numbers)
         self._stop += len(items)
@@ -62,7 +66,10 @@ class ItemBuffer:
     def span(self, start: int, stop: int) -> Indices | list[Any]:
         """A copy of the items at [start, stop), all in memory."""
         low, high = start - self._first, max(min(stop, self._stop), start) - self._first
-        return self._numbers[low:high].copy() if self._objects is None else self._objects[low:high]
+        if self._objects is not None:
+            return self._objects[low:high]
+        numbers = self._numbers[low:high].copy()
+        return numbers if self._kind is None else numbers.view(self._kind)
 
     def forget(self, before: int) -> None:
         """Free the items below position `before`.
@@ -90,32 +97,30 @@ def as_batch(item: Iterable[Any]) -> Indices | list[Any]:
 
 
 def as_integers(items: list[Any]) -> Indices | None:
-    """The items as int64, or None if any is not an integer.
+    """The items as int64, or None.
 
-    Integers are those of Python, NumPy and torch, and bools.
+    All must be `int`, `np.int64` or int64 tensors; the class of the array says which of the three.
     """
-    if not set(map(type, items)) <= {int, bool}:
-        if not all(map(_is_integer, items)):
+    types = set(map(type, items))
+    if types <= {int}:
+        try:
+            return np.array(items, np.int64)
+        except OverflowError:
             return None
-        items = [int(item) for item in items]
-    try:
-        return np.array(items, np.int64)
-    except OverflowError:
-        return None
-
-
-def _is_integer(item: Any) -> bool:
-    if isinstance(item, torch.Tensor):
-        return item.ndim == 0 and not item.is_floating_point() and not item.is_complex()
-    return isinstance(item, (int, np.integer, np.bool_))
+    if types == {np.int64}:
+        return np.array(items).view(ScalarIndices)
+    if types == {torch.Tensor} and {(item.dtype, item.ndim) for item in items} == {(torch.int64, 0)}:
+        return torch.stack(items).numpy(force=True).view(TensorIndices)
+    return None
 
 
 class MaterializedSampler(Sampler[Any]):
     """Random access to any iterable of indices or batches, epoch by epoch.
 
-    Items are pulled when a position needs them and not before: endless samplers and samplers that react to the training
-    loop work, and random numbers are drawn when torch would draw them. Read each epoch until a `take` comes back short,
-    as torch does: some samplers draw once more at their end. Otherwise the next epoch may differ from torch's.
+    Items are drawn only when a position is needed. So endless samplers work, and samplers that react to the training
+    loop, and random numbers are drawn when torch would draw them. Read each epoch until `take` returns fewer items than
+    requested, as torch does: some samplers draw once more at their end, and the next epoch would otherwise differ from
+    torch's.
 
     Not thread-safe: `iter(sampler)` runs in the thread that calls `take`.
     """
@@ -129,11 +134,12 @@ class MaterializedSampler(Sampler[Any]):
         self._items = ItemBuffer()
         self._ended = False
 
-    def begin(self, epoch: int, now: bool = False) -> int:
+    def begin(self, epoch: int, now: bool = False, twice: bool = False) -> int:
         """Start a new epoch, and return its number.
 
-        `now`: call `iter(sampler)` at once, as torch does for a batch sampler and for `batch_size=None`, not with the
-        first item, as torch does for a sampler whose indices it batches.
+        `now`: call `iter(sampler)` at once, as torch does for a batch sampler and for `batch_size=None`. Otherwise it
+        is called with the first item, as torch does for a sampler of indices. `twice`: call it now, drop the result,
+        and call it again with the first item, as torch does when it starts workers.
         """
         script, self._script = self._script, {}
         if "ended" in script:  # the sampler is moved to the end of the epoch before
@@ -145,16 +151,19 @@ class MaterializedSampler(Sampler[Any]):
             script = {}
         self._run = self._open_run(script)
         self._items, self._ended, self.epoch = ItemBuffer(), False, epoch
-        if now:
+        if now and twice and not script:  # what the first call draws shows in the second one's order
+            iter(self.sampler)
+        elif now:
             self._run.start()
         return epoch
 
     def take(self, epoch: int, start: int, stop: int) -> Indices | list[Any]:
         """The items at positions [start, stop), fewer past the end.
 
-        An int64 array, or a list once an item was not an integer. Only the current epoch can be read.
+        An int64 array, or a list once an item was not an integer, or of another type. Only the current epoch can
+        be read.
         """
-        start, stop = clipped(start, stop, None)
+        start, stop = clip_span(start, stop, None)
         self._check(epoch, start)
         missing = stop - len(self._items)
         if missing > 0 and not self._ended:
@@ -183,17 +192,17 @@ class MaterializedSampler(Sampler[Any]):
         """Free the positions below `before`; they cannot be read any more."""
         self._items.forget(before)
 
-    def recorded(self, position: int | None = None) -> dict[str, Any]:
-        """JSON from which `restore` repeats this epoch, from `position` on at least.
+    def record(self, position: int | None = None) -> dict[str, Any]:
+        """JSON from which `restore` repeats this epoch, at least from `position` on.
 
-        {} before the first item, and if nothing random was drawn. The state of a sampler that only pickle can hold is
-        an `OpaqueState` in it.
+        {} before the first item, and if nothing random was drawn. A sampler's state that only pickle can store is an
+        `OpaqueState` inside.
         """
-        return self._script or self._run.recorded(position)
+        return self._script or self._run.record(position)
 
-    def rested(self) -> dict[str, Any]:
+    def record_end(self) -> dict[str, Any]:
         """JSON from which `restore` starts the epoch after a complete one."""
-        return self._script or self._run.rested()
+        return self._script or self._run.record_end()
 
     def draw_first(self) -> None:
         """Draw the first item of this epoch, unless that is done."""
@@ -243,8 +252,8 @@ def as_index_sampler(
 ) -> IndexSampler | BatchIndexSampler | MaterializedSampler:
     """Adapt any sampler to the protocol of index samplers.
 
-    feedline's samplers stay as they are; torch's sequential and distributed samplers get random access; all others
-    become a `MaterializedSampler`, and so do subclasses that override what they yield. `batches`: the sampler was
+    feedline's samplers are returned unchanged. torch's sequential and distributed samplers get random access. All
+    others become a `MaterializedSampler`, including subclasses that override the order. `batches`: the sampler was
     passed as `batch_sampler`.
     """
     if isinstance(sampler, MaterializedSampler) or (

@@ -35,6 +35,15 @@ _WIDEST = {"i": "<i8", "f": "<f8"}  # equal numbers have equal digests, whatever
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
+class _MissingLength:
+    """Placeholder of `length`: says what a subclass has to set."""
+
+    def __get__(self, sampler: object, owner: type) -> _MissingLength:
+        if sampler is None:
+            return self
+        raise AttributeError(f"{owner.__name__} must set self.length, the length of an epoch; None if it is endless")
+
+
 class IndexSampler(Sampler[int]):
     """An order of indices, addressed by (epoch, position).
 
@@ -47,7 +56,7 @@ class IndexSampler(Sampler[int]):
     extent: int | None = None
     """Exclusive upper bound of the indices; None where the size of the dataset is unknown."""
 
-    length: int | None
+    length: int | None = _MissingLength()  # type: ignore[assignment]
     """Indices per epoch; None for an endless epoch."""
 
     _begun: int = 0
@@ -55,7 +64,7 @@ class IndexSampler(Sampler[int]):
     def upcoming(self, following: int) -> int:
         """The epoch that a loader reads next.
 
-        This is the one set by hand since the last `begin`, else `following`.
+        It is the epoch set by `set_epoch` since the last `begin`, else `following`.
         """
         return self.epoch if self.epoch != self._begun else following
 
@@ -69,7 +78,7 @@ class IndexSampler(Sampler[int]):
         A new array, shorter (or empty) past the end. A pure function: any way to cut an epoch into spans gives the same
         indices.
         """
-        start, stop = clipped(start, stop, self.length)
+        start, stop = clip_span(start, stop, self.length)
         return self.indices(epoch, start, stop) if start < stop else np.empty(0, np.int64)
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
@@ -120,7 +129,7 @@ class BatchIndexSampler(Sampler[list[int]]):
     epoch: int = 0
     """The epoch that `iter()` yields; `take_batches` ignores it."""
 
-    length: int
+    length: int = _MissingLength()  # type: ignore[assignment]
     """Batches per epoch."""
 
     _begun: int = 0
@@ -138,7 +147,7 @@ class BatchIndexSampler(Sampler[list[int]]):
 
         A pure function, as `IndexSampler.take`.
         """
-        start, stop = clipped(start, stop, self.length)
+        start, stop = clip_span(start, stop, self.length)
         return self.batches(epoch, start, stop) if start < stop else []
 
     def batches(self, epoch: int, start: int, stop: int) -> list[Indices]:
@@ -168,7 +177,7 @@ class BatchIndexSampler(Sampler[list[int]]):
         return self.length
 
 
-def blockwise(block: Callable[[int], Indices], size: int, start: int, stop: int) -> Indices:
+def from_blocks(block: Callable[[int], Indices], size: int, start: int, stop: int) -> Indices:
     """Elements [start, stop) of a sequence that is computed in blocks.
 
     `block(n)` gives block `n`, of `size` elements. The result is a new array.
@@ -181,7 +190,7 @@ def blockwise(block: Callable[[int], Indices], size: int, start: int, stop: int)
     )
 
 
-def clipped(start: int, stop: int, length: int | None) -> tuple[int, int]:
+def clip_span(start: int, stop: int, length: int | None) -> tuple[int, int]:
     """The span as ints, cut to `length`; ArgumentError for a negative start."""
     if start < 0:
         raise ArgumentError(f"start must be at least 0, but is {start}")
@@ -201,7 +210,8 @@ def describe(sampler: Any, /, **parameters: object) -> str:
 def _parameters(sampler: Any) -> dict[str, object]:
     """The arguments of all constructors of a class, read from the attributes.
 
-    Reading attributes, not recording the call, keeps pickling as it is and large arguments from being held twice.
+    Reading attributes instead of recording the call leaves pickling unchanged, and keeps no second copy of large
+    arguments.
     """
     without = {*IndexSampler.__mro__, *BatchIndexSampler.__mro__}
     constructors = [vars(cls)["__init__"] for cls in type(sampler).__mro__ if cls not in without and _constructs(cls)]

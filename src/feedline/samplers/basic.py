@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 class Shuffled(IndexSampler):
     """A new permutation of `range(n)` in each epoch.
 
-    Positions are computed on demand: no memory, whatever `n`.
+    It is fixed by `seed` and the epoch. Positions are computed on demand: the memory does not grow with `n`.
     """
 
     def __init__(self, n: int, seed: int = 0) -> None:
         self.n = self.length = self.extent = _arguments.integer("n", n, 1, "an empty dataset cannot be shuffled")
         if n >= LONGEST:
             raise ArgumentError(f"n must be below 2**62, but is {n}")
-        self.seed = _arguments.whole("seed", seed)
+        self.seed = _arguments.seed(seed)
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
         return permuted(derive(self.seed, epoch, "shuffle"), self.n, start, stop)
@@ -51,12 +51,12 @@ def endless(sampler: IndexSampler, epoch: int, start: int, stop: int) -> Indices
     return np.concatenate([np.empty(0, np.int64), *(sampler.take(epoch + e, low, high) for e, low, high in spans)])
 
 
-def finite(name: str, sampler: object) -> IndexSampler:
+def check_finite(name: str, sampler: object) -> IndexSampler:
     """`sampler` itself, if it has random access and a length above 0."""
     if not isinstance(sampler, IndexSampler):
         raise ArgumentError(
             f"{name} must be one of feedline's samplers of indices, but is a {type(sampler).__name__}: "
-            "foreign samplers and batch samplers have no random access; give them to the loader as they are"
+            "foreign samplers and batch samplers have no random access; pass them to the loader directly"
         )
     if isinstance(sampler, Infinite):
         raise ArgumentError(f"{name} is already endless: pass the sampler that it wraps")
@@ -75,7 +75,7 @@ class Infinite(IndexSampler):
     length = None
 
     def __init__(self, sampler: IndexSampler) -> None:
-        self.sampler = finite("sampler", sampler)
+        self.sampler = check_finite("sampler", sampler)
         self.extent = sampler.extent
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
@@ -85,11 +85,11 @@ class Infinite(IndexSampler):
 class VirtualEpochs(IndexSampler):
     """Epochs of `num_samples` each, cut from the endless order of `sampler`.
 
-    Nothing is left out or repeated between two epochs.
+    No sample is left out or repeated between two epochs.
     """
 
     def __init__(self, sampler: IndexSampler, num_samples: int) -> None:
-        self.sampler = finite("sampler", sampler)
+        self.sampler = check_finite("sampler", sampler)
         self.num_samples = self.length = _arguments.integer("num_samples", num_samples, 1)
         self.extent = sampler.extent
 
@@ -98,14 +98,14 @@ class VirtualEpochs(IndexSampler):
 
 
 class Subset(IndexSampler):
-    """Some indices of a dataset: a split without wrapping the dataset.
+    """Some indices of a dataset: a split without a wrapper.
 
     `sampler` orders `range(len(indices))`, such as `Shuffled(len(indices))`; by default the indices keep their order.
     """
 
     def __init__(self, indices: Sequence[int], sampler: IndexSampler | None = None) -> None:
         self._indices = _arguments.integers("indices", indices, 0)
-        self.sampler = Sequential(len(self._indices)) if sampler is None else finite("sampler", sampler)
+        self.sampler = Sequential(len(self._indices)) if sampler is None else check_finite("sampler", sampler)
         self.length = len(self.sampler)
         if self.sampler.extent is None or self.sampler.extent > len(self._indices):
             raise ArgumentError(

@@ -11,7 +11,7 @@ from feedline.core.caches import RecentResults
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
 from feedline.samplers.base import BatchIndexSampler, IndexSampler, Indices, describe
-from feedline.samplers.basic import finite
+from feedline.samplers.basic import check_finite
 
 if TYPE_CHECKING:
     from torch.utils.data import DistributedSampler
@@ -38,7 +38,7 @@ class _RankPart:
     def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
         """The spans of the global order that contain [start, stop).
 
-        Concatenated, every `world_size`-th element is one of this rank's, from the first on.
+        In their concatenation, every `world_size`-th element belongs to this rank, starting with the first.
         """
         first, end = start * self.world_size + self.rank, (stop - 1) * self.world_size + self.rank + 1
         n = self.source_length
@@ -46,15 +46,16 @@ class _RankPart:
 
 
 class Distributed(IndexSampler):
-    """One rank's share of an order, for torch's own DataLoader.
+    """One rank's share of the order of `sampler`, for torch's own DataLoader.
 
-    Ranks take turns, as in torch's `DistributedSampler`. Not needed with `feedline.DataLoader(distributed=...)`, which
+    Ranks take turns, as in torch's `DistributedSampler`. Shares are equal: the order is continued from its beginning,
+    or with `drop_last` cut at its end. Not needed with `feedline.DataLoader(distributed=...)`, which
     slices the order itself and allows the number of ranks to change. A span costs `world_size` times its own length in
     indices of the global order.
     """
 
     def __init__(self, sampler: IndexSampler, rank: int, world_size: int, drop_last: bool = False) -> None:
-        self.sampler = finite("sampler", sampler)
+        self.sampler = check_finite("sampler", sampler)
         self._part = part = _RankPart(len(sampler), rank, world_size, drop_last)
         self.rank, self.world_size, self.drop_last = part.rank, part.world_size, part.drop_last
         self.length = self._part.length
@@ -68,7 +69,8 @@ class Distributed(IndexSampler):
 class DistributedBatches(BatchIndexSampler):
     """One rank's share of the batches of a batch sampler.
 
-    Ranks take whole batches in turn. For `batch_sampler=` of torch's own DataLoader.
+    The `world_size` ranks take whole batches in turn, and equally many, as in `Distributed`. For `batch_sampler=` of
+    torch's own DataLoader.
     """
 
     def __init__(self, sampler: BatchIndexSampler, rank: int, world_size: int, drop_last: bool = False) -> None:

@@ -161,7 +161,7 @@ def sources(sampler: object) -> list[GeneratorState]:
     if type(core) in _ONE_GENERATOR:
         generator = core.generator
         return [_TORCH if generator in (None, torch.default_generator) else _Torch(f"{prefix}.generator", generator)]
-    by_holder = {id(source.holder): source for source in (*_find_owned(sampler), *PROCESS)}
+    by_holder = {id(source.holder): source for source in (*_own_generators(sampler), *PROCESS)}
     return list(by_holder.values())
 
 
@@ -172,15 +172,15 @@ def _core(sampler: object) -> tuple[Any, str]:
     return sampler, prefix
 
 
-def _find_owned(sampler: object) -> Iterator[GeneratorState]:
-    for path, holder in nested(sampler):
+def _own_generators(sampler: object) -> Iterator[GeneratorState]:
+    for path, holder in nested_samplers(sampler):
         for name, value in vars(holder).items() if hasattr(holder, "__dict__") else ():
             for kind, source in _KINDS:
                 if isinstance(value, kind):
                     yield source(f"{path}.{name}", value)
 
 
-def nested(sampler: object) -> list[tuple[str, object]]:
+def nested_samplers(sampler: object) -> list[tuple[str, object]]:
     """The sampler and the samplers inside it, with their attribute paths.
 
     The path of the sampler itself is "".

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Bucket(NamedTuple):
-    """Samples [first, first + size) of the order by falling length.
+    """Samples [first, first + size) in descending order of length.
 
     Each epoch deals them into new batches of `rows`.
     """
@@ -32,8 +32,8 @@ class LengthBuckets(BatchIndexSampler):
     Bound the batches by `batch_size`, by `max_tokens` (longest length x rows, that is with padding), or by both.
 
     Samples are sorted by length and cut into buckets. The shortest sample of a bucket is at most `tolerance` (a
-    fraction) shorter than the longest, as far as whole batches allow. Each epoch shuffles inside the buckets, and then
-    the batches. Less tolerance means less padding and less mixing.
+    fraction) shorter than the longest, as far as whole batches allow. Each epoch shuffles, by `seed`, inside the
+    buckets, and then the batches. A lower tolerance gives less padding and less mixing.
 
     The number of batches is the same in every epoch, and so is the number of rows in the batches of a bucket. Only one
     batch, of the shortest samples, can be smaller than the others of its bucket: `drop_last=True` leaves it out (other
@@ -55,14 +55,14 @@ class LengthBuckets(BatchIndexSampler):
             raise ArgumentError("LengthBuckets needs a bound on its batches: pass batch_size=, max_tokens= or both")
         self.batch_size = None if batch_size is None else _arguments.integer("batch_size", batch_size, 1)
         self.max_tokens = None if max_tokens is None else _arguments.integer("max_tokens", max_tokens, 1)
-        self.seed = _arguments.whole("seed", seed)
+        self.seed = _arguments.seed(seed)
         if not 0 <= tolerance < 1:
             raise ArgumentError(f"tolerance must be at least 0 and below 1, but is {tolerance!r}")
         self.tolerance = float(tolerance)
         self.drop_last = bool(drop_last)
         self._check_longest()
         self._order: Indices = (-self.lengths).argsort(kind="stable")
-        self._buckets = list(self._cut())
+        self._buckets = list(self._split())
         batches = [size // rows if drop_last else -(-size // rows) for _, size, rows in self._buckets]
         self._firsts = np.cumsum([0, *batches])
         self.length = int(self._firsts[-1])
@@ -77,7 +77,7 @@ class LengthBuckets(BatchIndexSampler):
                 "raise max_tokens, cut such samples, or leave them out"
             )
 
-    def _cut(self) -> Iterator[_Bucket]:
+    def _split(self) -> Iterator[_Bucket]:
         falling = -self.lengths[self._order]
         first = 0
         while first < len(falling):

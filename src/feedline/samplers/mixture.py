@@ -12,21 +12,28 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from feedline.core.caches import RecentResults
+from feedline.core.kernels import interleave, mixture_blocks
 from feedline.core.rng import derive
+from feedline.core.shard_offsets import ShardOffsets
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
-from feedline.samplers._random import uniform
-from feedline.samplers.base import IndexSampler, Indices, blockwise
-from feedline.samplers.basic import Shuffled, endless, finite
+from feedline.samplers.base import IndexSampler, Indices, from_blocks
+from feedline.samplers.basic import Shuffled, check_finite, endless
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
 
 _STOPS = ("first_exhausted", "all_exhausted")
 
 
 _SMALLEST_SHARE = 2.0**-20
+
+
+_FEW = 2
+"""Blocks of a span up to which they are kept: the next span may begin in the last of them."""
 
 
 class _AllocationBlock(NamedTuple):
@@ -43,17 +50,21 @@ class _AllocationBlock(NamedTuple):
 class Mixture(IndexSampler):
     """Positions allocated to datasets by weight.
 
-    Indices are those of a `ConcatDataset` of the same datasets. `samplers` holds the length of each dataset, which is
-    then shuffled, or a sampler of its indices. `sizes` are the lengths of the datasets, needed only where a sampler
-    does not know its `extent`.
+    Indices are those of a `ConcatDataset` of the same datasets. For each dataset, `samplers` holds a sampler of its
+    indices, or its length, to shuffle it. `sizes` are the lengths of the datasets, needed only where a sampler does not
+    know its `extent`.
 
-    After any number of positions each dataset has had its share to within a few samples, and to within one after every
-    1,024 (or more where a share is tiny). The order of the datasets is random. The allocation is the same in every
-    epoch; the samples are not.
+    After any number of positions, each dataset has had its share to within a few samples. After every 1,024 positions
+    (more where a share is tiny), it is within one sample. The order of the datasets is random, fixed by `seed`. The
+    allocation is the same in every epoch; the samples are not.
 
     `stop`: "first_exhausted" ends the epoch with the last sample of the dataset that runs out first, "all_exhausted"
     with that of the dataset that runs out last (the others start over in a new order), a number after that many
     samples.
+
+    `temperature` T scales each weight w to w ** (1 / T): with sizes as weights, T > 1 draws more from small datasets.
+    `max_repeats` bounds how often a sample may come in an epoch: the share of a dataset that would exceed it is given
+    to the others; `stop` must be a number.
     """
 
     def __init__(
@@ -63,68 +74,87 @@ class Mixture(IndexSampler):
         seed: int = 0,
         stop: str | int = "first_exhausted",
         sizes: Sequence[int] | None = None,
+        *,
+        temperature: float = 1.0,
+        max_repeats: float | None = None,
     ) -> None:
-        self.seed = _arguments.whole("seed", seed)
+        self.seed = _arguments.seed(seed)
         self.samplers = [_sampler(number, each, self.seed) for number, each in enumerate(samplers)]
-        self.weights = _arguments.weights("weights", weights)
+        self.weights = tempered(_arguments.weights("weights", weights), temperature)
+        self.temperature, self.max_repeats = float(temperature), max_repeats
         if len(self.weights) != len(self.samplers):
             raise ArgumentError(f"{len(self.weights)} weights for {len(self.samplers)} datasets: pass one for each")
+        if max_repeats is not None:
+            self.weights = _capped(self.weights, [len(each) for each in self.samplers], stop, max_repeats)
         self.sizes = _sizes(self.samplers, sizes)
-        self._offsets = np.cumsum(self.sizes) - self.sizes
-        self.extent = int(self.sizes.sum())
+        self._offsets = ShardOffsets(self.sizes)
+        self._starts = np.cumsum(self.sizes) - self.sizes
+        self.extent = len(self._offsets)
         exact = [Fraction(weight) for weight in self.weights.tolist()]
         total = sum(exact)
         shares = [weight / total for weight in exact]
         self._block_size = _block_size(shares)
-        self._bounds = [Fraction(0), *accumulate(shares)]
+        self._shares = shares
+        self._bounds = [bound.as_integer_ratio() for bound in (Fraction(0), *accumulate(shares))]
         self._block = RecentResults(self._allocate, keep=8)
         self.stop = stop
         self.length = self._count_positions()
-        self._passes = [-(-draws // len(each)) for draws, each in zip(self._draws(), self.samplers, strict=True)]
+        self._passes = [-(-draws // len(each)) for draws, each in zip(self.draws(), self.samplers, strict=True)]
 
     def _before(self, block: int) -> Indices:
         """Draws from every dataset before that block.
 
         Exact shares, rounded so that they add up to the position.
         """
+        # Whole numbers: floats would be off by a draw far into an endless order, and blocks would overlap.
         position = block * self._block_size
-        return np.diff([bound.numerator * position // bound.denominator for bound in self._bounds])
+        ends = [numerator * position // denominator for numerator, denominator in self._bounds]
+        return np.diff(ends)
 
     def _allocate(self, block: int) -> _AllocationBlock:
-        """The allocation of one block.
+        """The allocation of one block."""
+        return self._allocate_all(range(block, block + 1))
 
-        The block is a circle. A dataset with n draws cuts it into n equal parts and puts one draw at a random place in
-        each. The first part of each dataset begins at a random place: if two datasets cut at the same places, they
-        would alternate.
-        """
-        before = self._before(block)
-        counts = self._before(block + 1) - before
-        owner = np.repeat(np.arange(len(counts)), counts)
-        within = np.arange(self._block_size) - np.repeat(np.cumsum(counts) - counts, counts)
-        jitter = uniform(derive(self.seed, "jitter", block), 0, self._block_size)
-        begin = uniform(derive(self.seed, "begin", block), 0, len(counts))[owner]
-        places = ((within + jitter) / counts[owner] + begin) % 1.0
-        datasets = owner[places.argsort(kind="stable")]
-        draws = np.empty(self._block_size, np.int64)
-        draws[datasets.argsort(kind="stable")] = before[owner] + within
-        return _AllocationBlock(datasets, draws)
+    def _allocate_all(self, blocks: range) -> _AllocationBlock:
+        """The allocation of blocks that follow one another."""
+        before = np.array([self._before(block) for block in (*blocks, blocks.stop)])
+        keys = [(derive(self.seed, "jitter", block), derive(self.seed, "begin", block)) for block in blocks]
+        return _AllocationBlock(*mixture_blocks(np.diff(before, axis=0), before[:-1], np.array(keys, np.uint64)))
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
-        owner = blockwise(lambda number: self._block(number).datasets, self._block_size, start, stop)
-        draws = blockwise(lambda number: self._block(number).draws, self._block_size, start, stop)
-        indices = np.empty(stop - start, np.int64)
-        for dataset in np.unique(owner).tolist():
-            mine = owner == dataset
-            drawn = draws[mine]  # consecutive
-            first_epoch = epoch * self._passes[dataset]
-            part = endless(self.samplers[dataset], first_epoch, int(drawn[0]), int(drawn[-1]) + 1)
-            indices[mine] = self._offsets[dataset] + part
-        return indices
+        return self.drawn(epoch, *self.allocation(start, stop), self._passes)
+
+    def allocation(self, start: int, stop: int) -> tuple[Indices, Indices]:
+        """The dataset and the number of the draw of each position.
+
+        Draws from a dataset are counted from 0 at position 0.
+        """
+        size = self._block_size
+        numbers = range(start // size, (stop - 1) // size + 1)
+        if len(numbers) > _FEW:  # one call for all: a loader asks for many positions at once
+            datasets, draws = self._allocate_all(numbers)
+            within = slice(start - numbers.start * size, stop - numbers.start * size)
+            return datasets[within], draws[within]
+        blocks = {number: self._block(number) for number in numbers}
+        owner = from_blocks(lambda number: blocks[number].datasets, size, start, stop)
+        return owner, from_blocks(lambda number: blocks[number].draws, size, start, stop)
+
+    def drawn(self, epoch: int, owner: Indices, draws: Indices, passes: Sequence[int]) -> Indices:
+        """The indices of draws from datasets.
+
+        `passes` are the epochs of each dataset in one epoch of the mixture.
+        """
+        counts = np.bincount(owner, minlength=len(self.samplers))
+        parts = []
+        for dataset in np.flatnonzero(counts).tolist():
+            first = int(draws[(owner == dataset).argmax()])  # they are consecutive
+            first_epoch = epoch * passes[dataset]
+            parts.append(endless(self.samplers[dataset], first_epoch, first, first + int(counts[dataset])))
+        return interleave(owner, np.concatenate(parts), counts, self._starts)
 
     def locate(self, indices: Indices) -> tuple[Indices, Indices]:
         """The dataset number and the index within the dataset, for each index."""
-        datasets = (self._offsets + self.sizes).searchsorted(indices, side="right")
-        return datasets, np.asarray(indices) - self._offsets[datasets]
+        return self._offsets.locate(np.asarray(indices))
 
     def _count_positions(self) -> int:
         if not isinstance(self.stop, str):
@@ -135,13 +165,13 @@ class Mixture(IndexSampler):
 
     def _position(self, dataset: int, draw: int) -> int:
         """The position of a draw from a dataset."""
-        share = self._bounds[dataset + 1] - self._bounds[dataset]
+        share = self._shares[dataset]
         blocks = range(int((draw + 2) / share) // self._block_size + 2)
         block = bisect_right(blocks, draw, key=lambda number: int(self._before(number)[dataset])) - 1
         datasets, draws = self._allocate(block)
         return block * self._block_size + int(((datasets == dataset) & (draws == draw)).argmax())
 
-    def _draws(self) -> list[int]:
+    def draws(self) -> list[int]:
         """Draws from every dataset in one epoch."""
         block, within = divmod(len(self), self._block_size)
         part = np.bincount(self._allocate(block).datasets[:within], minlength=len(self.samplers))
@@ -149,10 +179,52 @@ class Mixture(IndexSampler):
         return draws
 
 
+def tempered(weights: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
+    """Weights scaled by a temperature, with a sum of 1.
+
+    With the sizes of datasets as weights, 1 draws in proportion to them, and a large temperature equally (Arivazhagan
+    et al., "Massively multilingual neural machine translation in the wild", 2019).
+    """
+    if not (np.isfinite(temperature) and temperature > 0):
+        raise ArgumentError(f"temperature must be above 0, but is {temperature!r}: 1 leaves the weights as they are")
+    if temperature == 1:
+        return weights
+    scaled: NDArray[np.float64] = np.where(weights > 0, (weights / weights.max()) ** (1.0 / temperature), 0.0)
+    normalized: NDArray[np.float64] = scaled / scaled.sum()
+    return normalized
+
+
+def _capped(
+    weights: NDArray[np.float64], lengths: Sequence[int], stop: str | int, max_repeats: float
+) -> NDArray[np.float64]:
+    """Weights with which no dataset gives more than `max_repeats` times its samples."""
+    if isinstance(stop, str):
+        raise ArgumentError(f"max_repeats= needs stop= as a number of samples, not {stop!r}")
+    if not max_repeats >= 1:
+        raise ArgumentError(f"max_repeats must be at least 1, but is {max_repeats!r}")
+    # The largest share of each dataset. The allocation may exceed a share by two draws at any position.
+    most = np.maximum(0.0, np.floor(np.array(lengths) * max_repeats) - 2) / stop
+    used = weights > 0
+    if most[used].sum() < 1:
+        raise ArgumentError(
+            f"{stop} samples are more than max_repeats={max_repeats} times the {int(np.array(lengths)[used].sum())} "
+            "samples of the datasets: lower stop, or raise max_repeats"
+        )
+    shares: NDArray[np.float64] = weights / weights.sum()
+    fixed = ~used
+    while (over := (shares > most) & ~fixed).any():  # what one gives up may bring another one over its bound
+        fixed |= over
+        shares = np.where(over, most, shares)
+        free = ~fixed
+        if free.any():
+            shares[free] = weights[free] / weights[free].sum() * max(0.0, 1.0 - shares[~free].sum())
+    return shares
+
+
 def _sampler(number: int, source: IndexSampler | int, seed: int) -> IndexSampler:
     name = f"samplers[{number}]"
     if isinstance(source, Sampler):
-        return finite(name, source)
+        return check_finite(name, source)
     length = _arguments.integer(name, source, 1, "pass a dataset's length or its sampler")
     return Shuffled(length, derive(seed, "mixture", number))
 

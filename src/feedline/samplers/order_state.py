@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, RandomSampler
 
 from feedline.core.packing import pack_or_keep, unpack
 from feedline.errors import StateError
-from feedline.samplers.generator_state import GeneratorState, nested, select_states, sources
+from feedline.samplers.generator_state import GeneratorState, nested_samplers, select_states, sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _ITER = -1
-"""Position of what `iter(sampler)` itself draws, before the first item."""
+"""Position of the draws of `iter(sampler)` itself, before the first item."""
 
 
 _SNAPSHOTS = 256
@@ -35,15 +35,15 @@ class RecordedRun:
     """One epoch of any sampler, with the random states it used.
 
     The generators that the sampler may use are compared before and after every step. A record is the state before a
-    draw. It is only needed if something else drew from that generator since: a sampler that draws nothing records
-    nothing, one that draws once records one state.
+    draw. It is needed only if other code drew from that generator in between: a sampler that draws nothing records
+    nothing, and one that draws once records one state.
 
     When an epoch is repeated, the process's generators hold the recorded states during the sampler's steps only. The
     sampler's own generators keep moving, as they did the first time.
 
     A sampler, or an iterator of it, that has `state_dict` and `load_state_dict` is repeated from its state at the start
-    of the epoch. If that gives other items than the first time, because something else has moved the sampler, it
-    continues from its state at the cut.
+    of the epoch. If that gives different items, because other code has advanced the sampler, it continues from its
+    state at the cut.
     """
 
     def __init__(self, sampler: Any, script: dict[str, Any], convert: Callable[[Any], Any] | None = None) -> None:
@@ -61,7 +61,7 @@ class RecordedRun:
         self._iterator: Iterator[Any] | None = None
         self._position = 0
         self._holders = stateful(sampler)
-        self._watch = _Watch()
+        self._moments = _MomentLog()
         self._cut: dict[str, Any] | None = self._script.get("cut")
 
     def start(self) -> None:
@@ -73,7 +73,7 @@ class RecordedRun:
         self._install(_ITER)
         self._iterator = self._observe(_ITER, lambda: iter(self._sampler))
         if is_stateful(self._iterator):
-            self._watch.add(0, [], self._moment())
+            self._moments.add(0, [], self._moment())
 
     def pull(self, count: int) -> list[Any]:
         """The next `count` items, fewer only at the end; starts if needed."""
@@ -85,7 +85,7 @@ class RecordedRun:
             items = self._return_to(cut)
         items += self._advance(count - len(items))
         if self._is_stateful:
-            self._watch.add(self._position, items, self._moment())
+            self._moments.add(self._position, items, self._moment())
         return items
 
     def _advance(self, count: int) -> list[Any]:
@@ -101,9 +101,9 @@ class RecordedRun:
         return items
 
     def _return_to(self, cut: dict[str, Any]) -> list[Any]:
-        """The items before `cut`, repeated.
+        """Repeat the items before `cut`.
 
-        They are others if the sampler cannot repeat them.
+        They differ if the sampler cannot repeat them.
         """
         at, digest = cut["at"], cut["digest"]
         items = self._advance(at) if digest is not None else []
@@ -121,7 +121,7 @@ class RecordedRun:
         for source, state in select_states(self._sources, cut["generators"]).items():
             source.write(state)
         self._position = cut["at"]
-        self._watch.replays = False
+        self._moments.replays = False
 
     @property
     def _is_stateful(self) -> bool:
@@ -140,21 +140,21 @@ class RecordedRun:
         items = next_items(self._iterator, count)
         return list(items if self._convert is None else map(self._convert, items))
 
-    def recorded(self, position: int | None = None) -> dict[str, Any]:
+    def record(self, position: int | None = None) -> dict[str, Any]:
         """JSON from which another run gives the items from `position`."""
         if self._iterator is None:
             return self._script
-        cut = self._watch.at(self._position if position is None else position)
+        cut = self._moments.at(self._position if position is None else position)
         return {
             **self._context,
             **({"draws": list(self._draws)} if self._draws else {}),
             **({} if cut is None else {"cut": cut}),
         }
 
-    def rested(self) -> dict[str, Any]:
+    def record_end(self) -> dict[str, Any]:
         """JSON from which the epoch after this one starts."""
         if self._iterator is not None and self._is_stateful:
-            return {**self.recorded(), "ended": True}
+            return {**self.record(), "ended": True}
         states = {source.path: source.pack(source.read()) for source in self._sources if source.owned}
         return {"generators": states} if states else {}
 
@@ -226,7 +226,7 @@ class RecordedRun:
             self._draws.append({"at": at, "states": states})
 
 
-class _Watch:
+class _MomentLog:
     """Latest moments of a stateful sampler, and a digest of its items."""
 
     def __init__(self) -> None:
@@ -279,7 +279,9 @@ def next_items(iterator: Iterator[Any] | None, count: int) -> Iterator[Any]:
 
 
 def _with_epoch(sampler: Any) -> list[tuple[str, Any]]:
-    holders = ((path, holder) for path, holder in nested(sampler) if callable(getattr(holder, "set_epoch", None)))
+    holders = (
+        (path, holder) for path, holder in nested_samplers(sampler) if callable(getattr(holder, "set_epoch", None))
+    )
     return [(path, holder) for path, holder in holders if type(getattr(holder, "epoch", None)) is int]
 
 
@@ -294,7 +296,7 @@ def stateful(sampler: Any) -> list[tuple[str, Any]]:
     A sampler's state covers the samplers inside it.
     """
     samplers: list[tuple[str, Any]] = []
-    for path, holder in nested(sampler):
+    for path, holder in nested_samplers(sampler):
         outermost = not any(path.startswith(f"{outer}.") for outer, _ in samplers)
         if outermost and is_stateful(holder):
             samplers.append((path, holder))
@@ -315,7 +317,7 @@ _CUT: dict[str, tuple[type, ...]] = {
 def _check_script(script: dict[str, Any]) -> dict[str, Any]:
     unknown = script.keys() - _ENTRIES.keys()
     if unknown:
-        raise StateError(f"the saved order is that of another kind of sampler: this one has no entry {min(unknown)!r}")
+        raise StateError(f"the saved order belongs to another kind of sampler: this one has no entry {min(unknown)!r}")
     for name, kind in _ENTRIES.items():
         if not isinstance(script.get(name, kind()), kind):
             raise StateError(f"a damaged state: the entry {name!r} of a sampler's order is {script[name]!r}")
@@ -381,10 +383,10 @@ class SeededRun:
             n = len(sampler.data_source)
             self._order = torch.randperm(n, generator=generator).numpy()[: sampler.num_samples]
 
-    def recorded(self, _: int | None = None) -> dict[str, Any]:
+    def record(self, _: int | None = None) -> dict[str, Any]:
         return {} if self._seed is None else {"seed": self._seed}
 
-    def rested(self) -> dict[str, Any]:
+    def record_end(self) -> dict[str, Any]:
         return {}
 
 

@@ -49,7 +49,7 @@ class _Rows(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, partitions: int) -> _Rows:
-        """Rows divided as equally as possible.
+        """Divide rows as equally as possible.
 
         A partition has none if there are fewer rows than partitions.
         """
@@ -74,9 +74,9 @@ class ShardShuffled(IndexSampler):
     """Every index once, shuffled within a moving window of shards.
 
     Indices count through the shards: the first `shard_sizes[0]` of them are those of shard 0, and so on. Each epoch
-    permutes the shards, groups `window` of them at a time, and permutes the samples of each group. So at most `window`
-    shards are read at any moment (two groups in a batch that crosses from one to the next). Memory is proportional to
-    the number of shards, not of samples.
+    permutes the shards by `seed`, groups `window` of them at a time, and permutes the samples of each group. So at most
+    `window` shards are read at any moment (two groups in a batch that crosses from one to the next). Memory is
+    proportional to the number of shards, not of samples.
 
     With `partitions`, the shards of an epoch are divided among that many partitions, each with windows of its own, and
     every global batch of `global_batch_size` samples has the same rows of each partition. A rank, which gets a run of
@@ -95,7 +95,7 @@ class ShardShuffled(IndexSampler):
         global_batch_size: int | None = None,
     ) -> None:
         self.shard_sizes = _arguments.integers("shard_sizes", shard_sizes, 0)
-        self.seed = _arguments.whole("seed", seed)
+        self.seed = _arguments.seed(seed)
         self.window = _arguments.integer("window", window, 1, "1 reads shard after shard, more mixes better")
         self.partitions = _arguments.integer("partitions", partitions, 1, "1 shares every shard among all ranks")
         self.global_batch_size = _global_batch(global_batch_size, self.partitions)
@@ -125,7 +125,7 @@ class ShardShuffled(IndexSampler):
         layout: _EpochShards = self._layout(epoch)
         places = np.empty(stop - start, np.int64)
         for where, low, high in self._runs(layout, start, stop):
-            places[where] = self._mixed(layout, epoch, low, high)
+            places[where] = self._mix_windows(layout, epoch, low, high)
         at = layout.starts.searchsorted(places, side="right") - 1
         return places + (self._firsts[layout.shards] - layout.starts[:-1])[at]
 
@@ -153,7 +153,7 @@ class ShardShuffled(IndexSampler):
         for where in np.split(order, cuts):
             yield where, int(offset[where[0]]), int(offset[where[-1]]) + 1
 
-    def _mixed(self, layout: _EpochShards, epoch: int, start: int, stop: int) -> Indices:
+    def _mix_windows(self, layout: _EpochShards, epoch: int, start: int, stop: int) -> Indices:
         """Places of a run of one partition after mixing."""
         first = int(layout.windows.searchsorted(start, side="right")) - 1
         last = int(layout.windows.searchsorted(stop, side="left"))
@@ -195,7 +195,7 @@ class ShardShuffled(IndexSampler):
         """
         if self.partitions > 1:
             return self._measured_mixing(batch_size, epoch, drop_last)
-        cut = self._cut(batch_size, epoch, drop_last)
+        cut = self._overlaps(batch_size, epoch, drop_last)
         same = float((cut.rows * (cut.rows - 1.0) * cut.counts).sum(axis=0) @ cut.same_shard)
         sizes = self.shard_sizes
         return Mixing(
@@ -240,23 +240,23 @@ class ShardShuffled(IndexSampler):
         nbytes = _arguments.integers("shard_nbytes", shard_nbytes, 0)
         if len(nbytes) != len(self.shard_sizes):
             raise ArgumentError(f"shard_nbytes has {len(nbytes)} values for {len(self.shard_sizes)} shards")
-        cut = self._cut(batch_size, epoch, drop_last)
-        uses, first = cut.uses(), cut.used()
+        cut = self._overlaps(batch_size, epoch, drop_last)
+        uses, first = cut.uses(), cut.use_probability()
         present = np.maximum(cut.shards_of_window, 1)
         lost = 1.0 - np.clip((present if kept_shards is None else kept_shards) / present, 0.0, 1.0)
         reads = first + (uses - first) * lost
         return float(reads @ nbytes[self._layout(epoch).shards]) / max(cut.samples, 1)
 
-    def _cut(self, batch_size: int, epoch: int, drop_last: bool) -> _Cut:
+    def _overlaps(self, batch_size: int, epoch: int, drop_last: bool) -> _WindowOverlaps:
         size = _arguments.integer("batch_size", batch_size, 1)
         if self.partitions > 1:
             raise ArgumentError("nbytes_per_sample is for one partition; shards_of gives the shards that a rank reads")
         layout: _EpochShards = self._layout(epoch)
         samples = len(self) // size * size if drop_last else len(self)
-        return _Cut(self.shard_sizes[layout.shards], layout.windows, self.window, size, samples)
+        return _WindowOverlaps(self.shard_sizes[layout.shards], layout.windows, self.window, size, samples)
 
 
-class _Cut:
+class _WindowOverlaps:
     """Overlaps of batches and windows.
 
     All batches of a window but the first and the last lie inside it. The rows that a batch takes from a window are a
@@ -296,7 +296,7 @@ class _Cut:
         each = zip(self.rows, self.counts, strict=True)
         return np.asarray(sum((1.0 - self._absence(rows)) * counts[self._window] for rows, counts in each))
 
-    def used(self) -> NDArray[np.float64]:
+    def use_probability(self) -> NDArray[np.float64]:
         """Probability that any batch has samples of each shard.
 
         Less than 1 only where the last batch is dropped.

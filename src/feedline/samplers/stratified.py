@@ -27,6 +27,8 @@ class StratifiedBatches(BatchIndexSampler):
 
     `shares="equal"`: all classes equally often. There are about as many batches as without a sampler; small classes
     repeat, and each epoch shows another part of large ones.
+
+    `labels` has the class of each index. Batches are fixed by `seed` and the epoch.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class StratifiedBatches(BatchIndexSampler):
         self._classes = Classes(labels)
         self.labels = self._classes.labels
         self.batch_size = _arguments.integer("batch_size", batch_size, 1)
-        self.seed = _arguments.whole("seed", seed)
+        self.seed = _arguments.seed(seed)
         self.drop_last = bool(drop_last)
         self.shares = _arguments.choice("shares", shares, ("proportional", "equal"))
         if self.batch_size < len(self._classes):

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feedline.core.caches import RecentResults
+from feedline.core.kernels import uniform
 from feedline.core.rng import derive
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
-from feedline.samplers._random import exponential, permutations, reshuffled, uniform
-from feedline.samplers.base import IndexSampler, Indices, blockwise
+from feedline.samplers._random import endless_permutation, exponential, permutations
+from feedline.samplers.base import IndexSampler, Indices, from_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 class Weighted(IndexSampler):
     """Random draws in proportion to weights; weight 0 is never drawn.
 
-    `num_samples` draws per epoch, by default one per weight. With replacement every draw is computed from its position:
-    O(log n). Without replacement an epoch is computed when it is first read, and kept: O(n) time and memory (Efraimidis
-    and Spirakis, "Weighted random sampling with a reservoir", 2006: the order of exponential draws divided by the
-    weights).
+    `num_samples` draws per epoch, by default one per weight, are fixed by `seed` and the epoch. With replacement every
+    draw is computed from its position: O(log n). Without replacement an epoch is computed when it is first read, and
+    kept: O(n) time and memory (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006: the order of
+    exponential draws divided by the weights).
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class Weighted(IndexSampler):
         default = len(self.weights) if replacement else int(np.count_nonzero(self.weights))
         self.num_samples = self.length = _arguments.count("num_samples", num_samples, default)
         self.replacement = bool(replacement)
-        self.seed = _arguments.whole("seed", seed)
+        self.seed = _arguments.seed(seed)
         self.extent = len(self.weights)
         self._cumulative = np.cumsum(self.weights / self.weights.max())  # the sum of large weights could overflow
         self._drawable: Indices = np.flatnonzero(self.weights).astype(np.int64)
@@ -84,13 +85,14 @@ class Classes:
     def draws(self, key: int, number: int, start: int, stop: int) -> Indices:
         """Draws [start, stop) of a class: its indices, reshuffled again and again."""
         size, first = int(self.sizes[number]), int(self._firsts[number])
-        return self._members[first + reshuffled(derive(key, number), size, start, stop)]
+        return self._members[first + endless_permutation(derive(key, number), size, start, stop)]
 
 
 class ClassBalanced(IndexSampler):
     """Random draws with every class equally often.
 
-    `num_samples` draws per epoch, by default one per label, in rounds that hold every class once in random order. So k
+    `labels` has the class of each index. The draws of an epoch are fixed by `seed` and its number: `num_samples`, by
+    default one per label, in rounds that hold every class once in random order. So k
     x classes positions that begin with a round hold every class exactly k times. A class yields all its samples before
     it repeats one.
     """
@@ -100,12 +102,12 @@ class ClassBalanced(IndexSampler):
         self.labels = self._classes.labels
         self.extent = len(self.labels)
         self.num_samples = self.length = _arguments.count("num_samples", num_samples, self.extent)
-        self.seed = _arguments.whole("seed", seed)
+        self.seed = _arguments.seed(seed)
         self._rounds = max(32, 8192 // len(self._classes))
         self._block = RecentResults(self._arrange)
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
-        return blockwise(lambda number: self._block(epoch, number), self._rounds * len(self._classes), start, stop)
+        return from_blocks(lambda number: self._block(epoch, number), self._rounds * len(self._classes), start, stop)
 
     def _arrange(self, epoch: int, number: int) -> Indices:
         count, first, last = len(self._classes), number * self._rounds, (number + 1) * self._rounds

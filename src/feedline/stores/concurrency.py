@@ -55,13 +55,13 @@ class ConcurrencyLimit:
         if self.is_lowered:
             self._take()
             try:
-                return self._observed(request, generation)
+                return self._observe(request, generation)
             finally:
                 self._release()
         # Without a lock or a count: this is the path of every request on a good line.
-        return self._observed(request, generation)
+        return self._observe(request, generation)
 
-    def _observed(self, request: Callable[[], T], generation: int) -> T:
+    def _observe(self, request: Callable[[], T], generation: int) -> T:
         try:
             result = request()
         except TransientError:

@@ -70,8 +70,12 @@ class Held(Protocol):
 class LocalFile:
     """A memory-mapped file: views are the file itself."""
 
+    path: str | None
+    """The file, if it is one by itself."""
+
     def __init__(self, name: str, nbytes: int, version: str) -> None:
         self.name, self.nbytes, self.version = name, nbytes, version
+        self.path = name
         with open(name, "rb", buffering=0) as file:
             # Of the open descriptor: by name it may be another file a moment later.
             FileVersion(nbytes, version).check(FileVersion.of(os.fstat(file.fileno())), name)
@@ -116,6 +120,18 @@ class LocalFile:
             if stop - start >= _MIN_AHEAD_NBYTES:
                 first = start - start % mmap.PAGESIZE
                 mapping.madvise(mmap.MADV_WILLNEED, first, stop - first)
+
+
+class KeptContent(LocalFile):
+    """The content of a file, made once and mapped; it never changes."""
+
+    path = None
+
+    def __init__(self, name: str, data: memoryview, version: str) -> None:
+        self.name, self.nbytes, self.version, self.data = name, len(data), version, data
+
+    def check_unchanged(self, *, at_once: bool = False) -> None:
+        """Do nothing: the content stays what it is."""
 
 
 class RemoteBlob:
@@ -166,18 +182,18 @@ class RemoteBlob:
 class FileSet:
     """Files and objects by number, opened on first use in each process.
 
-    In memory they cost no more than their names. Safe to use from several threads. Pickles with names, sizes and
-    versions, and with what reopens the stores.
+    In memory they cost no more than their names. At most `most` stay open, by default as many as may be. Safe to use
+    from several threads. Pickles with names, sizes and versions, and with what reopens the stores.
     """
 
-    def __init__(self, objects: Sequence[tuple[Store | None, ObjectInfo]]) -> None:
+    def __init__(self, objects: Sequence[tuple[Store | None, ObjectInfo]], most: int | None = None) -> None:
         stores: dict[int, Store] = {id(store): store for store, _ in objects if store is not None}
         numbers = {each: number for number, each in enumerate(stores)}
         self._stores = list(stores.values())
         self._store_numbers = [-1 if store is None else numbers[id(store)] for store, _ in objects]
         self._infos = [info for _, info in objects]
         # A fork opens its own files: it has no threads of its parent's clients, and a lock may be held forever.
-        self._opened: PerProcess[_Kept[LocalFile | RemoteBlob]] = PerProcess(partial(_new_cache, len(objects), None))
+        self._opened: PerProcess[_Kept[LocalFile | RemoteBlob]] = PerProcess(partial(_new_cache, len(objects), most))
         self._readers = PerProcess(_readers)
 
     def __len__(self) -> int:
@@ -206,14 +222,9 @@ class FileSet:
         """The paths or addresses of all files."""
         return [self.name(number) for number in range(len(self))]
 
-    def origin(self, number: int) -> str:
-        """The path or address that the user gave, before any conversion."""
-        return self.name(number)
-
-    @property
-    def origins(self) -> list[str]:
-        """The paths or addresses that the user gave."""
-        return [self.origin(number) for number in range(len(self))]
+    def is_missing(self, number: int) -> bool:  # noqa: ARG002 - for subclasses
+        """Tell whether a file's content must be made before reads."""
+        return False
 
     def __iter__(self) -> Iterator[LocalFile | RemoteBlob]:
         return (self[number] for number in range(len(self)))
@@ -388,7 +399,7 @@ class ObjectReader:
             return
         scope = CancelScope()
         try:
-            with scope.entered():
+            with scope.enter():
                 futures = [self._readers().submit(self.read, self.store, known) for known in several]
             yield futures
         finally:

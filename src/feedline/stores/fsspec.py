@@ -44,13 +44,17 @@ class ForeignStore:
         self._url = url
         self._requests = requests
         self._system = PerProcess(lambda: _open(url, options))
-        self._transfers = Transfers(requests.at_once, retry.hedge_quantile)
+        self._transfers = Transfers(requests.max_concurrent, retry.hedge_quantile)
         self._attempts = Attempts(retry, limit=self._transfers.limit)
 
     @property
     def url(self) -> str:
         """The address of the store."""
         return self._url
+
+    def __fingerprint__(self) -> str:
+        """The address; its data do not depend on options or caches."""
+        return self.url
 
     def __repr__(self) -> str:
         return f"ForeignStore({self._url!r}, {self._arguments[1]!r})"

@@ -152,18 +152,26 @@ def candidates(store: Store, pattern: str, below: str = "") -> Iterable[ObjectIn
     return infos
 
 
+_SHORT_FORMS = frozenset({"tgz", "tzst", "tbz2", "txz"})
+"""Endings of compressed tars that do not begin with that of the plain form."""
+
+
 def first_forms(paths: Iterable[str], pattern: str) -> list[str]:
     """Matches of a pattern that ends in braces, each in one form.
 
     Of `a.txt` and `a.txt.gz`, which both match `*.txt{,.gz}`, the one whose ending comes first in the braces is taken.
+    Endings that do not begin with the first one, as in `*.{h5,hdf5}`, name other files.
     """
     if not pattern.endswith("}"):
         return list(paths)
-    ranks = {ending: rank for rank, ending in enumerate(pattern[pattern.rindex("{") + 1 : -1].split(","))}
+    endings = pattern[pattern.rindex("{") + 1 : -1].split(",")
+    ranks = {
+        ending: rank for rank, ending in enumerate(endings) if ending.startswith(endings[0]) or ending in _SHORT_FORMS
+    }
     found = dict[str, tuple[int, str]]()
     for path in paths:
-        ending = max((each for each in ranks if path.endswith(each)), key=len)
-        stem, form = path.removesuffix(ending), (ranks[ending], path)
+        ending = max((each for each in ranks if path.endswith(each)), key=len, default="")
+        stem, form = path.removesuffix(ending), (ranks.get(ending, 0), path)
         found[stem] = min(found.get(stem, form), form)
     return [path for _, path in found.values()]
 

@@ -59,6 +59,10 @@ class LocalStore:
         """The folder."""
         return self._folder
 
+    def __fingerprint__(self) -> str:
+        """The address; its data do not depend on options or caches."""
+        return self.url
+
     def __repr__(self) -> str:
         return f"LocalStore({self._folder!r})"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from feedline.core import threads
 from feedline.core.caches import PerProcess
 from feedline.core.store_metrics import count
+from feedline.core.threads import DaemonPool
 from feedline.errors import (
     AccessDeniedError,
     NoRangesError,
@@ -17,13 +19,12 @@ from feedline.errors import (
     TransientError,
 )
 from feedline.stores.base import ByteRange, ObjectInfo, VersionedObject, Views, check_version
-from feedline.stores.markers import without_markers
-from feedline.stores.obstore_client import S3, WEB, Client, ObstoreKind, PagedListing, RangeAnswer
+from feedline.stores.obstore_client import WEB, Client, ObstoreKind, PagedListing, RangeAnswer
 from feedline.stores.options import StoreOptions
 from feedline.stores.partial import PartialRange
 from feedline.stores.requests import FetchedRanges, Flight, Requests, Transfers, are_many, check_ranges, check_within
 from feedline.stores.retry import Attempts, Retry
-from feedline.stores.s3_client import S3Client
+from feedline.stores.signed_client import SignedClient
 from feedline.stores.urls import check_path, join, scheme_row
 from feedline.stores.web import WebClient
 
@@ -39,13 +40,17 @@ class RemoteStore:
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._requests = requests
         self._client = PerProcess(lambda: _client(kind, root, options, retry.idle_timeout_s))
-        self._transfers = Transfers(requests.at_once, retry.hedge_quantile)
+        self._transfers = Transfers(requests.max_concurrent, retry.hedge_quantile)
         self._attempts = Attempts(retry, limit=self._transfers.limit)
 
     @property
     def url(self) -> str:
         """The address of the store."""
         return join(self._root, self._prefix.rstrip("/"))
+
+    def __fingerprint__(self) -> str:
+        """The address; its data do not depend on options or caches."""
+        return self.url
 
     def __repr__(self) -> str:
         return f"RemoteStore({self.url!r}, {self._arguments[3]!r})"
@@ -113,7 +118,7 @@ class RemoteStore:
         obstore lists the marker `folder/` of a prefix as `folder`, which is not below it.
         """
         below = [info for info in infos if info.path.startswith(prefix)]
-        files = without_markers(below, self._is_object, folders)
+        files = _without_markers(below, self._is_object, folders)
         return [ObjectInfo(info.path.removeprefix(self._prefix), info.size, info.version) for info in files]
 
     def _is_object(self, key: str) -> bool:
@@ -173,7 +178,7 @@ class RemoteStore:
         """
         key, what = self._key(path), join(self.url, path)
         check_ranges([(start, start)], what)
-        first = ByteRange(start, start + self._requests.largest_nbytes)
+        first = ByteRange(start, start + self._requests.max_nbytes)
         seen = _Versions(what, version)
         part = PartialRange(first, check=threads.check)
         try:
@@ -202,9 +207,7 @@ class RemoteStore:
 def _client(kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> Client:
     if kind == WEB:
         return WebClient(root, options, idle_timeout_s)
-    if kind == S3:
-        return S3Client(root, options, idle_timeout_s)
-    return Client(kind, root, options, idle_timeout_s)
+    return SignedClient(kind, root, options, idle_timeout_s)
 
 
 class _Versions:
@@ -221,3 +224,30 @@ class _Versions:
         """Raise ObjectChangedError if it is another one."""
         self._version = self._version or version
         check_version(self._version, version, self.what)
+
+
+_HADOOP = "_$folder$"
+
+
+def _without_markers(
+    infos: Sequence[ObjectInfo], is_object: Callable[[str], bool], folders: Collection[str] = ()
+) -> list[ObjectInfo]:
+    """Leave out markers of folders; `infos` are sorted by path.
+
+    Consoles, Hadoop and rclone make an empty object `folder/` for a folder, and Azure one named `folder`. obstore lists
+    all of them without the final slash.
+
+    `folders` are known ones. Of other empty objects that may be markers, `is_object(path)` asks the store.
+    """
+    paths = [info.path for info in infos]
+    doubtful = [path for path in (info.path for info in infos if not info.size) if not path.endswith("/")]
+    markers = {path for path in doubtful if path in folders or path.endswith(_HADOOP) or _has_children(path, paths)}
+    left = [path for path in doubtful if path not in markers]
+    with DaemonPool() as pool:
+        markers.update(path for path, there in zip(left, pool.map(is_object, left), strict=True) if not there)
+    return [info for info in infos if info.path not in markers and not info.path.endswith("/")]
+
+
+def _has_children(path: str, paths: Sequence[str]) -> bool:
+    at = bisect_left(paths, f"{path}/")
+    return at < len(paths) and paths[at].startswith(f"{path}/")

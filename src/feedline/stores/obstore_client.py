@@ -105,7 +105,7 @@ def _name(option: str) -> str:
 Config = dict[str, Any]
 
 
-def _unchanged(root: str, config: Config) -> tuple[str, Config]:
+def _unchanged_config(root: str, config: Config) -> tuple[str, Config]:
     return root.partition("://")[2], config
 
 
@@ -131,7 +131,7 @@ class ObstoreKind:
 
     name: str
     """Its class in obstore."""
-    arguments: Callable[[str, Config], tuple[str, Config]] = _unchanged
+    arguments: Callable[[str, Config], tuple[str, Config]] = _unchanged_config
     """The bucket and the configuration for an address and the options that are not the client's."""
     server_option: str = "endpoint"
     """The name of the option with the address of the server."""
@@ -226,9 +226,9 @@ class Client:
         metas = self._call(what, lambda: next(pages, None))
         return None if metas is None else [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in metas]
 
-    def odd_pages(self, prefix: str, offset: str | None, what: str) -> Iterator[Any] | None:  # noqa: ARG002 - for others
-        """Pages of objects with any names; None if nothing lists them."""
-        return None
+    def odd_pages(self, prefix: str, offset: str | None, what: str) -> Iterator[Any]:
+        """Pages of objects with any names."""
+        raise NotImplementedError  # web servers do not list
 
     def folder(self, prefix: str, what: str) -> tuple[list[ObjectInfo], set[str]]:
         """List the objects and folders directly in a folder, in any order.
@@ -331,15 +331,20 @@ class PagedListing:
         except TransientError:
             self._pages = None
             raise
-        except InvalidNameError:
-            if (pages := client.odd_pages(self._prefix, self._last, self._what)) is None:
-                raise
-            self._pages, page = pages, []
+        except InvalidNameError as error:
+            self._pages, page = self._odd_pages(client, error), []
         for info in page or ():
             self._in_order = self._in_order and (self._last is None or self._last <= info.path)
             self._last = info.path
             self._infos[info.path] = info
         return page is not None
+
+    def _odd_pages(self, client: Client, error: InvalidNameError) -> Iterator[Any]:
+        try:
+            return client.odd_pages(self._prefix, self._last, self._what)
+        except StoreError as problem:
+            error.add_note(f"feedline: {problem}")
+        raise error
 
     def infos(self) -> list[ObjectInfo]:
         """The objects received so far, sorted by path."""

@@ -139,8 +139,10 @@ def _redirect_error(kind: str, what: str) -> StoreError:
     return region_error(what, "", "a redirect without an address")
 
 
-def _body_error(text: str, what: str) -> StoreError | None:
+def _body_error(text: str, what: str) -> Exception | None:
     """The exception for a wrong range or length; None for others."""
+    if "StartTooLarge" in text:  # the server sent the end of the object instead of an error
+        return error_for(Refusal(416), what)
     if "Range request not supported" in text or "non-partial response" in text:
         if "GCS" in text:
             return RangeError(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from os.path import commonprefix
-from pathlib import Path
 from typing import Any, TypeVar
 
+from feedline.core.paths import Pathlike
 from feedline.core.threads import DaemonPool
 from feedline.errors import ArgumentError, MissingExtraError, ObjectNotFoundError
 from feedline.stores import globs
@@ -35,7 +36,7 @@ def open_store(
     options: Mapping[str, Any] | None = None,
     retry: Retry | None = None,
     requests: Requests | None = None,
-    cache: Cache | str | Path | None = None,
+    cache: Cache | Pathlike | None = None,
 ) -> Store:
     """Open the store at an address: a folder, bucket, server, or prefix.
 
@@ -51,7 +52,7 @@ def open_store(
     store = _open(address, StoreOptions(settings), StorePolicy(retry, requests))
     if cache is None:
         return store
-    return CachedStore(store, cache if isinstance(cache, Cache) else Cache(cache))
+    return CachedStore(store, cache if isinstance(cache, Cache) else Cache(os.fspath(cache)))
 
 
 def _as_dict(options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -156,7 +157,7 @@ _WORTH_LISTING_ALL = 1024
 class Finder:
     """Resolves addresses to objects; one store per bucket or server."""
 
-    def __init__(self, cache: Cache | str | Path | None, options: Mapping[str, Any] | None) -> None:
+    def __init__(self, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> None:
         self._cache, self._options = cache, options
         self._stores: dict[str, Store] = {}
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, Self, TypeVar
 from feedline.core import threads
 from feedline.core.caches import PerProcess
 from feedline.core.store_metrics import count
+from feedline.core.telemetry import span
 from feedline.core.threads import WAKE_S, CancelScope, DaemonPool, WaitCancelledError
 from feedline.errors import ArgumentError, RangeError
 from feedline.stores.base import ByteRange, Range
@@ -25,16 +26,16 @@ from feedline.stores.retry import Clock, SystemClock
 class Requests:
     """Limits for turning ranges into requests."""
 
-    at_once: int = 64
+    max_concurrent: int = 64
     """Requests in flight, for each store and process; fewer while most of them fail together."""
     gap_nbytes: int = 128 << 10
     """Ranges of one object that are at most this far apart share a request, and the gap is discarded."""
-    largest_nbytes: int = 8 << 20
+    max_nbytes: int = 8 << 20
     """Ranges are not joined beyond this size, and a longer range is read by several requests at once."""
 
     def __post_init__(self) -> None:
-        if self.at_once < 1 or self.gap_nbytes < 0 or self.largest_nbytes < 1:
-            raise ArgumentError(f"{self}: at_once and largest_nbytes are at least 1, gap_nbytes at least 0")
+        if self.max_concurrent < 1 or self.gap_nbytes < 0 or self.max_nbytes < 1:
+            raise ArgumentError(f"{self}: max_concurrent and max_nbytes are at least 1, gap_nbytes at least 0")
 
 
 def spans_for(ranges: Sequence[tuple[int, int]], requests: Requests) -> list[ByteRange]:
@@ -48,7 +49,7 @@ def spans_for(ranges: Sequence[tuple[int, int]], requests: Requests) -> list[Byt
             spans[-1] = ByteRange(spans[-1].start, max(spans[-1].stop, stop))
         else:
             spans.append(ByteRange(start, stop))
-    return [part for span in spans for part in _parts(span, requests.largest_nbytes)]
+    return [part for span in spans for part in _parts(span, requests.max_nbytes)]
 
 
 def are_many(ranges: Sequence[tuple[int, int]], requests: Requests) -> bool:
@@ -57,7 +58,7 @@ def are_many(ranges: Sequence[tuple[int, int]], requests: Requests) -> bool:
     Then the size of the object is worth a request before anything is allocated for the others: a wrong index soon asks
     for exabytes.
     """
-    return sum(stop - start for start, stop in ranges) > requests.at_once * requests.largest_nbytes
+    return sum(stop - start for start, stop in ranges) > requests.max_concurrent * requests.max_nbytes
 
 
 def check_ranges(ranges: Sequence[tuple[int, int]], what: str) -> None:
@@ -77,7 +78,7 @@ def check_within(ranges: Sequence[tuple[int, int]], size: int, what: str) -> Non
 def _joins(span: ByteRange, start: int, stop: int, requests: Requests) -> bool:
     if start < span.stop:
         return True  # what overlaps is read once
-    return start - span.stop <= requests.gap_nbytes and stop - span.start <= requests.largest_nbytes
+    return start - span.stop <= requests.gap_nbytes and stop - span.start <= requests.max_nbytes
 
 
 def _parts(span: ByteRange, largest: int) -> list[ByteRange]:
@@ -262,8 +263,8 @@ class _Arrival(NamedTuple):
 
 
 class _Pools:
-    def __init__(self, at_once: int) -> None:
-        self.ordinary = DaemonPool(at_once, "feedline-store")
+    def __init__(self, max_concurrent: int) -> None:
+        self.ordinary = DaemonPool(max_concurrent, "feedline-store")
         # Threads of their own: a second request that queued behind ordinary ones would come too late.
         self.hedges = DaemonPool(_HEDGES_AT_ONCE, "feedline-hedge")
 
@@ -274,10 +275,10 @@ class Transfers:
     They end when idle, and when it is dropped. Safe to use from several threads, and after a fork.
     """
 
-    def __init__(self, at_once: int, hedge_quantile: float | None, clock: Clock | None = None) -> None:
+    def __init__(self, max_concurrent: int, hedge_quantile: float | None, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._pools = PerProcess(lambda: _Pools(at_once))
-        self.limit = PerProcess(lambda: ConcurrencyLimit(at_once))
+        self._pools = PerProcess(lambda: _Pools(max_concurrent))
+        self.limit = PerProcess(lambda: ConcurrencyLimit(max_concurrent))
         self._latencies = PerProcess(lambda: Latencies(hedge_quantile))
 
     def run(self, fetch: Fetch, spans: Sequence[ByteRange]) -> list[memoryview]:
@@ -286,7 +287,8 @@ class Transfers:
         However it ends, nothing keeps waiting for the store but requests that are already sent.
         """
         run = _SupervisedCall(fetch, self._clock, self._latencies(), self._pools(), self.limit())
-        return run.results(spans)
+        with span("read"):
+            return run.results(spans)
 
     def read(self, fetch: Fetch, ranges: Sequence[Range], requests: Requests) -> list[memoryview]:
         """One view for each range.
@@ -302,7 +304,8 @@ class Transfers:
 
         Ctrl-C and `CancelScope.cancel` end the wait for it.
         """
-        return self._pools().ordinary.call(ask)
+        with span("read"):
+            return self._pools().ordinary.call(ask)
 
 
 class _SupervisedCall:

@@ -34,7 +34,7 @@ class Retry:
     """Retries of failures that may pass.
 
     These are resets, timeouts, truncated answers, 408, 409, 425, 429 and 5xx. The wait between attempts is random up to
-    `first_wait_s`, doubled with each attempt up to `longest_wait_s` (full jitter). After a throttled answer (429 or
+    `first_wait_s`, doubled with each attempt up to `max_wait_s` (full jitter). After a throttled answer (429 or
     503) it is one to two seconds at least. Retry-After is not read.
     """
 
@@ -45,7 +45,7 @@ class Retry:
     idle_timeout_s: float = 30.0
     """A request fails when nothing has arrived for this long: a slow answer is no failure."""
     first_wait_s: float = 0.1
-    longest_wait_s: float = 10.0
+    max_wait_s: float = 10.0
     hedge_quantile: float | None = 0.95
     """A range that takes longer than this share of the recent ones of its size, and twice the median, is requested a
     second time, and the first answer counts; None: never. At most one request in ten is a second one."""
@@ -55,8 +55,8 @@ class Retry:
             raise ArgumentError(f"Retry(attempts={self.attempts}): at least one attempt is needed")
         if self.deadline_s <= 0 or self.idle_timeout_s <= 0:
             raise ArgumentError("Retry: deadline_s and idle_timeout_s must be above 0")
-        if self.first_wait_s < 0 or self.longest_wait_s < self.first_wait_s:
-            raise ArgumentError("Retry: 0 <= first_wait_s <= longest_wait_s must hold")
+        if self.first_wait_s < 0 or self.max_wait_s < self.first_wait_s:
+            raise ArgumentError("Retry: 0 <= first_wait_s <= max_wait_s must hold")
         if self.hedge_quantile is not None and not 0 < self.hedge_quantile < 1:
             raise ArgumentError(f"Retry(hedge_quantile={self.hedge_quantile}): a share between 0 and 1, or None")
 
@@ -65,7 +65,7 @@ class Retry:
 
         `draw` is random in [0, 1).
         """
-        wait_s = draw * min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(failed - 1, 60))
+        wait_s = draw * min(self.max_wait_s, self.first_wait_s * 2.0 ** min(failed - 1, 60))
         # Full jitter may draw a wait near 0, and Retry-After is not visible: hence a floor after throttled answers.
         throttled = last is not None and last.throttled
         return max(wait_s, _THROTTLED_S * (1 + draw)) if throttled else wait_s

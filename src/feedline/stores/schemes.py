@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from feedline.errors import ArgumentError
 from feedline.stores.base import Store
 from feedline.stores.options import StoreOptions
 from feedline.stores.requests import Requests
 from feedline.stores.retry import Retry
+
+HostPart = Literal["required", "optional", "none"]
+UserPart = Literal["refused", "name", "any"]
 
 _NAME = re.compile(r"[a-z][a-z0-9+.-]*")
 
@@ -32,9 +35,9 @@ class Scheme:
 
     To be known in worker processes it must be picklable: a function of a module, or of the main program.
     """
-    host: Literal["required", "optional", "none"] = "required"
+    host: HostPart = "required"
     """The part before the first slash: a bucket or server, one if there is a slash at all, or none."""
-    user: Literal["refused", "name", "any"] = "name"
+    user: UserPart = "name"
     """The part before an @ in the host: refused, a name without a password, or any text, since it is no credential."""
     lists: bool = True
     """True if its stores can list objects."""
@@ -63,17 +66,29 @@ def register_scheme(name: str, scheme: Scheme) -> None:
     In this process and in worker processes of its loaders. A scheme that was registered before is replaced;
     ArgumentError for one of feedline's own.
     """
-    if not _NAME.fullmatch(name):
-        raise ArgumentError(f"register_scheme({name!r}): a scheme has lower-case letters, digits, +, - and . only")
-    if not isinstance(scheme, Scheme):
-        raise ArgumentError(f"register_scheme({name!r}) takes a stores.Scheme(...), not {type(scheme).__name__}")
+    _check_row(name, scheme)
     if name in SCHEMES and name not in _added:
         raise ArgumentError(f"register_scheme({name!r}): feedline opens {name}:// itself; take another name")
     SCHEMES[name] = _added[name] = scheme
 
 
+def _check_row(name: Any, scheme: Any) -> None:
+    call = f"register_scheme({name!r})"
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise ArgumentError(f"{call}: a scheme is a string of lower-case letters, digits, +, - and .")
+    if not isinstance(scheme, Scheme):
+        raise ArgumentError(f"{call} takes a stores.Scheme(...), not {type(scheme).__name__}")
+    if not callable(scheme.open):
+        raise ArgumentError(f"{call}: Scheme(open=...) is a function of (url, options, policy), not {scheme.open!r}")
+    for field, words in (("host", get_args(HostPart)), ("user", get_args(UserPart))):
+        if (value := getattr(scheme, field)) not in words:
+            raise ArgumentError(f"{call}: Scheme({field}=...) is one of {', '.join(words)}; got {value!r}")
+
+
 def unregister_scheme(name: str) -> None:
-    """Remove a scheme that was registered."""
+    """Remove a scheme that was registered; ArgumentError for another."""
+    if name not in _added:
+        raise ArgumentError(f"unregister_scheme({name!r}): no such scheme was registered; there are {sorted(_added)}")
     del SCHEMES[name], _added[name]
 
 

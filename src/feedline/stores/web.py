@@ -159,6 +159,8 @@ class WebReader:
         """
         ranged = {} if span is None else {"Range": f"bytes={span.start}-{span.stop - 1}"}
         request = Request(self._address(key), headers={**self._headers, **ranged})  # noqa: S310 - http or https
+        for name, value in self._authorization().items():
+            request.add_unredirected_header(name, value)  # a redirect may lead to another server
         count(requests=1)
         try:
             with self._opener.open(request, timeout=self._idle_s) as response:
@@ -168,7 +170,7 @@ class WebReader:
                 return
         except HTTPError as error:
             with error:
-                problem = _refused(error, what)
+                problem = _refusal_error(error, what)
         except TimeoutError:
             problem = TransientError("no answer in time")
         except URLError as error:
@@ -181,6 +183,10 @@ class WebReader:
 
     def _refuse_disguises(self, headers: Any, key: str, what: str) -> None:
         refuse_disguises(key, headers, what)
+
+    def _authorization(self) -> Mapping[str, str]:
+        """Headers that allow a request."""
+        return {}
 
     def _address(self, key: str) -> str:
         path, query = split_link(key)
@@ -239,7 +245,7 @@ class _EmptyError(Exception):
     """The object has no byte at this place."""
 
 
-def _refused(error: HTTPError, what: str) -> Exception:
+def _refusal_error(error: HTTPError, what: str) -> Exception:
     if error.code == 416:
         return _EmptyError()
     if 300 <= error.code < 400 and "loop" in str(error.msg):

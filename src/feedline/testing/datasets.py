@@ -12,7 +12,7 @@ import numpy as np
 
 from feedline import collate
 from feedline.collate.batch_reads import reader_of
-from feedline.core.dataset import BatchRead, has_traits, many_at_once, traits_of
+from feedline.core.dataset import BatchRead, batch_getter, has_traits, traits_of
 from feedline.core.rng import addressed, derive_each
 from feedline.core.tensors import allocate_tensor
 from feedline.loader.dataloader import DataLoader
@@ -29,10 +29,15 @@ def check_dataset(
 ) -> None:
     """Raise `AssertionError` for the first promise that a dataset breaks.
 
-    Reads two dozen samples. Checks lengths and index errors; that samples are the same at every read; that
-    `__getitems__` and `read_batch` equal single samples; that the dataset survives pickling and, if its traits say
-    `thread_safe`, threads; and that loaders with workers of these `methods` give the batches of one without, also
-    after a resume in mid-epoch. `collate_fn` is passed to the loaders.
+    It reads two dozen samples, and checks that:
+
+    - samples are the same at every read, and an index out of range raises `IndexError`;
+    - `__getitems__` and `read_batch` return the same samples as `__getitem__`;
+    - the dataset can be pickled, and used by several threads if its traits say `thread_safe`;
+    - loaders with workers of these `methods` give the same batches as a loader without, also after a resume in
+      mid-epoch.
+
+    `collate_fn` is passed to the loaders.
     """
     length = len(dataset)
     assert length > 0, "the dataset is empty: nothing can be checked"
@@ -79,7 +84,7 @@ def _check_range(dataset: Any, length: int) -> None:
 
 
 def _check_many(dataset: Any, indices: Any, expected: Any) -> None:
-    many = many_at_once(dataset)
+    many = batch_getter(dataset)
     if many is None:
         return
     with addressed(_keys(indices).tolist()) as address:

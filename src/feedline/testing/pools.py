@@ -55,7 +55,7 @@ class BrokenSamples(RandomSamples):
         return super().__getitem__(index)
 
 
-class Whereabouts:
+class ProcessAndThread:
     """Samples that name the process and thread they were made in."""
 
     traits = Traits(thread_safe=True)
@@ -70,11 +70,14 @@ class Whereabouts:
 def check_pool(worker_method: str, *, num_workers: int = 2) -> None:
     """Raise `AssertionError` for the first promise that a worker pool breaks.
 
-    `worker_method` is the name of the pool in `DataLoader(worker_method=...)`. Checks on loaders with a seeded random
-    dataset that batches equal those without workers, over two epochs, with `persistent_workers`, after a resume in
-    mid-epoch, and with `on_error="skip"`; that an exception of the dataset keeps its type, its arguments and the note
-    with the sample's address, and comes after all batches before it; and that closing a loader in mid-epoch ends every
-    worker process and thread.
+    `worker_method` is the name of the pool in `DataLoader(worker_method=...)`. On loaders with `num_workers` workers
+    and a seeded random dataset, it checks that:
+
+    - batches equal those without workers: over two epochs, with `persistent_workers`, after a resume in mid-epoch, and
+      with `on_error="skip"`;
+    - an exception of the dataset keeps its type, its arguments and the note with the sample's address, and is raised
+      after all earlier batches;
+    - closing a loader in mid-epoch ends every worker process and thread.
     """
     _check_batches(worker_method, num_workers)
     _check_resume(worker_method, num_workers)
@@ -148,15 +151,15 @@ def _outcome(loader: Any) -> _Outcome:
 
 def _check_closing(method: str, num_workers: int) -> None:
     for persistent in (False, True):
-        loader = _loader(Whereabouts(), method, num_workers, persistent_workers=persistent, collate_fn=list)
+        loader = _loader(ProcessAndThread(), method, num_workers, persistent_workers=persistent, collate_fn=list)
         iterator = iter(loader)
         places = {place for _ in range(5) for place in next(iterator)}
         loader.close()
         loader.close()
-        _check_ended(method, places)
+        _check_joined(method, places)
 
 
-def _check_ended(method: str, places: set[tuple[int, int]]) -> None:
+def _check_joined(method: str, places: set[tuple[int, int]]) -> None:
     processes = {pid for pid, _ in places if pid != os.getpid()}
     alive = sorted(pid for pid in processes if _is_alive(pid))
     assert not alive, f"close() must join every worker, but {method!r} workers still run as processes {alive}"

@@ -15,9 +15,13 @@ _MOST = 5000
 def check_sampler(sampler: Any) -> None:
     """Raise `AssertionError` for the first promise that a sampler breaks.
 
-    Accepts index samplers and batch samplers. Reads the first 5000 positions of two epochs. Checks that any way to cut
-    an epoch gives the same order, at any time and in any sequence; that the order ends with the epoch; that iteration,
-    `set_epoch` and pickling agree with it; and that equal samplers have equal fingerprints.
+    Accepts index samplers and batch samplers. It reads the first 5000 positions of two epochs, and
+    checks that:
+
+    - any division of an epoch into spans gives the same order, at any time and in any sequence;
+    - the order ends with the epoch;
+    - iteration, `set_epoch` and pickling give the same order;
+    - equal samplers have equal fingerprints.
     """
     name = "take_batches" if hasattr(sampler, "take_batches") else "take"
     length = _length_of(sampler)

@@ -18,15 +18,18 @@ _MISSING = "feedline-check-store/no-such-object"
 def check_store(store: Any, contents: Mapping[str, bytes] | None = None) -> None:
     """Raise `AssertionError` for the first promise that a store breaks.
 
-    `contents` are the objects that the store holds, or some of them, by path; without it, the first 20 objects that
-    `list()` gives are compared with themselves. They are read as a whole, so keep them small; one must hold at least
-    two bytes.
+    `contents` are objects of the store, by path. Without it, the first 20 objects of `list()` are compared with
+    themselves. They are read as a whole, so keep them small; one needs at least two bytes. It checks that:
 
-    Checks `url`, `info`, `size`, `read`, `read_many` and `list`: that they agree with each other and with `contents`;
-    that views are read-only and stay valid; that listings are in the order of paths and select by prefix; that ranges
-    past the end are `RangeError`, missing objects `ObjectNotFoundError` and other versions `ObjectChangedError`, each
-    naming the object; and that the store can be pickled and shared by threads.
+    - `url`, `info`, `size`, `read`, `read_many` and `list` agree with each other and with `contents`;
+    - views are read-only and stay valid;
+    - listings are in the order of paths, and select by prefix;
+    - ranges past the end raise `RangeError`, missing objects `ObjectNotFoundError`, and other versions
+      `ObjectChangedError`, each naming the object;
+    - the store can be pickled, and shared by threads.
     """
+    absent = [name for name in ("url", "info", "size", "read", "read_many", "list") if not hasattr(store, name)]
+    assert not absent, f"the store lacks {', '.join(absent)}: feedline.stores.Store lists the members of a store"
     listed = list(islice(store.list(), None if contents else _MOST))
     expected = {info.path: bytes(store.read(info.path)) for info in listed} if contents is None else dict(contents)
     largest = max(expected, key=lambda path: len(expected[path]), default=None)

@@ -24,10 +24,13 @@ def check_transform(transform: Any) -> None:
 
     `transform` is a `Transform`, or a callable that a `Compose` may hold. It gets RGB images of about 100 x 100 pixels.
 
-    Checks that the result depends on the image and the random key only, whatever came before and in whichever thread;
-    that the image it gets is left unchanged and does not share memory with the result; that arrays, PIL images
-    and PNG files of the same pixels give the same result; that it can be pickled; and that a batch, if its plan offers
-    one, equals the single samples.
+    It checks that:
+
+    - the result depends only on the image and the random key, after any other calls and in any thread;
+    - the input image does not change, and shares no memory with the result;
+    - arrays, PIL images and PNG files with the same pixels give the same result;
+    - the transform can be pickled;
+    - a batch, if the plan of the transform supports batches, equals the single samples.
     """
     transform = transform if isinstance(transform, Transform) else Compose([transform])
     images = [_image(number, size) for number, size in enumerate(_SIZES)]

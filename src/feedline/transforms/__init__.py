@@ -11,7 +11,6 @@ from feedline.transforms.erasing import RandomErasing
 from feedline.transforms.foreign import OnArray
 from feedline.transforms.geometry import (
     CenterCrop,
-    HorizontalFlip,
     RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -41,7 +40,6 @@ __all__ = [
     "Draws",
     "GaussianBlur",
     "Grayscale",
-    "HorizontalFlip",
     "ImagePlan",
     "ImageSpec",
     "MixUp",

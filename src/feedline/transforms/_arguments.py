@@ -56,9 +56,9 @@ def check_interval(transform: object, argument: str, value: Any, low: float = 0.
     return first, last
 
 
-def check_positive_interval(transform: object, argument: str, value: Any, high: float = math.inf) -> Interval:
+def check_positive_interval(transform: object, argument: str, value: Any) -> Interval:
     """Return two numbers in order, above 0."""
-    first, last = check_interval(transform, argument, value, 0.0, high)
+    first, last = check_interval(transform, argument, value, 0.0)
     if first == 0:
         raise argument_error(transform, argument, value, "the lower bound must be above 0")
     return first, last

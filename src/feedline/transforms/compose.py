@@ -83,7 +83,7 @@ class RandomChoice(Transform):
         _ = self.plan
 
     def apply(self, image: Any, rng: Draws) -> Any:
-        chosen = self.transforms[rng.weighted(self.p or (1.0,) * len(self.transforms))]
+        chosen = self.transforms[rng.weighted_index(self.p or (1.0,) * len(self.transforms))]
         return chosen.plan.apply(image, derive(rng.key, "chosen"))
 
     def infer(self, spec: ImageSpec | None) -> ImageSpec | None:

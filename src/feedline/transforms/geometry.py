@@ -65,7 +65,7 @@ class RandomResizedCrop(Transform):
 class Resize(Transform):
     """Whole image resized: its shorter side to `size`, or both sides.
 
-    `size` is a number of pixels, or (height, width). `scaled_decode` as in `images.Recipe`.
+    `size` is a number of pixels, or (height, width). `interpolation` and `scaled_decode` are as in `images.Recipe`.
     """
 
     size: int | tuple[int, int]
@@ -193,9 +193,6 @@ class RandomVerticalFlip(Transform):
 
     def apply(self, image: Pixels, rng: Draws) -> Pixels:
         return np.ascontiguousarray(image[::-1]) if rng.unit() < self.p else image
-
-
-HorizontalFlip = RandomHorizontalFlip
 
 
 def _crop_filled(

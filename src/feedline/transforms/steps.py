@@ -164,6 +164,8 @@ def register_fusion(first: type[Step], second: type[Step], fuse: Fuse) -> None:
     """
     _check_class(first)
     _check_class(second)
+    if not callable(fuse):
+        raise ArgumentError(f"register_fusion: give a function of the two planned steps, not {fuse!r}")
     if FUSIONS.setdefault((first, second), fuse) is not fuse:
         raise ArgumentError(f"register_fusion: {first.__name__} and {second.__name__} already have a function")
 

@@ -43,7 +43,7 @@ class Normalize(Transform):
     """Normalized tensor: `(level / 255 - mean) / std`.
 
     `mean` and `std` are one number per channel, or one for all. Channels come first, or in the layout of a ToTensor
-    just before. A float tensor is not divided by 255: `(x - mean) / std`.
+    just before. The result has `dtype`. A float tensor is not divided by 255: `(x - mean) / std`.
     """
 
     mean: tuple[float, ...]
@@ -76,7 +76,10 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def imagenet_train(size: int = 224, dtype: torch.dtype = torch.float32, *, scaled_decode: bool = False) -> Compose:
-    """Training pipeline of most ImageNet models: random resized crop, horizontal flip, normalization."""
+    """Training pipeline of most ImageNet models: random resized crop, horizontal flip, normalization.
+
+    Gives tensors of `dtype`, (3, `size`, `size`). `scaled_decode` is that of `images.Recipe`.
+    """
     crop = RandomResizedCrop(size, scaled_decode=scaled_decode)
     return Compose([crop, RandomHorizontalFlip(), Normalize(IMAGENET_MEAN, IMAGENET_STD, dtype)])
 
@@ -84,6 +87,9 @@ def imagenet_train(size: int = 224, dtype: torch.dtype = torch.float32, *, scale
 def imagenet_eval(
     size: int = 224, resize: int = 256, dtype: torch.dtype = torch.float32, *, scaled_decode: bool = False
 ) -> Compose:
-    """Validation pipeline of most ImageNet models: resize, center crop, normalization."""
+    """Validation pipeline of most ImageNet models: resize, center crop, normalization.
+
+    `resize` is the shorter side before the crop; the rest is as in `imagenet_train`.
+    """
     shorter = Resize(resize, scaled_decode=scaled_decode)
     return Compose([shorter, CenterCrop(size), Normalize(IMAGENET_MEAN, IMAGENET_STD, dtype)])

@@ -25,9 +25,10 @@ class BatchFuture(Protocol):
         """True if `result()` would return or raise without waiting."""
 
     def result(self) -> BatchResult:
-        """Wait for the batch and return it; call it once.
+        """Wait for the batch and return it.
 
-        Raises the exception of the builder, or a `WorkerError`.
+        A second call returns the same batch: an interrupt may come before the caller has stored it. So drop the future
+        to free the batch. Raises the exception of the builder, or a `WorkerError`.
         """
 
     def cancel(self) -> None:
@@ -70,7 +71,7 @@ class WorkerPool(Protocol):
     def wait_any(self, futures: Iterable[Any]) -> Any:
         """Wait until one of these futures is done; return it.
 
-        All futures are of this pool.
+        All of them must come from this pool.
         """
 
     def resize(self, num_workers: int) -> None:
@@ -95,7 +96,7 @@ class Recovery:
     """
 
     deaths_per_epoch: int = 3
-    """Deaths allowed per epoch. A dead worker is replaced and its request resubmitted; one death more is an error."""
+    """Deaths allowed per epoch: a dead worker is replaced and its request resubmitted. One more death is an error."""
     stall_s: float = 60.0
     """Seconds of waiting for a batch after which the stack and current sample of every worker are logged."""
 
@@ -116,7 +117,7 @@ class Closeable(Protocol):
 C = TypeVar("C", bound=Closeable)
 
 
-class Retained:
+class RetainedResources:
     """Resources that outlive single pools of one loader, one per factory."""
 
     def __init__(self) -> None:
@@ -156,13 +157,13 @@ class PoolOptions:
     allocate: Allocator = allocate_tensor
     """Allocates the tensors of batches that are built in the training process. Thread-safe."""
     restores_rng: bool = False
-    """The builder seeds the global generators: building in the training process must put them back."""
+    """The builder seeds the global generators: a pool that builds in the training process must restore them."""
     register_memory: Callable[[int, int], object] | None = None
-    """Called with address and size in bytes of memory that will hold batches, once, before the first of them."""
+    """Called with address and size in bytes of memory for batches, once, before the first batch lies there."""
     unregister_memory: Callable[[int], object] | None = None
     """Called with the address of registered memory before it is unmapped, in any thread."""
-    retained: Retained = field(default_factory=Retained)
-    """Resources that pools of the same loader share, one after the other."""
+    retained: RetainedResources = field(default_factory=RetainedResources)
+    """Resources that successive pools of the same loader share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +176,16 @@ class PoolKind:
     needs_pickle: bool = False
     """Builder and batches cross a process border: both are pickled."""
     works_ahead: bool = True
-    """Batches are built before the loop asks for them. Only kinds that do so can be chosen by name."""
+    """Batches are built before the loop asks for them. Only such kinds can be chosen by name."""
     hosts_partitions: bool = False
-    """A worker may serve several partitions of a stream that asks `torch.utils.data.get_worker_info()` for its part."""
+    """A worker may serve several partitions of a stream that shards itself by `torch.utils.data.get_worker_info()`."""
     splits_batches: bool = False
-    """Native threads may work on one batch: two workers with many threads each serve better than many workers."""
+    """Native threads may work on one batch: two workers with many threads each are then better than many workers."""
     resizable: bool = True
     """`resize` changes the number of workers, so `num_workers="auto"` may follow the load."""
     accepts: frozenset[str] = frozenset()
     """Arguments of the loader that other kinds refuse: "worker_init_fn", "multiprocessing_context"."""
     prepare: Callable[[], object] | None = None
-    """Starts in the background what pools will need; called when a loader without a context of the user's is made."""
+    """Starts the resources of later pools in the background; called when a loader without a multiprocessing context is
+    made.
+    """

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 from feedline.core.batch import BatchResult
-from feedline.core.rng_globals import restored_globals
+from feedline.core.rng_globals import restoring_globals
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.workers.base import Builder, PoolStatistics
 
@@ -48,7 +48,7 @@ class InlinePool:
         """Build the batch of a request on the calling thread."""
         if not self._isolate:
             return self._builder(request, self._allocate)
-        with restored_globals():
+        with restoring_globals():
             return self._builder(request, self._allocate)
 
     def wait_any(self, futures: Iterable[InlineFuture]) -> InlineFuture:

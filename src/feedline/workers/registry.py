@@ -22,7 +22,7 @@ from feedline.workers.threads import ThreadPool
 from feedline.workers.transport import Inbox
 
 AUTO = "auto"
-"""The name that leaves the choice of a kind to the loader; no kind can have it."""
+"""The name that leaves the choice of a kind to the loader. No kind can have it."""
 
 
 class LauncherCache:
@@ -36,9 +36,9 @@ class LauncherCache:
     def get(self, builder: Any, init_fn: Callable[[int], object] | None, context: Any) -> Launcher:
         """Launcher for a builder: where torch would fork, a snapshot.
 
-        Else the user's context, or without one a zygote. A builder that cannot be pickled for a zygote may still reach
-        workers that multiprocessing starts by the method that the user has chosen. Without such a choice they are
-        forked from this process, with a warning. Raises NotPicklableError where the system cannot fork.
+        Otherwise the user's context, or else a zygote. A builder that cannot be pickled for a zygote may still be sent
+        to workers that multiprocessing starts by the user's chosen method. Without such a choice, workers are forked
+        from this process, with a warning. Raises NotPicklableError if the system cannot fork.
         """
         if _start_method(context) == "fork":
             return self._forking(builder, init_fn) if self._inherits else self._fresh(builder, init_fn)
@@ -106,7 +106,7 @@ def _open_inline(builder: Builder, options: PoolOptions) -> WorkerPool:
 
 def _open_threads(builder: Builder, options: PoolOptions) -> WorkerPool:
     return ThreadPool(
-        builder, options.num_workers, allocate=options.allocate, pinned=options.partitions,
+        builder, options.num_workers, allocate=options.allocate, round_robin=options.partitions,
         timeout_s=options.timeout_s, stall_s=options.recovery.stall_s,
     )  # fmt: skip
 
@@ -116,7 +116,7 @@ def _open_processes(builder: Builder, options: PoolOptions) -> WorkerPool:
     return ProcessPool(
         launchers.get(builder, options.worker_init_fn, options.multiprocessing_context), options.num_workers,
         base_seed=options.base_seed, timeout_s=options.timeout_s, recovery=options.recovery,
-        pinned=options.partitions or options.unseeded, reports_generators=options.unseeded,
+        round_robin=options.partitions or options.unseeded, reports_generators=options.unseeded,
         new_inbox=partial(Inbox, register=options.register_memory, unregister=options.unregister_memory),
     )  # fmt: skip
 
@@ -145,16 +145,22 @@ def register_pool(name: str, kind: PoolKind) -> None:
 
     Raises `ArgumentError` if the name belongs to another kind, or if the loader could never choose this one.
     """
-    if not isinstance(kind, PoolKind):
-        raise ArgumentError(f"pool {name!r} must be a feedline.workers.PoolKind; got {type(kind).__name__}")
-    if name in {"", AUTO}:
-        raise ArgumentError(f"a kind of pool is named by a string other than '' and {AUTO!r}; got {name!r}")
+    _check_row(name, kind)
     if not kind.works_ahead:
         raise ArgumentError(
             f"pool {name!r} has works_ahead=False: without workers the loader builds batches itself, in its own pool"
         )
     if POOLS.setdefault(name, kind) != kind:
-        raise ArgumentError(f"there is already another kind of pool named {name!r}: choose another name")
+        raise ArgumentError(f"another kind of pool is already named {name!r}: choose another name")
+
+
+def _check_row(name: Any, kind: Any) -> None:
+    if not isinstance(name, str) or name in {"", AUTO}:
+        raise ArgumentError(f"a kind of pool is named by a string other than '' and {AUTO!r}; got {name!r}")
+    if not isinstance(kind, PoolKind):
+        raise ArgumentError(f"pool {name!r} must be a feedline.workers.PoolKind; got {type(kind).__name__}")
+    if not callable(kind.open):
+        raise ArgumentError(f"pool {name!r}: PoolKind(open=...) is a function of (builder, options), not {kind.open!r}")
 
 
 def find_pool(name: str) -> PoolKind:

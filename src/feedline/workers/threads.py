@@ -65,9 +65,8 @@ class ThreadFuture:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        result, self._result = self._result, None
-        assert result is not None
-        return result
+        assert self._result is not None
+        return self._result
 
     def cancel(self) -> None:
         """Skip the request, or drop its result."""
@@ -78,9 +77,9 @@ class ThreadFuture:
 class ThreadPool:
     """Threads that share one builder; idle ones take the next request.
 
-    `allocate` allocates batches and must be thread-safe. With `pinned` every partition belongs to one thread (partition
-    modulo `num_workers`), which keeps it in order. `timeout_s` (0: no limit) bounds one wait for a batch; after
-    `stall_s` seconds the stacks of all threads are logged once.
+    `allocate` allocates batches and must be thread-safe. With `round_robin`, partition p belongs to thread
+    p modulo `num_workers`, which keeps it in order. `timeout_s` (0: no limit) bounds one wait for a batch. After
+    `stall_s` seconds, the stacks of all threads are logged once.
     """
 
     def __init__(
@@ -89,14 +88,14 @@ class ThreadPool:
         num_workers: int,
         *,
         allocate: Allocator = allocate_tensor,
-        pinned: bool = False,
+        round_robin: bool = False,
         timeout_s: float = 0,
         stall_s: float = 60,
     ) -> None:
         self._builder, self._allocate = builder, allocate
         self._timeout_s, self._stall_s = timeout_s, stall_s
         self._queues: list[SimpleQueue[ThreadFuture | None]] = [SimpleQueue()]
-        self._pinned = pinned
+        self._round_robin = round_robin
         self._num_workers = 0
         self._threads: list[threading.Thread] = []
         self._finished = threading.Event()
@@ -107,7 +106,7 @@ class ThreadPool:
     def submit(self, request: Any) -> ThreadFuture:
         """Queue the request for an idle thread, or its partition's."""
         future = ThreadFuture(self, request)
-        partition = request.partition if self._pinned else 0
+        partition = request.partition if self._round_robin else 0
         self._queues[partition % len(self._queues)].put(future)
         return future
 
@@ -131,7 +130,7 @@ class ThreadPool:
         """Start threads, or end surplus ones after their current request."""
         for _ in range(self._num_workers - num_workers):
             self._queues[-1].put(None)
-            if self._pinned:
+            if self._round_robin:
                 self._queues.pop()
         for number in range(self._num_workers, num_workers):
             self._start(number)
@@ -159,7 +158,7 @@ class ThreadPool:
         self.close()
 
     def _start(self, number: int) -> None:
-        if self._pinned and number > 0:
+        if self._round_robin and number > 0:
             self._queues.append(SimpleQueue())
         arguments = (self._queues[-1], self._finished, self._scope, self._builder, self._allocate, number)
         thread = threading.Thread(target=_run_worker, args=arguments, name=f"feedline-{number}", daemon=True)
@@ -213,7 +212,7 @@ def _run_worker(
     number: int,
 ) -> None:
     telemetry.work_as(number)
-    with scope.entered():
+    with scope.enter():
         while (future := queue.get()) is not None:
             future.run(builder, allocate)
             finished.set()
@@ -233,14 +232,15 @@ def _stop(threads: list[threading.Thread], queues: list[SimpleQueue[ThreadFuture
     scope.cancel()
     for thread in threads:
         if thread is not threading.current_thread():
-            thread.join()
+            with suppress(RuntimeError):  # an interrupt came before its start
+                thread.join()
     threads.clear()
 
 
 class GlobalRngCheck:
     """Builder that warns if its first batch draws from global random generators.
 
-    Threads share these generators, so no seed makes such draws repeatable.
+    Threads share these generators, so such draws cannot be repeated.
     """
 
     def __init__(self, builder: Builder, dataset: object) -> None:

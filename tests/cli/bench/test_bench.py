@@ -16,7 +16,7 @@ from rich.console import Console
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
-from feedline.cli.bench import command, processes, show
+from feedline.cli.bench import command, show
 from feedline.cli.bench.sweep import Sweep, Threshold, default_workers, recommend, settings_of
 from feedline.cli.bench.trial import Round, Setting, Trial, measure
 from feedline.cli.doctor.findings import Marks
@@ -166,7 +166,7 @@ def test_the_conclusion_names_the_gain_or_says_that_there_is_none() -> None:
     assert "num_workers=16" in show.conclusion(TRIALS, TRIALS[2], 0.0)
     assert "2.0 × today's rate" in show.conclusion(TRIALS, TRIALS[2], 0.0)
     same = [trial(100), trial(101, num_workers=2)]
-    assert "Nothing that was tried is worth a change" in show.conclusion(same, same[1], 0.0)
+    assert "No other setting is worth a change" in show.conclusion(same, same[1], 0.0)
     assert "No setting ran" in show.conclusion([], None, 0.0)
 
 
@@ -175,20 +175,6 @@ def test_the_chart_is_well_formed_and_names_every_setting_that_ran() -> None:
     ET.fromstring(chart)
     for part in TRIALS[:3]:
         assert part.label in chart.replace("&#x27;", "'")
-
-
-def test_cpu_and_memory_of_children_count() -> None:
-    program = "import time; sum(range(10**7)); x = bytearray(50_000_000); print(flush=True); time.sleep(60)"
-    cpu = processes.cpu_s(processes.os.getpid())
-    memory = processes.memory_nbytes(processes.os.getpid())
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        assert child.pid in processes.descendants(processes.os.getpid())
-        assert processes.cpu_s(processes.os.getpid()) > cpu + 0.01
-        assert processes.memory_nbytes(processes.os.getpid()) > memory + 40_000_000
-        child.kill()
-    assert processes.cpu_s(1 << 30) == processes.memory_nbytes(1 << 30) == 0
 
 
 def test_a_script_is_measured_from_the_command_line(tmp_path: Path) -> None:
@@ -200,7 +186,7 @@ def test_a_script_is_measured_from_the_command_line(tmp_path: Path) -> None:
     options = ["--workers", "0,1", "--rounds", "1", "--seconds", "0.05", "--svg", str(tmp_path / "a.svg")]
     failing = ["--out", str(tmp_path / "a.json"), "--fail-if", "samples_per_s > 1"]
     run = [sys.executable, "-m", "feedline.cli", "bench", f"{script}:loader", *options, *failing]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1, done.stderr
     assert "failed: samples_per_s > 1" in done.stdout
     assert "torch, as it is" in done.stdout

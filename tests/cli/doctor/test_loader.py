@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from preloaded import Preloaded
 from typer.testing import CliRunner
 
 from feedline.cli import target
@@ -91,26 +92,45 @@ loader = DataLoader(Data(), batch_size=4)
 }
 
 
-def findings(folder: Path, script: str, *options: str) -> dict[str, dict[str, str]]:
+WITHIN_S = 240
+COMMAND = """
+import contextlib, sys
+from feedline.cli.app import app
+with open(sys.argv.pop(1), "w") as out, contextlib.redirect_stdout(out):
+    app()
+"""
+
+
+def written(folder: Path, script: str) -> str:
     path = folder / "train.py"
     path.write_text(HEAD + script)
-    command = [sys.executable, "-m", "feedline.cli", "doctor", f"{path}:loader", "--json", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode in (0, 1), done.stderr
-    return {finding["name"]: finding for finding in json.loads(done.stdout)["loader"]}
+    return f"{path}:loader"
+
+
+def by_name(output: str) -> dict[str, dict[str, str]]:
+    return {finding["name"]: finding for finding in json.loads(output)["loader"]}
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-def test_each_defect_is_found_with_a_remedy(tmp_path: Path, name: str) -> None:
-    found = findings(tmp_path, DEFECTS[name], "--ranks", "2")
+def test_each_defect_is_found_with_a_remedy(tmp_path: Path, preloaded: Preloaded, name: str) -> None:
+    script, log, out = tmp_path / "doctor.py", tmp_path / "output.log", tmp_path / "findings.json"
+    script.write_text(COMMAND)
+    target = written(tmp_path, DEFECTS[name])
+    code = preloaded.run(script, log, WITHIN_S, str(out), "doctor", target, "--json", "--world-size", "2")
+    assert code in (0, 1), log.read_text()
+    found = by_name(out.read_text())
     assert found[name]["severity"] != "good", found
     assert found[name]["remedy"]
 
 
 def test_a_sound_loader_has_only_good_findings(tmp_path: Path) -> None:
-    found = findings(
+    target = written(
         tmp_path, 'loader = DataLoader(Plain(), batch_size=4, num_workers=2)\nif __name__ == "__main__": 1 / 0'
     )
+    command = [sys.executable, "-m", "feedline.cli", "doctor", target, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    assert done.returncode == 0, done.stderr
+    found = by_name(done.stdout)
     assert {finding["severity"] for finding in found.values()} == {"good"}
     assert found["2 workers"]["evidence"] == "as in one process"
 

@@ -152,7 +152,7 @@ def test_every_line_fits_and_trouble_comes_first(width: int, marks: Marks) -> No
 
 
 def test_the_closing_line_counts() -> None:
-    assert closing_line(FINDINGS) == "1 thing stops or slows a run, 1 is worth a look."
+    assert closing_line(FINDINGS) == "1 finding stops or slows a run, 1 finding is worth a look."
     assert closing_line(FINDINGS[1:2]) == "Nothing to change."
 
 

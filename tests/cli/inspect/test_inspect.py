@@ -14,7 +14,7 @@ from PIL import Image
 from tar_cases import write_tar
 
 from feedline.cli.inspect import contact_sheet, show, survey
-from feedline.cli.inspect.order import ordered
+from feedline.cli.inspect.order import compare_windows
 from feedline.cli.inspect.survey import spread, tar_summary
 from feedline.cli.pack.sources import MemberSource, Sample
 from feedline.cli.pack.sources import list_tars as tars_listed
@@ -33,7 +33,7 @@ def images(tmp_path: Path) -> Path:
 
 def test_a_folder_of_classes(images: Path) -> None:
     found = inspected(images)
-    assert found["samples"] == found["looked_at"] == 14
+    assert found["samples"] == found["examined"] == 14
     assert found["fields"] == {"jpg": 13, "png": 1}
     assert found["classes"] == {"cat": 7, "dog": 7}
     assert found["nbytes"] == sum(path.stat().st_size for path in images.rglob("*.*"))
@@ -90,7 +90,7 @@ def test_large_headers_are_read_whole(tmp_path: Path) -> None:
 
 def test_only_some_samples_are_looked_into_when_asked(images: Path) -> None:
     found = inspected(images, "--limit", 4)
-    assert (found["samples"], found["looked_at"], sum(found["headers"]["formats"].values())) == (14, 4, 4)
+    assert (found["samples"], found["examined"], sum(found["headers"]["formats"].values())) == (14, 4, 4)
     assert "4 samples, evenly spaced" in feedline("inspect", images, "--limit", 4).output
 
 
@@ -146,7 +146,7 @@ def test_long_texts_are_cut_to_the_width_of_a_tile() -> None:
 
 
 def test_windows_are_judged_as_the_sampler_does() -> None:
-    found = ordered(tar_summary([100] * 40, [1000] * 4000), 8, 32)
+    found = compare_windows(tar_summary([100] * 40, [1000] * 4000), 8, 32)
     assert found is not None
     assert [mixed.window for mixed in found.windows] == [1, 4, 8, 16, 40]
     at = found.windows[2]
@@ -246,7 +246,7 @@ def test_an_object_that_cannot_be_read_leaves_the_others_to_be_looked_at() -> No
         Sample(name, None, (MemberSource("cls", name, 0, 1, "x.cls", blob=blob),))
         for name, blob in (("a", Gone()), ("b", There()))
     ]
-    a, b = survey.fetched(samples)
+    a, b = survey.with_headers(samples)
     assert b.parts[0].read() == b"7"
     with pytest.raises(ValueError, match="gone"):
         a.parts[0].read()

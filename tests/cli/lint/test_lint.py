@@ -178,3 +178,18 @@ def test_code_of_this_project_has_no_mistakes() -> None:
     assert [hit for hit in survey.hits if hit.severity is Severity.BAD] == []
     assert survey.unreadable == []
     assert survey.files > 200
+
+
+def test_another_file_of_the_same_package_may_have_what_a_rule_misses(tmp_path: Path) -> None:
+    package = tmp_path / "trainer"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    stream = "class A(IterableDataset):\n def __iter__(self):\n  yield from self.reader\n"
+    (package / "data.py").write_text(f"{HEAD}sampler = DistributedSampler(data)\n{stream}")
+    alone = command.run([str(tmp_path)])
+    assert {hit.code for hit in alone.hits if hit.severity is Severity.BAD} == {"missing-set-epoch", "duplicate-stream"}
+    (package / "loop.py").write_text("def train(loader):\n loader.sampler.set_epoch(3)\n get_worker_info()\n")
+    together = command.run([str(tmp_path)])
+    assert [(hit.code, hit.severity) for hit in together.hits] == [("duplicate-stream", Severity.NOTE)]
+    (package / "__init__.py").unlink()
+    assert not command.run([str(tmp_path)]).is_clean, "scripts of one folder are no package"

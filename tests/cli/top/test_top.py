@@ -4,63 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import termios
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from gated import hanging_loop
+from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
 
 import feedline as fl
 from feedline.cli.app import app
 from feedline.cli.top.command import report
+from feedline.cli.top.keys import View, keyboard
 from feedline.cli.top.reading import LoaderReading, WorkerReading
 from feedline.cli.top.screen import screen, sparkline
 from feedline.core.page import find_pages
 
 
-class Hanging(Dataset[torch.Tensor]):
-    """Its sample 20 waits until the file exists."""
-
-    def __init__(self, gate: Path) -> None:
-        self.gate = gate
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        while index == 20 and not self.gate.exists():
-            time.sleep(0.005)
-        return torch.tensor(index)
-
-
-@contextmanager
-def hanging(gate: Path, **arguments: Any) -> Iterator[None]:
-    """A loop in another thread that hangs at its sixth batch."""
-    loader = fl.DataLoader(Hanging(gate), 4, **arguments)
-
-    def train() -> None:
-        with loader:
-            for _ in loader:
-                pass
-
-    training = threading.Thread(target=train)
-    training.start()
-    try:
-        end = time.monotonic() + 60
-        while loader.stats().batches < 5 or not find_pages(os.getpid()):
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        yield
-    finally:
-        gate.touch()
-        training.join()
+def has_page_of_five(loader: fl.DataLoader[Any]) -> bool:
+    return loader.stats().batches == 5 and bool(find_pages(os.getpid()))
 
 
 def text_of(now: LoaderReading, width: int, before: LoaderReading | None = None) -> list[str]:
@@ -126,7 +91,7 @@ def test_sparklines() -> None:
 
 @pytest.mark.parametrize("arguments", [{}, {"num_workers": 2, "worker_method": "process"}])
 def test_a_hanging_loop_is_shown_with_its_sample(arguments: dict[str, Any], tmp_path: Path) -> None:
-    with hanging(tmp_path / "gate", **arguments):
+    with hanging_loop(tmp_path / "gate", has_page_of_five, **arguments):
         ((_, now),) = report(os.getpid())
         assert now.since_ns < 0
         assert now.batches == 5
@@ -138,14 +103,14 @@ def test_a_hanging_loop_is_shown_with_its_sample(arguments: dict[str, Any], tmp_
         (loader,) = json.loads(result.stdout)
         assert loader["waiting_s"] > 0
         plain = CliRunner().invoke(app, ["top", str(os.getpid())], env={"COLUMNS": "40"})
-        assert plain.stdout.splitlines()[0].startswith("Hanging")
+        assert plain.stdout.splitlines()[0].startswith("Gated")
     assert report(os.getpid()) == []
 
 
 def test_where_nothing_runs_it_says_so() -> None:
     result = CliRunner().invoke(app, ["top", "1", "--once"])
     assert result.exit_code == 1
-    assert "No loop of feedline runs" in result.stdout
+    assert "There is no running feedline loop" in result.stdout
 
 
 def test_a_loader_that_has_ended_is_at_rest() -> None:
@@ -154,3 +119,51 @@ def test_a_loader_that_has_ended_is_at_rest() -> None:
     ((_, now),) = report(os.getpid())
     assert "at rest" in text_of(now, 80)[1]
     loader.close()
+
+
+def test_keys_change_the_view_only() -> None:
+    view = View(has_keys=True)
+    assert view.after("s").order == "busy"
+    assert view.after("p").is_paused
+    assert not view.after("p").after(" ").is_paused
+    assert view.after("a").has_all_advice
+    assert view.after("x") == view
+    assert view.after("s").after("s").order == "CPU"
+    assert view.after("s").after("s").after("s").after("s") == view
+    assert view.help(80).startswith("[q]uit")
+    assert all(len(view.after("p").after("a").help(width)) <= width for width in (30, 40, 80))
+
+
+def test_workers_are_sorted_and_all_advice_is_shown() -> None:
+    advice = [{"text": f"num_workers={number}"} for number in range(5)]
+    now = replace(
+        NOW,
+        figures={**FIGURES, "verdict": {"headline": "It waits.", "advice": advice}},
+        workers=tuple(
+            WorkerReading(number, 90 + number, "R", cpu, nbytes, busy, 5, 1)
+            for number, cpu, nbytes, busy in ((0, 1.0, 300, 0.5), (1, 3.0, 100, 2.0), (2, 2.0, 200, None))
+        ),
+    )
+    for order, wanted in (("number", "012"), ("busy", "102"), ("CPU", "120"), ("memory", "021")):
+        lines = [line.plain for line in screen(None, now, 80, View(order=order))]  # type: ignore[arg-type]
+        assert [line.strip()[0] for line in lines if line[:5].strip() in set("012")] == list(wanted)
+    few, every = (len(screen(None, now, 80, View(has_all_advice=each))) for each in (False, True))
+    assert every > few
+
+
+def test_keys_are_read_one_by_one_and_the_terminal_is_restored() -> None:
+    ours, theirs = os.openpty()
+    before = termios.tcgetattr(theirs)
+    try:
+        with keyboard(theirs) as keys:
+            assert keys.is_there
+            assert keys.wait(0) == ""
+            os.write(ours, b"s")  # without a new line
+            assert keys.wait(5) == "s"
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    with keyboard() as keys:  # pytest has no terminal
+        assert not keys.is_there
+        assert keys.wait(0) == ""

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from feedline.datasets import HDF5
 from feedline.datasets.arrays import h5py_layout
 from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
 from feedline.stores import files
+from feedline.stores.local import LOOK_EVERY_S
 
 COUNT = 50
 ROWS = np.arange(COUNT * 6, dtype=np.float32).reshape(COUNT, 2, 3)
@@ -394,6 +396,14 @@ class TestProcesses:
         with pytest.raises(StateError, match=r"'flat' in .*a.h5 had 50 rows of \(2, 3\) .* has 7 of \(2, 3\) now"):
             pickle.loads(data)[0]
 
+    def test_a_mapped_file_that_is_cut_short_while_it_is_read(self, path: Path) -> None:
+        dataset = HDF5(path, "flat")
+        assert dataset[0].tolist() == ROWS[0].tolist()
+        os.truncate(path, 100)
+        time.sleep(1.5 * LOOK_EVERY_S)
+        with pytest.raises(StateError, match=r"a.h5 has changed since this dataset was made"):
+            dataset[0]
+
 
 class TestDamage:
     def test_what_is_not_there(self, path: Path, tmp_path: Path) -> None:
@@ -403,6 +413,31 @@ class TestDamage:
             HDF5(path, "x")
         with pytest.raises(ArgumentError, match=r"has no dataset 'part'"):
             HDF5(path, "part")
+
+    def test_names_that_are_not_utf8(self, tmp_path: Path) -> None:
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file[b"gr\xf6\xdfe"] = file["x"] = np.arange(6)
+        dataset = HDF5(tmp_path / "a.h5")
+        assert {name.encode(errors="surrogateescape") for name in dataset[3]} == {b"gr\xf6\xdfe", b"x"}
+        assert pickle.loads(pickle.dumps(HDF5(tmp_path / "a.h5", "gr\udcf6\udcdfe")))[3].item() == 3
+        with pytest.raises(ArgumentError, match=r"has no dataset 'y'; it has gr\\xf6\\xdfe, x"):
+            HDF5(tmp_path / "a.h5", "y")
+
+    @pytest.mark.parametrize(
+        ("begin", "message"),
+        [(b"PAR1", "is a Parquet file, not HDF5; read it with Parquet"), (b"CDF\1", "is a NetCDF file of version 3")],
+    )
+    def test_another_format_is_named(self, tmp_path: Path, begin: bytes, message: str) -> None:
+        (tmp_path / "a.h5").write_bytes(begin + bytes(100))
+        with pytest.raises(SampleError, match=rf"a\.h5 {message}"):
+            HDF5(tmp_path / "a.h5")
+
+    def test_arrays_in_groups_have_to_be_named(self, tmp_path: Path) -> None:
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["df/block0_values"], file["df/axis0"] = np.arange(6), np.arange(2)
+        with pytest.raises(ArgumentError, match=r"a\.h5 has no array at its top level; name arrays of its groups with"):
+            HDF5(tmp_path / "a.h5")
+        assert HDF5(tmp_path / "a.h5", "df/block0_values")[5].item() == 5
 
     def test_what_does_not_fit(self, path: Path) -> None:
         with h5py.File(path, "a") as file:
@@ -423,7 +458,7 @@ class TestDamage:
             HDF5(path, "times")
 
     def test_a_file_that_is_none_of_these(self, tmp_path: Path) -> None:
-        (tmp_path / "b.h5").write_bytes(b"nothing of the kind")
+        (tmp_path / "b.h5").write_bytes(b"\0nothing of the kind")
         with pytest.raises(SampleError, match=r"b.h5 cannot be opened as an HDF5 file .*written completely\?"):
             HDF5(tmp_path / "b.h5", "x")
 
@@ -460,3 +495,14 @@ class TestDamage:
     def test_a_missing_library(self, path: Path) -> None:
         with hidden("h5py"), pytest.raises(MissingExtraError, match=r"pip install 'feedline\[hdf5\]'"):
             HDF5(path, "flat")
+
+
+@pytest.mark.parametrize("signature", [b"HEAP", b"TREE"])
+def test_damaged_metadata_is_named(tmp_path: Path, signature: bytes) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(5)
+    data = (tmp_path / "a.h5").read_bytes()
+    (tmp_path / "a.h5").write_bytes(data.replace(signature, b"HOLE"))
+    for columns in (None, "x"):
+        with pytest.raises(SampleError, match=r"a.h5 cannot be read: it is damaged .*; copy it again"):
+            HDF5(tmp_path / "a.h5", columns)[0]

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -70,7 +71,7 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(indices=st.lists(st.integers(-10, 9), min_size=1, max_size=12))
 def test_all_ways_to_fetch_agree(kind: str, folder: Path, indices: list[int]) -> None:
     dataset, empty = made(kind, folder), Recorder()
@@ -261,11 +262,23 @@ def test_a_file_that_is_cut_short_while_it_is_read(tmp_path: Path, read: Any) ->
     np.save(tmp_path / "x.npy", np.zeros(1 << 20, np.int32))
     dataset = read(tmp_path / "x.npy")
     assert dataset[0] is not None
+    assert dataset.read_batch(BatchRead(np.arange(2), allocate_tensor)) is not None
     os.truncate(tmp_path / "x.npy", 5000)
     time.sleep(2 * LOOK_EVERY_S)
     refused = pytest.raises(StateError, match=r"x.npy has changed since this dataset")
     with fl.DataLoader(dataset, 256) as loader, refused:
         list(loader)
+
+
+def test_a_file_of_this_machine_and_one_in_a_store(folder: Path) -> None:
+    fsspec.filesystem("memory").pipe("/mixed/images.npy", (folder / "images.npy").read_bytes())
+    dataset = ArrayFile({"x": "memory://mixed/images.npy", "y": folder / "labels.npy"})
+    batch = dataset.read_batch(BatchRead(np.array([7, -1, 0]), allocate_tensor))
+    assert np.array_equal(batch["x"], IMAGES[[7, 9, 0]])
+    assert np.array_equal(batch["y"], LABELS[[7, 9, 0]])
+    assert np.array_equal(dataset[4]["x"], IMAGES[4])
+    with pytest.raises(IndexError, match=r"10 is out of range for .*10 samples"):
+        dataset.read_batch(BatchRead(np.array([10]), allocate_tensor))
 
 
 def test_a_file_that_is_removed_while_it_is_read_stays_readable(tmp_path: Path) -> None:

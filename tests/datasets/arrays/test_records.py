@@ -153,6 +153,23 @@ def test_a_field_that_no_sample_holds_is_named(tmp_path: Path, dtype: Any) -> No
         ArrayFile(tmp_path / "a.npy")
 
 
+def test_objects_are_named_whatever_their_pickle_takes(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([{}] * 50, object), allow_pickle=True)
+    with pytest.raises(ArgumentError, match=r"a\.npy holds object, which torch does not support"):
+        ArrayFile(tmp_path / "a.npy")
+
+
+def test_names_that_are_not_latin(tmp_path: Path) -> None:
+    rows = np.array([(1, 2, 3)], [("é", "i4"), ("重さ", "i4"), ("\\u0041", "i4")])
+    with pytest.warns(UserWarning, match="format 3.0"):
+        np.save(tmp_path / "a.npy", rows)
+    assert {name: value.item() for name, value in ArrayFile(tmp_path / "a.npy")[0].items()} == {
+        "é": 1,
+        "重さ": 2,
+        "\\u0041": 3,
+    }
+
+
 def test_records_in_memory() -> None:
     rows = records(NUMBERS)
     dataset = Arrays({"event": rows, "since": TIMES - TIMES[0]})

@@ -21,7 +21,7 @@ from feedline import transforms as T
 from feedline.collate.batch_reads import reader_of
 from feedline.core.dataset import BatchRead
 from feedline.core.tensors import allocate_tensor
-from feedline.datasets import ImageFolder
+from feedline.datasets import ImageFolder, array_container
 from feedline.datasets.imagefolder import scan
 from feedline.errors import ArgumentError, SampleError, SampleIndexError
 from feedline.images import ImageError
@@ -196,7 +196,7 @@ class TestKeptListing:
         with pytest.raises(SampleError, match=rf"{other.name} is not a file of feedline arrays"):
             ImageFolder(root, index_dir=tmp_path / "listings")
         assert other.read_bytes() == b"precious"
-        scan.array_container.write(str(other), {}, {"x": np.zeros(3, np.uint8)})
+        array_container.write(str(other), {}, {"x": np.zeros(3, np.uint8)})
         with pytest.raises(
             SampleError, match=rf"{other.name} is not the listing of an ImageFolder: give another index_dir="
         ):

@@ -433,3 +433,16 @@ class TestDamage:
     def test_a_missing_library(self, texts: Path) -> None:
         with hidden("lmdb"), pytest.raises(MissingExtraError, match=r"pip install 'feedline\[lmdb\]'"):
             LMDB(texts)
+
+
+@pytest.mark.parametrize("keys", [None, "{:04d}"])
+def test_pages_of_a_wrong_type_are_damage(tmp_path: Path, keys: str | None) -> None:
+    with lmdb.open(str(tmp_path / "a"), map_size=1 << 20) as held, held.begin(write=True) as transaction:
+        for i in range(24):
+            transaction.put(b"%04d" % i, b"text")
+    data = bytearray((tmp_path / "a/data.mdb").read_bytes())
+    for page in range(2, len(data) // 4096):
+        data[4096 * page + 10 : 4096 * page + 12] = b"\0\0"  # the type
+    (tmp_path / "a/data.mdb").write_bytes(data)
+    with pytest.raises(SampleError, match=r"a .*(damaged|Located page was wrong type)"):
+        LMDB(tmp_path / "a", keys)[0]

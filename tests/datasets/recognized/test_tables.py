@@ -47,13 +47,14 @@ WITHOUT_PYTHON = {
     "numpy": lambda table: table.with_format("numpy"),
     "numpy, texts only": lambda table: table.select_columns("text").with_format("numpy"),
     "no format": lambda table: table.remove_columns("features"),
+    "no format, lists": lambda table: table,
     "subset": lambda table: Subset(table.with_format("torch"), [5, 3, 3, 59]),
     "split": lambda table: random_split(table.with_format("torch"), [20, 40])[1],
     "both": lambda table: ConcatDataset([table.with_format("torch"), Subset(table.with_format("torch"), [1, 2])]),
 }
 
 WITH_PYTHON = {
-    "lists of Python": lambda table: table,
+    "lists of texts": lambda table: table.add_column("words", [["a", "b"]] * ROWS),
     "a transform": lambda table: table.with_transform(lambda rows: {"x": [value * 2 for value in rows["x"]]}),
     "all columns": lambda table: table.with_format("torch", columns=["x"], output_all_columns=True),
 }

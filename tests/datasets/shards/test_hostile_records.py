@@ -22,7 +22,7 @@ from feedline.datasets import MDS, Files, ImageFolder, LitData, LitDataTokens, T
 from feedline.datasets.compression import inflate
 from feedline.datasets.decoding import ValueDecoder
 from feedline.datasets.shards.litdata_types import decode_function as leaf_function
-from feedline.datasets.shards.mds import decode_function as mds_function
+from feedline.datasets.shards.mds_values import decode_function as mds_function
 from feedline.datasets.webdataset.columns import arrays
 from feedline.errors import ArgumentError, SampleError
 
@@ -267,7 +267,7 @@ class TestPromises:
         with pytest.raises(ArgumentError, match=f"copy holds '{kind}:{number}', which is not known"):
             LitDataTokens(copy, 4)
 
-    @pytest.mark.filterwarnings("ignore:decompressed, the shards of:feedline.stores.CacheWarning")
+    @pytest.mark.filterwarnings("ignore:decompressed, :feedline.stores.CacheWarning")
     def test_of_what_a_few_bytes_make(self, tmp_path: Path) -> None:
         data = np.zeros(5000, np.uint8)
         for nbytes in (1 << 60, 5 << 30):
@@ -283,3 +283,12 @@ class TestPromises:
             SampleError, match=r"shard.00000.mds.zstd has .* suggests a decompression bomb; copy it again"
         ):
             MDS(copy, cache=tmp_path / "cache")[0]
+
+
+def test_nested_rows_whose_offsets_lead_out_of_the_memory(tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(written("litdata_chunks") / "rows", tmp_path / "copy"))
+    for chunk in copy.glob("chunk*"):
+        data = chunk.read_bytes()  # texts of 0, 2 and 4 bytes
+        chunk.write_bytes(data.replace(struct.pack("<4i", 0, 0, 2, 6), struct.pack("<4i", 0, 0, -5, 6)))
+    with pytest.raises(SampleError, match=r"has no valid Arrow file at its end .*; copy it again"):
+        LitData(copy)[1]

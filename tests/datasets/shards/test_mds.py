@@ -16,15 +16,16 @@ import torch
 from format_cases import all_ways_agree, equal, hidden
 from peers import written
 from torch.utils.data import DataLoader
-from writers.values import COUNT, MDS_COLUMNS, jpeg, mds_samples
+from writers.values import COUNT, MDS_COLUMNS, jpeg, mds_samples, text_samples
 
 import feedline as fl
 from feedline.collate.batch_reads import reader_of
 from feedline.core.dataset import BatchRead
 from feedline.datasets import JSONL, MDS
-from feedline.datasets.shards.mds import decode_function
+from feedline.datasets.shards.mds_values import decode_function
 from feedline.errors import ArgumentError, MissingExtraError, SampleError
 from feedline.stores import ObjectNotFoundError
+from formats.places import Memory
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +188,7 @@ class TestShards:
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         MDS(folder / "gz", columns=["int"])[0]
-        assert len(kept(tmp_path / "feedline/inflated")) == 1
+        assert len(kept(tmp_path / "feedline/decompressed")) == 1
 
     def test_half_a_decompressed_file_is_made_again(self, folder: Path, tmp_path: Path) -> None:
         MDS(folder / "zstd", columns=["int"], cache=tmp_path)[0]
@@ -297,16 +298,9 @@ class TestDamage:
         with pytest.raises(SampleError, match=r"copy/index.json is not an index of MDS shards"):
             MDS(copy)
 
-    def test_json_shards_are_files_of_json_lines(self, folder: Path, tmp_path: Path) -> None:
-        samples = [{"id": i, "text": "ü" * i} for i in range(COUNT)]
-        for name, ending in (("json", "json"), ("json-zstd", "json.zstd")):
-            with pytest.raises(ArgumentError, match=r"shards of format json .*fl.datasets.JSONL with the pattern"):
-                MDS(folder / name)
-            assert list(JSONL(f"{folder}/{name}/shard.*.{ending}", index_dir=tmp_path / "index")) == samples
-
     def test_formats_that_are_not_read(self, copy: Path) -> None:
-        edit_index(copy, lambda index: index["shards"][0].update(format="csv"))
-        with pytest.raises(ArgumentError, match=r"index.json: shards of format csv version 2; MDS reads mds version 2"):
+        edit_index(copy, lambda index: index["shards"][0].update(format="arrow"))
+        with pytest.raises(ArgumentError, match=r"index.json: shards of format arrow version 2; MDS reads"):
             MDS(copy)
 
     def test_a_shard_of_another_size(self, copy: Path) -> None:
@@ -336,3 +330,89 @@ class TestDamage:
 
 def _in_part(shard: dict[str, Any]) -> None:
     shard["raw_data"]["basename"] = f"part/{shard['raw_data']['basename']}"
+
+
+class TestText:
+    """Shards of lines, whose samples a second file locates."""
+
+    @pytest.mark.parametrize("ending", ["", "-zstd"])
+    @pytest.mark.parametrize("form", ["json", "csv", "tsv", "xsv"])
+    def test_what_mosaic_writes_is_read_back_equal(self, folder: Path, tmp_path: Path, form: str, ending: str) -> None:
+        dataset = MDS(folder / f"{form}{ending}", cache=tmp_path)
+        assert len(dataset.shard_sizes) > 2
+        assert [dataset[i] for i in range(COUNT)] == list(text_samples())
+        assert pickle.loads(pickle.dumps(dataset))[7] == dataset[7]
+        all_ways_agree(dataset, [19, 0, -3])
+
+    def test_columns_and_transforms(self, folder: Path) -> None:
+        for form in ("json", "csv"):
+            dataset = MDS(folder / form, columns=["text", "id"], transform={"text": len})
+            assert list(dataset[2].items()) == [("text", 4), ("id", -3)]
+            with pytest.raises(ArgumentError, match="have no column 'label'; they have id, score, text"):
+                MDS(folder / form, columns=["label"])
+
+    def test_json_shards_are_also_files_of_json_lines(self, folder: Path, tmp_path: Path) -> None:
+        for name, ending in (("json", "json"), ("json-zstd", "json.zstd")):
+            dataset = JSONL(f"{folder}/{name}/shard.*.{ending}", index_dir=tmp_path / "index")
+            assert list(dataset) == list(text_samples())
+
+    def test_one_index_of_several_formats(self, folder: Path, tmp_path: Path) -> None:
+        merged: list[dict[str, Any]] = []
+        for form in ("csv", "json"):
+            shutil.copytree(folder / form, tmp_path / form)
+            for shard in json.loads((folder / form / "index.json").read_text())["shards"]:
+                for key in ("raw_data", "raw_meta"):
+                    shard[key]["basename"] = f"{form}/{shard[key]['basename']}"
+                merged.append(shard)
+        (tmp_path / "index.json").write_text(json.dumps({"shards": merged, "version": 2}))
+        dataset = MDS(tmp_path)
+        assert [dataset[i] for i in range(2 * COUNT)] == 2 * list(text_samples())
+
+    @pytest.mark.parametrize("name", ["csv-zstd", "json"])
+    def test_shards_in_a_store(self, folder: Path, tmp_path: Path, name: str) -> None:
+        dataset = MDS(Memory("memory://texts").put(folder / name), cache=tmp_path)
+        assert [dataset[i] for i in range(COUNT)] == list(text_samples())
+
+    def test_a_file_of_offsets_that_is_missing_or_damaged(self, folder: Path, tmp_path: Path) -> None:
+        copy = Path(shutil.copytree(folder / "csv", tmp_path / "copy"))
+        meta = copy / "shard.00000.csv.meta"
+        data = bytearray(meta.read_bytes())
+        data[4] = 255
+        meta.write_bytes(data)
+        with pytest.raises(SampleError, match=r"shard.00000.csv.meta is damaged: it does not hold the \d+ samples"):
+            MDS(copy)[0]
+        meta.unlink()
+        with pytest.raises(ObjectNotFoundError, match=r"shard.00000.csv.meta does not exist, but index.json lists it"):
+            MDS(copy)
+
+    def test_hashes_of_offsets_are_checked(self, folder: Path, tmp_path: Path) -> None:
+        copy = Path(shutil.copytree(folder / "csv", tmp_path / "copy"))
+        edit_index(copy, lambda index: index["shards"][1]["raw_meta"]["hashes"].update(sha1="0" * 40))
+        with pytest.raises(SampleError, match=r"shard.00001.csv.meta is damaged: its sha1 is"):
+            MDS(copy, check_hashes=True)
+
+    @pytest.mark.parametrize(
+        ("form", "old", "new", "message"),
+        [
+            ("csv", b"-5,0.0,", b"-5;0.0,", r"sample 0 of .* is damaged \(it has 2 columns of 3\)"),
+            ("csv", b"-5,0.0,\n", b"-5,0.0, ", r"sample 0 of .* is damaged \(its line does not end\)"),
+            ("csv", b"-5,", b"5-,", r"column 'id' of sample 0 of .* cannot be decoded as int .*5-"),
+            ("json", b'{"id": -5', b'{"it": -5', r"sample 0 of .* is damaged \(it has no column 'id'\)"),
+            ("json", b'{"id"', b'["id"', r"sample 0 of .* is damaged"),
+        ],
+    )
+    def test_damaged_lines_are_named(
+        self, folder: Path, tmp_path: Path, form: str, old: bytes, new: bytes, message: str
+    ) -> None:
+        copy = Path(shutil.copytree(folder / form, tmp_path / "copy"))
+        shard = copy / f"shard.00000.{form}"
+        shard.write_bytes(shard.read_bytes().replace(old, new))
+        with pytest.raises(SampleError, match=message):
+            MDS(copy)[0]
+
+    @pytest.mark.parametrize("change", [{"separator": ""}, {"newline": 3}, {"column_encodings": []}])
+    def test_an_index_that_no_writer_leaves(self, folder: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+        copy = Path(shutil.copytree(folder / "xsv", tmp_path / "copy"))
+        edit_index(copy, lambda index: index["shards"][0].update(change))
+        with pytest.raises(SampleError, match=r"index\.json is not an index of MDS shards"):
+            MDS(copy)

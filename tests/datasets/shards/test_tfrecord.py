@@ -64,7 +64,7 @@ class TestCompressed:
         plain = TFRecord(files[0])
         for name in (f"named.tfrecord.{codec}", "unnamed.tfrecord"):
             (tmp_path / name).write_bytes(CODECS[codec](files[0].read_bytes()))
-            dataset = TFRecord(tmp_path / name, check=check)
+            dataset = TFRecord(tmp_path / name, check_crc=check)
             assert dataset.paths == [str(tmp_path / name)]
             assert equal(list(dataset), list(plain))
             assert equal(pickle.loads(pickle.dumps(dataset))[7], plain[7])
@@ -104,7 +104,7 @@ class TestCompressed:
         (tmp_path / "a.tfrecord.gz").write_bytes(gzip.compress(records(bytes(1 << 23))))
         with pytest.raises(SampleError, match=r"a.tfrecord.gz has .* bytes and decompresses to more than .* bomb"):
             TFRecord(tmp_path / "a.tfrecord.gz")
-        assert not list((tmp_path / "xdg").rglob("*.part"))
+        assert not list((tmp_path / "xdg").rglob("temporary/*"))
 
 
 class TestSequences:
@@ -415,7 +415,7 @@ class TestFiles:
         with hidden("google_crc32c"), pytest.raises(MissingExtraError, match=r"pip install 'feedline\[tfrecord\]'"):
             TFRecord(files)
         with hidden("google_crc32c"):
-            assert len(TFRecord(files, check=False)) == COUNT
+            assert len(TFRecord(files, check_crc=False)) == COUNT
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"no such file: .*gone.tfrecord"):
@@ -427,7 +427,7 @@ class TestDamage:
         ("at", "message"),
         [
             (0, r"record 0 of .*, at byte 0, has a damaged length \(checksum mismatch\)"),
-            (15, r"record 0 of .* is damaged \(checksum mismatch\).*check=False"),
+            (15, r"record 0 of .* is damaged \(checksum mismatch\).*check_crc=False"),
             (40, r"record 1 of .*, at byte 21, is damaged"),
         ],
     )
@@ -442,22 +442,22 @@ class TestDamage:
         data = bytearray(records(b"hello"))
         data[12] ^= 1
         (tmp_path / "a.tfrecord").write_bytes(data)
-        assert TFRecord(tmp_path / "a.tfrecord", decode="bytes", check=False)[0] == b"iello"
+        assert TFRecord(tmp_path / "a.tfrecord", decode="bytes", check_crc=False)[0] == b"iello"
 
     def test_an_index_that_was_made_without_is_made_again_to_check(self, tmp_path: Path) -> None:
         data = bytearray(records(b"hello", b"more"))
         path, place = tmp_path / "a.tfrecord", tmp_path / ".a.tfrecord.index"
         path.write_bytes(data)
-        TFRecord(path, decode="bytes", check=False)
+        TFRecord(path, decode="bytes", check_crc=False)
         unchecked = place.read_bytes()
         assert len(TFRecord(path, decode="bytes")) == 2
         checked = place.read_bytes()
         assert checked != unchecked
-        assert len(TFRecord(path, decode="bytes", check=False)) == 2
+        assert len(TFRecord(path, decode="bytes", check_crc=False)) == 2
         assert place.read_bytes() == checked
         data[12] ^= 1
         path.write_bytes(data)
-        assert TFRecord(path, decode="bytes", check=False)[0] == b"iello"
+        assert TFRecord(path, decode="bytes", check_crc=False)[0] == b"iello"
         for _ in range(2):
             with pytest.raises(SampleError, match=r"record 0 of .* is damaged \(checksum mismatch\)"):
                 TFRecord(path, decode="bytes")
@@ -495,7 +495,7 @@ class TestDamage:
         head = struct.pack("<Q", 2**64 - 8)
         (tmp_path / "a.tfrecord").write_bytes(head + masked(head) + bytes(40))
         with pytest.raises(SampleError, match=r"claims 18446744073709551608 bytes, but 40 are left"):
-            TFRecord(tmp_path / "a.tfrecord", decode="bytes", check=check)
+            TFRecord(tmp_path / "a.tfrecord", decode="bytes", check_crc=check)
 
     def test_a_record_as_long_as_a_gzip_file_begins_is_none(self, tmp_path: Path) -> None:
         (tmp_path / "a.tfrecord").write_bytes(records(bytes(0x8B1F)))

@@ -18,7 +18,7 @@ import datasets
 import feedline as fl
 from datasets import ClassLabel, Features, Image, List, Value
 from feedline.collate.batch_reads import reader_of
-from feedline.core.dataset import BatchRead, adapted
+from feedline.core.dataset import BatchRead, adapt
 from feedline.core.tree import leaves
 from feedline.datasets import HuggingFace
 from feedline.errors import ArgumentError, SampleError
@@ -99,6 +99,44 @@ def test_batches_are_those_of_torch_for_every_kind_of_column(saved: Any, kind: s
                 assert empty.holds(batch), name
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_collate_function_gets_the_values_of_datasets(saved: Any, workers: int) -> None:
+    texts = [[f"{i}", "é"] * (i % 3) for i in range(N)]
+    ragged = [list(range(i % 5)) for i in range(N)]
+    dataset = saved.shuffle(seed=2).add_column("words", texts).add_column("tokens", ragged)
+    names = [name for name in dataset.column_names if "float16" not in name and "uint64" not in name]
+    for chosen in (dataset.select_columns(names), torch.utils.data.Subset(dataset.select_columns(names), [9, 3, 59])):
+        with fl.DataLoader(chosen, 7, collate_fn=list, num_workers=workers) as loader:
+            ours = list(loader)
+        theirs = list(DataLoader(chosen, 7, collate_fn=list))
+        assert repr(ours) == repr(theirs)
+
+
+def test_samples_of_a_bare_table_are_made_without_datasets(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("datasets was asked")
+
+    monkeypatch.setattr(datasets.Dataset, "__getitems__", refuse)
+    plain = saved.select_columns(["label", "text", "list int64", "fixed float32", "float64"])
+    batches = list(fl.DataLoader(plain, 20, collate_fn=list))
+    assert [len(batch) for batch in batches] == [20, 20, 20]
+    with pytest.raises(AssertionError, match="was asked"):
+        list(fl.DataLoader(plain, 20, collate_fn=list, accelerate=False))
+
+
+def test_nulls_and_unequal_lists_without_a_format_are_what_torch_makes_of_them() -> None:
+    holes = datasets.Dataset.from_dict({"x": [1, None, 3], "words": [["a", None], None, []], "y": [[1.5], [None], []]})
+    for collate_fn in (list, None):
+        for dataset in (holes, holes.select_columns(["y"]), datasets.Dataset.from_dict({"v": [[1], [2, 3]]})):
+            outcomes = []
+            for loader_class in (fl.DataLoader, DataLoader):
+                try:
+                    outcomes.append(repr(list(loader_class(dataset, 3, collate_fn=collate_fn))))
+                except Exception as error:  # noqa: BLE001 - compared below
+                    outcomes.append(f"{type(error)} {error}")
+            assert outcomes[0] == outcomes[1]
+
+
 def test_the_common_columns_areadapted(saved: Any) -> None:
     for kind in ("torch", "numpy"):
         columns = ["label", "float32", "int64", "list int64", "fixed float32"]
@@ -136,8 +174,7 @@ NO_NUMBERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("listed", [False, True])
-@pytest.mark.parametrize("kind", ["torch", "numpy", None])
+@pytest.mark.parametrize(("kind", "listed"), [("torch", True), ("numpy", False), ("numpy", True), (None, False)])
 @pytest.mark.parametrize("dtype", NO_NUMBERS)
 def test_times_and_decimals_are_left_to_datasets(dtype: str, kind: str | None, listed: bool) -> None:
     feature, value = (List(Value(dtype)), [NO_NUMBERS[dtype]] * 2) if listed else (Value(dtype), NO_NUMBERS[dtype])
@@ -211,8 +248,8 @@ def test_what_is_no_dataset_is_refused() -> None:
 
 def test_a_bare_dataset_is_recognized() -> None:
     dataset = datasets.Dataset.from_dict({"x": [1]})
-    assert isinstance(adapted(dataset), HuggingFace)
-    assert adapted([1]) == [1]
+    assert isinstance(adapt(dataset), HuggingFace)
+    assert adapt([1]) == [1]
 
 
 class TestImages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from itertools import islice
 from typing import Any
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import datasets
 import feedline as fl
+from feedline.datasets.tables import huggingface
 from feedline.loader.builder import BatchBuilder
 from feedline.testing import difference
 
@@ -43,6 +45,29 @@ def test_batches_are_those_of_torchs_loader(name: str, workers: int) -> None:
 def test_a_table_is_gathered_whole() -> None:
     assert BatchBuilder(table().with_format("torch")).vectorized
     assert not BatchBuilder(MADE["transformed"]()).vectorized
+
+
+def test_loaders_of_one_table_look_up_its_chunks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    look_up = huggingface.table_chunks
+    monkeypatch.setattr(huggingface, "table_chunks", lambda *args: calls.append(1) or look_up(*args))
+    whole = table().with_format("torch")
+    epochs = [[batch["y"].tolist() for batch in fl.DataLoader(whole, 10)] for _ in range(3)]
+    assert epochs == [[list(range(i, i + 10)) for i in range(0, 50, 10)]] * 3
+    assert len(calls) == 1
+    kept = len(huggingface._opened)
+    del whole
+    gc.collect()
+    assert len(huggingface._opened) < kept
+
+
+def test_columns_of_a_table_with_nulls_and_chunks_of_many_sizes() -> None:
+    parts = [
+        datasets.Dataset.from_dict({"i": rows, "f": [None if i == 3 else i / 2 for i in rows]})
+        for rows in ([0, 1], [2], [3, 4, 5], [6, 7])
+    ]
+    whole = datasets.concatenate_datasets(parts).select(range(1, 8))
+    assert [whole[i] for i in range(7)] == fl.datasets.HuggingFace(whole).__getitems__(range(7))
 
 
 @pytest.mark.parametrize("buffered", [False, True])

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import datasets
 import feedline as fl
-from feedline.core.dataset import forgets
+from feedline.core.dataset import loses_shuffle_buffer
 from feedline.datasets import HuggingFaceStream
 from feedline.errors import ArgumentError
 
@@ -165,9 +165,9 @@ class TestInTorchsLoader:
 
 
 def test_a_shuffle_buffer_of_datasets_is_noticed() -> None:
-    assert forgets(PIPELINES["shuffled and mapped"]())
-    assert not forgets(PIPELINES["batched map"]())
-    assert not forgets([1, 2])
+    assert loses_shuffle_buffer(PIPELINES["shuffled and mapped"]())
+    assert not loses_shuffle_buffer(PIPELINES["batched map"]())
+    assert not loses_shuffle_buffer([1, 2])
 
 
 def test_what_is_no_stream_is_refused() -> None:

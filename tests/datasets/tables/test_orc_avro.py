@@ -264,3 +264,13 @@ def test_an_empty_file(tmp_path: Path) -> None:
     assert len(Avro(write_avro(tmp_path / "a.avro", record(x="long"), []))) == 0
     assert len(ORC(write_orc(tmp_path / "a.orc", pa.table({"x": pa.array([], pa.int64())})))) == 0
     assert len(Arrow(pa.table({"x": pa.array([], pa.int64())}))) == 0
+
+
+@pytest.mark.parametrize("word", ["type", "fields", "name"])
+def test_an_avro_schema_that_is_none(tmp_path: Path, word: str) -> None:
+    nested = record(y="long") | {"name": "inner"}
+    path = write_avro(tmp_path / "a.avro", record(x=nested), [{"x": {"y": 1}}])
+    head, _, rest = path.read_bytes().rpartition(f'"{word}"'.encode())
+    path.write_bytes(head + f'"{word[::-1]}"'.encode() + rest)
+    with pytest.raises(SampleError, match=r"a\.avro cannot be read: it is damaged"):
+        Avro(path)[0]

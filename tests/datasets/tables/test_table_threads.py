@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import feedline as fl
+from feedline.core.caches import LoadingCache
 from feedline.datasets import CSV, JSONL, ORC, Arrow, Avro, Parquet
 
 N = 600
@@ -84,6 +85,15 @@ def opened(
 
 def check(sample: Any, at: int) -> None:
     assert (int(sample["x"]), sample["t"]) == (at, f"text {at}")
+
+
+def test_chunks_that_another_thread_decodes_and_evicts_meanwhile(
+    opened: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, looks = opened("store"), np.random.default_rng(0)
+    monkeypatch.setattr(LoadingCache, "__contains__", lambda *_: bool(looks.integers(2)))
+    for at, sample in enumerate(data.__getitems__(range(N))):
+        check(sample, at)
 
 
 @pytest.mark.parametrize("place", ["local", "store"])

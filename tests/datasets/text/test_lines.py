@@ -223,17 +223,17 @@ class TestReading:
     @pytest.mark.parametrize("make", [Lines, JSONL, CSV])
     def test_a_record_that_is_too_long_is_refused(self, tmp_path: Path, make: Any) -> None:
         path = written(tmp_path / "t.txt", '"x"\n"1"\n"' + "y" * 100 + '"\n')
-        dataset = make(path, most_nbytes=50)
+        dataset = make(path, max_record_nbytes=50)
         assert dataset[len(dataset) - 2] in ("1", {"x": "1"}, '"1"')
         with pytest.raises(
-            SampleError, match=r"t\.txt, line 3, has 10[23] bytes, and most_nbytes= allows 50; raise the limit"
+            SampleError, match=r"t\.txt, line 3, has 10[23] bytes, and max_record_nbytes= allows 50; raise the limit"
         ):
             dataset[-1]
         with fl.DataLoader(dataset, 1, on_error="skip") as loader:
             assert len(list(loader)) == len(dataset) - 1
         assert make(path)[-1] is not None
-        with pytest.raises(ArgumentError, match="most_nbytes=0 must be at least 1"):
-            make(path, most_nbytes=0)
+        with pytest.raises(ArgumentError, match="max_record_nbytes=0 must be at least 1"):
+            make(path, max_record_nbytes=0)
 
     def test_a_line_of_any_length_is_indexed_in_little_memory(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -251,7 +251,7 @@ class TestReading:
         with pytest.raises(
             SampleError, match=r"t\.jsonl: the line at byte 7 has more than 20 bytes; is this a CSV file"
         ):
-            CSV(path, most_nbytes=20)
+            CSV(path, max_record_nbytes=20)
 
     @pytest.mark.parametrize("make", [JSONL, CSV])
     def test_a_bare_name_is_no_list_of_columns(self, tmp_path: Path, make: Any) -> None:
@@ -329,6 +329,14 @@ class TestCSV:
             ArgumentError, match=r"delimiter=.* must be one character that is not a quote, line end or NUL"
         ):
             CSV(written(tmp_path / "t.csv", "x\n"), delimiter=delimiter)
+
+    @pytest.mark.parametrize("mark", [";", "\t", "|"])
+    def test_a_first_row_of_another_delimiter_is_not_one_column(self, tmp_path: Path, mark: str) -> None:
+        path = written(tmp_path / "t.csv", f"x{mark}y\n1{mark}2\n")
+        with pytest.raises(ArgumentError, match=r"t\.csv has one column, .* pass delimiter="):
+            CSV(path)
+        assert CSV(path, delimiter=mark)[0] == {"x": "1", "y": "2"}
+        assert CSV(path, [f"x{mark}y"])[0] == {f"x{mark}y": f"1{mark}2"}
 
     @pytest.mark.parametrize(("delimiter", "encoding"), [("→", "utf-8"), ("§", "utf-8"), ("§", "latin-1")])
     def test_delimiters_beyond_ascii(self, tmp_path: Path, delimiter: str, encoding: str) -> None:

@@ -9,18 +9,14 @@ import lzma
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pyarrow as pa
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 import feedline as fl
-from feedline.datasets import CSV, JSONL, Lines, indexes
-from feedline.datasets.fingerprints import fingerprint
+from feedline.datasets import CSV, JSONL, Lines
 from feedline.errors import SampleError
-from feedline.stores import Cache, CacheWarning
 
 
 def zstd(data: bytes) -> bytes:
@@ -41,13 +37,6 @@ TEXT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-
-
-@pytest.fixture
-def data_folder(tmp_path: Path) -> Path:
-    """An empty folder, apart from the user's cache."""
-    (tmp_path / "data").mkdir()
-    return tmp_path / "data"
 
 
 @pytest.mark.parametrize("suffix", CODECS)
@@ -71,15 +60,6 @@ def test_plain_and_compressed_files_and_objects_mix(tmp_path: Path, request: pyt
     assert data.__getitems__(range(4)) == ["one", "two", "three", "four"]
 
 
-def test_it_is_decompressed_once_for_each_version(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv.gz"
-    for text in ("x\n1\n", "x\n22\n"):
-        path.write_bytes(gzip.compress(text.encode()))
-        for _ in range(2):
-            assert CSV(path, index_dir=tmp_path / "here")[0] == {"x": text.split()[1]}
-    assert len([each for each in (tmp_path / "here").iterdir() if each.name.endswith("-a.csv")]) == 2
-
-
 def test_a_folder_stands_for_its_compressed_files(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     system = fsspec.filesystem("memory")
     request.addfinalizer(lambda: system.rm("/texts", recursive=True))
@@ -95,69 +75,12 @@ def test_a_folder_stands_for_its_compressed_files(tmp_path: Path, request: pytes
         assert data.address(-1)[0].endswith("/texts/deep/c.txt.bz2")
 
 
-def test_results_have_no_part_in_fingerprints(
-    data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (data_folder / "a.jsonl.gz").write_bytes(gzip.compress(TEXT))
-    seen = set()
-    for number in range(2):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache {number}"))
-        data = JSONL(data_folder)
-        seen.add((data.listing_fingerprint, fingerprint(data)))
-    assert len(seen) == 1
-    (data_folder / "a.jsonl.gz").write_bytes(gzip.compress(TEXT + TEXT))
-    assert fingerprint(JSONL(data_folder)) not in {each for _, each in seen}
-
-
-def results(tmp_path: Path) -> list[Path]:
-    return sorted((tmp_path / "xdg/feedline/decompressed").glob("*.txt"))
-
-
-def test_a_removed_result_is_made_again_and_its_index_fits(
-    data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (data_folder / "a.txt.gz").write_bytes(gzip.compress(b"one\ntwo\n"))
-    data = pickle.dumps(Lines(data_folder))
-    monkeypatch.setattr(indexes.files, "write", None)  # no index is built again
-    for opened in (lambda: pickle.loads(data), lambda: Lines(data_folder)):
-        results(tmp_path)[0].unlink()
-        assert opened().__getitems__([0, 1]) == ["one", "two"]
-
-
-def test_a_source_without_versions_is_read_again(request: pytest.FixtureRequest, monkeypatch: Any) -> None:
-    system = fsspec.filesystem("memory")
-    request.addfinalizer(lambda: system.rm("/texts", recursive=True))
-    plain = system.info
-    monkeypatch.setattr(
-        MemoryFileSystem,
-        "info",
-        lambda self, path, **more: {k: v for k, v in plain(path, **more).items() if k in ("name", "size", "type")},
-    )
-    for text in (b"one\ntwo\n", b"o\nnetwo\n"):
-        system.pipe("/texts/a.txt.gz", gzip.compress(text))
-        assert list(Lines("memory://texts/a.txt.gz")) == text.decode().split()
-
-
-def test_the_folder_of_results_has_a_limit(data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cache, "limit_nbytes", lambda _: 2500)
-    for name in "abc":
-        (data_folder / f"{name}.txt.gz").write_bytes(gzip.compress(b"x" * 999 + b"\n"))
-    first = Lines(data_folder / "a.txt.gz")
-    Lines(data_folder / "b.txt.gz")
-    assert first[0] == Lines(data_folder / "a.txt.gz")[0]
-    Lines(data_folder / "c.txt.gz")
-    assert sorted(each.name.partition("-")[2] for each in results(tmp_path)) == ["a.txt", "c.txt"]
-    with pytest.warns(CacheWarning, match=r"decompressed, the files of .*a\.txt\.gz .* 3,000 bytes, and .* keep 2,500"):
-        both = Lines(data_folder)
-    assert len(both) == len(results(tmp_path)) == 3
-
-
 @pytest.mark.parametrize("data", [gzip.compress(TEXT)[:-20], b"no gzip", gzip.compress(TEXT)[:20] + b"damage" * 9])
 def test_damage_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.txt.gz").write_bytes(data)
     with pytest.raises(SampleError, match=r"a\.txt\.gz cannot be decompressed: it is damaged, truncated, or not"):
         Lines(tmp_path / "a.txt.gz")
-    assert not list(tmp_path.rglob("*.part"))
+    assert not list((tmp_path / "xdg").rglob("temporary/*"))
 
 
 @pytest.mark.parametrize(
@@ -181,6 +104,13 @@ def test_a_json_array_is_named(tmp_path: Path, indent: int | None) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(ROWS, indent=indent))
     with pytest.raises(SampleError, match=r"a\.jsonl is a single JSON value .* `jq -c '\.\[\]' OLD > NEW`"):
         JSONL(tmp_path)[0]
+
+
+def test_any_line_tells_that_it_is_in_an_array(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('[\n\t{"x":1},\n\t{"x":2}\n]\n')
+    for index in (0, 1):
+        with pytest.raises(SampleError, match=r"a\.jsonl is a single JSON value .* an array of objects"):
+            JSONL(tmp_path)[index]
 
 
 def test_lines_may_be_arrays(tmp_path: Path) -> None:

@@ -118,8 +118,11 @@ class TestRefusing:
 
     def test_no_tar_at_all(self, tmp_path: Path) -> None:
         path = tmp_path / "x.tar"
-        path.write_bytes(b"hello world" * 100)
+        path.write_bytes(b"\1\2\3" * 400)
         with pytest.raises(ShardError, match=r"x.tar is damaged: no tar header at byte 0"):
+            list(members(path))
+        path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n" * 20)
+        with pytest.raises(ShardError, match=r"x.tar is a pointer of Git LFS, not a tar; fetch the file itself"):
             list(members(path))
         path.write_bytes(b"")
         with pytest.raises(ShardError, match=r"x.tar is empty, which is not a valid tar"):

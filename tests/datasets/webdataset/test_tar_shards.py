@@ -109,7 +109,7 @@ class TestSamples:
         sample = TarShards(kinds, decode=False)[0]
         assert sample["jpg"] == jpeg(64, 48)
         assert sample["cls"] == b"17\n"
-        assert TarShards(kinds, ("jpg",), {"jpg": CENTER}, decode=False)[0][0].shape == (32, 32, 3)
+        assert TarShards(kinds, ("jpg",), transform={"jpg": CENTER}, decode=False)[0][0].shape == (32, 32, 3)
 
     def test_decoders_of_ones_own(self, kinds: Path) -> None:
         own = {"flac": len, "seg.png": lambda data: (type(data), data[:4]), "json": bytes.decode}
@@ -117,7 +117,7 @@ class TestSamples:
         assert sample["flac"] == 4
         assert sample["seg.png"] == (bytes, b"\x89PNG")
         assert json.loads(sample["json"]) == {"a": [1, 2.5, None]}
-        assert TarShards(kinds, ("jpg",), {"jpg": type}, decode={"jpg": len})[0] == (int,)
+        assert TarShards(kinds, ("jpg",), transform={"jpg": type}, decode={"jpg": len})[0] == (int,)
         with pytest.raises(ArgumentError, match="decode='image': give a dict of functions by field or extension"):
             TarShards(kinds, decode="image")
 
@@ -148,12 +148,15 @@ class TestSamples:
 
 class TestTransforms:
     def test_of_whole_samples(self, kinds: Path) -> None:
-        assert TarShards(kinds, ("cls", "jpg"), lambda sample: (sample[1].size, sample[0]))[0] == ((64, 48), 17)
+        assert TarShards(kinds, ("cls", "jpg"), transform=lambda sample: (sample[1].size, sample[0]))[0] == (
+            (64, 48),
+            17,
+        )
         assert TarShards(kinds, transform=lambda sample: sample["txt"])[0] == "größe"
 
     def test_of_fields(self, kinds: Path) -> None:
         by_field = {"jpg": lambda image: image.size, "cls": lambda number, rng: (number, rng.key)}
-        for data in (TarShards(kinds, ("png;jpg", "cls"), by_field), TarShards(kinds, transform=by_field)):
+        for data in (TarShards(kinds, ("png;jpg", "cls"), transform=by_field), TarShards(kinds, transform=by_field)):
             [[sample]] = fl.DataLoader(data, batch_size=1, seed=5, collate_fn=list)
             size, (number, key) = sample if isinstance(sample, tuple) else (sample["jpg"], sample["cls"])
             assert (size, number) == ((64, 48), 17)
@@ -167,12 +170,12 @@ class TestTransforms:
         assert sample["cls"] == 17
 
     def test_fused_is_what_the_transform_makes_of_the_image(self, folder: Path) -> None:
-        data = TarShards(folder, PAIR, CENTER)
+        data = TarShards(folder, PAIR, transform=CENTER)
         assert np.array_equal(data[3][0], CENTER(jpeg(96, 72, 3, quality=85)))
 
     @pytest.mark.parametrize("transform", [CROP, CENTER, {"jpg": CROP}, {"jpg;png;jpeg": CENTER}])
     def test_a_gather_is_the_collation_of_samples(self, folder: Path, transform: Any) -> None:
-        data, recorder = TarShards(folder, PAIR, transform), Recorder()
+        data, recorder = TarShards(folder, PAIR, transform=transform), Recorder()
         read = reader_of(data)
         assert read is not None
         torch.manual_seed(7)
@@ -198,9 +201,9 @@ class TestTransforms:
         for data in (
             TarShards(kinds),
             TarShards(kinds, ("jpg",)),
-            TarShards(kinds, ("jpg", "cls"), T.Resize(30)),
-            TarShards(kinds, ("jpg", "cls"), {"jpg": CROP, "cls": str}),
-            TarShards(kinds, ("cls",), lambda sample: sample),
+            TarShards(kinds, ("jpg", "cls"), transform=T.Resize(30)),
+            TarShards(kinds, ("jpg", "cls"), transform={"jpg": CROP, "cls": str}),
+            TarShards(kinds, ("cls",), transform=lambda sample: sample),
             TarShards(kinds, ("cls",), decode=False),
         ):
             assert reader_of(data) is None
@@ -217,8 +220,8 @@ class TestTransforms:
     def test_ready_pixels(self, tmp_path: Path) -> None:
         photos = [np.asarray(photo(90 + at, 60, at)) for at in range(4)]
         members = {f"{at}.npy": npy(pixels) for at, pixels in enumerate(photos)}
-        data = TarShards(write_tar(tmp_path / "x.tar", members), ("jpg;npy",), CROP)
-        plain = TarShards(tmp_path / "x.tar", ("npy",), CENTER)
+        data = TarShards(write_tar(tmp_path / "x.tar", members), ("jpg;npy",), transform=CROP)
+        plain = TarShards(tmp_path / "x.tar", ("npy",), transform=CENTER)
         [batch] = fl.DataLoader(data, batch_size=4, seed=3)
         keys = keys_of(3, 4)
         for at, pixels in enumerate(photos):
@@ -228,7 +231,7 @@ class TestTransforms:
 
     def test_images_are_read_where_they_lie_in_the_tar(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = write_tar(tmp_path / "x.tar", {"0.npy": npy(np.asarray(photo(640, 480))), "0.jpg": jpeg(640, 480)})
-        data = TarShards(path, ("npy", "jpg"), {"npy": CENTER, "jpg": CENTER})
+        data = TarShards(path, ("npy", "jpg"), transform={"npy": CENTER, "jpg": CENTER})
         sources: list[Any] = []
         monkeypatch.setattr(T.ImagePlan, "batch", lambda _, given, *rest: (sources.extend(given), torch.zeros(1))[1])
         reader_of(data)(BatchRead(np.array([0]), allocate_tensor))  # type: ignore[misc]
@@ -240,11 +243,11 @@ class TestTransforms:
         data = jpeg(640, 480, restart_marker_blocks=8)
         path = write_tar(tmp_path / "x.tar", {"0.jpg": data, "0.cls": b"1", "1.jpg": jpeg(64, 64), "1.cls": b"2"})
         write_index(path, grids={"0.jpg": intervals(data)})
-        gridded = TarShards(path, ("jpg", "cls"), CROP)
+        gridded = TarShards(path, ("jpg", "cls"), transform=CROP)
         assert gridded._shards[0].index.has_grids
         [batch] = fl.DataLoader(gridded, batch_size=2, seed=3)
         write_index(path)
-        [plain] = fl.DataLoader(TarShards(path, ("jpg", "cls"), CROP), batch_size=2, seed=3)
+        [plain] = fl.DataLoader(TarShards(path, ("jpg", "cls"), transform=CROP), batch_size=2, seed=3)
         assert same(batch, plain)
         alone = [image for image, _ in fl.DataLoader(gridded, batch_size=None, seed=3)]
         assert same(list(batch[0]), alone)
@@ -272,8 +275,8 @@ def keys_of(seed: int, count: int = 1) -> list[int]:
 
 class TestManyShards:
     def test_few_are_open_at_a_time(self, folder: Path) -> None:
-        data = TarShards(folder, PAIR, CENTER, open_shards=1)
-        whole = TarShards(folder, PAIR, CENTER)
+        data = TarShards(folder, PAIR, transform=CENTER, open_shards=1)
+        whole = TarShards(folder, PAIR, transform=CENTER)
         for _ in range(2):
             assert same(
                 data.read_batch(BatchRead(np.arange(10), allocate_tensor)),
@@ -282,7 +285,7 @@ class TestManyShards:
             assert data._shards.open_count == 1
 
     def test_shard_shuffled_order(self, folder: Path) -> None:
-        data = TarShards(folder, PAIR, CENTER)
+        data = TarShards(folder, PAIR, transform=CENTER)
         sampler = fl.samplers.ShardShuffled(data.shard_sizes, seed=1, window=1)
         labels = torch.cat([numbers for _, numbers in fl.DataLoader(data, batch_size=3, sampler=sampler)])
         assert sorted(labels.tolist()) == list(range(10))
@@ -294,18 +297,20 @@ class TestManyShards:
         assert len(TarShards(folder)) == 10
 
     def test_travels_by_path(self, folder: Path) -> None:
-        data = TarShards(folder, PAIR, CENTER)
+        data = TarShards(folder, PAIR, transform=CENTER)
         data[0]
         assert len(pickle.dumps(data)) < 3000
         assert same(pickle.loads(pickle.dumps(data))[5], data[5])
 
     def test_conformance(self, folder: Path) -> None:
-        fl.testing.check_dataset(TarShards(folder, PAIR, CROP))
+        fl.testing.check_dataset(TarShards(folder, PAIR, transform=CROP))
         fl.testing.check_dataset(TarShards(folder, transform={"jpg": CROP}))
 
     def test_torchs_own_loader(self, folder: Path) -> None:
         batches = list(
-            DataLoader(TarShards(folder, PAIR, CROP), batch_size=4, num_workers=1, multiprocessing_context="fork")
+            DataLoader(
+                TarShards(folder, PAIR, transform=CROP), batch_size=4, num_workers=1, multiprocessing_context="fork"
+            )
         )
         assert torch.cat([labels for _, labels in batches]).tolist() == list(range(10))
         assert batches[0][0].shape == (4, 3, 32, 32)
@@ -349,7 +354,7 @@ class TestBadInput:
             TarShards(write_tar(tmp_path / "x.tar", {"README": b""}))
 
     def test_an_index_out_of_range(self, folder: Path) -> None:
-        data = TarShards(folder, PAIR, CENTER)
+        data = TarShards(folder, PAIR, transform=CENTER)
         with pytest.raises(SampleIndexError, match=r"index 10 is out of range for TarShards with 10"):
             data[10]
         with pytest.raises(SampleIndexError, match=r"index -11"):
@@ -431,7 +436,7 @@ class TestBadInput:
         self, tmp_path: Path, name: str, data: bytes, what: str, transform: Any
     ) -> None:
         path = write_tar(tmp_path / "x.tar", {**image_members(3), name: data})
-        shards = TarShards(path, ("jpg;npy",), transform)
+        shards = TarShards(path, ("jpg;npy",), transform=transform)
         with pytest.raises(SampleError, match=rf"x.tar: member '{name}': .*{what}"):
             shards[3]
         with pytest.raises(SampleError, match=rf"x.tar: member '{name}': .*{what}"):
@@ -440,7 +445,7 @@ class TestBadInput:
     def test_missing_halves(self, tmp_path: Path) -> None:
         members = image_members(4)
         del members["0002.cls"]
-        data = TarShards(write_tar(tmp_path / "x.tar", members), PAIR, CENTER)
+        data = TarShards(write_tar(tmp_path / "x.tar", members), PAIR, transform=CENTER)
         message = r"x.tar: sample '0002' has no cls; it has jpg. Repack the sample .*on_error='skip'"
         with pytest.raises(SampleError, match=message):
             data[2]
@@ -456,13 +461,13 @@ class TestBadInput:
         path.write_bytes(path.read_bytes()[:-11_000])
         with pytest.raises(ShardError, match=r"train-000.tar is truncated: member .*allow_truncated=True"):
             TarShards(path)
-        data = TarShards(path, PAIR, CENTER, allow_truncated=True)
+        data = TarShards(path, PAIR, transform=CENTER, allow_truncated=True)
         assert 0 < len(data) < 3
         assert same(pickle.loads(pickle.dumps(data))[0], data[0])
 
     def test_a_shard_that_is_replaced_while_it_is_used(self, tmp_path: Path) -> None:
         paths = image_shards(tmp_path, [3, 3])
-        data = TarShards(paths, PAIR, CENTER)
+        data = TarShards(paths, PAIR, transform=CENTER)
         data[0]
         write_tar(paths[0], image_members(3, 7))
         with pytest.raises(StateError, match=r"train-000.tar has changed since this dataset was made"):
@@ -498,15 +503,15 @@ class TestCompressed:
         system = fsspec.filesystem("memory")
         request.addfinalizer(lambda: system.rm("/tars", recursive=True))
         system.pipe(f"/tars/x.{ending}", packed.read_bytes())
-        wanted = list(TarShards(plain, PAIR, {"jpg;png;jpeg": CENTER}))
+        wanted = list(TarShards(plain, PAIR, transform={"jpg;png;jpeg": CENTER}))
         for path in (str(packed), f"memory://tars/x.{ending}"):
-            dataset = TarShards(path, PAIR, {"jpg;png;jpeg": CENTER})
+            dataset = TarShards(path, PAIR, transform={"jpg;png;jpeg": CENTER})
             assert dataset.paths == [path]
             assert dataset.address(0)[0] == path
             assert difference(list(dataset), wanted) is None
             with fl.DataLoader(dataset, 2, num_workers=2, shuffle=True, seed=0) as loader:
                 assert sorted(y for _, ys in loader for y in ys.tolist()) == list(range(6))
-        assert not list(tmp_path.glob("*.gz.index"))
+        assert (tmp_path / f"x.{ending}.index").exists()
 
     def test_plain_and_compressed_tars_mix(self, folder: Path, tmp_path: Path) -> None:
         second = tmp_path / "second.tar.gz"
@@ -540,10 +545,10 @@ class TestGzipFields:
             np.testing.assert_equal(other, value)
 
     def test_batches_and_own_decoders(self, packed: Path, kinds: Path) -> None:
-        chosen = TarShards(packed, ["cls.gz", "jpg.gz", "json.gz"], {"jpg.gz": CENTER}, decode={"json": len})
+        chosen = TarShards(packed, ["cls.gz", "jpg.gz", "json.gz"], transform={"jpg.gz": CENTER}, decode={"json": len})
         ((cls, image, json_nbytes),) = list(fl.DataLoader(chosen, 1))
         assert (cls.tolist(), json_nbytes.tolist()) == ([17], [len(b'{"a": [1, 2.5, null]}')])
-        np.testing.assert_equal(image[0].numpy(), TarShards(kinds, ["jpg"], {"jpg": CENTER})[0][0])
+        np.testing.assert_equal(image[0].numpy(), TarShards(kinds, ["jpg"], transform={"jpg": CENTER})[0][0])
         assert TarShards(packed, ["txt.gz"], decode={"gz": bytes})[0][0][:2] == b"\x1f\x8b"
         assert TarShards(packed, ["txt.gz"], decode=False)[0][0][:2] == b"\x1f\x8b"
 

@@ -66,6 +66,15 @@ def mds_samples() -> Iterator[dict[str, Any]]:
         }
 
 
+TEXT_COLUMNS = {"id": "int", "score": "float", "text": "str"}
+
+
+def text_samples() -> Iterator[dict[str, Any]]:
+    """For Mosaic's shards of text, which quote nothing."""
+    for i in range(COUNT):
+        yield {"id": i - 5, "score": i / 7, "text": 'ü"' * i}
+
+
 def litdata_samples(kind: str) -> list[Any]:
     """What each of LitData's folders holds."""
     return [_LITDATA[kind](i) for i in range(COUNT)]

@@ -117,7 +117,7 @@ class FakeAccelerator:
     def is_pinned(self, host: torch.Tensor) -> bool:
         return any(start <= host.data_ptr() < start + nbytes for start, nbytes in self.locked.items())
 
-    def pinned(self, host: torch.Tensor) -> torch.Tensor:
+    def pin(self, host: torch.Tensor) -> torch.Tensor:
         copy = host.clone()
         self._pinned[copy.data_ptr()] = copy
         return copy
@@ -287,7 +287,7 @@ def test_strides_survive(accelerator: FakeAccelerator) -> None:
 
 def test_an_empty_tensor_is_not_staged(accelerator: FakeAccelerator) -> None:
     stage = DeviceStage(accelerator)
-    accelerator.pinned = None  # type: ignore[assignment]
+    accelerator.pin = None  # type: ignore[assignment]
     moved = stage.finish(stage.start(torch.empty(0, 3)))
     assert moved.shape == (0, 3)
 

@@ -27,7 +27,7 @@ class Gate:
         self.open = threading.Event()
 
     def __call__(self, batch: Any) -> Any:
-        assert self.open.wait(10)
+        assert self.open.wait(60)
         return batch
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -78,3 +79,46 @@ def test_the_cpu_time_of_a_step_counts_its_computing_only() -> None:
     stats = loader.stats()
     assert stats.step_cpu_s is not None
     assert 0.02 <= stats.step_cpu_s < 0.75 * stats.step_s
+
+
+def attempts() -> Iterator[int]:
+    """Numbers of attempts to measure while nothing else runs."""
+    yield from range(5)
+    raise AssertionError("the measurement was wrong each time")
+
+
+def test_the_start_and_the_end_of_workers_are_timed() -> None:
+    for _ in attempts():
+        with fl.DataLoader(Sleeping(), batch_size=16, num_workers=1, worker_method="process") as loader:
+            began = time.perf_counter()
+            for _ in loader:
+                pass
+            elapsed_s = time.perf_counter() - began
+            stats = loader.stats()
+        assert 0 < stats.closing_s < elapsed_s
+        if stats.wall_s + stats.closing_s == pytest.approx(elapsed_s, rel=0.1):
+            break
+
+
+def lock_wait_s(dataset: Dataset[Any]) -> float:
+    """The wait of threads for the lock of Python."""
+    with fl.DataLoader(dataset, batch_size=4, num_workers=2, worker_method="thread") as loader:
+        for _ in loader:
+            time.sleep(0.001)
+        stats = loader.stats()
+    assert stats.lock_s is not None
+    assert stats.loop_lock_s is not None
+    assert not {"lock", "step.switches"} & {*stats.stages, *stats.loop}
+    return max(stats.lock_s, stats.loop_lock_s)
+
+
+def test_a_probe_shows_whether_threads_hold_the_lock_of_python() -> None:
+    sleeping, computing = list[float](), list[float]()
+    for _ in attempts():
+        # Each in a new thread: one that has waited long for the lock is not probed again for a while.
+        with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+            sleeping.append(one.submit(lock_wait_s, Sleeping()).result())
+            computing.append(other.submit(lock_wait_s, Computing()).result())
+        if min(sleeping) < max(computing):  # a wait for a CPU, which others have, is in both
+            break
+    assert fl.DataLoader(Sleeping()).stats().lock_s is None

@@ -19,7 +19,7 @@ from feedline.cli.app import app
 from feedline.loader.report.page_html import RankReport, page
 from feedline.loader.report.run_log import read_log
 
-VOID = {"meta", "rect", "polyline", "br"}
+VOID = {"meta", "rect", "polyline", "br", "input"}
 
 
 class Outline(HTMLParser):
@@ -88,6 +88,24 @@ def test_a_page_is_whole_and_needs_nothing_else(log: Path) -> None:
     assert figures["slowest"][0]["address"].startswith("</script><b>")
 
 
+def test_settings_can_be_tried_on_the_page(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    with fl.DataLoader(Nasty(torch.arange(40)), 4, num_workers=2, worker_method="thread", prefetch_factor=5) as loader:
+        list(loader)
+        loader.report_html(path)
+    outline = Outline(path.read_text())
+    (figures,) = json.loads(outline.scripts[0])
+    cells = {(cell["num_workers"], cell["prefetch_factor"], cell["in_order"]): cell for cell in figures["what_if"]}
+    assert len(cells) == len(figures["what_if"])
+    assert {number for number, _, _ in cells} >= {0, 1, 2, 3, 8, 32}
+    assert [place for place, cell in cells.items() if cell["is_now"]] == [(2, 5, True)]
+    assert cells[2, 5, True]["gain"] == 1
+    assert all(cell["gain"] > 0 for cell in cells.values())
+    assert outline.tags["form"] == 1
+    assert outline.tags["input"] == 3
+    assert "What if" in outline.headings
+
+
 def test_a_page_before_the_first_iteration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(fl.errors.ArgumentError, match="iterate over the loader first"):
         fl.DataLoader(Nasty(torch.arange(8))).report_html(tmp_path / "report.html")
@@ -111,7 +129,7 @@ def test_the_slow_rank_is_named(log: Path) -> None:
 
 def test_ranks_that_wait_alike_are_not_blamed(log: Path) -> None:
     lines = read_log(log)
-    assert "The ranks wait alike" in page([of_rank(lines, rank, 0.1) for rank in range(3)])
+    assert "All ranks wait about equally" in page([of_rank(lines, rank, 0.1) for rank in range(3)])
 
 
 def test_the_command_merges_logs(log: Path, tmp_path: Path) -> None:
@@ -130,5 +148,5 @@ def test_a_file_that_is_no_log_is_named(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     result = CliRunner().invoke(app, ["report", str(path), "--out", str(tmp_path / "page.html")])
     assert isinstance(result.exception, fl.errors.ArgumentError)
-    assert "is no run log of feedline" in str(result.exception)
+    assert "is not a run log of feedline" in str(result.exception)
     assert not (tmp_path / "page.html").exists()

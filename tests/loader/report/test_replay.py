@@ -67,30 +67,32 @@ def test_a_task_with_threads_of_its_own_uses_several_cpus() -> None:
 
 def test_a_slow_batch_holds_up_its_worker_where_requests_are_assigned() -> None:
     slow = [BatchTimes({"fetch": Task(0.5 if n % 16 == 0 else 0.01)}, step=Task(0.005)) for n in range(128)]
-    pinned, free = (
-        replay(slow, EngineSetting(4, method=PROCESS, pinned=pinned), Machine(8)) for pinned in (True, False)
+    round_robin, free = (
+        replay(slow, EngineSetting(4, method=PROCESS, round_robin=round_robin), Machine(8))
+        for round_robin in (True, False)
     )
     unordered = replay(slow, EngineSetting(4, in_order=False, method=PROCESS), Machine(8))
     deep = replay(slow, EngineSetting(4, prefetch_factor=16, method=PROCESS), Machine(8))
-    assert pinned >= 0.99 * free > 1.05 * unordered
+    assert round_robin >= 0.99 * free > 1.05 * unordered
     assert deep < free
 
 
 TIMES = st.floats(0, 0.05)
-TASKS = st.builds(Task, TIMES, TIMES, st.just(1.0))
+TASKS = st.builds(Task, TIMES, TIMES, st.just(1.0), st.just(0.0))
 
 
 @settings(max_examples=40)
 @given(
     fetch=TASKS, step=TASKS, sample=TASKS, decode=TASKS, workers=st.integers(0, 6), prefetch=st.integers(1, 4),
-    cpus=st.floats(0.2, 8), method=st.sampled_from([PROCESS, THREAD]), pinned=st.booleans(), in_order=st.booleans(),
+    cpus=st.floats(0.2, 8), method=st.sampled_from([PROCESS, THREAD]),
+    round_robin=st.booleans(), in_order=st.booleans(),
 )  # fmt: skip
 def test_no_replay_beats_what_its_parts_allow(
     fetch: Task, step: Task, sample: Task, decode: Task, workers: int, prefetch: int, cpus: float, method: str,
-    pinned: bool, in_order: bool,
+    round_robin: bool, in_order: bool,
 ) -> None:  # fmt: skip
     times = [BatchTimes({"fetch": fetch}, sample, decode, step)] * 24
-    setting = EngineSetting(workers, prefetch, in_order, method if workers else INLINE, pinned)
+    setting = EngineSetting(workers, prefetch, in_order, method if workers else INLINE, round_robin)
     period = replay(times, setting, Machine(cpus, gil=0.0))
     decoding = decode if workers else Task()
     loop = step.alone_s + sample.alone_s
@@ -130,6 +132,14 @@ PAIRS = {
     ),
     "threads that compute under a lock, to processes": (
         Pipeline(fetch=(0, 20), workers=2, method="thread", locks=True), Pipeline(fetch=(0, 20), workers=2),
+    ),
+    "a step that waits for the lock, to processes": (
+        Pipeline(fetch=(0, 8), step=(2, 0), workers=2, method="thread", locks=True, cpus=4),
+        Pipeline(fetch=(0, 8), step=(2, 0), workers=2, cpus=4),
+    ),
+    "a long step that waits for the lock, to processes": (
+        Pipeline(fetch=(0, 12), step=(12, 0), workers=2, method="thread", locks=True, cpus=4),
+        Pipeline(fetch=(0, 12), step=(12, 0), workers=2, cpus=4),
     ),
 }  # fmt: skip
 
@@ -179,6 +189,39 @@ def test_other_programs_are_found_by_the_run_delay() -> None:
     assert model.machine.cpus < 1.5
     alone = model.gain(model.present._replace(machine=replace(model.machine, cpus=2.0)))
     assert alone == pytest.approx(run.period_s / replace(ROBBED, others=0).run().period_s, rel=0.2)
+
+
+def test_cpus_that_others_do_not_use_are_no_reason_for_a_delay() -> None:
+    run = ROBBED.run()
+    measured = replace(Measured.of(run.recent, run.stats), others_cpus=0.25)
+    assert Model.of(measured, run.pipeline.context()).machine.cpus >= 1.75
+
+
+def test_the_start_and_the_end_of_workers_count_only_where_there_are_any() -> None:
+    run = COMPUTES.run()
+    measured = replace(Measured.of(run.recent, run.stats), startup_s=0.4, closing_s=0.2)
+    model = Model.of(measured, run.pipeline.context(epoch_batches=20))
+    assert model.startup_s == pytest.approx(0.57, rel=0.02)
+    inline = model.with_setting(EngineSetting())
+    assert model.gain(inline) == pytest.approx(
+        (0.57 + 20 * model.now_s) / (20 * inline.period_s(measured.batches)), rel=0.05
+    )
+
+
+def contended(share: float) -> Model:
+    """Two workers whose samples hold one lock: each waits half of its time for the other."""
+    run = Pipeline(fetch=(48, 0), step=(4, 0), workers=2).run()
+    measured = replace(Measured.of(run.recent, run.stats), contended_share=share)
+    return Model.of(measured, run.pipeline.context())
+
+
+def test_workers_that_wait_for_each_other_gain_nothing_from_more() -> None:
+    model = contended(0.5)
+    more = model.with_setting(replace(model.present.setting, num_workers=8))
+    assert model.gain(more) == pytest.approx(1.0, abs=0.03)
+    assert model.gain(more._replace(change=BatchTimes.shared)) > 3
+    assert model.removal_gains["fetch"] > 3
+    assert contended(0.05).gain(more) > 3, "a lock that is rarely waited for is free most of the time"
 
 
 def test_the_headroom_goes_both_ways() -> None:

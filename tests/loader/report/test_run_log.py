@@ -41,7 +41,7 @@ def test_the_variable_names_the_log_of_each_rank(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("FEEDLINE_LOG", str(tmp_path / "run.jsonl"))
     for rank in range(2):
         list(fl.DataLoader(DATA, 4, seed=0, distributed=(rank, 2)))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.rank0.jsonl", "run.rank1.jsonl"]
+    assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == ["run.rank0.jsonl", "run.rank1.jsonl"]
     assert {line["rank"] for line in read_log(tmp_path / "run.rank1.jsonl")} == {1}
 
 
@@ -68,7 +68,7 @@ def test_lines_are_written_at_intervals(tmp_path: Path) -> None:
 
 
 def test_a_long_run_stays_within_the_bound_and_covers_all_of_it(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "run.jsonl", interval_s=0, most_nbytes=20_000)
+    log = RunLog(tmp_path / "run.jsonl", interval_s=0, max_nbytes=20_000)
     for number in range(3000):
         log.write({"time_s": number, "number": number, "filler": "x" * 100}, epoch_ends=number % 10 == 0)
         assert log.path.stat().st_size <= 20_000 + 200

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 import feedline as fl
 from feedline.core.dataset import Traits
-from feedline.loader.report.sources import SampleSource, shares_itself_out, source_of
+from feedline.loader.report.sources import SampleSource, shards_itself, source_of
 
 
 class Photos(Dataset[Any]):
@@ -115,7 +115,7 @@ class Named(IterableDataset[Any]):
 
 
 def test_a_stream_that_asks_for_its_worker_shares_itself_out() -> None:
-    assert [shares_itself_out(stream) for stream in (Whole(), Shared(), Named())] == [False, True, True]
+    assert [shards_itself(stream) for stream in (Whole(), Shared(), Named())] == [False, True, True]
 
 
 class Waits(Dataset[torch.Tensor]):
@@ -139,10 +139,10 @@ def test_the_setup_of_a_loader_is_described() -> None:
     context = loader._pools.context(loader)
     assert (context.dataset, context.sampler, context.collate_fn) == ("Waits", "WeightedRandomSampler", "stack")
     assert (context.num_workers, context.prefetch_factor, context.in_order) == (2, 3, False)
-    assert (context.epoch_batches, context.thread_safe, context.shares_itself_out) == (10, True, True)
+    assert (context.epoch_batches, context.thread_safe, context.shards_itself) == (10, True, True)
     assert 0 < context.cpus <= 4096
     stream = fl.DataLoader(Whole(), 4)
-    assert not stream._pools.context(stream).shares_itself_out
+    assert not stream._pools.context(stream).shards_itself
     assert stream._pools.context(stream).epoch_batches is None
 
 

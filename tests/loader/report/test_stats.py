@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import re
 
 import pytest
 from hypothesis import given
@@ -120,3 +122,42 @@ def test_without_measured_cpu_times_there_are_none() -> None:
     totals = Totals()
     totals.add([span("fetch", 10, 0)])
     assert (totals.stats().stages["fetch"].cpu_s, totals.stats().step_cpu_s) == (None, None)
+
+
+def test_the_opening_of_an_iteration_is_a_wait_and_its_closing_is_not() -> None:
+    whole = Totals()
+    totals = Totals(whole=whole)
+    totals.opened(40)
+    totals.add([Span("step", 0, 100), Span("wait", 100, 110)])
+    totals.add([Span("step", 110, 115), Span("wait", 115, 117)])
+    totals.closed(7)
+    for each in (totals.stats(), whole.stats()):
+        assert each.startup_s == pytest.approx(50e-9)
+        assert each.wait_s == pytest.approx(52e-9)
+        assert each.closing_s == pytest.approx(7e-9)
+        assert each.wall_s == each.wait_s + each.step_s
+    assert totals.recent[0] == [Span("wait", 100, 110)]
+
+
+def test_flat_figures_suit_every_logger() -> None:
+    totals = Totals()
+    for _ in range(2):
+        totals.add([span("fetch", 10, 0), span("fetch.cpu", 4, 0), span("step", 5), span("wait", 1)], 8)
+    figures = totals.stats().flat()
+    assert figures["feedline/batches"] == 2
+    assert figures["feedline/fetch_mean_s"] == pytest.approx(0.01)
+    assert all(type(number) is float and math.isfinite(number) for number in figures.values())
+    # MLflow allows the fewest characters.
+    assert all(re.fullmatch(r"[A-Za-z0-9_\-. /]+", name) for name in figures)
+    assert set(totals.stats().flat(prefix="data.")) == {name.replace("feedline/", "data.") for name in figures}
+
+
+def test_printed_statistics_are_a_few_lines() -> None:
+    totals = Totals()
+    for _ in range(2):
+        totals.add([span("fetch", 10, 0), span("step", 5), span("wait", 1)], 8)
+    stats = dataclasses.replace(totals.stats(), restarts=1, skipped=2)
+    assert str(stats).splitlines()[0].startswith("2 batches, 16 samples in ")
+    assert "\nfetch: mean 10 ms, 99th percentile 10 ms\n" in str(stats)
+    assert str(stats).endswith("1 restart of workers, 2 samples skipped")
+    assert str(Stats()) == "no batch, no sample in 0 s: 0 samples/s\nwaited 0 s (0 %), the step took 0 s"

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import feedline as fl
 from feedline.core.telemetry import MAIN, Span
 from feedline.loader.report.totals import RecentBatch
 from feedline.loader.report.trace import chrome_trace
+from feedline.stores.base import ByteRange
+from feedline.stores.requests import Transfers
 
 MS = 1_000_000
 BATCH = RecentBatch(
@@ -102,3 +104,29 @@ def test_the_trace_has_the_clock_of_torchs_profiler_and_its_ranges(tmp_path: Pat
     for call, wait in zip(calls, waits, strict=False):  # the clocks of a machine drift apart by less
         assert -1000 < wait["ts"] - call["ts"] < call["dur"]
     assert {"feedline.sample", "feedline.receive"} <= {event.get("name") for event in theirs["traceEvents"]}
+
+
+class Remote(Dataset[int]):
+    transfers = Transfers(2, None)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        (view,) = self.transfers.run(lambda flight: memoryview(bytes(flight.span.nbytes)), [ByteRange(0, index + 1)])
+        return len(view)
+
+
+def test_reads_of_a_store_lie_within_the_fetch_of_their_batch(tmp_path: Path) -> None:
+    loader = fl.DataLoader(Remote(), batch_size=2)
+    assert [batch.tolist() for batch in loader] == [[1, 2], [3, 4]]
+    loader.trace(tmp_path / "trace.json")
+    events = [event for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if event["ph"] == "X"]
+    reads, fetches = ([event for event in events if event["name"] == name] for name in ("read", "fetch"))
+    assert [event["args"]["batch"] for event in reads] == [0, 0, 1, 1]
+    for read in reads:
+        (fetch,) = (each for each in fetches if each["args"] == read["args"])
+        assert fetch["tid"] == read["tid"]
+        assert fetch["ts"] <= read["ts"] + 1e-3
+        assert read["ts"] + read["dur"] <= fetch["ts"] + fetch["dur"] + 1e-3
+    assert loader.stats().stages["read"].count == 4

@@ -91,9 +91,9 @@ def test_advice_is_sorted_worth_it_and_never_set_already() -> None:
 def test_a_stream_that_does_not_share_itself_out_gets_no_workers() -> None:
     for workers in (0, 1):
         pipeline = replace(BASE, fetch=(60, 1), workers=workers)
-        verdict = verdict_of(pipeline, shares_itself_out=False)
+        verdict = verdict_of(pipeline, shards_itself=False)
         assert not any(advice.arguments.get("num_workers") for advice in verdict.advice)
-        assert any("share the stream out" in advice.text for advice in verdict.advice)
+        assert any("shard the stream" in advice.text for advice in verdict.advice)
     verdict = verdict_of(replace(BASE, fetch=(60, 1), workers=1), most_workers=3)
     assert verdict.advice[0].arguments == {"num_workers": 3}
 
@@ -107,6 +107,16 @@ def test_samples_that_wait_get_more_workers_than_there_are_cpus() -> None:
 def test_samples_that_compute_get_no_more_workers_than_help() -> None:
     verdict = verdict_of(replace(BASE, fetch=(0, 60), workers=1))
     assert verdict.advice[0].arguments["num_workers"] <= 3
+
+
+def test_workers_that_grow_are_noted_with_a_remedy() -> None:
+    run = BASE.run()
+    steady = replace(run.stats, worker_nbytes=1 << 30, worker_growth_nbytes=float(10 << 20))
+    growing = replace(steady, worker_growth_nbytes=float(50 << 20))
+    assert not any("grow" in note for note in diagnose(steady, BASE.context(), run.recent).notes)
+    (note,) = (note for note in diagnose(growing, BASE.context(), run.recent).notes if "grow" in note)
+    assert "grow by 50 MiB an epoch, to 1.0 GiB now" in note
+    assert "feedline.share" in note
 
 
 def test_start_up_counts_by_the_length_of_the_epoch() -> None:
@@ -159,6 +169,11 @@ def test_a_quota_that_stops_the_job_is_the_limit_of_its_workers() -> None:
     run = replace(BASE, fetch=(0, 20), cpus=1).run()
     verdict = diagnose(run.stats, replace(BASE, cpus=1).context(throttled=True), run.recent)
     assert any("a CPU quota of 2, not 1" in advice.text for advice in verdict.advice)
+    assert verdict.limiting_stage == "cpus"
+    assert "The quota of 1 CPUs is used up" in verdict.explanation or "the quota of 1 CPUs" in verdict.explanation
+    assert not any("without other programs" in advice.text for advice in verdict.advice)
+    before = replace(run.stats, throttled_share=0.0)  # it was throttled before the loop began
+    assert diagnose(before, replace(BASE, cpus=1).context(throttled=True), run.recent).limiting_stage == "fetch"
 
 
 def test_the_device_copies_all_the_time() -> None:
@@ -259,7 +274,7 @@ CONTEXTS = st.builds(
     num_workers=st.integers(0, 8),
     prefetch_factor=st.integers(0, 4),
     cpus=st.sampled_from([0.5, 1.0, 8.0]),
-    many_at_once=st.booleans(),
+    fetches_many=st.booleans(),
     device=st.sampled_from([None, "cuda"]),
     throttled=st.booleans(),
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from process_cases import Call, Gate, Once, Squares, launcher_of, request, squares, squares_of
+from process_cases import GONE_WITHIN_S, Call, Gate, Once, Squares, launcher_of, request, squares, squares_of
 
 from feedline.loader.builder import BatchBuilder
 from feedline.workers.process import fork_server
@@ -68,66 +68,74 @@ def test_there_is_one_and_it_is_single_threaded(open_pool: OpenPool) -> None:
         assert process.num_threads() == 1
 
 
+class Modules:
+    """A folder with two modules that record their imports in a file. No other folder has modules of these names."""
+
+    def __init__(self, folder: Path) -> None:
+        self.record, self.slow, self.slower = folder / "record", f"slow_{folder.name}", f"slower_{folder.name}"
+        self.file = folder / f"{self.slow}.py"
+
+
 @pytest.fixture
-def modules(tmp_path: Path, monkeypatch: Any) -> Iterator[Path]:
-    """A folder with two modules that record their imports in a file."""
-    for name in ("feedline_slow", "feedline_slower"):
+def modules(tmp_path: Path, monkeypatch: Any) -> Iterator[Modules]:
+    made = Modules(tmp_path)
+    for name in (made.slow, made.slower):
         (tmp_path / f"{name}.py").write_text(
-            f"with open({str(tmp_path / 'record')!r}, 'a') as record:\n    record.write('{name}\\n')\n"
+            f"with open({str(made.record)!r}, 'a') as record:\n    record.write('{name}\\n')\n"
             "class Squares:\n"
             "    def __len__(self): return 8\n"
             "    def __getitem__(self, index): return index ** 2\n"
         )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield tmp_path
-    for name in ("feedline_slow", "feedline_slower"):
+    yield made
+    for name in (made.slow, made.slower):
         sys.modules.pop(name, None)
-    fork_server.stop()
 
 
-def test_modules_are_imported_once_for_all_loaders(open_pool: OpenPool, modules: Path) -> None:
-    for name in ("feedline_slow", "feedline_slower", "feedline_slow"):
+def test_modules_are_imported_once_for_all_loaders(open_pool: OpenPool, modules: Modules) -> None:
+    for name in (modules.slow, modules.slower, modules.slow):
         dataset = importlib.import_module(name).Squares()
         for _ in range(2):
             pool = open_pool(BatchBuilder(dataset, list))
             assert pool.submit(request(0)).result().batch == [0, 1, 4, 9]
-    twice = ["feedline_slow", "feedline_slower"] * 2  # here and in a branch
-    assert sorted((modules / "record").read_text().split()) == sorted(twice)
+    twice = [modules.slow, modules.slower] * 2  # here and in a branch
+    assert sorted(modules.record.read_text().split()) == sorted(twice)
 
 
-def test_edited_code_runs_once_it_is_reloaded(open_pool: OpenPool, modules: Path) -> None:
+def test_edited_code_runs_once_it_is_reloaded(open_pool: OpenPool, modules: Modules) -> None:
     """As in the training process, where the old code runs until then."""
-    module = importlib.import_module("feedline_slow")
-    file = modules / "feedline_slow.py"
+    module = importlib.import_module(modules.slow)
+    file = modules.file
 
     def batch() -> Any:
         return open_pool(BatchBuilder(module.Squares(), list)).submit(request(0)).result().batch
 
     assert batch() == [0, 1, 4, 9]
-    file.write_text(file.read_text().replace("** 2", "** 3"))
+    # Python recognizes old bytecode by the second and the size of the file.
+    file.write_text(file.read_text().replace("** 2", "** (3)"))
     assert batch() == [0, 1, 4, 9]
     importlib.reload(module)
     assert batch() == [0, 1, 8, 27]
 
 
-def test_a_module_that_cannot_be_imported_is_reported(open_pool: OpenPool, modules: Path) -> None:
-    module = importlib.import_module("feedline_slow")
-    (modules / "feedline_slow.py").write_text("raise ImportError('a shared library is missing')")
+def test_a_module_that_cannot_be_imported_is_reported(open_pool: OpenPool, modules: Modules) -> None:
+    module = importlib.import_module(modules.slow)
+    modules.file.write_text("raise ImportError('a shared library is missing')")
     with pytest.raises(ImportError, match="a shared library is missing"):
         open_pool(BatchBuilder(module.Squares(), list)).submit(request(0)).result()
     assert squares_of(open_pool(squares()).submit(request(0)).result().batch)[0] == 0
 
 
-def test_a_killed_branch_is_replaced(open_pool: OpenPool, modules: Path) -> None:
-    dataset = importlib.import_module("feedline_slow").Squares()
+def test_a_killed_branch_is_replaced(open_pool: OpenPool, modules: Modules) -> None:
+    dataset = importlib.import_module(modules.slow).Squares()
     pool = open_pool(BatchBuilder(dataset, list))
     pool.submit(request(0)).result()
     zygote = psutil.Process(pool.processes[0].pid).parent()
     branch = zygote and zygote.parent()
     assert branch is not None
     branch.kill()
-    psutil.wait_procs([branch], 5)
+    branch.wait(GONE_WITHIN_S)
     assert open_pool(BatchBuilder(dataset, list)).submit(request(0)).result().batch == [0, 1, 4, 9]
 
 
@@ -249,7 +257,7 @@ def test_closing_while_the_dataset_is_unpickled(open_pool: OpenPool, tmp_path: P
     zygote = psutil.Process(gate.wait_for())
     pool.close()
     launcher.close()
-    zygote.wait(5)
+    zygote.wait(GONE_WITHIN_S)
     assert [process.pid for process in pool.processes] == [None, None]
     assert [process.is_alive() for process in pool.processes] == [False, False]
 

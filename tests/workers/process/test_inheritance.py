@@ -7,9 +7,11 @@ import decimal
 import logging
 import multiprocessing
 import os
+import platform
+import resource
 import signal
-import subprocess
 import sys
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from PIL import Image, ImageFile
+from preloaded import Preloaded
 from process_cases import default_start_method
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
@@ -29,7 +32,7 @@ from torch.utils.data import Dataset, IterableDataset
 import feedline as fl
 from feedline.errors import NotPicklableError
 from feedline.images import accelerate_pillow, pillow_obstacle
-from feedline.workers.process import fork_server, worker_main
+from feedline.workers.process import environment, fork_server, worker_main
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork\\(\\) may lead to deadlocks:DeprecationWarning")
 
@@ -110,6 +113,26 @@ def test_settings_of_libraries(load: Callable[..., list[Any]], monkeypatch: Any)
     finally:
         torch.use_deterministic_algorithms(False)
         sys.setrecursionlimit(limit)
+
+
+@pytest.mark.parametrize("limit", [None, 7])
+def test_the_length_of_tracebacks(fork_load: Callable[..., list[Any]], monkeypatch: Any, limit: int | None) -> None:
+    if limit is not None:
+        monkeypatch.setattr(sys, "tracebacklimit", limit, raising=False)
+    assert only(fork_load(Asking(lambda: getattr(sys, "tracebacklimit", None)))) == limit
+
+
+def test_seeding_a_worker_formats_no_stack_of_the_training_process(monkeypatch: Any) -> None:
+    stacks: list[int] = []
+    manual_seed = torch.manual_seed
+
+    def watched(seed: int) -> Any:
+        stacks.append(len(traceback.format_stack()))
+        return manual_seed(seed)
+
+    monkeypatch.setattr(torch, "manual_seed", watched)
+    with fl.DataLoader(Asking(lambda: stacks), 2, num_workers=2, collate_fn=list) as loader:
+        assert only(list(loader)) == [0]
 
 
 def test_settings_and_modules_of_the_project(fork_load: Callable[..., list[Any]], monkeypatch: Any) -> None:
@@ -300,13 +323,12 @@ def test_tensor_subclasses_come_without_a_warning() -> None:
     assert (type(first), first.origin, second.origin, second[0].item()) == (Subclass, "0", "1", 1)
 
 
-def test_one_process_per_gpu(tmp_path: Path) -> None:
+def test_a_process_for_a_gpu(preloaded: Preloaded, tmp_path: Path) -> None:
     """Dataset and collate function are in the script, which multiprocessing calls `__mp_main__` in its children."""
-    script = tmp_path / "train.py"
+    script, log = tmp_path / "train.py", tmp_path / "output.log"
     script.write_text(SPAWNING)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=250)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split()) == ["torch=feedline=[1,5,9,13]"] * 2
+    assert preloaded.run(script, log, 250) == 0, log.read_text()
+    assert log.read_text() == "torch=feedline=[1,5,9,13]\n"
 
 
 SPAWNING = """
@@ -330,7 +352,7 @@ def train(rank):
     print(f"torch=feedline={ours}".replace(" ", ""), flush=True)
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(train, nprocs=2)
+    torch.multiprocessing.spawn(train, nprocs=1)
 """
 
 
@@ -367,3 +389,33 @@ def test_accelerated_pillow_of_the_training_process(accelerate: bool) -> None:
         loader = fl.DataLoader(Asking(is_accelerated), 2, num_workers=2, collate_fn=list, accelerate=accelerate)
         assert only(list(loader)) is accelerate
         assert is_accelerated()
+
+
+class PagesOfSamples:
+    """Sample: number of pages that the process has touched for the first time while it made and freed 32 MiB."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        parts = [b"x" * (8 << 20) for _ in range(4)]  # not of NumPy, which asks for huge pages
+        del parts
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have other parameters")
+def test_workers_reuse_freed_memory() -> None:
+    touched = list(fl.DataLoader(PagesOfSamples(), None, num_workers=1, worker_method="process"))[-1]
+    assert int(touched) < 400
+
+
+@pytest.mark.parametrize("variable", ["MALLOC_TRIM_THRESHOLD_", None])
+def test_parameters_of_malloc_are_left_to_the_user(monkeypatch: Any, variable: str | None) -> None:
+    monkeypatch.setattr(environment, "is_allocator_set", environment.is_allocator_set.__wrapped__)
+    set_parameters: list[tuple[int, int]] = []
+    monkeypatch.setattr(environment, "_mallopt", lambda *parameter: set_parameters.append(parameter))
+    if variable:
+        monkeypatch.setenv(variable, "131072")
+    environment.keep_freed_memory()
+    assert bool(set_parameters) is (variable is None)

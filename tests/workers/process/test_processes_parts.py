@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import signal
-import socket
 import sys
 import threading
 import time
@@ -25,52 +25,67 @@ from feedline.core.cursor import PartitionOffset
 from feedline.core.schedule import PartitionRequest
 from feedline.errors import ReprError
 from feedline.workers.process import channels, deaths, exceptions
-from feedline.workers.process.channels import STOP, QueuedRequest, RequestQueue, RequestReader, StatusRow, StatusTable
+from feedline.workers.process.channels import (
+    STOP,
+    Channel,
+    QueuedRequest,
+    RequestQueue,
+    RequestReader,
+    StatusRow,
+    StatusTable,
+)
 from feedline.workers.process.deaths import find_poisonous
 from feedline.workers.process.environment import ProcessEnvironment
+from feedline.workers.process.snapshot import ForkedProcess
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+def ends() -> Iterator[tuple[Channel, Channel]]:
     mine, theirs = channels.pair()
     with mine, theirs:
         yield mine, theirs
 
 
-def test_messages_arrive_whole_and_in_order(ends: tuple[socket.socket, socket.socket]) -> None:
+def received(channel: Channel, buffer: channels.ReceiveBuffer | None = None) -> tuple[bytes, list[int]]:
+    message, fds = (buffer or channels.ReceiveBuffer()).receive(channel)
+    return message, list(fds)
+
+
+def test_messages_arrive_whole_and_in_order(ends: tuple[Channel, Channel]) -> None:
     mine, theirs = ends
     post = channels.ReceiveBuffer()
     sent = [b"a", b"b" * 60_000, b"c"]
     for message in sent:
         channels.send(mine, [message[:1], message[1:]])
-    assert [post.receive(theirs) for _ in sent] == [(message, ()) for message in sent]
+    assert [received(theirs, post) for _ in sent] == [(message, []) for message in sent]
     mine.close()
-    assert post.receive(theirs) == (b"", ())
+    assert received(theirs, post) == (b"", [])
 
 
-def test_descriptors_travel_along_and_are_not_inherited(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_descriptors_travel_along_and_are_not_inherited(ends: tuple[Channel, Channel]) -> None:
     mine, theirs = ends
-    fds = [channels.spill(b"%d" % n) for n in range(3)]
-    channels.send(mine, [b"three"], fds)
-    channels.close_all(fds)
-    message, received = channels.ReceiveBuffer().receive(theirs)
+    memories = [channels.spill(b"%d" % n) for n in range(3)]
+    channels.send(mine, [b"three"], [memory.fd for memory in memories])
+    for memory in memories:
+        memory.close()
+    message, passed = channels.ReceiveBuffer().receive(theirs)
     assert message == b"three"
-    assert not any(os.get_inheritable(fd) for fd in received)
-    assert [channels.read_all(fd) for fd in received] == [b"0", b"1", b"2"]
+    assert not any(os.get_inheritable(fd) for fd in passed)
+    assert [channels.read_all(fd) for fd in passed.disown()] == [b"0", b"1", b"2"]
 
 
-def test_the_end_of_a_sender_who_left_messages_unread(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_the_end_of_a_sender_who_left_messages_unread(ends: tuple[Channel, Channel]) -> None:
     mine, theirs = ends
     channels.send(theirs, [b"never read"])
     mine.close()
-    assert channels.ReceiveBuffer().receive(theirs) == (b"", ())
+    assert received(theirs) == (b"", [])
 
 
-def test_hanging_up_is_seen_although_a_copy_is_open(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_hanging_up_is_seen_although_a_copy_is_open(ends: tuple[Channel, Channel]) -> None:
     mine, theirs = ends
-    copy = mine.dup()
+    copy = channels.connect(os.dup(mine.fileno()))
     channels.disconnect(mine)
-    assert channels.ReceiveBuffer().receive(theirs) == (b"", ())
+    assert received(theirs) == (b"", [])
     with pytest.raises(BrokenPipeError):
         channels.send(theirs, [b"x"])
     copy.close()
@@ -218,7 +233,7 @@ def test_requests_are_named_by_their_samples() -> None:
         deaths.describe_work(partition, 5)
         == " while it worked on batch 3 of partition 1 of 2 (epoch 0), at its sample 5"
     )
-    assert "cannot be taken apart" in deaths.describe_finding(partition, [])
+    assert "cannot be divided further" in deaths.describe_finding(partition, [])
 
 
 @given(st.integers(1, 200), st.data())
@@ -370,3 +385,23 @@ def test_environments_without_a_directory(tmp_path: Path, monkeypatch: Any) -> N
 def test_indices_are_plain_numbers() -> None:
     assert type(deaths.index_at(request(1), 2)) is int
     assert deaths.index_at(request(0)._replace(indices=np.arange(4)), 3) == 3
+
+
+def test_a_child_whose_end_was_interrupted_is_reaped_with_the_next_start(monkeypatch: Any) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    child, later = ForkedProcess(), ForkedProcess()
+    child.start(lambda _: signal.pause())
+    assert child.pid is not None
+    with open(os.pidfd_open(child.pid)) as ended, monkeypatch.context() as patch:
+        patch.setattr(os, "waitid", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            child.__del__()
+        select.select([ended], [], [], 60)
+    assert later.pid is None
+    later.start(lambda _: None)
+    later.end(60)
+    with pytest.raises(ChildProcessError):
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG)
+    child.end(0)

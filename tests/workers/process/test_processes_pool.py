@@ -6,7 +6,9 @@ import gc
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -36,10 +38,10 @@ from feedline.core.schedule import BatchRequest, PartitionRequest
 from feedline.core.telemetry import Span
 from feedline.errors import ArgumentError, WorkerError
 from feedline.loader.builder import BatchBuilder, allocate_tensor
-from feedline.loader.partitions import PartitionBuilder
+from feedline.loader.partition_builder import PartitionBuilder
 from feedline.loader.report.stats import is_wall
 from feedline.workers.base import WorkerPool
-from feedline.workers.process import fork_server
+from feedline.workers.process import channels, fork_server, zygote
 from feedline.workers.process.pool import ProcessPool
 
 OpenPool = Callable[..., ProcessPool]
@@ -67,7 +69,7 @@ def typed(pool: ProcessPool) -> WorkerPool:
 @pytest.mark.parametrize("kind", ["snapshot", "zygote", "spawn", "forkserver"])
 def test_batches_are_what_they_are_inline(open_pool: OpenPool, kind: str) -> None:
     builder = BatchBuilder(Squares())
-    pool = open_pool(builder, kind=kind)
+    pool = open_pool(builder, 1 if kind in ("spawn", "forkserver") else 2, kind=kind)  # those import torch first
     futures = [pool.submit(request(number)) for number in range(12)]
     for future in futures:
         inline = builder(future.request, allocate_tensor)
@@ -107,10 +109,11 @@ def test_wait_any_gives_what_is_done_first(open_pool: OpenPool, tmp_path: Path) 
     assert pool.wait_any([futures[0]]) is futures[0]
 
 
-def test_a_result_can_be_taken_once(open_pool: OpenPool) -> None:
+def test_a_result_can_be_taken_again_after_an_interrupt(open_pool: OpenPool) -> None:
     future = open_pool(squares(), 1).submit(request(0))
-    future.result()
-    with pytest.raises(WorkerError, match="taken already"):
+    assert future.result() is future.result()
+    future.cancel()
+    with pytest.raises(WorkerError, match="was canceled"):
         future.result()
 
 
@@ -202,7 +205,7 @@ def test_statistics(open_pool: OpenPool) -> None:
     statistics = pool.statistics()
     assert statistics.in_flight == 0
     assert statistics.arena_nbytes >= statistics.lent_nbytes >= built.batch.nbytes
-    del built
+    del built, future
     assert pool.statistics().lent_nbytes == 0
 
 
@@ -246,14 +249,14 @@ def test_worker_init_fn(open_pool: OpenPool, tmp_path: Path, kind: str) -> None:
 
 
 def test_partitions_stay_with_their_worker(open_pool: OpenPool) -> None:
-    pool = open_pool(PartitionBuilder(Counting(), batch_size=5), 2, pinned=True)
+    pool = open_pool(PartitionBuilder(Counting(), batch_size=5), 2, round_robin=True)
     futures = [pool.submit(partition_request(partition, number)) for number in range(5) for partition in range(3)]
     batches: dict[int, list[Any]] = {0: [], 1: [], 2: []}
     workers: dict[int, set[int]] = {0: set(), 1: set(), 2: set()}
     for future in futures:
         built = future.result()
         batches[future.request.partition].append(None if built.batch is EMPTY_BATCH else built.batch.tolist())
-        workers[future.request.partition].add(built.spans[0].worker)
+        workers[future.request.partition].add(built.spans[0][-1])
     assert workers == {0: {0}, 1: {1}, 2: {0}}
     for partition, drawn in batches.items():
         base = 1000 * partition
@@ -261,7 +264,7 @@ def test_partitions_stay_with_their_worker(open_pool: OpenPool) -> None:
 
 
 def test_partitions_survive_another_number_of_workers(open_pool: OpenPool) -> None:
-    pool = open_pool(PartitionBuilder(Counting(), batch_size=5), 1, pinned=True)
+    pool = open_pool(PartitionBuilder(Counting(), batch_size=5), 1, round_robin=True)
     seen = []
     for number, size in enumerate((3, 2, 1, 2)):
         futures = [pool.submit(partition_request(partition, number)) for partition in range(3)]
@@ -438,6 +441,42 @@ def test_a_pool_that_is_never_closed_lets_its_workers_go(open_pool: OpenPool) ->
     del pool
     gc.collect()
     assert not process.is_alive()
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.parametrize("ask", ["pids", "is_alive"])
+def test_garbage_collection_may_close_a_pool_at_any_allocation(open_pool: OpenPool, monkeypatch: Any, ask: str) -> None:
+    launcher = launcher_of("zygote", squares())
+    pool = ProcessPool(launcher, 1)
+    pool.submit(request(0)).result()
+    process, workers = pool.processes[0], pool._dispatch.worker_set
+    gc.disable()
+    try:
+        dropped = Cycle()
+        weakref.finalize(dropped, pool.close)  # as an iteration does
+        del dropped
+        receive, dup = channels.ReceiveBuffer.receive, os.dup  # called while the locks are held
+
+        def collect(then: Callable[..., Any], *arguments: Any) -> Any:
+            gc.collect()
+            return then(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(channels.ReceiveBuffer, "receive", lambda *given: collect(receive, *given))
+            patch.setattr(zygote.os, "dup", partial(collect, dup))
+            assert workers.pids() == [process.pid] if ask == "pids" else process.is_alive()
+    finally:
+        gc.enable()
+    process.join()
+    assert not process.is_alive()
+    for thread in threading.enumerate():
+        if thread.name == "feedline-finalizer":
+            thread.join()
+    launcher.close()
 
 
 def test_the_request_itself_may_be_anything(open_pool: OpenPool) -> None:

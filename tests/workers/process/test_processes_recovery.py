@@ -17,6 +17,7 @@ import pytest
 import torch
 from process_cases import (
     BATCH_SIZE,
+    GONE_WITHIN_S,
     Acting,
     Call,
     Counting,
@@ -40,7 +41,7 @@ from feedline.core.cursor import PartitionOffset
 from feedline.core.schedule import PartitionRequest
 from feedline.errors import FeedlineError, WorkerDiedError
 from feedline.loader.builder import BatchBuilder
-from feedline.loader.partitions import PartitionBuilder
+from feedline.loader.partition_builder import PartitionBuilder
 from feedline.workers.base import Recovery
 from feedline.workers.process import fork_server
 from feedline.workers.process.pool import ProcessPool
@@ -110,7 +111,7 @@ def test_partitions_go_on_where_they_were(open_pool: OpenPool, tmp_path: Path) -
                     kill_self()
                 yield value
 
-    pool = open_pool(PartitionBuilder(Dying(), batch_size=5), 2, pinned=True)
+    pool = open_pool(PartitionBuilder(Dying(), batch_size=5), 2, round_robin=True)
     futures = [
         pool.submit(PartitionRequest(0, n, partition, 2, PartitionOffset(), None))
         for n in range(5)
@@ -206,7 +207,7 @@ def test_a_partition_that_kills(open_pool: OpenPool) -> None:
             yield 1
             kill_self()
 
-    pool = open_pool(PartitionBuilder(Dying(), batch_size=5), 1, pinned=True)
+    pool = open_pool(PartitionBuilder(Dying(), batch_size=5), 1, round_robin=True)
     with pytest.raises(WorkerDiedError, match=r"batch 0 of partition 0 of 1.*at its sample 1"):
         pool.submit(PartitionRequest(0, 0, 0, 1, PartitionOffset(), None)).result()
 
@@ -276,7 +277,7 @@ def test_the_death_of_what_they_were_forked_from(open_pool: OpenPool, which: str
     while pool.statistics().restarts == 0:
         numbers(pool, 1)
     assert numbers(pool, 4) == list(range(4))
-    psutil.wait_procs(workers, 5)
+    psutil.wait_procs(workers, GONE_WITHIN_S)
     assert not any(worker.is_running() for worker in workers)
 
 
@@ -385,26 +386,32 @@ ERRORS: list[Callable[[], BaseException]] = [
 ]
 
 
-@pytest.mark.parametrize("make", ERRORS)
 @pytest.mark.parametrize("kind", ["snapshot", "zygote"])
-def test_exceptions_keep_type_and_arguments(open_pool: OpenPool, kind: str, make: Any) -> None:
+def test_exceptions_keep_type_and_arguments(open_pool: OpenPool, kind: str) -> None:
+    """Those of every second batch, one after the other through the same workers."""
+    acts = {8 * number + 5: Call(fail, make) for number, make in enumerate(ERRORS)}
+    pool = open_pool(BatchBuilder(Acting(acts)), kind=kind)
+    futures = [pool.submit(request(number)) for number in range(2 * len(ERRORS) + 1)]
+    for number, make in enumerate(ERRORS):
+        with pytest.raises(BaseException) as caught:  # noqa: PT011 - its type is what is tested
+            futures[2 * number + 1].result()
+        assert_kept(caught.value, make, position=8 * number + 5)
+        assert squares_of(futures[2 * number + 2].result().batch)[0] == 8 * number + 8
+
+
+def assert_kept(found: BaseException, make: Callable[[], BaseException], position: int) -> None:
     error = make()
-    pool = open_pool(BatchBuilder(Acting({5: Call(fail, make)})), kind=kind)
-    futures = [pool.submit(request(number)) for number in range(3)]
-    with pytest.raises(BaseException) as caught:  # noqa: PT011 - its type is what is tested
-        futures[1].result()
-    found = caught.value
     if make is not make_local:
         assert type(found) is type(error)
         assert found.args == error.args
     assert type(found).__name__ == type(error).__name__
     if isinstance(error, Odd):
+        assert isinstance(found, Odd)
         assert found.offset == 17
     last = found.__notes__[-1]
     assert re.match(rf"Caught {type(error).__name__} in DataLoader worker process \d\.\nOriginal Traceback", last)
     assert "process_cases.py" in last
-    assert sum("position 5" in note for note in found.__notes__) == 1
-    assert squares_of(futures[2].result().batch)[0] == 8
+    assert sum(f"position {position}" in note for note in found.__notes__) == 1
 
 
 def test_an_exception_of_worker_init_fn_meets_every_request(open_pool: OpenPool) -> None:
@@ -465,9 +472,9 @@ def test_an_answer_that_is_heard_of_together_with_the_death_of_its_worker(
     worker_set = pool._dispatch.worker_set
     (member,) = worker_set.members.values()
     future = pool.submit(request(2))
-    assert select.select([member.answers], [], [], 30)[0]
+    assert select.select([member.answers], [], [], GONE_WITHIN_S)[0]
     member.process.kill()
-    assert select.select([worker_set._group.fileno()], [], [], 30)[0]
+    assert select.select([worker_set._group.fileno()], [], [], GONE_WITHIN_S)[0]
     if not wanted:
         future.cancel()
     assert pool.submit(request(3)).result().batch[0, 0] == 3 * BATCH_SIZE

@@ -8,7 +8,9 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -16,13 +18,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from process_cases import Call, Gate, launcher_of, request, squares, squares_of, stop_self
 
+from feedline.core.batch import BatchResult
 from feedline.errors import ArgumentError, WorkerStalledError
 from feedline.workers.base import Recovery
 from feedline.workers.process import fork_server
+from feedline.workers.process.futures import ProcessFuture
 from feedline.workers.process.pool import ProcessPool
 from feedline.workers.process.watchdog import StallTimer
 
 OpenPool = Callable[..., ProcessPool]
+
+TIMEOUT_S = 0.1
+"""Short, so that the tests are. On a busy machine it also passes for workers that are well: the tests ask again."""
+
+AT_LAST_S = 60.0
+"""Seconds after which only a test that fails still waits."""
 
 
 @pytest.fixture
@@ -40,50 +50,67 @@ def open_pool(no_debris: Any) -> Iterator[OpenPool]:
         opened.pop().close()
 
 
-@pytest.mark.alone
+def settled(future: ProcessFuture) -> BatchResult:
+    """The result of a future, however often the timeout passes before."""
+    deadline = monotonic() + AT_LAST_S
+    while monotonic() < deadline:
+        with suppress(WorkerStalledError):
+            return future.result()
+    return future.result()
+
+
+def stall_of(future: ProcessFuture, *patterns: str) -> WorkerStalledError:
+    """The first error of a wait for this future with all these patterns."""
+    deadline = monotonic() + AT_LAST_S
+    while True:
+        with pytest.raises(WorkerStalledError) as caught:
+            future.result()
+        missing = [pattern for pattern in patterns if not re.search(pattern, str(caught.value))]
+        if not missing:
+            return caught.value
+        assert monotonic() < deadline, f"{caught.value}\nhas no {missing}"
+
+
 @pytest.mark.parametrize("kind", ["snapshot", "zygote"])
 def test_a_timeout_shows_what_every_worker_does(open_pool: OpenPool, tmp_path: Path, kind: str) -> None:
     gate = Gate(tmp_path)
-    pool = open_pool(squares({6: gate}), 2, kind=kind, timeout_s=0.2)
+    pool = open_pool(squares({6: gate}), 2, kind=kind, timeout_s=TIMEOUT_S)
     first, second = pool.submit(request(0)), pool.submit(request(1))
-    first.result()
+    settled(first)
     gate.wait_for()
-    with pytest.raises(WorkerStalledError, match=r"^DataLoader timed out after 0\.2 seconds") as caught:
-        second.result()
-    assert isinstance(caught.value, RuntimeError)
-    assert isinstance(caught.value, TimeoutError)
-    message = str(caught.value)
-    busy = r"worker \d \(pid \d+\) has been busy for \d+\.\d s while it worked on batch 1 .*, at sample 6 \("
-    assert re.search(busy, message)
-    assert re.search(r"in read_text\n(.*\n)*?.*in __call__\n", message)
-    assert re.search(r"worker \d \(pid \d+\) is idle", message)
-    assert "fork server" not in message
+    error = stall_of(
+        second,
+        r"^DataLoader timed out after 0\.1 seconds",
+        r"worker \d \(pid \d+\) has been busy for \d+\.\d s while it worked on batch 1 .*, at sample 6 \(",
+        r"in read_text\n(.*\n)*?.*in __call__\n",
+        r"worker \d \(pid \d+\) is idle",
+    )
+    assert isinstance(error, RuntimeError)
+    assert isinstance(error, TimeoutError)
+    assert "fork server" not in str(error)
     gate.open()
-    assert squares_of(second.result().batch)[0] == 4
+    assert squares_of(settled(second).batch)[0] == 4
 
 
-@pytest.mark.alone
-def test_a_stopped_worker(open_pool: OpenPool) -> None:
-    pool = open_pool(squares({0: stop_self}), 1, timeout_s=0.2)
+def test_a_stopped_worker(open_pool: OpenPool, monkeypatch: Any) -> None:
+    monkeypatch.setattr("feedline.workers.process.watchdog._FIRST_REPLY_S", 0.1)
+    pool = open_pool(squares({0: stop_self}), 1, timeout_s=TIMEOUT_S)
     future = pool.submit(request(0))
-    with pytest.raises(WorkerStalledError, match=r"It does not answer \(T \(stopped\)\)"):
-        future.result()
+    stall_of(future, r"It does not answer \(T \(stopped\)\)")
     pid = pool.processes[0].pid
     assert pid is not None
     os.kill(pid, signal.SIGCONT)
-    assert squares_of(future.result().batch)[0] == 0
+    assert squares_of(settled(future).batch)[0] == 0
 
 
-@pytest.mark.alone
 def test_a_worker_that_holds_the_interpreter(open_pool: OpenPool, tmp_path: Path, monkeypatch: Any) -> None:
     """Its stack comes all the same: the signal is answered without the interpreter."""
     monkeypatch.setattr("feedline.workers.process.pool.GRACE_S", 0.1)
     gate = Gate(tmp_path)
-    pool = open_pool(squares({0: Call(_hold, gate)}), 1, timeout_s=0.2)
+    pool = open_pool(squares({0: Call(_hold, gate)}), 1, timeout_s=TIMEOUT_S)
     future = pool.submit(request(0))
     gate.wait_for()
-    with pytest.raises(WorkerStalledError, match="in _hold"):
-        future.result()
+    stall_of(future, "at sample 0 ", "in _hold")
     pool.close()
 
 
@@ -92,23 +119,19 @@ def _hold(gate: Gate) -> None:
     re.match(r"(a|aa)+$", "a" * 60 + "b")  # takes for ever, in one call of native code
 
 
-@pytest.mark.alone
 def test_a_worker_that_has_not_started(open_pool: OpenPool, tmp_path: Path, monkeypatch: Any) -> None:
     gate = Gate(tmp_path)
-    pool = open_pool(squares(), 1, kind="zygote", timeout_s=0.2, init_fn=lambda _: gate())
+    pool = open_pool(squares(), 1, kind="zygote", timeout_s=TIMEOUT_S, init_fn=lambda _: gate())
     future = pool.submit(request(0))
     gate.wait_for()
-    with pytest.raises(WorkerStalledError, match=r"worker 0 \(pid \d+\) is idle\n.*\n(.*\n)*?.*in __call__"):
-        future.result()
+    stall_of(future, r"worker 0 \(pid \d+\) is idle\n.*\n(.*\n)*?.*in __call__")
     pool._dispatch.worker_set.status.clear(0)
     monkeypatch.setattr("feedline.workers.process.pool.STARTING_S", 0)
-    with pytest.raises(WorkerStalledError, match="worker 0 has not started yet"):
-        future.result()
+    stall_of(future, "worker 0 has not started yet")
     gate.open()
-    assert squares_of(future.result().batch)[0] == 0
+    assert squares_of(settled(future).batch)[0] == 0
 
 
-@pytest.mark.alone
 def test_a_long_wait_is_logged_once(open_pool: OpenPool, tmp_path: Path, caplog: Any) -> None:
     gate = Gate(tmp_path)
     pool = open_pool(squares({0: gate}), 2, recovery=Recovery(stall_s=0.05))
@@ -116,8 +139,8 @@ def test_a_long_wait_is_logged_once(open_pool: OpenPool, tmp_path: Path, caplog:
     gate.wait_for()
     with caplog.at_level(logging.WARNING, "feedline"), _opening_once_logged(gate, caplog):
         assert squares_of(first.result().batch)[0] == 0
+        (record,) = caplog.records  # the wait for the other may be long, too
     assert squares_of(second.result().batch)[0] == 4
-    (record,) = caplog.records
     assert re.search(r"no batch for 0\.05 s\.\nworker 0.*at sample 0", record.getMessage(), re.DOTALL)
 
 
@@ -138,20 +161,24 @@ class _opening_once_logged(logging.Handler):
         logging.getLogger("feedline").removeHandler(self)
 
 
-def test_batches_that_come_restart_the_timeout(open_pool: OpenPool, monkeypatch: Any) -> None:
+def test_batches_that_come_restart_the_timeout(open_pool: OpenPool, tmp_path: Path, monkeypatch: Any) -> None:
     """As torch has it: the clock runs from the last batch, whichever it was."""
-    heard: list[int] = []
+    gate = Gate(tmp_path)
 
-    class Listening(StallTimer):
+    class Opening(StallTimer):
         def reset(self) -> None:
-            heard.append(1)
             super().reset()
+            if first.settled and not opened:
+                opened.append(last.settled)
+                gate.wait_for()
+                gate.open()
 
-    monkeypatch.setattr("feedline.workers.process.watchdog.StallTimer", Listening)
-    pool = open_pool(squares(), 1, timeout_s=60)
-    futures = [pool.submit(request(number)) for number in range(8)]
-    futures[-1].result()
-    assert len(heard) >= 8
+    opened: list[bool] = []
+    monkeypatch.setattr("feedline.workers.process.watchdog.StallTimer", Opening)
+    pool = open_pool(squares({4: gate}), 1, timeout_s=60)
+    first, last = pool.submit(request(0)), pool.submit(request(1))
+    last.result()
+    assert opened == [False]
 
 
 class Clock:

@@ -152,7 +152,7 @@ def shared_memory(file: np.memmap[Any, Any]) -> dict[str, Any]:
     "name", ["share_memory_", "share_memory_[2:]", "parameter", "multiprocessing.Array", "mmap", "unlinked file"]
 )
 def test_memory_that_only_inheritance_can_share_is_refused(file: np.memmap[Any, Any], name: str) -> None:
-    with pytest.raises(NotPicklableError, match=r"dataset\.cache.*can only inherit \(fork\)"):
+    with pytest.raises(NotPicklableError, match=r"dataset\.cache.*can only inherit it by a fork"):
         dump_builder(Dataset(cache=shared_memory(file)[name]), "dataset")
 
 
@@ -223,5 +223,5 @@ def test_a_frozen_builder_says_its_size() -> None:
 
 def test_instances_of_classes_of_main_come_back_as_such() -> None:
     script = Path(__file__).with_name("transport_script.py")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240, check=False)
     assert (done.stdout, done.stderr) == ("by reference\n", "")

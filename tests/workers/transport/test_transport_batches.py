@@ -228,7 +228,7 @@ def arrays() -> dict[str, np.ndarray[Any, Any]]:
 @pytest.mark.parametrize("name", arrays())
 def test_arrays_arrive_as_pickle_would_bring_them(line: Line, name: str) -> None:
     sent = arrays()[name]
-    arrived, expected = line.carry([sent])[0], pickle.loads(pickle.dumps(sent, 5))
+    arrived, expected = line.carry([sent])[0], pickle.loads(pickle.dumps(sent, 4))  # as torch does
     assert type(arrived) is type(expected)
     assert arrived.dtype == expected.dtype
     assert arrived.flags.c_contiguous == expected.flags.c_contiguous

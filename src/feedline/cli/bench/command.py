@@ -6,18 +6,19 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Annotated, NamedTuple
+
+import typer
+from rich.console import Console
 
 from feedline.cli import target as targets
+from feedline.cli.arguments import AsJson, Loader, Step, print_json
 from feedline.cli.bench import show
-from feedline.cli.bench.sweep import Sweep, Threshold, recommend
+from feedline.cli.bench.sweep import Sweep, Threshold, default_workers, recommend, settings_of
 from feedline.cli.bench.trial import Trial
 from feedline.cli.doctor.findings import Marks
 from feedline.cli.progress import bars
 from feedline.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 class Outcome(NamedTuple):
@@ -76,3 +77,42 @@ def save(outcome: Outcome, sweep: Sweep, svg: Path | None, as_json: Path | None)
     if as_json is not None:
         results = show.summary(outcome.trials, outcome.chosen, sweep.step_s, outcome.failed)
         as_json.write_text(json.dumps(results, indent=2), encoding="utf-8")
+
+
+def command(
+    target: Loader,
+    workers: Annotated[
+        str | None, typer.Option(help="Worker counts, such as 0,2,4. Default: up to twice the CPUs.")
+    ] = None,
+    method: Annotated[list[str] | None, typer.Option(help="A worker_method to try. Repeat it for more.")] = None,
+    prefetch: Annotated[str, typer.Option(help="Values of prefetch_factor, such as 2,4.")] = "",
+    batch_size: Annotated[str, typer.Option(help="Batch sizes, such as 32,64.")] = "",
+    step: Step = "0",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds through all settings.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Seconds per round and setting.")] = 2.0,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(help="Exit with 1 if this holds for the loader as it is: 'wait_share > 5%'."),
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write a chart into this file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write all figures into this JSON file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a loader under many settings, and recommend one.
+
+    torch's own loader is one of the settings.
+
+    The script of the loader runs without its `if __name__ == "__main__"` block. Settings are measured in turn, round by
+    round: other load on the machine then affects all of them.
+    """
+    counts = default_workers() if workers is None else parse_numbers(workers)
+    sizes = parse_numbers(prefetch), parse_numbers(batch_size)
+    thresholds = [Threshold.parse(text) for text in fail_if or ()]
+    sweep = Sweep(settings_of(counts, method or (), *sizes), rounds, seconds, parse_step(step))
+    outcome = run(target, sweep, thresholds, Console(stderr=True))
+    save(outcome, sweep, svg, out)
+    if as_json:
+        print_json(show.summary(outcome.trials, outcome.chosen, sweep.step_s, outcome.failed))
+    else:
+        print_outcome(outcome, sweep, Console())
+    raise typer.Exit(1 if outcome.failed or outcome.chosen is None else 0)

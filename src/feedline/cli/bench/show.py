@@ -59,7 +59,7 @@ def _bar_columns(trials: Sequence[Trial], step_s: float, width: int) -> int:
 def _tail(trial: Trial | None, step_s: float) -> str:
     """Last columns of a row, or their titles.
 
-    Waiting means nothing without a step.
+    Without a step, waiting has no meaning.
     """
     if trial is None:
         return f"{'waits' if step_s else '':>{8 if step_s else 0}}{'first':>8}{'memory':>9}"
@@ -86,10 +86,10 @@ def conclusion(trials: Sequence[Trial], chosen: Trial | None, step_s: float) -> 
         (trial for trial in trials if trial.setting.describe() == "as it is" and not trial.setting.is_torch), None
     )
     if chosen is own or own is None or not own.rounds:
-        return f"{chosen.label}: {chosen.samples_per_s:,.0f} samples/s; nothing that was tried is worth a change."
+        return f"{chosen.label}: {chosen.samples_per_s:,.0f} samples/s; no other setting is worth a change."
     gain = chosen.samples_per_s / own.samples_per_s
     if gain < 1.05 and not step_s:
-        return f"Nothing that was tried is worth a change: {chosen.label} gives {gain:.2f} × today's rate."
+        return f"No other setting is worth a change: {chosen.label} gives {gain:.2f} × today's rate."
     reason = (
         f"the loop waits {share(chosen.figures()['wait_share'])} of its time (at most {share(KPI_WAIT)} is good)"
         if step_s

@@ -14,7 +14,7 @@ from feedline.errors import ArgumentError
 from feedline.loader.resources import usable_cpus
 
 ENOUGH = 0.97
-"""Share of the best rate from which a smaller setting is recommended."""
+"""Share of the best rate that is enough to recommend a smaller setting."""
 
 
 KPI_WAIT = 0.05
@@ -29,12 +29,12 @@ class Sweep(NamedTuple):
     seconds: float = 2.0
     """Seconds per round and setting, without start-up."""
     step_s: float = 0.0
-    """Length of a training step, which sleeps."""
+    """Duration of a simulated training step."""
 
     def run(self, loader: TorchDataLoader[Any], step: Callable[[str, int, int], None]) -> list[Trial]:
         """Measure all settings in turn, round by round.
 
-        A busy moment of the machine then hits all of them.
+        A busy moment of the machine then affects all of them.
         """
         own = loader.num_workers
         trials = [Trial(setting) for setting in self.settings if setting != Setting(own)]  # that is "as it is"
@@ -51,7 +51,7 @@ def settings_of(
 ) -> tuple[Setting, ...]:
     """The user's own setting, torch's loader, and all combinations.
 
-    An empty list leaves what the user's loader has.
+    An empty list keeps the value of the user's loader.
     """
     found = dict.fromkeys([Setting(), Setting(is_torch=True)])
     for count in workers or (None,):
@@ -75,7 +75,7 @@ def default_workers(cpus: int | None = None) -> list[int]:
 def recommend(trials: Iterable[Trial], step_s: float) -> Trial | None:
     """The nearly fastest trial with the fewest workers; None if none ran.
 
-    With a step, the fewest workers with which the loop waits at most `KPI_WAIT` of its time, if any do.
+    With a step, the fewest workers with which the loop waits for at most `KPI_WAIT` of its time, if there are any.
     """
     ran = [trial for trial in trials if trial.rounds and not trial.setting.is_torch]
     if not ran:

@@ -14,13 +14,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from feedline.cli.bench import processes
 from feedline.cli.target import as_feedline, as_torch
-from feedline.core import tree
+from feedline.core import proc, tree
 
 
 class Setting(NamedTuple):
-    """Arguments that a trial changes; None leaves what the user's loader has."""
+    """Arguments that a trial changes; None keeps the loader's own value."""
 
     num_workers: int | None = None
     worker_method: str | None = None
@@ -38,7 +37,7 @@ class Setting(NamedTuple):
         return changed
 
     def describe(self) -> str:
-        """Arguments as one writes them; "as it is" for the user's own."""
+        """Arguments as in code; "as it is" for the user's own setting."""
         words = [f"{name}={value!r}" for name, value in self.arguments.items()]
         return ", ".join(words) or "as it is"
 
@@ -59,7 +58,7 @@ class Round(NamedTuple):
     seconds: float
     """Wall time of these samples, steps included."""
     wait_s: float
-    """Time of it spent in waiting for batches."""
+    """Part of `seconds` spent waiting for batches."""
     nbytes: int
     """Bytes of the tensors and arrays in these samples."""
     first_s: float
@@ -140,9 +139,9 @@ def measure(loader: TorchDataLoader[Any], seconds: float, step_s: float) -> Roun
     Short epochs follow one another.
 
     Batches arrive in clusters of one per worker: the first cluster is the warm-up, and only whole clusters count. Each
-    step sleeps `step_s`, as a loop does that waits for a device.
+    step sleeps for `step_s`, like a loop that waits for a device.
     """
-    pid, began, cpu = os.getpid(), perf_counter(), processes.cpu_s(os.getpid())
+    pid, began, cpu = os.getpid(), perf_counter(), proc.tree_cpu_s(os.getpid())
     cluster = max(1, loader.num_workers)
     first_s, waits, samples, nbytes, delivered, memory = 0.0, list[float](), 0, 0, 0, 0
     start = wait_from = now = began
@@ -153,7 +152,7 @@ def measure(loader: TorchDataLoader[Any], seconds: float, step_s: float) -> Roun
         if number == 0:
             first_s = now - began
         if number == cluster - 1:
-            memory = processes.memory_nbytes(pid)  # once all workers have built a batch
+            memory = proc.tree_nbytes(pid)  # once all workers have built a batch
             now = start = perf_counter()  # reading the memory of many processes takes a while
         elif number >= cluster:
             waits.append(now - wait_from)
@@ -162,7 +161,7 @@ def measure(loader: TorchDataLoader[Any], seconds: float, step_s: float) -> Roun
             break
         sleep(step_s)
         wait_from = perf_counter()
-    used_s = processes.cpu_s(pid) - cpu
+    used_s = proc.tree_cpu_s(pid) - cpu
     return Round(samples, now - start, sum(waits), nbytes, first_s, used_s, delivered, memory, tuple(waits))
 
 

@@ -1,16 +1,17 @@
-"""Order of the checks of `feedline doctor`, and its output."""
+"""`feedline doctor`: checks of the machine and of a loader."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
 
 from feedline.cli import target as targets
+from feedline.cli.arguments import AsJson, print_json
 from feedline.cli.doctor import loader as loader_checks
 from feedline.cli.doctor import machine
 from feedline.cli.doctor.findings import Finding, Marks, Severity, closing_line, render
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 class Examination(NamedTuple):
@@ -62,3 +63,27 @@ def show(examination: Examination, console: Console) -> None:
         console.print(f"\n{examination.target}", style="bold", highlight=False)
         console.print(render(examination.loader, console.width, marks), end="")
     console.print(closing_line(examination.findings), style="bold")
+
+
+def command(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="LOADER", help="A loader to check as well: train.py:loader or package.module:loader."),
+    ] = None,
+    world_size: Annotated[int, typer.Option(min=1, help="Training processes that will share the data.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine, and a loader if one is named.
+
+    Each finding states its evidence and a remedy.
+
+    The script of a loader runs without its `if __name__ == "__main__"` block, and up to 200 samples are read.
+
+    Exit code 1 if something stops or slows a run.
+    """
+    examination = run(target, ranks=world_size)
+    if as_json:
+        print_json(examination.summary())
+    else:
+        show(examination, Console(highlight=False))
+    raise typer.Exit(0 if examination.is_healthy else 1)

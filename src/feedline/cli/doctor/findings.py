@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from rich.text import Text
 
 NAME_COLUMNS = 11
-"""Width of the column with names, where the terminal has room for two columns."""
+"""Width of the column of names, if the terminal has room for two columns."""
 
 
 TWO_COLUMNS = 60
-"""Width of a terminal from which names get a column of their own."""
+"""Width of a terminal that has room for a column of names."""
 
 
 class Severity(enum.Enum):
@@ -29,7 +29,7 @@ class Severity(enum.Enum):
 class Finding:
     """Result of one check.
 
-    `evidence` says what was measured, `remedy` what to do; it is empty if nothing needs to change.
+    `evidence` says what was measured, `remedy` what to do. The remedy is empty if nothing needs to change.
     """
 
     name: str
@@ -86,9 +86,8 @@ _COLORS = {Severity.GOOD: "green", Severity.NOTE: "yellow", Severity.BAD: "bold 
 def render(findings: Sequence[Finding], width: int, marks: Marks = Marks.UNICODE, *, names_first: bool = False) -> Text:
     """Text of a section, findings that need attention first.
 
-    All that is well shares lines.
-
-    With `names_first`, names stand on lines of their own: they are long, as places in files are.
+    Findings without a remedy share lines. With `names_first`, long names, such as places in files, are on separate
+    lines.
     """
     troubled = [finding for finding in findings if finding.severity is not Severity.GOOD]
     healthy = [finding for finding in findings if finding.severity is Severity.GOOD]
@@ -109,8 +108,8 @@ def closing_line(findings: Iterable[Finding]) -> str:
     if not bad and not notes:
         return "Nothing to change."
     parts = [
-        f"{bad} {'thing stops or slows' if bad == 1 else 'things stop or slow'} a run" if bad else "",
-        f"{notes} {'is' if notes == 1 else 'are'} worth a look" if notes else "",
+        f"{bad} {'finding stops or slows' if bad == 1 else 'findings stop or slow'} a run" if bad else "",
+        f"{notes} {'finding is' if notes == 1 else 'findings are'} worth a look" if notes else "",
     ]
     return ", ".join(part for part in parts if part) + "."
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-import socket
-import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from io import IOBase
+from contextlib import suppress
+from pathlib import Path
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple
 
@@ -16,20 +16,22 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, RandomSampler, Subset
+from torch.utils.data import IterableDataset, RandomSampler
 
+from feedline.cli.doctor.data import files, is_equal, random_numbers, threads
 from feedline.cli.doctor.findings import Finding, Severity
+from feedline.cli.doctor.search import attributes, is_handle, kind_of
 from feedline.cli.progress import format_bytes
 from feedline.cli.target import as_feedline
 from feedline.core import tree
 from feedline.core.cgroups import Cgroup
 from feedline.core.dataset import has_traits
-from feedline.core.rng_globals import restored_globals
+from feedline.core.rng_globals import restoring_globals
 from feedline.loader.report.stats import seconds
 from feedline.workers.transport.explain import explain_unpicklable
 
 SAMPLES = 200
-"""Most samples that are read."""
+"""Highest number of samples to read."""
 
 
 READING_S = 3.0
@@ -37,7 +39,7 @@ READING_S = 3.0
 
 
 SLOW = 10.0
-"""Multiple of the median time from which a sample is slow."""
+"""Multiple of the median time that makes a sample slow."""
 
 
 SLOW_S = 0.02
@@ -45,11 +47,7 @@ SLOW_S = 0.02
 
 
 WAITING = 0.5
-"""Share of the time without the CPU from which samples wait rather than compute."""
-
-
-DEPTH = 4
-"""Attributes within attributes that are searched for handles and generators."""
+"""Share of the time off the CPU above which samples wait rather than compute."""
 
 
 def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
@@ -66,6 +64,9 @@ def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
         lambda: fork_hazards(loader),
         lambda: shards(loader, ranks),
         lambda: batch_memory(loader, sample),
+        lambda: files(loader.dataset),
+        lambda: threads(loader),
+        lambda: random_numbers(loader),
         lambda: worker_results(loader),
     ]
     findings: list[Finding] = []
@@ -102,7 +103,7 @@ class SampleProbe(NamedTuple):
         dataset, result = loader.dataset, cls.none()
         length = len(dataset)  # type: ignore[arg-type]
         deadline, largest, shapes = perf_counter() + READING_S, 0, set()
-        with restored_globals():
+        with restoring_globals():
             for index in np.linspace(0, length - 1, min(SAMPLES, length), dtype=np.int64).tolist():
                 if result.indices and perf_counter() > deadline:
                     break
@@ -129,7 +130,7 @@ def describe(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
     length = len(loader.dataset)  # type: ignore[arg-type]
     yield Finding("dataset", f"{name}, {length:,} samples, {loader.batch_size or 'sampled'} a batch")
     if length == 0:
-        yield Finding("length", "the dataset is empty", Severity.BAD, "check the path that it was made from")
+        yield Finding("length", "the dataset is empty", Severity.BAD, "check the path it was created from")
 
 
 def errors(samples: SampleProbe) -> Iterator[Finding]:
@@ -138,6 +139,10 @@ def errors(samples: SampleProbe) -> Iterator[Finding]:
         index, error = samples.failures[0]
         read = len(samples.failures) + len(samples.indices)
         evidence = f"{len(samples.failures)} of {read} raise; index {index:,}: {type(error).__name__}: {error}"
+        if isinstance(error, IndexError):
+            evidence = f"len() says more than there is: index {index:,} raises {type(error).__name__}: {error}"
+            yield Finding("length", evidence, Severity.BAD, "let __len__ return the number of samples")
+            return
         yield Finding("samples", evidence, Severity.BAD, 'repair them, or DataLoader(on_error="skip") leaves them out')
 
 
@@ -170,7 +175,7 @@ def storage(samples: SampleProbe) -> Iterator[Finding]:
 
 def held_handles(dataset: Any) -> Iterator[Finding]:
     """Open files, connections and sockets that forked workers would share."""
-    found = [f"{path} ({_kind(value)})" for path, value in _attributes(dataset) if _is_handle(value)]
+    found = [f"{path} ({kind_of(value)})" for path, value in attributes(dataset) if is_handle(value)]
     if found:
         evidence = f"open when workers start: {', '.join(found[:3])}; forked workers share its position"
         yield Finding(
@@ -181,7 +186,7 @@ def held_handles(dataset: Any) -> Iterator[Finding]:
 def held_generators(dataset: Any) -> Iterator[Finding]:
     """Random generators kept by the dataset, which every worker would copy."""
     kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-    found = [path for path, value in _attributes(dataset) if isinstance(value, kinds)]
+    found = [path for path, value in attributes(dataset) if isinstance(value, kinds)]
     if found:
         evidence = f"{', '.join(found[:3])}: a copy in every worker draws the same numbers"
         remedy = "feedline.sample_rng() in __getitem__ draws by seed, epoch and position; or seed it in worker_init_fn"
@@ -212,10 +217,26 @@ def fork_hazards(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         remedy = "create CUDA tensors after the loader's first batch, or multiprocessing_context='forkserver'"
         yield Finding("fork", "CUDA is initialized; a worker that uses it fails", Severity.NOTE, remedy)
+    if any(_is_watcher(link) for link in _open_links()):
+        evidence = "a file watcher (inotify) is open: forked workers share its queue, and take its events"
+        yield Finding("fork", evidence, Severity.NOTE, "close it before the workers start, or start it after them")
+    if "grpc" in sys.modules:
+        evidence = "grpc is imported: its threads do not survive a fork, and calls in workers may hang"
+        yield Finding("fork", evidence, Severity.NOTE, "create its channels in the workers")
     threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if threads:
         evidence = f"{len(threads)} threads run before the workers start: {', '.join(threads[:3])}"
         yield Finding("fork", evidence, Severity.NOTE, "start them after the loader's first batch")
+
+
+def _open_links() -> Iterator[str]:
+    for link in Path("/proc/self/fd").iterdir() if Path("/proc/self/fd").is_dir() else ():
+        with suppress(OSError):  # it was closed meanwhile
+            yield str(link.readlink())
+
+
+def _is_watcher(link: str) -> bool:
+    return link == "anon_inode:inotify"
 
 
 def shards(loader: TorchDataLoader[Any], ranks: int) -> Iterator[Finding]:
@@ -259,18 +280,18 @@ def worker_results(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
         return
     state = torch.get_rng_state()
     first = [_first_batches(loader, workers, state) for workers in (0, 2, 2)]
-    if not _equal(first[1], first[2]):
+    if not is_equal(first[1], first[2]):
         evidence = "two runs of two workers gave different batches with the same seed"
         remedy = "draw random numbers from feedline.sample_rng(), torch, numpy.random or random only"
         yield Finding("repeatable", evidence, Severity.NOTE, remedy)
     else:
-        equal = "as in one process" if _equal(first[0], first[1]) else "the same twice"
+        equal = "as in one process" if is_equal(first[0], first[1]) else "the same twice"
         yield Finding("2 workers", equal)
 
 
 def _first_batches(loader: TorchDataLoader[Any], workers: int, state: torch.Tensor) -> list[Any]:
     """The first two batches, with addressed randomness."""
-    with restored_globals():
+    with restoring_globals():
         torch.set_rng_state(state)
         changes = {"num_workers": workers, "seed": 0, "worker_method": "process", "persistent_workers": False}
         if workers and not loader.num_workers:
@@ -278,70 +299,3 @@ def _first_batches(loader: TorchDataLoader[Any], workers: int, state: torch.Tens
         with as_feedline(loader, **changes) as copy:
             batches = iter(copy)
             return [batch for _, batch in zip(range(2), batches, strict=False)]
-
-
-def _equal(left: Any, right: Any) -> bool:
-    ours, theirs = list(tree.arrays(left)), list(tree.arrays(right))
-    return len(ours) == len(theirs) and all(
-        a.shape == b.shape and np.array_equal(np.asarray(a), np.asarray(b), equal_nan=a.dtype.kind in "fc")
-        for a, b in zip(map(np.asarray, ours), map(np.asarray, theirs), strict=True)
-    )
-
-
-def _attributes(
-    obj: Any, path: str = "", depth: int = DEPTH, seen: frozenset[int] = frozenset()
-) -> Iterator[tuple[str, Any]]:
-    """Attributes within attributes, with their paths.
-
-    Containers count as one level.
-    """
-    if depth == 0 or id(obj) in seen:
-        return
-    seen |= {id(obj)}
-    path = path or type(obj).__name__
-    parts = dict(vars(obj)) if hasattr(obj, "__dict__") and not isinstance(obj, type) else {}
-    if isinstance(obj, Subset) or type(obj).__module__.split(".")[0] in _OPAQUE:
-        parts = {"dataset": obj.dataset} if isinstance(obj, Subset) else {}
-    for name, value in parts.items():
-        yield f"{path}.{name}", value
-        for place, inner in _members(value):
-            yield from _attributes(inner, f"{path}.{name}{place}", depth - 1, seen)
-
-
-_OPAQUE = {"torch", "numpy", "builtins", "pathlib", "feedline", "pyarrow"}
-"""Packages whose objects are not searched: they look after their own handles."""
-
-
-_FEW = 20
-
-
-def _members(value: Any) -> Iterator[tuple[str, Any]]:
-    yield "", value
-    if isinstance(value, dict):
-        yield from ((f"[{key!r}]", part) for key, part in list(value.items())[:_FEW])
-    elif isinstance(value, (list, tuple)):
-        yield from ((f"[{k}]", part) for k, part in enumerate(value[:_FEW]))
-
-
-def _is_handle(value: Any) -> bool:
-    if isinstance(value, IOBase):
-        return (
-            not value.closed
-            and value.__class__.__module__ == "_io"
-            and hasattr(value, "fileno")
-            and _has_descriptor(value)
-        )
-    if isinstance(value, (socket.socket, sqlite3.Connection)):
-        return True
-    return _kind(value) in {"h5py._hl.files.File", "lmdb.Environment", "psycopg.Connection", "redis.client.Redis"}
-
-
-def _has_descriptor(file: Any) -> bool:
-    try:
-        return int(file.fileno()) >= 0
-    except (OSError, ValueError):  # in memory, or closed
-        return False
-
-
-def _kind(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("_io.")

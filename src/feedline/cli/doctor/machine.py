@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 import shutil
 import sys
@@ -20,6 +21,7 @@ from feedline.cli.doctor.findings import Finding, Severity
 from feedline.cli.progress import format_bytes
 from feedline.core import numa
 from feedline.core.cgroups import Cgroup
+from feedline.core.proc import TICK_S, CpuTicks, cpu_ticks, meminfo
 from feedline.loader.resources import affine_cpus
 
 FILES_NEEDED = 1024
@@ -27,11 +29,11 @@ FILES_NEEDED = 1024
 
 
 OTHERS_CPUS = 0.3
-"""CPUs used by other programs from which they slow a run."""
+"""CPUs used by other programs that are enough to slow a run."""
 
 
 THROTTLED = 0.05
-"""Share of throttled periods from which the quota slows a run."""
+"""Share of throttled periods above which the quota slows a run."""
 
 
 SCARCE_MEMORY = 0.1
@@ -59,6 +61,8 @@ def examine() -> list[Finding]:
         load(CpuUse.measure(SAMPLE_S)),
         memory(Memory.read(cgroup)),
         open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
+        *huge_pages(),
+        *locked_memory(*resource.getrlimit(resource.RLIMIT_MEMLOCK)),
         available(
             "memfd", lambda: os.close(os.memfd_create("feedline-doctor")), "It carries batches between processes."
         ),
@@ -103,17 +107,15 @@ class CpuUse(NamedTuple):
     stolen: float
     """CPUs that the hypervisor gave to other machines."""
     pressure: float | None
-    """Share of the last 10 s in which something waited for a CPU; None where the kernel does not count it."""
+    """Share of the last 10 s in which a task waited for a CPU; None if the kernel does not count it."""
 
     @classmethod
     def measure(cls, duration_s: float) -> CpuUse:
         """Measure now; this program sleeps meanwhile."""
-        before, began = _ticks(), time.monotonic()
+        before, began = cpu_ticks() or CpuTicks(), time.monotonic()
         time.sleep(duration_s)
-        after, elapsed = _ticks(), time.monotonic() - began
-        busy, stolen = (
-            (new - old) / os.sysconf("SC_CLK_TCK") / elapsed for old, new in zip(before, after, strict=True)
-        )
+        after, elapsed = cpu_ticks() or CpuTicks(), time.monotonic() - began
+        busy, stolen = ((new - old) * TICK_S / elapsed for old, new in zip(before, after, strict=True))
         return cls(busy, stolen, _pressure())
 
 
@@ -122,21 +124,11 @@ def load(use: CpuUse) -> Finding:
     pressure = "" if use.pressure is None else f" (CPU pressure {use.pressure:.0%})"
     if use.stolen >= OTHERS_CPUS:
         evidence = f"the hypervisor gives {use.stolen:.1f} CPUs to other machines{pressure}"
-        return Finding("load", evidence, Severity.NOTE, "measured times will vary; use a machine with CPUs of its own")
+        return Finding("load", evidence, Severity.NOTE, "measured times will vary; use a machine with dedicated CPUs")
     if use.others >= OTHERS_CPUS:
         evidence = f"other programs use {use.others:.1f} CPUs{pressure}"
         return Finding("load", evidence, Severity.NOTE, "stop them before you measure; top -o %CPU lists them")
     return Finding("load", f"other programs use {use.others:.1f} CPUs")
-
-
-def _ticks() -> tuple[float, float]:
-    """Ticks that all CPUs were busy, and those that were stolen."""
-    try:
-        fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    except (OSError, IndexError, ValueError):
-        return 0.0, 0.0
-    user, nice, system, _, _, irq, softirq, steal = fields
-    return float(user + nice + system + irq + softirq + steal), float(steal)
 
 
 def _pressure() -> float | None:
@@ -158,7 +150,7 @@ class Memory(NamedTuple):
     @classmethod
     def read(cls, cgroup: Cgroup) -> Memory:
         """Read what is there now."""
-        machine = _meminfo()
+        machine = meminfo()
         total, free = machine["MemTotal"], machine["MemAvailable"]
         swap = machine.get("SwapTotal", 0) - machine.get("SwapFree", 0)
         limit, used = cgroup.memory_limit(), cgroup.memory_used() or 0
@@ -172,25 +164,12 @@ def memory(state: Memory) -> Finding:
     origin = " of the cgroup" if state.limit_is_cgroup else ""
     evidence = f"{format_bytes(state.total)}{origin}, {format_bytes(state.available)} free"
     if state.available < SCARCE_MEMORY * state.total:
-        remedy = "stop other programs or raise the limit: the kernel kills workers when memory ends"
+        remedy = "stop other programs or raise the limit: the kernel kills workers when memory runs out"
         return Finding("memory", evidence, Severity.BAD, remedy)
     if state.swap_used > SCARCE_MEMORY * state.total:
         remedy = "swapped pages slow every worker: use fewer workers or programs"
         return Finding("memory", f"{evidence}; {format_bytes(state.swap_used)} swapped out", Severity.NOTE, remedy)
     return Finding("memory", evidence)
-
-
-def _meminfo() -> dict[str, int]:
-    """Fields of /proc/meminfo in bytes; what sysconf says where it is missing."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
-    except (OSError, IndexError, ValueError):
-        page = os.sysconf("SC_PAGE_SIZE")
-        return {
-            "MemTotal": page * os.sysconf("SC_PHYS_PAGES"),
-            "MemAvailable": page * os.sysconf("SC_AVPHYS_PAGES"),
-        }
 
 
 def shared_memory(directory: Path = Path("/dev") / "shm") -> Finding:
@@ -229,6 +208,41 @@ def open_files(soft: int, hard: int) -> Finding:
     return Finding("open files", f"{soft:,}, and the hard limit is no higher", Severity.NOTE, remedy)
 
 
+def huge_pages(folder: Path = Path("/sys/kernel/mm/transparent_hugepage")) -> Iterator[Finding]:
+    """Transparent huge pages, and stalls where the kernel makes room for them."""
+    chosen = {name: _chosen(folder / name) for name in ("enabled", "defrag")}
+    if chosen["enabled"] is None:
+        return
+    if chosen["enabled"] == chosen["defrag"] == "always":
+        evidence = "always, with defrag=always: allocations stall, and a page that a worker changes costs 2 MiB"
+        yield Finding("huge pages", evidence, Severity.NOTE, f"echo madvise > {folder / 'defrag'}")
+    else:
+        yield Finding("huge pages", str(chosen["enabled"]))
+
+
+def _chosen(path: Path) -> str | None:
+    """The word in brackets, as in "always [madvise] never"."""
+    try:
+        found = re.search(r"\[([\w+]+)\]", path.read_text())
+    except OSError:
+        return None
+    return None if found is None else found[1]
+
+
+LEAST_LOCKED = 1 << 30
+"""Bytes of locked memory that network cards with RDMA need."""
+
+
+def locked_memory(soft: int, hard: int, cards: Path = Path("/sys/class/infiniband")) -> Iterator[Finding]:
+    """Limit on locked memory, where a network card reads memory."""
+    if not cards.is_dir() or soft == resource.RLIM_INFINITY or soft >= LEAST_LOCKED:
+        return
+    names = ", ".join(sorted(card.name for card in cards.iterdir()))
+    raised = "ulimit -l unlimited" if hard == resource.RLIM_INFINITY else "memlock in limits.conf"
+    evidence = f"{format_bytes(soft)}, too little for the RDMA of {names}"
+    yield Finding("memlock", evidence, Severity.NOTE, f"{raised}, or docker --ulimit memlock=-1")
+
+
 def numa_nodes(root: Path = numa.SYS) -> Iterator[Finding]:
     """Number of NUMA nodes, where there are several."""
     nodes = numa.nodes(root)
@@ -243,10 +257,10 @@ def cuda(root: Path = numa.SYS) -> Iterator[Finding]:
     if not torch.cuda.is_available():
         yield Finding("CUDA", "none: batches stay on the CPU")
     for i in range(torch.cuda.device_count()):
-        yield Finding(f"cuda:{i}", torch.cuda.get_device_name(i) + _placed(torch.device("cuda", i), root))
+        yield Finding(f"cuda:{i}", torch.cuda.get_device_name(i) + _describe_node(torch.device("cuda", i), root))
 
 
-def _placed(device: torch.device, root: Path) -> str:
+def _describe_node(device: torch.device, root: Path) -> str:
     nodes, node = numa.nodes(root), numa.node_of(device, root)
     if len(nodes) < 2 or node is None:
         return ""

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
+import typer
+from rich.console import Console
+
+from feedline.cli.arguments import AsJson, print_json
 from feedline.cli.inspect import contact_sheet, show
 from feedline.cli.inspect.formats import format_of
-from feedline.cli.inspect.order import Ordered, Ranks, ordered
+from feedline.cli.inspect.order import Ranks, WindowComparison, compare_windows
 from feedline.cli.inspect.survey import survey, tar_summary
 from feedline.cli.progress import bars
 from feedline.datasets.formats import Format, ShardSummary
 from feedline.datasets.shard_summaries import summarize, unsharded
 from feedline.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,5 +71,38 @@ def _inspect_samples(
     return show.summary(format_.label, result, order), result.healthy
 
 
-def _judge_order(shards: ShardSummary, options: InspectOptions) -> Ordered | None:
-    return ordered(shards, *options.order, options.ranks) if options.order else None
+def _judge_order(shards: ShardSummary, options: InspectOptions) -> WindowComparison | None:
+    return compare_windows(shards, *options.order, options.ranks) if options.order else None
+
+
+def command(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH", help="Folders, tar shards, or files and folders of other formats, as paths or URLs."
+        ),
+    ],
+    limit: Annotated[int, typer.Option(min=0, help="Number of samples to examine, evenly spaced. 0: all.")] = 20_000,
+    contact_sheet: Annotated[
+        Path | None, typer.Option(help="Draw samples with their classes into this image file (.png).")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, max=600, help="Number of samples on the contact sheet.")] = 24,
+    order: Annotated[
+        bool, typer.Option("--order", help="Compare shuffle windows of shards: mixing, and bytes read.")
+    ] = False,
+    window: Annotated[int, typer.Option(min=1, help="Window for --order, in shards.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Batch size for --order.")] = 256,
+    world_size: Annotated[int, typer.Option(min=1, help="Ranks that share the shards, for --order.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines on which these ranks run.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Summarize folders or shards: samples, fields, classes, sizes, formats and errors.
+
+    Exit code 1 if a shard or an image cannot be read.
+    """
+    ranks = Ranks(world_size, nodes) if world_size > 1 else None
+    options = InspectOptions(limit, contact_sheet, samples, (window, batch_size) if order else None, ranks)
+    summary, healthy = run(paths, options, Console(stderr=as_json))
+    if as_json:
+        print_json(summary)
+    raise typer.Exit(0 if healthy else 1)

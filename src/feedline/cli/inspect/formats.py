@@ -34,16 +34,16 @@ def _format_of(source: str) -> Format:
     if is_local(source) and not path.exists():
         raise ArgumentError(f"{source} does not exist")
     if path.is_file():
-        raise ArgumentError(f"{source} is of no known format: {_known()}")
+        raise ArgumentError(f"{source} has no known format: {_list_formats()}")
     names = [*islice(_names(source), _MOST_NAMES)]
     found = _by_marker(source, names) or _by_names(names)
     if found is None:
-        raise ArgumentError(f"{source} has no files of a known format: {_known()}")
+        raise ArgumentError(f"{source} has no files of a known format: {_list_formats()}")
     return found
 
 
-def _known() -> str:
-    patterns = {each.label: ", ".join(each.names or each.markers) for each in FORMATS.values()}
+def _list_formats() -> str:
+    patterns = {each.label: ", ".join(each.all_names or each.markers) for each in FORMATS.values()}
     return "known formats are " + ", ".join(f"{label} ({names})" for label, names in patterns.items() if names)
 
 

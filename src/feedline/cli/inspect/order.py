@@ -17,7 +17,7 @@ _USUAL = (1, 4, 16, 64)
 
 
 @dataclass(frozen=True, slots=True)
-class Mixed:
+class WindowMixing:
     """Mixing and read costs of one window.
 
     `same_shard_pairs` is the share of pairs in a batch that come from one shard. `window_nbytes` are bytes in memory if
@@ -43,7 +43,7 @@ class Ranks(NamedTuple):
 class RankShares:
     """Reads of ranks and nodes where partitions of shards belong to ranks.
 
-    Bytes and shards of a node are those of the node that reads most in the first epoch. `same_shard_pairs` counts the
+    Bytes and shards per node are those of the node that reads most in the first epoch. `same_shard_pairs` counts the
     batches of single ranks.
     """
 
@@ -59,16 +59,16 @@ class RankShares:
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class WindowComparison:
     """Candidate windows compared; the last one spans all shards.
 
     `kept_nbytes` and `keeper` are the limit and the place for shards that are read whole. If samples are read one by
-    one, `page_nbytes` is the average number of bytes that a disk reads for one.
+    one, `page_nbytes` is the average number of bytes that a disk reads per sample.
     """
 
     wanted: int
     batch_size: int
-    windows: tuple[Mixed, ...]
+    windows: tuple[WindowMixing, ...]
     unit: str
     kept_nbytes: int | None
     keeper: str | None
@@ -80,7 +80,9 @@ class Ordered:
         return asdict(self)
 
 
-def ordered(shards: ShardSummary, window: int, batch_size: int, ranks: Ranks | None = None) -> Ordered | None:
+def compare_windows(
+    shards: ShardSummary, window: int, batch_size: int, ranks: Ranks | None = None
+) -> WindowComparison | None:
     """Compare windows over the shards; None without shards.
 
     With `ranks`, also divide the shards among them.
@@ -89,9 +91,9 @@ def ordered(shards: ShardSummary, window: int, batch_size: int, ranks: Ranks | N
         return None
     number = len(shards.sizes)
     windows = sorted({min(window, number), *(usual for usual in _USUAL if usual < number), number})
-    mixed = tuple(_mixed(shards, each, batch_size) for each in windows)
+    mixed = tuple(_measure_mixing(shards, each, batch_size) for each in windows)
     shares = None if ranks is None else shares_of(shards, min(window, number), batch_size, ranks)
-    judged = partial(Ordered, min(window, number), batch_size, mixed, shards.unit, ranks=shares)
+    judged = partial(WindowComparison, min(window, number), batch_size, mixed, shards.unit, ranks=shares)
     if shards.kept is not None:
         return judged(shards.kept.limit_nbytes, shards.kept.keeper, None)
     if shards.note is not None:
@@ -107,7 +109,7 @@ def shares_of(shards: ShardSummary, window: int, batch_size: int, ranks: Ranks) 
     """
     world, nodes = ranks
     if world % nodes:
-        raise ArgumentError(f"--world {world} ranks cannot be divided equally among --nodes {nodes}")
+        raise ArgumentError(f"--world-size {world}: these ranks cannot be divided equally among --nodes {nodes}")
     order = ShardShuffled(shards.sizes, 0, window, partitions=world, global_batch_size=world * batch_size)
     nbytes = np.asarray(shards.nbytes, np.int64)
     own = [order.shards_of(node, nodes) for node in range(nodes)]
@@ -121,7 +123,7 @@ def shares_of(shards: ShardSummary, window: int, batch_size: int, ranks: Ranks) 
     )  # fmt: skip
 
 
-def _mixed(shards: ShardSummary, window: int, batch_size: int) -> Mixed:
+def _measure_mixing(shards: ShardSummary, window: int, batch_size: int) -> WindowMixing:
     order = ShardShuffled(shards.sizes, 0, window)
     mixing = order.mixing(batch_size)
     share, kept = window / len(shards.sizes), shards.kept
@@ -131,7 +133,7 @@ def _mixed(shards: ShardSummary, window: int, batch_size: int) -> Mixed:
         window_nbytes = sum(kept.nbytes) * share
         kept_shards = kept.limit_nbytes * len(shards.sizes) / max(sum(kept.nbytes), 1)
         read = order.nbytes_per_sample(shards.nbytes, batch_size, kept_shards=kept_shards)
-    return Mixed(window, mixing.same_shard_pairs, mixing.shards_per_batch, window_nbytes, read)
+    return WindowMixing(window, mixing.same_shard_pairs, mixing.shards_per_batch, window_nbytes, read)
 
 
 def _mean(shards: ShardSummary) -> float:

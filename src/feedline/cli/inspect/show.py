@@ -15,7 +15,7 @@ from rich.text import Text
 from feedline.cli.progress import format_bytes
 
 if TYPE_CHECKING:
-    from feedline.cli.inspect.order import Ordered
+    from feedline.cli.inspect.order import WindowComparison
     from feedline.cli.inspect.survey import Survey
     from feedline.datasets.formats import ShardSummary
 
@@ -33,7 +33,7 @@ _SIDES = (0, 64, 128, 224, 256, 384, 512, 768, 1024, 2048, 4096)
 """Bounds of the histogram of shorter sides, at usual sizes of training images."""
 
 
-def summary(label: str, result: Survey, order: Ordered | None) -> dict[str, Any]:
+def summary(label: str, result: Survey, order: WindowComparison | None) -> dict[str, Any]:
     """The survey as a JSON object; `headers` covers the examined samples only."""
     headers = result.headers
     return {
@@ -48,7 +48,7 @@ def summary(label: str, result: Survey, order: Ordered | None) -> dict[str, Any]
         "unreadable": result.unreadable,
         "broken_samples": result.broken,
         "notes": result.listing.notes,
-        "looked_at": result.looked_at,
+        "examined": result.examined,
         "classes": dict(result.classes),
         "headers": {
             "formats": dict(headers.formats),
@@ -81,7 +81,7 @@ def count_noun(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def shards_summary(label: str, shards: ShardSummary, order: Ordered | None) -> dict[str, Any]:
+def shards_summary(label: str, shards: ShardSummary, order: WindowComparison | None) -> dict[str, Any]:
     """The shards of a format with this label as a JSON object."""
     return {
         "format": label,
@@ -93,7 +93,7 @@ def shards_summary(label: str, shards: ShardSummary, order: Ordered | None) -> d
     }
 
 
-def render_shards(label: str, shards: ShardSummary, order: Ordered | None) -> RenderableType:
+def render_shards(label: str, shards: ShardSummary, order: WindowComparison | None) -> RenderableType:
     """The shards of a format whose samples are not examined."""
     facts = [("format", label)]
     if shards.sizes:
@@ -104,7 +104,7 @@ def render_shards(label: str, shards: ShardSummary, order: Ordered | None) -> Re
     return Group(_render_facts(facts), *([] if order is None else [_render_order(order)]))
 
 
-def render(result: Survey, order: Ordered | None) -> RenderableType:
+def render(result: Survey, order: WindowComparison | None) -> RenderableType:
     """The whole survey."""
     parts = [_render_facts(_facts(result))]
     if result.headers.sizes:
@@ -147,9 +147,9 @@ def _facts(result: Survey) -> list[tuple[str, str]]:
         facts.append(("image files", ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in sizes)))
     if listing.shards and result.image_nbytes:
         facts.append(("with a grid", f"{result.grids:,} of {count_noun(len(result.image_nbytes), 'image')}"))
-    if result.looked_at < len(listing.samples):
+    if result.examined < len(listing.samples):
         facts.append(
-            ("examined", f"{count_noun(result.looked_at, 'sample')}, evenly spaced; all that follows is about them")
+            ("examined", f"{count_noun(result.examined, 'sample')}, evenly spaced; all figures below are about these")
         )
     if headers.formats:
         facts.append(("formats", ", ".join(f"{name} {number:,}" for name, number in headers.formats.most_common())))
@@ -197,7 +197,7 @@ def _format_classes(classes: Counter[str]) -> str:
     return f"{len(classes):,} classes of {'' if low == high else f'{low:,} to '}{count_noun(high, 'sample')}"
 
 
-def _render_order(order: Ordered) -> RenderableType:
+def _render_order(order: WindowComparison) -> RenderableType:
     title = f"Shuffled in windows of {order.unit}s, batches of {order.batch_size}"
     # Without borders five columns fit 40 characters; with them, the headings would be abbreviated.
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left", title_style="bold")
@@ -221,7 +221,7 @@ def _render_order(order: Ordered) -> RenderableType:
     return Group(table, *map(Text, _explain_reads(order)), *map(Text, _explain_ranks(order)))
 
 
-def _explain_ranks(order: Ordered) -> Iterator[str]:
+def _explain_ranks(order: WindowComparison) -> Iterator[str]:
     """Share of each node, where ranks own partitions of the shards."""
     ranks = order.ranks
     if ranks is None:
@@ -238,11 +238,11 @@ def _explain_ranks(order: Ordered) -> Iterator[str]:
     )
 
 
-def _explain_reads(order: Ordered) -> Iterator[str]:
+def _explain_reads(order: WindowComparison) -> Iterator[str]:
     if order.kept_nbytes is not None:
         yield (
-            f"A sample is read with its whole {order.unit}, once if it is kept until its window ends: {order.keeper}"
-            f" keeps {format_bytes(order.kept_nbytes)}, and reads the samples of a batch together."
+            f"Reading a sample reads its whole {order.unit}, and only once if it is kept until its window ends: "
+            f"{order.keeper} keeps {format_bytes(order.kept_nbytes)}, and reads the samples of a batch together."
         )
     elif order.page_nbytes is not None:
         yield f"Samples are read one by one; for a random one a disk reads about {format_bytes(order.page_nbytes)}."

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from feedline import images
-from feedline.cli.index import TarTarget, find_tar_targets, has_urls
+from feedline.cli.index import TarTarget, find_tar_targets, has_compressed, has_urls
 from feedline.cli.pack import find_tars, list_samples
 from feedline.cli.pack.sources import CLASSES, MemberSource, Readable, Sample, SampleList, samples_in
 from feedline.cli.pack.sources import list_tars as tars_listed
@@ -23,6 +23,7 @@ from feedline.datasets.webdataset import is_image
 from feedline.errors import FeedlineError, SampleError
 from feedline.images import Header
 from feedline.stores import AccessDeniedError, ObjectNotFoundError
+from feedline.stores.files import RemoteBlob
 
 
 def problem(name: str, error: Exception) -> str:
@@ -63,16 +64,16 @@ def list_remote_tars(sources: Sequence[str], step: Step) -> tuple[SampleList, li
     return SampleList(samples, classes, shards=list(map(len, groups))).with_unique_keys(), unreadable
 
 
-def fetched(samples: Sequence[Sample]) -> Iterator[Sample]:
+def with_headers(samples: Sequence[Sample]) -> Iterator[Sample]:
     """Yield the samples with image headers and classes in memory.
 
-    They are fetched in groups.
+    Samples are fetched in groups.
     """
     for first in range(0, len(samples), _SAMPLES_AT_ONCE):
         yield from _fetch_group(samples[first : first + _SAMPLES_AT_ONCE])
 
 
-class _PartlyHeld:
+class _PartlyLoaded:
     """A blob with some of its bytes in memory."""
 
     def __init__(self, blob: Readable, start: int, data: memoryview) -> None:
@@ -101,7 +102,7 @@ def _samples_in(tar: TarTarget) -> list[Sample] | str:
 def _classes(tar: TarTarget) -> list[str] | None:
     """Class names from the file next to a remote tar."""
     blob = tar.blob
-    if blob is None:
+    if not isinstance(blob, RemoteBlob):
         return None
     folder = blob.path.rpartition("/")[0]
     try:
@@ -114,12 +115,12 @@ def _fetch_group(samples: Sequence[Sample]) -> list[Sample]:
     wanted: dict[Readable, list[tuple[int, int]]] = {}
     for sample in samples:
         for part in sample.parts:
-            if part.blob is not None and _looked_at(part):
+            if part.blob is not None and _is_examined(part):
                 wanted.setdefault(part.blob, []).append(_beginning(part))
     with DaemonPool(thread_name_prefix="feedline-inspect") as pool:
         views = dict(zip(wanted, pool.map(_read, wanted.items()), strict=True))
     held = {
-        (blob, *span): _PartlyHeld(blob, span[0], view)
+        (blob, *span): _PartlyLoaded(blob, span[0], view)
         for blob, spans in wanted.items()
         for span, view in zip(spans, views[blob], strict=bool(views[blob]))
     }
@@ -137,7 +138,7 @@ def _fetch_group(samples: Sequence[Sample]) -> list[Sample]:
 def _read(wanted: tuple[Readable, list[tuple[int, int]]]) -> list[memoryview]:
     """One view for each span of a blob; empty if unreadable.
 
-    The error is reported for each part when that is read.
+    The error is reported for each part when the part is read.
     """
     blob, spans = wanted
     try:
@@ -146,7 +147,7 @@ def _read(wanted: tuple[Readable, list[tuple[int, int]]]) -> list[memoryview]:
         return []
 
 
-def _looked_at(part: MemberSource) -> bool:
+def _is_examined(part: MemberSource) -> bool:
     return is_image(part.field) or part.field in ("cls", "json")
 
 
@@ -155,7 +156,7 @@ def _beginning(part: MemberSource) -> tuple[int, int]:
 
 
 _HEADER_NBYTES = (BEGINNING_NBYTES, 1 << 16)
-"""Bytes of an image in a tar that are read first; headers with large profiles need all of it."""
+"""Bytes of an image in a tar that are read first: headers with large profiles need all of them."""
 
 
 _MOST_DIGITS = 18
@@ -185,7 +186,7 @@ class ImageHeaders:
 class Survey:
     """Counts over all samples, and headers and classes of some.
 
-    `looked_at` samples, spread evenly, were examined.
+    `examined` samples, spread evenly, were examined.
     """
 
     listing: SampleList
@@ -198,7 +199,7 @@ class Survey:
     classes: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
     """Samples whose class is unreadable."""
-    looked_at: int = 0
+    examined: int = 0
 
     @property
     def healthy(self) -> bool:
@@ -211,11 +212,11 @@ def survey(sources: Sequence[str], limit: int, step: Step) -> Survey:
     found = _count(sources, step)
     samples = found.listing.samples
     chosen = spread(len(samples), limit or len(samples))
-    for number, sample in enumerate(fetched([samples[at] for at in chosen]), 1):
-        _look(sample, found)
+    for number, sample in enumerate(with_headers([samples[at] for at in chosen]), 1):
+        _examine(sample, found)
         if number % 64 == 0 or number == len(chosen):
             step("headers", number, len(chosen))
-    found.looked_at = len(chosen)
+    found.examined = len(chosen)
     return found
 
 
@@ -238,7 +239,7 @@ def _count(sources: Sequence[str], step: Step) -> Survey:
 
 def _listing(sources: Sequence[str], step: Step) -> tuple[SampleList, list[str]]:
     """Samples of all readable sources, and problems of the other tars."""
-    if has_urls(sources):
+    if has_urls(sources) or has_compressed(sources):
         return list_remote_tars(sources, step)
     tars, groups, unreadable = find_tars(sources), list[SampleList](), list[str]()
     if not tars:
@@ -261,7 +262,7 @@ def tar_summary(sizes: Sequence[int], sample_nbytes: Sequence[int]) -> ShardSumm
     return ShardSummary("tar", sizes, [sum(sample_nbytes[start:stop]) for start, stop in pairwise(bounds)])
 
 
-def _look(sample: Sample, found: Survey) -> None:
+def _examine(sample: Sample, found: Survey) -> None:
     try:
         label = label_of(sample, found.listing.classes)
     except Exception as error:  # noqa: BLE001 - see _listing

@@ -1,6 +1,6 @@
 """Rules of `feedline lint`: one function each, listed in `RULES`.
 
-A rule yields the nodes it objects to, with what is wrong there and what to write instead.
+A rule yields violations: the node, the mistake, and the code to write instead.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SMALL_BUFFER = 1000
 """Size of a shuffle buffer below which neighbors of a shard stay neighbors."""
 
 
-class Objection(NamedTuple):
+class Violation(NamedTuple):
     """One place that a rule objects to."""
 
     node: ast.AST
@@ -60,67 +60,67 @@ class Rule(NamedTuple):
 
     code: str
     severity: Severity
-    find: Callable[[SourceFile], Iterator[Objection]]
+    find: Callable[[SourceFile], Iterator[Violation]]
 
 
-def import_of_torch(source: SourceFile) -> Iterator[Objection]:
+def import_of_torch(source: SourceFile) -> Iterator[Violation]:
     """Imports of loaders that feedline replaces."""
     for node in source.nodes:
         if not isinstance(node, ast.ImportFrom):
             continue
         names = [alias.name for alias in node.names]
         if node.module in ("torch.utils.data", "torch.utils.data.dataloader") and "DataLoader" in names:
-            yield Objection(
+            yield Violation(
                 node, "DataLoader comes from torch", "from feedline import DataLoader: same arguments and batches"
             )
         if node.module == "torchdata.stateful_dataloader":
             remedy = "from feedline import DataLoader: it has state_dict() and load_state_dict(), for any worker count"
-            yield Objection(node, "StatefulDataLoader comes from torchdata", remedy)
+            yield Violation(node, "StatefulDataLoader comes from torchdata", remedy)
 
 
-def use_of_torch(source: SourceFile) -> Iterator[Objection]:
+def use_of_torch(source: SourceFile) -> Iterator[Violation]:
     """Loaders named by their full path."""
     for name, call in source.calls():
         if name == "torch.utils.data.DataLoader" and isinstance(call.func, ast.Attribute):
-            yield Objection(call, "DataLoader comes from torch", "feedline.DataLoader: same arguments and batches")
+            yield Violation(call, "DataLoader comes from torch", "feedline.DataLoader: same arguments and batches")
 
 
-def missing_set_epoch(source: SourceFile) -> Iterator[Objection]:
+def missing_set_epoch(source: SourceFile) -> Iterator[Violation]:
     """DistributedSampler without set_epoch: every epoch has the same order."""
     if any(name.endswith(".set_epoch") for name, _ in source.calls()):
         return
     for name, call in source.calls():
         if name.rpartition(".")[2] == "DistributedSampler" and not _is_false(_argument(call, "shuffle", 3)):
             remedy = 'call sampler.set_epoch(epoch) each epoch, or DataLoader(shuffle=True, seed=0, distributed="auto")'
-            yield Objection(call, "set_epoch is never called: every epoch has the same order", remedy)
+            yield Violation(call, "set_epoch is never called: every epoch has the same order", remedy)
 
 
-def handle_in_init(source: SourceFile) -> Iterator[Objection]:
+def handle_in_init(source: SourceFile) -> Iterator[Violation]:
     """Files and connections opened in a dataset's constructor."""
     for definition in _datasets(source):
         for assignment in _own_assignments(_method(definition, "__init__")):
             kind = (
-                HANDLES.get(source.qualified(assignment.value.func)) if isinstance(assignment.value, ast.Call) else None
+                HANDLES.get(source.qualified_name(assignment.value.func))
+                if isinstance(assignment.value, ast.Call)
+                else None
             )
             if kind:
-                text = (
-                    f"{definition.name} opens a {kind} in __init__: forked workers share it, spawned ones cannot get it"
-                )
-                yield Objection(assignment, text, "open it in the first __getitem__ of each process")
+                text = f"{definition.name} opens a {kind} in __init__: forked workers share it, spawned ones lack it"
+                yield Violation(assignment, text, "open it in the first __getitem__ of each process")
 
 
-def generator_in_init(source: SourceFile) -> Iterator[Objection]:
+def generator_in_init(source: SourceFile) -> Iterator[Violation]:
     """Random generators made in a dataset's constructor, which every worker copies."""
     for definition in _datasets(source):
         for assignment in _own_assignments(_method(definition, "__init__")):
-            if isinstance(assignment.value, ast.Call) and source.qualified(assignment.value.func) in GENERATORS:
+            if isinstance(assignment.value, ast.Call) and source.qualified_name(assignment.value.func) in GENERATORS:
                 text = f"{definition.name} keeps a random generator: its copies in the workers draw the same numbers"
-                yield Objection(
+                yield Violation(
                     assignment, text, "use feedline.sample_rng() in __getitem__, or torch.rand and numpy.random"
                 )
 
 
-def seed_per_sample(source: SourceFile) -> Iterator[Objection]:
+def seed_per_sample(source: SourceFile) -> Iterator[Violation]:
     """Constant seeds set in workers or for each sample."""
     functions = [method for definition in _datasets(source) if (method := _method(definition, "__getitem__"))]
     functions += _init_functions(source)
@@ -128,10 +128,10 @@ def seed_per_sample(source: SourceFile) -> Iterator[Objection]:
         for name, call in source.calls(function):
             if name in SEEDS and call.args and isinstance(call.args[0], ast.Constant):
                 remedy = "remove it: feedline seeds every worker, and with seed= every sample, by itself"
-                yield Objection(call, f"{name}({ast.unparse(call.args[0])}) gives all workers the same numbers", remedy)
+                yield Violation(call, f"{name}({ast.unparse(call.args[0])}) gives all workers the same numbers", remedy)
 
 
-def list_of_objects(source: SourceFile) -> Iterator[Objection]:
+def list_of_objects(source: SourceFile) -> Iterator[Violation]:
     """Long lists of Python objects, whose pages forked workers copy."""
     for definition in _datasets(source):
         for assignment in _own_assignments(_method(definition, "__init__")):
@@ -139,33 +139,33 @@ def list_of_objects(source: SourceFile) -> Iterator[Objection]:
                 text = (
                     f"{definition.name} keeps Python objects: each worker copies their pages when it counts references"
                 )
-                remedy = (
-                    "feedline.datasets.PackedStrings or a NumPy array holds them once; ignore this for a few thousand"
-                )
-                yield Objection(assignment, text, remedy)
+                remedy = "feedline.datasets.PackedStrings or a NumPy array holds them once; ignore this for short lists"
+                yield Violation(assignment, text, remedy)
 
 
-def device_in_getitem(source: SourceFile) -> Iterator[Objection]:
+def device_in_getitem(source: SourceFile) -> Iterator[Violation]:
     """Tensors moved to a device sample by sample."""
     for definition in _datasets(source):
         for function in filter(None, (_method(definition, "__getitem__"), _method(definition, "__iter__"))):
             for _, call in source.calls(function):
                 if _moves_to_device(call):
                     text = f"{definition.name} moves single samples to the device: one copy and one context per worker"
-                    yield Objection(call, text, 'return CPU tensors, and pass device="cuda" to the loader')
+                    yield Violation(call, text, 'return CPU tensors, and pass device="cuda" to the loader')
 
 
-def swallowed_error(source: SourceFile) -> Iterator[Objection]:
+def swallowed_error(source: SourceFile) -> Iterator[Violation]:
     """Samples replaced by others when they raise."""
     for definition in _datasets(source):
         method = _method(definition, "__getitem__")
         for node in ast.walk(method) if method else ():
             if isinstance(node, ast.ExceptHandler) and _is_broad(node) and not _raises(node) and _returns(node):
                 text = f"{definition.name}.__getitem__ hides errors of samples: the data may shrink unnoticed"
-                yield Objection(node, text, 'let it raise, and pass on_error="skip" or "replace": they count and list')
+                yield Violation(
+                    node, text, 'let it raise, and pass on_error="skip" or "replace": they count and list it'
+                )
 
 
-def duplicate_stream(source: SourceFile) -> Iterator[Objection]:
+def duplicate_stream(source: SourceFile) -> Iterator[Violation]:
     """Streams that do not share themselves out among workers."""
     for definition in source.classes:
         method = _method(definition, "__iter__") if source.inherits(definition, *STREAMS) else None
@@ -173,48 +173,48 @@ def duplicate_stream(source: SourceFile) -> Iterator[Objection]:
             continue
         text = f"each worker would read all of {definition.name}: every sample would come num_workers times"
         remedy = "derive from feedline.PartitionedDataset, or use get_worker_info() in __iter__"
-        yield Objection(definition, text, remedy)
+        yield Violation(definition, text, remedy)
 
 
-def loader_per_epoch(source: SourceFile) -> Iterator[Objection]:
+def loader_per_epoch(source: SourceFile) -> Iterator[Violation]:
     """Loaders made inside a loop over epochs."""
     for name, call in source.calls():
         loops = [node for node in _loops_around(source, call) if "epoch" in ast.unparse(node.target)]
         if name in LOADERS and loops:
             text = "a new loader is made in every epoch: its workers start again"
-            yield Objection(call, text, "make it before the loop, with persistent_workers=True")
+            yield Violation(call, text, "make it before the loop, with persistent_workers=True")
 
 
-def first_batch_in_loop(source: SourceFile) -> Iterator[Objection]:
+def first_batch_in_loop(source: SourceFile) -> Iterator[Violation]:
     """`next(iter(loader))` in a loop, which starts an epoch for each batch."""
     for name, call in source.calls():
         inner = call.args[0] if call.args else None
-        is_first = name == "next" and isinstance(inner, ast.Call) and source.qualified(inner.func) == "iter"
+        is_first = name == "next" and isinstance(inner, ast.Call) and source.qualified_name(inner.func) == "iter"
         if is_first and any(True for _ in _loops_around(source, call)) and "load" in ast.unparse(call).lower():
             text = f"{ast.unparse(call)} in a loop starts an epoch, and its workers, for every batch"
-            yield Objection(call, text, "make the iterator once before the loop: batches = iter(loader)")
+            yield Violation(call, text, "make the iterator once before the loop: batches = iter(loader)")
 
 
-def no_workers(source: SourceFile) -> Iterator[Objection]:
+def no_workers(source: SourceFile) -> Iterator[Violation]:
     """Shuffled loaders that build batches in the training process."""
     for name, call in source.calls():
         is_training = name in LOADERS and _is_true(_argument(call, "shuffle", 2)) and not _has_star(call)
         workers = _argument(call, "num_workers", 5)
         if is_training and (workers is None or _constant(workers) == 0):
             text = "num_workers=0: the training process builds each batch itself"
-            yield Objection(call, text, 'num_workers="auto", or a number that feedline bench measures')
+            yield Violation(call, text, 'num_workers="auto", or a number that feedline bench measures')
 
 
-def workers_restart(source: SourceFile) -> Iterator[Objection]:
+def workers_restart(source: SourceFile) -> Iterator[Violation]:
     """Workers that end after each epoch."""
     for name, call in source.calls():
         workers = _constant(_argument(call, "num_workers", 5))
         is_open = _argument(call, "persistent_workers") is None and not _has_star(call)
         if name in LOADERS and isinstance(workers, int) and workers > 0 and is_open:
-            yield Objection(call, "workers end with each epoch", "persistent_workers=True starts them once")
+            yield Violation(call, "workers end with each epoch", "persistent_workers=True starts them once")
 
 
-def pinned_tiny_batches(source: SourceFile) -> Iterator[Objection]:
+def pinned_tiny_batches(source: SourceFile) -> Iterator[Violation]:
     """Page-locked memory for tiny batches."""
     for name, call in source.calls():
         size = _constant(_argument(call, "batch_size", 1))
@@ -225,10 +225,10 @@ def pinned_tiny_batches(source: SourceFile) -> Iterator[Objection]:
             and _is_true(_argument(call, "pin_memory", 7))
         ):
             text = f"pin_memory=True with batches of {size}: page-locking costs more than it saves"
-            yield Objection(call, text, "remove pin_memory, or use larger batches")
+            yield Violation(call, text, "remove pin_memory, or use larger batches")
 
 
-def small_buffer(source: SourceFile) -> Iterator[Objection]:
+def small_buffer(source: SourceFile) -> Iterator[Violation]:
     """Shuffle buffers too small to mix a stream."""
     for node in source.nodes:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "shuffle":
@@ -237,12 +237,12 @@ def small_buffer(source: SourceFile) -> Iterator[Objection]:
         streams = ("webdataset", "streaming=True", "wds.")
         if isinstance(size, int) and 1 < size < SMALL_BUFFER and any(word in source.text for word in streams):
             text = f"a shuffle buffer of {size} mixes only neighbors of a shard"
-            yield Objection(
+            yield Violation(
                 node, text, f"use at least {SMALL_BUFFER:,}, or feedline.samplers.ShardShuffled over TarShards"
             )
 
 
-def sync_per_step(source: SourceFile) -> Iterator[Objection]:
+def sync_per_step(source: SourceFile) -> Iterator[Violation]:
     """`.item()` on each step, which waits for the device."""
     for node in source.nodes:
         if not isinstance(node, ast.For) or "load" not in ast.unparse(node.iter).lower():
@@ -251,25 +251,25 @@ def sync_per_step(source: SourceFile) -> Iterator[Objection]:
             is_item = isinstance(call.func, ast.Attribute) and call.func.attr == "item" and not call.args
             if is_item and not any(isinstance(outer, ast.If) for outer in _between(source, call, node)):
                 text = f"{ast.unparse(call)} in each step waits for the device"
-                yield Objection(call, text, "sum tensors on the device, and call .item() every few hundred steps")
+                yield Violation(call, text, "sum tensors on the device, and call .item() every few hundred steps")
                 break
 
 
-def seeding_init_fn(source: SourceFile) -> Iterator[Objection]:
+def seeding_init_fn(source: SourceFile) -> Iterator[Violation]:
     """Init functions that only seed, which feedline does by itself."""
     for function in _init_functions(source):
         calls = [name for name, _ in source.calls(function)]
         if calls and all(name in SEEDS or name.startswith(("torch.initial_seed", "int")) for name in calls):
             remedy = "feedline seeds torch, numpy.random and random in each worker: remove it"
-            yield Objection(function, f"{function.name} only seeds generators", remedy)
+            yield Violation(function, f"{function.name} only seeds generators", remedy)
 
 
-def sharing_strategy(source: SourceFile) -> Iterator[Objection]:
+def sharing_strategy(source: SourceFile) -> Iterator[Violation]:
     """Work-arounds for torch's shared memory."""
     for name, call in source.calls():
         if name.endswith("multiprocessing.set_sharing_strategy"):
-            text = "a work-around for torch's shared memory"
-            yield Objection(
+            text = "a workaround for torch's shared memory"
+            yield Violation(
                 call, text, "remove it: feedline's batches use neither /dev/shm nor file descriptors per tensor"
             )
 
@@ -295,7 +295,7 @@ RULES: tuple[Rule, ...] = (
     Rule("seeding-init-fn", Severity.GOOD, seeding_init_fn),
     Rule("sharing-strategy", Severity.GOOD, sharing_strategy),
 )
-"""All rules. GOOD: nothing is wrong, but feedline has a shorter way."""
+"""All rules. GOOD marks correct code for which feedline has a shorter way."""
 
 
 def _datasets(source: SourceFile) -> Iterator[ast.ClassDef]:
@@ -349,7 +349,7 @@ def _makes_objects(source: SourceFile, value: ast.AST | None) -> bool:
         "readlines",
         "splitlines",
     )
-    return is_method or (source.qualified(value.func) in _OBJECT_SOURCES and bool(value.args))
+    return is_method or (source.qualified_name(value.func) in _OBJECT_SOURCES and bool(value.args))
 
 
 def _moves_to_device(call: ast.Call) -> bool:

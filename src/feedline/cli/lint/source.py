@@ -18,7 +18,7 @@ SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "build", "dis
 
 
 LARGEST_NBYTES = 2_000_000
-"""Size from which a file is taken for data or generated code."""
+"""Size above which a file counts as data or generated code."""
 
 
 _IGNORED = re.compile(r"#\s*feedline:\s*ignore(?:\[([\w, -]+)\])?")
@@ -68,11 +68,11 @@ class SourceFile:
         """Place of a node."""
         return Place(self.path, getattr(node, "lineno", 1), self.cell)
 
-    def qualified(self, node: ast.AST | None) -> str:
+    def qualified_name(self, node: ast.AST | None) -> str:
         """Dotted name with imports resolved; empty for anything but names and attributes."""
         if isinstance(node, ast.Name):
             return self.names.get(node.id, node.id)
-        if isinstance(node, ast.Attribute) and (base := self.qualified(node.value)):
+        if isinstance(node, ast.Attribute) and (base := self.qualified_name(node.value)):
             return f"{base}.{node.attr}"
         return ""
 
@@ -80,7 +80,7 @@ class SourceFile:
         """Calls with the qualified names of their functions."""
         for node in self.nodes if within is None else ast.walk(within):
             if isinstance(node, ast.Call):
-                yield self.qualified(node.func), node
+                yield self.qualified_name(node.func), node
 
     def enclosing(self, node: ast.AST) -> Iterator[ast.AST]:
         """Enclosing nodes, inner ones first."""
@@ -91,11 +91,11 @@ class SourceFile:
     def inherits(self, definition: ast.ClassDef, *bases: str) -> bool:
         """True if a class derives from one of these bases.
 
-        Classes of this file in between are followed.
+        Base classes defined in this file are followed.
         """
         for base in definition.bases:
             plain = base.value if isinstance(base, ast.Subscript) else base  # Dataset[int]
-            name = self.qualified(plain)
+            name = self.qualified_name(plain)
             if name in bases:
                 return True
             inner = [known for known in self.classes if known.name == name and known is not definition]
@@ -123,7 +123,7 @@ class UnreadableFile(NamedTuple):
 def python_files(root: Path) -> Iterator[Path]:
     """Python files and notebooks below a folder, in order.
 
-    A file is yielded as it is.
+    A path to a file is yielded unchanged.
     """
     if root.is_file():
         yield root
@@ -136,18 +136,29 @@ def python_files(root: Path) -> Iterator[Path]:
                 yield path
 
 
+def package_of(path: Path) -> Path:
+    """Folder of the outermost package of a file.
+
+    Outside packages, the file itself.
+    """
+    package = path
+    while (package.parent / "__init__.py").exists():
+        package = package.parent
+    return package
+
+
 def parse(path: Path) -> list[SourceFile] | UnreadableFile:
     """The file, or the code cells of a notebook."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
         if path.suffix == ".ipynb":
             return list(_cells(str(path), json.loads(text)))
-        return [_parsed(str(path), text)]
+        return [_parse_text(str(path), text)]
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
         return UnreadableFile(str(path), str(error))
 
 
-def _parsed(path: str, text: str, cell: int | None = None, known: dict[str, str] | None = None) -> SourceFile:
+def _parse_text(path: str, text: str, cell: int | None = None, known: dict[str, str] | None = None) -> SourceFile:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes and the like are not our subject
         tree = ast.parse(text)
@@ -162,7 +173,7 @@ def _cells(path: str, notebook: Any) -> Iterator[SourceFile]:
         text = "".join(cell.get("source", ()))
         plain = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in text.splitlines())
         try:
-            source = _parsed(path, plain, number, known)
+            source = _parse_text(path, plain, number, known)
         except SyntaxError:  # a cell of another language, or a cell magic
             continue
         known = source.names

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import enum
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
+import typer
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from feedline.cli import pack
+from feedline.cli.arguments import AsJson, Workers, print_json
+from feedline.cli.pack import PackOptions, PackResult, ShardSize
 from feedline.cli.progress import bars, format_bytes
 from feedline.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from feedline.cli.pack import PackOptions, PackResult
-
+from feedline.loader.resources import usable_cpus
 
 _MOST_SHOWN = 10
 
@@ -96,3 +95,63 @@ def _render_skipped(skipped: Sequence[dict[str, str]]) -> RenderableType:
     if len(skipped) > _MOST_SHOWN:
         lines.append(Text(f"… and {len(skipped) - _MOST_SHOWN:,} more: see {pack.MANIFEST}"))
     return Group(*lines)
+
+
+class OnError(enum.StrEnum):
+    """Actions on a sample that cannot be read."""
+
+    RAISE = "raise"
+    SKIP = "skip"
+
+
+def command(
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH", help="Sources (folders or tar shards), then the folder for the new shards."),
+    ],
+    shard_size: Annotated[
+        str, typer.Option(help="Largest shard, in bytes (256MB, 1GiB) or samples (10000).")
+    ] = "256MB",
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Rewrite JPEGs losslessly, so that a crop reads and decodes only its part.")
+    ] = False,
+    shorter_side: Annotated[
+        int | None, typer.Option(min=1, help="Shrink larger images to this shorter side, in pixels.")
+    ] = None,
+    quality: Annotated[int | None, typer.Option(min=1, max=100, help="Re-encode images as JPEG.")] = None,
+    decoded: Annotated[
+        bool, typer.Option("--decoded", help="Store pixels: no decoding in training, several times the disk space.")
+    ] = False,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(help="Image field to change, if samples have several. Repeat it for more."),
+    ] = None,
+    shuffle: Annotated[
+        bool | None, typer.Option("--shuffle/--no-shuffle", help="Default: shuffle class folders only.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the shuffled order.")] = 0,
+    on_error: Annotated[
+        OnError,
+        typer.Option(help="Action on a sample that cannot be read: stop, or leave it out and list it."),
+    ] = OnError.RAISE,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pack folders of files, or existing shards, into WebDataset tar shards.
+
+    Run the same command again to continue an interrupted run.
+    """
+    options = PackOptions(
+        ShardSize.parse(shard_size),
+        shorter_side=shorter_side,
+        quality=quality,
+        grid=grid,
+        decoded=decoded,
+        fields=tuple(field or ()),
+        shuffle=shuffle,
+        seed=seed,
+        skip=on_error is OnError.SKIP,
+    )
+    result = run(paths, options, workers or usable_cpus(), Console(stderr=as_json))
+    if as_json:
+        print_json(summary(result))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from feedline.cli.arguments import AsJson, print_json
+from feedline.cli.top.keys import View, keyboard
 from feedline.cli.top.reading import LoaderReading, read_all
 from feedline.cli.top.screen import screen
 
@@ -18,15 +21,15 @@ FIRST_S = 0.3
 
 
 _NOTHING = (
-    "No loop of feedline runs that you may look at. A loader is shown from its first iteration until it is closed; "
-    "those of other users are shown to root only."
+    "There is no running feedline loop that you may watch. A loader is shown from its first iteration until it is "
+    "closed. Only root sees the loaders of other users."
 )
 
 
-def report(pid: int | None, pause: Callable[[float], None] = time.sleep) -> list[tuple[LoaderReading, LoaderReading]]:
+def report(pid: int | None) -> list[tuple[LoaderReading, LoaderReading]]:
     """Two readings of each loader, a moment apart."""
     before = {reading.key: reading for reading in read_all(pid)}
-    pause(FIRST_S)
+    time.sleep(FIRST_S)
     return [(before.get(reading.key, reading), reading) for reading in read_all(pid)]
 
 
@@ -55,22 +58,58 @@ def show(readings: Sequence[tuple[LoaderReading, LoaderReading]], console: Conso
 
 
 def follow(pid: int | None, console: Console, interval_s: float) -> None:
-    """Renew the screen until Ctrl-C, or until the process has ended."""
+    """Renew the screen until q, Ctrl-C, or the process's end."""
     before: dict[tuple[int, str], LoaderReading] = {}
-    with Live(console=console, auto_refresh=False, screen=False) as live:
+    now: list[LoaderReading] = read_all(pid)
+    with keyboard() as keys, Live(console=console, auto_refresh=False, screen=False) as live:
+        view = View(has_keys=keys.is_there)
         while True:
-            now = read_all(pid)
-            live.update(_screens([(before.get(each.key), each) for each in now], console.width), refresh=True)
+            live.update(_screens([(before.get(each.key), each) for each in now], console.width, view), refresh=True)
             if not now and before:
                 return
-            before = {each.key: each for each in now}
-            time.sleep(interval_s)
+            key = keys.wait(interval_s)
+            if key == "q":
+                return
+            view = view.after(key)
+            if not key and not view.is_paused:
+                before, now = {each.key: each for each in now}, read_all(pid)
 
 
-def _screens(readings: Sequence[tuple[LoaderReading | None, LoaderReading]], width: int) -> Group:
-    if not readings:
-        return Group(Text(_NOTHING))
-    lines: list[Text] = []
+def _screens(
+    readings: Sequence[tuple[LoaderReading | None, LoaderReading]], width: int, view: View | None = None
+) -> Group:
+    view = view or View()
+    lines: list[Text] = [] if readings else [Text(_NOTHING)]
     for before, now in readings:
-        lines += [*([Text()] if lines else []), *screen(before, now, width)]
+        lines += [*([Text()] if lines else []), *screen(before, now, width, view)]
+    if view.has_keys:
+        lines.append(Text(view.help(width), style="dim"))
     return Group(*lines)
+
+
+def command(
+    pid: Annotated[int | None, typer.Argument(metavar="PID", help="A training process. Default: all.")] = None,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two screens.")] = 1.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one screen and exit. The default where there is no terminal.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Watch the loaders of training processes.
+
+    No lock is taken and no signal is sent: a loop that hangs can be watched, with the current sample of each worker.
+
+    Exit code 1 if no loader is found.
+    """
+    console = Console(highlight=False)
+    if not (once or as_json) and console.is_terminal:
+        try:
+            follow(pid, console, interval)
+        except KeyboardInterrupt:
+            raise typer.Exit from None
+    readings = report(pid)
+    if as_json:
+        print_json(summary(readings))
+    else:
+        show(readings, console)
+    raise typer.Exit(0 if readings else 1)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
 from feedline.core.page import FoundPage, PageReader, find_pages
+from feedline.core.proc import TICK_S, stat_of
 from feedline.workers.process.channels import MOST_WORKERS, StatusTable
-
-_TICK_S = 1 / (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ class LoaderReading:
 def read_all(pid: int | None = None) -> list[LoaderReading]:
     """Read the loaders of one process, or of all.
 
-    Those of other users are shown to root only.
+    Loaders of other users are visible only to root.
     """
     return [reading for page in find_pages(pid) if (reading := _read(page)) is not None]
 
@@ -99,18 +96,17 @@ def _workers(pid: int, figures: Mapping[str, Any], now_ns: int) -> Iterator[Work
 def _worker(worker: int, status: StatusTable, now_ns: int) -> WorkerReading | None:
     """One worker; None if it has not started, or has ended."""
     pid = status.pid(worker)
-    with suppress(OSError, IndexError, ValueError):
-        # The name of a program, in brackets, may contain blanks.
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        is_busy = status.task(worker) is not None
-        return WorkerReading(
-            worker=worker,
-            pid=pid,
-            state=fields[0],
-            cpu_s=(int(fields[11]) + int(fields[12])) * _TICK_S,
-            nbytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
-            busy_s=(now_ns - status.since_ns(worker)) / 1e9 if is_busy else None,
-            batch=status.number(worker),
-            index=status.index(worker) if is_busy else None,
-        )
-    return None
+    stat = stat_of(pid)
+    if stat is None:
+        return None
+    is_busy = status.task(worker) is not None
+    return WorkerReading(
+        worker=worker,
+        pid=pid,
+        state=stat.state,
+        cpu_s=stat.cpu_ticks * TICK_S,
+        nbytes=stat.resident_nbytes,
+        busy_s=(now_ns - status.since_ns(worker)) / 1e9 if is_busy else None,
+        batch=status.number(worker),
+        index=status.index(worker) if is_busy else None,
+    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from time import localtime, strftime
 from typing import Any
 
 from rich.text import Text
 
+from feedline.cli.top.keys import View
 from feedline.cli.top.reading import LoaderReading, WorkerReading
 from feedline.loader.report.figures import rates
 from feedline.loader.report.stats import seconds, share, size
@@ -24,25 +25,26 @@ _BAR = 10
 
 
 _LONG_S = 1.0
-"""Age from which a wait is shown as such."""
+"""Age above which a wait is shown."""
 
 
 _SLOW_S = 5.0
-"""Age from which a sample is marked as slow."""
+"""Age above which a sample is marked as slow."""
 
 
 _SHOWN_WORKERS = 16
 
 
-def screen(before: LoaderReading | None, now: LoaderReading, width: int) -> list[Text]:
+def screen(before: LoaderReading | None, now: LoaderReading, width: int, view: View | None = None) -> list[Text]:
     """The lines for one loader.
 
-    Rates are those since the reading `before`, or of the last seconds if it is None.
+    Rates cover the time since the reading `before`, or the last seconds if it is None.
     """
+    view = view or View()
     lines = [_head(now, width), _loop(before, now, width), _queue(now, width)]
-    lines += _workers(before, now, width)
+    lines += _workers(before, now, width, view)
     lines += [line for line in (_stores(now), _incidents(now)) if line is not None]
-    lines += _verdict(now, width)
+    lines += _verdict(now, width, view)
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines
@@ -55,7 +57,7 @@ def _head(now: LoaderReading, width: int) -> Text:
     place = f"{_due(now):,}" + (f" of {length:,}" if length else "")
     if width < NARROW:
         return Text(f"{figures['loader']}{rank} · epoch {figures['epoch']} · {place}", style="bold")
-    what = f"{figures['loader']}{rank} · epoch {figures['epoch']} · {place}{_left(now)}"
+    what = f"{figures['loader']}{rank} · epoch {figures['epoch']} · {place}{_time_left(now)}"
     names = (f"feedline · {figures['script']} {now.pid} · ", f"{figures['script']} {now.pid} · ", f"{now.pid} · ")
     text = Text(next((name + what for name in names if len(name + what) <= width), what), style="bold")
     clock = strftime("%H:%M:%S", localtime(figures["time_s"]))
@@ -64,7 +66,7 @@ def _head(now: LoaderReading, width: int) -> Text:
     return text
 
 
-def _left(now: LoaderReading) -> str:
+def _time_left(now: LoaderReading) -> str:
     """Time until the end of the epoch, at its speed so far."""
     figures = now.figures
     epoch = figures.get("since_epoch", {})
@@ -149,17 +151,32 @@ def _bar(filled: float) -> str:
     return "█" * full + "░" * (_BAR - full)
 
 
-def _workers(before: LoaderReading | None, now: LoaderReading, width: int) -> list[Text]:
+def _workers(before: LoaderReading | None, now: LoaderReading, width: int, view: View) -> list[Text]:
     earlier = {worker.pid: worker for worker in before.workers} if before is not None else {}
     wall_s = (now.now_ns - before.now_ns) / 1e9 if before is not None else 0.0
     slowest = max(now.workers, key=lambda worker: worker.busy_s or 0, default=None)
     if width < NARROW:
         return [] if slowest is None else [_narrow_worker(slowest)]
-    shown = now.workers[:_SHOWN_WORKERS]
+    shown = _sorted(now.workers, earlier, view)[:_SHOWN_WORKERS]
     lines = [_worker(worker, earlier.get(worker.pid), wall_s) for worker in shown]
     if len(now.workers) > len(shown):
         lines.append(Text(f"       and {len(now.workers) - len(shown)} more workers", style="dim"))
     return lines
+
+
+def _sorted(
+    workers: Sequence[WorkerReading], earlier: Mapping[int, WorkerReading], view: View
+) -> Sequence[WorkerReading]:
+    def cpu_s(worker: WorkerReading) -> float:
+        before = earlier.get(worker.pid)
+        return worker.cpu_s - (before.cpu_s if before is not None else 0.0)
+
+    keys: dict[str, Callable[[WorkerReading], float]] = {
+        "busy": lambda worker: worker.busy_s or 0.0,
+        "CPU": cpu_s,
+        "memory": lambda worker: worker.nbytes,
+    }
+    return workers if view.order == "number" else sorted(workers, key=keys[view.order], reverse=True)
 
 
 def _narrow_worker(worker: WorkerReading) -> Text:
@@ -210,16 +227,17 @@ def _incidents(now: LoaderReading) -> Text | None:
     return Text(" · ".join(parts), style="yellow") if parts else None
 
 
-def _verdict(now: LoaderReading, width: int) -> list[Text]:
+def _verdict(now: LoaderReading, width: int, view: View) -> list[Text]:
     verdict = now.figures["verdict"]
     if not verdict:
         return []
+    most = len(verdict["advice"]) if view.has_all_advice else 1 if width < NARROW else 2
     lines = [Text(verdict["headline"], style="bold")]
-    lines += [Text(f"→ {hint['text']}") for hint in verdict["advice"][: 1 if width < NARROW else 2]]
-    return [part for line in lines for part in _wrapped(line, width)]
+    lines += [Text(f"→ {hint['text']}") for hint in verdict["advice"][:most]]
+    return [part for line in lines for part in _wrap(line, width)]
 
 
-def _wrapped(text: Text, width: int) -> list[Text]:
+def _wrap(text: Text, width: int) -> list[Text]:
     lines: list[Text] = []
     line = Text(style=text.style)
     for word in text.plain.split(" "):

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core import kernels
 from feedline.core.caches import LoadingCache
 from feedline.core.tensors import torch_dtype
+from feedline.datasets.arrays.rows import RowSource
 from feedline.datasets.decoding import DAMAGE
 from feedline.errors import SampleError, StateError
 from feedline.stores import CachedStore, ObjectRange, StoreError
@@ -78,17 +78,17 @@ class ArrayRows(Protocol):
         ...
 
 
-class MappedRows:
-    """Rows of a memory-mapped array."""
+class WholeRows:
+    """Rows that lie one after another, in the order of an array."""
 
-    def __init__(self, array: NDArray[Any]) -> None:
-        self._array = array
+    def __init__(self, source: RowSource) -> None:
+        self._source = source
 
     def fill(self, places: NDArray[np.int64], out: NDArray[Any]) -> None:
-        kernels.gather_rows(self._array, places, out=out)
+        self._source.fill(places, [out])
 
-    def ranges(self, _: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        return []
+    def ranges(self, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+        return self._source.row_ranges(places)
 
 
 class _RowBlock(NamedTuple):
@@ -190,7 +190,7 @@ class ChunkedRows:
             return next(read)
         except StoreError:
             raise
-        except (*DAMAGE, RuntimeError) as error:  # codecs raise exceptions of any of these types
+        except (*DAMAGE, RuntimeError, SystemError) as error:  # codecs raise exceptions of any of these types
             raise SampleError(
                 f"rows {part.start} to {part.stop - 1} of {self._shape.name!r} in {self._path} cannot be read"
                 f" ({type(error).__name__}: {error}); the chunk is damaged: restore the file, or pass"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,9 @@ from feedline.core.paths import missing
 from feedline.core.tensors import torch_dtype
 from feedline.datasets.arrays.chunked import ByteLayout, ReadRows, Shape
 from feedline.datasets.arrays.records import decode_texts, delivered_dtype
-from feedline.errors import ArgumentError, MissingExtraError, SampleError
+from feedline.datasets.arrays.rows import ArrayLayout
+from feedline.datasets.signatures import BEGIN_NBYTES, check_format
+from feedline.errors import ArgumentError, FeedlineError, MissingExtraError, SampleError
 from feedline.stores import StoreError
 from feedline.stores.base import Range
 
@@ -51,23 +54,68 @@ def open_file(file: Any, path: str) -> Any:
     except FileNotFoundError:
         raise missing(path) from None
     except OSError as error:
+        check_format(path, "HDF5", _begin(file))
         raise SampleError(f"{path} cannot be opened as an HDF5 file ({error}); was it written completely?") from error
+
+
+def _begin(file: Any) -> bytes:
+    """First bytes of a path or file object; none of a folder."""
+    if not isinstance(file, str):
+        file.seek(0)
+        return bytes(file.read(BEGIN_NBYTES))
+    if not Path(file).is_file():
+        return b""
+    with open(file, "rb", buffering=0) as opened:
+        return opened.read(BEGIN_NBYTES)
+
+
+@contextmanager
+def naming_damage(path: str) -> Iterator[None]:
+    """Turn what h5py raises for damaged metadata into a SampleError."""
+    try:
+        yield
+    except FeedlineError:
+        raise
+    except (RuntimeError, OSError, KeyError, ValueError, TypeError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # from the disk or the store, not from the data
+            raise
+        raise SampleError(
+            f"{path} cannot be read: it is damaged ({type(error).__name__}: {error}); copy it again"
+        ) from error
 
 
 def dataset_names(file: Any) -> dict[str, str]:
     """Names of the datasets at the top level.
 
-    Broken links to other files are included, so that opening them raises instead of leaving them out.
+    Bytes that are not UTF-8 are surrogates in them, as in names of files. Broken links to other files are included, so
+    that opening them raises instead of leaving them out.
     """
     h5py = library()
     return {
-        name: name
+        _text(name): _text(name)
         for name, item in file.items()
         if isinstance(item, h5py.Dataset) or (item is None and _external_link(file, name) is not None)
     }
 
 
-def _external_link(file: Any, name: str) -> Any:
+def _text(name: str | bytes) -> str:
+    return name if isinstance(name, str) else name.decode(errors="surrogateescape")
+
+
+def _stored(name: str) -> str | bytes:
+    """Name by which h5py finds a dataset: bytes unless it is UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return name.encode(errors="surrogateescape")
+    return name
+
+
+def _shown(name: str | bytes) -> str:
+    return name if isinstance(name, str) else name.decode(errors="backslashreplace")
+
+
+def _external_link(file: Any, name: str | bytes) -> Any:
     """The external link behind a name, or None."""
     link = file.get(name, getlink=True)
     return link if isinstance(link, library().ExternalLink) else None
@@ -76,16 +124,16 @@ def _external_link(file: Any, name: str) -> Any:
 def dataset_in(file: Any, name: str, path: str) -> Any:
     """Dataset `name`; ArgumentError lists the existing ones."""
     h5py = library()
-    item = file.get(name)
+    item = file.get(_stored(name))
     if not isinstance(item, h5py.Dataset):
-        link = _external_link(file, name) if item is None else None
+        link = _external_link(file, _stored(name)) if item is None else None
         if link is not None:
             raise ArgumentError(
                 f"{name!r} in {path} is a link to {link.path} in {link.filename}, which cannot be opened:"
                 " restore that file, or name other datasets"
             )
         there: list[str] = []
-        file.visititems(lambda each, item: there.append(each) if isinstance(item, h5py.Dataset) else None)
+        file.visititems(lambda each, item: there.append(_shown(each)) if isinstance(item, h5py.Dataset) else None)
         raise ArgumentError(f"{path} has no dataset {name!r}; it has {', '.join(there) or 'none'}")
     try:
         item.dtype  # noqa: B018 - h5py translates the type on access
@@ -269,16 +317,9 @@ def check_length(dataset: Any, path: str, nbytes: int) -> None:
         raise SampleError(f"{path} is truncated: {dataset.name} ends at byte {end}, the file at byte {nbytes}")
 
 
-def map_rows(dataset: Any) -> NDArray[Any]:
-    """Rows of a contiguous dataset of a local file, memory-mapped.
-
-    A link may lead to another file, so the path is that of the dataset's own file.
-    """
-    path = dataset.file.filename
-    check_length(dataset, path, Path(path).stat().st_size)
-    offset = dataset.id.get_offset()
-    array: NDArray[Any] = np.memmap(path, dataset.dtype, "r", offset, dataset.shape).view(np.ndarray)
-    return array
+def array_layout(dataset: Any) -> ArrayLayout:
+    """Layout of a contiguous dataset in its file."""
+    return ArrayLayout(dataset.dtype, dataset.shape, False, dataset.id.get_offset())
 
 
 def row_reader(dataset: Any) -> ReadRows:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core.paths import Pathlike
@@ -18,12 +17,13 @@ from feedline.datasets.arrays.chunked import (
     ByteLayout,
     ChunkCache,
     ChunkedRows,
-    MappedRows,
     Names,
     ReadRows,
     Shape,
+    WholeRows,
     check_unchanged,
 )
+from feedline.datasets.arrays.rows import FileArrays
 from feedline.datasets.arrays.stored_arrays import CHUNK_CACHE_NBYTES, StoredArrays
 from feedline.datasets.file_objects import FarFile
 from feedline.datasets.formats import FORMATS, ShardSummary
@@ -31,7 +31,7 @@ from feedline.datasets.paths import Paths, find
 from feedline.datasets.shard_summaries import summarize_arrays
 from feedline.stores import Cache, CachedStore, ObjectRange
 from feedline.stores.base import Range
-from feedline.stores.files import Extent, FileSet
+from feedline.stores.files import Extent, FileSet, local_info
 from feedline.stores.urls import is_local
 
 
@@ -43,6 +43,7 @@ class HDF5(StoredArrays):
     through a memory map. Chunks are decoded whole, and each process keeps the last `cache_nbytes` of them. Each process
     opens the files itself, on first use. Numbers become tensors, times int64 counts of their unit, compound values
     dicts of their fields, strings `str` or lists of them, and rows of variable length tensors of their own length.
+    `transform(sample)` or `transform(sample, rng)` is applied to each sample.
 
     From a file in a store, the byte ranges of a batch are fetched concurrently and kept in the folder `cache` if one is
     given. `options` are those of `open_store`.
@@ -65,43 +66,59 @@ class _HDF5Source:
 
     def all_names(self) -> Names:
         opened = self._open()  # named, because the file closes with it
-        return h5py_layout.dataset_names(opened.file)
+        with h5py_layout.naming_damage(self.name):
+            return h5py_layout.dataset_names(opened.file)
 
     def shapes(self, names: Sequence[str]) -> list[Shape]:
         opened = self._open()
-        return [self._shape(h5py_layout.dataset_in(opened.file, name, self.name), name) for name in names]
+        with h5py_layout.naming_damage(self.name):
+            return [self._shape(h5py_layout.dataset_in(opened.file, name, self.name), name) for name in names]
 
     def rows(self, shapes: Sequence[Shape], cache: ChunkCache) -> list[ArrayRows | ChunkedRows]:
         opened = self._open()
-        return [self._rows(opened, _reopen_dataset(opened.file, shape, self.name), shape, cache) for shape in shapes]
+        with h5py_layout.naming_damage(self.name):
+            return [
+                self._rows(opened, _reopen_dataset(opened.file, shape, self.name), shape, cache) for shape in shapes
+            ]
 
     def _open(self) -> _OpenHDF5:
+        # A file of this machine by its path: through a file object of Python, h5py takes twice as long for chunks of
+        # 768 KiB and six times for 12 KiB, and it could not open the other files to which links and virtual datasets
+        # lead.
         return _OpenHDF5(self.name, FarFile(self._blobs[self._number]) if self.is_remote else None)
 
     def _check(self, dataset: Any) -> None:
         """Raise unless all data of a dataset can be read."""
-        if not self.is_remote:
+        if self.is_remote:
+            h5py_layout.check_in_one_file(dataset, self.name)
+            h5py_layout.check_filters(dataset, self.name)
+        else:
             h5py_layout.check_sources(dataset, self.name)
-            return
-        h5py_layout.check_in_one_file(dataset, self.name)
-        h5py_layout.check_filters(dataset, self.name)
-        if h5py_layout.is_mappable(dataset):
-            h5py_layout.check_length(dataset, self.name, self._blobs.info(self._number).size)
 
     def _shape(self, dataset: Any, name: str) -> Shape:
         self._check(dataset)
+        if h5py_layout.is_mappable(dataset):
+            self._file_of(dataset)
         layout = h5py_layout.byte_layout(dataset) if self.is_remote else None
         return h5py_layout.shape_of(dataset, name, self.name)._replace(byte_layout=layout)
 
     def _rows(self, opened: _OpenHDF5, dataset: Any, shape: Shape, cache: ChunkCache) -> ArrayRows | ChunkedRows:
         self._check(dataset)
-        places = _RowBytes(self._blobs, self._number, shape.byte_layout)
         if h5py_layout.is_mappable(dataset):
-            if self.is_remote:
-                return _RemoteRows(places, shape, dataset.dtype)
-            return MappedRows(h5py_layout.map_rows(dataset))
+            return WholeRows(FileArrays(self._file_of(dataset), [h5py_layout.array_layout(dataset)]))
+        places = _RowBytes(self._blobs, self._number, shape.byte_layout)
         chunks = _Chunks(opened, places, h5py_layout.row_reader(dataset))
         return ChunkedRows(self.name, shape, chunks.read, cache, chunks.ranges if self.is_remote else None)
+
+    def _file_of(self, dataset: Any) -> FileSet:
+        """The file with the rows of a contiguous dataset.
+
+        SampleError if it is truncated. In a folder, a link may lead to another file.
+        """
+        store = self._blobs.store(self._number)
+        info = self._blobs.info(self._number) if self.is_remote else local_info(dataset.file.filename)
+        h5py_layout.check_length(dataset, info.path if store is None else self.name, info.size)
+        return FileSet([(store, info)])
 
 
 class _OpenHDF5:
@@ -148,23 +165,6 @@ class _Chunks:
 
     def ranges(self, spans: Sequence[Range]) -> list[tuple[CachedStore, ObjectRange]]:
         return self._row_bytes.blobs.ranges(self._row_bytes.extents(spans))
-
-
-class _RemoteRows:
-    """Rows of a contiguous remote dataset, read as byte ranges without h5py."""
-
-    def __init__(self, places: _RowBytes, shape: Shape, dtype: np.dtype[Any]) -> None:
-        self._row_bytes, self._shape, self._dtype = places, shape, dtype
-
-    def fill(self, places: NDArray[np.int64], out: NDArray[Any]) -> None:
-        for row, view in enumerate(self._row_bytes.blobs.read(self._extents(places))):
-            out[row] = np.ndarray(self._shape.row_shape, self._dtype, view)
-
-    def ranges(self, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        return self._row_bytes.blobs.ranges(self._extents(places))
-
-    def _extents(self, places: NDArray[np.int64]) -> list[Extent]:
-        return self._row_bytes.extents([(at, at + 1) for at in places.tolist()])
 
 
 def _reopen_dataset(file: Any, shape: Shape, path: str) -> Any:

@@ -1,34 +1,30 @@
-"""Array files by number: local ones mapped, remote ones read in ranges."""
+"""Array files: where they are, and the layout of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feedline.core.paths import Pathlike
-from feedline.datasets.arrays.npy_layout import NpyLayout, NpzMember, Raw, RowSpan, Source, layout_of, path_of
+from feedline.datasets.arrays.npy_layout import NpzMember, Raw, Source, layout_of, path_of
+from feedline.datasets.arrays.rows import ArrayLayout, FileArrays
 from feedline.datasets.paths import found
 from feedline.errors import ArgumentError
-from feedline.stores import Cache, CachedStore, ObjectRange
-from feedline.stores.files import Extent, FileSet, local_info
-from feedline.stores.local import RecheckTimer
+from feedline.stores import Cache
+from feedline.stores.files import Extent, FileSet
 
 _HEAD_NBYTES = 16 << 10
 """Bytes read for a header; NumPy refuses longer headers."""
 
 
-class ArrayFiles:
-    """Array files by number, read alike wherever they are.
+class ArrayFiles(FileArrays):
+    """Arrays of `.npy` files, stored members of archives, and files of numbers.
 
-    Files of this machine are mapped; rows of objects are read in ranges, concurrently. The constructor reads every
-    header, so that damage shows at once. Safe to use from several threads; pickles by path and address, never by
-    content.
+    The constructor reads every header, so that damage shows at once.
 
     Each source is one file, unless `typed` is given: then a source may be a pattern or folder of several files, and
     `typed(name)` returns each as a path or `Raw`. Objects are kept in the folder `cache` if one is given; `options` are
@@ -46,14 +42,12 @@ class ArrayFiles:
         if not sources:
             raise FileNotFoundError("no files: the list of paths is empty")
         matches = found([path_of(source) for source in sources], "*", cache=cache, options=options)
-        self.blobs = FileSet([each for several in matches for each in several])
+        blobs = FileSet([each for several in matches for each in several])
         origins = [source for source, several in zip(sources, matches, strict=True) for _ in several]
         if typed is None:
             _check_single_files(sources, list(map(len, matches)))
-        named = [_named(source, name, typed) for source, name in zip(origins, self.blobs.names, strict=True)]
-        self.layouts = self._read_layouts(named)
-        self._maps: list[NDArray[Any]] | None = None
-        self._looks = RecheckTimer()
+        named = [_named(source, name, typed) for source, name in zip(origins, blobs.names, strict=True)]
+        super().__init__(blobs, _read_layouts(blobs, named))
 
     @property
     def is_local(self) -> bool:
@@ -80,70 +74,18 @@ class ArrayFiles:
         """Number of dimensions of each file."""
         return [len(layout.shape) for layout in self.layouts]
 
-    @property
-    def maps(self) -> list[NDArray[Any]]:
-        """Read-only contents of local files; StateError names one that has changed."""
-        maps = self._maps
-        if maps is None:
-            contents = self.blobs.read([Extent(number, 0, self.blobs.info(number).size) for number in self._numbers])
-            maps = [_map(layout, content) for layout, content in zip(self.layouts, contents, strict=True)]
-            self._maps = maps  # two threads may both map the files; either result is valid
-        self._check_unchanged()
-        return maps
 
-    def read(self, spans: Sequence[RowSpan]) -> list[NDArray[Any]]:
-        """Rows of the files, read-only: views of the maps, or fetched concurrently."""
-        if self.is_local:
-            maps = self.maps
-            return [maps[file][start:stop] for file, start, stop in spans]
-        views = self.blobs.read(self._extents(spans))
-        return [self._array(span, view) for span, view in zip(spans, views, strict=True)]
-
-    def ranges(self, spans: Iterable[RowSpan]) -> list[tuple[CachedStore, ObjectRange]]:
-        """Object ranges to prefetch into the cache for `read`."""
-        return [] if self.is_local else self.blobs.ranges(self._extents(spans))
-
-    @property
-    def _numbers(self) -> range:
-        return range(len(self.layouts))
-
-    def _check_unchanged(self) -> None:
-        # A page beyond the new end of a truncated file would kill the process with SIGBUS.
-        if not self._looks.due():
-            return
-        for info in map(self.blobs.info, self._numbers):
-            with suppress(FileNotFoundError):  # a deleted file stays mapped
-                info.state.check(local_info(info.path).state, info.path)
-        self._looks.done()
-
-    def _extents(self, spans: Iterable[RowSpan]) -> list[Extent]:
-        extents = []
-        for file, start, stop in spans:
-            layout = self.layouts[file]
-            nbytes = layout.row_nbytes
-            extents.append(Extent(file, layout.offset + start * nbytes, layout.offset + stop * nbytes))
-        return extents
-
-    def _array(self, span: RowSpan, view: memoryview) -> NDArray[Any]:
-        layout = self.layouts[span.file]
-        return np.ndarray((span.stop - span.start, *layout.shape[1:]), layout.dtype, view)
-
-    def _read_layouts(self, sources: Sequence[Source]) -> list[NpyLayout]:
-        sizes = [self.blobs.info(number).size for number in range(len(sources))]
-        heads = self.blobs.read(
-            [_head(number, source, size) for number, (source, size) in enumerate(zip(sources, sizes, strict=True))]
-        )
-        layouts = [
-            layout_of(source, path, BytesIO(head), size)
-            for source, path, head, size in zip(sources, self.paths, heads, sizes, strict=True)
-        ]
-        if not self.is_local:
-            for path, layout in zip(self.paths, layouts, strict=True):
-                _check_row_order(path, layout)
-        return layouts
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_maps": None}
+def _read_layouts(blobs: FileSet, sources: Sequence[Source]) -> list[ArrayLayout]:
+    sizes = [blobs.info(number).size for number in range(len(sources))]
+    heads = blobs.read([_head(number, *each) for number, each in enumerate(zip(sources, sizes, strict=True))])
+    layouts = [
+        layout_of(source, path, BytesIO(head), size)
+        for source, path, head, size in zip(sources, blobs.names, heads, sizes, strict=True)
+    ]
+    for number, layout in enumerate(layouts):
+        if blobs.store(number) is not None:
+            _check_row_order(blobs.name(number), layout)
+    return layouts
 
 
 def _named(source: Source, name: str, typed: Callable[[str], Pathlike | Raw] | None) -> Source:
@@ -161,18 +103,13 @@ def _head(number: int, source: Source, size: int) -> Extent:
     return Extent(number, 0, 0 if isinstance(source, Raw) else min(size, _HEAD_NBYTES))
 
 
-def _map(layout: NpyLayout, content: memoryview) -> NDArray[Any]:
-    # The array refers to the mapping, which thus ends with the last array of it.
-    return np.ndarray(layout.shape, layout.dtype, content, layout.offset, order="F" if layout.fortran else "C")
-
-
 def _check_single_files(sources: Sequence[Source], counts: Sequence[int]) -> None:
     for source, count in zip(sources, counts, strict=True):
         if count != 1:
             raise ArgumentError(f"{path_of(source)} matches {count} files: name one, or a list of aligned ones")
 
 
-def _check_row_order(path: str, layout: NpyLayout) -> None:
+def _check_row_order(path: str, layout: ArrayLayout) -> None:
     if layout.fortran and len(layout.shape) > 1:
         raise ArgumentError(
             f"{path} is in Fortran order (column by column), so that no byte range of it holds a row: write it again"

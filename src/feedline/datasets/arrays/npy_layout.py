@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from io import BytesIO
 from math import prod
 from tokenize import TokenError
 from typing import Any, BinaryIO, NamedTuple
@@ -18,6 +19,7 @@ from numpy.typing import DTypeLike
 from feedline.core.paths import Pathlike
 from feedline.core.tensors import torch_dtype
 from feedline.datasets.arrays.records import delivered_dtype
+from feedline.datasets.arrays.rows import ArrayLayout
 from feedline.errors import ArgumentError, SampleError
 
 
@@ -48,27 +50,6 @@ class NpzMember(NamedTuple):
         return f"{self.name!r} in {self.path}"
 
 
-class NpyLayout(NamedTuple):
-    """Dtype, shape, order and byte offset of a file's array."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    fortran: bool
-    offset: int
-
-    @property
-    def row_nbytes(self) -> int:
-        return prod(self.shape[1:]) * self.dtype.itemsize
-
-
-class RowSpan(NamedTuple):
-    """Rows [start, stop) of one file, by its number."""
-
-    file: int
-    start: int
-    stop: int
-
-
 Source = Pathlike | Raw | NpzMember
 """Array of a file."""
 
@@ -78,7 +59,7 @@ def path_of(source: Source) -> str:
     return os.fspath(source.path if isinstance(source, (Raw, NpzMember)) else source)
 
 
-def layout_of(source: Source, path: str, file: BinaryIO, nbytes: int) -> NpyLayout:
+def layout_of(source: Source, path: str, file: BinaryIO, nbytes: int) -> ArrayLayout:
     """Layout of a file, from its first bytes and its size.
 
     `file` holds at least the header. Errors call the file `path`. SampleError for damaged files, ArgumentError for
@@ -87,18 +68,15 @@ def layout_of(source: Source, path: str, file: BinaryIO, nbytes: int) -> NpyLayo
     if isinstance(source, NpzMember):
         inner = layout_of(source.name, source.label, file, source.nbytes)
         return inner._replace(offset=inner.offset + source.start)
-    layout = _raw_layout(source, path, nbytes) if isinstance(source, Raw) else _npy_layout(path, file, nbytes)
-    _check_dtype(layout.dtype, path)
-    return layout
+    return _raw_layout(source, path, nbytes) if isinstance(source, Raw) else _npy_layout(path, file, nbytes)
 
 
-def _npy_layout(path: str, file: BinaryIO, nbytes: int) -> NpyLayout:
+def _npy_layout(path: str, file: BinaryIO, nbytes: int) -> ArrayLayout:
     try:
-        version = npy.read_magic(file)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(file)
+        shape, fortran, dtype = _read_header(file)
     except (ValueError, TypeError, SyntaxError, RecursionError, TokenError) as error:  # the header is a Python literal
         raise SampleError(f"{path} is not a .npy file ({error}); {_advice(file)}") from error
+    _check_dtype(dtype, path)  # first: objects are pickled, in other numbers of bytes
     offset = file.tell()
     if min(shape, default=0) < 0:
         raise SampleError(f"{path} is damaged: its header claims the shape {shape}; write it again")
@@ -107,7 +85,24 @@ def _npy_layout(path: str, file: BinaryIO, nbytes: int) -> NpyLayout:
     wanted = offset + prod(shape) * dtype.itemsize
     if nbytes < wanted:
         raise SampleError(f"{path} is truncated: the file has {nbytes} bytes, its header requires {wanted}")
-    return NpyLayout(dtype, shape, fortran, offset)
+    return ArrayLayout(dtype, shape, fortran, offset)
+
+
+def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = npy.read_magic(file)
+    if version == (1, 0):
+        return npy.read_array_header_1_0(file)
+    return npy.read_array_header_2_0(_as_version_2(file) if version == (3, 0) else file)
+
+
+def _as_version_2(file: BinaryIO) -> BinaryIO:
+    """Read a header of version 3, as one of version 2.
+
+    Only the encoding of names differs: UTF-8 instead of Latin-1, for which NumPy has no public function.
+    """
+    text = file.read(int.from_bytes(file.read(4), "little")).decode()
+    header = text.encode("latin-1", "backslashreplace")
+    return BytesIO(len(header).to_bytes(4, "little") + header)
 
 
 def _advice(file: BinaryIO) -> str:
@@ -117,8 +112,9 @@ def _advice(file: BinaryIO) -> str:
     return "pass a file of bare numbers as Raw(path, dtype)"
 
 
-def _raw_layout(raw: Raw, path: str, file_nbytes: int) -> NpyLayout:
+def _raw_layout(raw: Raw, path: str, file_nbytes: int) -> ArrayLayout:
     dtype = np.dtype(raw.dtype)
+    _check_dtype(dtype, path)
     row_nbytes = prod(raw.row_shape) * dtype.itemsize
     if row_nbytes <= 0 or raw.offset < 0:
         raise ArgumentError(
@@ -131,7 +127,7 @@ def _raw_layout(raw: Raw, path: str, file_nbytes: int) -> NpyLayout:
             f"{path} does not fit: the file has {file_nbytes} bytes, which is not {raw.offset} plus a"
             f" multiple of the {row_nbytes} bytes of a row of {raw.row_shape} {dtype}"
         )
-    return NpyLayout(dtype, (nbytes // row_nbytes, *raw.row_shape), False, raw.offset)
+    return ArrayLayout(dtype, (nbytes // row_nbytes, *raw.row_shape), False, raw.offset)
 
 
 def _check_dtype(dtype: np.dtype[Any], path: str) -> None:

@@ -5,6 +5,7 @@ Stored members are read in place, compressed ones as a whole.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import zlib
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from feedline.core.paths import Pathlike
 from feedline.datasets.arrays.npy_layout import NpzMember, layout_of
+from feedline.datasets.arrays.rows import ArrayLayout, MemoryArrays
 from feedline.datasets.file_objects import FarFile
 from feedline.datasets.paths import found
 from feedline.errors import ArgumentError, FeedlineError, SampleError
@@ -114,7 +116,10 @@ class NpzArchive:
                 yield file, archive
         except FeedlineError:
             raise
-        except _DAMAGE as error:
+        except (*_DAMAGE, OSError) as error:
+            # Where a damaged directory leads out of the file, the system refuses to go.
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                raise
             raise SampleError(
                 f"{self.path} cannot be read as a .npz archive ({type(error).__name__}: {error});"
                 " was it written completely?"
@@ -129,7 +134,7 @@ class NpzArchive:
         return cast("IO[bytes]", BufferedReader(_ArchiveBytes(blob)))
 
 
-class LoadedArrays:
+class LoadedArrays(MemoryArrays):
     """Compressed arrays of an archive, in memory.
 
     Forked workers share this memory. Pickles by path; another process loads the arrays on first use.
@@ -139,18 +144,18 @@ class LoadedArrays:
 
     def __init__(self, archive: NpzArchive, names: Sequence[str]) -> None:
         self._archive, self._names = archive, names
-        self._maps: list[NDArray[Any]] | None = archive.load(names)
+        self._loaded: list[NDArray[Any]] | None = archive.load(names)
         self.paths = [f"{archive.path}[{name}]" for name in names]
-        self.lengths = [len(array) for array in self._maps]
-        self.dtypes = [array.dtype for array in self._maps]
+        self.lengths = [len(array) for array in self._loaded]
+        self.layouts = [ArrayLayout(array.dtype, array.shape, False, 0) for array in self._loaded]
 
     @property
-    def maps(self) -> list[NDArray[Any]]:
+    def arrays(self) -> list[NDArray[Any]]:
         """The arrays; StateError if the archive has changed before they were loaded."""
-        maps = self._maps
-        if maps is None:  # two threads may both load them; either result is valid
-            maps = self._maps = self._archive.load(self._names)
-        return maps
+        loaded = self._loaded
+        if loaded is None:  # two threads may both load them; either result is valid
+            loaded = self._loaded = self._archive.load(self._names)
+        return loaded
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_maps": None}
+        return {**self.__dict__, "_loaded": None}

@@ -6,13 +6,13 @@ A record (structured dtype) becomes a dict with an entry for each field.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, torch_dtype, within
+from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, torch_dtype
 
 Part = torch.Tensor | list[Any] | dict[str, Any]
 """Rows of one array in a batch; a dict of these for records."""
@@ -104,23 +104,58 @@ def samples_of(part: Part) -> Any:
     return part.unbind() if isinstance(part, torch.Tensor) else part
 
 
-class RecordColumn:
-    """Array of records in memory whose first dimension counts samples."""
+class ArrayColumn(NamedTuple):
+    """Form of the rows of an array, as stored and as delivered.
 
-    def __init__(self, array: NDArray[Any]) -> None:
-        self.array = array
-        self._dtype = delivered_dtype(array.dtype)
+    They are numbers or records; `dtype` is None for records. Numbers in the other byte order are swapped after they
+    were copied.
+    """
 
-    def row(self, index: int) -> Any:
-        """Copy one row; the index must be valid."""
-        return next(iter(samples_of(self._part(self.array[index : index + 1], allocate_tensor))))
+    row_shape: tuple[int, ...]
+    stored: np.dtype[Any]
+    delivered: np.dtype[Any]
+    dtype: torch.dtype | None
 
-    def take(self, indices: NDArray[np.int64], allocate: Allocator) -> Part:
-        """Rows of `indices`, with numbers in memory from `allocate`.
+    @classmethod
+    def of(cls, stored: np.dtype[Any], row_shape: tuple[int, ...]) -> ArrayColumn:
+        """The column of an array in either byte order.
 
-        IndexError names an invalid index.
+        TypeError names what no sample can hold.
         """
-        return self._part(self.array[within(indices, len(self.array), "an array")], allocate)
+        native = delivered_dtype(stored)
+        dtype = torch_dtype(native)
+        if dtype is None and not is_record(native):
+            raise TypeError(f"{stored}")
+        return cls(row_shape, stored, native, dtype)
 
-    def _part(self, rows: NDArray[Any], allocate: Allocator) -> Part:
-        return part_of(rows.astype(self._dtype), allocate)
+    def one(self, row: NDArray[Any]) -> Any:
+        """Copy a row."""
+        if self.dtype is None:
+            return next(iter(samples_of(self._records(row[np.newaxis], allocate_tensor))))
+        out = torch.empty(self.row_shape, dtype=self.dtype)
+        numpy_view(out)[...] = row
+        return out
+
+    def empty(self, count: int, allocate: Allocator) -> torch.Tensor | NDArray[Any]:
+        """Memory for the stored bytes of `count` rows.
+
+        It is from `allocate`, or an array for records.
+        """
+        shape = count, *self.row_shape
+        return np.empty(shape, self.stored) if self.dtype is None else allocate(shape, self.dtype)
+
+    def part(self, filled: torch.Tensor | NDArray[Any], allocate: Allocator) -> Part:
+        """The filled memory as a part of a batch."""
+        if isinstance(filled, np.ndarray):
+            return self._records(filled, allocate)
+        if not self.stored.isnative:
+            numpy_view(filled).byteswap(inplace=True)
+        return filled
+
+    def _records(self, rows: NDArray[Any], allocate: Allocator) -> Part:
+        return part_of(rows.astype(self.delivered), allocate)
+
+
+def memory_of(out: torch.Tensor | NDArray[Any]) -> NDArray[Any]:
+    """The memory of a part as an array."""
+    return out if isinstance(out, np.ndarray) else numpy_view(out)

@@ -12,19 +12,14 @@ from numpy.typing import NDArray
 
 from feedline.core.caches import LoadingCache, PerProcess
 from feedline.core.dataset import (
-    READS_BATCHES,
-    READS_SAMPLES,
-    Batch,
-    BatchRead,
-    Traits,
     Transform,
-    check_reads_batches,
     digest_of,
 )
 from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
-from feedline.core.tensors import Allocator, allocate_tensor, as_indices, numpy_view, one_within, torch_dtype, within
+from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, one_within, torch_dtype, within
 from feedline.core.threads import DaemonPool
+from feedline.datasets.arrays.aligned import AlignedArrays, parse_structure
 from feedline.datasets.arrays.chunked import (
     ArrayRows,
     ArraySource,
@@ -34,9 +29,7 @@ from feedline.datasets.arrays.chunked import (
     PartOfCache,
     Shape,
 )
-from feedline.datasets.arrays.npy import parse_structure
-from feedline.datasets.arrays.records import is_all_numbers, is_record, part_of, samples_of
-from feedline.datasets.decoding import SampleTransform
+from feedline.datasets.arrays.records import Part, is_record, part_of, samples_of
 from feedline.datasets.paths import Paths
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
@@ -46,13 +39,14 @@ RowSelection = slice | NDArray[np.int64]
 
 
 _READERS = 8
+"""Each reads whole arrays or files, with more threads of its own."""
 
 
 CHUNK_CACHE_NBYTES = 1 << 26
 """Default size of the decoded chunks that each process keeps, in bytes."""
 
 
-class StoredArrays(torch.utils.data.Dataset[Any]):
+class StoredArrays(AlignedArrays):
     """Dataset whose sample i is row i of each array.
 
     One array gives tensors, a sequence gives tuples, a mapping gives dicts. `columns=None` takes every array at the top
@@ -72,13 +66,13 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
         sources = self._find(paths, cache, options)
         self.paths = [source.name for source in sources]
         """Paths or addresses of the files or stores."""
-        self._structure, listed = parse_structure(_common_names(sources) if columns is None else columns, (str,))
-        self._step = SampleTransform(transform)
+        structure, listed = parse_structure(_common_names(sources) if columns is None else columns, (str,))
         self._shapes = [source.shapes(listed) for source in sources]
         for path, shapes in zip(self.paths, self._shapes, strict=True):
             _check_aligned(path, shapes)
             _check_equal_rows(self.paths[0], self._shapes[0], path, shapes)
         self._offsets = ShardOffsets(shapes[0].length for shapes in self._shapes)
+        super().__init__(structure, [shape.dtype for shape in self._shapes[0]], len(self._offsets), transform)
         chunks: PerProcess[ChunkCache] = PerProcess(partial(LoadingCache, cache_nbytes))
         self._opened = LazyList(partial(_open_rows, tuple(sources), self._shapes, chunks), len(sources))
         several = len(sources) * len(listed) > 1
@@ -101,27 +95,11 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
         """Digest of file names and lengths, checked by saved loader states."""
         return digest_of(self.paths, self._offsets.sizes)
 
-    def __len__(self) -> int:
-        return len(self._offsets)
-
     def address(self, index: int) -> tuple[str, str]:
         """File or store of sample `index`, and its row: `"row 7"`."""
         at = one_within(index, len(self), type(self).__name__)
         file, row = self._offsets.one(at)
         return self.paths[file], f"row {row}"
-
-    def __getitem__(self, index: int) -> Any:
-        """Sample `index`, in its own memory; negative indices count from the end."""
-        at = one_within(index, len(self), type(self).__name__)
-        return self._samples(np.array([at]), [None])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Samples of `indices`, read chunk by chunk.
-
-        They share memory with each other only.
-        """
-        places = within(as_indices(indices), len(self), type(self).__name__)
-        return self._samples(places, range(len(places)))
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Object ranges to prefetch into a cache for these samples."""
@@ -132,12 +110,13 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
     def _rows(self, file: int = 0) -> list[ArrayRows | ChunkedRows]:
         return self._opened[file]
 
-    def _samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[Any]:
-        parts = self._read(places, allocate_tensor)
-        samples = map(self._structure.sample, zip(*map(samples_of, parts), strict=True))
-        return [self._step(sample, row) for sample, row in zip(samples, rows, strict=True)]
+    def _one(self, at: int) -> Sequence[Any]:
+        return [next(iter(samples_of(part))) for part in self._read(np.array([at]), allocate_tensor)]
 
-    def _read(self, places: NDArray[np.int64], allocate: Allocator) -> list[Any]:
+    def _take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[Part]:
+        return self._read(within(indices, len(self), type(self).__name__), allocate)
+
+    def _read(self, places: NDArray[np.int64], allocate: Allocator) -> list[Part]:
         """Rows of each array, in the order of `places`.
 
         Numbers are one tensor in memory from `allocate`, records a dict of fields, other values a list.
@@ -164,21 +143,15 @@ class StoredArrays(torch.utils.data.Dataset[Any]):
             return [(0, slice(None), places)]
         return [(file, _as_slice(at), rows) for file, at, rows in self._offsets.by_shard(places)]
 
-    @property
-    def traits(self) -> Traits:
-        numbers = all(shape.dtype is not None and is_all_numbers(shape.dtype) for shape in self._shapes[0])
-        return READS_BATCHES if numbers and self._step.transform is None else READS_SAMPLES
-
-    def read_batch(self, request: BatchRead) -> Batch:
-        """Collated batch; TypeError with a transform or arrays without a numeric dtype."""
-        check_reads_batches(self)
-        places = within(request.indices, len(self), type(self).__name__)
-        return self._structure.batch(self._read(places, request.allocate))
-
 
 def _common_names(sources: Sequence[ArraySource]) -> Names:
-    """Names of all arrays; ArgumentError unless every source has the same."""
+    """Names of all arrays; ArgumentError unless all sources have the same."""
     names = sources[0].all_names()
+    if not names and names not in ("", None):  # "" is a store that is an array itself
+        raise ArgumentError(
+            f"{sources[0].name} has no array at its top level; name arrays of its groups with columns=, such as"
+            " 'group/array'"
+        )
     for source in sources[1:]:
         if (other := source.all_names()) != names:
             raise ArgumentError(
@@ -270,4 +243,6 @@ def _check_equal_rows(first: str, wanted: Sequence[Shape], path: str, actual: Se
 def _check_aligned(path: str, shapes: Sequence[Shape]) -> None:
     if len({shape.length for shape in shapes}) > 1:
         each = ", ".join(f"{shape.name!r} has {shape.length}" for shape in shapes)
-        raise ArgumentError(f"aligned arrays must have one length, but in {path} {each}")
+        raise ArgumentError(
+            f"aligned arrays must have one length, but in {path} {each}; name those to read with columns="
+        )

@@ -1,7 +1,7 @@
 """`Zarr`: rows of the arrays in a Zarr store, local or remote.
 
-zarr reads remote stores through feedline's `Store`, so that retries, caching and errors are the same as for other
-formats.
+zarr reads folders and remote stores through feedline's `Store`, so that retries, caching and errors are the same as for
+other formats.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ from feedline.stores import (
 )
 from feedline.stores.base import Range
 from feedline.stores.files import FileSet
+from feedline.stores.local import LocalStore
 from feedline.stores.urls import is_local, local_path
 
 T = TypeVar("T")
@@ -116,9 +117,7 @@ class _StoreAdapter:
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """Names directly below a folder."""
-        folder = f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
-        keys = await self._run_in_thread(self._keys, folder)
-        for name in dict.fromkeys(key.removeprefix(folder).partition("/")[0] for key in keys):
+        for name in await self._run_in_thread(self._names, prefix.strip("/")):
             yield name
 
     def list(self) -> AsyncIterator[str]:
@@ -160,11 +159,20 @@ class _StoreAdapter:
             return False
         return True
 
+    def _names(self, folder: str) -> tuple[str, ...]:
+        if isinstance(self.store, LocalStore):
+            # Not `list`, which would visit every chunk of every array.
+            path = Path(self.store.url, folder)
+            return tuple(os.listdir(path)) if path.is_dir() else ()  # noqa: PTH208 - names
+        prefix = f"{folder}/" if folder else ""
+        return tuple(dict.fromkeys(key.removeprefix(prefix).partition("/")[0] for key in self._keys(prefix)))
+
     def _keys(self, prefix: str) -> tuple[str, ...]:
         return tuple(info.path for info in self.store.list(prefix))
 
 
 _READERS = 16
+"""Fewer than for reads alone: these threads decode, too, and more of them made batches a tenth slower."""
 
 
 class Zarr(StoredArrays):
@@ -174,7 +182,8 @@ class Zarr(StoredArrays):
     or 3, and is a folder or a `.zip`. `columns` is one name, a sequence, or names by key; None takes every array at the
     top level, or the store itself if it is an array. Chunks (with sharding, shards) are decoded whole, and each process
     keeps the last `cache_nbytes` of them. Each process opens the stores itself, on first use. Numbers become tensors,
-    times int64 counts of their unit, records dicts of their fields, strings `str`.
+    times int64 counts of their unit, records dicts of their fields, strings `str`. `transform(sample)` or
+    `transform(sample, rng)` is applied to each sample.
 
     From a remote store, the chunks of a batch are fetched concurrently and kept in the folder `cache` if one is given
     (a `.zip` needs one). `options` are those of `open_store`.
@@ -200,8 +209,7 @@ class Zarr(StoredArrays):
 class _ZarrSource:
     """A Zarr store: a folder or `.zip`, on this machine or remote.
 
-    zarr reads a folder of this machine itself, and a remote one by requests for its chunks. A remote `.zip` is a file
-    in the cache.
+    zarr opens a `.zip` itself; a remote one is a file in the cache.
     """
 
     def __init__(self, address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> None:
@@ -209,22 +217,23 @@ class _ZarrSource:
         self._store: Store | None = None
         if is_local(address):
             self.name = str(Path(local_path(address)).resolve())
+            self._store = None if Path(self.name).is_file() else LocalStore(self.name)
         elif address.endswith(".zip"):
             self._zip = find(address, "*.zip", cache=cache, options=options)
             self.name = self._zip.name(0)
         else:
-            location = Path(cache) if isinstance(cache, os.PathLike) else cache
-            self._store = open_store(address, cache=location, options=options)
+            self._store = open_store(address, cache=cache, options=options)
             self.name = self._store.url
 
     @property
     def is_remote(self) -> bool:
-        return self._store is not None
+        return self._store is not None and not isinstance(self._store, LocalStore)
 
     def content_fingerprint(self) -> str:
         if self._zip is not None:
             return versioned(self._zip.info(0)).version
-        return digest_of_folder(self.name) if self._store is None else digest_of_objects(self._store)
+        store = self._store if self.is_remote else None
+        return digest_of_folder(self.name) if store is None else digest_of_objects(store)
 
     def all_names(self) -> Names:
         node = self._root()
@@ -240,20 +249,18 @@ class _ZarrSource:
 
     def _root(self) -> Any:
         """Group or array at the root of the store, open for reading."""
-        if self._store is not None:
-            return _open_root(adapt_store(self._store), self.name)
         place = self.name if self._zip is None else self._zip.file(0)
-        if not Path(place).exists():
+        if not (self.is_remote or Path(place).exists()):
             raise missing(place, "no such store")
-        return _open_root(place, self.name)
+        return _open_root(place if self._store is None else adapt_store(self._store), self.name)
 
     def _rows(self, array: Any, shape: Shape, cache: ChunkCache) -> ArrayRows | ChunkedRows:
-        chunks = _ZarrChunks(self._store, array)
+        chunks = _ZarrChunks(self._store if self.is_remote else None, array)
         return ChunkedRows(self.name, shape, chunks.read, cache, chunks.ranges if self.is_remote else None)
 
 
 class _ZarrChunks:
-    """Chunks of an array; those of a remote store are read concurrently.
+    """Chunks of an array; those of a remote `store` are read concurrently.
 
     Their objects are known by key, so that a prefetch needs no request to find them.
     """
@@ -288,8 +295,7 @@ class _ZarrChunks:
 def _open_root(source: Any, name: str) -> Any:
     zarr = library()
     try:
-        is_zip = isinstance(source, str) and Path(source).is_file()
-        return zarr.open(zarr.storage.ZipStore(source, mode="r") if is_zip else source, mode="r")
+        return zarr.open(zarr.storage.ZipStore(source, mode="r") if isinstance(source, str) else source, mode="r")
     except StoreError:
         raise
     except (*DAMAGE, RuntimeError, BadZipFile) as error:

@@ -44,8 +44,9 @@ _GONE = (
 class ImageFolder(torch.utils.data.Dataset[Any]):
     """Images in `root/class/…/name.jpg`, as samples `(image, class index)`.
 
-    Arguments, attributes, order and class indices are torchvision's. Classes are the sorted names of the folders in
-    `root`; the files of a class are sorted by folder, then by name; links to folders are followed. `transform` gets
+    Arguments up to `allow_empty`, attributes, order and class indices are torchvision's. Files with other `extensions`
+    are ignored. With `apply_exif_orientation`, images are turned upright. Classes are the sorted names of the folders
+    in `root`; the files of a class are sorted by folder, then by name; links to folders are followed. `transform` gets
     the result of `loader(path)`, by default a PIL image in RGB. A feedline transform is fused with decoding, and whole
     batches are then read in one native call. The format of a file is detected by its content, not its name.
 

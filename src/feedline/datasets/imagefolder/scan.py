@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core.paths import Pathlike, special_entry
-from feedline.datasets import array_container
 from feedline.datasets.array_container import NamedArrays
 from feedline.datasets.imagefolder.samples import Details, ImageListing, PathPacker, Samples
-from feedline.datasets.indexes import place_of
+from feedline.datasets.indexes import IndexFile, place_of
 from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache, CachedStore, ObjectInfo, ObjectRange, Store, open_store
@@ -123,8 +122,7 @@ class ImageTree:
             self.root = os.path.expanduser(local_path(root))  # noqa: PTH111 - stays as it is written otherwise
             self._place = os.path.abspath(self.root)  # noqa: PTH100
         else:
-            kept = Path(cache) if isinstance(cache, os.PathLike) else cache
-            self.store = open_store(root, options=options, cache=kept)
+            self.store = open_store(root, options=options, cache=cache)
             self.root = self._place = self.store.url
         self.folder = os.fsencode(os.path.join(self._place, ""))  # noqa: PTH118
         """Prefix of the paths of a listing."""
@@ -155,7 +153,8 @@ class ImageTree:
             return self._checked(_listing_in(stored.arrays))
         found = _list(map(self._folders, names), self.root, self._choice.wanted)
         if self._listing_file is not None:
-            _keep(self._listing_file, {**asked, "all_classes": sorted(self._by_class or ())}, found.columns())
+            asked["all_classes"] = sorted(self._by_class or ())
+            _keep(IndexFile(self._listing_file, asked), found.columns())
         self._by_class = None
         return self._checked(found.images)
 
@@ -168,13 +167,18 @@ class ImageTree:
 
     def _stored(self) -> NamedArrays | None:
         """The listing file, if it has this root and these extensions."""
-        path = self._listing_file
-        if path is None or not Path(path).exists():
+        if self._listing_file is None:
             return None
-        stored = array_container.open_mapped(path)
+        index = IndexFile(self._listing_file, self._asked)
+        try:
+            stored = index.open()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
         if "folder_times" not in stored.arrays:
-            raise SampleError(f"{path} is not the listing of an ImageFolder: give another index_dir=, or remove it")
-        return stored if {name: stored.metadata.get(name) for name in self._asked} == self._asked else None
+            raise SampleError(
+                f"{index.path} is not the listing of an ImageFolder: give another index_dir=, or remove it"
+            )
+        return stored if index.describes(stored) else None
 
     def _folders(self, name: str) -> list[FolderFiles]:
         """The folder of a class and its subfolders, sorted by path."""
@@ -290,13 +294,13 @@ def _folders_of(store: Store) -> dict[str, list[FolderFiles]]:
     }
 
 
-def _keep(path: str, asked: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+def _keep(index: IndexFile, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write a listing; ArgumentError if it cannot be written."""
     try:
-        array_container.write(path, asked, arrays)
+        index.save(arrays)
     except OSError as error:
         raise ArgumentError(
-            f"the listing {path!r} cannot be written ({error.strerror}): give a writable folder as index_dir=,"
+            f"the listing {index.path!r} cannot be written ({error.strerror}): give a writable folder as index_dir=,"
             " or leave it out"
         ) from error
 

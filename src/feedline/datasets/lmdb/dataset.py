@@ -49,7 +49,7 @@ class LMDB(DecodedRecords):
     big-endian numbers; a list of keys; or None for all keys in the environment's order, which are enumerated once and
     kept in an index file next to the data or in the folder `index_dir`. `length` is the number of samples for patterns
     and numbers, by default the number of entries. `decode` is "bytes", "text", "npy", "image" or a function of a
-    memoryview, which must not keep it.
+    memoryview, which must not keep it. `transform(value)` or `transform(value, rng)` is applied to the result.
 
     The entries `__keys__` and `__len__`, in which many scripts keep a pickled list of the keys and its length, are
     never unpickled. They are samples only if a list of keys names them.

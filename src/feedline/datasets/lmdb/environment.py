@@ -5,6 +5,7 @@ LMDB allows a process to open each path once, so datasets over the same path sha
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 from collections.abc import Iterator
@@ -17,9 +18,16 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from feedline.core import optional
+from feedline.core.caches import PerProcess
 from feedline.core.paths import missing
+from feedline.datasets.indexes import MetadataCache, key_of, place_of
+from feedline.datasets.lmdb.pages import DamageError, Pages, Tree, main_tree, page_nbytes, tree_of
 from feedline.errors import ArgumentError, SampleError, StateError
-from feedline.stores.files import FileSet
+from feedline.stores import ObjectInfo
+from feedline.stores.files import FileSet, local_info
+
+_log = logging.getLogger("feedline")
+
 
 _MAX_DATABASES = 64
 
@@ -89,6 +97,8 @@ class ReadTransaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._environment.end(self._transaction)
+        if error is not None:
+            self._environment.refuse_damage(error)
 
 
 def open_environment(path: str, database: str | None, readahead: bool) -> Environment:
@@ -99,12 +109,12 @@ def open_environment(path: str, database: str | None, readahead: bool) -> Enviro
     data = data_in(path)
     if not data.exists():
         raise missing(data, "no LMDB environment")
-    return _open_named(path, path, data.stat().st_size, database, readahead)
+    return _open_named(path, path, local_info(str(data)), database, readahead)
 
 
 def fetch_environment(blobs: FileSet, database: str | None, readahead: bool) -> Environment:
     """Open a remote environment, fetched whole into its cache."""
-    return _open_named(blobs.file(0), blobs.name(0), blobs.info(0).size, database, readahead)
+    return _open_named(blobs.file(0), blobs.name(0), blobs.info(0), database, readahead)
 
 
 def data_in(path: str) -> Path:
@@ -112,12 +122,13 @@ def data_in(path: str) -> Path:
     return Path(path, "data.mdb") if Path(path).is_dir() else Path(path)
 
 
-def _open_named(path: str, name: str, nbytes: int, database: str | None, readahead: bool) -> Environment:
-    """Open the environment whose data are the first `nbytes` of their file.
+def _open_named(path: str, name: str, info: ObjectInfo, database: str | None, readahead: bool) -> Environment:
+    """Open the environment whose data are the first bytes of their file.
 
     Errors call it `name`.
     """
-    environment = _OPEN_ENVIRONMENTS.at(path, name, nbytes, readahead)
+    environment = _OPEN_ENVIRONMENTS.at(path, name, info.size, readahead)
+    environment.check_pages(info, b"")
     if database is None:
         return Environment(environment, None)
     handle = environment.database(database.encode())
@@ -125,6 +136,7 @@ def _open_named(path: str, name: str, nbytes: int, database: str | None, readahe
         known = ", ".join(environment.databases())
         remedy = f"it has {known}" if known else "it has none: leave out database="
         raise ArgumentError(f"{name} has no named database {database!r}; {remedy}")
+    environment.check_pages(info, database.encode())
     return Environment(environment, handle)
 
 
@@ -136,29 +148,25 @@ class _OpenEnvironments:
 
     def __init__(self) -> None:
         self._by_path: WeakValueDictionary[str, _OpenEnvironment] = WeakValueDictionary()
-        self._pid = os.getpid()
-        self._locks: dict[int, Lock] = {}  # by process: a lock held during a fork is never released in the child
+        self._lock = PerProcess(self._begin)
 
     def at(self, path: str, name: str, nbytes: int, readahead: bool) -> _OpenEnvironment:
-        with self._locks.setdefault(os.getpid(), Lock()):
-            self._close_inherited()
+        with self._lock():
             environment = self._by_path.get(path)
             if environment is None or environment.is_replaced():
                 environment = self._by_path[path] = _OpenEnvironment(path, name, nbytes, readahead)
             return environment
 
-    def _close_inherited(self) -> None:
-        """Unmap the environments inherited by a fork.
+    def _begin(self) -> Lock:
+        """Unmap the environments inherited by a fork; return a lock.
 
         LMDB opens no path twice in a process. The parent's own environments stay open.
         """
-        if self._pid == os.getpid():
-            return
         # LMDB does not support an environment that was opened before a fork.
         for environment in list(self._by_path.values()):
             environment.close()
         self._by_path.clear()
-        self._pid = os.getpid()
+        return Lock()
 
 
 # LMDB allows a process one environment per path, so all datasets share this table.
@@ -175,6 +183,7 @@ class _OpenEnvironment:
         self.name = name
         self._data = data_in(path)
         self._library = optional.load("lmdb", "lmdb", "datasets.LMDB")
+        _check_head(self._data, name)
         self._environment = _open_lmdb(self._library, path, name, readahead)
         self._page_nbytes = int(self._environment.stat()["psize"])
         with self._data.open("rb", buffering=0) as file:
@@ -218,6 +227,38 @@ class _OpenEnvironment:
             self._transactions += 1
         return transaction
 
+    def check_pages(self, info: ObjectInfo, database: bytes) -> None:
+        """SampleError if a page of a database is damaged.
+
+        The main database has an empty name. All pages are read, once for each version of the file.
+        """
+        checked = MetadataCache(place_of("lmdb-pages", [self.name, database.decode("utf-8", "replace")], None))
+        key = key_of(self.name, info)
+        if checked.get(key) is not None:
+            return
+        _log.info("checking the pages of %s, once", self.name)
+        while True:
+            before = self._last_transaction()
+            try:
+                self._check_tree(database)
+                break
+            except DamageError as error:
+                # A writer may have used pages again that the tree of an older transaction refers to.
+                if self._last_transaction() == before:
+                    raise SampleError(f"{self.name} is damaged: {error}; copy the environment again") from error
+        checked.replace({key: b"checked"})
+
+    def _last_transaction(self) -> int:
+        return int(self._environment.info()["last_txnid"])
+
+    def _check_tree(self, database: bytes) -> None:
+        with self._data.open("rb", buffering=0) as file, ReadTransaction(self, None) as transaction:
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            main = main_tree(data, self._page_nbytes)
+            tree: Tree | None = main.tree if not database else tree_of(bytes(transaction.get(database)))
+            if tree is not None:
+                Pages(data, self._page_nbytes, main.last_page).check(tree)
+
     def end(self, transaction: Any) -> None:
         """End a transaction, and with it the views that it returned."""
         with self._lock:
@@ -225,6 +266,12 @@ class _OpenEnvironment:
             self._transactions -= 1
             if self._waiting:
                 self._ended.notify_all()
+
+    def refuse_damage(self, error: BaseException) -> None:
+        """SampleError if a transaction ended by an error of LMDB."""
+        if isinstance(error, self._library.Error):
+            with translate_errors(self.name):
+                raise error
 
     def _remap(self, error: Exception) -> None:
         """Map what another process has added, once all transactions have ended.
@@ -275,6 +322,16 @@ class _OpenEnvironment:
             records = islice(cursor, _SCANNED_KEYS)
             keys = [bytes(key) for key, value in records if len(value) == _DATABASE_NBYTES]
         return [key.decode("utf-8", "replace") for key in keys[:_MAX_DATABASES] if self.database(key) is not None]
+
+
+def _check_head(data: Path, name: str) -> None:
+    """SampleError for an impossible page size: the library would divide by it."""
+    with data.open("rb", buffering=0) as file:
+        head = file.read(48)
+    try:
+        page_nbytes(head)
+    except DamageError as error:
+        raise SampleError(f"{name} cannot be opened as an LMDB environment: {error}") from error
 
 
 def _open_lmdb(library: Any, path: str, name: str, readahead: bool) -> Any:

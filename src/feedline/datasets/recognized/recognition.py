@@ -47,7 +47,7 @@ def _why_unknown(dataset: Any) -> str:
 class _Original:
     """A dataset that runs as it is, in a wrapper with others."""
 
-    uses_kernels = False
+    uses_kernels = is_repeatable = False
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -69,6 +69,10 @@ class _Several:
     def uses_kernels(self) -> bool:
         return any(part.uses_kernels for part in self._parts)
 
+    @property
+    def is_repeatable(self) -> bool:
+        return all(part.is_repeatable for part in self._parts)
+
     def refresh(self) -> None:
         for part in self._parts:
             part.refresh()
@@ -88,7 +92,7 @@ class _ConcatReader(_Several):
         return self._parts[part].read(index - (whole.cumulative_sizes[part - 1] if part else 0), rows)
 
 
-def _wrapped(dataset: Any, inner: Sequence[Any], kind: type[_SubsetReader | _ConcatReader]) -> Recognition:
+def _recognize_wrapped(dataset: Any, inner: Sequence[Any], kind: type[_SubsetReader | _ConcatReader]) -> Recognition:
     parts = tuple(recognize(each) for each in inner)
     name = type(dataset).__name__
     if not any(part.reader for part in parts):
@@ -98,11 +102,11 @@ def _wrapped(dataset: Any, inner: Sequence[Any], kind: type[_SubsetReader | _Con
 
 
 def _subset(dataset: Any) -> Recognition:
-    return _wrapped(dataset, [dataset.dataset], _SubsetReader)
+    return _recognize_wrapped(dataset, [dataset.dataset], _SubsetReader)
 
 
 def _concat(dataset: Any) -> Recognition:
-    return _wrapped(dataset, dataset.datasets, _ConcatReader)
+    return _recognize_wrapped(dataset, dataset.datasets, _ConcatReader)
 
 
 _WRAPPERS = {Subset: _subset, ConcatDataset: _concat}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,8 +43,7 @@ class ImageFiles:
         if chain.opens_itself:
             return _loader_of(dataset)(path), target
         try:
-            with open(path, "rb", buffering=0) as file:
-                encoded = file.read()
+            encoded = _content(path)
         except OSError as error:
             raise RefusedError("the file cannot be read") from error
         limit = Image.MAX_IMAGE_PIXELS or 0  # Pillow warns above it
@@ -56,6 +57,23 @@ class ImageFiles:
     def original(self, dataset: Any, index: Any) -> Any:
         """The image as the dataset opens it."""
         return _loader_of(dataset)(self.item(dataset, index)[0])
+
+
+def _content(path: Any) -> bytes:
+    """Content of a file.
+
+    A file object would take twice the time.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        nbytes = os.fstat(descriptor).st_size
+        content = os.read(descriptor, nbytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) == nbytes:  # not so for pipes, files that grow, and reads that the system cuts short
+        return content
+    with open(path, "rb") as file:
+        return file.read()
 
 
 _COMPONENTS = (1, 3)
@@ -109,6 +127,10 @@ class VisionReader:
     def uses_kernels(self) -> bool:
         return self._chain.uses_kernels and self.disabled is None
 
+    @property
+    def is_repeatable(self) -> bool:
+        return self._repeatable and self._dataset.target_transform is None
+
     def refresh(self) -> None:
         """Follow changes of the transforms; called before each batch."""
         if not self._chain.is_current(self._dataset.transform):
@@ -117,6 +139,7 @@ class VisionReader:
     def _compile(self) -> None:
         self._chain = chain = Chain(self._dataset.transform)
         self._checked = self._proven = False
+        self._repeatable = chain.is_repeatable
         # A sample that may be refused after random numbers were drawn needs the state before them.
         self._may_refuse = isinstance(self._known, ImageFiles) or chain.resizes
 
@@ -129,6 +152,8 @@ class VisionReader:
         taken = 0 if rows is None else rows.taken
         try:
             value, target = self._known.begin(dataset, index, chain)
+            if drawn is not None and rows is not None and rows.may_refuse and isinstance(value, Frame):
+                value.undo = partial(torch.set_rng_state, drawn)
             image = chain(value, rows)
         except RefusedError:
             if drawn is not None:
@@ -144,7 +169,7 @@ class VisionReader:
         sample = self._dataset[index]
         if rows is None or type(sample) is not tuple or not sample:
             return sample
-        return rows.copied(sample[0]), *sample[1:]
+        return rows.copy_row(sample[0]), *sample[1:]
 
     def _is_proven(self, index: Any) -> bool:
         """True if the first readable sample equaled the library's own."""
@@ -215,7 +240,7 @@ def _loader_of(dataset: Any) -> Open:
     return getattr(dataset, "loader", _open_rgb)
 
 
-def _listed(dataset: Any, index: Any) -> Item:
+def _list_row(dataset: Any, index: Any) -> Item:
     path, target = dataset.samples[index]
     return path, target
 
@@ -250,7 +275,7 @@ def _stl10(dataset: Any, index: Any) -> Item:
     return np.transpose(dataset.data[index], (1, 2, 0)), target
 
 
-_FOLDER, _PAIRS, _COLUMNS, _CIFAR = ImageFiles(_listed), ImageFiles(_pairs), ImageFiles(_columns), LevelArrays(_cifar)
+_FOLDER, _PAIRS, _COLUMNS, _CIFAR = ImageFiles(_list_row), ImageFiles(_pairs), ImageFiles(_columns), LevelArrays(_cifar)
 
 _DATASETS = f"{PACKAGE}.datasets."
 

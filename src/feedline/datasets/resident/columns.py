@@ -50,7 +50,7 @@ class TensorColumn:
         if len(places) and int(places.max()) >= len(self.resident):
             return self._take_mixed(places, far, allocate)
         if self.resident.is_cpu:
-            return _gathered(self.resident, places, allocate)
+            return _gather(self.resident, places, allocate)
         return take_rows(self.resident, places)
 
     def put(self, places: Int64s, values: torch.Tensor) -> None:
@@ -75,9 +75,10 @@ class TensorColumn:
             out.index_copy_(0, torch.from_numpy(at).to(device), kept)
         at = np.flatnonzero((places >= near) & (places < stored))
         if len(at):
-            self._upload(out, at, _gathered(self.spilled, places[at] - near, self._staging))
+            self._upload(out, at, _gather(self.spilled, places[at] - near, self._staging))
         if far is not None:
             self._upload(out, np.flatnonzero(places >= stored), far)
+        # A worker thread's stream is not the loop's: the batch must be complete when the loop gets it.
         finish_in_thread(device)
         return out
 
@@ -118,7 +119,7 @@ class HostColumn:
         return 0, 0
 
 
-def _gathered(rows: torch.Tensor, places: Int64s, allocate: Allocator) -> torch.Tensor:
+def _gather(rows: torch.Tensor, places: Int64s, allocate: Allocator) -> torch.Tensor:
     out = allocate((len(places), *rows.shape[1:]), rows.dtype)
     kernels.gather_rows(numpy_view(rows), places, out=numpy_view(out))
     return out

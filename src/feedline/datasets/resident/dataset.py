@@ -94,9 +94,9 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         self._lock = _Lock()
         self._read = 0
         sample = _first_sample(source) if tables is None else _rows_of(source)
-        self._template = _numbered(sample)
+        self._template = _number_leaves(sample)
         self._batch_template = map_leaves(int, collate.default([self._template]))
-        values = list(_picked(self._batch_template, collate.default([sample]))) if tables is None else tables
+        values = list(_pick_leaves(self._batch_template, collate.default([sample]))) if tables is None else tables
         self._names = [f"leaf {number} of the sample" for number in range(len(values))]
         self._resident = self._room(values)
         self._stored = self._length if spill else self._resident
@@ -108,7 +108,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
             self._columns = [self._table_column(table) for table in tables]
         self._filled = np.full(self._stored, tables is not None)
         self._missing = 0 if tables is not None else self._length
-        if tables is None and self._stored:
+        if tables is None and self._stored:  # the first sample was read for the shapes
             self._put(np.zeros(1, np.int64), values)
 
     def __len__(self) -> int:
@@ -136,6 +136,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         missing = np.flatnonzero(~self._filled)
         if not len(missing):
             return
+        # torch's own loader: its workers return host tensors, and this class delivers to the device by itself.
         blocks = np.array_split(missing, -(-len(missing) // _BLOCK))
         loader = torch.utils.data.DataLoader(
             _Blocks(self.source, self._reader, blocks),
@@ -216,11 +217,12 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
             return self._values(_read_rows(self.source, self._reader, places))
 
     def _source_lock(self) -> AbstractContextManager[Any]:
+        # Threads that miss samples at the same time read them side by side where the source allows it.
         return nullcontext() if traits_of(self.source).thread_safe else self._lock
 
     def _values(self, batch: Any) -> list[Any]:
         """The columns of a collated batch, checked."""
-        values = list(_picked(self._batch_template, batch))
+        values = list(_pick_leaves(self._batch_template, batch))
         for name, column, value in zip(self._names, self._columns, values, strict=True):
             check_alike(name, column, value)
         return values
@@ -240,13 +242,13 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
             all(value.device == self.device for value in values if isinstance(value, torch.Tensor))
             and self.source is None
         ):
-            return self._length
+            return self._length  # used in place, whatever the budget
         each = self._row_nbytes(values)
         return min(self._length, budget_nbytes(self.budget, self.device) // each) if each else self._length
 
     def _row_nbytes(self, values: Sequence[Any]) -> int:
         tensors = (value for value in values if isinstance(value, torch.Tensor))
-        return sum(value[:1].numel() * self._kept(value.dtype).itemsize for value in tensors)
+        return sum(value[:1].numel() * self._stored_dtype(value.dtype).itemsize for value in tensors)
 
     def _check_host(self, values: Sequence[Any]) -> None:
         """Refuse to allocate more host memory than there is."""
@@ -258,17 +260,17 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
                 " samples beyond the budget from the source each time"
             )
 
-    def _kept(self, dtype: torch.dtype) -> torch.dtype:
+    def _stored_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return self._dtype if self._dtype is not None and dtype.is_floating_point else dtype
 
     def _empty_column(self, value: Any) -> Column:
         if not isinstance(value, torch.Tensor):
             return HostColumn(self._stored, type(value))
-        shape, dtype = value.shape[1:], self._kept(value.dtype)
-        resident = self._allocated((self._resident, *shape), dtype)
+        shape, dtype = value.shape[1:], self._stored_dtype(value.dtype)
+        resident = self._allocate((self._resident, *shape), dtype)
         return TensorColumn(resident, torch.empty((self._stored - self._resident, *shape), dtype=dtype))
 
-    def _allocated(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         try:
             return torch.empty(shape, dtype=dtype, device=self.device)
         except RuntimeError as error:  # out of memory is one
@@ -276,7 +278,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
             raise
 
     def _table_column(self, table: torch.Tensor) -> TensorColumn:
-        dtype, near = self._kept(table.dtype), self._resident
+        dtype, near = self._stored_dtype(table.dtype), self._resident
         try:
             resident = table[:near].to(self.device, dtype)
         except RuntimeError as error:
@@ -381,22 +383,22 @@ def _floating(dtype: torch.dtype | None) -> torch.dtype | None:
     return dtype
 
 
-def _numbered(sample: Any) -> Any:
+def _number_leaves(sample: Any) -> Any:
     """The containers of a sample, with the number of each leaf."""
     numbers = iter(range(len(list(leaves(sample)))))
     return map_leaves(lambda _: next(numbers), sample)
 
 
-def _picked(template: Any, batch: Any) -> Iterator[Any]:
+def _pick_leaves(template: Any, batch: Any) -> Iterator[Any]:
     """The parts of a batch at the leaves of the template."""
     if isinstance(template, int):
         yield batch
     elif isinstance(template, Mapping):
         for key, part in template.items():
-            yield from _picked(part, batch[key])
+            yield from _pick_leaves(part, batch[key])
     else:
         for part, value in zip(template, batch, strict=True):
-            yield from _picked(part, value)
+            yield from _pick_leaves(part, value)
 
 
 def _row(columns: Sequence[Any], row: int, number: int) -> Any:

@@ -46,8 +46,7 @@ class IndexedFolder:
         if is_local(text):
             self.name = str(Path(local_path(text)).resolve())
         else:
-            location = Path(cache) if isinstance(cache, os.PathLike) else cache
-            self.store = open_store(text.rstrip("/"), options=options, cache=location)
+            self.store = open_store(text.rstrip("/"), options=options, cache=cache)
             self.name = self.store.url
 
     def where(self, name: str) -> str:

@@ -204,8 +204,8 @@ class LitData(ShardFileFields):
     def __init__(
         self,
         path: Pathlike,
-        *,
         columns: Sequence[str] | None = None,
+        *,
         transform: Transform | Mapping[str, Transform] | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,

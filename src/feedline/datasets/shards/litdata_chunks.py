@@ -82,7 +82,10 @@ class LitDataRows:
         batch = self._cache.get((self._where, number), lambda: self._decode(read()))
         if row >= batch.num_rows:
             raise SampleError(f"{self._where} is damaged: it does not hold sample {at}; copy it again")
-        sample: dict[str, Any] = batch.slice(row, 1).to_pylist()[0]
+        try:
+            sample: dict[str, Any] = batch.slice(row, 1).to_pylist()[0]
+        except ValueError as error:
+            raise SampleError(f"{self._where} is damaged: sample {at} is no row ({error}); copy it again") from error
         return sample
 
     def _decode(self, data: memoryview) -> Any:
@@ -90,9 +93,12 @@ class LitDataRows:
         ipc = optional.load("pyarrow.ipc", "litdata", "datasets.LitData, for nested samples,")
         try:
             schema = ipc.read_schema(pyarrow.py_buffer(self._schema))
-            return ipc.read_record_batch(ipc.read_message(pyarrow.py_buffer(data)), schema)
+            batch = ipc.read_record_batch(ipc.read_message(pyarrow.py_buffer(data)), schema)
+            # Offsets that lead out of the memory would end the process, or show what lies there.
+            batch.validate(full=True)
         except (pyarrow.ArrowException, OSError, EOFError) as error:
             raise SampleError(f"{self._where} has no valid Arrow file at its end ({error}); copy it again") from error
+        return batch
 
 
 def ends_of_rows(read: Read, nbytes: int) -> tuple[memoryview, memoryview] | None:

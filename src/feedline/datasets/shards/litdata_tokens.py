@@ -108,11 +108,7 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Object ranges to prefetch into a cache for these windows."""
         numbers, starts = self._locate(within(indices, len(self), "LitDataTokens"))
-        whole = [self._files.whole_ranges(number) for number in np.unique(numbers).tolist()]
-        return [
-            *(each for ranges in whole for each in ranges or ()),
-            *self._files.ranges(self._extents(numbers, starts)),
-        ]
+        return self._files.ranges(self._extents(numbers, starts))
 
     def _locate(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Number of each window's chunk, and the window's first byte in it."""

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.datasets.decoding import DecodeFunction, text_of
-from feedline.datasets.shards.mds import bare_image, image, images
+from feedline.datasets.shards.mds_values import bare_image, image, images
 from feedline.errors import ArgumentError
 
 _Read = Callable[[memoryview, int], tuple[Any, int]]
@@ -86,7 +86,7 @@ def _count(data: memoryview, at: int) -> tuple[int, int]:
     return count, at + 4
 
 
-def _cut(data: memoryview, at: int, nbytes: int) -> tuple[memoryview, int]:
+def _cut_part(data: memoryview, at: int, nbytes: int) -> tuple[memoryview, int]:
     if at + nbytes > len(data):
         raise ValueError(f"byte {at} begins a value of {nbytes} bytes, but {len(data) - at} are left")
     return data[at : at + nbytes], at + nbytes
@@ -94,7 +94,7 @@ def _cut(data: memoryview, at: int, nbytes: int) -> tuple[memoryview, int]:
 
 def _text(data: memoryview, at: int) -> tuple[str, int]:
     count, at = _count(data, at)
-    piece, at = _cut(data, at, count)
+    piece, at = _cut_part(data, at, count)
     return text_of(piece), at
 
 
@@ -115,7 +115,7 @@ def _texts(data: memoryview, at: int) -> tuple[list[str], int]:
 def _numbers(dtype: str) -> _Read:
     def read(data: memoryview, at: int) -> tuple[list[Any], int]:
         count, at = _count(data, at)
-        piece, at = _cut(data, at, count * np.dtype(dtype).itemsize)
+        piece, at = _cut_part(data, at, count * np.dtype(dtype).itemsize)
         return np.frombuffer(piece, dtype).tolist(), at
 
     return read

@@ -1,9 +1,7 @@
 """Parser and decoders of `tf.train.Example` and `tf.train.SequenceExample` messages.
 
-The parser reads the few protobuf messages that these consist of, without protobuf. Features become tensors of the
-requested dtype and shape, or decoded bytes.
-
-Wire format: https://protobuf.dev/programming-guides/encoding/. Messages: tensorflow/core/example/feature.proto.
+Features become tensors of the requested dtype and shape, or decoded bytes. The messages are those of
+tensorflow/core/example/feature.proto.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from feedline.core.dataset import Transform
 from feedline.core.tensors import torch_dtype
+from feedline.datasets import protobuf
 from feedline.datasets.base import Field
 from feedline.datasets.decoding import DECODERS, Decode, Decoder, SampleTransform, Where, decoder_of
 from feedline.errors import ArgumentError, SampleError
@@ -30,13 +29,6 @@ class Steps(tuple[Value, ...]):
     """Values of a feature list of a SequenceExample, one for each step."""
 
     __slots__ = ()
-
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-
-
-_SHORT = 16
-"""Size in bytes up to which varints are decoded faster in a loop than with NumPy."""
 
 
 def parse_example(data: bytes, wanted: Container[str] | None = None) -> dict[str, Value | Steps]:
@@ -55,28 +47,28 @@ def parse_example(data: bytes, wanted: Container[str] | None = None) -> dict[str
 
 def _entries(data: bytes, number: int, wanted: Container[str] | None) -> Iterator[tuple[str, bytes]]:
     """Wanted entries of the map in a field of a message."""
-    for field, entries in _messages(data):
+    for field, entries in protobuf.messages(data):
         if field == number:
-            for name, value in (_entry(entry) for kind, entry in _messages(entries) if kind == 1):
+            for name, value in (_entry(entry) for kind, entry in protobuf.messages(entries) if kind == 1):
                 if wanted is None or name in wanted:
                     yield name, value
 
 
 def _steps(data: bytes) -> Steps:
-    return Steps(_feature(each) for number, each in _messages(data) if number == 1)
+    return Steps(_feature(each) for number, each in protobuf.messages(data) if number == 1)
 
 
 def _entry(data: bytes) -> tuple[str, bytes]:
     """Key and value of a map entry; absent ones are empty."""
-    parts = dict(_messages(data))
+    parts = dict(protobuf.messages(data))
     return parts.get(1, b"").decode("utf-8"), parts.get(2, b"")
 
 
 def _feature(data: bytes) -> Value:
     value: Value = []
-    for kind, values in _messages(data):
+    for kind, values in protobuf.messages(data):
         if kind == 1:
-            value = [each for number, each in _messages(values) if number == 1]
+            value = [each for number, each in protobuf.messages(values) if number == 1]
         elif kind == 2:
             value = _floats(values)
         elif kind == 3:
@@ -86,7 +78,7 @@ def _feature(data: bytes) -> Value:
 
 def _floats(data: bytes) -> NDArray[np.float32]:
     """Values of a FloatList: packed, unpacked, or both."""
-    pieces = [bytes(value) for number, _, value in _fields(data) if number == 1 and not isinstance(value, int)]
+    pieces = [bytes(value) for number, _, value in protobuf.fields(data) if number == 1 and not isinstance(value, int)]
     joined = b"".join(pieces)
     if len(joined) % 4:
         raise ValueError(f"a list of floats has {len(joined)} bytes, which is not a multiple of 4")
@@ -96,81 +88,11 @@ def _floats(data: bytes) -> NDArray[np.float32]:
 def _integers(data: bytes) -> NDArray[np.int64]:
     """Values of an Int64List: packed, unpacked, or both."""
     pieces = [
-        np.array([value], np.uint64) if isinstance(value, int) else _varints(value)
-        for number, _, value in _fields(data)
+        np.array([value], np.uint64) if isinstance(value, int) else protobuf.varints(value)
+        for number, _, value in protobuf.fields(data)
         if number == 1
     ]
     return (np.concatenate(pieces) if pieces else np.empty(0, np.uint64)).view(np.int64)
-
-
-def _varints(data: bytes) -> NDArray[np.uint64]:
-    if len(data) <= _SHORT:
-        values, at = [], 0
-        while at < len(data):
-            value, at = _varint(data, at)
-            values.append(value)
-        return np.array(values, np.uint64)
-    octets = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(octets < 0x80)
-    if not len(ends) or ends[-1] != len(octets) - 1:
-        raise ValueError("a list of integers ends within a varint")
-    starts = np.concatenate(([0], ends[:-1] + 1))
-    lengths = ends - starts + 1
-    if lengths.max() > 10:
-        raise ValueError("a varint has more than ten bytes")
-    shifts = (np.arange(len(octets)) - np.repeat(starts, lengths)).astype(np.uint64) * np.uint64(7)
-    return np.bitwise_or.reduceat((octets & np.uint8(0x7F)).astype(np.uint64) << shifts, starts)
-
-
-def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Number and value of each length-delimited field.
-
-    Fields of other wire types are skipped, as the wire format requires.
-    """
-    for number, kind, value in _fields(data):
-        if kind == _BYTES:
-            assert isinstance(value, bytes)
-            yield number, value
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
-    """Number, wire type and value of each field.
-
-    Varints are int, others bytes.
-    """
-    at, stop = 0, len(data)
-    while at < stop:
-        tag, at = _varint(data, at)
-        number, kind = tag >> 3, tag & 7
-        if kind == _VARINT:
-            value, at = _varint(data, at)
-            yield number, kind, value
-            continue
-        if kind == _BYTES:
-            length, at = _varint(data, at)
-        elif kind in (_FIXED32, _FIXED64):
-            length = 4 if kind == _FIXED32 else 8
-        else:
-            raise ValueError(f"field {number} at byte {at} has wire type {kind}, which no tf.train.Example has")
-        if length > stop - at:
-            raise ValueError(f"field {number} at byte {at} claims {length} bytes, but {stop - at} are left")
-        yield number, kind, data[at : at + length]
-        at += length
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read a varint (modulo 2**64); returns it and the next position."""
-    value = shift = 0
-    while at < len(data):
-        octet = data[at]
-        at += 1
-        value |= (octet & 0x7F) << shift
-        if octet < 0x80:
-            return value & 0xFFFFFFFFFFFFFFFF, at
-        shift += 7
-        if shift >= 70:
-            raise ValueError(f"the varint that ends at byte {at} has more than ten bytes")
-    raise ValueError("the message ends within a varint")
 
 
 Feature = Decode | DTypeLike | torch.dtype | tuple[DTypeLike | torch.dtype | Decode, tuple[int, ...]]
@@ -187,12 +109,12 @@ class EveryFeature(Decoder):
     def __call__(self, source: memoryview, row: int | None, where: Where) -> dict[str, Any]:  # noqa: ARG002 - as others
         features = _parse(source, None, where)
         # Sorted, because the order of protobuf map entries is arbitrary.
-        return {name: _as_stored(value) for name, value in sorted(features.items())}
+        return {name: _in_stored_type(value) for name, value in sorted(features.items())}
 
 
-def _as_stored(value: Value | Steps) -> Any:
+def _in_stored_type(value: Value | Steps) -> Any:
     if isinstance(value, Steps):
-        return list(map(_as_stored, value))
+        return list(map(_in_stored_type, value))
     return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
@@ -326,7 +248,7 @@ class _Numbers(Decoder):
     step: SampleTransform
 
     def __call__(self, source: Value | Steps, row: int | None, where: Where) -> Any:
-        return self.step(self._stacked(source, where) if isinstance(source, Steps) else self._one(source, where), row)
+        return self.step(self._stack(source, where) if isinstance(source, Steps) else self._one(source, where), row)
 
     def default(self, name: str, value: Any) -> Value:
         """The numbers of a default; one number fills a fixed shape."""
@@ -342,7 +264,7 @@ class _Numbers(Decoder):
             raise ArgumentError(f"defaults[{name!r}]={value!r:.100} does not fit its type: {error}") from error
         return source
 
-    def _stacked(self, steps: Steps, where: Where) -> Any:
+    def _stack(self, steps: Steps, where: Where) -> Any:
         tensors = [self._one(each, lambda at=at: f"step {at} of {where()}") for at, each in enumerate(steps)]  # type: ignore[misc]
         if -1 in self.shape:
             return tensors

@@ -48,11 +48,11 @@ _CHECKED = "checked"
 """Name of an empty array in the index: all checksums were verified."""
 
 
-def _recipe(check: bool) -> IndexRecipe:
+def _recipe(check_crc: bool) -> IndexRecipe:
     """The recipe of an index: starts of records, and the last end."""
     # The name begins with a dot, so that globs for the records do not match it.
     return IndexRecipe(
-        lambda name: f".{name}.index", partial(_scan, check), partial(_is_valid_index, check), _count, _payload
+        lambda name: f".{name}.index", partial(_scan, check_crc), partial(_is_valid_index, check_crc), _count, _payload
     )
 
 
@@ -65,13 +65,15 @@ def _payload(arrays: Columns, row: int) -> tuple[int, int]:
     return start + HEAD_NBYTES, stop - TAIL_NBYTES
 
 
-def _scan(check: bool, blob: Blob) -> Columns:
+def _scan(check_crc: bool, blob: Blob) -> Columns:
     stream, starts, at = Stream(parts(blob)), [0], 0
-    checksum = optional.load("google_crc32c", "tfrecord", "datasets.TFRecord(check=True)").value if check else None
+    checksum = (
+        optional.load("google_crc32c", "tfrecord", "datasets.TFRecord(check_crc=True)").value if check_crc else None
+    )
     while at < blob.nbytes:
         at = _skip_record(blob, stream, at, len(starts) - 1, checksum)
         starts.append(at)
-    checked = {_CHECKED: np.empty(0, np.uint8)} if check else {}
+    checked = {_CHECKED: np.empty(0, np.uint8)} if check_crc else {}
     return {"starts": np.array(starts, np.int64), **checked}
 
 
@@ -95,7 +97,7 @@ def _skip_record(blob: Blob, stream: Stream, at: int, number: int, checksum: Any
     data, tail = stream.take(length), stream.take(TAIL_NBYTES)
     if checksum and _mask(checksum(np.frombuffer(data, np.uint8))) != struct.unpack("<I", tail)[0]:
         raise SampleError(
-            f"{where} is damaged (checksum mismatch): copy the file again, or pass check=False to keep the record"
+            f"{where} is damaged (checksum mismatch): copy the file again, or pass check_crc=False to keep the record"
         )
     return int(at + HEAD_NBYTES + length + TAIL_NBYTES)
 
@@ -139,13 +141,13 @@ def _local_opener(blobs: FileSet, number: int) -> Opener | None:
         return _OPENERS[_compression(file.read(HEAD_NBYTES))]
 
 
-def _is_valid_index(check: bool, blob: Blob, arrays: Columns) -> bool:
+def _is_valid_index(check_crc: bool, blob: Blob, arrays: Columns) -> bool:
     """True if an index fits its file, judged by a few records.
 
-    With `check`, it must have been built with checksums verified.
+    With `check_crc`, it must have been built with checksums verified.
     """
     starts = arrays.get("starts")
-    if check and _CHECKED not in arrays:
+    if check_crc and _CHECKED not in arrays:
         return False
     if starts is None or starts.ndim != 1 or not len(starts) or starts[0] or starts[-1] != blob.nbytes:
         return False
@@ -173,11 +175,11 @@ class TFRecord(RecordFiles, ShardedFields):
     The feature lists of a `tf.train.SequenceExample` are features, too. Their type is that of each step, and tensors
     are stacked, or in a list if a side is -1; bytes values, one for each step, have the type of a list.
 
-    Files compressed as a whole are decompressed once, into `index_dir` or the user's cache folder: those that end in
+    Files compressed as a whole are decompressed once, into `cache` or the user's cache folder: those that end in
     `.gz` or `.zlib`, and files of this machine that begin so. For objects with other names, `compression` is "GZIP" or
     "ZLIB", as in TFRecordOptions; "" reads all files as they are.
 
-    An index file next to each file, or in the folder `index_dir`, holds the offsets of records. With `check`, all
+    An index file next to each file, or in the folder `index_dir`, holds the offsets of records. With `check_crc`, all
     checksums are verified when it is built, and an index built without is built again. Objects are kept in the folder
     `cache` if one is given; `options` are those of `open_store`.
     """
@@ -191,7 +193,7 @@ class TFRecord(RecordFiles, ShardedFields):
         decode: Decode | None = None,
         transform: Transform | Mapping[str, Transform] | None = None,
         compression: str | None = None,
-        check: bool = True,
+        check_crc: bool = True,
         index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
@@ -205,10 +207,10 @@ class TFRecord(RecordFiles, ShardedFields):
         # An image is decoded and transformed in one step.
         self._decoder: Decoder = EveryFeature() if decode is None else decoder_of(decode, whole)
         blobs = find(paths, FORMATS["tfrecord"].pattern, cache=cache, options=options)
-        super().__init__(inflated(blobs, _openers(blobs, compression), index_dir), _recipe(check), index_dir)
+        super().__init__(inflated(blobs, _openers(blobs, compression), cache), _recipe(check_crc), index_dir)
         FieldRecords.__init__(self, whole if decode is None else None)
         for index in self._indexes:
-            if check and _CHECKED not in index.shapes:  # built without checking
+            if check_crc and _CHECKED not in index.shapes:  # built without checking
                 index.renew()
 
     def _decoders(self) -> Collection[Decoder]:

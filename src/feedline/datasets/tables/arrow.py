@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from feedline.core.dataset import Ranges, Transform
 from feedline.core.paths import Pathlike
+from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator
 from feedline.datasets.decoding import Decode
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
@@ -87,6 +86,8 @@ class Arrow(TableDataset):
         super().__init__(rows, source.sizes, cells)
 
 
+# Not `RecordBatches` for files of this machine, too: rows of any number of mapped batches are gathered at once, 50 to
+# 300 times as fast as batch by batch, and pyarrow opens thousands of batches in a quarter of the time.
 class _InPlace:
     """Rows of all record batches of a table or of mapped files.
 
@@ -97,7 +98,7 @@ class _InPlace:
 
     def __init__(self, source: _Table | _MappedFiles, nulls: Nulls) -> None:
         self._source, self._nulls = source, nulls
-        self._bounds = np.concatenate(([0], np.cumsum(source.sizes)))
+        self._offsets = ShardOffsets(source.sizes)
         self._rows: ChunkRows | None = None
 
     @property
@@ -111,7 +112,7 @@ class _InPlace:
         return self._open().batch(which, rows, allocate)
 
     def place(self, chunk: int, row: int) -> tuple[str, int]:
-        return self._source.place(chunk, row, self._bounds)
+        return self._source.place(chunk, row, self._offsets)
 
     def locate(self, chunk: int, row: int) -> str:
         name, row = self.place(chunk, row)
@@ -176,8 +177,8 @@ class _Table:
         return [batch for batch in self._table.to_batches() if batch.num_rows]
 
     @staticmethod
-    def place(chunk: int, row: int, bounds: Int64s) -> tuple[str, int]:
-        return "the table", int(bounds[chunk]) + row
+    def place(chunk: int, row: int, rows: ShardOffsets) -> tuple[str, int]:
+        return "the table", rows.start(chunk) + row
 
 
 class _MappedFiles:
@@ -188,7 +189,7 @@ class _MappedFiles:
         self._versions = [local_info(path) for path in paths]
         self._mapped: list[list[Any]] | None = None
         self.sizes = _row_counts(self.batches())
-        self._first = list(accumulate(map(len, self._by_file()), initial=0))
+        self._files = ShardOffsets(map(len, self._by_file()))
         kinds = [kinds_of(_read_schema(path), columns, path) for path in paths]
         check_same_columns(kinds, paths)
         self.kind = kinds[0]
@@ -197,9 +198,9 @@ class _MappedFiles:
         """The record batches that are not empty, with all columns."""
         return [batch for batches in self._by_file() for batch in batches]
 
-    def place(self, chunk: int, row: int, bounds: Int64s) -> tuple[str, int]:
-        file = bisect_right(self._first, chunk) - 1
-        return self.paths[file], int(bounds[chunk] - bounds[self._first[file]]) + row
+    def place(self, chunk: int, row: int, rows: ShardOffsets) -> tuple[str, int]:
+        file, number = self._files.one(chunk)
+        return self.paths[file], rows.start(chunk) - rows.start(chunk - number) + row
 
     def _by_file(self) -> list[list[Any]]:
         if self._mapped is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import struct
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -35,6 +37,13 @@ def avro() -> Any:
     return optional.load("fastavro", "avro", _WHAT)
 
 
+def _damages() -> tuple[type[Exception], ...]:
+    """Errors by which fastavro reports what it cannot read."""
+    schema = avro().schema
+    own = (schema.SchemaParseException, schema.UnknownType)
+    return (ValueError, EOFError, LookupError, TypeError, OSError, RecursionError, struct.error, zlib.error, *own)
+
+
 class AvroHeader(NamedTuple):
     """The header of an Avro file: its bytes, and its schema."""
 
@@ -47,7 +56,7 @@ def parse_header(data: bytes, name: str) -> AvroHeader:
     try:
         reader = avro().reader(io.BytesIO(data))
         return AvroHeader(data, json.loads(reader.metadata["avro.schema"]))
-    except (ValueError, EOFError, LookupError, TypeError) as error:
+    except _damages() as error:
         raise _damage(name, error) from error
 
 
@@ -57,7 +66,7 @@ def records(header: AvroHeader, block: memoryview, name: str) -> list[Any]:
         plain = json.dumps(_without_times(header.schema))
         reader = avro().reader(io.BytesIO(_with_schema(header.data, plain.encode()) + bytes(block)))
         return list(reader)
-    except (ValueError, EOFError, LookupError, TypeError, OSError) as error:
+    except _damages() as error:
         raise _damage(name, error) from error
 
 
@@ -188,6 +197,16 @@ def _damage(name: str, error: Exception) -> Exception:
 
 def arrow_schema(schema: Any, name: str) -> Any:
     """The Arrow schema of records; ArgumentError for unsupported types."""
+    try:
+        return _record_schema(schema, name)
+    except ArgumentError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        # fastavro reads headers without looking at every part of their schema.
+        raise _damage(name, error) from error
+
+
+def _record_schema(schema: Any, name: str) -> Any:
     types = _Types(name)
     if not isinstance(schema, Mapping) or schema.get("type") != "record":
         raise ArgumentError(f"{name} holds values that are not records, such as {schema!r:.60}; write them as records")
@@ -222,7 +241,7 @@ class _Types:
     def _union(self, choices: list[Any], column: str) -> Any:
         kinds = [each for each in choices if each != "null"]
         if len(kinds) > 1:
-            raise self._unsupported(column, f"a union of {', '.join(map(_name_of, kinds))}")
+            raise self._unsupported_error(column, f"a union of {', '.join(map(_name_of, kinds))}")
         return self.of(kinds[0], column) if kinds else self._arrow.null()
 
     def _plain(self, name: str, column: str) -> Any:
@@ -231,9 +250,9 @@ class _Types:
         if name in {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}:
             return arrow.type_for_alias(plain)
         if last in self._open:
-            raise self._unsupported(column, f"the record {last}, which contains itself")
+            raise self._unsupported_error(column, f"the record {last}, which contains itself")
         if last not in self._named:
-            raise self._unsupported(column, f"the unknown type {name}")
+            raise self._unsupported_error(column, f"the unknown type {name}")
         return self._named[last]
 
     def _complex(self, schema: Mapping[str, Any], column: str) -> Any:
@@ -271,7 +290,7 @@ class _Types:
             return arrow.timestamp(short)
         return {"time-millis": arrow.time32("ms"), "time-micros": arrow.time64("us")}.get(name, arrow.date32())
 
-    def _unsupported(self, column: str, what: str) -> ArgumentError:
+    def _unsupported_error(self, column: str, what: str) -> ArgumentError:
         return ArgumentError(
             f"column {column!r} of {self._file} is {what}, which cannot become a tensor, text, list or dict; write it"
             " as another type"

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.dataset import READS_BATCHES, Batch, BatchRead, Ranges, Traits, check_reads_batches, digest_of
+from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.tables.cells import Cells
 from feedline.datasets.tables.chunks import StructChunk
@@ -145,10 +146,10 @@ class TableDataset(torch.utils.data.Dataset[Any]):
         self.kind = cells.kind
         self.shard_sizes = shard_sizes
         self._rows, self._cells = rows, cells
-        self._bounds = np.concatenate(([0], np.cumsum(shard_sizes, dtype=np.int64)))
+        self._offsets = ShardOffsets(shard_sizes)
 
     def __len__(self) -> int:
-        return int(self._bounds[-1])
+        return len(self._offsets)
 
     def __getitem__(self, index: int) -> Any:
         """Row `index` in its own memory. Negative indices count from the end."""
@@ -211,9 +212,7 @@ class TableDataset(torch.utils.data.Dataset[Any]):
 
     def _places(self, inside: Int64s) -> tuple[Int64s, Int64s]:
         """The chunk of each index, and the row there."""
-        # From the right: an empty chunk begins where the next one does, and holds no row.
-        which = np.searchsorted(self._bounds, inside, side="right") - 1
-        return which, inside - self._bounds[which]
+        return self._offsets.locate(inside)
 
     def _locate(self, which: Int64s, rows: Int64s, at: int) -> str:
         return self._rows.locate(int(which[at]), int(rows[at]))

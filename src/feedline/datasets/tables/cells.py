@@ -49,7 +49,7 @@ class Cells:
     ) -> None:
         kinds = {name: each for name, each in kind.fields if name not in kind.left_out}
         by_column, self.whole = split_transform(transform, kinds)
-        decoders = dict(_checked(decode, kinds))
+        decoders = dict(_check_decoders(decode, kinds))
         for name, each in by_column.items():
             if name not in decoders and _holds_bytes(kinds[name]) and plan(each) is not None:
                 decoders[name] = "image"
@@ -57,7 +57,7 @@ class Cells:
             name: _Cell(decoder_of(decoder, by_column.get(name)), isinstance(kinds[name], StructType))
             for name, decoder in decoders.items()
         }
-        self.kind = replace(kind, fields=tuple((name, _narrowed(each, name in decoders)) for name, each in kind.fields))
+        self.kind = replace(kind, fields=tuple((name, _narrow(each, name in decoders)) for name, each in kind.fields))
         """The type of a row without members that no decoder reads."""
         self._steps = {name: SampleTransform(each) for name, each in by_column.items() if name not in decoders}
         self._step = SampleTransform(self.whole)
@@ -99,7 +99,7 @@ class Cells:
         return stored
 
 
-def _narrowed(kind: ColumnType, is_decoded: bool) -> ColumnType:
+def _narrow(kind: ColumnType, is_decoded: bool) -> ColumnType:
     if not is_decoded or not isinstance(kind, StructType):
         return kind
     # `path` next to the bytes is mostly null, which would be an error in a column that is not even shown.
@@ -114,7 +114,7 @@ def _describe_row(locate: Locate, column: str, row: int) -> str:
     return f"{locate(row)}: column {column!r}"
 
 
-def _checked(decode: Mapping[str, Decode] | None, kinds: Mapping[str, ColumnType]) -> Mapping[str, Decode]:
+def _check_decoders(decode: Mapping[str, Decode] | None, kinds: Mapping[str, ColumnType]) -> Mapping[str, Decode]:
     if decode is not None and not isinstance(decode, Mapping):
         raise ArgumentError(f"decode={decode!r}: give a dict of decoders by column, such as {{'image': 'image'}}")
     for name in decode or ():

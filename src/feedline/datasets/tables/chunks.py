@@ -5,6 +5,7 @@ Arrays share the memory of Arrow's buffers. Bits, decimals, views and runs are c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -26,6 +27,15 @@ _EXACT_POWER = 22
 
 
 _PLAIN = {"string_view": "large_string", "binary_view": "large_binary"}
+
+
+_DTYPES = {
+    **{name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
+    "halffloat": np.dtype(np.float16),
+    "float": np.dtype(np.float32),
+    "double": np.dtype(np.float64),
+}
+"""Dtypes of Arrow's plain numbers, by the name of their type."""
 
 
 class ItemSpan(NamedTuple):
@@ -112,6 +122,32 @@ def items(array: NDArray[Any]) -> ItemSpan:
 def table_chunk(kind: StructType, batch: Any) -> StructChunk:
     """Convert the columns of `kind` of a record batch."""
     return StructChunk(tuple(chunk_of(each, batch.column(name)) for name, each in kind.fields))
+
+
+def table_chunks(kind: StructType, batches: Sequence[Any]) -> list[StructChunk]:
+    """Convert record batches that have the columns of `kind`, in its order.
+
+    A table may have thousands: columns of plain numbers take a third of the time of `table_chunk`.
+    """
+    columns = zip(*(batch.columns for batch in batches), strict=True)
+    converted = [_column_chunks(each, arrays) for (_, each), arrays in zip(kind.fields, columns, strict=False)]
+    rows = zip(*converted, strict=True) if converted else [()] * len(batches)
+    return list(map(StructChunk, rows))
+
+
+def _column_chunks(kind: ColumnType, arrays: Sequence[Any]) -> list[Chunk]:
+    if isinstance(kind, NumberType) and not kind.shape and _DTYPES.get(str(arrays[0].type)) == kind.dtype:
+        return [_plain_numbers(kind, each) for each in arrays]
+    return [chunk_of(kind, each) for each in arrays]
+
+
+def _plain_numbers(kind: NumberType, array: Any) -> Chunk:
+    """Convert an array whose type is known to be that of `kind`."""
+    length = len(array)
+    if not length or array.null_count:
+        return chunk_of(kind, array)
+    data, begin = array.buffers()[1], array.offset * kind.dtype.itemsize
+    return NumberChunk(ItemSpan(np.frombuffer(data, kind.dtype, length, begin), data.address + begin), None)
 
 
 def chunk_of_chunked(kind: ColumnType, column: Any) -> Chunk:

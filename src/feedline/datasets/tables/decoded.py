@@ -6,10 +6,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from feedline import collate
 from feedline.core.caches import LoadingCache, PerProcess
 from feedline.core.dataset import Ranges, Transform
+from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator
 from feedline.core.threads import BoundedMap
 from feedline.datasets.decoding import Decode
@@ -26,23 +26,12 @@ from feedline.datasets.tables.chunks import StructChunk
 from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.types import StructType
-from feedline.stores.files import Extent, FileSet, LocalFile, RemoteBlob
+from feedline.stores.files import Extent
 
 T = TypeVar("T")
 
 
 CACHE_NBYTES = 1 << 29
-
-
-def open_file(files: FileSet, number: int) -> LocalFile | RemoteBlob:
-    """Open a file; StateError if it has changed.
-
-    Local files are opened for each use, because the check for changes is made when they are mapped.
-    """
-    info = files.info(number)
-    if files.is_local or files.name(number) == info.path:
-        return LocalFile(info.path, info.size, info.version)
-    return files[number]
 
 
 class ChunkFiles(Protocol):
@@ -77,7 +66,7 @@ class FileChunks(Generic[F]):
         self._files, self.kind = files, kind
         self.sizes: Int64s = np.concatenate(sizes).astype(np.int64)
         """The number of rows in each chunk."""
-        self._first = [0, *accumulate(map(len, sizes))]
+        self._by_file = ShardOffsets(map(len, sizes))
         self._concurrently = BoundedMap()
 
     def decoded(self, number: int) -> StructChunk:
@@ -134,8 +123,7 @@ class FileChunks(Generic[F]):
 
     def in_file(self, number: int) -> tuple[int, int]:
         """The file of a chunk, and its number there."""
-        file = bisect_right(self._first, number) - 1
-        return file, number - self._first[file]
+        return self._by_file.one(number)
 
 
 class Run(NamedTuple):
@@ -206,7 +194,10 @@ class CachedRows:
     def _runs(self, which: Int64s, rows: Int64s) -> Iterator[Run]:
         """Split a read into runs whose chunks fit into memory."""
         decoded, touched = self.decoded, np.unique(which).tolist()
-        cached, missing = [n for n in touched if n in decoded], [n for n in touched if n not in decoded]
+        # One look at each: another thread may decode or evict a chunk between two, and its rows would be lost.
+        is_cached = [number in decoded for number in touched]
+        cached = [number for number, known in zip(touched, is_cached, strict=True) if known]
+        missing = [number for number, known in zip(touched, is_cached, strict=True) if not known]
         # Cached chunks first: decoding the missing ones may evict them, and they would be decoded twice.
         chunks = chain(map(self._chunk, cached), self._chunks.each(self._chunk, missing, self._cache_nbytes))
         run: dict[int, StructChunk] = {}

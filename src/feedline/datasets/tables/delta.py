@@ -69,7 +69,7 @@ def read_snapshot(folder: TableFolder) -> Snapshot:
 
     ArgumentError for features that change the rows of a file; SampleError for a damaged log.
     """
-    files, metadata = _replayed(folder)
+    files, metadata = _replay(folder)
     if metadata is None:
         raise SampleError(f"the log of the Delta table {folder} is damaged: no version has a schema; repair the table")
     _check_mapping(folder, metadata)
@@ -84,7 +84,7 @@ def read_snapshot(folder: TableFolder) -> Snapshot:
     return Snapshot(by_path, types, TableColumns([field["name"] for field in fields], {}))
 
 
-def _replayed(folder: TableFolder) -> tuple[dict[tuple[str, str | None], Action], Action | None]:
+def _replay(folder: TableFolder) -> tuple[dict[tuple[str, str | None], Action], Action | None]:
     """The files that all versions together leave, and the latest metadata."""
     files: dict[tuple[str, str | None], Action] = {}
     metadata: Action | None = None

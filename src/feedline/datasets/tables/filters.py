@@ -178,15 +178,15 @@ _ROW = "\0row"
 
 def _alternatives(filters: Any) -> list[list[Predicate]]:
     if not isinstance(filters, Sequence) or isinstance(filters, str) or not filters:
-        raise _malformed(filters)
+        raise _malformed_error(filters)
     if all(_is_predicate(each) for each in filters):
         return [list(filters)]
     for each in filters:
         if not isinstance(each, Sequence) or isinstance(each, str) or not each:
-            raise _malformed(each)
+            raise _malformed_error(each)
         for part in each:
             if not _is_predicate(part):
-                raise _malformed(part)
+                raise _malformed_error(part)
     return [list(each) for each in filters]
 
 
@@ -194,7 +194,7 @@ def _is_predicate(each: Any) -> bool:
     return isinstance(each, Sequence) and not isinstance(each, str) and len(each) == 3 and isinstance(each[0], str)
 
 
-def _malformed(filters: Any) -> ArgumentError:
+def _malformed_error(filters: Any) -> ArgumentError:
     return ArgumentError(
         f"filters= takes a list of (column, operator, value) tuples, or a list of such lists; got {filters!r}"
     )

@@ -6,7 +6,9 @@ and `HuggingFaceImages` decodes a column of images from the stored bytes. All el
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,11 +17,13 @@ import torch
 
 from feedline import collate
 from feedline.core.dataset import Batch, BatchRead, Keys, Traits, Transform, check_reads_batches, is_table
+from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, one_within, within
 from feedline.datasets.base import _keys_of
 from feedline.datasets.decoding import SampleTransform, decoder_of, split_transform
 from feedline.datasets.tables.base import ChunkRows
-from feedline.datasets.tables.chunks import table_chunk
+from feedline.datasets.tables.chunks import table_chunks
+from feedline.datasets.tables.columns import Column, ListColumn
 from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.types import ColumnType, ListType, NumberType, StructType, TextType, kind_of
@@ -44,17 +48,28 @@ _TEXTS_IN: dict[str | None, Callable[[list[Any]], list[Any]]] = {
 class StoredRows:
     """Rows of an Arrow table, in the order of the dataset's selection."""
 
-    def __init__(self, dataset: Any, table: Any, nulls: Nulls) -> None:
+    def __init__(self, dataset: Any, opened: tuple[ChunkRows, ShardOffsets]) -> None:
         self._texts = _TEXTS_IN.get(dataset.format["type"], list)
-        self._rows, self._bounds = _chunk_rows(table, nulls)
+        self._transposes = dataset.format["type"] is None
+        self._rows, self._offsets = opened
         self._selected: ChunkRows | None = None
         if dataset._indices is not None:
             selection = dataset._indices.table.rename_columns(["row"])
-            self._selected, self._selected_bounds = _chunk_rows(selection, Nulls())
+            self._selected, self._selected_offsets = _chunk_rows(selection, Nulls())
 
     def samples(self, indices: Int64s) -> list[dict[str, Any]]:
         """A dict of the stored values for each sample."""
-        return self._rows.samples(*_places(self._stored(indices), self._bounds))
+        return self._rows.samples(*self._offsets.locate(self._stored(indices)))
+
+    def plain(self, indices: Int64s) -> list[dict[str, Any]]:
+        """A dict of Python's own values for each sample.
+
+        `datasets` gives the same without a format.
+        """
+        where = self._offsets.locate(self._stored(indices))
+        fields = self._rows.columns.fields
+        columns = [_plain_values(column, *where) for column in fields.values()]
+        return [dict(zip(fields, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def converted(self, indices: Int64s, targets: Targets) -> list[dict[str, Any]]:
         """A dict for each sample, with tensors cast to the target dtypes."""
@@ -71,36 +86,62 @@ class StoredRows:
         final = set(targets.values())
 
         def allocate_final(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-            return (allocate if dtype in final else allocate_tensor)(shape, dtype)
+            is_final = dtype in final and not (self._transposes and len(shape) > 1)
+            return (allocate if is_final else allocate_tensor)(shape, dtype)
 
-        batch = self._rows.batch(*_places(self._stored(indices), self._bounds), allocate_final)
+        batch = self._rows.batch(*self._offsets.locate(self._stored(indices)), allocate_final)
         return {name: self._formatted(batch[name], dtype, allocate) for name, dtype in targets.items()}
 
     def _formatted(self, values: Any, dtype: torch.dtype | None, allocate: Allocator) -> Any:
         if dtype is None:
             return self._texts(values)
+        if self._transposes and values.ndim > 1:  # default collate makes a tensor of each position in the lists
+            return [allocate(tuple(line.shape), dtype).copy_(line) for line in values.t().contiguous()]
         return values if values.dtype == dtype else allocate(tuple(values.shape), dtype).copy_(values)
 
     def _stored(self, indices: Int64s) -> Int64s:
         """Table rows of samples, by the selection of the dataset."""
         if self._selected is None:
             return indices
-        selected = self._selected.batch(*_places(indices, self._selected_bounds), allocate_tensor)["row"]
+        selected = self._selected.batch(*self._selected_offsets.locate(indices), allocate_tensor)["row"]
         rows: Int64s = selected.numpy().astype(np.int64)
         return rows
 
 
-def _chunk_rows(table: Any, nulls: Nulls) -> tuple[ChunkRows, Int64s]:
+_opened: dict[int, dict[tuple[str, ...], tuple[ChunkRows, ShardOffsets]]] = {}
+"""Opened columns of tables that are still in use, by the identity of the table."""
+
+
+def _rows_of(table: Any, names: Sequence[str]) -> tuple[ChunkRows, ShardOffsets]:
+    """Open columns of a table once, for all loaders of this process.
+
+    A table of a million rows has thousands of chunks, which take longer to look up than a small loader to run.
+    """
+    opened = _opened.get(id(table))
+    if opened is None:
+        opened = _opened[id(table)] = {}
+        weakref.finalize(table, _opened.pop, id(table), None).atexit = False
+    key = tuple(names)
+    if key not in opened:
+        opened[key] = _chunk_rows(table.select(list(key)), Nulls())  # no lock: either of two threads' is valid
+    return opened[key]
+
+
+def _chunk_rows(table: Any, nulls: Nulls) -> tuple[ChunkRows, ShardOffsets]:
     kind = StructType(tuple((field.name, kind_of(field.type, field.name)) for field in table.schema))
     batches = [batch for batch in table.to_batches() if batch.num_rows]
-    bounds = np.cumsum([0, *(batch.num_rows for batch in batches)])
-    chunks = [table_chunk(kind, batch) for batch in batches]
-    return ChunkRows(kind, chunks, nulls, lambda chunk, row: f"row {bounds[chunk] + row}"), bounds
+    offsets = ShardOffsets(batch.num_rows for batch in batches)
+    chunks = table_chunks(kind, batches)
+    return ChunkRows(kind, chunks, nulls, lambda chunk, row: f"row {offsets.start(chunk) + row}"), offsets
 
 
-def _places(rows: Int64s, bounds: Int64s) -> tuple[Int64s, Int64s]:
-    which = np.searchsorted(bounds, rows, side="right") - 1
-    return which, rows - bounds[which]
+def _plain_values(column: Column, which: Int64s, rows: Int64s) -> list[Any]:
+    is_ragged = isinstance(column, ListColumn)
+    values = column.samples(which, rows) if is_ragged else column.batch(which, rows, allocate_tensor)
+    if isinstance(values, torch.Tensor):
+        plain: list[Any] = values.tolist()
+        return plain
+    return [each.tolist() if isinstance(each, torch.Tensor) else each for each in values]
 
 
 class _Rule(NamedTuple):
@@ -117,7 +158,7 @@ class _Rule(NamedTuple):
 _RULES = {
     "torch": _Rule(torch.int64, torch.float32, lists=True),
     "numpy": _Rule(torch.int64, torch.float32, lists=True),
-    None: _Rule(torch.int64, torch.float64, lists=False),
+    None: _Rule(torch.int64, torch.float64, lists=True),
 }
 
 
@@ -143,6 +184,31 @@ def targets_of(dataset: Any) -> dict[str, torch.dtype | None] | None:
             return None
         targets[name] = _target(kind, rule)
     return targets or None
+
+
+def plain_names(dataset: Any) -> list[str] | None:
+    """Columns of a dataset without a format.
+
+    None if its samples need the code of `datasets`.
+    """
+    dataset_format = dataset.format
+    if dataset_format["type"] is not None or dataset_format["format_kwargs"] or dataset_format["output_all_columns"]:
+        return None
+    names = [name for name in dataset.column_names if name in set(dataset_format["columns"])]
+    try:
+        kinds = [kind_of(dataset.data.schema.field(name).type, name) for name in names]
+    except ArgumentError:
+        return None
+    fine = all(map(_has_python_values, kinds)) and all(_is_plain(dataset.features[name]) for name in names)
+    return names if names and fine else None
+
+
+def _has_python_values(kind: ColumnType) -> bool:
+    if isinstance(kind, ListType):
+        return not isinstance(kind.item, (ListType, StructType)) and _has_python_values(kind.item)
+    if isinstance(kind, NumberType):
+        return kind.dtype.name in _KNOWN
+    return isinstance(kind, TextType) and not kind.binary
 
 
 def _is_plain(feature: Any) -> bool:
@@ -229,7 +295,7 @@ class HuggingFaceImages:
             table = self._dataset.data.table.select([self._column]).flatten()
             table = table.rename_columns([name.rpartition(".")[2] for name in table.column_names])
             # Two threads may both get here. Either result is valid, so there is no lock.
-            rows = self._rows = StoredRows(self._dataset, table, Nulls(_MISSING))
+            rows = self._rows = StoredRows(self._dataset, _chunk_rows(table, Nulls(_MISSING)))
         return rows
 
     def __getstate__(self) -> dict[str, Any]:
@@ -264,7 +330,14 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
         left = [name for name in self._names if name not in fused]
         self._rest: Any = None if not left else dataset.remove_columns(list(fused)) if fused else dataset
         self._targets = {} if self._rest is None else targets_of(self._rest)
+        self._plain_names = None if self._rest is None else plain_names(self._rest)
         self._rows: StoredRows | None = None
+        self._plain_rows: StoredRows | None = None
+
+    @property
+    def has_plain_samples(self) -> bool:
+        """True if samples are Python's own values, read from the table."""
+        return self._plain_names is not None and not self._images
 
     @property
     def traits(self) -> Traits:
@@ -311,7 +384,7 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
             return {}
         try:
             return self._direct.batch(inside, self._targets, allocate)
-        except SampleError:  # a null: its value is up to `datasets`
+        except (SampleError, RuntimeError):  # a null, or lists of other lengths: `datasets` and torch decide
             batch: dict[str, Any] = collate.default(self._rest.__getitems__(inside.tolist()), allocate=allocate)
             return batch
 
@@ -325,11 +398,11 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
     def _rest_of_samples(self, inside: Int64s) -> list[Any]:
         if self._rest is None or not len(inside):
             return [{} for _ in range(len(inside))]
-        if self._targets and self._rest.format["type"] == "torch":
-            try:
+        with suppress(SampleError):  # a null: its value is up to `datasets`
+            if self._plain_names is not None:
+                return self._plain.plain(inside)
+            if self._targets and self._rest.format["type"] == "torch":
                 return self._direct.converted(inside, self._targets)
-            except SampleError:  # a null: its value is up to `datasets`
-                pass
         return list(self._rest.__getitems__(inside.tolist()))
 
     def _transform(self, sample: Any, row: int | None) -> Any:
@@ -343,12 +416,20 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
         if rows is None:
             assert self._rest is not None
             assert self._targets is not None
-            table = self._rest.data.table.select(list(self._targets))
-            rows = self._rows = StoredRows(self._rest, table, Nulls())  # no lock: either of two threads' is valid
+            rows = self._rows = StoredRows(self._rest, _rows_of(self._rest.data.table, list(self._targets)))
+        return rows
+
+    @property
+    def _plain(self) -> StoredRows:
+        rows = self._plain_rows
+        if rows is None:
+            assert self._plain_names is not None
+            rows = StoredRows(self._rest, _rows_of(self._rest.data.table, self._plain_names))
+            self._plain_rows = rows
         return rows
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_rows": None}
+        return {**self.__dict__, "_rows": None, "_plain_rows": None}
 
 
 def _check_dataset(dataset: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.utils.data._utils.worker as torch_worker
 
-from feedline.core.dataset import counts, forgets
+from feedline.core.dataset import counts_across_shards, loses_shuffle_buffer
 from feedline.core.rng import derive, permuted
 from feedline.errors import ArgumentError
 
@@ -20,9 +20,9 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
     """Examples of a `datasets.IterableDataset`, with its shards as partitions.
 
     Partitions do not depend on the number of workers and ranks. `shuffle_buffer` shuffles the examples of each
-    partition in blocks of that many, in another order each epoch. Resuming reads at most one block again. A dataset
-    shuffled by `datasets` itself also resumes exactly, but reads its shards again from their start, because its state
-    does not include its buffer.
+    partition in blocks of that many, in an order fixed by `seed` and the epoch. Resuming reads at most one block again.
+    A dataset shuffled by `datasets` itself also resumes exactly, but reads its shards again from their start, because
+    its state does not include its buffer.
 
     The stream has a single partition if separate shards would give other examples: with `take`, `skip`, indices,
     dropped short batches, or sources that are interleaved with or until the first is exhausted.
@@ -38,7 +38,7 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
             raise ArgumentError(f"shuffle_buffer={shuffle_buffer} must be at least 1")
         self.dataset = dataset
         self.shuffle_buffer, self.seed = shuffle_buffer, seed
-        self.num_partitions = 1 if counts(dataset) else dataset.num_shards
+        self.num_partitions = 1 if counts_across_shards(dataset) else dataset.num_shards
         self._base_epoch, self._passes = dataset.epoch, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -75,9 +75,9 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
         source = self.dataset.shard(num_shards=self.num_partitions, index=partition)
         source.set_epoch(epoch)
         if self.shuffle_buffer is None:
-            return _examples(source) if forgets(source) else _Stateful(source)
+            return _examples(source) if loses_shuffle_buffer(source) else _Stateful(source)
         key = derive(self.seed, epoch, partition, "shuffle buffer")
-        return _Shuffled(source, self.shuffle_buffer, key, stateful=not forgets(source))
+        return _Shuffled(source, self.shuffle_buffer, key, stateful=not loses_shuffle_buffer(source))
 
     def __getstate__(self) -> dict[str, Any]:
         # Shared memory can be pickled only while a process is spawned, which then sees epochs that are set later.

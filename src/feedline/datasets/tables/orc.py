@@ -23,12 +23,12 @@ from feedline.datasets.paths import Paths, columns_of, find, paths_of
 from feedline.datasets.shard_summaries import divided, total_nbytes
 from feedline.datasets.signatures import begin_of, check_format, damage_error
 from feedline.datasets.tables.chunks import StructChunk, chunk_of_chunked, table_chunk
-from feedline.datasets.tables.decoded import CACHE_NBYTES, DecodedTable, FileChunks, open_file
+from feedline.datasets.tables.decoded import CACHE_NBYTES, DecodedTable, FileChunks
 from feedline.datasets.tables.orc_layout import DamagedORCError, ORCLayout, read_layout
 from feedline.datasets.tables.types import check_same_columns, kinds_of, pyarrow
 from feedline.stores import Cache, StoreError
 from feedline.stores.base import Range
-from feedline.stores.files import Extent, FileSet, LocalFile
+from feedline.stores.files import Extent, FileSet
 from feedline.stores.requests import FetchedRanges
 from feedline.stores.urls import absolute
 
@@ -70,9 +70,11 @@ class Layouts:
         return key_of(self._files.name(number), self._files.info(number))
 
     def _build(self, number: int) -> bytes:
-        blob = open_file(self._files, number)
+        blob = self._files.open(number)
         try:
-            return _pack(read_layout(blob.nbytes, blob.read_uncached))
+            # pyarrow finds the streams of a file of this machine itself.
+            with_streams = blob.data is None
+            return _pack(read_layout(blob.nbytes, blob.read_uncached, with_streams=with_streams))
         except DamagedORCError as error:
             check_format(blob.name, "ORC", begin_of(blob))
             raise damage_error(blob.name, "ORC", error) from error
@@ -99,7 +101,7 @@ class Stripes(FileChunks[FileSet]):
         names = [name for name, _ in self.kind.fields]
         with (
             _naming(f"stripe {stripe} of {self._files.name(file)}"),
-            self._opened(file, self._spans(number)) as source,
+            self._open(number) as source,
         ):
             batch = optional.load("pyarrow.orc", "arrow", _WHAT).ORCFile(source).read_stripe(stripe, columns=names)
             if isinstance(batch, pyarrow(_WHAT).RecordBatch):
@@ -119,12 +121,17 @@ class Stripes(FileChunks[FileSet]):
         return merge_ranges(self._layouts[file].spans(stripe, self._fields[file]))
 
     @contextmanager
-    def _opened(self, file: int, spans: Sequence[Range]) -> Iterator[Any]:
-        """Open a file for pyarrow, after one read of `spans`."""
-        blob = open_file(self._files, file)
-        if isinstance(blob, LocalFile):
+    def _open(self, number: int) -> Iterator[Any]:
+        """Open the file of a stripe for pyarrow.
+
+        From a store, all that the stripe needs is read at once.
+        """
+        file, _ = self.in_file(number)
+        blob = self._files.open(file)  # for each use, as a local file is checked for changes when it is mapped
+        if blob.data is not None:
             yield pyarrow(_WHAT).BufferReader(blob.data)
             return
+        spans = self._spans(number)
         with _TailedFile(
             blob.nbytes, self._layouts[file].tail, FetchedRanges(spans, blob.read(spans)), blob.read
         ) as source:
@@ -134,7 +141,7 @@ class Stripes(FileChunks[FileSet]):
 def _schema(files: FileSet, number: int, layout: ORCLayout) -> Any:
     with _naming(files.name(number)):
         orc = optional.load("pyarrow.orc", "arrow", _WHAT)
-        source = _TailedFile(files.info(number).size, layout.tail, FetchedRanges(), open_file(files, number).read)
+        source = _TailedFile(files.info(number).size, layout.tail, FetchedRanges(), files.open(number).read)
         return orc.ORCFile(source).schema
 
 

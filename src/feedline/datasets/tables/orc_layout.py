@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core import optional
+from feedline.datasets import protobuf
 from feedline.datasets.file_objects import Read
 from feedline.stores.base import Range
 
@@ -55,25 +56,25 @@ class ORCLayout(NamedTuple):
         return [*map(tuple, of_stripe[:, 2:].tolist()), (footer, stop)]
 
 
-def read_layout(nbytes: int, read: Read) -> ORCLayout:
+def read_layout(nbytes: int, read: Read, *, with_streams: bool = True) -> ORCLayout:
     """Read the layout of a file of `nbytes` bytes.
 
-    One request, another one for a long footer, and one for the footers of all stripes. DamagedORCError says why there
-    is no layout.
+    One request, another one for a long footer, and one for the footers of all stripes. These are only needed for the
+    streams, which are left out on demand. DamagedORCError says why there is no layout.
     """
     try:
-        return _layout(nbytes, read)
-    except (IndexError, KeyError, ValueError, TypeError, zlib.error, OSError) as error:
+        return _layout(nbytes, read, with_streams)
+    except (IndexError, KeyError, ValueError, TypeError, OverflowError, zlib.error, OSError) as error:
         raise DamagedORCError(f"its footer is damaged: {error}") from error
 
 
-def _layout(nbytes: int, read: Read) -> ORCLayout:
+def _layout(nbytes: int, read: Read, with_streams: bool) -> ORCLayout:
     start = max(0, nbytes - _TAIL_NBYTES)
     tail = bytes(read([(start, nbytes)])[0]) if nbytes else b""
     if not tail or not 4 <= tail[-1] < len(tail):
         raise DamagedORCError("it has no footer at its end")
     script_at = nbytes - 1 - tail[-1]
-    script = dict(_fields(tail[script_at - start : -1]))
+    script = protobuf.by_number(tail[script_at - start : -1])
     if bytes(script.get(8000, b"")) != _MAGIC:
         raise DamagedORCError("it has no footer at its end")
     footer_at = script_at - script[1]
@@ -83,15 +84,15 @@ def _layout(nbytes: int, read: Read) -> ORCLayout:
     if first < start:
         tail = bytes(read([(first, start)])[0]) + tail
     inflate = _inflater(script.get(2, 0))
-    footer = list(_fields(inflate(tail[footer_at - first : script_at - first])))
-    stripes = _stripes([dict(_fields(data)) for number, data in footer if number == 3], nbytes)
-    footers = read([(int(at), int(stop)) for _, at, stop, _ in stripes])
+    footer = list(protobuf.messages(inflate(tail[footer_at - first : script_at - first])))
+    stripes = _stripes([protobuf.by_number(data) for number, data in footer if number == 3], nbytes)
+    footers = read([(int(at), int(stop)) for _, at, stop, _ in stripes]) if with_streams else []
     streams = [
         row
         for stripe, data in enumerate(footers)
         for row in _streams(stripe, int(stripes[stripe, 0]), inflate(bytes(data)))
     ]
-    types = [dict(_fields(data)) for number, data in footer if number == 4]
+    types = [protobuf.by_number(data) for number, data in footer if number == 4]
     return ORCLayout(tail, stripes, np.array(streams, np.int64).reshape(-1, 4), _field_columns(types))
 
 
@@ -106,9 +107,9 @@ def _stripes(described: Sequence[dict[int, Any]], nbytes: int) -> NDArray[np.int
 
 
 def _streams(stripe: int, start: int, footer: bytes) -> Iterator[tuple[int, int, int, int]]:
-    for number, data in _fields(footer):
+    for number, data in protobuf.messages(footer):
         if number == 1:
-            stream = dict(_fields(data))
+            stream = protobuf.by_number(data)
             yield stripe, stream.get(2, 0), start, start + stream.get(3, 0)
             start += stream.get(3, 0)
 
@@ -118,42 +119,8 @@ def _field_columns(types: Sequence[dict[int, Any]]) -> list[tuple[int, int]]:
     if not types or types[0].get(1) != _STRUCT:
         raise DamagedORCError("its rows are not structs")
     # Columns are numbered depth first, so that a field ends where the next one begins.
-    firsts = list(_varints(types[0].get(2, b"")))
+    firsts = protobuf.varints(types[0].get(2, b"")).tolist()
     return [(first, after - 1) for first, after in zip(firsts, [*firsts[1:], len(types)], strict=True)]
-
-
-def _varints(data: bytes) -> Iterator[int]:
-    at = 0
-    while at < len(data):
-        value, at = _varint(data, at)
-        yield value
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return value, at
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field of a protobuf message."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        value: Any
-        if key & 7 == 0:
-            value, at = _varint(data, at)
-        elif key & 7 == 2:
-            length, at = _varint(data, at)
-            value, at = data[at : at + length], at + length
-        else:
-            raise DamagedORCError(f"its footer has a field of the wire type {key & 7}")
-        yield key >> 3, value
 
 
 def _inflater(codec: int) -> Callable[[bytes], bytes]:
@@ -187,7 +154,7 @@ def _zlib(data: bytes) -> bytes:
 
 
 def _snappy(data: bytes) -> bytes:
-    nbytes, _ = _varint(data, 0)
+    nbytes, _ = protobuf.varint(data, 0)
     return bytes(_arrow().decompress(data, nbytes, codec="snappy", asbytes=True))
 
 

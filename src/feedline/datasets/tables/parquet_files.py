@@ -22,12 +22,11 @@ from feedline.datasets.file_objects import SparseFile
 from feedline.datasets.indexes import MetadataCache, key_of
 from feedline.datasets.paths import Paths, listed
 from feedline.datasets.signatures import BEGIN_NBYTES, check_format, damage_error
-from feedline.datasets.tables.decoded import open_file
 from feedline.datasets.tables.types import pyarrow, strip_metadata
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import ObjectInfo, StoreError
 from feedline.stores.base import Range
-from feedline.stores.files import Extent, FileSet, LocalFile
+from feedline.stores.files import Extent, FileSet
 from feedline.stores.globs import expand_braces
 
 WHAT = "datasets.Parquet"
@@ -65,16 +64,14 @@ class StoredFiles:
     def read(self, number: int, start: int, stop: int) -> memoryview:
         """Read bytes of a file."""
         # Bypasses the cache of objects: footers have a cache of their own.
-        return open_file(self._blobs, number).read_uncached([(start, stop)])[0]
+        return self._blobs.open(number).read_uncached([(start, stop)])[0]
 
     @contextmanager
     def opened(self, number: int, metadata: Any, spans: Sequence[Range]) -> Iterator[Any]:
         """Open a ParquetFile; `spans` of an object are read at once."""
-        blob = open_file(self._blobs, number)
-        if isinstance(blob, LocalFile):
-            source = pyarrow(WHAT).BufferReader(blob.data)
-        else:
-            source = SparseFile(blob.nbytes, spans, blob.read)
+        blob = self._blobs.open(number)  # for each use, because a local file is checked for changes when it is mapped
+        mapped = blob.data is not None
+        source = pyarrow(WHAT).BufferReader(blob.data) if mapped else SparseFile(blob.nbytes, spans, blob.read)
         with parquet_file(self.names[number], source, metadata, self.decryption, pre_buffer=False) as file:
             yield file
 
@@ -247,15 +244,15 @@ class Footers:
         """All summaries; SampleError for a file that is not Parquet."""
         numbers = range(len(self._files.names))
         if self._files.is_local and len(numbers) < _CACHE_FROM:
-            return [_split(self._build(number))[0] for number in numbers]
+            return [_split_footer(self._build(number))[0] for number in numbers]
         keys = [self._key(number) for number in numbers]
         entries = self._index.collect("Parquet footers", self._files.names, keys, self._build, IO_THREADS)
-        return [_split(memoryview(entry))[0] for entry in entries]
+        return [_split_footer(memoryview(entry))[0] for entry in entries]
 
     def footer(self, number: int) -> memoryview:
         """The bytes of a file from the footer to its end."""
         entry = self._get(self._key(number))
-        return _split(self._build(number) if entry is None else entry)[1]
+        return _split_footer(self._build(number) if entry is None else entry)[1]
 
     def metadata(self, number: int) -> Any:
         """The footer as pyarrow's FileMetaData."""
@@ -313,7 +310,7 @@ class Footers:
         return memoryview(bytes(self._files.read(number, nbytes - wanted, start)) + bytes(end))
 
 
-def _split(entry: memoryview) -> tuple[Summary, memoryview]:
+def _split_footer(entry: memoryview) -> tuple[Summary, memoryview]:
     sizes, schema, largest = _SIZES.unpack_from(entry)
     first, second = _SIZES.size + sizes, _SIZES.size + sizes + schema
     summary = Summary(bytes(entry[_SIZES.size : first]), bytes(entry[first:second]), largest)

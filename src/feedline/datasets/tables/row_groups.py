@@ -102,7 +102,7 @@ class RowGroups(FileChunks[Files]):
         matching = [np.empty(0, np.int32)] * len(self.sizes)
         candidates = []
         for file in np.flatnonzero(filters.files(self._partitions, len(self._files.names))).tolist():
-            groups = range(*self._first[file : file + 2])
+            groups = self._by_file.positions(file)
             if set(filters.names) <= set(self._partitions.names):
                 for group in groups:
                     matching[group] = np.arange(self.sizes[group], dtype=np.int32)
@@ -174,7 +174,7 @@ class RowGroups(FileChunks[Files]):
             group
             for file, nbytes in enumerate(largest)
             if nbytes > limit
-            for group in range(*self._first[file : file + 2])
+            for group in self._by_file.positions(file)
             if self._plan(group).nbytes > limit
         )
         group = next(groups, None)

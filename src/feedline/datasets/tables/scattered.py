@@ -89,7 +89,7 @@ class ScatteredItems:
 
 
 def _aligned(chunks: Sequence[ItemSpan], dtype: np.dtype[Any]) -> list[ItemSpan]:
-    """Copy the chunks whose address is no multiple of the item size."""
+    """Copy the chunks whose address is not aligned to the item size."""
     copied = []
     for chunk in chunks:
         if chunk.address % dtype.itemsize:

@@ -31,7 +31,7 @@ from feedline.datasets.text.line_index import (
     line_pieces,
 )
 from feedline.datasets.text.lines import (
-    MOST_NBYTES,
+    MAX_RECORD_NBYTES,
     Options,
     TextRecords,
     check_columns,
@@ -51,6 +51,10 @@ _LIMIT = "field limit"
 """Part of the csv module's message for a field over its limit."""
 
 
+_DELIMITERS = ";\t|,"
+"""Delimiters of the usual dialects, which hardly occur in the name of a single column."""
+
+
 _NO_TEXT = b"\xff"
 """Replaces a delimiter of several bytes, possible in UTF-8 only, where this byte does not occur."""
 
@@ -61,13 +65,15 @@ Convert = Callable[[str], Any]
 class CSV(TextRecords):
     """Rows of CSV files as dicts by column.
 
-    The first row names the columns and has to be the same in all files. `columns` is a list of names, or a dict of
+    The first row names the columns and has to be the same in all files. Where it is one name with semicolons, tabs or
+    bars, `delimiter` must be given, or `columns` must be that name. `columns` is a list of names, or a dict of
     conversions by name, `{"x": float}`: types or functions of the text. Without a conversion, values are `str`. `bool`
     accepts true and false, yes and no, 1 and 0.
 
     Rows are read as by Python's csv module in its default dialect, with `delimiter`. Empty lines are skipped.
-    `encoding`, `most_nbytes`, here of a row, and compressed files are as in `Lines`. Objects of stores are cached in
-    the folder `cache`, if given; `options` are those of `open_store`.
+    `transform(row)` or `transform(row, rng)` is applied to each row. `paths`, `encoding`, `index_dir`, compressed files
+    and `max_record_nbytes`, here the largest row, are as in `Lines`. Objects of stores are cached in the folder
+    `cache`, if given; `options` are those of `open_store`.
     """
 
     def __init__(
@@ -79,22 +85,23 @@ class CSV(TextRecords):
         transform: Transform | None = None,
         index_dir: Pathlike | None = None,
         encoding: str = "utf-8",
-        most_nbytes: int = MOST_NBYTES,
+        max_record_nbytes: int = MAX_RECORD_NBYTES,
         cache: Cache | Pathlike | None = None,
         options: Options = None,
     ) -> None:
         _check_delimiter(delimiter)
         check_columns(columns)
         found = find(paths, FORMATS["csv"].pattern, cache=cache, options=options)
-        blobs, encoding = plain_text(found, encoding, index_dir, delimiter)
-        reading = text_reading(index_dir, encoding, most_nbytes)
+        blobs, encoding = plain_text(found, encoding, cache, delimiter)
+        reading = text_reading(index_dir, encoding, max_record_nbytes)
         mark = _encode_delimiter(delimiter, reading.encoding)
         # Row bounds depend on the delimiter: indexes for two delimiters must not replace each other.
         suffix = f"csv{int.from_bytes(mark)}-index"
-        scan = partial(row_bounds, mark=mark, held_nbytes=most_nbytes)
+        scan = partial(row_bounds, mark=mark, held_nbytes=max_record_nbytes)
         super().__init__(blobs, IndexRecipe(lambda name: f"{name}.{suffix}", scan, _is_valid), reading, transform)
         self._delimiter = delimiter
         self._header = self._shared_header()
+        _check_names(columns, self._header, delimiter, self.paths[0])
         self._columns = _select_columns(columns, self._header, self.paths[0])
 
     def _shared_header(self) -> list[str]:
@@ -172,6 +179,19 @@ def _header(row: bytes, path: str, delimiter: str, encoding: str) -> list[str]:
     return names
 
 
+def _check_names(columns: object, header: Sequence[str], delimiter: str, path: str) -> None:
+    """Raise ArgumentError for a first row that another delimiter divides.
+
+    Each sample would be a text of all columns, without an error.
+    """
+    likely = next((mark for mark in _DELIMITERS if mark != delimiter and mark in header[0]), None)
+    if columns is None and len(header) == 1 and likely is not None:
+        raise ArgumentError(
+            f"{path} has one column, {header[0]!r}, by its first row; pass delimiter={likely!r} if it has several, or"
+            f" columns=[{header[0]!r}] if it has one"
+        )
+
+
 def _select_columns(
     columns: Sequence[str] | Mapping[str, Convert] | None, header: Sequence[str], path: str
 ) -> list[tuple[str, int, Convert | None]]:
@@ -225,7 +245,7 @@ def _checked_pieces(blob: Blob, held_nbytes: int) -> Iterator[LinePiece]:
         if piece.left_out:
             raise SampleError(
                 f"{blob.name}: the line at byte {piece.at} has more than {held_nbytes:,} bytes; is this a CSV file?"
-                " most_nbytes= raises the limit"
+                " max_record_nbytes= raises the limit"
             )
         yield piece
 

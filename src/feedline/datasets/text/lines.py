@@ -20,7 +20,7 @@ from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
 from feedline.stores.files import FileSet, LocalFile
 
-MOST_NBYTES = 1 << 26
+MAX_RECORD_NBYTES = 1 << 26
 """Default size limit of a record. A longer one suggests a file without lines, or a missing quote."""
 
 
@@ -38,18 +38,18 @@ FILLED_LINES = IndexRecipe(lambda name: f"{name}.jsonl-index", filled_line_bound
 
 
 class TextReading(NamedTuple):
-    """Reading options of text files; `most_nbytes` limits the size of a record."""
+    """Reading options of text files; `max_record_nbytes` limits the size of a record."""
 
     index_dir: Pathlike | None
     encoding: str
-    most_nbytes: int
+    max_record_nbytes: int
 
 
-def text_reading(index_dir: Pathlike | None, encoding: str, most_nbytes: int) -> TextReading:
+def text_reading(index_dir: Pathlike | None, encoding: str, max_record_nbytes: int) -> TextReading:
     """Check reading options. ArgumentError if one is invalid."""
-    if most_nbytes < 1:
-        raise ArgumentError(f"most_nbytes={most_nbytes} must be at least 1")
-    return TextReading(index_dir, encoding, most_nbytes)
+    if max_record_nbytes < 1:
+        raise ArgumentError(f"max_record_nbytes={max_record_nbytes} must be at least 1")
+    return TextReading(index_dir, encoding, max_record_nbytes)
 
 
 def check_columns(columns: object) -> None:
@@ -76,7 +76,7 @@ class TextRecords(RecordFiles):
     def __init__(self, blobs: FileSet, recipe: IndexRecipe, options: TextReading, transform: Transform | None) -> None:
         super().__init__(blobs, recipe, options.index_dir)
         self._step = SampleTransform(transform)
-        self._encoding, self._most_nbytes = options.encoding, options.most_nbytes
+        self._encoding, self._max_record_nbytes = options.encoding, options.max_record_nbytes
 
     def address(self, index: int) -> tuple[str, str]:
         """The file of sample `index`, and its position there: `"line 7"`.
@@ -95,10 +95,10 @@ class TextRecords(RecordFiles):
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
         start, stop = super()._span(shard, row)
-        if stop - start > self._most_nbytes:
+        if stop - start > self._max_record_nbytes:
             raise SampleError(
-                f"{self._describe(shard, row)} has {stop - start:,} bytes, and most_nbytes= allows"
-                f" {self._most_nbytes:,}; raise the limit unless the file is damaged"
+                f"{self._describe(shard, row)} has {stop - start:,} bytes, and max_record_nbytes= allows"
+                f" {self._max_record_nbytes:,}; raise the limit unless the file is damaged"
             )
         return start, stop
 
@@ -127,11 +127,12 @@ class Lines(TextRecords):
 
     `paths` is a path or URL, a folder, a pattern, or a list of these; `inside` is the pattern of files in a folder.
     Empty lines are samples. Text after the last line end is a sample if it is not empty. A line of more than
-    `most_nbytes` bytes raises SampleError. Objects of stores are cached in the folder `cache`, if given; `options` are
-    those of `open_store`.
+    `max_record_nbytes` bytes raises SampleError. Objects of stores are cached in the folder `cache`, if given;
+    `options` are those of `open_store`.
 
-    Files that end in `.gz`, `.bz2`, `.xz` or `.zst` are decompressed once, into `index_dir` or the user's cache folder.
-    So are files converted whose `encoding` does not end lines as ASCII does, such as "utf-16".
+    Files that end in `.gz`, `.bz2`, `.xz` or `.zst` are decompressed once, into `cache` or the user's cache folder.
+    So are files converted whose `encoding` does not end lines as ASCII does, such as "utf-16". The positions of the
+    lines are kept in `index_dir`. `transform(line)` or `transform(line, rng)` is applied to each line.
     """
 
     def __init__(
@@ -142,12 +143,12 @@ class Lines(TextRecords):
         index_dir: Pathlike | None = None,
         inside: str = FORMATS["lines"].pattern,
         encoding: str = "utf-8",
-        most_nbytes: int = MOST_NBYTES,
+        max_record_nbytes: int = MAX_RECORD_NBYTES,
         cache: Cache | Pathlike | None = None,
         options: Options = None,
     ) -> None:
-        blobs, encoding = plain_text(find(paths, inside, cache=cache, options=options), encoding, index_dir)
-        super().__init__(blobs, LINES, text_reading(index_dir, encoding, most_nbytes), transform)
+        blobs, encoding = plain_text(find(paths, inside, cache=cache, options=options), encoding, cache)
+        super().__init__(blobs, LINES, text_reading(index_dir, encoding, max_record_nbytes), transform)
 
     def _value(self, text: str, file: int, at: int) -> Any:  # noqa: ARG002 - a line needs no conversion
         return text
@@ -156,11 +157,12 @@ class Lines(TextRecords):
 class JSONL(TextRecords):
     """JSON values of files with one value per line.
 
-    Blank lines are skipped.
+    Blank lines are skipped. `transform(value)` or `transform(value, rng)` is applied to each value.
 
     With `columns`, samples are dicts of these keys, and every value has to be an object. Numbers are Python's, which
-    default collate turns into int64 and float64. `encoding`, `most_nbytes` and compressed files are as in `Lines`.
-    Objects of stores are cached in the folder `cache`, if given; `options` are those of `open_store`.
+    default collate turns into int64 and float64. `paths`, `encoding`, `max_record_nbytes`, `index_dir` and compressed
+    files are as in `Lines`. Objects of stores are cached in the folder `cache`, if given; `options` are those of
+    `open_store`.
     """
 
     def __init__(
@@ -171,21 +173,22 @@ class JSONL(TextRecords):
         transform: Transform | None = None,
         index_dir: Pathlike | None = None,
         encoding: str = "utf-8",
-        most_nbytes: int = MOST_NBYTES,
+        max_record_nbytes: int = MAX_RECORD_NBYTES,
         cache: Cache | Pathlike | None = None,
         options: Options = None,
     ) -> None:
         check_columns(columns)
         found = find(paths, FORMATS["jsonl"].pattern, cache=cache, options=options)
-        blobs, encoding = plain_text(found, encoding, index_dir)
-        super().__init__(blobs, FILLED_LINES, text_reading(index_dir, encoding, most_nbytes), transform)
+        blobs, encoding = plain_text(found, encoding, cache)
+        super().__init__(blobs, FILLED_LINES, text_reading(index_dir, encoding, max_record_nbytes), transform)
         self._columns = None if columns is None else tuple(columns)
 
     def _value(self, text: str, file: int, at: int) -> Any:
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
-            if at == 0 and text.lstrip()[:1] in ("[", "{"):
+            # Any line may be the first that a shuffled loader reads.
+            if (at == 0 and text.lstrip()[:1] in ("[", "{")) or text.rstrip().endswith(("},", "],")):
                 raise self._array_error(file) from error
             raise SampleError(
                 f"{self._describe(file, at)} is not JSON ({error}); repair the line, or pass on_error='skip' to the"

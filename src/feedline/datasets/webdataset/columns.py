@@ -108,7 +108,7 @@ def decode_function(field: str, own: Own, load_image: DecodeFunction = bytes) ->
     if function is not None:
         return partial(_from_bytes, function)
     if extension(field) == "gz":
-        return partial(_unpacked, decode_function(field.rpartition(".")[0], own, load_image) or load_image)
+        return partial(_unpack, decode_function(field.rpartition(".")[0], own, load_image) or load_image)
     if is_image(field):
         return None
     if extension(field) in PICKLES:
@@ -121,7 +121,7 @@ def decode_function(field: str, own: Own, load_image: DecodeFunction = bytes) ->
     return _integer if decode is integer else decode
 
 
-def _unpacked(decode: DecodeFunction, data: memoryview) -> Any:
+def _unpack(decode: DecodeFunction, data: memoryview) -> Any:
     """DecodeFunction the content of a gzip file; ValueError for a decompression bomb."""
     limit = largest_nbytes(len(data))
     with gzip.open(io.BytesIO(data)) as file:
@@ -251,7 +251,7 @@ class TarColumn:
         if self._fused:
             with _naming([place]):
                 return self._images.value(_source(place), rng, shard.index.grid(cell.row, cell.column))
-        return self._images.step.apply(self._decoded(place), rng)
+        return self._images.step.apply(self._decode(place), rng)
 
     def _pseudo_value(self, place: MemberPlace) -> str:
         shard, cell = place
@@ -267,7 +267,7 @@ class TarColumn:
         if self.spec in PSEUDO:
             return tuple(self.value(place, None) for place in places)
         if not self._fused:
-            return collate.default(tuple(map(self._decoded, places)), allocate=allocate)
+            return collate.default(tuple(map(self._decode, places)), allocate=allocate)
         grids = _grids(places) if any(place.shard.index.has_grids for place in places) else None
         with _naming(places):
             return self._images.decode_batch(list(_sources(places)), keys, allocate, grids, threads)
@@ -280,7 +280,7 @@ class TarColumn:
                 found[number] = place
         return found
 
-    def _decoded(self, place: MemberPlace) -> Any:
+    def _decode(self, place: MemberPlace) -> Any:
         decode = self._decoders[place.field] or self._load_image
         try:
             return decode(place.cell.data)

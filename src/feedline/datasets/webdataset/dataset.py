@@ -16,7 +16,7 @@ from feedline.core.paths import Pathlike
 from feedline.core.rng import sample_rng, torch_keys
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import as_indices, one_within, within
-from feedline.datasets.decoding import SampleTransform
+from feedline.datasets.decoding import SampleTransform, check_names
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.inflated import inflated
 from feedline.datasets.paths import Paths, find, listed
@@ -67,10 +67,12 @@ class TarShards(torch.utils.data.Dataset[Any]):
     `decode={"flac": function_of_the_bytes}` adds or replaces decoders, `decode=False` leaves all members as bytes.
     `transform` takes the whole sample, or is a dict of transforms by field. A feedline image transform, given for a
     field or by itself for all images, is fused with decoding, and takes uint8 `.npy` members (height, width, 3) as
-    decoded images. The images of one sample share its random key, so they get the same boxes and flips.
+    decoded images. The images of one sample share its random key, so they get the same boxes and flips. With
+    `apply_exif_orientation`, JPEGs are turned upright.
 
-    Compressed tars, which have no random access, are decompressed once, into `index_dir` or the user's cache folder:
-    those that end in `.gz`, `.tgz`, `.zst`, `.tzst`, `.bz2`, `.tbz2`, `.xz` or `.txz`.
+    A truncated tar raises ShardError; with `allow_truncated`, its complete samples are read. Compressed
+    tars, which have no random access, are decompressed once, into the folder `cache` or the user's cache folder: those
+    that end in `.gz`, `.tgz`, `.zst`, `.tzst`, `.bz2`, `.tbz2`, `.xz` or `.txz`.
 
     The index of each tar is built on first use and stored: next to a file (see `open_index`), for an object in the
     user's cache folder, unless one lies next to the object; or in the folder `index_dir`. Each process keeps at most
@@ -82,8 +84,8 @@ class TarShards(torch.utils.data.Dataset[Any]):
         self,
         paths: Paths,
         columns: Sequence[str] | None = None,
-        transform: Transform | Mapping[str, Transform] | None = None,
         *,
+        transform: Transform | Mapping[str, Transform] | None = None,
         decode: bool | Own = True,
         apply_exif_orientation: bool = False,
         allow_truncated: bool = False,
@@ -95,7 +97,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         if open_shards < 1:
             raise ArgumentError(f"open_shards={open_shards} must be at least 1")
         found = _find_tars(paths, cache, options)
-        self._blobs = inflated(found, [tar.opener_of(name) for name in found.names], index_dir)
+        self._blobs = inflated(found, [tar.opener_of(name) for name in found.names], cache)
         self._tars = Tars(self._blobs, index_dir=index_dir, allow_truncated=allow_truncated)
         heads = self._tars.heads()
         self._offsets = ShardOffsets(head.samples for head in heads)
@@ -118,7 +120,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
     @property
     def paths(self) -> list[str]:
         """Paths and addresses of the tars, as they were found."""
-        return self._blobs.origins
+        return self._blobs.names
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
@@ -358,8 +360,7 @@ def _check_no_commands(given: Sequence[str]) -> None:
 
 
 def _check_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(columns, str) or not columns or not all(isinstance(name, str) for name in columns):
-        raise ArgumentError(f"columns={columns!r}: give a tuple of names, such as ('jpg;png', 'cls')")
+    check_names(columns, "columns", "('jpg;png', 'cls')")
     return tuple(columns)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.datasets import array_container
+from feedline.datasets.indexes import IndexFile
 from feedline.datasets.webdataset.build_index import checksum_of, fingerprint, stamp
 from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import BLOCK, Cut, ShardError
@@ -146,7 +146,7 @@ class TarIndex:
 
     def write(self, path: str, version: FileVersion) -> None:
         """Write the index, for a tar of this version."""
-        array_container.write(path, {**self._metadata, **stamp(version)}, self._arrays)
+        IndexFile(path, {**self._metadata, **stamp(version)}).save(self._arrays)
 
     def verify(self, source: TarSource | None = None) -> None:
         """Read the whole tar and compare its checksum.

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core.paths import Pathlike
-from feedline.datasets import array_container
-from feedline.datasets.indexes import index_path, read_adjacent
+from feedline.datasets.array_container import NamedArrays
+from feedline.datasets.indexes import IndexFile, index_path, read_adjacent
 from feedline.datasets.webdataset import build_index as table
 from feedline.datasets.webdataset.build_index import Measure
 from feedline.datasets.webdataset.index import Head, TarIndex, unfit
@@ -63,7 +63,6 @@ def write_index(
     tar: Pathlike,
     index: Pathlike | None = None,
     *,
-    allow_truncated: bool = False,
     grids: Mapping[str, NDArray[np.uint16]] | None = None,
     measure: Measure | None = None,
     checksum: bool = False,
@@ -72,10 +71,9 @@ def write_index(
 
     `index` is the file to write, by default `NAME.tar.index` next to the tar. `grids` are restart interval lengths of
     JPEGs by member name; `measure` computes them from the images. `checksum` adds a checksum of the whole tar, for
-    `TarIndex.verify`. ShardError names a member that cannot be in a tar of samples. With `allow_truncated`, samples
-    before a truncated member are indexed.
+    `TarIndex.verify`. ShardError names a member that cannot be in a tar of samples.
     """
-    built = build_index(tar, allow_truncated=allow_truncated, grids=grids, measure=measure, checksum=checksum)
+    built = build_index(tar, grids=grids, measure=measure, checksum=checksum)
     place = adjacent(built.tar) if index is None else os.fspath(index)
     built.write(place, built.head.version)
     return Path(place)
@@ -117,11 +115,10 @@ def find_index(source: TarSource, index_dir: Pathlike | None) -> TarIndex | None
             # The index of a file may lie in a folder without write access, where it stays that of a copy.
             is_current = is_local(source.name) or index.head.version == source.version
             return index if is_current else kept(index, source.version, where)
-    if is_local(source.name):
+    if not isinstance(blob := source.blob, RemoteBlob):
         return None
-    blob, name = source.blob, adjacent(source.name)
-    assert isinstance(blob, RemoteBlob)
-    index = fitting(source, name, lambda _: read_adjacent(blob, name.rpartition("/")[2]))
+    name = adjacent(source.name)
+    index = fitting(source, name, lambda: read_adjacent(blob, name.rpartition("/")[2]))
     return None if index is None else kept(index, source.version, where)
 
 
@@ -134,7 +131,7 @@ def glance(
     """
     place = places(tar, index_dir)[0]
     try:
-        head = Head.of(array_container.read_table(place).metadata, place)
+        head = Head.of(IndexFile(place).read_table().metadata, place)
     except (OSError, SampleError):
         return None
     if not head.version.matches(version or local_info(tar).state):
@@ -167,15 +164,13 @@ def mirrored(tar: str) -> str:
     return adjacent(check_path(path.lstrip("/")))
 
 
-def fitting(
-    source: TarSource, place: str, opening: Callable[[str], array_container.NamedArrays] = array_container.open_mapped
-) -> TarIndex | None:
-    """Open the index at `place` with `opening`; None without a match.
+def fitting(source: TarSource, place: str, opening: Callable[[], NamedArrays] | None = None) -> TarIndex | None:
+    """Open the index at `place`, or with `opening`; None without a match.
 
     An index that exists but does not match is logged.
     """
     try:
-        stored = opening(place)
+        stored = IndexFile(place).open() if opening is None else opening()
         index = TarIndex(source.name, stored.metadata, stored.arrays, place)
         if index.fits(source):
             return index
@@ -195,7 +190,7 @@ def fitting(
 def _had_grids(place: str) -> bool:
     """True if the head of a damaged index still lists grid lengths."""
     with suppress(OSError, SampleError):
-        return "grids" in array_container.read_table(place).arrays
+        return "grids" in IndexFile(place).read_table().arrays
     return False
 
 
@@ -217,7 +212,7 @@ def kept(index: TarIndex, version: FileVersion, where: Sequence[str]) -> TarInde
             index.write(place, version)
         except OSError:  # read-only or full: try the next place
             continue
-        stored = array_container.open_mapped(place)
+        stored = IndexFile(place).open()
         return TarIndex(index.tar, stored.metadata, stored.arrays, place)
     _log.warning(
         "feedline: the index of %s stays in memory, and is built again in each process: %s cannot be written to; "
@@ -234,7 +229,7 @@ def _source(tar: Tar) -> TarSource:
 
 
 def _open_explicit(source: TarSource, place: str) -> TarIndex:
-    stored = array_container.open_mapped(place)
+    stored = IndexFile(place).open()
     index = TarIndex(source.name, stored.metadata, stored.arrays, place)
     if not index.fits(source):
         raise unfit(source, place)

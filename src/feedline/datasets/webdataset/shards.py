@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.paths import Pathlike, expand_user
-from feedline.core.threads import DaemonPool
+from feedline.core.threads import IO_THREADS, DaemonPool
 from feedline.datasets.webdataset.index import Head, TarIndex
 from feedline.datasets.webdataset.index_files import build_and_keep, find_index, glance, whole
 from feedline.datasets.webdataset.sources import TarSource
@@ -110,7 +110,7 @@ class Shard:
 
     def __init__(self, index: TarIndex, blobs: FileSet, number: int) -> None:
         self.index = index
-        self.tar = blobs.origin(number)
+        self.tar = blobs.name(number)
         """The path or address of the tar, as it was given."""
         self.number = number
         """The number of the tar in its file set."""
@@ -151,9 +151,6 @@ class Shard:
         return [MemberSpan(held.cut(start, stop), start, row, column) for (start, stop), row, column in cells]
 
 
-_FOUND_AT_ONCE = 32
-
-
 _BUILT_AT_ONCE = 8
 """Each holds a few parts of its tar in memory."""
 
@@ -178,7 +175,7 @@ class Tars:
     def heads(self) -> list[Head]:
         """The head of each index; missing indexes are fetched or built concurrently."""
         heads = {number: self._glance(number) for number in range(len(self))}
-        heads |= _each(self._find, _missing(heads), _FOUND_AT_ONCE)
+        heads |= _each(self._find, _missing(heads), IO_THREADS)
         self._log_indexing(_missing(heads))
         heads |= _each(self._build, _missing(heads), _BUILT_AT_ONCE)
         return [head for head in heads.values() if head is not None]

@@ -14,6 +14,7 @@ from typing import NamedTuple, NoReturn
 
 from feedline.datasets.formats import IMAGE_EXTENSIONS
 from feedline.datasets.inflated import OPENERS, Opener
+from feedline.datasets.signatures import recognize
 from feedline.datasets.webdataset.sources import TarSource
 from feedline.errors import SampleError
 
@@ -166,6 +167,9 @@ class TarWalk:
     def _header(self, block: bytes, offset: int) -> tuple[bytes, int, str]:
         """Parse a header into kind, data size and name; ShardError if refused."""
         if _checksum(block) != _number(block[148:156]):
+            found = None if offset else recognize(block)
+            if found is not None:
+                raise ShardError(f"{self.tar} is {found.what}, not a tar; {found.remedy}")
             raise ShardError(f"{self.tar} is damaged: no tar header at byte {offset:,}. Create or copy the tar again")
         kind, size, name = block[156:157], _number(block[124:136]), _name(block)
         if kind in b"xXgLK":

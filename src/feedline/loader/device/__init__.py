@@ -2,7 +2,7 @@
 
 from feedline.loader.device.backend import Backend, CudaBackend, Event
 from feedline.loader.device.copy import DeviceStage, PlainStage
-from feedline.loader.device.delivery import Delivered, Delivery, LastSteps
+from feedline.loader.device.delivery import Delivered, Delivery, DeliverySteps
 from feedline.loader.device.pin import PinStage
 from feedline.loader.device.resolve import open_stage
 from feedline.loader.device.stage import Depth, InFlight, Stage, StageStatistics
@@ -12,11 +12,11 @@ __all__ = [
     "CudaBackend",
     "Delivered",
     "Delivery",
+    "DeliverySteps",
     "Depth",
     "DeviceStage",
     "Event",
     "InFlight",
-    "LastSteps",
     "PinStage",
     "PlainStage",
     "Stage",

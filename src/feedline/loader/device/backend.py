@@ -1,6 +1,6 @@
 """Interface to accelerators: streams, events, copies and page locks.
 
-`current`, `index` and `select` use torch.accelerator; torch before 2.6 lacks it, and they know CUDA only.
+`current`, `index` and `select` use torch.accelerator. Before torch 2.6, which introduced it, they know CUDA only.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class Backend(Protocol):
     def record_stream(self, tensor: Any, stream: Any) -> None:
         """Delay the reuse of a tensor's memory until `stream` has finished.
 
-        Only work enqueued before the tensor is freed counts.
+        Only work enqueued before the tensor is freed is waited for.
         """
 
     def is_pinned(self, host: torch.Tensor) -> bool:
         """True if the tensor is in page-locked memory, registered or torch's."""
 
-    def pinned(self, host: torch.Tensor) -> torch.Tensor:
+    def pin(self, host: torch.Tensor) -> torch.Tensor:
         """Copy a tensor to torch's page-locked memory; waits for this copy.
 
         torch reuses that memory only after copies from it have ended.
@@ -87,7 +87,7 @@ class Backend(Protocol):
 
 
 class StreamCopies:
-    """The part of `Backend` that is the same for all streams of torch."""
+    """Methods of `Backend` that all streams of torch share."""
 
     device: torch.device
 
@@ -107,7 +107,7 @@ class StreamCopies:
         """The driver's answer, for registered memory and for torch's."""
         return host.is_pinned()
 
-    def pinned(self, host: torch.Tensor) -> torch.Tensor:
+    def pin(self, host: torch.Tensor) -> torch.Tensor:
         """See `Backend`."""
         # Not Tensor.pin_memory, which fails on expanded tensors.
         return torch.empty_like(host, pin_memory=True).copy_(host)
@@ -171,7 +171,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 class AcceleratorBackend(StreamCopies):
     """`Backend` over torch's own streams and events, for XPU.
 
-    Transport memory is not page-locked in place there: the driver has no such call in torch.
+    Transport memory is not page-locked in place: torch offers no such call of the driver.
     """
 
     def __init__(self, device: torch.device) -> None:

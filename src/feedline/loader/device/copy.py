@@ -31,7 +31,7 @@ from feedline.loader.device.stage import (
 
 
 @dataclass(slots=True)
-class _Cargo:
+class _BatchTensors:
     """Tensors of one batch: on the host, and on the device."""
 
     host: list[Any] = field(default_factory=list)
@@ -43,13 +43,13 @@ class _Copy:
     """The copy of one batch on the side stream.
 
     Its host tensors stay referenced until `stopped` has passed, because the device reads them until then. `needed`
-    marks where the loop's stream begins to wait for it.
+    marks the point at which the loop's stream begins to wait for it.
     """
 
     nbytes: int
     started: Event
     stopped: Event
-    cargo: _Cargo
+    cargo: _BatchTensors
     needed: Event | None = None
 
     def times_s(self) -> tuple[float, float]:
@@ -66,8 +66,8 @@ class DeviceStage(Closing):
 
     Containers keep their types. CPU tensors are copied from page-locked memory; others are first copied into it.
     Objects with `to` and `record_stream` use the side stream too. Objects with `to` alone, sparse tensors and tensor
-    subclasses are copied on the loop's own stream at `start`. Other objects stay as they are. References to host
-    tensors are dropped at the first call after their copy has ended; there is no thread.
+    subclasses are copied on the loop's own stream at `start`. Other objects are left unchanged. References to host
+    tensors are dropped by the first call after their copy has ended; there is no thread.
     """
 
     def __init__(self, backend: Backend, depth: Depth = TWO_BATCHES) -> None:
@@ -85,7 +85,7 @@ class DeviceStage(Closing):
         self._make_room(nbytes)
         backend = self._backend
         loop, side = backend.current_stream(), backend.side_stream()
-        cargo = _Cargo()
+        cargo = _BatchTensors()
         with span("feedline.copy"), backend.on(side):
             started = backend.record(side)
             try:
@@ -105,6 +105,7 @@ class DeviceStage(Closing):
         current = backend.current_stream()
         copy.needed = backend.record(current)
         backend.wait(current, copy.stopped)
+        # The memory belongs to the side stream: unmarked, its allocator could reuse it while the loop still reads it.
         for tensor in copy.cargo.moved:
             backend.record_stream(tensor, current)
         copy.cargo.moved.clear()
@@ -135,6 +136,7 @@ class DeviceStage(Closing):
 
     def unregister(self, address: int) -> None:
         """Undo `register`, from any thread or finalizer, before the memory is unmapped."""
+        # Memory that the driver refused to lock is absent, and unlocking it would be an error.
         if self._locked.pop(address, None) is not None:
             self._backend.host_unregister(address)
 
@@ -163,7 +165,7 @@ class DeviceStage(Closing):
     def _held_nbytes(self) -> int:
         return sum(copy.nbytes for copy in self._held)
 
-    def _move(self, cargo: _Cargo, loop: Any, leaf: Any) -> Any:
+    def _move(self, cargo: _BatchTensors, loop: Any, leaf: Any) -> Any:
         backend = self._backend
         if is_plain(leaf):
             source = leaf if leaf.nbytes == 0 or backend.is_pinned(leaf) else self._stage(leaf)
@@ -183,7 +185,7 @@ class DeviceStage(Closing):
 
     def _stage(self, host: torch.Tensor) -> torch.Tensor:
         self._staged_nbytes += host.nbytes
-        return self._backend.pinned(host)
+        return self._backend.pin(host)
 
     def _explain_memory(self, nbytes: int) -> str:
         flying = len(self._flights)
@@ -199,6 +201,7 @@ class DeviceStage(Closing):
             self._release_oldest()
 
     def _release(self) -> None:
+        # Copies of one stream end in order, so the oldest one decides; asking the others would cost a call each.
         while self._held and self._held[0].stopped.query():
             self._release_oldest()
 

@@ -93,7 +93,7 @@ class Delivered(NamedTuple):
     cursor: Cursor | PartitionCursor
 
 
-class LastSteps:
+class DeliverySteps:
     """The transform, conversions and static buffers of a `Delivery`.
 
     The buffers live as long as this object: over all epochs of a loader.
@@ -108,14 +108,14 @@ class LastSteps:
         """The batch to deliver; errors name its request."""
         with span("feedline.transform"):
             try:
-                batch = self._transformed(batch, delivered)
+                batch = self._apply_transform(batch, delivered)
                 batch = map_leaves(self._convert, batch, moves_itself)
                 return self._settle(batch) if self._delivery.static else batch
             except Exception as error:
                 note(error, f"feedline: on {self._delivery.device}, after the copy of {delivered.request}")
                 raise
 
-    def _transformed(self, batch: Any, delivered: Delivered) -> Any:
+    def _apply_transform(self, batch: Any, delivered: Delivered) -> Any:
         transform = self._delivery.transform
         if transform is None:
             return batch
@@ -159,7 +159,7 @@ def _check_same(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
 def _keys(batch: Delivered) -> NDArray[np.uint64] | None:
     """One key per row, independent of the samples' keys.
 
-    None without a seed. Rows that were left out have none.
+    None without a seed. Rows that were left out have no key.
     """
     request, result, cursor = batch
     if request.seed is None:

@@ -15,7 +15,7 @@ from feedline.core.tree import leaves
 class Stage(Protocol):
     """A step between workers and loop, in two calls per batch.
 
-    To be used by one thread. It may be used again after `close`.
+    Not thread-safe. It may be used again after `close`.
     """
 
     def start(self, batch: Any) -> Any:
@@ -60,7 +60,7 @@ class StageStatistics:
 class Depth:
     """Limit of what is in flight: `nbytes`, or `batches` if None.
 
-    One batch is always allowed. Two are the one due, and one copied while the loop computes.
+    One batch is always allowed. With two, one is due, and one is copied while the loop computes.
     """
 
     nbytes: int | None = None

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from feedline.loader.report.context import Context, method_of
 from feedline.loader.report.model import UNKNOWN_GIL, Case, Gain, Model
-from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, EngineSetting, Machine, Task
+from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, EngineSetting, Task
 from feedline.loader.report.stats import Stats, count, seconds, share, size
 from feedline.workers.registry import find_pool
 
@@ -20,7 +20,7 @@ LEAST_GAIN = 1.05
 
 
 ENOUGH = 0.95
-"""Share of the best gain from which a smaller change is advised."""
+"""Share of the best gain that is enough to advise a smaller change."""
 
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
@@ -28,6 +28,10 @@ COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 
 
 MOST_SHOWN = 5
+
+
+MOSTLY = 0.5
+"""Share of waiting from which more workers depend on what they wait for: a server or a lock may serve one at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +47,11 @@ class Advice:
     low: float = 1.0
     high: float = 1.0
     basis: Basis = "replayed"
-    """"replayed" by the model; "measured"; or "bound", where the change would leave nothing of a stage."""
+    """"replayed" by the model; "measured"; or "bound", the gain if a stage took no time at all."""
 
     @property
     def change(self) -> str:
-        """The arguments as one writes them; for other changes the text."""
+        """The arguments as in code; for other changes the text."""
         return ", ".join(f"{name}={value!r}" for name, value in self.arguments.items()) or self.text
 
     def __str__(self) -> str:
@@ -55,10 +59,10 @@ class Advice:
 
 
 def advise(model: Model, stats: Stats) -> tuple[Advice, ...]:
-    """Find what gains at least `LEAST_GAIN`, sorted.
+    """Find changes that gain at least `LEAST_GAIN`, sorted.
 
-    Predictions come first, then bounds, each by gain.
-    Of changes with the same gain, to one decimal, the cheapest comes first: memory, then processes, then the order.
+    Predictions come first, then bounds, each by gain. Among changes whose gains are equal to one decimal, the cheapest
+    comes first: memory, then processes, then the order.
     """
     found = [advice for find in _REMEDIES for advice in find(model, stats) if not model.context.has(advice.arguments)]
     worth = [advice for advice in found if advice.gain >= LEAST_GAIN]
@@ -80,7 +84,7 @@ def _advice(
         yield Advice(text, dict(arguments), *gain, basis=basis)
 
 
-def _bound(model: Model, stage: str, text: str) -> Iterator[Advice]:
+def _upper_bound(model: Model, stage: str, text: str) -> Iterator[Advice]:
     case = model.removal(stage)
     if model.gain(case) >= LEAST_GAIN:
         gain = model.range_of(case)
@@ -90,7 +94,7 @@ def _bound(model: Model, stage: str, text: str) -> Iterator[Advice]:
 def more_or_fewer_workers(model: Model, _: Stats) -> Iterator[Advice]:
     """The fewest workers with nearly the best gain, and half the way."""
     context = model.context
-    if not context.shares_itself_out or context.together or context.adapts:
+    if not context.shards_itself or context.together or context.adapts:
         return
     cases = {number: _with_workers(model, number) for number in _counts(context)}
     gains = {number: model.gain(case) for number, case in cases.items()}
@@ -101,7 +105,7 @@ def more_or_fewer_workers(model: Model, _: Stats) -> Iterator[Advice]:
     half = next((number for number, gain in gains.items() if gain - 1 >= 0.6 * (best - 1)), wanted)
     for number in dict.fromkeys((wanted, half)):
         text = _reason_for_workers(model, number)
-        yield from _advice(model, cases[number], text, {"num_workers": number}, _doubt(model, cases[number]))
+        yield from _advice(model, cases[number], text, {"num_workers": number}, _doubtful_case(model, cases[number]))
 
 
 def _counts(context: Context) -> list[int]:
@@ -114,14 +118,16 @@ def _with_workers(model: Model, number: int) -> Case:
     if setting.method != INLINE:
         return model.with_setting(replace(setting, num_workers=number))
     method = method_of(context.pool_with_workers)
-    return model.with_setting(EngineSetting(number, 2, context.in_order, method, context.pinned and method == PROCESS))
+    return model.with_setting(
+        EngineSetting(number, 2, context.in_order, method, context.round_robin and method == PROCESS)
+    )
 
 
-def _doubt(model: Model, case: Case) -> Case:
+def _doubtful_case(model: Model, case: Case) -> Case:
     """The same change under the other assumption about what cannot be measured.
 
-    CPUs that others leave are either a fixed part, as under autogroup, or grow with the number of workers. A lock is
-    held all the time, or for a part of it.
+    The CPUs that other programs leave are either a fixed share, as under autogroup, or grow with the number of workers.
+    A lock is held for all of the computing time, or for a part of it.
     """
     machine = case.machine
     if case.setting.method == THREAD:
@@ -142,18 +148,22 @@ def _reason_for_workers(model: Model, number: int) -> str:
         return f"{count(number, 'worker')} keep up, and leave CPUs to the step"
     waiting = share(waits_s / alone_s) if alone_s else "0 %"
     doing = "workers overlap this with the step" if not workers else f"{count(number, 'batch')} at once, not {workers}"
+    if waits_s > MOSTLY * alone_s and number > max(workers, 1):
+        doing += f", if what they wait for serves {number} at once"
+    if number > model.context.cpus and waits_s > MOSTLY * alone_s:
+        doing += "; they hardly need CPUs, so ignore torch's warning about their number"
     return f"a batch takes {seconds(alone_s)} to build, {waiting} of it waiting; {doing}"
 
 
 def shared_stream(model: Model, _: Stats) -> Iterator[Advice]:
-    """Workers for a stream of which each would now read all samples."""
-    if model.context.shares_itself_out:
+    """Workers for a stream that each would now read whole."""
+    if model.context.shards_itself:
         return
     cases = {number: _with_workers(model, number) for number in _counts(model.context)}
     gains = {number: model.gain(case) for number, case in cases.items()}
     number = next(number for number, gain in gains.items() if gain >= ENOUGH * max(gains.values()))
     text = (
-        "share the stream out by get_worker_info() in __iter__, or by feedline.PartitionedDataset: now every worker "
+        "shard the stream by get_worker_info() in __iter__, or by feedline.PartitionedDataset: now every worker "
         f"would read all samples; then {count(number, 'worker')}"
     )
     gain = Gain(*model.range_of(cases[number]))
@@ -161,7 +171,7 @@ def shared_stream(model: Model, _: Stats) -> Iterator[Advice]:
 
 
 def deeper_prefetch(model: Model, _: Stats) -> Iterator[Advice]:
-    """More batches ahead, so that a slow one is not waited for."""
+    """More batches ahead, to hide a slow one."""
     setting = model.present.setting
     if setting.method == INLINE:
         return
@@ -177,15 +187,15 @@ def deeper_prefetch(model: Model, _: Stats) -> Iterator[Advice]:
 
 
 def any_order(model: Model, _: Stats) -> Iterator[Advice]:
-    """Delivery of what is finished."""
+    """Delivery of batches as they finish."""
     setting = model.present.setting
     if setting.method == INLINE or not setting.in_order:
         return
-    text = "delivers what is finished, if the order need not be exact"
+    text = "delivers batches as they finish, if the order need not be exact"
     yield from _advice(model, model.with_setting(replace(setting, in_order=False)), text, {"in_order": False})
 
 
-def kept_workers(model: Model, _: Stats) -> Iterator[Advice]:
+def persistent_workers(model: Model, _: Stats) -> Iterator[Advice]:
     """Workers that stay from epoch to epoch."""
     context = model.context
     if model.present.setting.method == INLINE or context.persistent_workers or context.epoch_batches is None:
@@ -200,15 +210,15 @@ def other_pools(model: Model, _: Stats) -> Iterator[Advice]:
     """Threads, processes, or no workers at all."""
     context, setting = model.context, model.present.setting
     if setting.method == PROCESS and context.thread_safe and not context.together:
-        case = model.with_setting(replace(setting, method=THREAD, pinned=False))
+        case = model.with_setting(replace(setting, method=THREAD, round_robin=False))
         text = "threads send nothing between processes"
-        yield from _advice(model, case, text, {"worker_method": "thread"}, _doubt(model, case))
+        yield from _advice(model, case, text, {"worker_method": "thread"}, _doubtful_case(model, case))
     if setting.method == THREAD and not context.together:
-        case = model.with_setting(replace(setting, method=PROCESS, pinned=context.pinned))
+        case = model.with_setting(replace(setting, method=PROCESS, round_robin=context.round_robin))
         text = f"threads share Python's lock, and compute on {model.measured.concurrency:.1f} CPUs together"
-        yield from _advice(model, case, text, {"worker_method": "process"})
-    if setting.method != INLINE:
-        sent_s = sum(model.measured.mean(stage).alone_s for stage in ("encode", "decode")) + model.machine.hop_s
+        yield from _advice(model, case, text, {"worker_method": "process"}, _doubtful_case(model, case))
+    if setting.method != INLINE and not context.adapts:
+        sent_s = sum(model.measured.mean(stage).alone_s for stage in ("encode", "decode")) + model.machine.latency_s
         text = f"a batch costs {seconds(sent_s)} on its way from the worker, and {_building(model)} to build"
         yield from _advice(model, model.with_setting(EngineSetting()), text, {"num_workers": 0})
 
@@ -222,7 +232,7 @@ def faster_sampler(model: Model, _: Stats) -> Iterator[Advice]:
     name = model.context.sampler
     answer = next((text for part, text in _SAMPLERS.items() if part in name.lower()), _SAMPLERS[""])
     draws = f"{name or 'the sampler'} takes {seconds(model.measured.mean('sample').alone_s)} a batch"
-    yield from _bound(model, "sample", f"{answer}: {draws} in the training process, where no worker helps")
+    yield from _upper_bound(model, "sample", f"{answer}: {draws} in the training process, where no worker helps")
 
 
 _SAMPLERS = {
@@ -240,7 +250,7 @@ def cheaper_collate(model: Model, _: Stats) -> Iterator[Advice]:
         f"a cheaper {name}: it takes {seconds(model.measured.mean('collate').alone_s)} a batch; let the dataset return "
         "arrays, and only stack or pad them there (feedline.collate)"
     )
-    yield from _bound(model, "collate", text)
+    yield from _upper_bound(model, "collate", text)
 
 
 def fewer_objects(model: Model, _: Stats) -> Iterator[Advice]:
@@ -256,8 +266,8 @@ def fewer_objects(model: Model, _: Stats) -> Iterator[Advice]:
         yield Advice(text, {}, gain.gain, 1.0, gain.high, "bound")
 
 
-def kept_objects(model: Model, stats: Stats) -> Iterator[Advice]:
-    """A cache for what stores send again in every epoch."""
+def cached_objects(model: Model, stats: Stats) -> Iterator[Advice]:
+    """A cache for objects that stores send again in every epoch."""
     stores = stats.stores
     looked_up = stores.cache_hits + stores.cache_misses
     if not stores.nbytes or (looked_up and stores.cache_misses < 0.1 * looked_up):
@@ -282,28 +292,48 @@ def cheaper_fetch(model: Model, _: Stats) -> Iterator[Advice]:
     if source.answer:
         where = f" ({source.where})" if source.where else ""
         text = f"{source.answer}: {method} uses {source.call}{where}"
-    elif context.many_at_once:
-        text = f"do less in {method}: decode only what is used, and store what never changes ready-made"
+    elif context.fetches_many:
+        text = f"do less in {method}: decode only what is used, and store results that never change"
     else:
         text = (
             f"do less in {method}, or fetch many samples at once: __getitems__, or feedline.datasets.ArrayFile for "
             "rows of arrays"
         )
-    yield from _bound(model, "fetch", text)
+    yield from _upper_bound(model, "fetch", text)
 
 
-def own_cpus(model: Model, _: Stats) -> Iterator[Advice]:
+def less_locking(model: Model, _: Stats) -> Iterator[Advice]:
+    """A lock that workers do not hold for long."""
+    if not model.measured.mean("fetch").held_s:
+        return
+    present = model.context.num_workers
+    cases = {number: _with_workers(model, number) for number in (present, *_counts(model.context))}
+    cases = {number: case._replace(change=BatchTimes.shared) for number, case in cases.items()}
+    gains = {number: model.gain(case) for number, case in cases.items()}
+    number = next(number for number, gain in sorted(gains.items()) if gain >= ENOUGH * max(gains.values()))
+    then = "" if number <= present else f"; then {count(number, 'worker')}"
+    text = (
+        f"hold the lock in {model.context.dataset}.__getitem__ for less, or give each worker a file or connection of "
+        f"its own{then}: now they wait for each other {share(model.measured.contended_share)} of their time, and more "
+        "workers would not help"
+    )
+    gain = model.range_of(cases[number])
+    if gain.gain >= LEAST_GAIN:
+        yield Advice(text, {}, gain.gain, 1.0, gain.high, "bound")
+
+
+def more_cpus(model: Model, _: Stats) -> Iterator[Advice]:
     """All CPUs of the machine, without other programs or a quota."""
     cpus = model.context.cpus
-    if model.machine.cpus < 0.9 * cpus:
-        machine = Machine(cpus, model.machine.gil, model.machine.hop_s)
+    if model.machine.cpus < 0.9 * cpus and not model.is_throttled:
+        machine = replace(model.machine, cpus=cpus)
         text = (
-            f"{cpus:g} CPUs without other programs: your processes were ready to run, and did not, for "
-            f"{share(model.measured.robbed_share)} of their time"
+            f"{cpus:g} CPUs without other programs: your processes were ready to run but had no CPU for "
+            f"{share(model.measured.preempted_share)} of their time"
         )
         yield from _advice(model, model.present._replace(machine=machine), text, {}, basis="bound")
-    if model.context.throttled and model.measured.concurrency > 0.8 * cpus:
-        machine = Machine(2 * cpus, model.machine.gil, model.machine.hop_s)
+    if model.is_throttled:
+        machine = model.twice_the_cpus
         text = f"a CPU quota of {2 * cpus:g}, not {cpus:g}: the system stops this job whenever its quota is used up"
         yield from _advice(model, model.present._replace(machine=machine), text, {}, basis="replayed")
 
@@ -344,43 +374,48 @@ def fewer_bytes(model: Model, stats: Stats) -> Iterator[Advice]:
 
 
 _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
-    kept_workers,
+    persistent_workers,
     deeper_prefetch,
     more_or_fewer_workers,
     shared_stream,
     any_order,
     other_pools,
-    own_cpus,
+    less_locking,
+    more_cpus,
     single_threads,
     fewer_bytes,
     faster_sampler,
     cheaper_collate,
     fewer_objects,
-    kept_objects,
+    cached_objects,
     cheaper_fetch,
 )
 
 
 def predict(model: Model, arguments: Mapping[str, Any]) -> Gain | None:
     """The gain of other arguments, or None if they are not known."""
-    context, setting = model.context, model.present.setting
-    known = {"num_workers", "prefetch_factor", "in_order", "worker_method"}
     if arguments == {"persistent_workers": True}:
         gain = model.without_startup()
         return Gain(gain, gain, gain)
+    case = case_of(model, arguments)
+    return None if case is None else model.range_of(case, _doubtful_case(model, case))
+
+
+def case_of(model: Model, arguments: Mapping[str, Any]) -> Case | None:
+    """The loop with other arguments, or None if they are unknown."""
+    context, setting = model.context, model.present.setting
+    known = {"num_workers", "prefetch_factor", "in_order", "worker_method"}
     if not arguments or not known.issuperset(arguments) or context.together:
         return None
-    if arguments.get("num_workers", context.num_workers) == 0:
-        return model.range_of(model.with_setting(EngineSetting()))
+    number = arguments.get("num_workers", context.num_workers)
+    if number == 0:
+        return model.with_setting(EngineSetting())
+    if not context.shards_itself:
+        return None
     chosen = arguments.get("worker_method")
     kind = context.pool_with_workers if chosen in (None, "auto") else find_pool(chosen)
     method = method_of(kind)
-    changed = EngineSetting(
-        arguments.get("num_workers", context.num_workers),
-        arguments.get("prefetch_factor", setting.prefetch_factor),
-        arguments.get("in_order", context.in_order),
-        method,
-        context.pinned and method == PROCESS,
-    )
-    case = model.with_setting(changed)
-    return model.range_of(case, _doubt(model, case))
+    factor = arguments.get("prefetch_factor", setting.prefetch_factor)
+    in_order = arguments.get("in_order", context.in_order)
+    changed = EngineSetting(number, factor, in_order, method, context.round_robin and method == PROCESS)
+    return model.with_setting(changed)

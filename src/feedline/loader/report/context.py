@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler, default_collate
+
+from feedline.collate.batch_reads import reader_of
+from feedline.core.cgroups import Cgroup
+from feedline.core.dataset import batch_getter, traits_of
+from feedline.loader.device import Delivery
+from feedline.loader.partitions import PartitionedDataset
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, EngineSetting
-from feedline.loader.report.sources import SampleSource
+from feedline.loader.report.sources import SampleSource, shards_itself, source_of
+from feedline.loader.resources import available_cpus
+from feedline.samplers import Shuffled
 from feedline.workers.base import PoolKind
 from feedline.workers.registry import INLINE as INLINE_POOL
 from feedline.workers.registry import PROCESSES
+
+THROTTLED = 0.05
+"""Share of the quota's periods that were cut short; a job above it counts as throttled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,37 +42,37 @@ class Context:
     prefetch_factor: int = 2
     in_order: bool = True
     persistent_workers: bool = False
-    pinned: bool = False
+    round_robin: bool = False
     """True if batch b belongs to worker b modulo `num_workers`."""
     cpus: float = 1.0
     """CPUs that affinity and quota allow."""
     throttled: bool = False
     """True if the quota has stopped this process for a while."""
-    many_at_once: bool = False
+    fetches_many: bool = False
     """True if the dataset returns many samples per call (`__getitems__`, `read_batch`)."""
     thread_safe: bool = False
-    shares_itself_out: bool = True
-    """False for a stream of which every worker would read all samples."""
+    shards_itself: bool = True
+    """False for a stream that every worker would read as a whole."""
     most_workers: int | None = None
-    """Workers that find something to do: partitions of a stream; None without a limit."""
+    """Number of workers that get work: the partitions of a stream; None without a limit."""
     together: bool = False
     """True if native threads work together on each batch."""
     device: str | None = None
     sampler: str = ""
-    """Class name of a sampler of the user's; empty for feedline's own order."""
+    """Class name of a user's sampler; empty for feedline's own order."""
     collate_fn: str = ""
     """Name of the user's collate function; empty for default collate."""
     epoch_batches: int | None = None
     """Batches per epoch; None where unknown."""
     source: SampleSource = field(default_factory=SampleSource)
-    """What the dataset reads its samples with."""
+    """Library call with which the dataset reads its samples."""
 
     @property
     def setting(self) -> EngineSetting:
         """The arguments that decide how batches overlap."""
         method = method_of(self.pool)
         workers = 0 if method == INLINE else max(1, min(2, self.num_workers) if self.together else self.num_workers)
-        return EngineSetting(workers, self.prefetch_factor, self.in_order, method, self.pinned)
+        return EngineSetting(workers, self.prefetch_factor, self.in_order, method, self.round_robin)
 
     def has(self, arguments: Mapping[str, Any]) -> bool:
         """True if there are arguments, and all of them are set already."""
@@ -71,3 +84,62 @@ def method_of(kind: PoolKind) -> str:
     if not kind.works_ahead:
         return INLINE
     return THREAD if kind.shares_rng else PROCESS
+
+
+def context_of(loader: Any, builder: Any, kind: PoolKind, kind_with_workers: PoolKind, *, together: bool) -> Context:
+    """The setup of a loader whose pool is of `kind`.
+
+    `kind_with_workers` is the kind that it would have with workers.
+    """
+    dataset, group = loader.dataset, Cgroup.of_process()
+    is_stream = isinstance(dataset, IterableDataset)
+    throttling = group.throttling()
+    draws = loader.seed is None and builder.draws if not is_stream else True
+    return Context(
+        dataset=type(dataset).__name__,
+        pool=kind,
+        pool_with_workers=kind_with_workers,
+        num_workers=loader.num_workers,
+        prefetch_factor=loader.prefetch_factor or 2,
+        in_order=loader.in_order,
+        persistent_workers=loader.persistent_workers,
+        round_robin=is_stream or (kind_with_workers.needs_pickle and draws and not loader._adapts),
+        cpus=available_cpus(group),
+        throttled=throttling is not None and throttling.share > THROTTLED,
+        fetches_many=batch_getter(dataset) is not None or reader_of(dataset) is not None,
+        thread_safe=traits_of(dataset).thread_safe or getattr(builder, "vectorized", False),
+        shards_itself=not is_stream or loader.worker_init_fn is not None or shards_itself(dataset),
+        most_workers=dataset.num_partitions if isinstance(dataset, PartitionedDataset) else None,
+        together=together,
+        device=None if loader.device is None else str(Delivery.of(loader.device).device),
+        sampler=_sampler_of(loader),
+        collate_fn=_collate_fn_of(loader),
+        epoch_batches=_length_of(loader),
+        source=source_of(dataset),
+    )
+
+
+def _sampler_of(loader: Any) -> str:
+    """Class name of the user's sampler; empty for the usual ones."""
+    sampler = loader.batch_sampler
+    if type(sampler) is BatchSampler or sampler is None:
+        sampler = getattr(loader, "sampler", None)
+    plain = type(sampler) in (SequentialSampler, RandomSampler, Shuffled) or isinstance(loader.dataset, IterableDataset)
+    return "" if plain or sampler is None else type(sampler).__name__
+
+
+def _collate_fn_of(loader: Any) -> str:
+    function = loader.collate_fn
+    module = getattr(function, "__module__", None) or ""  # a method of a builtin type has None
+    if function in (None, default_collate) or module.startswith("torch."):
+        return ""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _length_of(loader: Any) -> int | None:
+    """Batches per epoch; None for a stream without a length."""
+    if isinstance(loader.dataset, IterableDataset):  # asking torch for it would begin its check of the length
+        return None
+    with suppress(Exception):  # any error of a user's sampler: its length is then unknown
+        return len(loader)
+    return None

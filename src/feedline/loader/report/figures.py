@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from feedline.loader.report.advice import Advice
+from feedline.loader.report.advice import Advice, case_of
+from feedline.loader.report.model import Model
 from feedline.loader.report.stats import SlowBatch, StageTimes, Stats
 from feedline.loader.report.verdict import Verdict
 
 _PLAIN = (
-    "batches", "samples", "wall_s", "wait_s", "startup_s", "step_s", "step_cpu_s", "run_delay_s", "in_flight_nbytes",
-    "arena_nbytes", "copied_nbytes", "copy_s", "restarts", "skipped", "workers", "epoch", "position", "length",
-    "ready", "in_flight", "worker_nbytes", "worker_growth_nbytes", "padding_share", "throttled_share",
+    "batches", "samples", "wall_s", "wait_s", "startup_s", "closing_s", "step_s", "step_cpu_s", "run_delay_s",
+    "lock_s", "others_cpus", "in_flight_nbytes", "arena_nbytes", "copied_nbytes", "copy_s", "restarts", "skipped",
+    "workers", "epoch", "position", "length", "ready", "in_flight", "worker_nbytes", "worker_growth_nbytes",
+    "padding_share", "throttled_share", "contended_share",
 )  # fmt: skip
 
 
@@ -87,6 +89,36 @@ def verdict_figures(verdict: Verdict) -> dict[str, Any]:
             {"text": advice_text(advice), "change": advice.change, "gain": advice.gain} for advice in verdict.advice
         ],
     }
+
+
+def what_if(model: Model) -> list[dict[str, Any]]:
+    """Predicted gains of numbers of workers, prefetch factors and orders."""
+    context = model.context
+    present = _setting(context.num_workers, context.prefetch_factor, context.in_order)
+    counts = sorted({*_COUNTS, context.num_workers})
+    factors = sorted({*_FACTORS, context.prefetch_factor})
+    inline = _setting(0, factors[0], in_order=True)
+    settings = [_setting(number, factor, order) for number in counts[1:] for factor in factors for order in _ORDERS]
+    rows = []
+    for arguments in (inline, *settings):
+        case = case_of(model, arguments)
+        if case is not None:
+            is_now = arguments == present or present["num_workers"] == arguments["num_workers"] == 0
+            rows.append({**arguments, "gain": 1.0 if is_now else model.gain(case), "is_now": is_now})
+    return rows
+
+
+def _setting(number: int, factor: int, in_order: bool) -> dict[str, Any]:
+    return {"num_workers": number, "prefetch_factor": factor, "in_order": in_order}
+
+
+_COUNTS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+
+
+_FACTORS = (2, 4, 8)
+
+
+_ORDERS = (True, False)
 
 
 def rates(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> tuple[float, float]:

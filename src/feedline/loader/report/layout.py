@@ -71,9 +71,9 @@ def _wide(advice: Advice, period_s: float, width: int) -> Iterator[str]:
     room = width - len(figures) - 3
     if advice.arguments and len(advice.change) <= room:
         yield f"→ {advice.change:<{room}} {figures}".rstrip()
-        yield from _indented(advice.text, width)
+        yield from _indent(advice.text, width)
         return
-    lines = list(_indented(str(advice), width, "→ "))
+    lines = list(_indent(str(advice), width, "→ "))
     last = gain_of(advice)
     if len(lines[-1]) + len(last) + 3 <= width:
         lines[-1] = f"{lines[-1]:<{width - len(last)}}{last}"
@@ -83,10 +83,10 @@ def _wide(advice: Advice, period_s: float, width: int) -> Iterator[str]:
 
 
 def _narrow(advice: Advice, period_s: float, width: int) -> Iterator[str]:
-    yield from _indented(str(advice), width, "→ ")
+    yield from _indent(str(advice), width, "→ ")
     times = _times(advice, period_s)
-    yield from _indented(f"{times}, {gain_of(advice)}" if times else gain_of(advice), width)
+    yield from _indent(f"{times}, {gain_of(advice)}" if times else gain_of(advice), width)
 
 
-def _indented(text: str, width: int, first: str = "  ") -> list[str]:
+def _indent(text: str, width: int, first: str = "  ") -> list[str]:
     return wrap(text, width, initial_indent=first, subsequent_indent="  ", break_on_hyphens=False)

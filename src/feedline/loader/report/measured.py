@@ -9,7 +9,7 @@ from typing import Self
 
 from feedline.core.telemetry import CPU, MAIN, RUN_DELAY, Span
 from feedline.loader.report.replay import NO_TASK, BatchTimes, Task
-from feedline.loader.report.stats import Stats
+from feedline.loader.report.stats import Stats, is_wall
 
 WORK = ("fetch", "collate", "encode")
 """Stages of building a batch, in their order. Other spans lie within these."""
@@ -20,19 +20,19 @@ _OURS = {"sample": "sample", "decode": "decode", "step": "step"}
 
 
 WIDE = 1.1
-"""CPU seconds per second from which a task counts as computing in several threads."""
+"""CPU seconds per second above which a task counts as computing in several threads."""
 
 
 LEAST_BATCHES = 8
-"""Batches from which the run delay, which is read ten times a second, can be compared with the computing."""
+"""Number of batches needed to compare the run delay, which is read ten times a second, with the computing time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Batches of the latest spans, and what they took.
 
-    Times are in seconds, and means are per batch. Waiting and computing are those of an idle machine; the run delay is
-    kept apart.
+    Times are in seconds, and means are per batch. Waiting and computing times are those of an idle machine, without the
+    run delay.
     """
 
     batches: tuple[BatchTimes, ...] = ()
@@ -42,10 +42,22 @@ class Measured:
     step_s: float = 0.0
     startup_s: float = 0.0
     """Wait for the first batch of an epoch."""
+    closing_s: float = 0.0
+    """Time from the end of an epoch until its workers have ended."""
     delay: Mapping[int, float] = field(default_factory=dict)
     """Run delay of each worker, as a multiple of its CPU time; -1 is the training process."""
     delayed_s: float = 0.0
     """Run delay of workers and loop, summed."""
+    others_cpus: float | None = None
+    """CPUs that other programs used meanwhile."""
+    lock_s: float | None = None
+    """Wait of a worker thread for Python's lock, from which the share of it that others hold is known."""
+    loop_lock_s: float | None = None
+    """The same for the thread of the loop."""
+    contended_share: float = 0.0
+    """Share of the workers' time in which they wait for a lock of another one."""
+    step_waits: float = 0.0
+    """Number of times that a step stops to wait."""
     has_cpu: bool = False
     """True if CPU times were measured; else all work counts as computing."""
 
@@ -56,18 +68,23 @@ class Measured:
         later = [table for table in tables if "step" in table.wall]
         if not later:
             return cls._of_totals(stats)
-        robbed = len(later) >= LEAST_BATCHES
-        delay = _delays(tables) if robbed else {}
+        has_delay = len(later) >= LEAST_BATCHES
+        delay = _delays(tables) if has_delay else {}
         ratios = _cpu_ratios(tables)
-        first = [table.wall["wait"] for table in tables if "step" not in table.wall and "wait" in table.wall]
         return cls(
             tuple(table.batch(ratios, delay) for table in later),
             period_s=_mean(table.wall["step"] + table.wall.get("wait", 0.0) for table in later),
             wait_s=_mean(table.wall.get("wait", 0.0) for table in later),
             step_s=_mean(table.wall["step"] for table in later),
-            startup_s=_mean(first) if first else stats.startup_s,
+            startup_s=stats.startup_s,
+            closing_s=stats.closing_s,
+            others_cpus=stats.others_cpus,
+            lock_s=stats.lock_s,
+            loop_lock_s=stats.loop_lock_s,
+            contended_share=stats.contended_share or 0.0,
+            step_waits=stats.step_waits,
             delay=delay,
-            delayed_s=sum(sum(table.delay.values()) for table in tables) / len(later) if robbed else 0.0,
+            delayed_s=sum(sum(table.delay.values()) for table in tables) / len(later) if has_delay else 0.0,
             has_cpu=bool(ratios),
         )
 
@@ -75,7 +92,7 @@ class Measured:
     def _of_totals(cls, stats: Stats) -> Self:
         later = max(stats.batches - 1, 0)
         if not later:
-            return cls(startup_s=stats.startup_s)
+            return cls(startup_s=stats.startup_s, closing_s=stats.closing_s)
         tasks = {
             stage: _task(
                 times.total_s / stats.batches, None if times.cpu_s is None else times.cpu_s / stats.batches, 0.0
@@ -91,7 +108,7 @@ class Measured:
             step,
         )
         wait_s = max(stats.wait_s - stats.startup_s, 0.0) / later
-        return cls((batch,), step_s + wait_s, wait_s, step_s, stats.startup_s)
+        return cls((batch,), step_s + wait_s, wait_s, step_s, stats.startup_s, stats.closing_s)
 
     @property
     def delay_share(self) -> float:
@@ -99,7 +116,7 @@ class Measured:
         return _share(self.delayed_s, self.concurrency * self.period_s)
 
     @property
-    def robbed_share(self) -> float:
+    def preempted_share(self) -> float:
         """Run delay per time that workers and loop worked, 0 to 1."""
         return _share(self.delayed_s, sum(self.mean(stage).alone_s for stage in (*WORK, *_OURS)))
 
@@ -109,7 +126,8 @@ class Measured:
         if not tasks:
             return NO_TASK
         width = sum(task.cpu_s * task.width for task in tasks) / (sum(task.cpu_s for task in tasks) or 1.0)
-        return Task(_mean(task.wait_s for task in tasks), _mean(task.cpu_s for task in tasks), width or 1.0)
+        held_s = _mean(task.held_s for task in tasks)
+        return Task(_mean(task.wait_s for task in tasks), _mean(task.cpu_s for task in tasks), width or 1.0, held_s)
 
     @property
     def concurrency(self) -> float:
@@ -142,7 +160,7 @@ class _BatchSpans:
                 delay[owner] += elapsed_s
             elif stage.endswith(CPU):
                 cpu[stage.removesuffix(CPU)] += elapsed_s
-            else:
+            elif is_wall(stage):
                 wall[stage] += elapsed_s
                 worker = owner if stage in WORK else worker
         return cls(dict(wall), dict(cpu), dict(delay), worker)
@@ -166,13 +184,17 @@ def _task(wall_s: float, cpu_s: float | None, delay: float) -> Task:
         return Task(0.0, wall_s / (1 + delay))
     if cpu_s > WIDE * wall_s:
         return Task(0.0, wall_s / (1 + delay), min(cpu_s / wall_s, _WIDEST)) if wall_s else NO_TASK
-    if cpu_s * (1 + delay) < _COMPUTES * wall_s:
+    if cpu_s * (1 + delay) < _COMPUTES * wall_s or cpu_s < _HARDLY_COMPUTES * wall_s:
         delay = 0.0
     return Task(max(wall_s - cpu_s * (1 + delay), 0.0), min(cpu_s, wall_s))
 
 
+_HARDLY_COMPUTES = 0.05
+"""Share of computing below which no sharing of CPUs explains a delay: each wake-up comes late."""
+
+
 _COMPUTES = 0.3
-"""Share of computing, with delay, below which a delay comes from wake-ups: it then overlaps as the waiting does."""
+"""Share of computing and delay below which a delay comes from wake-ups, and overlaps as waiting does."""
 
 
 def _cpu_ratios(tables: Iterable[_BatchSpans]) -> dict[str, float]:
@@ -207,7 +229,9 @@ _MOST_DELAY = 100.0
 
 
 _WIDEST = 1024.0
-"""CPUs of the largest machines: clocks of different resolution give any ratio for the shortest spans."""
+"""CPUs of the largest machines. It bounds ratios: for the shortest spans, clocks of different resolution give any
+value.
+"""
 
 
 def _share(part: float, rest: float) -> float:

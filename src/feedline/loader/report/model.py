@@ -11,7 +11,18 @@ from typing import NamedTuple, Self
 
 from feedline.loader.report.context import Context
 from feedline.loader.report.measured import WORK, Measured
-from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, EngineSetting, Machine, Task, replay
+from feedline.loader.report.replay import (
+    INLINE,
+    PROCESS,
+    SWITCH_S,
+    THREAD,
+    BatchTimes,
+    EngineSetting,
+    Machine,
+    Task,
+    replay,
+    replay_step,
+)
 
 STAGES = ("sample", *WORK, "decode")
 """Stages that a prediction can remove."""
@@ -22,11 +33,11 @@ HOP_S = {INLINE: 0.0, THREAD: 30e-6, PROCESS: 150e-6}
 
 
 TRANSPORT = Task(0.0, 100e-6)
-"""Packing, and also unpacking, of a batch that was never sent between processes."""
+"""Assumed time to pack, and to unpack, a batch that was never sent between processes."""
 
 
 START_S = 0.1
-"""Seconds until the first batch of worker processes, where none were started yet."""
+"""Assumed seconds until the first batch of worker processes, if none have been started yet."""
 
 
 START_CPU_S = 0.04
@@ -34,19 +45,19 @@ START_CPU_S = 0.04
 
 
 ROBBED = 0.05
-"""Share of run delay from which other programs may explain what the model does not."""
+"""Share of run delay above which other programs may explain the rest of the time."""
 
 
 UNKNOWN_GIL = 0.5
-"""Share of computing under Python's lock where nothing shows it."""
+"""Assumed share of computing under Python's lock, if no measurement shows it."""
 
 
 REPLICATES = 12
-"""Resampled recordings of which the spread of a gain comes."""
+"""Number of resampled recordings that give the range of a gain."""
 
 
 BLOCK = 16
-"""Batches in a row that a replicate keeps together: a slow moment hits several."""
+"""Consecutive batches that a resampled recording keeps together: a slow moment affects several."""
 
 
 Change = Callable[[BatchTimes], BatchTimes]
@@ -81,14 +92,15 @@ class Model:
     context: Context
     machine: Machine
     explained_share: float
-    """Share of the waiting that the replay gives without any fitting, 0 to 1."""
+    """Share of the waiting that the replay reproduces without fitting, 0 to 1."""
     has_ranges: bool = True
-    """False: gains have no range, which takes most of the replays."""
+    """False omits the ranges of gains, which take most of the replays."""
 
     @classmethod
     def of(cls, measured: Measured, context: Context, *, has_ranges: bool = True) -> Self:
-        """Calibrate: lock, then CPUs that others leave, then what is left."""
+        """Calibrate: locks, then CPUs that others leave, then what is left."""
         setting = context.setting
+        measured = _with_contention(measured, setting)
         measured, machine = _with_lock(measured, context)
         expected_s = replay(measured.batches, setting, machine)
         if expected_s < 0.97 * measured.period_s and measured.delay_share > ROBBED:
@@ -96,14 +108,26 @@ class Model:
             expected_s = replay(measured.batches, setting, machine)
         measured, late_s = _with_late_steps(measured, setting, machine, measured.period_s - expected_s)
         missing_s = min(max(measured.period_s - expected_s - late_s, 0.0), measured.wait_s)
-        explained = 1.0 if measured.wait_s <= 0 else min(max(1 - missing_s / measured.wait_s, 0.0), 1.0)
+        # The run delay of tasks that mostly wait comes after their waiting, where no replay has it; it was measured.
+        unknown_s = max(missing_s - measured.delayed_s / max(setting.num_workers, 1), 0.0)
+        explained = 1.0 if measured.wait_s <= 0 else min(max(1 - unknown_s / measured.wait_s, 0.0), 1.0)
         if missing_s > 0.01 * measured.period_s:
-            machine = _with_hop(measured, setting, machine, machine.hop_s + missing_s)
+            machine = _with_latency(measured, setting, machine, machine.latency_s + missing_s)
         return cls(measured, context, machine, explained, has_ranges)
+
+    @property
+    def is_throttled(self) -> bool:
+        """True if a CPU quota limits the loop."""
+        return _is_throttled(self.measured, self.context)
+
+    @property
+    def twice_the_cpus(self) -> Machine:
+        """The machine with twice the quota."""
+        return replace(self.machine, cpus=2 * self.machine.cpus)
 
     @cached_property
     def present(self) -> Case:
-        """The loop as it is."""
+        """The present loop."""
         return Case(self.context.setting, self.machine)
 
     @cached_property
@@ -113,7 +137,7 @@ class Model:
 
     def gain(self, case: Case) -> float:
         """Speed-up of the whole loop, start-up included."""
-        return self._weighed(self.now_s, case.period_s(self.measured.batches), case.setting)
+        return self._epoch_gain(self.now_s, case.period_s(self.measured.batches), case.setting)
 
     def range_of(self, case: Case, other: Case | None = None) -> Gain:
         """The gain with its range, from resampled batches.
@@ -123,7 +147,7 @@ class Model:
         if not self.has_ranges:
             return Gain(gain := self.gain(case), gain, gain)
         gains = sorted(
-            self._weighed(before_s, case.period_s(batches), case.setting) for batches, before_s in self._replicates
+            self._epoch_gain(before_s, case.period_s(batches), case.setting) for batches, before_s in self._replicates
         )
         error = 0.02 + min(abs(self.now_s / self.measured.period_s - 1) / 2, 0.2) if self.measured.period_s else 0.02
         gain = self.gain(case)
@@ -133,8 +157,8 @@ class Model:
 
     def removal(self, stage: str) -> Case:
         """The loop if a stage took no time."""
-        if stage == "hop":
-            return Case(self.present.setting, replace(self.machine, hop_s=0.0))
+        if stage == "latency":
+            return Case(self.present.setting, replace(self.machine, latency_s=0.0))
         return self.present._replace(change=lambda batch: batch.without(stage))
 
     @cached_property
@@ -146,7 +170,7 @@ class Model:
     @cached_property
     def free_gain(self) -> float:
         """Gain if data took no time: the headroom of the loop."""
-        case = Case(self.present.setting, replace(self.machine, hop_s=0.0), BatchTimes.free)
+        case = Case(self.present.setting, replace(self.machine, latency_s=0.0), BatchTimes.free)
         step_s = case.period_s(self.measured.batches)
         return self.now_s / step_s if step_s > 0 else _MOST_GAIN
 
@@ -161,16 +185,19 @@ class Model:
         before = self.present.setting
         if before.method == setting.method:
             return Case(setting, self.machine)
-        machine = replace(self.machine, hop_s=HOP_S[setting.method])
+        machine = replace(self.machine, latency_s=HOP_S[setting.method])
         if setting.method == THREAD:
-            machine = replace(machine, gil=UNKNOWN_GIL if self.context.many_at_once else 1.0)
-        return Case(setting, machine, _transported(setting.method))
+            machine = replace(machine, gil=UNKNOWN_GIL if self.context.fetches_many else 1.0)
+        return Case(setting, machine, _change_transport(setting.method))
 
     @property
     def startup_s(self) -> float:
-        """Wait for the first batch, without the building of it."""
+        """Start and end of an epoch's workers.
+
+        That is the wait for the first batch, without the building of it.
+        """
         first_s = fmean(sum(task.alone_s for task in batch.work.values()) for batch in self.measured.batches)
-        return max(self.measured.startup_s - first_s, 0.0)
+        return max(self.measured.startup_s - first_s, 0.0) + self.measured.closing_s
 
     def without_startup(self) -> float:
         """Gain of an epoch whose workers run already."""
@@ -181,72 +208,166 @@ class Model:
     def _epoch_batches(self) -> int:
         return max(self.context.epoch_batches or _LONG, 1)
 
-    def _weighed(self, before_s: float, after_s: float, setting: EngineSetting) -> float:
+    def _epoch_gain(self, before_s: float, after_s: float, setting: EngineSetting) -> float:
         """Ratio of the times of an epoch, each with its start-up."""
-        startup_s = 0.0 if self.context.persistent_workers else self.startup_s
+        before_s += self._start_s(self.present.setting) / self._epoch_batches
         after_s += self._start_s(setting) / self._epoch_batches
-        startup_s /= self._epoch_batches
-        return min((startup_s + before_s) / max(startup_s + after_s, before_s / _MOST_GAIN), _MOST_GAIN)
+        return min(before_s / max(after_s, before_s / _MOST_GAIN), _MOST_GAIN)
 
     def _start_s(self, setting: EngineSetting) -> float:
-        """Seconds of an epoch that the start of further processes takes."""
-        if setting.method != PROCESS or self.context.persistent_workers:
+        """Seconds for the start and the end of an epoch's workers."""
+        before = self.present.setting
+        if self.context.persistent_workers:
             return 0.0
-        stretch = 1 / max(1 - self.measured.delay_share, _LEAST_SHARE)
-        further_s = START_CPU_S * stretch / self.context.cpus
-        if self.present.setting.method != PROCESS:
-            return START_S * stretch + setting.num_workers * further_s
-        return max(setting.num_workers - self.present.setting.num_workers, 0) * further_s
+        if setting.method == before.method:
+            further = max(setting.num_workers - before.num_workers, 0) if setting.method == PROCESS else 0
+            return self.startup_s + further * self._further_s
+        return START_S * self._stretch + setting.num_workers * self._further_s if setting.method == PROCESS else 0.0
+
+    @property
+    def _stretch(self) -> float:
+        return 1 / max(1 - self.measured.delay_share, _LEAST_SHARE)
+
+    @property
+    def _further_s(self) -> float:
+        """Seconds for the start of another process."""
+        return START_CPU_S * self._stretch / self.context.cpus
 
     @cached_property
     def _replicates(self) -> list[tuple[list[BatchTimes], float]]:
         """Resampled recordings, each with its period in the present."""
         source = random.Random(0)
-        resampled = [_resampled(self.measured.batches, source) for _ in range(REPLICATES)]
+        resampled = [_resample(self.measured.batches, source) for _ in range(REPLICATES)]
         return [(batches, self.present.period_s(batches)) for batches in resampled]
 
 
 _LONG = 1_000_000
-"""Batches of an epoch of unknown length."""
+"""Assumed number of batches of an epoch of unknown length."""
 
 
 _MOST_GAIN = 1000.0
 
 
 _LEAST_SHARE = 0.2
-"""Least share of its computing time for which a starting process is taken to run."""
+"""Lower bound for the share of time in which a starting process runs."""
+
+
+def _with_contention(measured: Measured, setting: EngineSetting) -> Measured:
+    """Separate waiting for a lock of other workers from other waiting.
+
+    Workers that often wait for each other keep the lock in use: one of n holds it at any time, so a batch holds it for
+    an n-th of its time.
+    """
+    workers, waited = setting.num_workers, measured.contended_share
+    fetch = measured.mean("fetch")
+    if setting.method != PROCESS or workers < 2 or waited < CONTENDED or not fetch.wait_s:
+        return measured
+    built_s = sum(measured.mean(stage).alone_s for stage in WORK)
+    lock_s = min(waited * built_s, fetch.wait_s)
+    left, held = 1 - lock_s / fetch.wait_s, 1 / workers
+
+    def separated(batch: BatchTimes) -> BatchTimes:
+        task = batch.work.get("fetch", Task())
+        whole_s = sum(each.alone_s for each in batch.work.values())
+        return replace(
+            batch, work={**batch.work, "fetch": task._replace(wait_s=left * task.wait_s, held_s=held * whole_s)}
+        )
+
+    return replace(measured, batches=tuple(map(separated, measured.batches)))
+
+
+CONTENDED = 0.15
+"""Share of the workers' time in which they wait for a lock from which it counts as always in use."""
 
 
 def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]:
     """Separate waiting for Python's lock, or a quota, from other waiting.
 
-    A resource that is in use nearly all the time explains the waiting of those who compute: the replay computes it
-    from the computing alone, and for any other number of them.
+    A resource that is in use nearly all the time explains the waiting of tasks that compute. The replay then derives
+    this waiting from the computing alone, for any number of tasks.
     """
     setting = context.setting
-    machine = Machine(context.cpus, UNKNOWN_GIL, HOP_S[setting.method])
+    takes = max(measured.step_waits / SWITCHES_PER_TAKE, 1.0)
+    machine = Machine(context.cpus, UNKNOWN_GIL, takes, HOP_S[setting.method])
     used = measured.concurrency
-    if context.throttled and used > _IN_USE * context.cpus:
-        return _only_computing(measured), machine
-    if setting.method != THREAD or setting.num_workers < 2 or context.cpus <= 1:
+    if _is_throttled(measured, context):
+        measured = _only_computing(measured)
+        # What the loop computes outside all stages takes a part of the quota, too.
+        return measured, _with_cpus(measured, setting, machine, _LEAST_SHARE * context.cpus)
+    if setting.method != THREAD or context.cpus <= 1:
         return measured, machine
-    # The lock is also in use while its holder is ready to run, and others have the CPUs.
-    held = used + measured.delayed_s / measured.period_s
     if used > 1.2:  # the lock is held by one thread at a time, so a part of the work does without it
         return measured, replace(machine, gil=min(UNKNOWN_GIL, 1 / used))
+    if not _waits_for_lock(measured, setting):
+        return measured, machine
+    machine = replace(machine, gil=1.0)
+    measured = _only_computing(measured)
+    return _with_locked_steps(measured, setting, machine), machine
+
+
+def _is_throttled(measured: Measured, context: Context) -> bool:
+    """True if a quota stops the loop, which uses most of it."""
+    return context.throttled and measured.concurrency > _MOST_OF_QUOTA * context.cpus
+
+
+def _waits_for_lock(measured: Measured, setting: EngineSetting) -> bool:
+    """True if worker threads wait for Python's lock, and not for files."""
     work = [measured.mean(stage) for stage in WORK]
     wait_s, cpu_s = sum(task.wait_s for task in work), sum(task.cpu_s for task in work)
-    if held > _IN_USE and _LOCKED * cpu_s < wait_s < cpu_s / _LOCKED:
-        return _only_computing(measured), replace(machine, gil=1.0)
-    return measured, machine
+    if wait_s > cpu_s / _LOCKED:
+        return False
+    if measured.lock_s is not None or measured.loop_lock_s is not None:
+        # With n threads, the probe of a worker waits for n - 1 others.
+        workers = setting.num_workers / 2
+        return (measured.lock_s or 0.0) > _HELD * SWITCH_S * workers or (measured.loop_lock_s or 0.0) > _HELD * SWITCH_S
+    if setting.num_workers < 2:
+        return False
+    # The lock is also in use while its holder is ready to run, and others have the CPUs.
+    held = measured.concurrency + measured.delayed_s / measured.period_s
+    return held > _IN_USE and wait_s > _LOCKED * cpu_s
+
+
+def _with_locked_steps(measured: Measured, setting: EngineSetting, machine: Machine) -> Measured:
+    """Steps without their waits for the lock.
+
+    A replay with the lock gives the measured ones.
+    """
+    low, high = 0.0, measured.mean("step").wait_s
+    if replay_step(measured.batches, setting, machine) <= measured.step_s:
+        return measured
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        batches = [batch.later(-middle) for batch in measured.batches]
+        if replay_step(batches, setting, machine) > measured.step_s:
+            low = middle
+        else:
+            high = middle
+    return replace(measured, batches=tuple(batch.later(-low) for batch in measured.batches))
+
+
+SWITCHES_PER_TAKE = 3.0
+"""Waits that the kernel counts where a step waits for a device, and then for Python's lock.
+
+The second wait is two: it asks for the lock after one interval.
+"""
+
+
+_HELD = 0.15
+"""Share of the longest wait for Python's lock from which a probe shows that others compute with it."""
+
+
+_MOST_OF_QUOTA = 0.5
+"""Share of a used-up quota that the stages must have used for the quota to be the limit."""
 
 
 _IN_USE = 0.8
-"""Share of the time from which a resource counts as in use all the time."""
+"""Share of the time above which a resource counts as always in use."""
 
 
 _LOCKED = 0.2
-"""Waiting per CPU time, and its inverse, between which a thread may wait for the lock rather than for a file."""
+"""Largest ratio of waiting to CPU time, and of CPU time to waiting, at which a thread may wait for the lock rather than
+for a file.
+"""
 
 
 def _only_computing(measured: Measured) -> Measured:
@@ -258,8 +379,20 @@ def _only_computing(measured: Measured) -> Measured:
 
 
 def _with_others(measured: Measured, setting: EngineSetting, machine: Machine) -> Machine:
-    """The machine with as many CPUs as explain the period."""
-    low, high = machine.cpus / 20, machine.cpus
+    """The machine with as many CPUs as explain the period.
+
+    It has at least those that others do not use.
+    """
+    others = machine.cpus if measured.others_cpus is None else measured.others_cpus
+    return _with_cpus(measured, setting, machine, max(machine.cpus / 20, machine.cpus - others))
+
+
+def _with_cpus(measured: Measured, setting: EngineSetting, machine: Machine, low: float) -> Machine:
+    """The machine with the CPUs that explain the period.
+
+    They are at least `low`.
+    """
+    high = machine.cpus
     for _ in range(_STEPS):
         middle = (low + high) / 2
         if replay(measured.batches, setting, replace(machine, cpus=middle)) > measured.period_s:
@@ -274,35 +407,32 @@ def _with_late_steps(
 ) -> tuple[Measured, float]:
     """Steps that take as long as measured, and the seconds added.
 
-    A step that sleeps is woken late where others have the CPUs; that is no waiting for data.
+    A step that sleeps is woken late if other tasks have the CPUs. That is not waiting for data.
     """
     free = [batch.free() for batch in measured.batches]
-    late_s = min(missing_s, measured.step_s - replay(free, setting, replace(machine, hop_s=0.0)))
+    late_s = min(missing_s, measured.step_s - replay(free, setting, replace(machine, latency_s=0.0)))
     if late_s <= 0:
         return measured, 0.0
-    batches = tuple(
-        replace(batch, step=batch.step._replace(wait_s=batch.step.wait_s + late_s)) for batch in measured.batches
-    )
-    return replace(measured, batches=batches), late_s
+    return replace(measured, batches=tuple(batch.later(late_s) for batch in measured.batches)), late_s
 
 
-def _with_hop(measured: Measured, setting: EngineSetting, machine: Machine, most_s: float) -> Machine:
+def _with_latency(measured: Measured, setting: EngineSetting, machine: Machine, most_s: float) -> Machine:
     """The machine with a wait per batch that gives the measured period."""
-    low, high = machine.hop_s, 2 * most_s
+    low, high = machine.latency_s, 2 * most_s
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        if replay(measured.batches, setting, replace(machine, hop_s=middle)) < measured.period_s:
+        if replay(measured.batches, setting, replace(machine, latency_s=middle)) < measured.period_s:
             low = middle
         else:
             high = middle
-    return replace(machine, hop_s=low)
+    return replace(machine, latency_s=low)
 
 
 _STEPS = 9
 """Bisections: the last interval is a 500th of the first."""
 
 
-def _transported(method: str) -> Change:
+def _change_transport(method: str) -> Change:
     """Change of a batch that comes from another kind of pool."""
 
     def change(batch: BatchTimes) -> BatchTimes:
@@ -314,7 +444,7 @@ def _transported(method: str) -> Change:
     return change
 
 
-def _resampled(batches: Sequence[BatchTimes], source: random.Random) -> list[BatchTimes]:
+def _resample(batches: Sequence[BatchTimes], source: random.Random) -> list[BatchTimes]:
     """Blocks of batches, drawn with replacement."""
     number = len(batches)
     starts = (source.randrange(number) for _ in range(0, number, BLOCK))

@@ -1,6 +1,6 @@
 """Report page: one HTML file with all figures of a run.
 
-It needs no other file and no network, and reads well on phones, in light and in dark.
+It needs no other file and no network, and adapts to phones and to dark mode.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _ranks(reports: Sequence[RankReport]) -> str:
 def slowest_rank(reports: Sequence[RankReport]) -> RankReport:
     """The rank with the longest waits per batch.
 
-    Where ranks step together, the others wait for it in their step.
+    If ranks step together, the others wait for it during their steps.
     """
     return max(reports, key=lambda report: _mean(report.figures, "wait"))
 
@@ -103,7 +103,7 @@ def _slow_text(slow: RankReport, reports: Sequence[RankReport]) -> str:
     others = [_mean(report.figures, "wait") for report in reports if report is not slow]
     wait, usual = _mean(slow.figures, "wait"), sorted(others)[len(others) // 2]
     if wait < 1.5 * usual + 1e-3:
-        return f"The ranks wait alike: {seconds(usual)} to {seconds(wait)} per batch."
+        return f"All ranks wait about equally: {seconds(usual)} to {seconds(wait)} per batch."
     return (
         f"Rank {slow.figures['rank']} on {slow.figures['host']} is the slow one: it waits {seconds(wait)} per batch "
         f"for its data, others {seconds(usual)}. Where ranks step together, all of them wait for it."
@@ -117,8 +117,8 @@ def _mean(figures: Mapping[str, Any], stage: str) -> float:
 
 def _rank(report: RankReport, *, folded: bool) -> str:
     inner = "".join(
-        (_verdict(report), _tiles(report), _where(report), _over_time(report), _timeline(report), _stages(report),
-         _slowest(report), _incidents(report), _settings(report))
+        (_verdict(report), _lines(report), _tiles(report), _what_if(report), _where(report), _over_time(report),
+         _timeline(report), _stages(report), _slowest(report), _incidents(report), _settings(report))
     )  # fmt: skip
     if not folded:
         return inner
@@ -149,6 +149,51 @@ def _tiles(report: RankReport) -> str:
     ]
     cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in tiles)
     return f'<section class="tiles">{cells}</section>\n'
+
+
+def _lines(report: RankReport) -> str:
+    rows = [
+        [share(line["share"]), escape(line["where"]), f"<code>{escape(line['text'])}</code>"]
+        for line in report.figures.get("lines", ())
+    ]
+    return _section("Lines that take the time of samples", _table(("", "", ""), rows)) if rows else ""
+
+
+def _what_if(report: RankReport) -> str:
+    """Controls for settings, over a table of predicted rates."""
+    predicted = report.figures.get("what_if", ())
+    cells = {(cell["num_workers"], cell["prefetch_factor"]): cell for cell in predicted if cell["in_order"]}
+    if not cells:
+        return ""
+    now = next((cell for cell in predicted if cell["is_now"]), None)
+    factors = sorted({factor for _, factor in cells})
+    rate = report.figures["samples"] / report.figures["wall_s"] if report.figures["wall_s"] else 0.0
+    known = {number for number, _ in cells}
+    kept = known.intersection((*_TABLE_COUNTS, -1 if now is None else now["num_workers"]))
+    rows = [
+        [f"{number}", *(_predicted(cells.get((number, factor)), rate) for factor in factors)] for number in sorted(kept)
+    ]
+    heads = ("num_workers", *(f"prefetch_factor={factor}" for factor in factors))
+    note = "<p>Samples/s as the model predicts them, with the gain over today.</p>"
+    return _section("What if", _CONTROLS + _table(heads, rows) + note)
+
+
+_TABLE_COUNTS = (0, 1, 2, 4, 8, 16)
+
+
+_CONTROLS = (
+    '<form class="what-if" hidden><label>num_workers <b></b><input type="range" name="num_workers"></label>'
+    '<label>prefetch_factor <b></b><input type="range" name="prefetch_factor"></label>'
+    '<label><input type="checkbox" name="in_order"> in_order</label><output></output></form>\n'
+)
+"""Hidden until the script of the page has filled them: without scripts, the table is there."""
+
+
+def _predicted(cell: Mapping[str, Any] | None, rate: float) -> str:
+    if cell is None:
+        return ""
+    text = f"{rate * cell['gain']:,.0f} · {cell['gain']:.2f} ×"
+    return f"<b>{text} now</b>" if cell["is_now"] else text
 
 
 def _where(report: RankReport) -> str:
@@ -240,6 +285,8 @@ def _incidents(report: RankReport) -> str:
         rows.append(["padding in batches", share(figures["padding_share"])])
     if figures["throttled_share"] is not None:
         rows.append(["periods cut short by the CPU quota", share(figures["throttled_share"])])
+    if figures.get("contended_share"):
+        rows.append(["workers waited for a lock of another worker", share(figures["contended_share"])])
     if figures["worker_growth_nbytes"] is not None:
         rows.append(["growth of the workers per epoch", _growth(figures["worker_growth_nbytes"])])
     rows += [[f"stores: {escape(name.replace('_', ' '))}", f"{amount:,.6g}"] for name, amount in stores.items()]

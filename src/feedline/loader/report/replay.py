@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 INLINE, THREAD, PROCESS = "inline", "thread", "process"
 
@@ -22,7 +22,9 @@ class Task(NamedTuple):
     cpu_s: float = 0.0
     """Seconds of computing on a CPU of its own."""
     width: float = 1.0
-    """CPUs in use while it computes; more than 1 where it starts threads."""
+    """CPUs in use while it computes; more than 1 if it starts threads."""
+    held_s: float = 0.0
+    """Seconds of it in which it holds what no other worker may have meanwhile, such as a lock."""
 
     @property
     def alone_s(self) -> float:
@@ -32,7 +34,8 @@ class Task(NamedTuple):
     def __add__(self, other: Task) -> Task:  # type: ignore[override]
         cpu_s = self.cpu_s + other.cpu_s
         used = self.cpu_s * self.width + other.cpu_s * other.width
-        return Task(self.wait_s + other.wait_s, cpu_s, used / cpu_s if cpu_s else 1.0)
+        held_s = self.held_s + other.held_s
+        return Task(self.wait_s + other.wait_s, cpu_s, used / cpu_s if cpu_s else 1.0, held_s)
 
 
 NO_TASK = Task()
@@ -53,24 +56,32 @@ class BatchTimes:
 
     def without(self, stage: str) -> BatchTimes:
         """The batch with one stage that takes no time."""
-        return self.scaled(stage, 0.0)
+        return self.scale(stage, 0.0)
 
-    def scaled(self, stage: str, factor: float) -> BatchTimes:
+    def scale(self, stage: str, factor: float) -> BatchTimes:
         """The batch with the time of one stage multiplied."""
         if stage in self.work:
-            return replace(self, work={**self.work, stage: _scaled(self.work[stage], factor)})
+            return replace(self, work={**self.work, stage: _scale(self.work[stage], factor)})
         if stage not in ("sample", "decode", "step"):
             return self  # a stage that other batches have
-        changed: dict[str, Any] = {stage: _scaled(getattr(self, stage), factor)}
+        changed: dict[str, Any] = {stage: _scale(getattr(self, stage), factor)}
         return replace(self, **changed)
+
+    def shared(self) -> BatchTimes:
+        """The batch if workers did not exclude each other."""
+        return replace(self, work={stage: task._replace(held_s=0.0) for stage, task in self.work.items()})
+
+    def later(self, seconds: float) -> BatchTimes:
+        """The batch with a step that waits longer."""
+        return replace(self, step=self.step._replace(wait_s=max(self.step.wait_s + seconds, 0.0)))
 
     def free(self) -> BatchTimes:
         """The batch if data took no time: only the step is left."""
         return BatchTimes({}, step=self.step)
 
 
-def _scaled(task: Task, factor: float) -> Task:
-    return Task(task.wait_s * factor, task.cpu_s * factor, task.width)
+def _scale(task: Task, factor: float) -> Task:
+    return Task(task.wait_s * factor, task.cpu_s * factor, task.width, task.held_s * factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +92,7 @@ class EngineSetting:
     prefetch_factor: int = 2
     in_order: bool = True
     method: str = INLINE
-    pinned: bool = False
+    round_robin: bool = False
     """Batch b belongs to worker b modulo `num_workers`; else an idle worker takes the next batch."""
 
     @property
@@ -98,22 +109,30 @@ class Machine:
     """CPUs that affinity, quota and other programs leave."""
     gil: float = 1.0
     """Share of the computing of threads that holds Python's lock."""
-    hop_s: float = 0.0
-    """Seconds per batch in which the loop waits for what no stage contains, such as the wake-up of a worker."""
+    takes: float = 1.0
+    """Times that a step takes Python's lock again, after waiting or native code."""
+    latency_s: float = 0.0
+    """Seconds per batch in which the loop waits for something outside all stages, such as the wake-up of a worker."""
 
 
 _Phase = tuple[float, float, float]
 _Process = Generator[_Phase | None, None, None]
 
+LOCKED = 0.9
+"""Share of computing under Python's lock from which the loop has to wait for the lock."""
+
+SWITCH_S = 0.005
+"""Time after which a thread gives Python's lock to others that wait: `sys.getswitchinterval()`."""
+
 PIECES = 4
-"""Parts into which a task is cut that waits and computes: samples do both in turn."""
+"""Number of parts of a task that waits and computes: samples do both in turn."""
 
 ONE_KIND = 0.05
-"""Share below which the smaller of waiting and computing does not cut a task."""
+"""Share below which the smaller of waiting and computing does not divide a task."""
 
 
 def _phases(task: Task) -> Sequence[_Phase]:
-    wait_s, cpu_s, width = task
+    wait_s, cpu_s, width, _ = task
     if min(wait_s, cpu_s) <= ONE_KIND * (wait_s + cpu_s):
         return ((wait_s, cpu_s, width),)
     return ((wait_s / PIECES, cpu_s / PIECES, width),) * PIECES
@@ -123,18 +142,23 @@ def _phases(task: Task) -> Sequence[_Phase]:
 class _Clock:
     """Time of processes that sleep, or compute on shared CPUs.
 
-    All computing processes progress at one rate. Virtual time passes at this rate, so a process ends when virtual time
-    has advanced by its computing time, whatever others do.
+    All computing processes progress at one rate, and virtual time passes at this rate. A process therefore ends when
+    virtual time has advanced by its computing time, whatever other processes do.
     """
 
     limit: float
-    """Greatest width that computes at full speed: CPUs, or for threads what the lock allows."""
+    """Greatest width that computes at full speed: the CPUs, or for threads the limit of the lock."""
     now: float = 0.0
     _virtual: float = 0.0
     _width: float = 0.0
     _number: int = 0
     _asleep: list[tuple[float, int, _Process, float, float]] = field(default_factory=list)
     _computing: list[tuple[float, int, _Process, float]] = field(default_factory=list)
+
+    @property
+    def computing(self) -> int:
+        """Number of processes that compute."""
+        return len(self._computing)
 
     def resume(self, process: _Process) -> None:
         """Let a process begin, or go on after it was parked."""
@@ -163,6 +187,7 @@ class _Clock:
             done_s = self.now + (computing[0][0] - self._virtual) / rate if computing else float("inf")
             if asleep and asleep[0][0] <= done_s:
                 woken_s, _, process, cpu_s, width = heappop(asleep)
+                # Virtual time stands still while no process computes: it would otherwise count as progress of the next.
                 self._virtual += (woken_s - self.now) * rate if computing else 0.0
                 self.now = woken_s
                 if cpu_s > 0:
@@ -172,6 +197,7 @@ class _Clock:
             else:
                 self._virtual, _, process, width = heappop(computing)
                 self.now = done_s
+                # 0 after the last one: rounding errors of the sum would grow over thousands of batches.
                 self._width = self._width - width if computing else 0.0
                 self.resume(process)
 
@@ -180,12 +206,14 @@ class _Engine:
     """The loop, its window and its workers, as processes of a clock."""
 
     def __init__(self, batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machine) -> None:
+        # Each thread needs the lock for this share of its computing, so at most 1 / share of them compute at once.
         locked = machine.gil if setting.method == THREAD else 0.0
+        self._is_locked = locked >= LOCKED
         self._clock = _Clock(min(machine.cpus, 1 / locked) if locked else machine.cpus)
         self._batches, self._setting, self._machine = batches, setting, machine
         self._work = [_phases(sum(batch.work.values(), NO_TASK)) for batch in batches]
         workers = 0 if setting.method == INLINE else setting.num_workers
-        self._queues: list[deque[int]] = [deque() for _ in range(workers if setting.pinned and workers else 1)]
+        self._queues: list[deque[int]] = [deque() for _ in range(workers if setting.round_robin and workers else 1)]
         self._idle: list[list[int]] = [[] for _ in self._queues]
         self._workers = [self._run_worker(number) for number in range(workers)]
         self._loop = self._run_loop()
@@ -193,13 +221,15 @@ class _Engine:
         self._arrived: deque[int] = deque()
         self._received: set[int] = set()
         self.delivered_s: list[float] = []
-
-    def run(self) -> list[float]:
         """Times at which the loop got its batches."""
+        self.steps_s: list[float] = []
+
+    def run(self) -> Self:
+        """Deliver all batches."""
         for process in [*self._workers, self._loop]:
             self._clock.resume(process)
         self._clock.run()
-        return self.delivered_s
+        return self
 
     def _run_worker(self, number: int) -> _Process:
         queue = number % len(self._queues)
@@ -224,6 +254,7 @@ class _Engine:
         ahead, total, drawn = self._setting.ahead, len(self._batches), 0
         window: list[int] = []
         for turn in range(total):
+            # The due batch comes in addition: `ahead` requests are in flight while the loop computes.
             while len(window) <= ahead and drawn < total:
                 yield from _phases(self._batches[drawn].sample)
                 self._submit(drawn)
@@ -234,9 +265,10 @@ class _Engine:
             else:
                 yield from self._work[turn]
             window.remove(self._due(window))
-            yield (self._machine.hop_s, 0.0, 1.0)
+            yield (self._machine.latency_s, 0.0, 1.0)
             self.delivered_s.append(self._clock.now)
-            yield from _phases(self._batches[turn].step)
+            yield from self._step(self._batches[turn].step)
+            self.steps_s.append(self._clock.now - self.delivered_s[-1])
 
     def _due(self, window: list[int]) -> int:
         if self._setting.in_order or not self._workers:
@@ -249,17 +281,41 @@ class _Engine:
             if not self._arrived:
                 self._loop_is_parked = True
                 yield None
+                if self._is_locked:
+                    yield from self._take_lock(1.0)
             while self._arrived:
                 number = self._arrived.popleft()
                 yield from _phases(self._batches[number].decode)
                 self._received.add(number)
+
+    def _step(self, step: Task) -> _Process:
+        """A step, which takes the lock again after each of its waits."""
+        if not self._is_locked or step.wait_s <= 0:
+            yield from _phases(step)
+            return
+        parts = min(max(round(self._machine.takes), 1), PIECES)
+        for _ in range(parts):
+            yield (step.wait_s / parts, 0.0, 1.0)
+            yield from self._take_lock(self._machine.takes / parts)
+            yield (0.0, step.cpu_s / parts, step.width)
+
+    def _take_lock(self, times: float) -> _Process:
+        """Wait until threads that compute give the lock back.
+
+        One keeps it for an interval if others wait. Of those that wait, any one gets it: with n threads that compute,
+        it takes (n + 1) / 2 intervals in the mean.
+        """
+        waited_s, slice_s = 0.0, times * SWITCH_S / 4
+        while waited_s < times * SWITCH_S * (self._clock.computing + 1) / 2 and self._clock.computing:
+            yield (slice_s, 0.0, 1.0)
+            waited_s += slice_s
 
     def _is_due(self, window: list[int]) -> bool:
         return window[0] in self._received or (not self._setting.in_order and not self._received.isdisjoint(window))
 
 
 LEAST = 48
-"""Batches that a replay has at least: fewer are repeated."""
+"""Least number of batches of a replay: fewer are repeated."""
 
 
 def replay(batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machine) -> float:
@@ -270,11 +326,37 @@ def replay(batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machi
     if not batches:
         raise ValueError("a replay needs at least one batch")
     filling = setting.ahead + 1
-    # Whole cycles: every batch counts as often as every other, whatever the setting.
-    number = len(batches) * -(-max(LEAST, 2 * filling) // len(batches))
-    cycle = [batches[turn % len(batches)] for turn in range(number + 3 * filling)]
-    delivered_s = _Engine(cycle, setting, machine).run()
+    number = _number(batches, setting)
+    delivered_s = _run(batches, setting, machine).delivered_s
     # A loop that receives all that has arrived does so in bursts of one window: the mean over one window of starts. In
     # the last window nothing new is requested, and in the first one the workers have nothing yet: neither counts.
     starts = range(filling, 2 * filling)
-    return sum(delivered_s[start + number] - delivered_s[start] for start in starts) / (number * filling)
+    period_s = sum(delivered_s[start + number] - delivered_s[start] for start in starts) / (number * filling)
+    return max(period_s, _held_s(batches))
+
+
+def _held_s(batches: Sequence[BatchTimes]) -> float:
+    """Mean seconds of a batch that no other one can share."""
+    return sum(task.held_s for batch in batches for task in batch.work.values()) / len(batches)
+
+
+def replay_step(batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machine) -> float:
+    """Mean seconds of a step.
+
+    Waits for CPUs and for Python's lock are included.
+    """
+    steps_s = _run(batches, setting, machine).steps_s[setting.ahead + 1 :]
+    return sum(steps_s) / len(steps_s)
+
+
+def _run(batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machine) -> _Engine:
+    number = _number(batches, setting) + 3 * (setting.ahead + 1)
+    return _Engine([batches[turn % len(batches)] for turn in range(number)], setting, machine).run()
+
+
+def _number(batches: Sequence[BatchTimes], setting: EngineSetting) -> int:
+    """Batches in whole cycles.
+
+    Every one counts as often as every other, whatever the setting.
+    """
+    return len(batches) * -(-max(LEAST, 2 * (setting.ahead + 1)) // len(batches))

@@ -1,6 +1,6 @@
-"""Structured log of a run, bounded in size.
+"""History of a run: points in memory, and a log on disk.
 
-It has a line of JSON per interval and epoch.
+Both are bounded in size. The log has a line of JSON per interval and epoch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _log = logging.getLogger("feedline")
 
@@ -20,7 +20,7 @@ INTERVAL_S = 10.0
 """Time between two lines."""
 
 
-MOST_NBYTES = 8 << 20
+MAX_NBYTES = 8 << 20
 """Size from which lines close in time are removed, and the interval is doubled: the whole run stays in the log."""
 
 
@@ -30,9 +30,9 @@ class RunLog:
     A failure to write, such as a full disk, is logged once and ends the log, but not the run.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, interval_s: float = INTERVAL_S, most_nbytes: int = MOST_NBYTES):
+    def __init__(self, path: str | os.PathLike[str], *, interval_s: float = INTERVAL_S, max_nbytes: int = MAX_NBYTES):
         self.path = Path(path)
-        self._interval_s, self._most_nbytes = interval_s, most_nbytes
+        self._interval_s, self._max_nbytes = interval_s, max_nbytes
         self._due_s = 0.0
         self._failed = False
 
@@ -47,7 +47,7 @@ class RunLog:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(line)
                 nbytes = file.tell()
-            if nbytes > self._most_nbytes:
+            if nbytes > self._max_nbytes:
                 self._thin_out()
         except OSError as error:
             self._failed = True
@@ -73,7 +73,7 @@ def _line(figures: Mapping[str, Any]) -> str:
 def path_of_rank(path: str | os.PathLike[str], rank: int, world_size: int) -> Path:
     """The path for one rank.
 
-    `{rank}` is replaced, or else ".rank3" is put before the suffix. One rank alone writes to the path itself.
+    `{rank}` is replaced, or else ".rank3" is put before the suffix. A single rank writes to the path itself.
     """
     text = os.fspath(path)
     if "{rank}" in text:
@@ -85,7 +85,7 @@ def path_of_rank(path: str | os.PathLike[str], rank: int, world_size: int) -> Pa
 def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The lines of a run log, oldest first.
 
-    Damaged lines, such as a last one that was cut off, are left out.
+    Damaged lines are left out, such as an incomplete last line.
     """
     lines = []
     for line in Path(path).read_text(encoding="utf-8").splitlines():
@@ -96,3 +96,47 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         if isinstance(figures, dict):
             lines.append(figures)
     return lines
+
+
+MOST_POINTS = 240
+"""Points that are kept: more than a chart has columns."""
+
+
+FIRST_INTERVAL_S = 1.0
+
+
+class HistoryPoint(NamedTuple):
+    """Sums of a loader at one moment."""
+
+    time_s: float
+    """Seconds since 1970."""
+    epoch: int
+    batches: int
+    samples: int
+    wait_s: float
+    step_s: float
+    ready: int
+    worker_nbytes: int
+
+
+class History:
+    """Points at equal distances, which double when there are too many.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, interval_s: float = FIRST_INTERVAL_S) -> None:
+        self.points: list[HistoryPoint] = []
+        self._interval_s = interval_s
+
+    def is_due(self, time_s: float) -> bool:
+        """True if this time is far enough from the last point."""
+        return not self.points or time_s - self.points[-1].time_s >= self._interval_s
+
+    def add(self, point: HistoryPoint) -> None:
+        """Append a point."""
+        points = [*self.points, point]
+        if len(points) > MOST_POINTS:
+            points = [*points[:-1:2], point]
+            self._interval_s *= 2
+        self.points = points  # readers in other threads keep the former list

@@ -1,4 +1,4 @@
-"""Libraries that a dataset reads with, and feedline's answer to each."""
+"""Libraries that datasets read with, and feedline's alternatives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 class _OwnAnswer(NamedTuple):
     names: tuple[str, ...]
-    """Dotted names; one of a module stands for all that is in it."""
+    """Dotted names; the name of a module stands for everything in it."""
     text: str
 
 
@@ -44,17 +44,17 @@ class SampleSource:
     """Call of a library in `__getitem__` that reads or decodes a sample."""
 
     call: str = ""
-    """The name as the code has it, such as "requests.get"; empty if none is known."""
+    """The name in the code, such as "requests.get"; empty if none is known."""
     where: str = ""
     """File and line, such as "data.py:31"."""
     answer: str = ""
-    """feedline's own way to read the same; empty if there is none."""
+    """feedline's own way to read the same data; empty if there is none."""
 
 
 def source_of(dataset: Any) -> SampleSource:
     """The first known call in a dataset's `__getitem__`, or in `__iter__`.
 
-    Reads the code and runs none of it. Functions of the same module are followed.
+    Reads the code and runs none of it. Calls of functions in the same module are followed.
     """
     dataset = _innermost(dataset)
     if type(dataset).__module__.partition(".")[0] == "feedline":
@@ -150,10 +150,10 @@ def _resolve(variables: dict[str, Any], dataset: Any, name: str) -> tuple[Any, s
     return value, ".".join([module, getattr(owner, "__name__", first), *rest]) if module else ""
 
 
-def shares_itself_out(stream: Any) -> bool:
-    """True for an iterable dataset that shares itself out to workers.
+def shards_itself(stream: Any) -> bool:
+    """True for an iterable dataset that divides itself among the workers.
 
-    That is one with partitions, or whose code asks for `get_worker_info`. Streams of other libraries do so.
+    It has partitions, or its code calls `get_worker_info`. Streams of other libraries count, too.
     """
     if hasattr(stream, "num_partitions") or type(stream).__module__.partition(".")[0] in ("datasets", "webdataset"):
         return True

@@ -8,16 +8,12 @@ from typing import Any
 
 from feedline.core.histogram import quantile_s
 from feedline.core.store_metrics import StoreStatistics
-from feedline.core.telemetry import CPU, MAIN, RUN_DELAY
+from feedline.core.telemetry import CPU, LOCK, MAIN, RUN_DELAY, SWITCHES
 
 _FLAT = (
     "batches", "samples", "samples_per_s", "batches_per_s", "wait_share", "wait_s", "step_s", "epoch", "position",
     "ready", "restarts", "skipped", "in_flight_nbytes", "worker_nbytes", "padding_share", "throttled_share",
 )  # fmt: skip
-
-
-LOOP = ("wait", "step")
-"""Stages of the training loop itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +62,9 @@ class SlowBatch:
     number: int
     """Place in the epoch, from 0."""
     indices: Any = ()
-    """Its samples, as the dataset takes them; empty for an iterable dataset."""
+    """The indices of its samples; empty for an iterable dataset."""
     address: str = ""
-    """Place of its first sample, where the dataset tells it."""
+    """Address of its first sample, if the dataset has `address`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +77,29 @@ class Stats:
     batches: int = 0
     """Batches received by the loop."""
     samples: int = 0
-    """Samples in them; 0 where their number is unknown."""
+    """Samples in them; 0 if their number is unknown."""
     wall_s: float = 0.0
     """Seconds of waiting and computing, `wait_s + step_s`."""
     wait_s: float = 0.0
     """Seconds the loop waited for batches."""
     startup_s: float = 0.0
-    """Seconds of `wait_s` before the first batch."""
+    """Seconds of `wait_s` before the first batch, those in `iter(loader)` included."""
+    closing_s: float = 0.0
+    """Seconds from the end of an epoch until its workers had ended; not part of `wall_s`."""
     step_s: float = 0.0
     """Seconds of the loop's own work between batches."""
     step_cpu_s: float | None = None
     """CPU seconds of it; may exceed `step_s` where several threads compute. None if not measured."""
     run_delay_s: float = 0.0
-    """Seconds in which the loop or a worker was ready to run, but other programs had the CPUs."""
+    """Seconds in which the loop or a worker was ready to run while other programs used the CPUs."""
+    lock_s: float | None = None
+    """Mean seconds until a worker thread that has given Python's lock back has it again; None without such threads."""
+    loop_lock_s: float | None = None
+    """The same for the thread of the loop, before its step."""
+    step_waits: float = 0.0
+    """Mean number of times that a step stopped to wait: for a device, a file, a lock."""
+    others_cpus: float | None = None
+    """CPUs that other programs used during the epoch, of those that this process may use; None if not known."""
     stages: Mapping[str, StageTimes] = field(default_factory=dict)
     """Times of the stages that ran: "sample", "fetch", "collate", "encode", "decode" and others."""
     loop: Mapping[str, StageTimes] = field(default_factory=dict)
@@ -111,9 +117,9 @@ class Stats:
     hidden_copy_s: float = 0.0
     """Part of `copy_s` in which the loop did not wait for them."""
     decoded_on_device: int = 0
-    """Images of `DecodeOnDevice` that an accelerator was to decode, in this process."""
+    """Images of `DecodeOnDevice` that this process has sent to an accelerator."""
     decode_fallbacks: int = 0
-    """Those of them that the CPU had to decode."""
+    """Images of these that the CPU had to decode."""
     restarts: int = 0
     """Workers that died and were replaced."""
     skipped: int = 0
@@ -127,9 +133,9 @@ class Stats:
     position: int = 0
     """Batches of the current epoch that the loop has received, those before a resume included."""
     length: int | None = None
-    """Batches of an epoch on this rank; None where it is unknown."""
+    """Batches of an epoch on this rank; None if unknown."""
     ready: int = 0
-    """Batches that are complete and wait for the loop, when it last asked."""
+    """Complete batches that waited for the loop at its latest request."""
     in_flight: int = 0
     """Requests whose batch the loop has not received."""
     slowest: tuple[SlowBatch, ...] = ()
@@ -137,18 +143,35 @@ class Stats:
     worker_nbytes: int = 0
     """Resident memory of the worker processes, shared pages included, in bytes."""
     worker_growth_nbytes: float | None = None
-    """Growth of it per epoch; None before the end of the second epoch, and without worker processes."""
+    """Growth of `worker_nbytes` per epoch; None before the end of the second epoch, and without worker processes."""
     padding_share: float | None = None
     """Share of padding in batches with a mask or lengths, 0 to 1, from some of them; None if there are none."""
     throttled_share: float | None = None
-    """Share of the periods in which the CPU quota of the process's group was used up; None without a quota."""
+    """Share of the periods in which the CPU quota of the process's group was used up, since the first iteration; None
+    without a quota.
+    """
+    contended_share: float | None = None
+    """Share of the time of worker processes in which they wait for a lock of another process, 0 to 1, from samples;
+    None if unknown.
+    """
     since_epoch: Stats | None = None
     """The same figures since the current epoch began in this process; None before the first."""
+
+    def __str__(self) -> str:
+        """The main figures, in a few lines; `repr` has all."""
+        amount = f"{count(self.batches, 'batch')}, {count(self.samples, 'sample')} in {seconds(self.wall_s)}"
+        lines = [f"{amount}: {self.samples_per_s:,.0f} samples/s"]
+        lines.append(f"waited {seconds(self.wait_s)} ({share(self.wait_share)}), the step took {seconds(self.step_s)}")
+        for stage, times in self.stages.items():
+            lines.append(f"{stage}: mean {seconds(times.mean_s)}, 99th percentile {seconds(times.quantile_s(0.99))}")
+        if self.restarts or self.skipped:
+            lines.append(f"{count(self.restarts, 'restart')} of workers, {count(self.skipped, 'sample')} skipped")
+        return "\n".join(lines)
 
     def flat(self, prefix: str = "feedline/") -> dict[str, float]:
         """Figures by name, for loggers of metrics.
 
-        Those without a value are left out.
+        Figures without a value are left out.
         """
         numbers = {name: getattr(self, name) for name in _FLAT}
         for stage, times in {**self.stages, **self.loop}.items():
@@ -172,9 +195,12 @@ class Stats:
         return self.wait_s / self.wall_s if self.wall_s else 0.0
 
 
+_OTHER_CLOCKS = (RUN_DELAY, LOCK)
+
+
 def is_wall(stage: str) -> bool:
     """True for stages on the wall clock."""
-    return stage != RUN_DELAY and not stage.endswith(CPU)
+    return stage not in _OTHER_CLOCKS and not stage.endswith((CPU, SWITCHES))
 
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))

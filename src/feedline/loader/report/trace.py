@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from feedline.core.histogram import LOOP
 from feedline.core.telemetry import MAIN, SpanTuple
-from feedline.loader.report.stats import LOOP, is_wall
+from feedline.loader.report.stats import is_wall
 from feedline.loader.report.totals import RecentBatch
 
 _CATEGORY = "feedline"
@@ -20,7 +21,9 @@ _SAMPLER = "sampler"
 
 
 _BASE_NS = 7_889_238 * 10**9
-"""Quarter of a year: torch counts from the last multiple of it, as later times are too large for a viewer's numbers."""
+"""Quarter of a year. torch counts from the last multiple of it, because absolute times are too large for a viewer's
+numbers.
+"""
 
 
 def chrome_trace(batches: Sequence[RecentBatch], identity: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -94,7 +97,7 @@ def _arrow(batch: RecentBatch, process: int) -> list[dict[str, Any]]:
 
     None without a worker.
     """
-    built, waited = _last_built(batch), _wait(batch)
+    built, waited = _last_build_span(batch), _wait(batch)
     if built is None or waited is None or batch.number < 0:
         return []
     arrow = {"name": "batch", "cat": _CATEGORY, "id": batch.epoch << 32 | batch.number, "pid": process}
@@ -110,7 +113,7 @@ def _ready(batches: Iterable[RecentBatch], process: int) -> Iterator[dict[str, A
     """Events of the counter of complete batches."""
     changes = []
     for batch in batches:
-        built, waited = _last_built(batch), _wait(batch)
+        built, waited = _last_build_span(batch), _wait(batch)
         if built is not None and waited is not None:
             changes += [(built[2], 1), (max(waited[2], built[2]), -1)]
     ready = 0
@@ -119,7 +122,7 @@ def _ready(batches: Iterable[RecentBatch], process: int) -> Iterator[dict[str, A
         yield {"ph": "C", "name": "ready batches", "pid": process, "ts": time_ns / 1e3, "args": {"ready": ready}}
 
 
-def _last_built(batch: RecentBatch) -> SpanTuple | None:
+def _last_build_span(batch: RecentBatch) -> SpanTuple | None:
     return max(
         (timed for timed in batch.spans if timed[3] != MAIN and is_wall(timed[0])),
         key=lambda timed: timed[2],

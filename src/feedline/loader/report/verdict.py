@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from functools import reduce
+from typing import Any, NamedTuple
 
 from feedline.core.telemetry import Span
+from feedline.errors import ArgumentError
 from feedline.loader.report import layout
-from feedline.loader.report.advice import LEAST_GAIN, Advice, advise
-from feedline.loader.report.context import Context
+from feedline.loader.report.advice import LEAST_GAIN, Advice, advise, predict
+from feedline.loader.report.context import THROTTLED, Context
 from feedline.loader.report.measured import WORK, Measured
-from feedline.loader.report.model import Model
+from feedline.loader.report.model import Gain, Model
 from feedline.loader.report.replay import INLINE, LEAST, NO_TASK, THREAD, BatchTimes, Task
 from feedline.loader.report.stats import Stats, count, seconds, share, size
 
 FEW = 10
-"""Batches below which a verdict calls itself a first impression."""
+"""Number of batches below which a verdict is called a first impression."""
 
 
 EXPLAINED = 0.9
@@ -25,18 +27,31 @@ EXPLAINED = 0.9
 
 
 COPYING = 0.8
-"""Copying share from which a device can hardly copy more."""
+"""Copying share above which a device can hardly copy more."""
 
 
 STRAGGLING = 3.0
-"""Ratio of the 99th to the 50th percentile from which slow batches may be the limit."""
+"""Ratio of the 99th to the 50th percentile above which slow batches may be the limit."""
+
+
+_QUOTA_GAIN = 1.25
+"""Gain of twice the quota from which a quota that is used up is the limit."""
 
 
 _NOTHING_S = 1e-9
-"""Resolution of the clock: no batch comes sooner."""
+"""Resolution of the clock: no batch arrives faster."""
 
 
-@dataclass(frozen=True, slots=True)
+class LineShare(NamedTuple):
+    """A line of the user's code, with its share of the time."""
+
+    share: float
+    where: str
+    """File and line, such as "data.py:31"."""
+    text: str
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The limit of a loop, and advice with predicted gains.
 
@@ -51,7 +66,7 @@ class Verdict:
     headline: str
     explanation: str
     advice: tuple[Advice, ...] = ()
-    """What is worth a change: predictions first, then bounds, each by gain."""
+    """Worthwhile changes: predictions first, then bounds, each sorted by gain."""
     notes: tuple[str, ...] = ()
     """Restarts, skips, and the basis of the verdict."""
     period_s: float = 0.0
@@ -62,16 +77,57 @@ class Verdict:
     """Speed of the data alone, as a multiple of the loop's."""
     explained_share: float = 1.0
     """Share of the waiting that the recorded stages explain, 0 to 1."""
+    lines: tuple[LineShare, ...] = ()
+    """The user's lines that take the time of samples, for `report(lines=True)`."""
+    model: InitVar[Model | None] = None
+    """See `replayed`."""
+
+    def __post_init__(self, model: Model | None) -> None:
+        # No field: `dataclasses.asdict` gives plain values only. `dataclasses.replace` reads it under this name.
+        object.__setattr__(self, "model", model)
+
+    @property
+    def replayed(self) -> Model | None:
+        """The model of the loop; None before the second batch."""
+        model: Model | None = self.__dict__["model"]
+        return model
+
+    def predict(self, **arguments: Any) -> Gain:
+        """Predicted gain of other arguments, such as `predict(num_workers=8)`, with its range.
+
+        The model knows `num_workers`, `prefetch_factor`, `in_order`, `worker_method` and `persistent_workers=True`.
+        ArgumentError for others, and before the second batch.
+        """
+        gain = None if self.replayed is None else predict(self.replayed, arguments)
+        if gain is None:
+            words = ", ".join(f"{name}={value!r}" for name, value in arguments.items()) or "no change"
+            raise ArgumentError(f"nothing can be predicted for {words}: {_why_not(self.replayed)}")
+        return gain
 
     def text(self, width: int = layout.WIDTH) -> str:
         """The verdict in lines of at most `width` columns."""
         parts = [layout.paragraph(self.headline, width), layout.paragraph(self.explanation, width)]
         parts.append("\n".join(layout.table(self.advice, self.period_s, width)))
+        parts.append(self.lines_text(width))
         parts.append("\n".join(layout.paragraph(note, width) for note in self.notes))
         return "\n\n".join(part for part in parts if part)
 
+    def lines_text(self, width: int = layout.WIDTH) -> str:
+        """The lines that take the time, one each.
+
+        They have at most `width` columns; empty if they are not known.
+        """
+        lines = [f"{share(each.share):>5}  {each.where}  {each.text}"[:width] for each in self.lines]
+        return "\n".join(["Lines that take the time of samples:", *lines]) if lines else ""
+
     def __str__(self) -> str:
         return layout.printable(self.text(layout.columns()), getattr(sys.stdout, "encoding", None))
+
+
+def _why_not(model: Model | None) -> str:
+    if model is None:
+        return "the loop has received fewer than two batches"
+    return "the model knows num_workers, prefetch_factor, in_order, worker_method and persistent_workers=True"
 
 
 def diagnose(
@@ -80,7 +136,7 @@ def diagnose(
     """Find the limiting stage, and replay the remedies.
 
     `recent` are the spans of the latest batches; without them the means of the totals stand for every batch. With
-    `quick`, only the last of them count and gains have no range: a tenth of the time.
+    `quick`, only the last batches count and gains have no range: it takes a tenth of the time.
     """
     if not stats.batches:
         return Verdict("nothing", 0.0, "No batch has been delivered yet.", "", notes=tuple(_incidents(stats)))
@@ -99,13 +155,16 @@ def diagnose(
         model.free_gain,
         model.data_gain,
         model.explained_share,
+        model=model,
     )
 
 
 def model_of(stats: Stats, context: Context, recent: Sequence[Sequence[Span]], *, quick: bool = False) -> Model | None:
     """The model of the latest batches; None if there are too few."""
-    if context.epoch_batches is None and context.shares_itself_out:
+    if context.epoch_batches is None and context.shards_itself:
         context = replace(context, epoch_batches=stats.batches)
+    if stats.throttled_share is not None:
+        context = replace(context, throttled=stats.throttled_share > THROTTLED)
     measured = Measured.of(recent[-LEAST:] if quick else recent, stats)
     return (
         Model.of(measured, context, has_ranges=not quick)
@@ -118,13 +177,13 @@ def limiting_stage(model: Model, stats: Stats) -> str:
     """The stage whose removal gains most; "step" if free data gains little."""
     if _copies(model, stats) >= COPYING:
         return "copy"
-    gains = {**model.removal_gains, "overhead": model.gain(model.removal("hop"))}
+    gains = {**model.removal_gains, "overhead": model.gain(model.removal("latency"))}
     startup = 1.0 if model.context.persistent_workers else model.without_startup()
     if startup >= max(LEAST_GAIN, *gains.values()):
         return "startup"
     if model.free_gain < LEAST_GAIN:
         return "step"
-    if _is_robbed(model):
+    if _is_preempted(model):
         return "cpus"
     stage = max(gains, key=gains.__getitem__)
     return "straggler" if stage in WORK and _straggles(model) else stage
@@ -136,10 +195,11 @@ def _copies(model: Model, stats: Stats) -> float:
     return stats.copy_s / stats.wall_s
 
 
-def _is_robbed(model: Model) -> bool:
-    """True if CPUs of its own would help the loop most."""
-    machine = replace(model.machine, cpus=model.context.cpus)
-    gain = model.gain(model.present._replace(machine=machine))
+def _is_preempted(model: Model) -> bool:
+    """True if dedicated CPUs would help the loop most."""
+    if model.is_throttled:
+        return model.gain(model.present._replace(machine=model.twice_the_cpus)) >= _QUOTA_GAIN
+    gain = model.gain(model.present._replace(machine=replace(model.machine, cpus=model.context.cpus)))
     return gain >= 1.5 and gain - 1 >= 0.5 * (model.free_gain - 1)
 
 
@@ -165,7 +225,7 @@ def _after_one_batch(stats: Stats) -> Verdict:
         "startup",
         stats.wait_share,
         f"The loop waited {seconds(stats.startup_s)} for its first batch.",
-        "Nothing came after it yet: take this as a first impression.",
+        "No batch has followed yet: take this as a first impression.",
         notes=tuple(_incidents(stats)),
     )
 
@@ -174,13 +234,13 @@ def _headline(model: Model, stats: Stats, stage: str) -> str:
     measured = model.measured
     waits = (
         f"The loop waits for data {share(stats.wait_share)} of the time: {seconds(measured.step_s)} of step and "
-        f"{seconds(measured.wait_s)} of waiting a batch."
+        f"{seconds(measured.wait_s)} of waiting per batch."
     )
     if stage == "copy":
         return f"{waits} Its steps wait for copies to the device."
     if stage == "step":
         return f"{waits} It is not bound by its data: the data alone is {layout.number(model.data_gain)} × as fast."
-    return f"{waits} With data for nothing it would be {layout.number(model.free_gain)} × as fast."
+    return f"{waits} With free data it would be {layout.number(model.free_gain)} × as fast."
 
 
 def _explanation(model: Model, stats: Stats, stage: str) -> str:
@@ -201,6 +261,12 @@ def _explain_stage(model: Model, stats: Stats, stage: str) -> str:
     )
     place = f" ({context.source.where}, {context.source.call})" if waiting and context.source.where else ""
     where = _where(setting.num_workers, setting.method, stage)
+    if task.held_s:
+        waits = share(measured.contended_share)
+        return (
+            f"Why: {name} holds a lock for {seconds(task.held_s)} a batch, and one worker at a time has it: "
+            f"{count(setting.num_workers, 'worker')} wait for it {waits} of their time. {_machine(model)}"
+        )
     return f"Why: {name} takes {seconds(task.alone_s)} a batch{each}{waiting}{place}, {where}. {_machine(model)}"
 
 
@@ -211,7 +277,7 @@ def _where(workers: int, method: str, stage: str) -> str:
 
 
 def _machine(model: Model) -> str:
-    """Use of the CPUs, in one sentence."""
+    """CPU usage, in one sentence."""
     cpus, measured = model.context.cpus, model.measured
     if model.present.setting.method == THREAD and model.machine.gil >= 1:
         return "Its threads hold Python's lock in turn: only one of them computes at a time."
@@ -220,8 +286,10 @@ def _machine(model: Model) -> str:
     if demand > cpus and measured.concurrency > 0.8 * cpus:
         threads = f" with {width:.1f} threads each" if width > 1.2 else ""
         return f"{count(model.present.setting.num_workers, 'worker')}{threads} share {cpus:g} CPUs with the step."
-    if measured.robbed_share > 0.1:
-        return f"Processes were ready to run, and did not, for {share(measured.robbed_share)} of their time."
+    if model.is_throttled:
+        return f"The quota of {cpus:g} CPUs is used up."
+    if measured.preempted_share > 0.1:
+        return f"Processes were ready to run but had no CPU for {share(measured.preempted_share)} of their time."
     return f"The CPUs are idle {share(max(1 - measured.concurrency / cpus, 0.0))} of the time."
 
 
@@ -275,15 +343,21 @@ def _explain_overhead(model: Model, _: Stats, __: str) -> str:
     built_s = sum(measured.mean(each).alone_s for each in WORK)
     where = "between the loop and its workers" if model.present.setting.method != INLINE else "outside every stage"
     return (
-        f"Why: a batch takes {seconds(built_s)} to build, and {seconds(model.machine.hop_s)} pass {where}: queues, "
+        f"Why: a batch takes {seconds(built_s)} to build, and {seconds(model.machine.latency_s)} pass {where}: queues, "
         "sockets, wake-ups."
     )
 
 
-def _explain_cpus(model: Model, _: Stats, __: str) -> str:
+def _explain_cpus(model: Model, stats: Stats, _: str) -> str:
+    if model.is_throttled:
+        used_up = "" if stats.throttled_share is None else f" in {share(stats.throttled_share)} of its periods"
+        return (
+            f"Why: the quota of {model.context.cpus:g} CPUs is used up{used_up}: the system then stops workers and "
+            "loop until the next period, whatever other programs do."
+        )
     return (
-        "Why: the CPUs are not yours. Your processes were ready to run, and did not, for "
-        f"{share(model.measured.robbed_share)} of their time: of {model.context.cpus:g} CPUs, others leave about "
+        "Why: other programs use the CPUs. Your processes were ready to run but had no CPU for "
+        f"{share(model.measured.preempted_share)} of their time: of {model.context.cpus:g} CPUs, others leave about "
         f"{model.machine.cpus:.1f}."
     )
 
@@ -303,11 +377,25 @@ def _basis(model: Model, stats: Stats) -> str:
     explained = f"Explained: {share(model.explained_share)} of the waiting."
     if model.explained_share < EXPLAINED:
         missing_s = (1 - model.explained_share) * model.measured.wait_s
-        explained = f"Not explained: {seconds(missing_s)} of {seconds(model.measured.wait_s)} of waiting a batch."
+        explained = f"Not explained: {seconds(missing_s)} of {seconds(model.measured.wait_s)} of waiting per batch."
     return f"{explained} {count(stats.batches, 'batch')}, {seconds(stats.wall_s)}."
 
 
+GROWTH = 0.02
+"""Growth of the workers per epoch, as a share of their memory, from which it is worth a note."""
+
+
+LEAST_GROWTH_NBYTES = 4 << 20
+
+
 def _incidents(stats: Stats) -> Iterator[str]:
+    growth = stats.worker_growth_nbytes or 0.0
+    if growth > max(GROWTH * stats.worker_nbytes, LEAST_GROWTH_NBYTES):
+        yield (
+            f"The workers grow by {size(growth)} an epoch, to {size(stats.worker_nbytes)} now: a cache without a "
+            "limit, or Python objects of the dataset, of which each worker copies the pages that it reads. "
+            "feedline.datasets.PackedStrings and feedline.share(array) hold them once."
+        )
     if stats.restarts:
         died = "died and was" if stats.restarts == 1 else "died and were"
         yield (

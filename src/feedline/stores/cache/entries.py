@@ -114,6 +114,11 @@ def seal(fd: int, nbytes: int, checksum: int) -> None:
     write(fd, nbytes, memoryview(_FOOTER.pack(_MAGIC, nbytes, checksum)))
 
 
+def map_sealed(fd: int, nbytes: int) -> memoryview:
+    """Map the data of a sealed file."""
+    return map_file(fd, file_nbytes(nbytes))[:nbytes]
+
+
 def checksum(data: memoryview) -> int:
     """The checksum of data."""
     return crc32(data.cast("B"))

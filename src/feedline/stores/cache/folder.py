@@ -6,12 +6,12 @@ import errno
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic, time_ns
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from uuid import uuid4
 
 from feedline.core.caches import LRUCache
@@ -24,15 +24,19 @@ from feedline.stores.cache.entries import (
     checksum_of,
     file_nbytes,
     is_abandoned,
+    map_sealed,
     open_entry,
     seal,
     temporary,
     write,
 )
-from feedline.stores.cache.locks import Account, Claims, Ledger, LedgerHeldError
+from feedline.stores.cache.locks import Account, Claims, Ledger, LedgerHeldError, made_once
 from feedline.stores.cache.settings import Cache
 
 _log = logging.getLogger("feedline")
+
+
+T = TypeVar("T")
 
 
 _LAYOUT = "v1"
@@ -48,6 +52,11 @@ _TOUCHED_EVERY_S = 60.0
 
 
 _TRUSTED = 1 << 16
+
+
+_CHECKED_NBYTES = 256 << 20
+"""Larger files are synced when they are written, so that their footer alone proves them: to read all of one for a
+checksum, in each process that opens it, would take longer than most of its reads."""
 
 
 _CLOCKS_DIFFER_NS = 3600 * 10**9
@@ -129,6 +138,13 @@ class Folder:
         """A block in which pieces can be claimed for fetching."""
         return Claims(self._root / "claims")
 
+    def made_once(self, key: Key, find: Callable[[], T | None], make: Callable[[], T]) -> T:
+        """The result of `find()`; if that is None, of `make()`.
+
+        One process makes it while others wait.
+        """
+        return made_once(self._root / "claims", key.name(), find, make)
+
     def has(self, key: Key) -> bool:
         """Tell whether a piece has a file, without opening it."""
         return self._path(key.name()).exists()
@@ -192,6 +208,23 @@ class Folder:
         self._write(name, nbytes, fill)
         return str(self._path(name))
 
+    def put_parts(self, key: Key, parts: Iterable[bytes | memoryview]) -> memoryview:
+        """Keep content of unknown size; returns it, mapped.
+
+        OSError if it cannot be kept, and what `parts` raises.
+        """
+        name, nbytes = key.name(), 0
+        if not self._temporary.is_dir():
+            self._prepare()  # the folder was removed
+        with self._new_file(name, file_nbytes(0)) as fd:
+            for part in parts:
+                self._book(len(part), partial(os.ftruncate, fd, file_nbytes(nbytes + len(part))))
+                write(fd, nbytes, memoryview(part))
+                nbytes += len(part)
+            seal(fd, nbytes, checksum_of(fd, nbytes))
+            # Mapped before it has its name: it may be evicted at once.
+            return map_sealed(fd, nbytes)
+
     def _path(self, name: str) -> Path:
         return self._root / "objects" / name[:2] / name
 
@@ -200,8 +233,9 @@ class Folder:
         try:
             with open(path, "rb") as file:
                 # A file that was evicted and fetched again has another inode, and its checksum is not known yet.
-                inode = os.fstat(file.fileno()).st_ino
-                data = open_entry(file, trusted=self._trusted.get(name) == inode)
+                status = os.fstat(file.fileno())
+                is_known = self._trusted.get(name) == status.st_ino
+                data = open_entry(file, trusted=is_known or status.st_size > _CHECKED_NBYTES)
         except FileNotFoundError:
             return None
         except DamagedEntryError:
@@ -213,7 +247,7 @@ class Folder:
         except OSError as error:
             _log.warning("%s of the cache cannot be read (%s); it is fetched again", path, error.strerror)
             return None
-        self._trusted.put(name, inode)
+        self._trusted.put(name, status.st_ino)
         self._touch(name, data)
         return data
 
@@ -234,22 +268,37 @@ class Folder:
             self._write_now(name, nbytes, fill)
 
     def _write_now(self, name: str, nbytes: int, fill: Fill) -> None:
-        needed = file_nbytes(nbytes)
-        with ExitStack() as stack:
-            temp = self._temporary / uuid4().hex
-            with self._ledger.locked() as account:
-                if not account.known or account.nbytes + needed > self._limit_nbytes:
-                    self._make_room(account, needed)
-                # Booked before the file exists: dying in between leaves the number too large, never too small.
-                account.nbytes += needed
-                # Created under the lock, and with its final size, so that a count by another process includes it.
-                fd = stack.enter_context(temporary(temp, needed))
+        with self._new_file(name, file_nbytes(nbytes)) as fd:
             known = fill(partial(write, fd))
             seal(fd, nbytes, checksum_of(fd, nbytes) if known is None else known)
-            # Renamed when sealed, so that a final name means a complete file. Not synced: after a power loss the
-            # checksum tells.
+
+    @contextmanager
+    def _new_file(self, name: str, nbytes: int) -> Iterator[int]:
+        """A temporary file of this size, to be sealed by the block.
+
+        It then takes its place.
+        """
+        temp = self._temporary / uuid4().hex
+        with ExitStack() as stack:
+            # Created under the lock, and with its size, so that a count by another process includes it.
+            fd = self._book(nbytes, lambda: stack.enter_context(temporary(temp, nbytes)))
+            yield fd
+            status = os.fstat(fd)
+            if status.st_size > _CHECKED_NBYTES:
+                os.fsync(fd)
+            # Renamed when sealed, so that a final name means a complete file. Small ones are not synced: after a power
+            # loss the checksum tells.
             temp.replace(self._path(name))
-            self._trusted.put(name, os.fstat(fd).st_ino)
+            self._trusted.put(name, status.st_ino)
+
+    def _book(self, needed: int, take: Callable[[], T]) -> T:
+        """Book room, after evicting files if need be, and take it."""
+        with self._ledger.locked() as account:
+            if not account.known or account.nbytes + needed > self._limit_nbytes:
+                self._make_room(account, needed)
+            # Booked before it is taken: dying in between leaves the number too large, never too small.
+            account.nbytes += needed
+            return take()
 
     def _make_room(self, account: Account, needed: int) -> None:
         """Count the files, and evict the least recently used.

@@ -13,12 +13,12 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from feedline.core import threads
 
@@ -122,6 +122,27 @@ class Claims:
         # In a thread: the system's wait has no timeout, and a process stopped by a debugger keeps its claims.
         threading.Thread(target=lock, name="feedline-claim", daemon=True).start()
         threads.wait(over, timeout_s)
+
+
+T = TypeVar("T")
+
+
+WAIT_S = 60.0
+"""Time after which a claim is tried again: its holder may have been stopped."""
+
+
+def made_once(path: Path, name: str, find: Callable[[], T | None], make: Callable[[], T]) -> T:
+    """The result of `find()`; if that is None, the result of `make()`.
+
+    One process of the machine makes it, under the claim `name` in the file `path`, while the others wait for it.
+    """
+    while (found := find()) is None:
+        with Claims(path) as claims:
+            if claims.take(name):
+                found = find()  # another process may have made it before this one took the claim
+                return make() if found is None else found
+        claims.wait(name, WAIT_S)
+    return found
 
 
 def _flock(name: str) -> bytes:

@@ -229,7 +229,7 @@ class Prefetcher:
             failed = False
             try:
                 if not self._closed:
-                    with self._scope.entered():
+                    with self._scope.enter():
                         task.run()
             except Exception:  # noqa: BLE001 - the reader gets the same error, with its context
                 failed = True

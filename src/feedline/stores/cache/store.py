@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ from feedline.errors import ObjectChangedError, RangeError, StoreError
 from feedline.stores.base import ObjectInfo, Range, Store, VersionedObject, Views, check_version
 from feedline.stores.cache.entries import Key, MissingPieceError, Pieces
 from feedline.stores.cache.folder import Folder
+from feedline.stores.cache.locks import WAIT_S
 from feedline.stores.cache.settings import Cache
 from feedline.stores.requests import FetchedRanges, check_ranges
 from feedline.stores.urls import join
@@ -31,9 +33,6 @@ _PART_NBYTES = 8 << 20
 
 _FETCHERS = 16
 """Threads that fetch and write: while one writes, others wait for the store."""
-
-
-_WAITED_S = 60.0
 
 
 _KNOWN = 100_000
@@ -57,6 +56,10 @@ class CachedStore:
     def url(self) -> str:
         """The address of the store itself."""
         return self.store.url
+
+    def __fingerprint__(self) -> str:
+        """The address; its data do not depend on options or caches."""
+        return self.url
 
     def __repr__(self) -> str:
         return f"CachedStore({self.store!r}, {self.cache!r})"
@@ -264,14 +267,7 @@ class _Object:
     def file(self) -> str:
         """The object as one file."""
         key = Key(self._address, self._version_key, 0, 0)  # pieces have at least one byte: this is none of them
-        path = self._folder.file(key)
-        while path is None:
-            with self._folder.claims() as claims:
-                if claims.take(key.name()):
-                    return self._folder.file(key) or self._fetch_file(key)
-            claims.wait(key.name(), _WAITED_S)
-            path = self._folder.file(key)
-        return path
+        return self._folder.made_once(key, partial(self._folder.file, key), partial(self._fetch_file, key))
 
     def _fetch_file(self, key: Key) -> str:
         count(cache_misses=1)
@@ -304,7 +300,7 @@ class _Object:
             data_by_number |= self._fetch_all([number for number in mine if number not in data_by_number])
         # All claims are released before waiting: two readers with claims could wait for each other forever.
         for number in set(missing).difference(data_by_number):
-            claims.wait(self._key(number).name(), _WAITED_S)
+            claims.wait(self._key(number).name(), WAIT_S)
             count(cache_shared=1)
             data_by_number |= self._look_up([number]) or self._fetch([number])
         return data_by_number

@@ -73,7 +73,8 @@ class SampleMixing:
 class MixUp(SampleMixing):
     """Weighted mean of two samples (Zhang et al., arXiv:1710.09412).
 
-    Images are floating-point numbers: put it after ToTensor or Normalize.
+    Shares are drawn from Beta(alpha, alpha). `num_classes` is needed for labels that are class indices. Images are
+    floating-point numbers: put it after ToTensor or Normalize.
     """
 
     def mix(self, images: torch.Tensor, draws: list[Draws]) -> tuple[torch.Tensor, NDArray[np.float64]]:
@@ -88,7 +89,7 @@ class MixUp(SampleMixing):
 class CutMix(SampleMixing):
     """Rectangle of one sample pasted into another (Yun et al., arXiv:1905.04899).
 
-    The share of a label is that of its pixels. Channels come first.
+    `num_classes` and `alpha` are those of MixUp. The share of a label is that of its pixels. Channels come first.
     """
 
     def mix(self, images: torch.Tensor, draws: list[Draws]) -> tuple[torch.Tensor, NDArray[np.float64]]:
@@ -96,7 +97,7 @@ class CutMix(SampleMixing):
         boxes = np.array([self._box(each, height, width) for each in draws])
         shares = 1.0 - (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) / (height * width)
         if levels.by_rows(images):
-            return _pasted(images, boxes), shares
+            return _paste(images, boxes), shares
         bounds = torch.from_numpy(boxes).to(images.device)[:, :, None]
         y, x = (torch.arange(length, device=images.device) for length in (height, width))
         down, across = (y >= bounds[:, 0]) & (y < bounds[:, 2]), (x >= bounds[:, 1]) & (x < bounds[:, 3])
@@ -110,7 +111,7 @@ class CutMix(SampleMixing):
         return max(0, y - tall), max(0, x - wide), min(height, y + tall), min(width, x + wide)
 
 
-def _pasted(images: torch.Tensor, boxes: NDArray[np.int64]) -> torch.Tensor:
+def _paste(images: torch.Tensor, boxes: NDArray[np.int64]) -> torch.Tensor:
     out = images.clone()
     for row, (top, left, bottom, right) in enumerate(boxes.tolist()):
         out[row, :, top:bottom, left:right] = images[row - 1, :, top:bottom, left:right]

@@ -75,13 +75,13 @@ class OnBatch:
         else:
             done = stacked(apply_steps(self._plan.steps, ImageRows(images), keys), "OnBatch")
         if is_bare:
-            return self._mixed(done, None, keys)[0]
+            return self._mix(done, None, keys)[0]
         labels = self._field(batch, self.labels) if self._mixtures else None
-        done, labels = self._mixed(done, labels, keys)
+        done, labels = self._mix(done, labels, keys)
         changes = {self.images: done, **({self.labels: labels} if self._mixtures else {})}
-        return _replaced(batch, changes)
+        return _replace(batch, changes)
 
-    def _mixed(self, images: torch.Tensor, labels: Any, keys: Keys) -> tuple[torch.Tensor, Any]:
+    def _mix(self, images: torch.Tensor, labels: Any, keys: Keys) -> tuple[torch.Tensor, Any]:
         for place, mixture in self._mixtures:
             if not isinstance(labels, torch.Tensor):
                 raise SampleError(f"{type(mixture).__name__} mixes labels, too: pass a batch of images and labels")
@@ -148,7 +148,7 @@ def _check_images(images: Any) -> int:
     )
 
 
-def _replaced(batch: Any, changes: Mapping[Any, Any]) -> Any:
+def _replace(batch: Any, changes: Mapping[Any, Any]) -> Any:
     if isinstance(batch, Mapping):
         return {**batch, **changes}
     if hasattr(batch, "_fields"):

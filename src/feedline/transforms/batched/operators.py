@@ -100,10 +100,10 @@ def _resize(step: ResizeShortest, rows: ImageRows, keys: Keys) -> ImageRows:
         return ImageRows(images, is_owned=images is not rows.images)
     recipes = [whole(size, step.interpolation, step.scaled_decode) for size in sizes]
     each = zip(recipes, rows.images, strict=True)
-    return _joined([_window(Window(recipe), ImageRows(image[None]), keys[:1]).images[0] for recipe, image in each])
+    return _join([_window(Window(recipe), ImageRows(image[None]), keys[:1]).images[0] for recipe, image in each])
 
 
-def _joined(images: list[torch.Tensor]) -> ImageRows:
+def _join(images: list[torch.Tensor]) -> ImageRows:
     """One tensor if all sizes are equal."""
     alike = len({image.shape for image in images}) == 1
     return ImageRows(torch.stack(images) if alike else images, is_owned=True)
@@ -122,7 +122,7 @@ def stacked(rows: ImageRows, name: str) -> torch.Tensor:
     return torch.stack(list(rows.images))
 
 
-def _owned(rows: ImageRows, name: str) -> torch.Tensor:
+def _own_memory(rows: ImageRows, name: str) -> torch.Tensor:
     """The images in memory that may be written."""
     images = stacked(rows, name)
     return images if rows.is_owned or images is not rows.images else images.clone()
@@ -131,7 +131,7 @@ def _owned(rows: ImageRows, name: str) -> torch.Tensor:
 def _flip(step: RandomHorizontalFlip | RandomVerticalFlip, rows: ImageRows, keys: Keys) -> ImageRows:
     axis = -1 if isinstance(step, RandomHorizontalFlip) else -2
     flipped = np.flatnonzero(DrawsEach(keys).unit() < step.p)
-    images = _owned(rows, type(step).__name__)
+    images = _own_memory(rows, type(step).__name__)
     if len(flipped) and levels.by_rows(images):
         for row in flipped.tolist():
             images[row] = images[row].flip(axis)
@@ -146,13 +146,13 @@ def _center(step: CenterCrop, rows: ImageRows, keys: Keys) -> ImageRows:  # noqa
     for image in [rows.images] if isinstance(rows.images, torch.Tensor) else rows.images:
         top, left = (center_offset(length, side) for length, side in zip(image.shape[-2:], step.size, strict=True))
         parts.append(resample.cropped(image, top, left, step.size))
-    return ImageRows(parts[0], rows.is_owned) if isinstance(rows.images, torch.Tensor) else _joined(parts)
+    return ImageRows(parts[0], rows.is_owned) if isinstance(rows.images, torch.Tensor) else _join(parts)
 
 
 def _crop(step: RandomCrop, rows: ImageRows, keys: Keys) -> ImageRows:
     corners = np.array([step.corner(Draws(key), *size) for key, size in zip(keys.tolist(), rows.sizes, strict=True)])
     if isinstance(rows.images, torch.Tensor) and not levels.by_rows(rows.images):
-        return ImageRows(_cropped_at_once(step, rows.images, corners), is_owned=True)
+        return ImageRows(_crop_all(step, rows.images, corners), is_owned=True)
     each = zip(rows.images, corners.tolist(), strict=True)
     return ImageRows(torch.stack([_cropped_one(step, image, *corner) for image, corner in each]), is_owned=True)
 
@@ -161,10 +161,10 @@ def _cropped_one(step: RandomCrop, image: torch.Tensor, top: int, left: int) -> 
     height, width = image.shape[-2:]
     if 0 <= top <= height - step.size[0] and 0 <= left <= width - step.size[1]:
         return resample.cropped(image, top, left, step.size)
-    return _cropped_at_once(step, image[None], np.array([[top, left]]))[0]
+    return _crop_all(step, image[None], np.array([[top, left]]))[0]
 
 
-def _cropped_at_once(step: RandomCrop, images: torch.Tensor, corners: np.ndarray) -> torch.Tensor:
+def _crop_all(step: RandomCrop, images: torch.Tensor, corners: np.ndarray) -> torch.Tensor:
     """One gather for all rows."""
     places = [
         corners[:, axis, None] + np.arange(side) for axis, side in enumerate(step.size)
@@ -248,11 +248,11 @@ def _laid_out(images: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def _erase(step: RandomErasing, rows: ImageRows, keys: Keys) -> ImageRows:
-    images = _owned(rows, "RandomErasing")
+    images = _own_memory(rows, "RandomErasing")
     is_levels = not images.is_floating_point()
     parts = [step.choose_part(Draws(key), *images.shape[-2:]) for key in keys.tolist()]
     if step.value != "random" and not levels.by_rows(images):
-        return ImageRows(_erased_at_once(step, images, parts), is_owned=True)
+        return ImageRows(_erase_all(step, images, parts), is_owned=True)
     values = None if step.value == "random" else step.values(images.shape[1], are_levels=is_levels)
     for row, part, key in zip(images, parts, keys.tolist(), strict=True):
         if part is not None:
@@ -271,7 +271,7 @@ def _noise(key: int, inside: torch.Tensor, is_levels: bool) -> torch.Tensor:
     return torch.from_numpy(erasing.noise(key, (channels, height, width), is_normal=True))
 
 
-def _erased_at_once(step: RandomErasing, images: torch.Tensor, parts: Sequence[Any]) -> torch.Tensor:
+def _erase_all(step: RandomErasing, images: torch.Tensor, parts: Sequence[Any]) -> torch.Tensor:
     none = slice(0, 0)
     edges = [[(part or (none, none))[axis] for part in parts] for axis in (0, 1)]
     inside = []
@@ -291,7 +291,7 @@ def _apply(step: ApplyWithProbability, rows: ImageRows, keys: Keys) -> ImageRows
 
 def _choose(step: RandomChoice, rows: ImageRows, keys: Keys) -> ImageRows:
     count = len(step.transforms)
-    picks = np.array([Draws(key).weighted(step.p or (1.0,) * count) for key in keys.tolist()])
+    picks = np.array([Draws(key).weighted_index(step.p or (1.0,) * count) for key in keys.tolist()])
     inner = derive_each((), keys, "chosen")
     parts = [(np.flatnonzero(picks == number), part.plan.steps) for number, part in enumerate(step.transforms)]
     results = [(at, _some(steps, rows, at, inner)) for at, steps in parts if len(at)]
@@ -317,7 +317,7 @@ def _for_some(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray,
     """The batch, with the steps applied to the chosen rows."""
     if not len(chosen):
         return rows
-    images = _owned(rows, "RandomApply")
+    images = _own_memory(rows, "RandomApply")
     result = stacked(_some(steps, ImageRows(images), chosen, keys), "RandomApply")
     if len(chosen) == len(images):
         return ImageRows(result, is_owned=True)

@@ -69,15 +69,15 @@ def resized(images: Levels, size: tuple[int, int], interpolation: str) -> Levels
     return _levels(numbers)
 
 
-def cropped(images: Levels, top: int, left: int, size: tuple[int, int], fill: float = 0) -> Levels:
-    """The part of `size` at (top, left), filled beyond the edges."""
+def cropped(images: Levels, top: int, left: int, size: tuple[int, int]) -> Levels:
+    """The part of `size` at (top, left), with zeros beyond the edges."""
     height, width = images.shape[-2:]
     inside = images[..., max(0, top) : max(0, top + size[0]), max(0, left) : max(0, left + size[1])]
     if tuple(inside.shape[-2:]) == size:
         return inside
     before = max(0, -left), max(0, -top)
     after = max(0, left + size[1] - width), max(0, top + size[0] - height)
-    return functional.pad(inside, (before[0], after[0], before[1], after[1]), value=fill)
+    return functional.pad(inside, (before[0], after[0], before[1], after[1]))
 
 
 def _is_down_first(shown: Geometry) -> bool:
@@ -110,10 +110,10 @@ def _products(images: Levels, shown: Sequence[Geometry], interpolation: str, *, 
     down = _weights(places[:, 1], height, shown[0].window[3], interpolation)
     # Rounded between the axes, as by Pillow.
     if down_first:
-        lines = _rounded(down[:, None] @ images.float()).view(batch, -1, width)
+        lines = _round(down[:, None] @ images.float()).view(batch, -1, width)
         return _levels(lines @ across.transpose(1, 2)).view(batch, channels, down.shape[1], -1)
     lines = images.reshape(batch, channels * height, width).float() @ across.transpose(1, 2)
-    return _levels(down[:, None] @ _rounded(lines).view(batch, channels, height, -1))
+    return _levels(down[:, None] @ _round(lines).view(batch, channels, height, -1))
 
 
 def _axes(shown: Geometry) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -151,9 +151,9 @@ def _bicubic(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x < 1.0, near, torch.where(x < 2.0, far, 0.0))
 
 
-def _rounded(numbers: torch.Tensor) -> torch.Tensor:
+def _round(numbers: torch.Tensor) -> torch.Tensor:
     return numbers.add_(0.5).floor_().clamp_(0.0, 255.0)
 
 
 def _levels(numbers: torch.Tensor) -> Levels:
-    return _rounded(numbers).to(torch.uint8)
+    return _round(numbers).to(torch.uint8)

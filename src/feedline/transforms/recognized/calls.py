@@ -46,12 +46,12 @@ def _replace(module: str, method: str) -> None:
     kind = sys.modules[module].Compose
     original = vars(kind).get(method)
     if is_from(original, PACKAGE):
-        replacement = _accelerated(kind, original)
+        replacement = _accelerate_call(kind, original)
         note_replacement(replacement)
         setattr(kind, method, replacement)
 
 
-def _accelerated(kind: type, original: Call) -> Any:
+def _accelerate_call(kind: type, original: Call) -> Any:
     @wraps(original)
     def call(self: Any, *args: Any, **options: Any) -> Any:
         if type(self) is not kind or len(args) != 1 or options or not isinstance(args[0], Image.Image):
@@ -96,7 +96,7 @@ class _Calls:
         """Compare the first image with the library's own result."""
         assert self._chain is not None
         try:
-            same = agree(partial(self._chain, _restarted(frame), None), partial(original, image))
+            same = agree(partial(self._chain, _restart(frame), None), partial(original, image))
         except Exception:  # noqa: BLE001 - a bad image or step: the library raises the error itself
             return False
         self._proven, self._disabled = same, not same
@@ -128,6 +128,6 @@ def _frame_of(image: Image.Image) -> Frame | None:
     return frame
 
 
-def _restarted(frame: Frame) -> Frame:
+def _restart(frame: Frame) -> Frame:
     """The frame without the steps so far."""
     return Frame(frame.source, frame.width, frame.height, frame.limit)

@@ -29,7 +29,9 @@ class RowMemory(Protocol):
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None: ...
 
-    def defer(self, write: Callable[[list[Any]], None], item: Any) -> None: ...
+    def defer(
+        self, write: Callable[[list[Any]], Sequence[int]], item: Any, undo: Callable[[], object] | None, nbytes: int
+    ) -> None: ...
 
 
 class Node(Protocol):
@@ -261,9 +263,12 @@ class _Convert:
         row = rows.take(numbers.shape(frame), numbers.dtype)
         if row is None:
             return numbers.fresh(frame)
-        if self.is_last and isinstance(frame.source, np.ndarray):
-            # Levels in memory cannot be refused any more: all such rows are written by one call.
-            rows.defer(numbers.deferred(frame.bicubic), (frame.source, frame.placement(), row))
+        # Many rows are written by one call, which keeps the caches: levels in memory, as they cannot be refused any
+        # more, and encoded images whose samples can be read again.
+        source = frame.source
+        if self.is_last and isinstance(source, (np.ndarray, bytes)) and (frame.undo or isinstance(source, np.ndarray)):
+            nbytes = source.nbytes if isinstance(source, np.ndarray) else len(source)
+            rows.defer(numbers.deferred(frame.bicubic), (source, frame.placement(), row), frame.undo, nbytes)
         else:
             numbers.write(frame, row)
         return row

@@ -37,13 +37,15 @@ class Frame:
     of the image as it appears, after all steps so far. What cannot be one call is executed at once, and the steps go on
     from its levels. All pixels equal those of Pillow's `crop`, `resize` and `transpose` in the same order.
     A gray frame has three equal channels, and stands for an image in mode L.
+    `undo` is given if the sample can be read again, and restores the random generators to before its draws.
     """
 
-    __slots__ = ("bicubic", "box", "flip", "full", "gray", "limit", "opened", "source", "upended", "window")
+    __slots__ = ("bicubic", "box", "flip", "full", "gray", "limit", "opened", "source", "undo", "upended", "window")
 
     def __init__(self, source: images.Source, width: int, height: int, limit: int = 0) -> None:
         self.limit, self.gray = limit, False
         self.opened: Callable[[], Image.Image] | None = None
+        self.undo: Callable[[], object] | None = None
         self._begin(source, width, height)
 
     def _begin(self, source: images.Source, width: int, height: int) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from feedline.core.tensors import numpy_view
+from feedline.images.pillow import Source
 from feedline.images.placed import PlacedReader, Table
 from feedline.transforms.recognized.frame import Frame
 
@@ -22,8 +22,8 @@ Scale = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and std."""
 
 
-Item = tuple[NDArray[np.uint8], list[int], torch.Tensor]
-"""Levels, their placement, and the row for them."""
+Item = tuple[Source, list[int], torch.Tensor]
+"""Levels or an encoded image, their placement, and the row for them."""
 
 
 class Numbers:
@@ -39,7 +39,7 @@ class Numbers:
         self.channels, self.interleaved, self.kind = channels, interleaved, kind
         self._table, self._scale = table, scale
         self._readers: dict[tuple[bool, bool], PlacedReader] = {}
-        self._deferred: dict[bool, Callable[[list[Item]], None]] = {}
+        self._deferred: dict[bool, Callable[[list[Item]], list[int]]] = {}
 
     def reader(self, planar: bool, bicubic: bool) -> PlacedReader:
         reader = self._readers.get((planar, bicubic))
@@ -69,14 +69,17 @@ class Numbers:
         memory = numpy_view(row if planar else row.permute(1, 2, 0))
         frame.write(self.reader(planar, frame.bicubic), memory[None])
 
-    def deferred(self, bicubic: bool) -> Callable[[list[Item]], None]:
-        """Function that writes many rows at once; the same object each time."""
+    def deferred(self, bicubic: bool) -> Callable[[list[Item]], list[int]]:
+        """Function that writes many rows at once.
+
+        It returns the positions of those refused, and is the same object each time.
+        """
         write = self._deferred.get(bicubic)
         if write is None:
             write = self._deferred[bicubic] = partial(self._write_all, bicubic)
         return write
 
-    def _write_all(self, bicubic: bool, items: list[Item]) -> None:
+    def _write_all(self, bicubic: bool, items: list[Item]) -> list[int]:
         sources, placements, rows = zip(*items, strict=True)
         first, last = rows[0], rows[-1]
         reader, lines = self.reader(True, bicubic), np.array(placements, np.int64)
@@ -84,16 +87,20 @@ class Numbers:
         are_neighbors = last.data_ptr() - first.data_ptr() == first.nbytes * (len(rows) - 1)
         if are_neighbors and self.channels == 3:
             batch = first.as_strided((len(rows), *first.shape), (first.numel(), *first.stride()))
-            self._check(reader.read(sources, numpy_view(batch), lines))
-            return
+            return _refused(reader.read(sources, numpy_view(batch), lines), sources)
         planes = torch.empty((len(rows), 3, *first.shape[1:]), dtype=self.dtype)
-        self._check(reader.read(sources, numpy_view(planes), lines))
+        refused = _refused(reader.read(sources, numpy_view(planes), lines), sources)
         for row, plane in zip(rows, planes, strict=True):
             row.copy_(plane[: self.channels])
+        return refused
 
-    def _check(self, unwritten: object) -> None:
-        if unwritten:
-            raise RuntimeError(f"the image kernels refused levels in memory: {unwritten}; this is a bug in feedline")
+
+def _refused(unwritten: Sequence[tuple[Any, ...]] | None, sources: Sequence[Source]) -> list[int]:
+    """Positions of encoded images that the kernels refused."""
+    refused = [line[0] for line in unwritten or ()]
+    if any(isinstance(sources[at], np.ndarray) for at in refused):
+        raise RuntimeError(f"the image kernels refused levels in memory: {unwritten}; this is a bug in feedline")
+    return refused
 
 
 def empty_row(shape: tuple[int, ...], dtype: torch.dtype, interleaved: bool) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from feedline.core.rng_globals import restored_globals
+from feedline.core.rng_globals import restoring_globals
 from feedline.transforms.recognized.chain import PACKAGE
 
 
@@ -18,10 +18,10 @@ def agree(ours: Callable[[], Any], theirs: Callable[[], Any]) -> bool:
 
     The generators stay as they were. Errors of both calls are raised.
     """
-    with restored_globals():
+    with restoring_globals():
         mine = ours()
         after = torch.get_rng_state()
-    with restored_globals():
+    with restoring_globals():
         return _equal(mine, theirs()) and torch.equal(after, torch.get_rng_state())
 
 

@@ -48,7 +48,7 @@ def parameters(step: Any, frame: Frame) -> dict[str, Any]:
 
 def happens(p: Any) -> bool:
     """Result of `torch.rand(1) < p`, which torch compares in float32."""
-    return torch.rand(1).item() < float(np.float32(p))
+    return torch.empty(1).uniform_().item() < float(np.float32(p))
 
 
 _FILTERS = {"bilinear": False, "bicubic": True, 2: False, 3: True}
@@ -95,11 +95,12 @@ def _draw_box(
     number = torch.empty(1)
     for _ in range(_ATTEMPTS):
         target = area * number.uniform_(scale[0], scale[1]).item()
-        aspect = torch.exp(number.uniform_(low, high)).item()
+        aspect = number.uniform_(low, high).exp_().item()
         w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
         if 0 < w <= width and 0 < h <= height:
-            top = torch.randint(0, height - h + 1, (1,)).item()
-            return int(torch.randint(0, width - w + 1, (1,)).item()), int(top), w, h
+            whole = torch.empty(1, dtype=torch.int64)
+            top = int(whole.random_(0, height - h + 1).item())
+            return int(whole.random_(0, width - w + 1).item()), top, w, h
     shape = width / height
     w, h = width, height
     if shape < min(ratio):
@@ -114,14 +115,14 @@ _ATTEMPTS = 10
 
 def resize(step: Any, frame: Frame) -> bool:
     bicubic = _bicubic(step)
-    size = None if bicubic is None else _resized(step.size, step.max_size, frame)
+    size = None if bicubic is None else _resized_shape(step.size, step.max_size, frame)
     if size is None:
         return False
     frame.resize(size[0], size[1], bool(bicubic))
     return True
 
 
-def _resized(size: Any, most: Any, frame: Frame) -> tuple[int, int] | None:
+def _resized_shape(size: Any, most: Any, frame: Frame) -> tuple[int, int] | None:
     """Height and width after Resize; None for arguments that torchvision refuses."""
     if _is_pair(size):
         return None if most is not None else (size[0], size[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _socket
 import array
 import mmap
 import os
@@ -12,15 +13,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain, starmap, tee
+from operator import attrgetter, itemgetter, methodcaller
 from time import monotonic_ns
 from typing import Any, NamedTuple, Self
 
+from feedline.core.descriptors import Descriptors, opened
+
 MESSAGE_NBYTES = 1 << 17
-"""Longest message in bytes. Transport bounds results, and `spill` bounds everything else, far below it."""
+"""Longest message in bytes. Results (bounded by the transport) and all other messages (bounded by `spill`) are far
+smaller.
+"""
 
 
 SPILL_NBYTES = 1 << 15
-"""Longer payloads travel in a memfd attached to their message: one message must never fill a socket's buffer."""
+"""Longer payloads are sent in a memfd attached to the message: a single message must never fill a socket's buffer."""
 
 
 _ANCILLARY_NBYTES = socket.CMSG_SPACE(253 * 4)  # the most descriptors that the kernel puts into one message
@@ -35,84 +42,92 @@ class ReceiveBuffer:
         self._buffer = bytearray(MESSAGE_NBYTES)
         self._view = memoryview(self._buffer)
 
-    def receive(self, channel: socket.socket, flags: int = 0) -> tuple[bytes, Sequence[int]]:
+    def receive(self, channel: Channel, flags: int = 0) -> tuple[bytes, Descriptors]:
         """Receive a message and its descriptors; b"" at the end.
 
-        The caller owns the descriptors. Raises BlockingIOError as `recv` does.
+        Raises BlockingIOError as `recv` does.
         """
+        # CLOEXEC by the call itself: another thread may start a program between receiving a descriptor and marking it.
+        arguments = [self._buffer], _ANCILLARY_NBYTES, flags | socket.MSG_CMSG_CLOEXEC
+        # One result for two readers: the first one finds its descriptors before Python runs the next instruction.
+        results, again = tee(starmap(channel.recvmsg_into, [arguments]))
         try:
-            # CLOEXEC by the call itself: another thread may start a program between receiving a descriptor and marking
-            # it.
-            nbytes, ancillary, _, _ = channel.recvmsg_into(
-                [self._buffer], _ANCILLARY_NBYTES, flags | socket.MSG_CMSG_CLOEXEC
-            )
+            fds = Descriptors(_fds_in(results))
         except ConnectionResetError:  # the other side closed with unread messages
-            return b"", ()
-        if not ancillary:
-            return bytes(self._view[:nbytes]), ()
-        fds = array.array("i")
-        for _, _, data in ancillary:
-            fds.frombytes(data)
-        return bytes(self._view[:nbytes]), fds
+            return b"", Descriptors()
+        return bytes(self._view[: next(again)[0]]), fds
+
+
+def _fds_in(results: Iterable[Any]) -> Iterable[int]:
+    """Descriptors in results of `recvmsg`; iterated without a step of the interpreter."""
+    return chain.from_iterable(map(_integers, map(itemgetter(2), chain.from_iterable(map(itemgetter(1), results)))))
+
+
+_integers: Callable[[bytes], Iterable[int]] = partial(array.array, "i")
+
+
+class Channel(_socket.socket):
+    """Socket that preserves message boundaries, closed with this object."""
+
+    # The base class is that of `socket.socket`, which wraps each new socket by code of Python: an interrupt there would
+    # lose its descriptor.
+    __slots__ = ("__weakref__",)
+
+    __del__ = property(attrgetter("close"))  # no code of Python either: see `Descriptors`
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 # A snapshot inherits every end that this process holds, also those of other pools, and must close its copies.
-_pairs: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_pairs: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends of a socket that preserves message boundaries."""
-    # Keeps the borders of messages, as datagrams do, and reports the end of the other side, as streams do.
-    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+# Keeps the borders of messages, as datagrams do, and reports the end of the other side, as streams do.
+_KIND = socket.AF_UNIX, socket.SOCK_SEQPACKET
+
+
+def pair() -> tuple[Channel, Channel]:
+    """Two connected ends."""
+    ends = list[Channel]()
+    made = map(methodcaller("detach"), chain.from_iterable(starmap(_socket.socketpair, [_KIND])))
+    ends.extend(map(partial(Channel, *_KIND, 0), made))
     _pairs.update(ends)
-    return ends
+    return ends[0], ends[1]
 
 
-def close_inherited(kept: socket.socket) -> None:
+def connect(fd: int) -> Channel:
+    """The end with this descriptor, which it owns."""
+    return Channel(*_KIND, 0, fd)
+
+
+def close_inherited(kept: Channel) -> None:
     """Close this forked process's copies of every `pair` end but one.
 
-    The other side of a socket sees its end only when the last copy is closed.
+    The other side of a socket is notified only when the last copy is closed.
     """
     for end in _pairs:
         if end is not kept:
             end.close()
 
 
-def send(channel: socket.socket, parts: Iterable[bytes], fds: Sequence[int] = (), flags: int = 0) -> None:
+def send(channel: Channel, parts: Iterable[bytes], fds: Sequence[int] = ()) -> None:
     """Send the joined parts as one message; the caller still owns `fds`."""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    channel.sendmsg(parts, ancillary, flags | socket.MSG_NOSIGNAL)
+    channel.sendmsg(parts, ancillary, socket.MSG_NOSIGNAL)
 
 
-def disconnect(channel: socket.socket) -> None:
+def disconnect(channel: Channel) -> None:
     """Close a socket for both sides at once.
 
-    `shutdown` reaches the other side even if another process has inherited a copy of this end.
+    `shutdown` notifies the other side even if another process has inherited a copy of this end.
     """
     with suppress(OSError):  # the other side has already closed
         channel.shutdown(socket.SHUT_RDWR)
     channel.close()
-
-
-class Descriptor:
-    """File descriptor, closed with its object at the latest.
-
-    An interrupt may prevent its regular end.
-    """
-
-    __slots__ = ("fd",)
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def close(self) -> None:
-        """Close it. Idempotent."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def close_all(fds: Iterable[int]) -> None:
@@ -121,12 +136,12 @@ def close_all(fds: Iterable[int]) -> None:
         os.close(fd)
 
 
-def spill(data: bytes) -> int:
-    """Write `data` to a memfd; the caller owns the descriptor."""
-    fd = os.memfd_create("feedline-message", os.MFD_CLOEXEC)
-    with open(fd, "wb", closefd=False) as file:
+def spill(data: bytes) -> Descriptors:
+    """Write `data` to a memfd."""
+    memory = opened(os.memfd_create, "feedline-message", os.MFD_CLOEXEC)
+    with open(memory.fd, "wb", closefd=False) as file:
         file.write(data)
-    return fd
+    return memory
 
 
 def read_all(fd: int) -> bytes:
@@ -154,8 +169,8 @@ class RequestQueue:
     """Queue of requests that one or more workers read through `fd`.
 
     Idle workers read from the socket directly, with no dispatcher in between. The queue outlives its workers: unread
-    requests stay. `put` never blocks; requests that the socket does not take wait for the next `flush`. That suffices:
-    a full socket means that workers have yet to answer, and the pool flushes after each answer.
+    requests stay. `put` never blocks: requests that do not fit into the socket wait for the next `flush`. This
+    suffices, because workers must answer the requests in a full socket, and the pool flushes after each answer.
     """
 
     def __init__(self) -> None:
@@ -202,7 +217,7 @@ class RequestQueue:
                 message, fds = self._receive_buffer.receive(self._theirs, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
-            close_all(fds)
+            fds.close()
             stopping += _task(message) == STOP
         for _ in range(stopping):
             self.stop_one()
@@ -221,18 +236,15 @@ class RequestQueue:
         if len(request.payload) <= SPILL_NBYTES:
             self._mine.send(_HEADER.pack(request.task) + request.payload)
             return
-        fd = spill(request.payload)
-        try:
-            send(self._mine, [_HEADER.pack(request.task)], [fd])
-        finally:
-            close_all([fd])
+        with spill(request.payload) as memory:
+            send(self._mine, [_HEADER.pack(request.task)], [memory.fd])
 
 
 class RequestReader:
     """A worker's end of a `RequestQueue`."""
 
     def __init__(self, fd: int) -> None:
-        self._socket = socket.socket(fileno=fd)
+        self._socket = connect(fd)
         self._receive_buffer = ReceiveBuffer()
 
     def __enter__(self) -> Self:
@@ -246,7 +258,7 @@ class RequestReader:
         message, fds = self._receive_buffer.receive(self._socket)
         if not message:
             return None
-        return QueuedRequest(_task(message), read_all(fds[0]) if fds else message[_HEADER.size :])
+        return QueuedRequest(_task(message), read_all(fds.disown()[0]) if fds else message[_HEADER.size :])
 
 
 def _task(message: bytes) -> int:
@@ -280,12 +292,12 @@ class StatusTable:
     """Shared table with the current activity of each worker, without locks.
 
     Each worker has a row of 64-bit cells, which it writes and the training process reads. A cell is written atomically,
-    and a value may be out of date when it is read. Decisions must hold for older values too: a request that wrongly
-    counts as lost is built twice, and its second answer is dropped.
+    and a value may be out of date when it is read. Decisions must be correct for older values too: a request wrongly
+    counted as lost is built twice, and its second answer is dropped.
     """
 
     def __init__(self, fd: int | None = None) -> None:
-        self._descriptor = _memory() if fd is None else Descriptor(fd)
+        self._descriptor = _memory() if fd is None else Descriptors([fd])
         self._memory = mmap.mmap(self.fd, _NBYTES)
         self._cells = memoryview(self._memory).cast("q")
 
@@ -301,7 +313,7 @@ class StatusTable:
     def row(self, worker: int) -> int:
         """Row of its request that the worker is fetching.
 
-        -1 before the first row, and where rows are fetched many at once.
+        -1 before the first row, and if many rows are fetched at once.
         """
         return self._cells[worker * _CELLS + _ROW]
 
@@ -324,7 +336,7 @@ class StatusTable:
     def index(self, worker: int) -> int | None:
         """Index of the sample that the worker fetches.
 
-        None where it is unknown: indices that are not integers, samples after the first `MOST_INDICES`, and streams.
+        None if unknown: for indices that are not integers, samples after the first `MOST_INDICES`, and streams.
         """
         row = self.row(worker)
         if not 0 <= row < self._cells[worker * _CELLS + _COUNT]:
@@ -384,7 +396,7 @@ class StatusRow:
         cells[first + _NUMBER] = request.number
         try:
             indices = array.array("q", request.indices[:MOST_INDICES])
-        except (AttributeError, TypeError, OverflowError):  # a stream, or indices that are not integers
+        except (AttributeError, TypeError, IndexError, OverflowError):  # a stream, one index, or other keys
             return
         start = first + _FIGURES
         cells[start : start + len(indices)] = memoryview(indices)
@@ -395,7 +407,7 @@ class StatusRow:
         self._cells[self._task] = _IDLE
 
 
-def _memory() -> Descriptor:
-    descriptor = Descriptor(os.memfd_create("feedline-status", os.MFD_CLOEXEC))
-    os.truncate(descriptor.fd, _NBYTES)
-    return descriptor
+def _memory() -> Descriptors:
+    memory = opened(os.memfd_create, "feedline-status", os.MFD_CLOEXEC)
+    os.truncate(memory.fd, _NBYTES)
+    return memory

@@ -11,6 +11,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from feedline.core.descriptors import Descriptors, opened
 from feedline.workers.process.environment import die_with_starter
 from feedline.workers.process.launch import ExitedProcess, WorkerProcess
 from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup, run_worker
@@ -21,7 +22,7 @@ _EXIT_CODE_S = 2.0
 class ContextLauncher:
     """Launcher that starts a `multiprocessing.Process` of `context` per worker.
 
-    `note` is added to an error of a start.
+    `note` is added to the error of a failed start.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class ContextProcessGroup:
     def __init__(self, context: BaseContext, builder: Any, init_fn: Callable[[int], object] | None, note: str) -> None:
         self._context, self._builder, self._init_fn, self._note = context, builder, init_fn, note
         self._poll = select.epoll()
-        self._watched: dict[int, BaseProcess] = {}
+        self._watched: dict[int, tuple[BaseProcess, Descriptors]] = {}
 
     def fileno(self) -> int:
         """See `ProcessGroup`."""
@@ -74,9 +75,11 @@ class ContextProcessGroup:
             if self._note:
                 error.add_note(self._note)
             raise
-        descriptor = _exit_descriptor(process)
-        self._watched[descriptor] = process
-        self._poll.register(descriptor, select.EPOLLIN)
+        pidfd = _pidfd_of(process)
+        # The sentinel of multiprocessing is a pipe, which children of the worker may hold open after its end.
+        watched = pidfd.fd if pidfd else process.sentinel
+        self._watched[watched] = process, pidfd
+        self._poll.register(watched, select.EPOLLIN)
         return process
 
     def pid_of(self, process: WorkerProcess) -> int | None:
@@ -87,8 +90,9 @@ class ContextProcessGroup:
         """See `ProcessGroup`."""
         exited = []
         for descriptor, _ in self._poll.poll(0):
-            process = self._watched.pop(descriptor)
-            self._forget(process, descriptor)
+            self._poll.unregister(descriptor)
+            process, pidfd = self._watched.pop(descriptor)
+            pidfd.close()
             process.join(_EXIT_CODE_S)
             exited.append(ExitedProcess(process, process.exitcode))
         return exited
@@ -99,7 +103,7 @@ class ContextProcessGroup:
 
     def abandon(self) -> None:
         """See `ProcessGroup`."""
-        for process in self._watched.values():
+        for process, _ in self._watched.values():
             process.kill()
 
     def inherited_locks(self) -> None:
@@ -107,24 +111,18 @@ class ContextProcessGroup:
 
     def close(self) -> None:
         """See `ProcessGroup`."""
-        for descriptor, process in self._watched.items():
-            self._forget(process, descriptor)
-        self._watched.clear()
         self._poll.close()
-
-    def _forget(self, process: BaseProcess, descriptor: int) -> None:
-        self._poll.unregister(descriptor)
-        if descriptor != process.sentinel:
-            os.close(descriptor)
+        self._watched.clear()
 
 
-def _exit_descriptor(process: BaseProcess) -> int:
-    """Descriptor that is readable once the process has ended: its pidfd."""
-    assert process.pid is not None
-    # The sentinel of multiprocessing is a pipe, which children of the worker may hold open after its end.
+def _pidfd_of(process: BaseProcess) -> Descriptors:
+    """Descriptor that becomes readable when the process ends.
+
+    Empty if the system has no such descriptors.
+    """
     with suppress(OSError):  # the system has no pidfds, or the process has already been reaped
-        return os.pidfd_open(process.pid)
-    return process.sentinel
+        return opened(os.pidfd_open, process.pid)
+    return Descriptors()
 
 
 class _PicklableChannels:

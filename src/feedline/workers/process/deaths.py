@@ -70,9 +70,9 @@ def strip_own_frames(stacks: str) -> str:
 
 
 def crash_report(pid: int | None, how: str, doing: str, stacks: str, stderr: str, remedy: str) -> str:
-    """Compose an error message that begins as torch's does.
+    """Compose an error message that begins like torch's.
 
-    Programs search for that beginning.
+    Programs match on that beginning.
     """
     parts = [f"DataLoader worker (pid(s) {pid}) exited unexpectedly: {how}{doing}."]
     if stacks:
@@ -108,13 +108,11 @@ def describe_work(request: Any, row: int) -> str:
 def describe_finding(request: Any, rows: Sequence[int]) -> str:
     """Describe the rows that kill a worker by themselves."""
     if request.partition is not None:
-        return (
-            "The request kills every worker that gets it; batches of an iterable dataset cannot be taken apart further."
-        )
+        return "The request kills every worker that gets it; batches of an iterable dataset cannot be divided further."
     if not rows:
         return "The request kills every worker that gets it, but none of its samples does so alone."
     return (
-        f"Taking the request apart has shown that {describe_sample(request, rows[0])} kills a worker by itself. "
+        f"Trials with parts of the request show that {describe_sample(request, rows[0])} kills a worker by itself. "
         "Repair it or remove it; on_error='skip' counts and leaves out such samples."
     )
 
@@ -177,16 +175,17 @@ class RestartBudget:
     def log(self, text: str, *, found: bool) -> None:
         """Log a death within the budget.
 
-        `found`: it is the second death by the same request.
+        `found`: this is the second death by the same request.
         """
         if found:
             _log.warning(
-                "%s\nIt is the second worker that died of this request, which is now tried in a process of its own.",
+                "%s\nThis is the second worker that died of this request. It is now tried in a process of its own.",
                 text,
             )
         else:
             _log.warning(
-                "%s\nAnother takes its place. Deaths in this epoch: %d of %d.", *(text, self._count, self._budget)
+                "%s\nA new worker takes its place. Deaths in this epoch: %d of %d allowed.",
+                *(text, self._count, self._budget),
             )
 
     def describe_death(self, death: Death, request: Any | None, finding: str = "") -> str:
@@ -212,10 +211,10 @@ class RestartBudget:
 
 
 def find_poisonous(rows: Sequence[int], kills: Callable[[Sequence[int]], bool], *, every: bool) -> list[int]:
-    """Find the first or every row that kills by itself.
+    """Find the first or every row that alone kills a worker.
 
-    `rows` together are known to kill. The result is empty if no single row does, as when a batch kills by its size.
-    Takes about 2 log2(len(rows)) trials per row found.
+    It is known that the batch of all `rows` kills. The result is empty if no single row does: a batch may kill by its
+    size. Takes about 2 log2(len(rows)) trials per row found.
     """
     if len(rows) == 1:
         return list(rows)

@@ -34,8 +34,8 @@ class StepResult(NamedTuple):
 class WorkerGenerators:
     """Recorded states of one worker's random generators.
 
-    Kept are those after its last answer, and those at the start of its epoch. A new worker may replay a partition of an
-    iterable dataset from its beginning, and then draws everything again.
+    The states after its last answer are kept, and those at the start of its epoch: a replacement may have to replay a
+    partition from its beginning, with all its draws.
     """
 
     latest: bytes | None = None
@@ -68,17 +68,19 @@ class Dispatch:
         base_seed: int,
         new_inbox: Callable[[], Inbox],
         *,
-        pinned: bool,
+        round_robin: bool,
         reports_generators: bool,
     ) -> None:
-        self._base_seed, self._pinned = base_seed, pinned
+        self._base_seed, self._round_robin = base_seed, round_robin
         self._generators: dict[int, WorkerGenerators] | None = {} if reports_generators else None
         self._num_workers = 0
         self.open: dict[int, ProcessFuture] = {}
         self.dropped: deque[ProcessFuture] = deque()
-        self._queues: list[RequestQueue] = [] if pinned else [RequestQueue()]
+        self._queues: list[RequestQueue] = [] if round_robin else [RequestQueue()]
         self._ready_fds: list[int] = []
         self._needs_repair = self._resized = False
+        self._built: dict[int, tuple[int, Any]] = {}
+        """Epoch and latest mark of each partition of a live stream, whose batches cannot be built twice."""
         self.worker_set = WorkerSet(launcher, new_inbox)
 
     def send(self, future: ProcessFuture) -> None:
@@ -91,7 +93,7 @@ class Dispatch:
     def step(self, timeout_s: float | None) -> StepResult:
         """Wait for events and settle the futures that were answered.
 
-        Futures of dead workers stay open: unless the caller closes them, `repair` resubmits them.
+        Futures of dead workers stay open: `repair` resubmits them, unless the caller closes them first.
         """
         self.repair()
         # An interrupt (Ctrl-C) before this list is empty again may lose an answer, and with it the order of an inbox:
@@ -111,8 +113,8 @@ class Dispatch:
     def resize(self, num_workers: int) -> None:
         """Start workers, or stop surplus ones after their current request."""
         surplus, self._num_workers = self._num_workers - num_workers, num_workers
-        if self._pinned:
-            self._resize_pinned()
+        if self._round_robin:
+            self._resize_queues()
         else:
             for _ in range(surplus):
                 self._queues[0].stop_one()
@@ -127,7 +129,7 @@ class Dispatch:
         while self.dropped:
             future = self.dropped.popleft()
             # Workers with their own generators build it all the same, as torch's do: it may draw from them.
-            if self._generators is None:
+            if self._generators is None and not self._is_live(future.work):
                 self._needs_repair |= self.open.pop(future.task, None) is not None
         if self._ready_fds:
             self.worker_set.kill(self._ready_fds)
@@ -136,7 +138,8 @@ class Dispatch:
             started = self._start_missing()
             # A live worker with its own generators must not build a request twice, as it might if a request that it has
             # just taken were resubmitted: then only the queues of new workers are refilled.
-            self._resubmit_lost(range(len(self._queues)) if self._generators is None or self._resized else started)
+            keeps = self._generators is not None or any(self._is_live(each.work) for each in self.open.values())
+            self._resubmit_lost(started if keeps and not self._resized else range(len(self._queues)))
             self._needs_repair = self._resized = False
 
     def start_probe(self, future: ProcessFuture) -> Callable[[], bool]:
@@ -191,6 +194,8 @@ class Dispatch:
             if answer.kind == BUILT:
                 if self._generators is not None and worker_id != PROBE:
                     value = value._replace(worker_state=self._generators[worker_id].latest)
+                if self._is_live(future.work):
+                    self._built[future.work.partition] = future.work.epoch, value.mark
                 value.spans.append(("encode", answer.began_ns, answer.ended_ns, worker_id))
                 value.spans.append(("decode", began_ns, monotonic_ns(), MAIN))
                 future.succeed(value, inbox.latest)
@@ -204,12 +209,12 @@ class Dispatch:
         members = self.worker_set.members
         staying = sum(not member.stopping for member in members.values())
         # A worker with its own queue keeps its id, so a new one waits until the old one has ended.
-        numbers = range(self._num_workers) if self._pinned else count()
+        numbers = range(self._num_workers) if self._round_robin else count()
         for worker_id in numbers:
             if staying >= self._num_workers:
                 break
             if worker_id not in members:
-                self._start(worker_id, self._queues[worker_id if self._pinned else 0])
+                self._start(worker_id, self._queues[worker_id if self._round_robin else 0])
                 started.append(worker_id)
                 staying += 1
         return started
@@ -233,12 +238,27 @@ class Dispatch:
         running = {self.worker_set.status.task(worker_id) for worker_id in self.worker_set.members}
         for task, future in list(self.open.items()):
             if task not in running and not future.trial and (queue := self._queue_of(future.work)) in queues:
+                if self._is_live(future.work):
+                    self._open_after_built(future)
                 queue.put(task, pickle.dumps(future.work, 5))
 
-    def _queue_of(self, request: Any) -> RequestQueue:
-        return self._queues[request.turn % len(self._queues) if self._pinned else 0]
+    def _open_after_built(self, future: ProcessFuture) -> None:
+        """Let another worker begin behind the latest answer.
 
-    def _resize_pinned(self) -> None:
+        It cannot repeat the sizes of the batches before.
+        """
+        epoch, mark = self._built.get(future.work.partition, (None, None))
+        if epoch == future.work.epoch:
+            future.work = future.work.opened_at(mark)
+
+    @staticmethod
+    def _is_live(request: Any) -> bool:
+        return getattr(request, "continues", False)
+
+    def _queue_of(self, request: Any) -> RequestQueue:
+        return self._queues[request.turn % len(self._queues) if self._round_robin else 0]
+
+    def _resize_queues(self) -> None:
         while len(self._queues) < self._num_workers:
             self._queues.append(RequestQueue())
         for queue in self._queues[self._num_workers :]:

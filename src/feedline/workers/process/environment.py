@@ -6,12 +6,14 @@ import ctypes
 import fcntl
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import sys
 import time
 import warnings
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,13 +90,45 @@ def _umask() -> int:
 
 
 # Looked up here: a process that was forked while another thread loaded a library could wait forever for the loader.
-_prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_prctl = getattr(_LIBC, "prctl", None)
+_mallopt = getattr(_LIBC, "mallopt", None) if hasattr(_LIBC, "gnu_get_libc_version") else None
 
 
 _PR_SET_PDEATHSIG = 1
 
 
 _F_SETSIG = 10
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_NBYTES, _MAPPED_NBYTES = 256 << 20, 32 << 20
+"""Most freed memory that a process keeps; size from which an array gets a mapping of its own: glibc's highest."""
+
+
+_CHOSEN = re.compile(r"malloc[_.](trim_threshold|top_pad|mmap_threshold|mmap_max)")
+"""A variable, or part of `GLIBC_TUNABLES`."""
+
+
+@cache
+def is_allocator_set() -> bool:
+    """True if the environment sets parameters of malloc.
+
+    Looked up once: malloc, too, reads the environment when a process begins.
+    """
+    return _CHOSEN.search(" ".join(os.environ).lower() + os.environ.get("GLIBC_TUNABLES", "")) is not None
+
+
+def keep_freed_memory() -> None:
+    """Let this process reuse the memory of freed arrays.
+
+    By default, glibc returns the arrays of a batch to the system once they are freed, and the system clears each page
+    again for the next batch. At most 256 MiB are kept. Without effect where the user has set malloc's parameters, or
+    the C library is another one.
+    """
+    if _mallopt is not None and not is_allocator_set():
+        _mallopt(_M_TRIM_THRESHOLD, _KEPT_NBYTES)
+        _mallopt(_M_MMAP_THRESHOLD, _MAPPED_NBYTES)
 
 
 def die_with_parent(parent: int) -> None:

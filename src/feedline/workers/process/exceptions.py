@@ -45,9 +45,9 @@ def pack(error: BaseException) -> RemoteException:
 def rebuild(failure: RemoteException, where: str) -> BaseException:
     """Rebuild the exception and add a note with the worker's traceback.
 
-    Type, arguments, attributes and notes are kept, so an error looks the same with and without workers. (torch raises a
-    new exception whose only argument is `Caught {name} {where}` and the traceback, which fails for other signatures;
-    here these words open the note.) An exception that cannot be rebuilt becomes a `ReprError`.
+    Type, arguments, attributes and notes are kept, so an error looks the same with and without workers. The note begins
+    with torch's words, `Caught {name} {where}`. (torch itself passes them to a new exception as its only argument,
+    which fails for other signatures.) An exception that cannot be rebuilt becomes a `ReprError`.
     """
     error = _load_whole(failure) or _rebuild_from_parts(failure) or ReprError(f"{failure.name}: {failure.message}")
     for note in failure.notes:

@@ -75,7 +75,8 @@ class Forking:
     def branch(self, modules: Iterable[str], fds: Sequence[int]) -> Forking:
         """Fork a process that imports modules, and then forks zygotes itself.
 
-        It ends with this one. `fds` are the pickled surroundings, standard output and error. Raises ConnectionError.
+        It ends together with this process. `fds` are the pickled `ProcessContext`, standard output and standard error.
+        Raises ConnectionError.
         """
         branch = Forking()
         try:
@@ -127,7 +128,7 @@ class ForkServer(Forking):
     def with_imports(self, imports: Imports, fds: Sequence[int]) -> Forking:
         """The process that has imported these modules.
 
-        A new branch if there is none. Raises ConnectionError.
+        Forks a new branch if there is none. Raises ConnectionError.
         """
         latest = self._branches[-1] if self._branches else self
         if self._imported.is_outdated(imports):  # earlier branches stay: their zygotes end with them
@@ -194,7 +195,7 @@ class _ForkServers:
     def _unlock(self) -> None:
         """Replace the lock in a forked child.
 
-        A thread that held it does not exist there.
+        The thread that held it does not exist in the child.
         """
         self._lock = threading.Lock()
 
@@ -210,7 +211,7 @@ def start() -> ForkServer:
     return _servers.get()
 
 
-def fork(fds: Sequence[int], imports: Imports, surroundings: Sequence[int]) -> tuple[Forking, int]:
+def fork(fds: Sequence[int], imports: Imports, process_context: Sequence[int]) -> tuple[Forking, int]:
     """Request a zygote from a process with these modules.
 
     Replaces a fork server that has died.
@@ -219,7 +220,7 @@ def fork(fds: Sequence[int], imports: Imports, surroundings: Sequence[int]) -> t
     """
     fork_server = start()
     try:
-        forking = fork_server.with_imports(imports, surroundings)
+        forking = fork_server.with_imports(imports, process_context)
         return forking, forking.fork(fds)
     except ConnectionError:
         fork_server.close_branches()

@@ -7,7 +7,6 @@ import os
 import pickle
 import select
 import signal
-import socket
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +19,7 @@ from feedline.workers.process.imports import import_all
 from feedline.workers.process.worker_main import STACK_SIGNAL, name_process
 
 _GRACE_S = 0.5
-"""Seconds that zygotes get to end after the training process has ended; all must be gone within a second."""
+"""Seconds that zygotes have to end after the training process. All processes must be gone within a second."""
 
 
 def main(commands: int, parent: int) -> None:
@@ -44,7 +43,7 @@ def main(commands: int, parent: int) -> None:
 
 
 def _serve(commands: int, parent_fd: int) -> None:
-    fork_server = _ForkServer(socket.socket(fileno=commands), parent_fd)
+    fork_server = _ForkServer(channels.connect(commands), parent_fd)
     while fork_server.step():
         pass
     fork_server.drain()
@@ -52,15 +51,15 @@ def _serve(commands: int, parent_fd: int) -> None:
 
 def _serve_branch(modules: list[str], fork_server: int, fds: list[int]) -> None:
     """Program of a branch: import modules, then serve as a fork server."""
-    commands, surroundings, stdout, stderr = fds
+    commands, process_context, stdout, stderr = fds
     parent_fd = os.pidfd_open(fork_server)
-    zygote_main.take_over(fork_server, pickle.loads(channels.read_all(surroundings)), stdout, stderr)
+    zygote_main.take_over(fork_server, pickle.loads(channels.read_all(process_context)), stdout, stderr)
     import_all(modules)
     _serve(commands, parent_fd)
 
 
 _NO_ZYGOTE = -1
-"""Number of a branch, which is not killed by a command."""
+"""Number of a branch, which no command kills."""
 
 
 class _ZygoteChild(NamedTuple):
@@ -69,7 +68,7 @@ class _ZygoteChild(NamedTuple):
 
 
 class _ForkServer:
-    def __init__(self, commands: socket.socket, parent_fd: int) -> None:
+    def __init__(self, commands: channels.Channel, parent_fd: int) -> None:
         self._commands, self._parent_fd = commands, parent_fd
         self._zygotes: dict[int, _ZygoteChild] = {}
         self._receive_buffer = channels.ReceiveBuffer()
@@ -84,7 +83,7 @@ class _ForkServer:
                 message, fds = self._receive_buffer.receive(self._commands)
                 if not message:
                     return False
-                self._execute(pickle.loads(message), list(fds))
+                self._execute(pickle.loads(message), fds.disown())
             elif fd == self._parent_fd:
                 return False
             else:
@@ -94,7 +93,7 @@ class _ForkServer:
     def drain(self) -> None:
         """Wait briefly for the zygotes, which end by themselves.
 
-        The kernel kills those that are left when this process ends (see `die_with_parent`).
+        The kernel kills the remaining ones when this process ends (see `die_with_parent`).
         """
         # Once the training process has ended, both are readable forever, and no poll would wait.
         self._poll.unregister(self._commands)

@@ -36,7 +36,7 @@ class ProcessFuture:
     def __init__(self, pool: FutureOwner, task: int, request: Any, *, trial: bool = False) -> None:
         self._pool, self.task, self.request, self.trial = pool, task, request, trial
         self.work = request
-        """The request as sent to workers: without samples that were found to kill them."""
+        """The request as sent to workers: without samples known to kill them."""
         self.settled = False
         self.strikes = 0
         self.skipped: tuple[SkippedSample, ...] = ()
@@ -49,16 +49,18 @@ class ProcessFuture:
         return self.settled or self._pool.poll(self)
 
     def result(self) -> BatchResult:
-        """See `BatchFuture`. Call it once: the future does not keep the batch."""
+        """See `BatchFuture`."""
         if not self.settled:
             self._pool.wait_for(self)
         error, self._error = self._error, None
         if error is not None:
             raise error
-        built, self._result = self._result, None
+        built = self._result
         if built is None:
-            raise WorkerError(f"{self.request} was canceled, or its result has been taken already")
-        forks.add_delivered(self._slots)
+            raise WorkerError(f"{self.request} was canceled, or its error was raised before")
+        slots, self._slots = self._slots, ()
+        if slots:
+            forks.add_delivered(slots)
         return built
 
     def cancel(self) -> None:

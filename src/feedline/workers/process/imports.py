@@ -14,20 +14,19 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 
 SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Environment in which OpenMP, OpenBLAS and MKL start no threads as they are loaded.
-
-A process with threads must not be forked.
+"""Environment in which OpenMP, OpenBLAS and MKL start no threads when loaded, because a process with threads must not
+fork.
 """
 
 
 _PRESENT = {"__main__", "__mp_main__", "feedline", "numpy", "torch"} | sys.stdlib_module_names
-"""Packages that a fork server has, and scripts, which are pickled by value."""
+"""Modules that need no import: those of a fork server, and scripts, which are pickled by value."""
 
 
 Imports = Mapping[str, ModuleSpec]
 """Modules to import.
 
-This process got another spec, and other code, if it has reloaded a module since.
+A module that this process has reloaded since has another spec, and other code.
 """
 
 

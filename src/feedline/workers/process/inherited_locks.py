@@ -1,7 +1,7 @@
 """Detection of processes that wait forever for a lock inherited by fork.
 
-A fork copies the locks that other threads hold, but not the threads. Code that needs such a lock in the child waits for
-a thread that does not exist there.
+A fork copies the locks that other threads hold, but not the threads. Code in the child that needs such a lock waits for
+a thread that does not exist.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
 
+from feedline.core.proc import stat_of
 from feedline.workers.process.launch import InheritedLocks
 
 CHECK_S = 0.5
-"""Seconds between two looks at processes that do not answer."""
+"""Seconds between two checks of processes that do not answer."""
 
 
 STUCK_S = 2.0
-"""Seconds after which a wait that nothing can end counts as one."""
+"""Seconds after which a process that nothing can wake counts as stuck."""
 
 
 # Numbers of the system call. On other machines nothing compares equal, and no process counts as waiting.
@@ -48,7 +49,7 @@ class LockWatch:
         return True
 
     def find(self, pids: Iterable[int]) -> int | None:
-        """First process that has waited in vain for `STUCK_S`, or None."""
+        """First process that has been stuck for `STUCK_S`, or None."""
         now = self._clock()
         seen = {pid: ticks for pid in pids if (ticks := ticks_if_waiting(pid)) is not None}
         # More CPU time than before means that the process has run since: another wait begins.
@@ -63,15 +64,15 @@ def ticks_if_waiting(pid: int) -> int | None:
     """CPU time, in ticks, of a process that nothing can wake.
 
     Each of its threads waits without a time limit for memory that is not shared with other processes. None for other
-    processes, and where the system does not give this information.
+    processes, and if the system does not provide this information.
     """
     folder = Path(f"/proc/{pid}")
     try:
         calls = [(task / "syscall").read_text().split() for task in (folder / "task").iterdir()]
-        fields = (folder / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return int(fields[11]) + int(fields[12]) if calls and all(map(_is_endless, calls)) else None
+    stat = stat_of(pid)
+    return None if stat is None or not calls or not all(map(_is_endless, calls)) else stat.cpu_ticks
 
 
 def describe_stuck(pid: int, inherited: InheritedLocks, workers: str) -> str:

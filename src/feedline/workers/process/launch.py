@@ -36,11 +36,11 @@ class ExitedProcess(NamedTuple):
     exitcode: int | None
     """As in `multiprocessing`: negative for a signal. None if unknown."""
     stderr: str = ""
-    """Last lines written to standard error, where known."""
+    """Last lines written to standard error, if known."""
     orphaned: bool = False
-    """The process it was forked from was killed, and with it the whole group: this worker is not to blame."""
+    """The process it was forked from was killed, and the whole group with it: this worker is not the cause."""
     error: BaseException | None = None
-    """Why it could not be started; no other worker of this launcher can be."""
+    """Reason why it could not be started; the same holds for all workers of this launcher."""
 
 
 class InheritedLocks(NamedTuple):
@@ -55,7 +55,7 @@ class ProcessGroup(Protocol):
     """Worker processes of one pool."""
 
     lost: bool
-    """True once the process it forks from has ended; all members have then ended too."""
+    """True once the process from which it forks has ended; all members have then ended, too."""
 
     def fileno(self) -> int:
         """Descriptor that is readable when `collect_exited()` may return something."""
@@ -79,7 +79,7 @@ class ProcessGroup(Protocol):
         """Send SIGKILL; `collect_exited` reports the end."""
 
     def abandon(self) -> None:
-        """Give up the process that it forks from.
+        """Abandon the process from which workers are forked.
 
         All members count as ended, and `lost` is true.
         """

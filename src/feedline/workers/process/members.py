@@ -10,8 +10,9 @@ from contextlib import suppress
 from time import monotonic
 from typing import NamedTuple
 
+from feedline.core.descriptors import Descriptors, pipe
 from feedline.workers.process import channels
-from feedline.workers.process.channels import Descriptor, RequestQueue, StatusTable
+from feedline.workers.process.channels import Channel, RequestQueue, StatusTable
 from feedline.workers.process.launch import ExitedProcess, Launcher, ProcessGroup, WorkerProcess
 from feedline.workers.process.worker_main import HEADER, STOPPED, WorkerChannels, WorkerSetup
 from feedline.workers.transport import Inbox
@@ -28,7 +29,7 @@ class WorkerHandle:
     __slots__ = ("_stacks", "answers", "inbox", "process", "stopping", "worker_id")
 
     def __init__(
-        self, worker_id: int, process: WorkerProcess, answers: socket.socket, stacks: Descriptor, inbox: Inbox
+        self, worker_id: int, process: WorkerProcess, answers: Channel, stacks: Descriptors, inbox: Inbox
     ) -> None:
         self.worker_id, self.process = worker_id, process
         self.answers, self._stacks, self.inbox = answers, stacks, inbox
@@ -63,13 +64,14 @@ class WorkerAnswer(NamedTuple):
     ended_ns: int
     generators: bytes
     payload: bytes
-    fds: tuple[int, ...]
+    fds: Descriptors
 
 
 class Death(NamedTuple):
     """End of a worker, reported after all of its answers.
 
-    `task` is what it was building. The receiver of this event closes the inbox, as earlier answers may still need it.
+    `task` is the task that it was building. The receiver of this event closes the inbox, because earlier answers may
+    still need it.
     """
 
     member: WorkerHandle
@@ -82,7 +84,7 @@ class Death(NamedTuple):
 class WorkerSet:
     """Starts workers, receives their answers, and shuts them down.
 
-    `members` are the live workers by id; `processes` also holds those that lived when the set was closed.
+    `members` are the live workers by id. `processes` also holds those that were alive when the set was closed.
     """
 
     def __init__(self, launcher: Launcher, new_inbox: Callable[[], Inbox]) -> None:
@@ -102,7 +104,7 @@ class WorkerSet:
         # resubmitted.
         self.status.clear(setup.worker_id)
         answers, their_answers = channels.pair()
-        stacks, their_stacks = map(Descriptor, os.pipe())
+        stacks, their_stacks = pipe()
         os.set_blocking(stacks.fd, False)
         os.set_blocking(their_stacks.fd, False)  # a full pipe must not block the signal handler
         try:
@@ -189,7 +191,7 @@ class WorkerSet:
         else:
             begin = HEADER.size + states_nbytes
             states, payload = message[HEADER.size : begin], message[begin:]
-            events.append(WorkerAnswer(member, kind, task, began_ns, ended_ns, states, payload, tuple(fds)))
+            events.append(WorkerAnswer(member, kind, task, began_ns, ended_ns, states, payload, fds))
         return True
 
     def _collect_deaths(self, events: list[WorkerAnswer | Death]) -> None:
@@ -208,7 +210,7 @@ class WorkerSet:
                 self._forget(member)
 
     def restart(self, launcher: Launcher) -> list[WorkerAnswer | Death]:
-        """Give up all workers, and start later ones with another launcher.
+        """Abandon all workers, and start later ones with another launcher.
 
         Returns their last answers and their deaths.
         """

@@ -13,6 +13,7 @@ from itertools import count
 from time import monotonic
 from typing import Any, Self
 
+from feedline.core import finalizers
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
 from feedline.errors import ArgumentError, NotPicklableError, WorkerDiedError, WorkerError, WorkerStalledError
 from feedline.workers.base import PoolStatistics, Recovery
@@ -33,11 +34,11 @@ GRACE_S = 3.0
 
 
 STARTING_S = 120.0
-"""Seconds that workers may take to start before it counts as waiting for a batch."""
+"""Seconds that workers have to start before the time counts as waiting for a batch."""
 
 
 _STUCK_FORKS = 2
-"""After this many forks with a lock that was held, workers that inherit nothing are started."""
+"""Number of forks with a held lock after which workers that inherit nothing are started."""
 
 
 STRIKES = 2
@@ -49,7 +50,7 @@ class ProcessPool:
 
     The pool does not close the launcher.
 
-    The first idle worker takes the next request. With `pinned`, a request goes to one worker: its `turn` modulo
+    The first idle worker takes the next request. With `round_robin`, a request goes to one worker: its `turn` modulo
     `num_workers`. With `reports_generators`, the replacement of a dead worker continues with its random generators.
     `timeout_s` (0: no limit) is torch's `timeout`. Thread-safe: calls are serialized.
     """
@@ -64,13 +65,12 @@ class ProcessPool:
         base_seed: int = 0,
         timeout_s: float = 0,
         recovery: Recovery | None = None,
-        pinned: bool = False,
+        round_robin: bool = False,
         reports_generators: bool = False,
         new_inbox: Callable[[], Inbox] = Inbox,
     ) -> None:
         self._launcher, self._builder = launcher, launcher.builder
         self._timeout_s, self._recovery = timeout_s, recovery or Recovery()
-        self._budget = RestartBudget(self._recovery)
         self._lock = threading.RLock()
         self._owner = os.getpid()
         self._opened = monotonic()
@@ -78,7 +78,11 @@ class ProcessPool:
         self._poisoned: list[tuple[ProcessFuture, Death]] = []
         self._error: BaseException | None = None
         self._stuck_forks = 0
-        self._dispatch = Dispatch(launcher, base_seed, new_inbox, pinned=pinned, reports_generators=reports_generators)
+        self._dispatch = Dispatch(
+            launcher, base_seed, new_inbox, round_robin=round_robin, reports_generators=reports_generators
+        )
+        # After the fork: the new process starts while this one reads files.
+        self._budget = RestartBudget(self._recovery)
         self._closed = False
         fork_server.close_at_exit(self)
         try:
@@ -155,6 +159,9 @@ class ProcessPool:
         if self._closed or os.getpid() != self._owner:  # a forked child must not end its parent's workers
             return
         self._closed = True
+        finalizers.run(self._close)  # garbage collection may close it while this thread asks for a pid
+
+    def _close(self) -> None:
         if not self._lock.acquire(timeout=GRACE_S):
             # Another thread holds the lock and waits for a batch. The deaths wake it, and it finds the pool closed.
             for process in self.processes:
@@ -196,7 +203,7 @@ class ProcessPool:
         watch = LockWatch()
         while not ready():
             self._check()
-            if self._step(self._limited(timer.left_s())) or self._is_starting():
+            if self._step(self._limit_wait(timer.left_s())) or self._is_starting():
                 timer.reset()
             self._replace_if_stuck(watch)
             if timer.is_over():
@@ -206,7 +213,7 @@ class ProcessPool:
             if timer.is_log_due():
                 _log.warning("no batch for %g s.\n%s", self._recovery.stall_s, self._describe_workers())
 
-    def _limited(self, timeout_s: float | None) -> float | None:
+    def _limit_wait(self, timeout_s: float | None) -> float | None:
         """Limit a wait to the next search for inherited locks."""
         if self._dispatch.worker_set.group.inherited_locks() is None:
             return timeout_s

@@ -1,8 +1,8 @@
 """Workers forked from a snapshot of the training process.
 
 The snapshot is a forked child of the training process, single-threaded, and runs no code of the user. It forks the
-workers of one process group, also those that come later. All of them have what the training process had when the group
-was made, and nothing is pickled.
+workers of one process group, including later ones. All of them have the objects that the training process had when the
+group was created, and nothing is pickled.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import os
 import re
 import select
 import signal
-import socket
 import sys
 import threading
 import traceback
 import warnings
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -27,6 +25,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from feedline.core.descriptors import Descriptors, opened
 from feedline.workers.process import channels
 from feedline.workers.process.environment import die_with_parent
 from feedline.workers.process.launch import InheritedLocks, Launcher
@@ -36,21 +35,21 @@ from feedline.workers.process.zygote_main import SharedWork, WorkerForker, serve
 from feedline.workers.transport import forks
 
 _EXIT_S = 2.0
-"""Seconds that a snapshot gets to end by itself once its group is closed."""
+"""Seconds that a snapshot has to end by itself once its group is closed."""
 
 
 _DRAIN_S = 1.5
-"""Seconds that workers get then: the memory of a large process takes a while to unmap."""
+"""Seconds that workers then have: it takes a while to unmap the memory of a large process."""
 
 
 Fresh = Callable[[Any, Callable[[int], object] | None], Launcher]
-"""Makes the launcher of workers that inherit nothing, for use after an inherited lock."""
+"""Creates the launcher of workers that inherit nothing, for use after an inherited lock."""
 
 
 class SnapshotLauncher:
     """Launcher that forks, as torch does by default on Linux.
 
-    Each process group gets a new snapshot, so its workers have what this process has at that moment.
+    Each process group gets a new snapshot, so its workers have the objects that this process has at that moment.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ _OWN_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 class Origin(NamedTuple):
-    """Facts of the training process that its workers take over from it."""
+    """Facts of the training process that its workers adopt."""
 
     pid: int
     name: str
@@ -124,7 +123,7 @@ class Origin(NamedTuple):
     """Whether the garbage collector is on."""
     in_main_thread: bool
     has_stderr: bool
-    """False if the process began without a standard error: descriptor 2 may be any file of the user's then."""
+    """False if the process started without standard error: descriptor 2 may then be any file of the user."""
 
     @classmethod
     def capture(cls) -> Origin:
@@ -140,6 +139,21 @@ class Origin(NamedTuple):
         )
 
 
+_unreaped: list[Descriptors] = []
+"""Pidfds of killed children: an interrupt ended the wait for them when their object was dropped."""
+
+
+def _reap() -> None:
+    """Reap killed children that have ended."""
+    for pidfd in list(_unreaped):
+        ended: object = True
+        with suppress(ChildProcessError):  # reaped before
+            ended = os.waitid(os.P_PIDFD, pidfd.fd, os.WEXITED | os.WNOHANG) if pidfd else True
+        if ended is not None:
+            _unreaped.remove(pidfd)
+            pidfd.close()
+
+
 class ForkedProcess:
     """Forked child of this process.
 
@@ -149,7 +163,7 @@ class ForkedProcess:
     def __init__(self) -> None:
         self._owner = os.getpid()
         self._pids: list[int] = []
-        self._pidfds: list[int] = []
+        self._pidfd = Descriptors()
 
     @property
     def pid(self) -> int | None:
@@ -159,8 +173,9 @@ class ForkedProcess:
     def start(self, program: Callable[[set[Any]], object]) -> None:
         """Fork a process that runs `program` and then ends.
 
-        It begins with all signals blocked; its argument is the set of those that were blocked here.
+        The program begins with all signals blocked. Its argument is the set of signals that were blocked here.
         """
+        _reap()
         _flush_standard_streams()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         try:
@@ -173,28 +188,40 @@ class ForkedProcess:
             if self._pids == [0]:
                 _run(program, blocked)
             with suppress(ProcessLookupError):  # it has ended, and the system reaps children by itself
-                self._pidfds.extend(map(os.pidfd_open, self._pids))
+                self._open()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def end(self, within_s: float) -> None:
         """Wait for its end; kill it after that time."""
-        if self._owner != os.getpid():
+        if self._owner != os.getpid() or not self._pids:
             return
-        for pidfd in self._pidfds:
+        with suppress(ProcessLookupError):
+            self._open()
+        for pidfd in self._pidfd:
             if not _has_ended(pidfd, within_s):
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             with suppress(ChildProcessError):  # where SIGCHLD is ignored, the system has reaped it
                 os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-        # No step of the interpreter lies between `pop` and `close`: no interrupt loses a descriptor.
-        with suppress(IndexError):
-            deque(map(os.close, iter(self._pidfds.pop, None)), maxlen=0)
         self._pids.clear()
+        self._pidfd.close()
+
+    def _open(self) -> None:
+        """Open its pidfd, unless it is open."""
+        if not self._pidfd:  # an interrupt may have come after the fork
+            self._pidfd = opened(os.pidfd_open, self._pids[0])
 
     def __del__(self) -> None:
-        if self._pidfds:
-            self.end(0)
+        if getattr(self, "_pids", None):  # an interrupt may have ended the constructor
+            try:
+                self.end(0)
+            except BaseException:  # another interrupt
+                if self._pidfd:
+                    _unreaped.append(self._pidfd)
+                    with suppress(ProcessLookupError):  # the interrupt may have come before the kill
+                        signal.pidfd_send_signal(self._pidfd.fd, signal.SIGKILL)
+                raise
 
 
 def _has_ended(pidfd: int, within_s: float) -> bool:
@@ -204,7 +231,7 @@ def _has_ended(pidfd: int, within_s: float) -> bool:
 
 
 def _flush_standard_streams() -> None:
-    """Flush what both processes would otherwise write."""
+    """Flush buffers that both processes would otherwise write."""
     with suppress(OSError):  # the reader of a pipe has closed it
         util._flush_std_streams()  # type: ignore[attr-defined]
 
@@ -215,7 +242,7 @@ _THIS_MODULE = re.escape(__name__)
 def _silence_fork_warning() -> None:
     """Ignore Python's warning about forks with threads, in this module.
 
-    Python warns since version 3.12.
+    Python 3.12 and later warn.
     """
     # Not `catch_warnings`, which changes the filters of other threads. The entry stays, and affects this module only.
     if sys.version_info >= (3, 12):
@@ -235,11 +262,11 @@ def _run(program: Callable[[set[Any]], object], blocked: set[Any]) -> NoReturn:
         os._exit(1)
 
 
-def _serve(work: SharedWork, group: socket.socket, origin: Origin, blocked: set[Any]) -> None:
+def _serve(work: SharedWork, group: channels.Channel, origin: Origin, blocked: set[Any]) -> None:
     """Program of the snapshot: serve one process group until its end."""
     gc.disable()  # a collection would copy pages that are shared with the training process, and run its finalizers
     gc.freeze()
-    # Ctrl-C reaches the training process, which closes its pools. What the user handles is no matter of the snapshot.
+    # Ctrl-C reaches the training process, which closes its pools. Handlers of the user belong to that process, too.
     for number in {signal.SIGINT, *origin.handlers}:
         signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGCHLD):

@@ -24,8 +24,8 @@ _PAUSE_S = 0.05
 class StallTimer:
     """Deadlines of one wait: when to log, when to raise.
 
-    As with torch, `timeout_s` (0: never) counts from the last batch that arrived, whichever it was; `stall_s` counts
-    from the beginning of the wait.
+    As with torch, `timeout_s` (0: never) counts from the arrival of any batch. `stall_s` counts from the beginning of
+    the wait.
     """
 
     def __init__(self, timeout_s: float, stall_s: float, clock: Callable[[], float] = monotonic) -> None:

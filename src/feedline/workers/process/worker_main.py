@@ -7,11 +7,11 @@ import os
 import pickle
 import random
 import signal
-import socket
 import struct
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from time import monotonic_ns
@@ -26,6 +26,7 @@ from feedline.core.optional import after_import
 from feedline.core.rng_globals import GlobalStateChanges, restore_globals
 from feedline.workers.process import channels, exceptions
 from feedline.workers.process.channels import STOP, RequestReader, StatusRow, StatusTable
+from feedline.workers.process.environment import is_allocator_set, keep_freed_memory
 from feedline.workers.transport import Arena, Message
 
 STACK_SIGNAL = signal.SIGRTMAX - 7
@@ -48,9 +49,9 @@ class WorkerSetup(NamedTuple):
     reports_generators: bool = False
     """Whether answers carry the states of the worker's random generators."""
     opening_generators: bytes | None = None
-    """States to start from instead of those that `base_seed` and `worker_init_fn` give."""
+    """States to start from, instead of those set by `base_seed` and `worker_init_fn`."""
     latest_generators: bytes | None = None
-    """States after the last answered batch, to set once earlier batches of a partition have been replayed."""
+    """States after the last answered batch, to restore once the earlier batches of a partition have been replayed."""
 
 
 class WorkerChannels(NamedTuple):
@@ -73,6 +74,7 @@ def run_worker(
     _install_signal_handlers(worker_channels.stacks)
     status_row.set_ready()
     name_process(f"feedline-{setup.worker_id}")
+    keep_freed_memory()
     _seed(setup)
     builder.progress = status_row.progress
     if setup.latest_generators is not None:
@@ -91,7 +93,7 @@ def run_worker(
     if setup.opening_generators is not None:
         getattr(builder, "restore", restore_globals)(setup.opening_generators)
     # A copy: the original descriptor stays open until the process ends, so the pool sees the end of the process.
-    answers = socket.socket(fileno=os.dup(worker_channels.answers))
+    answers = channels.connect(os.dup(worker_channels.answers))
     # ConnectionError: the pool was closed while a batch was being built
     with answers, RequestReader(worker_channels.queue) as reader, suppress(ConnectionError):
         _answer_all(build, status_row, reader, answers, _changes_of(builder) if setup.reports_generators else bytes)
@@ -127,7 +129,9 @@ _ACCELERATIONS = {
     "PIL.Image": ("feedline.images.accelerate", "accelerate_pillow"),
     "torchvision": ("feedline.transforms.recognized.calls", "accelerate_compose"),
 }
-"""Module and function that accelerate a library; slow to import, for those who use it."""
+"""Module and function that accelerate a library. The module is slow to import, so it is imported only for users of the
+library.
+"""
 
 
 def _accelerate(module: str, function: str) -> None:
@@ -135,10 +139,11 @@ def _accelerate(module: str, function: str) -> None:
 
 
 def import_for_workers(builder: Any) -> None:
-    """Import what workers forked from this process would each import.
+    """Import and look up what forked workers would each need.
 
     Nothing is accelerated here.
     """
+    is_allocator_set()
     if getattr(builder, "accelerate", False):
         for accelerated, (module, _) in _ACCELERATIONS.items():
             if accelerated in sys.modules:
@@ -149,7 +154,7 @@ def _answer_all(
     build: Callable[..., Any],
     status_row: StatusRow,
     reader: RequestReader,
-    answers: socket.socket,
+    answers: channels.Channel,
     take_changes: Callable[[], bytes],
 ) -> None:
     arena = Arena()
@@ -208,10 +213,26 @@ def _install_signal_handlers(stacks: int) -> None:
     faulthandler.register(STACK_SIGNAL, stacks)
 
 
+@contextmanager
+def _without_stacks() -> Iterator[None]:
+    """Let `traceback.format_stack` return nothing, in a process with one thread.
+
+    torch formats the stack of a call that seeds, once for each kind of device, with its lines of source. In a forked
+    worker it is the stack of the training process, which takes longer to format than all else before the first batch.
+    """
+    former = traceback.format_stack
+    traceback.format_stack = lambda *_, **__: []
+    try:
+        yield
+    finally:
+        traceback.format_stack = former
+
+
 def _seed(setup: WorkerSetup) -> None:
-    """Seed as torch seeds its workers: draws are the same."""
+    """Seed as torch seeds its workers, for the same draws."""
     torch.set_num_threads(1)
     random.seed(setup.base_seed + setup.worker_id)
-    torch.manual_seed(setup.base_seed + setup.worker_id)
+    with _without_stacks():
+        torch.manual_seed(setup.base_seed + setup.worker_id)
     seeds: list[int] = torch_worker._generate_state(setup.base_seed, setup.worker_id)  # type: ignore[no-untyped-call]
     np.random.seed(seeds)  # noqa: NPY002 - the generator that users' transforms draw from

@@ -19,9 +19,11 @@ from contextlib import suppress
 from multiprocessing import resource_tracker
 from typing import Any
 
+from feedline.core.descriptors import Descriptors, opened
+from feedline.core.finalizers import held_off
 from feedline.errors import WorkerError
 from feedline.workers.process import channels, exceptions, fork_server
-from feedline.workers.process.channels import Descriptor
+from feedline.workers.process.channels import Channel
 from feedline.workers.process.environment import ProcessEnvironment
 from feedline.workers.process.imports import imports_of
 from feedline.workers.process.launch import ExitedProcess, InheritedLocks, WorkerProcess
@@ -31,10 +33,10 @@ from feedline.workers.process.zygote_main import (
     Exited,
     KillWorker,
     Launch,
+    ProcessContext,
     SharedWork,
     Started,
     StartFailed,
-    Surroundings,
     Wakeup,
     ZygoteStart,
 )
@@ -49,7 +51,7 @@ class ZygoteProcessGroup:
     One socket carries commands to the zygote and its reports back.
     """
 
-    def __init__(self, zygote: socket.socket) -> None:
+    def __init__(self, zygote: Channel) -> None:
         self._zygote = zygote
         self._receive_buffer = channels.ReceiveBuffer()
         self._lock = threading.Lock()  # user threads may ask a process for its pid while the pool reads the socket
@@ -73,7 +75,7 @@ class ZygoteProcessGroup:
     def pid_of(self, process: WorkerProcess) -> int | None:
         """See `ProcessGroup`."""
         assert isinstance(process, ZygoteProcess)
-        with self._lock:
+        with held_off, self._lock:
             while self._receive():
                 pass
             self._wake_pool()
@@ -81,7 +83,7 @@ class ZygoteProcessGroup:
 
     def collect_exited(self) -> list[ExitedProcess]:
         """See `ProcessGroup`."""
-        with self._lock:
+        with held_off, self._lock:
             while self._receive():
                 pass
             exited, self._exited = self._exited, []
@@ -94,7 +96,7 @@ class ZygoteProcessGroup:
 
     def abandon(self) -> None:
         """See `ProcessGroup`."""
-        with self._lock:
+        with held_off, self._lock:
             self._mark_lost()
 
     def inherited_locks(self) -> InheritedLocks | None:
@@ -103,20 +105,20 @@ class ZygoteProcessGroup:
 
     def close(self) -> None:
         """See `ProcessGroup`."""
-        with self._lock:
+        with held_off, self._lock:
             self._mark_lost()
             channels.disconnect(self._zygote)
 
     def wait(self) -> None:
         """Wait briefly for a report on any process, outside the pool's thread."""
         poll = select.poll()
-        with self._lock:
+        with held_off, self._lock:
             if self.lost:
                 return
             poll.register(self._zygote, select.POLLIN)
         # Without the lock, and not for long: the pool's thread may take the report that this one waits for.
         poll.poll(_REPORT_MS)
-        with self._lock:
+        with held_off, self._lock:
             self._receive()
             self._wake_pool()
 
@@ -142,7 +144,7 @@ class ZygoteProcessGroup:
             return False
         match pickle.loads(message):
             case Started(serial, pid):
-                self._processes[serial].mark_started(pid, fds[0])
+                self._processes[serial].mark_started(pid, fds)
             case Exited(serial, exitcode, stderr):
                 process = self._processes.pop(serial)
                 process.mark_exited(exitcode)
@@ -169,10 +171,9 @@ class ZygoteProcess:
     def __init__(self, group: ZygoteProcessGroup, serial: int, name: str) -> None:
         self._group, self.serial, self.name = group, serial, name
         self._pid: int | None = None
-        self._pidfd = Descriptor(-1)
-        self._lock = (
-            threading.Lock()
-        )  # guards the pidfd: closed under another thread, its number could name another process
+        self._pidfd = Descriptors()
+        # Guards the pidfd: closed under another thread, its number could name another process.
+        self._lock = threading.Lock()
         self._exitcode: int | None = None
         self._over = False
 
@@ -215,34 +216,32 @@ class ZygoteProcess:
         """Send SIGKILL."""
         self._signal(signal.SIGKILL)
 
-    def mark_started(self, pid: int, pidfd: int) -> None:
-        """Record that it runs; takes ownership of `pidfd`."""
-        self._pid, self._pidfd = pid, Descriptor(pidfd)
+    def mark_started(self, pid: int, pidfd: Descriptors) -> None:
+        """Record that it runs."""
+        self._pid, self._pidfd = pid, pidfd
 
     def mark_exited(self, exitcode: int | None) -> None:
         """Record that it has ended, or that the pool has closed."""
-        with self._lock:
+        with held_off, self._lock:
             self._exitcode, self._over = exitcode, True
             self._pidfd.close()
 
     def _wait(self, timeout_ms: float | None) -> bool:
         """Wait for the end; False if it did not come in time."""
-        with self._lock:
+        with held_off, self._lock:
             if self._over:
                 return True
             # A duplicate: the pool may close the original during the wait.
-            pidfd = Descriptor(os.dup(self._pidfd.fd))
-        try:
+            pidfd = opened(os.dup, self._pidfd.fd)
+        with pidfd:
             poll = select.poll()
             poll.register(pidfd.fd, select.POLLIN)
             return bool(poll.poll(timeout_ms))
-        finally:
-            pidfd.close()
 
     def _signal(self, number: signal.Signals) -> None:
         if self.pid is None:
             return
-        with self._lock, suppress(ProcessLookupError):
+        with held_off, self._lock, suppress(ProcessLookupError):
             if not self._over:
                 signal.pidfd_send_signal(self._pidfd.fd, number)
 
@@ -306,18 +305,17 @@ class ZygoteClient:
         self._owner = os.getpid()
         self._control, theirs = channels.pair()
         tracker = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]
-        surroundings = Surroundings(ProcessEnvironment.capture(), LibrarySettings.capture())
-        start = ZygoteStart(surroundings, dumped.skeleton, has_tracker=tracker is not None)
-        start_fd, branch_fd = (channels.spill(pickle.dumps(each)) for each in (start, surroundings))
-        streams = [_dup_or_null(1), _dup_or_null(2)]
-        own = [start_fd, *streams, _dup_or_null(-1 if tracker is None else tracker)]
-        try:
+        process_context = ProcessContext(ProcessEnvironment.capture(), LibrarySettings.capture())
+        start = ZygoteStart(process_context, dumped.skeleton, has_tracker=tracker is not None)
+        own = [channels.spill(pickle.dumps(start)), *map(_dup_or_null, (1, 2, -1 if tracker is None else tracker))]
+        branch = channels.spill(pickle.dumps(process_context))
+        with theirs, branch:
+            fds = [each.fd for each in own]
             self._forking, self._number = fork_server.fork(
-                [theirs.fileno(), *own, *dumped.fds], imports_of(dumped.modules), [branch_fd, *streams]
+                [theirs.fileno(), *fds, *dumped.fds], imports_of(dumped.modules), [branch.fd, *fds[1:3]]
             )
-        finally:
-            channels.close_all([*own, branch_fd])
-            theirs.close()
+        for each in own:
+            each.close()
 
     def is_ours(self) -> bool:
         """False in a forked child, which must not use its parent's zygote."""
@@ -348,9 +346,9 @@ class ZygoteClient:
         self._control.close()
 
 
-def _dup_or_null(fd: int) -> int:
+def _dup_or_null(fd: int) -> Descriptors:
     """Duplicate a descriptor; /dev/null if this process has closed it."""
     try:
-        return os.dup(fd)
+        return opened(os.dup, fd)
     except OSError:
-        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        return opened(os.open, os.devnull, os.O_WRONLY | os.O_CLOEXEC)

@@ -7,7 +7,6 @@ import gc
 import os
 import pickle
 import select
-import socket
 import sys
 import traceback
 import warnings
@@ -20,7 +19,9 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any, NamedTuple
 
+from feedline.core.descriptors import Descriptors
 from feedline.workers.process import channels, exceptions
+from feedline.workers.process.channels import Channel
 from feedline.workers.process.environment import ProcessEnvironment, die_with_parent
 from feedline.workers.process.settings import LibrarySettings, register_collates
 from feedline.workers.process.worker_main import (
@@ -33,7 +34,7 @@ from feedline.workers.process.worker_main import (
 from feedline.workers.transport import load_builder
 
 TAIL_NBYTES = 4096
-"""Bytes kept of each worker's standard error, for the message about its death."""
+"""Number of bytes kept of each worker's standard error, for the message about its death."""
 
 
 _GRACE_S = 0.3
@@ -42,7 +43,7 @@ _GRACE_S = 0.3
 class _UnflushedPopen(popen_fork.Popen):
     """Fork that does not flush the standard streams before.
 
-    A thread of the training process may have held the lock of one of them when this process was forked.
+    When this process was forked, a thread of the training process may have held the lock of a stream.
     """
 
     def __init__(self, process: BaseProcess) -> None:
@@ -66,7 +67,7 @@ class SharedWork(NamedTuple):
     """Functions registered with torch's `default_collate`, for processes that do not inherit them."""
 
 
-class Surroundings(NamedTuple):
+class ProcessContext(NamedTuple):
     """Environment and settings of the training process."""
 
     environment: ProcessEnvironment
@@ -76,7 +77,7 @@ class Surroundings(NamedTuple):
 class ZygoteStart(NamedTuple):
     """Initial state of a zygote; arrays of the builder come as descriptors."""
 
-    surroundings: Surroundings
+    process_context: ProcessContext
     skeleton: bytes
     has_tracker: bool
     """Whether a descriptor leads to the resource tracker of the training process."""
@@ -130,14 +131,14 @@ def main(fork_server: int, fds: Sequence[int]) -> None:
     control, start_fd, stdout, stderr, tracker, *arrays = fds
     name_process("feedline-zygote")
     start: ZygoteStart = pickle.loads(channels.read_all(start_fd))
-    take_over(fork_server, start.surroundings, stdout, stderr)
+    take_over(fork_server, start.process_context, stdout, stderr)
     if start.has_tracker:
         # Its own tracker would remove the shared memory of the training process when this process ends.
         resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
     else:
         os.close(tracker)
     zygote = WorkerForker(_load_target(arrays, start.skeleton))
-    zygote.accept_groups(socket.socket(fileno=control))
+    zygote.accept_groups(channels.connect(control))
     channels.close_all(arrays)
     gc.collect()
     gc.freeze()  # collections in workers would write to shared pages, and so copy them
@@ -146,8 +147,8 @@ def main(fork_server: int, fds: Sequence[int]) -> None:
     zygote.drain()
 
 
-def take_over(fork_server: int, surroundings: Surroundings, stdout: int, stderr: int) -> None:
-    """Prepare a child of the fork server for code of the user.
+def take_over(fork_server: int, process_context: ProcessContext, stdout: int, stderr: int) -> None:
+    """Prepare a child of the fork server for the user's code.
 
     It dies with the fork server.
     """
@@ -157,8 +158,8 @@ def take_over(fork_server: int, surroundings: Surroundings, stdout: int, stderr:
     os.dup2(stderr, 2)
     channels.close_all([stdout, stderr])
     faulthandler.enable(2)
-    surroundings.environment.apply()
-    surroundings.settings.apply()
+    process_context.environment.apply()
+    process_context.settings.apply()
     # Threads in this process belong to libraries that the dataset imports: the user cannot change that.
     warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
 
@@ -197,7 +198,7 @@ def serve_forked(
 class _WorkerChild:
     """One live worker, as its parent process holds it."""
 
-    def __init__(self, serial: int, group: socket.socket, process: BaseProcess, stderr: int) -> None:
+    def __init__(self, serial: int, group: Channel, process: BaseProcess, stderr: int) -> None:
         assert process.pid is not None
         self.serial, self.group, self.process, self.stderr = serial, group, process, stderr
         self.pid, self.pidfd = process.pid, os.pidfd_open(process.pid)
@@ -232,7 +233,7 @@ class _WorkerChild:
 class WorkerForker:
     """Forks workers on command, reports their ends, and relays their standard error.
 
-    `target(setup, channels, stderr)` is the program of a worker, or the error that every start of one reports.
+    `target(setup, channels, stderr)` is the program of a worker, or the error to report for every start.
     """
 
     def __init__(self, target: Callable[..., None] | exceptions.RemoteException) -> None:
@@ -240,15 +241,15 @@ class WorkerForker:
         self._receive_buffer = channels.ReceiveBuffer()
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], object]] = {}
-        self._workers: dict[tuple[socket.socket, int], _WorkerChild] = {}
+        self._workers: dict[tuple[Channel, int], _WorkerChild] = {}
         self._open_sockets = 0
 
-    def accept_groups(self, control: socket.socket) -> None:
+    def accept_groups(self, control: Channel) -> None:
         """Serve the groups whose sockets come through `control`."""
         self._on(control.fileno(), partial(self._accept_group, control))
         self._open_sockets += 1
 
-    def serve_group(self, group: socket.socket) -> None:
+    def serve_group(self, group: Channel) -> None:
         """Serve the process group at the other end of a socket."""
         self._on(group.fileno(), partial(self._execute, group))
         self._open_sockets += 1
@@ -256,7 +257,7 @@ class WorkerForker:
     def end_with(self, pidfd: int) -> None:
         """End when the process of a pidfd ends.
 
-        Copies of its sockets may still be open elsewhere.
+        Copies of its sockets may still be open in other processes.
         """
         self._on(pidfd, partial(self._stop, pidfd))
 
@@ -270,7 +271,7 @@ class WorkerForker:
     def drain(self, within_s: float = _GRACE_S) -> None:
         """Wait briefly for the workers, whose queues are closed too.
 
-        The kernel kills those that are left when this process ends.
+        The kernel kills the remaining ones when this process ends.
         """
         deadline = monotonic() + within_s
         while self._workers and (left := deadline - monotonic()) > 0:
@@ -288,23 +289,23 @@ class WorkerForker:
         self._off(pidfd)
         self._open_sockets = 0
 
-    def _hang_up(self, channel: socket.socket) -> None:
+    def _disconnect(self, channel: Channel) -> None:
         self._off(channel.fileno())
         channel.close()
         self._open_sockets -= 1
 
-    def _accept_group(self, control: socket.socket) -> None:
+    def _accept_group(self, control: Channel) -> None:
         """Accept the socket of a new process group."""
         message, fds = self._receive_buffer.receive(control)
         if not message:
-            self._hang_up(control)
+            self._disconnect(control)
             return
-        self.serve_group(socket.socket(fileno=fds[0]))
+        self.serve_group(channels.connect(fds.disown()[0]))
 
-    def _execute(self, group: socket.socket) -> None:
+    def _execute(self, group: Channel) -> None:
         message, fds = self._receive_buffer.receive(group)
         if not message:  # the pool has closed its queues too, so its workers end by themselves
-            self._hang_up(group)
+            self._disconnect(group)
             return
         command = pickle.loads(message)
         if isinstance(command, Launch):
@@ -314,7 +315,7 @@ class WorkerForker:
         elif (group, command.serial) in self._workers:
             self._workers[group, command.serial].process.kill()
 
-    def _launch(self, group: socket.socket, command: Launch, fds: Sequence[int]) -> None:
+    def _launch(self, group: Channel, command: Launch, fds: Descriptors) -> None:
         try:
             if isinstance(self._target, exceptions.RemoteException):
                 _reply(group, StartFailed(command.serial, self._target))
@@ -324,7 +325,7 @@ class WorkerForker:
             _reply(group, StartFailed(command.serial, exceptions.pack(error)))
             return
         finally:
-            channels.close_all(fds)
+            fds.close()
         self._workers[group, command.serial] = worker
         self._on(worker.pidfd, partial(self._reap, worker))
         self._on(worker.stderr, partial(self._relay, worker))
@@ -343,7 +344,7 @@ class WorkerForker:
 
 
 def _fork_worker(
-    group: socket.socket, command: Launch, target: Callable[..., None], worker_channels: WorkerChannels
+    group: Channel, command: Launch, target: Callable[..., None], worker_channels: WorkerChannels
 ) -> _WorkerChild:
     stderr, theirs = os.pipe()
     process = _ForkedProcess(
@@ -362,6 +363,6 @@ def _fork_worker(
     return _WorkerChild(command.serial, group, process, stderr)
 
 
-def _reply(group: socket.socket, message: Started | Exited | StartFailed | Wakeup, fds: Sequence[int] = ()) -> None:
+def _reply(group: Channel, message: Started | Exited | StartFailed | Wakeup, fds: Sequence[int] = ()) -> None:
     with suppress(OSError):  # the pool has closed
         channels.send(group, [pickle.dumps(message)], fds)

@@ -27,7 +27,8 @@ def explain_unpicklable(obj: object, name: str = "obj", dumps: Callable[[Any], o
     """Path and type of the first part of `obj` that `dumps` refuses.
 
     For example `batch['meta'][3].handle (type lock)`. Walks containers, attributes, slots, partials, methods, closures
-    and classes. Pickles every part on the way, so it is for error messages only. If no part is refused, `obj` itself.
+    and classes. It pickles every part on the way, and is therefore for error messages only. Returns `obj` itself if no
+    part is refused.
     """
     label, part = _search(obj, dumps, {id(obj): obj}) or ("", obj)
     return f"{name}{label} (type {_type_name(part)})"

@@ -1,7 +1,7 @@
 """Copies of delivered batches for processes that the user forks.
 
-Batches lie in memory that a worker and the training process share. A forked child would share it, too, and see what the
-training process writes. It replaces that memory by private copies at the same addresses.
+Batches lie in memory that a worker and the training process share. A forked child would share it, too, and see later
+writes of the training process. The child therefore replaces that memory by private copies at the same addresses.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from feedline.core.descriptors import Descriptors, pipe
 from feedline.workers.transport.memory import make_private
 from feedline.workers.transport.views import Bytes
 
 _COPY_S = 20.0
-"""Seconds that a fork waits at most for the child's copies: the child may have been killed."""
+"""Longest wait of a fork for the child's copies, in seconds: the child may have been killed."""
 
 
 _PRUNE_AT = 64
@@ -45,7 +46,7 @@ class ForkRecord:
     def sharing(self) -> Iterator[None]:
         """Let a child that this thread forks share the batches.
 
-        Workers do, as torch's.
+        Workers do so, as in torch.
         """
         self._local.shares = True
         try:
@@ -56,39 +57,38 @@ class ForkRecord:
     def before(self) -> None:
         """Prepare a fork."""
         shares = getattr(self._local, "shares", False)
-        self._local.pipe = os.pipe() if self._live() and not shares else ()
+        self._local.pipe = pipe() if self._live() and not shares else None
 
     def after_in_parent(self) -> None:
         """Wait until the child has its copies.
 
-        This process may write to its batches then.
+        Only then may this process write to its batches.
         """
         self.count += 1
-        if pipe := self._take_pipe():
-            reading, writing = pipe
-            os.close(writing)
-            poll = select.poll()
-            poll.register(reading, select.POLLIN)
-            poll.poll(_COPY_S * 1000)  # also the end of the pipe, if the child was killed
-            os.close(reading)
+        if ends := self._take_pipe():
+            reading, writing = ends
+            writing.close()
+            with reading:
+                poll = select.poll()
+                poll.register(reading.fd, select.POLLIN)
+                poll.poll(_COPY_S * 1000)  # also the end of the pipe, if the child was killed
 
     def after_in_child(self) -> None:
         """Copy the memory of all delivered batches."""
-        if pipe := self._take_pipe():
+        if ends := self._take_pipe():
             for memory in self._live():
                 make_private(memory)
-            reading, writing = pipe
-            # Not the end of the pipe: a child that another thread forks at the same time may hold it open.
-            os.write(writing, b".")
-            os.close(writing)
-            os.close(reading)
+            reading, writing = ends
+            with reading, writing:
+                # Not the end of the pipe: a child that another thread forks at the same time may hold it open.
+                os.write(writing.fd, b".")
         self._delivered = []
 
-    def _take_pipe(self) -> tuple[int, ...]:
+    def _take_pipe(self) -> tuple[Descriptors, Descriptors] | None:
         # Per thread: two may fork at once.
-        pipe: tuple[int, ...] = getattr(self._local, "pipe", ())
-        self._local.pipe = ()
-        return pipe
+        ends: tuple[Descriptors, Descriptors] | None = getattr(self._local, "pipe", None)
+        self._local.pipe = None
+        return ends
 
     def _live(self) -> list[Bytes]:
         return [memory for slot in list(self._delivered) if (memory := slot()) is not None]

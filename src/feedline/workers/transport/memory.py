@@ -8,11 +8,15 @@ import mmap
 import os
 import sys
 import tempfile
+from itertools import starmap
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+
+from feedline.core.descriptors import Descriptors, opened, releaser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,18 +38,18 @@ _NAME = "feedline"
 class Mapping:
     """Writable mapped memory, unmapped with the last array made from it.
 
-    `np.asarray(mapping)` is its memory, as bytes. `on_unmap`, if set, is called once with the address just before the
-    memory is unmapped, in the thread that drops the last reference.
+    `owner` unmaps it when it is dropped. `np.asarray(mapping)` is the memory, as bytes. `on_unmap`, if set, is called
+    once with the address just before that, in the thread that drops the last reference.
     """
 
-    __slots__ = ("_pid", "_unmap", "address", "nbytes", "on_unmap")
+    __slots__ = ("_owner", "_pid", "address", "nbytes", "on_unmap")
 
-    def __init__(self, address: int, nbytes: int, unmap: Callable[[], object]) -> None:
+    def __init__(self, address: int, nbytes: int, owner: object) -> None:
+        self.on_unmap: Callable[[int], object] | None = None
+        self._pid = os.getpid()
         self.address = address
         self.nbytes = nbytes
-        self.on_unmap: Callable[[int], object] | None = None
-        self._unmap = unmap
-        self._pid = os.getpid()
+        self._owner = owner
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -53,9 +57,9 @@ class Mapping:
 
     def __del__(self) -> None:
         # A forked child inherits the mapping but not what the parent registered it with.
-        if self.on_unmap is not None and self._pid == os.getpid():
-            self.on_unmap(self.address)
-        self._unmap()
+        on_unmap = getattr(self, "on_unmap", None)  # an interrupt may have ended the constructor
+        if on_unmap is not None and self._pid == os.getpid():
+            on_unmap(self.address)
 
 
 class Backing(Protocol):
@@ -109,7 +113,7 @@ def default_backing() -> Backing:
 def attach(handle: Handle, nbytes: int) -> Mapping:
     """Map the memory of a handle, shared by both sides.
 
-    A descriptor stays open; a name is removed.
+    A descriptor stays open. A name is removed.
     """
     if isinstance(handle, int):
         return _map_descriptor(handle, nbytes, _MAP_SHARED)
@@ -123,28 +127,24 @@ def attach_private(fd: int, nbytes: int) -> Mapping:
     return _map_descriptor(fd, nbytes, _MAP_PRIVATE)
 
 
-def fixed_file(nbytes: int) -> int:
-    """Create an anonymous, committed file of zeros; return its descriptor.
+def fixed_file(nbytes: int) -> Descriptors:
+    """Create an anonymous, committed file of zeros.
 
     Where memfd exists its size is sealed: no process can shrink it under the mapping of another, which would then get
     SIGBUS.
     """
     if has_anonymous_files():
-        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        memory = opened(os.memfd_create, _NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
         with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, nbytes)
-        else:
-            os.truncate(fd, nbytes)
-        if has_anonymous_files():
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        return fd
-    except BaseException:
-        os.close(fd)
-        raise
+            memory = opened(os.dup, file.fileno())
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(memory.fd, 0, nbytes)
+    else:
+        os.truncate(memory.fd, nbytes)
+    if has_anonymous_files():
+        fcntl.fcntl(memory.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return memory
 
 
 class MemoryPiece(NamedTuple):
@@ -155,22 +155,18 @@ class MemoryPiece(NamedTuple):
     nbytes: int
 
 
-def sealed_file(nbytes: int, pieces: Iterable[MemoryPiece]) -> int:
-    """Create an anonymous file with this content; return its descriptor.
+def sealed_file(nbytes: int, pieces: Iterable[MemoryPiece]) -> Descriptors:
+    """Create an anonymous file with this content.
 
     All seals are set: no process can change the memory that workers share.
     """
-    fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, nbytes)
-        for piece in pieces:
-            _write(fd, piece)
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-        return fd
-    except BaseException:
-        os.close(fd)
-        raise
+    memory = opened(os.memfd_create, _NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(memory.fd, nbytes)
+    for piece in pieces:
+        _write(memory.fd, piece)
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(memory.fd, fcntl.F_ADD_SEALS, seals)
+    return memory
 
 
 def _write(fd: int, piece: MemoryPiece) -> None:
@@ -183,13 +179,13 @@ def _write(fd: int, piece: MemoryPiece) -> None:
 def make_private(memory: NDArray[np.uint8]) -> None:
     """Replace mapped pages by a private copy at the same address.
 
-    `memory` is a whole mapping. Raises OSError, and changes nothing then.
+    `memory` is a whole mapping. If it raises OSError, nothing has changed.
     """
     library = _c_library()
     address, nbytes = memory.ctypes.data, memory.nbytes
-    copy = _checked(library.mmap(None, nbytes, _PROT_READ_WRITE, _MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0), nbytes)
+    copy = _check_mapped(library.mmap(None, nbytes, _PROT_READ_WRITE, _MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0), nbytes)
     ctypes.memmove(copy, address, nbytes)
-    _checked(
+    _check_mapped(
         library.mmap(address, nbytes, _PROT_READ_WRITE, _MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1, 0), nbytes
     )
     ctypes.memmove(address, copy, nbytes)
@@ -203,7 +199,7 @@ def equal_memory(address: int, other: int, nbytes: int) -> bool:
 
 def _map_segment(segment: SharedMemory, nbytes: int) -> Mapping:
     address = np.asarray(segment.buf).__array_interface__["data"][0]
-    return Mapping(address, nbytes, segment.close)
+    return Mapping(address, nbytes, segment)
 
 
 # Python's mmap keeps a duplicate of the descriptor as long as it lives (optional since 3.13), so a user who keeps many
@@ -237,13 +233,30 @@ class _CLibrary:
 _c_library = functools.cache(_CLibrary)
 
 
+class _MappedPages:
+    """Mapped pages of a file, unmapped with this object; see `Descriptors`."""
+
+    __slots__ = ("_addresses", "_unmap")
+
+    def __init__(self, fd: int, nbytes: int, sharing: int) -> None:
+        library = _c_library()
+        addresses = self._addresses = list[int]()
+        self._unmap = releaser(library.munmap, addresses, nbytes)
+        addresses.extend(starmap(library.mmap, [(None, nbytes, _PROT_READ_WRITE, sharing, fd, 0)]))
+
+    __del__ = property(attrgetter("_unmap"))
+
+    @property
+    def address(self) -> int:
+        return self._addresses[0]
+
+
 def _map_descriptor(fd: int, nbytes: int, sharing: int) -> Mapping:
-    library = _c_library()
-    address = _checked(library.mmap(None, nbytes, _PROT_READ_WRITE, sharing, fd, 0), nbytes)
-    return Mapping(address, nbytes, functools.partial(library.munmap, address, nbytes))
+    pages = _MappedPages(fd, nbytes, sharing)
+    return Mapping(_check_mapped(pages.address, nbytes), nbytes, pages)
 
 
-def _checked(address: int, nbytes: int) -> int:
+def _check_mapped(address: int, nbytes: int) -> int:
     """The address; OSError if mapping has failed."""
     if address == ctypes.c_void_p(-1).value:
         code = ctypes.get_errno()

@@ -143,7 +143,9 @@ class OutOfBandPickle:
         if not is_plain(tensor):
             return NotImplemented
         if tensor.requires_grad and not tensor.is_leaf:
-            raise pickle.PicklingError("it is part of an autograd graph, which cannot leave its process; detach() it")
+            raise pickle.PicklingError(
+                "it is part of an autograd graph, which cannot leave its process; call detach() on it"
+            )
         itemsize, start = tensor.itemsize, tensor.data_ptr()
         # The receiver counts offsets in elements, so a tensor over unaligned bytes has to be copied.
         if start % itemsize:
@@ -162,6 +164,9 @@ class OutOfBandPickle:
         if not (flags.c_contiguous or flags.f_contiguous):
             # As pickling does; torch, for one, refuses arrays with negative strides.
             array = np.array(array, order="C")
+        if not dtype.isnative:  # as pickling does; torch refuses the other byte order, too
+            array = array.astype(dtype.newbyteorder("="))
+            dtype = array.dtype
         return self._add(ArrayView(dtype.str, array.shape, array.strides), _address(array), array.nbytes, array)
 
     def _take_storage(self, storage: UntypedStorage) -> Any:
@@ -258,7 +263,7 @@ class ReferencePickler(pickle.Pickler):
 class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickler of functions and classes by value if they cannot be imported.
 
-    Those of `__main__` go by value too: a worker's `__main__` is another module.
+    Definitions of `__main__` are pickled by value too: a worker's `__main__` is another module.
     """
 
     def __init__(self, file: io.BytesIO, oob: OutOfBandPickle) -> None:
@@ -273,7 +278,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 class MixedPickler(ValuePickler):
     """Pickler by name where the name can be found, else by value.
 
-    Names of `__main__` count too.
+    Names in `__main__` can be found, too.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -326,8 +331,8 @@ def reduce_file(array: NDArray[Any]) -> Any:
 
     Returns None for other arrays.
 
-    For `reducer_override`. None as well if the file no longer has these bytes. An array opened with mode "c" is
-    reopened so, without what was written to it.
+    For `reducer_override`. Also returns None if the file no longer has these bytes. An array of mode "c" is reopened
+    with mode "c", without the data written to it.
     """
     if array.size == 0 or type(array) not in (np.ndarray, np.memmap) or (file := file_of(array)) is None:
         return None
@@ -388,7 +393,7 @@ def check_not_shared(obj: object) -> None:
     else:
         return
     if shared:
-        raise pickle.PicklingError("its memory is shared between processes, which a worker can only inherit (fork)")
+        raise pickle.PicklingError("its memory is shared between processes, and a worker can only inherit it by a fork")
 
 
 def _is_shared(array: NDArray[Any]) -> bool:

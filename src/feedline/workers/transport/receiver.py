@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from feedline.core.descriptors import Descriptors
 from feedline.errors import WorkerError
 from feedline.workers.transport.forks import forks
 from feedline.workers.transport.memory import attach
@@ -18,7 +19,7 @@ from feedline.workers.transport.views import watchable
 from feedline.workers.transport.wire import Envelope, MessageContents, OpenedSlot, SlotRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from feedline.workers.transport.memory import Mapping
     from feedline.workers.transport.views import Bytes
@@ -35,7 +36,7 @@ class InboxStatistics:
     lent_nbytes: int
     """Bytes of the slots that batches of this process still use."""
     peak_nbytes: int
-    """The most that `nbytes` ever was."""
+    """Maximum of `nbytes` so far."""
 
 
 class Inbox:
@@ -63,18 +64,18 @@ class Inbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def loads(self, payload: bytes, fds: Sequence[int] = ()) -> Any:
+    def loads(self, payload: bytes, fds: Iterable[int] = ()) -> Any:
         """Decode a message. Large tensors and arrays are writable views into slots.
 
-        The worker reuses a slot only when its last view has been dropped, in any thread. Closes `fds`. Raises what
-        unpickling raises, and frees the slots then.
+        The worker reuses a slot only when its last view has been dropped, in any thread. Closes `fds`. If unpickling
+        raises, the slots are freed.
         """
         contents, stream = self._open(payload, fds)
         leases = self._leases(contents)
         self.latest = [weakref.ref(memory) for memory in leases.values()]
         return pickle.loads(stream, buffers=contents.build(leases))
 
-    def discard(self, payload: bytes, fds: Sequence[int] = ()) -> None:
+    def discard(self, payload: bytes, fds: Iterable[int] = ()) -> None:
         """Skip a message and free its slots."""
         contents, _ = self._open(payload, fds)
         self._leases(contents)
@@ -88,9 +89,11 @@ class Inbox:
         """Forget all slots; live batches stay valid and are unmapped when dropped."""
         self._slots.clear()
 
-    def _open(self, payload: bytes, fds: Sequence[int]) -> tuple[MessageContents, memoryview]:
+    def _open(self, payload: bytes, fds: Iterable[int]) -> tuple[MessageContents, memoryview]:
         envelope: Envelope = pickle.loads(payload)
-        self._attach(envelope.opened, fds)
+        # A mapping needs no descriptor: a process that keeps many batches would run out of them.
+        with fds if isinstance(fds, Descriptors) else Descriptors(fds) as owned:
+            self._attach(envelope.opened, owned)
         for number in envelope.closed:
             # Batches that use it still hold the mapping, and unmap it with the last of them.
             self._slots.pop(number, None)
@@ -103,25 +106,20 @@ class Inbox:
     def _leases(self, contents: MessageContents) -> dict[int, Bytes]:
         return {number: self._slots[number].lease() for number in contents.slots}
 
-    def _attach(self, opened: Sequence[OpenedSlot], fds: Sequence[int]) -> None:
-        try:
-            expected = sum(slot.name is None for slot in opened)
-            if len(fds) != expected:
-                raise WorkerError(
-                    f"A batch came with {len(fds)} file descriptors instead of {expected}: "
-                    "this process has too many open files. Raise the limit (ulimit -n)."
-                )
-            descriptors = iter(fds)
-            for slot in opened:
-                mapping = attach(next(descriptors) if slot.name is None else slot.name, slot.nbytes)
-                self._slots[slot.number] = _LentSlot(mapping)
-                if self._register is not None:
-                    self._register(mapping.address, mapping.nbytes)
-                    mapping.on_unmap = self._unregister
-        finally:
-            # A mapping needs no descriptor: a process that keeps many batches would run out of them.
-            for fd in fds:
-                os.close(fd)
+    def _attach(self, opened: Sequence[OpenedSlot], fds: Descriptors) -> None:
+        expected = sum(slot.name is None for slot in opened)
+        if len(fds) != expected:
+            raise WorkerError(
+                f"A batch came with {len(fds)} file descriptors instead of {expected}: "
+                "this process has too many open files. Raise the limit (ulimit -n)."
+            )
+        descriptors = iter(fds)
+        for slot in opened:
+            mapping = attach(next(descriptors) if slot.name is None else slot.name, slot.nbytes)
+            self._slots[slot.number] = _LentSlot(mapping)
+            if self._register is not None:
+                self._register(mapping.address, mapping.nbytes)
+                mapping.on_unmap = self._unregister
         self._peak_nbytes = max(self._peak_nbytes, sum(slot.mapping.nbytes for slot in self._slots.values()))
 
 

@@ -20,7 +20,7 @@ from feedline.workers.transport.pickling import (
     ReferencePickler,
     dump_out_of_band,
 )
-from feedline.workers.transport.slots import ALONE_NBYTES, FREE, LENT, SlotAllocator, SlotPool, aligned
+from feedline.workers.transport.slots import ALONE_NBYTES, FREE, LENT, SlotAllocator, SlotPool, align
 from feedline.workers.transport.views import tensor_over
 from feedline.workers.transport.wire import Envelope, MessageContents, OpenedSlot, SlotRange
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 UNSENT_LIMIT = 64
-"""While this many slots have not been sent yet, `Arena.empty` makes no new ones."""
+"""`Arena.empty` creates no slot while this many are unsent."""
 
 
 _APART_LIMIT = 32
@@ -42,7 +42,7 @@ _APART_LIMIT = 32
 
 
 MAX_FDS = UNSENT_LIMIT + _APART_LIMIT + 4
-"""Most descriptors per message, for `socket.recv_fds` (Linux allows 253)."""
+"""Highest number of descriptors per message, for `socket.recv_fds` (Linux allows 253)."""
 
 
 _INLINE_TOTAL_NBYTES = 32 * 1024
@@ -115,7 +115,7 @@ class OutgoingMessage:
     def _copy(self, spans: list[AddressRange]) -> list[SlotRange]:
         large = [span for span in spans if span.stop - span.start >= ALONE_NBYTES]
         apart = set(large) if len(large) <= _APART_LIMIT else set()
-        self._allocator.expect(sum(aligned(span.stop - span.start + span.pad) for span in spans if span not in apart))
+        self._allocator.expect(sum(align(span.stop - span.start + span.pad) for span in spans if span not in apart))
         return [self._copy_one(span, span in apart) for span in spans]
 
     def _copy_one(self, span: AddressRange, apart: bool) -> SlotRange:
@@ -146,11 +146,11 @@ class ArenaStatistics:
     lent_nbytes: int
     """Bytes of the slots that are in transit or used by the training process."""
     peak_nbytes: int
-    """The most that `nbytes` ever was."""
+    """Maximum of `nbytes` so far."""
     created: int
-    """Slots ever made; while this is constant, no fresh memory is touched."""
+    """Slots created so far. While this is constant, no fresh memory is touched."""
     copied_nbytes: int
-    """Bytes ever copied into slots; 0 if all batches were allocated with `allocate`."""
+    """Bytes copied into slots so far; 0 if all batches were allocated with `allocate`."""
 
 
 class Arena:
@@ -170,9 +170,9 @@ class Arena:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Allocate an uninitialized tensor that `dumps` sends without a copy.
 
-        So are views of it. Its memory is reused once it is dropped here and, if it was sent, in the training process. A
-        worker that keeps a sent tensor shares it with the training process, as with torch's shared memory. Small
-        tensors are ordinary memory.
+        The same holds for views of it. Its memory is reused once it is dropped here and, if it was sent, in the
+        training process. A worker that keeps a sent tensor shares it with the training process, as with torch's shared
+        memory. Small tensors lie in ordinary memory.
         """
         shape = tuple(shape)
         nbytes = math.prod(shape) * dtype.itemsize

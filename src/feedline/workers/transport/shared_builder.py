@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
+from feedline.core.descriptors import Descriptors, opened
 from feedline.errors import NotPicklableError
 from feedline.workers.transport.explain import explain_unpicklable
 from feedline.workers.transport.memory import (
@@ -34,15 +35,17 @@ from feedline.workers.transport.pickling import (
     reduce_file,
 )
 from feedline.workers.transport.sharing import SharedFile, allocation_error, file_at, reduce_shared
-from feedline.workers.transport.slots import aligned
+from feedline.workers.transport.slots import align
 from feedline.workers.transport.wire import MessageContents, SlotRange
 
 _MOST_SHARED = 240
-"""Most files of `feedline.share` in one builder: a message carries 253 descriptors, some of them other ones."""
+"""Highest number of files of `feedline.share` in one builder: a message carries at most 253 descriptors, and some have
+other uses.
+"""
 
 
 _MAIN_MODULES = {"__main__", "__mp_main__"}
-"""Names of the user's script; the second one in processes that multiprocessing has spawned."""
+"""Module names of the user's script: the usual one, and the one in processes that multiprocessing has spawned."""
 
 
 class FileExtent(NamedTuple):
@@ -60,12 +63,17 @@ class SharedBuilder:
     memory.
     """
 
-    def __init__(self, plan: _PicklePlan, extents: list[FileExtent], fd: int | None) -> None:
+    def __init__(self, plan: _PicklePlan, extents: list[FileExtent], file: Descriptors | None) -> None:
         self._outline, self._extents, self._shared = plan.outline, extents, plan.shared
-        self.fd = fd
-        self.nbytes = 0 if fd is None else plan.nbytes
+        self._file = file
+        self.nbytes = 0 if file is None else plan.nbytes
         self.modules = plan.modules
         """Modules that it refers to, and those of its classes and functions."""
+
+    @property
+    def fd(self) -> int | None:
+        """Descriptor of the file of array memory."""
+        return None if self._file is None else self._file.fd
 
     @property
     def fds(self) -> list[int]:
@@ -97,9 +105,9 @@ class SharedBuilder:
         return self._outline == plan.outline and self._contains(plan.pieces)
 
     def close(self) -> None:
-        if self.fd is not None:
-            os.close(self.fd)
-        self.fd, self._shared = None, []
+        if self._file is not None:
+            self._file.close()
+        self._file, self._shared = None, []
 
     def _contains(self, pieces: list[MemoryPiece]) -> bool:
         """True if the file holds exactly these pieces, at any offsets."""
@@ -116,24 +124,24 @@ class SharedBuilder:
 def dump_builder(obj: object, name: str = "builder") -> SharedBuilder:
     """Pickle `obj` for many workers.
 
-    Lambdas, closures and definitions of `__main__` go by value. Arrays and tensors from 16 KiB on lie in the anonymous
-    file. File-mapped arrays are mapped again by each worker, as are those of `feedline.share`. Raises NotPicklableError
-    with the path, below `name`, of the part that cannot be pickled.
+    Lambdas, closures and definitions of `__main__` are pickled by value. Arrays and tensors of at least 16 KiB are put
+    into the anonymous file. Each worker maps file-mapped arrays again, and those of `feedline.share`. Raises
+    NotPicklableError with the path, below `name`, of the part that cannot be pickled.
     """
     plan = _build_plan(obj, name)
     if len(plan.shared) > _MOST_SHARED:
         raise NotPicklableError(
-            f"the {name} holds {len(plan.shared)} arrays of feedline.share, and a worker process can be sent "
-            f"{_MOST_SHARED} of them. Share one large array and take views of it"
+            f"the {name} holds {len(plan.shared)} arrays of feedline.share, but a worker process can receive "
+            f"only {_MOST_SHARED}. Share one large array and take views of it"
         )
     if not plan.pieces:
         return SharedBuilder(plan, [], None)
     try:
-        fd = sealed_file(plan.nbytes, plan.pieces)
+        file = sealed_file(plan.nbytes, plan.pieces)
     except OSError as error:
         raise allocation_error(plan.nbytes, f"the arrays of the {name}", error) from error
     extents = [FileExtent(piece.offset, piece.nbytes) for piece in plan.pieces]
-    return SharedBuilder(plan, extents, fd)
+    return SharedBuilder(plan, extents, file)
 
 
 def load_builder(fds: Sequence[int], skeleton: bytes) -> Any:
@@ -150,7 +158,7 @@ def load_builder(fds: Sequence[int], skeleton: bytes) -> Any:
     regions = {number: memory[offset - offset % GRAIN :] for number, offset in enumerate(offsets)}
     shared_fds = fds[1:] if offsets else fds
     for number, (fd, size) in enumerate(zip(shared_fds, shared_nbytes, strict=True)):
-        regions[~number] = np.asarray(SharedFile(os.dup(fd), size))
+        regions[~number] = np.asarray(SharedFile(opened(os.dup, fd), size))
     unpickler = pickle.Unpickler(stream, buffers=contents.build(regions))
     sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
     obj = unpickler.load()
@@ -200,7 +208,7 @@ def _build_plan(obj: object, name: str) -> _PicklePlan:
         else:
             regions.append(SlotRange(len(pieces), 0, span.pad + nbytes))
             pieces.append(MemoryPiece(end + span.pad, span.start, nbytes))
-            end = aligned(pieces[-1].offset + nbytes)
+            end = align(pieces[-1].offset + nbytes)
     contents = MessageContents(regions, layout.places, oob.views).encode()
     # With the identities of the files: a builder over another shared file differs, even if the bytes are equal.
     head = pickle.dumps((contents, [file.identity for file in shared]), 5)
@@ -208,7 +216,7 @@ def _build_plan(obj: object, name: str) -> _PicklePlan:
 
 
 def _dump(obj: object, modules: set[str] | None = None) -> Pickling:
-    """Pickle the object, then dicts of the definitions it needs of `__main__`.
+    """Pickle the object, then dicts of the `__main__` definitions that it needs.
 
     An empty dict ends the stream. `modules` collects the modules of other definitions.
     """
@@ -243,7 +251,7 @@ class _BuilderPickler(ValuePickler):
         check_not_shared(obj)
         if isinstance(obj, io.TextIOWrapper) and all(obj is not own for own in (sys.stdin, sys.stdout, sys.stderr)):
             # cloudpickle would copy the text of the whole file, and lose its encoding and position.
-            raise pickle.PicklingError("it is an open file, which a worker can only inherit (fork)")
+            raise pickle.PicklingError("it is an open file, and a worker can only inherit it by a fork")
         if isinstance(obj, (type, types.FunctionType)):
             self._modules.add(str(obj.__module__))
             if obj.__module__ in _MAIN_MODULES:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feedline.core.descriptors import Descriptors
 from feedline.errors import ArgumentError
 from feedline.workers.transport.memory import fixed_file
 from feedline.workers.transport.pickling import bounds_of, is_plain
@@ -23,16 +24,21 @@ Array = TypeVar("Array", NDArray[Any], torch.Tensor)
 class SharedFile:
     """Mapped file that processes share by its descriptor.
 
-    `np.asarray` gives its bytes. Owns `fd`; mapping and descriptor live as long as any array over the bytes.
+    `np.asarray` gives its bytes. Mapping and descriptor live as long as any array over the bytes.
     """
 
-    def __init__(self, fd: int, nbytes: int) -> None:
-        self.fd, self.nbytes, self._pid = fd, nbytes, os.getpid()
-        self._mapped = mmap.mmap(fd, nbytes)
+    def __init__(self, file: Descriptors, nbytes: int) -> None:
+        self._file, self.nbytes, self._pid = file, nbytes, os.getpid()
+        self._mapped = mmap.mmap(file.fd, nbytes)
         self.address: int = np.frombuffer(self._mapped, np.uint8).__array_interface__["data"][0]
-        status = os.fstat(fd)
+        status = os.fstat(file.fd)
         self.identity = status.st_dev, status.st_ino  # unique while the file is open
         _files[self.address] = self
+
+    @property
+    def fd(self) -> int:
+        """Its descriptor."""
+        return self._file.fd
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -40,8 +46,8 @@ class SharedFile:
 
     def __del__(self) -> None:
         # A forked child may have closed the inherited descriptor and reused its number for another file.
-        if self._pid == os.getpid():
-            os.close(self.fd)
+        if self._pid != os.getpid():
+            self._file.disown()
 
 
 _files: WeakValueDictionary[int, SharedFile] = WeakValueDictionary()
@@ -50,14 +56,15 @@ _files: WeakValueDictionary[int, SharedFile] = WeakValueDictionary()
 def share(array: Array) -> Array:
     """Copy an array or CPU tensor into memory that worker processes share.
 
-    The copy has the same shape, dtype and values, in C order. Worker processes get its file descriptor and no bytes:
-    one copy exists however many workers there are, also of views of it. What one process writes, all others see;
-    nothing orders concurrent writes. The memory is freed with the last array, loader or worker that uses it.
+    The copy has the same shape, dtype and values, in C order. Worker processes receive its file descriptor and no
+    bytes: there is one copy for any number of workers, also if they get views of it. All processes see what one of them
+    writes; concurrent writes are not synchronized. The memory is freed with the last array, loader or worker that uses
+    it.
 
     Processes of a `spawn` or `forkserver` context, and other uses of pickle, copy the array as usual.
 
     Raises ArgumentError for dtypes that hold Python objects, and for anything but arrays (`np.memmap` included) and
-    plain tensors; SlotMemoryError where there is not enough memory.
+    plain tensors; SlotMemoryError if there is not enough memory.
     """
     source: Any = array
     if type(source) in (np.ndarray, np.memmap):
@@ -88,8 +95,8 @@ def reduce_shared(array: NDArray[Any]) -> Any:
 
     Returns None for other arrays.
 
-    For `reducer_override`. None as well for the bytes themselves. Without this, `OutOfBandPickle` would copy arrays
-    that are not contiguous, and NumPy would copy some dtypes.
+    For `reducer_override`. Also returns None for the bytes themselves. Without this, `OutOfBandPickle` would copy
+    arrays that are not contiguous, and NumPy would copy some dtypes.
     """
     if array.size == 0 or (array.dtype == np.uint8 and array.ndim == 1 and array.flags.c_contiguous):
         return None

@@ -40,7 +40,7 @@ FREE, LENT, RETIRED = 0, 1, 2
 
 
 IDLE_MESSAGES = 256
-"""A slot that this many messages did not need is freed."""
+"""A slot is freed when this many messages in a row did not need it."""
 
 
 _PAGE_NBYTES = 4096
@@ -142,7 +142,7 @@ class SlotPool:
     def hand_over(self, slot: Slot) -> Handle | None:
         """Give the handle to the caller, to send it once.
 
-        None if the training process already has it.
+        None if the training process already has the handle.
         """
         handle, slot.handle = slot.handle, None
         self.unsent -= handle is not None
@@ -234,7 +234,7 @@ def _no_reference() -> None:
 
 
 ALONE_NBYTES = 256 * 1024
-"""Data from this size on gets a slot of its own, which is free as soon as the data is dropped."""
+"""Data of at least this size gets a slot of its own, which is free as soon as the data is dropped."""
 
 
 _ALIGNMENT = 64
@@ -271,7 +271,7 @@ class SlotAllocator:
 
     def allocate_shared(self, nbytes: int) -> Allocation:
         """Allocate in the slot that small parts of the current message share."""
-        nbytes = aligned(nbytes)
+        nbytes = align(nbytes)
         allocation = self._shared
         if allocation is None or allocation.start + nbytes > len(allocation.memory):
             # Beyond the expected size, double: a message then needs few slots, however wrong the estimate was.
@@ -290,7 +290,7 @@ class SlotAllocator:
         self._expected_nbytes, self._packed_nbytes = self._packed_nbytes, 0
 
 
-def aligned(nbytes: int) -> int:
+def align(nbytes: int) -> int:
     """Round `nbytes` up to the alignment of allocations."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
@@ -300,7 +300,7 @@ LARGE_NBYTES = 4 << 20
 
 
 IDLE_BATCHES = 256
-"""A block that this many large tensors did not need is freed."""
+"""A block is freed when this many large tensors in a row did not need it."""
 
 
 class _PooledBlock:

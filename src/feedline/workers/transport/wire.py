@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class OpenedSlot(NamedTuple):
     """Slot that a message uses for the first time.
 
-    Without a name its descriptor comes with the message.
+    Without a name, its descriptor comes with the message.
     """
 
     number: int

@@ -1,2 +1,2 @@
 class VisionDataset:
-    """What Mosaic's picture datasets derive from; the contest derives from its plain one."""
+    """Base class of Mosaic's image datasets; the contest uses its plain one."""

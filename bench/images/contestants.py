@@ -116,7 +116,7 @@ class Event:
         """The work of one turn, or of a turn with this many batches."""
         images = self.images if batches is None else min(self.images, batches * self.batch)
         return Task(
-            str(self.corpus.root), self.corpus.pictures, self.recipe, self.size, self.scale, self.output,
+            str(self.corpus.root), self.corpus.image_count, self.recipe, self.size, self.scale, self.output,
             self.batch, images, self.workers,
         )  # fmt: skip
 

@@ -1,0 +1,158 @@
+"""Cost of telemetry for each batch, of publications, and of the run log.
+
+A loop over batches that take no time runs as it is, and with everything that records replaced by calls that do nothing;
+the difference is what a batch pays: all clocks, spans, sums and the words of the page. Publications and the lines of a
+run log are timed by themselves, as a share of the time between two of them. CPU time counts: other programs on the
+machine change little. Prints a table; `--write` keeps it in bench/results/telemetry.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import sleep, thread_time
+from typing import Any
+from unittest import mock
+
+import feedline as fl
+from feedline.loader import builder, heartbeat
+from feedline.loader.monitor import Monitor
+from feedline.loader.report.run_log import INTERVAL_S, RunLog
+from feedline.loader.report.totals import Totals
+from harness import RESULTS, machine
+from overhead import Empty
+
+BATCHES = 20_000
+
+BATCH_S = 1e-4
+"""A batch at 10,000 batches a second."""
+
+
+def _nothing(*_: object) -> int:
+    return -1
+
+
+class _Nothing:
+    """Recorder and clock that record nothing."""
+
+    spans: Any = None
+    finish = staticmethod(lambda *_: [])
+    begin = end = call = deliver = begin_sample = end_sample = staticmethod(_nothing)
+
+    def __init__(self, *_: object) -> None: ...
+
+
+NOTHING = _Nothing()
+
+
+def _no_recorder() -> _Nothing:
+    return NOTHING
+
+
+@contextmanager
+def without_recording() -> Iterator[None]:
+    """Replace the parts that record by calls that do nothing."""
+    with (
+        mock.patch.object(builder, "recorder_of_thread", _no_recorder),
+        mock.patch.object(heartbeat, "_new_clock", _Nothing),
+        mock.patch.object(Totals, "add", _nothing),
+    ):
+        yield
+
+
+CALLS = 9
+"""Calls of the stand-ins for each batch."""
+
+
+def batch_s() -> float:
+    """CPU seconds of a loop over batches that take no time, by batch."""
+    loader = fl.DataLoader(Empty(BATCHES), batch_size=None)
+    began = thread_time()
+    for _ in loader:
+        pass
+    return (thread_time() - began) / BATCHES
+
+
+def call_s(act: Callable[[], object], times: int) -> float:
+    """CPU seconds of one call."""
+    began = thread_time()
+    for _ in range(times):
+        act()
+    return (thread_time() - began) / times
+
+
+def recording_s(rounds: int) -> float:
+    """What recording adds to a batch: the least of some rounds, each with both forms in turn."""
+    recorded, bare = [], []
+    for _ in range(rounds):
+        recorded.append(batch_s())
+        with without_recording():
+            bare.append(batch_s())
+    stand_ins_s = CALLS * min(call_s(_nothing, 100_000) for _ in range(rounds))
+    return min(recorded) - min(bare) + stand_ins_s
+
+
+def publication_share() -> dict[str, float]:
+    """Shares of the time that publications, verdicts and lines of a run log take in a running loop."""
+    spent = dict.fromkeys(("publication", "verdict", "run log"), 0.0)
+
+    def timed(owner: Any, name: str, part: str) -> Any:
+        plain = getattr(owner, name)
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            began = thread_time()
+            try:
+                return plain(*arguments, **named)
+            finally:
+                spent[part] += thread_time() - began
+
+        return mock.patch.object(owner, name, run)
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        timed(Monitor, "_publish", "publication"),
+        timed(Monitor, "_judge", "verdict"),
+        timed(RunLog, "write", "run log"),
+    ):
+        seconds = _loop(Path(folder) / "run.jsonl")
+    spent["publication"] -= spent["verdict"] + spent["run log"]
+    return {part: each / seconds for part, each in spent.items()}
+
+
+def _loop(log: Path, seconds: float = 3 * INTERVAL_S) -> float:
+    """Seconds of a loop with a run log, from its second verdict on."""
+    with fl.DataLoader(Empty(10**9), batch_size=64, num_workers=2, worker_method="thread", log=log) as loader:
+        for number, _ in enumerate(loader):
+            sleep(0.002)
+            if number * 0.002 > seconds:
+                break
+        return loader.stats().wall_s
+
+
+def main() -> None:
+    """Measure all parts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write the results file")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    cost_s = recording_s(options.rounds)
+    shares = publication_share()
+    lines = [
+        "| part | cost |",
+        "|---|---:|",
+        f"| recording a batch | {cost_s * 1e6:.2f} µs, {cost_s / BATCH_S:.2%} of a batch at 10,000 batches/s |",
+        *(f"| {part} | {share:.3%} of the time |" for part, share in shares.items()),
+    ]
+    print("\n".join(lines))
+    if options.write:
+        result = {"machine": machine(), "lines": lines, "recording_s": cost_s, "shares": shares}
+        path = RESULTS / "telemetry.json"
+        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

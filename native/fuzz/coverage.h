@@ -1,0 +1,12 @@
+#pragma once
+
+namespace feedline {
+
+// Forgets the branches of the last input.
+void forget_branches();
+
+// True if the input since then took branches, or took them a number of times, that no input before it did. Always false
+// without -fsanitize-coverage=trace-pc.
+bool found_branches();
+
+}  // namespace feedline

@@ -1,0 +1,195 @@
+"""Checks of a dataset's files, threads and random numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterableDataset
+
+from feedline.cli.doctor.findings import Finding, Severity
+from feedline.cli.doctor.search import attributes
+from feedline.cli.progress import format_bytes
+from feedline.core import tree
+from feedline.core.proc import meminfo
+from feedline.core.rng_globals import restoring_globals
+from feedline.loader.dataloader import DataLoader
+from feedline.loader.report.stats import seconds
+
+LOOKING_S = 0.5
+"""Seconds after which no further file is looked at."""
+
+
+PROBED_NBYTES = 32 << 20
+"""Bytes that are read to measure a disk."""
+
+
+SLOW_EPOCH_S = 60.0
+"""Seconds of reading from which an epoch from disk is worth a note."""
+
+
+THREADS = 4
+
+
+PROBED_SAMPLES = 8
+
+
+class NamedFiles(NamedTuple):
+    """Local files of a dataset."""
+
+    paths: list[Path]
+    """Those that were looked at."""
+    nbytes: int
+    """Of all files, as far as those that were looked at show."""
+    number: int
+
+    @classmethod
+    def of(cls, dataset: Any) -> NamedFiles:
+        """Files that attributes of the dataset name, singly or in lists."""
+        names = list(dict.fromkeys(_names(dataset)))
+        sizes, paths, deadline = list[int](), list[Path](), monotonic() + LOOKING_S
+        step = max(1, len(names) // 2000)
+        for path in map(Path, names[::step]):
+            if monotonic() > deadline:
+                break
+            if path.is_file():
+                paths.append(path)
+                sizes.append(path.stat().st_size)
+        number = len(names) if len(paths) > 1 else len(paths)
+        return cls(paths, int(np.mean(sizes) * number) if sizes else 0, number)
+
+
+def _names(dataset: Any) -> Iterator[str]:
+    for _, value in attributes(dataset):
+        values = value if isinstance(value, (list, tuple)) else [value]
+        first = values[0] if values else None
+        if isinstance(first, (tuple, list)) and first:  # torchvision: (path, label)
+            values = [each[0] for each in values if isinstance(each, (tuple, list)) and each]
+            first = values[0]
+        if isinstance(first, (str, os.PathLike)) and os.sep in os.fspath(first) and Path(first).is_file():
+            yield from (os.fspath(each) for each in values if isinstance(each, (str, os.PathLike)))
+
+
+def files(dataset: Any) -> Iterator[Finding]:
+    """Size of the data, against free memory; rate of its disk."""
+    found = NamedFiles.of(dataset)
+    if not found.paths:
+        return
+    free = meminfo()["MemAvailable"]
+    text = f"{found.number:,} files, {format_bytes(found.nbytes)}"
+    if found.nbytes <= 0.8 * free:
+        yield Finding("files", f"{text}: they fit into the page cache")
+    else:
+        rate = disk_rate(found.paths)
+        epoch_s = found.nbytes / rate if rate else 0.0
+        speed = f"; {format_bytes(int(rate))}/s: {seconds(epoch_s)} to read them all" if rate else ""
+        severity = Severity.NOTE if epoch_s >= SLOW_EPOCH_S or not rate else Severity.GOOD
+        remedy = "smaller files (feedline pack --shorter-side), a faster disk, or more memory"
+        evidence = f"{text}, and {format_bytes(free)} of memory free: every epoch reads the disk{speed}"
+        yield Finding("files", evidence, severity, remedy if severity is Severity.NOTE else "")
+    yield from _unindexed(found.paths)
+
+
+def disk_rate(paths: list[Path]) -> float:
+    """Bytes per second of reading, past the page cache.
+
+    0 where this cannot be measured.
+    """
+    began, nbytes = monotonic(), 0
+    for path in paths:
+        try:
+            with path.open("rb", buffering=0) as file:
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                nbytes += len(file.read(PROBED_NBYTES - nbytes))
+        except OSError:
+            continue
+        if nbytes >= PROBED_NBYTES or monotonic() - began > LOOKING_S:
+            break
+    elapsed_s = monotonic() - began
+    return nbytes / elapsed_s if nbytes >= 1 << 20 else 0.0
+
+
+def _unindexed(paths: list[Path]) -> Iterator[Finding]:
+    tars = [path for path in paths if path.suffix == ".tar"]
+    missing = [path for path in tars if not path.with_name(path.name + ".index").exists()]
+    if missing:
+        evidence = f"{len(missing)} of {len(tars)} tar shards have no index next to them ({missing[0].name})"
+        yield Finding("index", evidence, Severity.NOTE, "feedline index writes them: random access without a scan")
+
+
+def threads(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
+    """Samples that several threads read at once."""
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDataset) or not len(dataset):
+        return
+    indices = np.linspace(0, len(dataset) - 1, min(PROBED_SAMPLES, len(dataset)), dtype=np.int64).tolist()
+    with restoring_globals():
+        alone = [dataset[index] for index in indices]
+        if not all(map(is_equal, alone, [dataset[index] for index in indices])):
+            return  # samples are random: no two reads are equal
+        try:
+            with ThreadPoolExecutor(THREADS) as pool:
+                together = list(pool.map(dataset.__getitem__, indices * THREADS))
+        except Exception as error:  # noqa: BLE001 - whatever a dataset raises that is not made for threads
+            evidence = f"reading by {THREADS} threads raised {type(error).__name__}: {error}"
+            yield Finding("threads", evidence, Severity.NOTE, "keep worker_method='process' for it")
+            return
+    if all(map(is_equal, alone * THREADS, together)):
+        yield Finding("threads", "read the same samples")
+    else:
+        evidence = f"{THREADS} threads at once got other samples than one: it is not thread-safe"
+        yield Finding("threads", evidence, Severity.NOTE, "keep worker_method='process' for it")
+
+
+class _Same(Dataset[Any]):
+    """One sample, many times."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[0]
+
+
+def random_numbers(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
+    """Random samples that two workers draw alike."""
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDataset) or not len(dataset):
+        return
+    with restoring_globals():
+        if is_equal(dataset[0], dataset[0]):
+            return
+        arguments: dict[str, Any] = {"worker_init_fn": loader.worker_init_fn, "accelerate": False}
+        same = DataLoader(_Same(dataset), 1, num_workers=2, collate_fn=_first, worker_method="process", **arguments)
+        with same:
+            first, second = (sample for _, sample in zip(range(2), same, strict=False))
+    if is_equal(first, second):
+        remedy = "draw from torch, random or feedline.sample_rng(), and let worker_init_fn add the worker's number"
+        yield Finding("random", "two workers draw the same random numbers", Severity.BAD, remedy)
+    else:
+        yield Finding("random", "workers draw numbers of their own")
+
+
+def _first(samples: list[Any]) -> Any:
+    return samples[0]
+
+
+def is_equal(left: Any, right: Any) -> bool:
+    """True if two values have equal arrays and numbers."""
+    ours, theirs = list(tree.arrays(left)), list(tree.arrays(right))
+    if not ours and not theirs:
+        return repr(left) == repr(right)
+    return len(ours) == len(theirs) and all(
+        a.shape == b.shape and np.array_equal(np.asarray(a), np.asarray(b), equal_nan=a.dtype.kind in "fc")
+        for a, b in zip(map(np.asarray, ours), map(np.asarray, theirs), strict=True)
+    )

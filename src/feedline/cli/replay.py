@@ -1,0 +1,156 @@
+"""`feedline replay`: any batch of any rank, built again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+
+from feedline.cli.arguments import AsJson, Loader, print_json
+from feedline.cli.target import as_feedline, load
+from feedline.errors import ArgumentError, StateError
+from feedline.loader.rebuilding import rebuilt
+from feedline.loader.report.figures import plain_indices
+
+
+class Replay(NamedTuple):
+    """A batch, with the request that it was built for."""
+
+    request: Any
+    batch: Any
+    ranks: tuple[int, int]
+
+    def summary(self) -> dict[str, Any]:
+        """Place, samples and content as JSON values."""
+        request = self.request
+        indices = getattr(request, "indices", None)
+        place = {"partition": request.partition} if indices is None else {
+            "positions": [int(position) for position in request.positions],
+            "indices": plain_indices(indices, len(request.positions)),
+        }  # fmt: skip
+        return {
+            "epoch": request.epoch, "batch": request.number, "rank": self.ranks[0], "world_size": self.ranks[1],
+            **place, "content": describe(self.batch), "digest": digest(self.batch),
+        }  # fmt: skip
+
+
+def run(
+    target: str, step: int, *, epoch: int = 0, ranks: tuple[int | None, int | None] = (None, None),
+    state: Path | None = None, out: Path | None = None,
+) -> Replay:  # fmt: skip
+    """Build the batch of a step.
+
+    Steps count from the position of `state`, if it is given. The batch is saved into `out` by `torch.save`.
+    """
+    loader = as_feedline(load(target))
+    rank = loader._rank if ranks[0] is None else ranks[0]
+    world_size = loader._world_size if ranks[1] is None else ranks[1]
+    if rank >= world_size:
+        raise ArgumentError(f"rank {rank} needs more than {world_size} ranks: pass --world-size")
+    saved = None if state is None else read_state(state)
+    try:
+        request, result = rebuilt(loader, step, epoch, (rank, world_size), saved)
+    except IndexError as error:
+        raise ArgumentError(str(error)) from error
+    if out is not None:
+        torch.save(result.batch, out)
+    return Replay(request, result.batch, (rank, world_size))
+
+
+def read_state(path: Path) -> Mapping[str, Any]:
+    """A loader's state from a JSON file or a checkpoint.
+
+    Checkpoints are those of `torch.save`.
+    """
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    found = _find_state(saved)
+    if found is None:
+        raise StateError(f"{path} holds no state of a feedline loader: save loader.state_dict() as JSON, or in it")
+    return found
+
+
+def _find_state(value: Any) -> Mapping[str, Any] | None:
+    if not isinstance(value, Mapping):
+        return None
+    if "feedline" in value and "fingerprint" in value:
+        return value
+    return next((found for each in value.values() if (found := _find_state(each)) is not None), None)
+
+
+def describe(batch: Any) -> Any:
+    """Shapes and dtypes of a batch, as JSON values."""
+    if isinstance(batch, torch.Tensor | np.ndarray):
+        return f"{str(batch.dtype).removeprefix('torch.')} {tuple(batch.shape)}"
+    if isinstance(batch, Mapping):
+        return {str(key): describe(value) for key, value in batch.items()}
+    if isinstance(batch, list | tuple) and len(batch) <= 8:
+        return [describe(value) for value in batch]
+    return f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, list | tuple) else type(batch).__name__
+
+
+def digest(batch: Any) -> str:
+    """Digest of all values of a batch, equal in every process."""
+    hashed = hashlib.blake2b(digest_size=8)
+    _feed(hashed, batch)
+    return hashed.hexdigest()
+
+
+def _feed(hashed: Any, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        hashed.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        hashed.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, np.ndarray):
+        hashed.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
+    elif isinstance(value, Mapping):
+        for key in value:
+            _feed(hashed, str(key))
+            _feed(hashed, value[key])
+    elif isinstance(value, list | tuple):
+        hashed.update(f"{type(value).__name__}{len(value)}".encode())
+        for each in value:
+            _feed(hashed, each)
+    else:
+        hashed.update(repr(value).encode())
+
+
+def show(replay: Replay, console: Console) -> None:
+    """Print where the batch belongs and what it contains."""
+    found = replay.summary()
+    place = f"batch {found['batch']} of epoch {found['epoch']}, rank {found['rank']} of {found['world_size']}"
+    console.print(place, style="bold", markup=False)
+    for name in ("partition", "positions", "indices", "content", "digest"):
+        if name in found:
+            console.print(f"{name}: {found[name]}", markup=False, soft_wrap=True)
+
+
+def command(
+    target: Loader,
+    step: Annotated[int, typer.Option(min=0, help="Batches of the rank before it, in the epoch or since --state.")],
+    rank: Annotated[int | None, typer.Option(min=0, help="Default: that of the loader.")] = None,
+    world_size: Annotated[int | None, typer.Option(min=1, help="Number of ranks. Default: that of the loader.")] = None,
+    epoch: Annotated[int, typer.Option(min=0, help="The epoch, without --state.")] = 0,
+    state: Annotated[Path | None, typer.Option(help="Count from this state: JSON, or a checkpoint with one.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Save the batch into this file, by torch.save.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build any batch of any rank again.
+
+    With a seed, it is the batch of the run, random values included.
+
+    The script of the loader is executed without its `if __name__ == "__main__"` block.
+    """
+    found = run(target, step, epoch=epoch, ranks=(rank, world_size), state=state, out=out)
+    if as_json:
+        print_json(found.summary())
+    else:
+        show(found, Console(highlight=False))

@@ -1,0 +1,102 @@
+"""Keys of `feedline top`, and the view that they change."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Order = Literal["number", "busy", "CPU", "memory"]
+
+
+ORDERS: tuple[Order, ...] = ("number", "busy", "CPU", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """State of the screen, beyond the figures."""
+
+    is_paused: bool = False
+    order: Order = "number"
+    """Order of the workers; all but the number come largest first."""
+    has_all_advice: bool = False
+    has_keys: bool = False
+    """True if there is a keyboard: the last line names the keys."""
+
+    def after(self, key: str) -> View:
+        """The view once a key was pressed; most keys change nothing."""
+        if key in ("p", " "):
+            return replace(self, is_paused=not self.is_paused)
+        if key == "s":
+            return replace(self, order=ORDERS[(ORDERS.index(self.order) + 1) % len(ORDERS)])
+        if key == "a":
+            return replace(self, has_all_advice=not self.has_all_advice)
+        return self
+
+    def help(self, width: int) -> str:
+        """The last line."""
+        long = (
+            f"[q]uit  [p]ause{'d' if self.is_paused else ''}  [s]ort by {self.order}  "
+            f"[a]dvice{': all' if self.has_all_advice else ''}"
+        )
+        return long if len(long) <= width else "q p s a"
+
+
+class Keyboard:
+    """Single keys of a terminal, or none."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    @property
+    def is_there(self) -> bool:
+        """True if keys can be read."""
+        return self._descriptor is not None
+
+    def wait(self, seconds: float) -> str:
+        """The key that is pressed within `seconds`; empty if there is none."""
+        if self._descriptor is None:
+            time.sleep(seconds)
+            return ""
+        if not select.select([self._descriptor], [], [], seconds)[0]:
+            return ""
+        pressed = os.read(self._descriptor, 16).decode(errors="ignore")[:1]
+        if not pressed:  # the terminal has gone
+            self._descriptor = None
+        return pressed
+
+
+@contextmanager
+def keyboard(descriptor: int | None = None) -> Iterator[Keyboard]:
+    """The keyboard of standard input, read key by key.
+
+    Ctrl-C works as ever.
+
+    Where it is no terminal, or this process is in its background, there are no keys.
+    """
+    descriptor = _terminal() if descriptor is None else descriptor
+    if descriptor is None:
+        yield Keyboard(None)
+        return
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield Keyboard(descriptor)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _terminal() -> int | None:
+    try:
+        descriptor = sys.stdin.fileno()
+        is_ours = os.isatty(descriptor) and os.tcgetpgrp(descriptor) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):  # closed, or replaced by an object of a test
+        return None
+    return descriptor if is_ours else None

@@ -1,0 +1,82 @@
+"""Live datasets as the loader sees them.
+
+Their partitions have no end, and their epochs continue each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeGuard
+
+
+class FailedMessage(NamedTuple):
+    """A message that could not be decoded; its content is in base64."""
+
+    address: str
+    error: str
+    content: str
+
+
+class LiveDraw(NamedTuple):
+    """The next samples of a live partition.
+
+    They are fewer than asked for when the time is up, maybe none.
+    """
+
+    samples: list[Any]
+    failed: Sequence[FailedMessage] = ()
+
+
+class LiveSamples(Protocol):
+    """The samples of one live partition.
+
+    Its state is the place behind what was drawn.
+    """
+
+    def draw(self, size: int, *, skips: bool = False, seed: int | None = None) -> LiveDraw:
+        """Up to `size` samples; StopIteration at the end of the epoch.
+
+        Waits for some time at most, and less if another partition has a batch ready. With `skips`, messages that cannot
+        be decoded are left out; otherwise they raise, again at each call. With `seed`, draws of `sample_rng()` are
+        fixed by the place of a message.
+        """
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class LiveDataset(Protocol):
+    """A partitioned dataset without an end.
+
+    Each epoch begins where the loop left the one before.
+    """
+
+    continues: bool
+    """True."""
+
+    def begin(self, epoch: int, states: Mapping[int, Any]) -> dict[int, Any]:
+        """States of partitions at the start of an epoch.
+
+        `states` has earlier ones, or None.
+        """
+
+    def is_over(self, epoch: int, states: Sequence[Any]) -> bool:
+        """True if the epoch ends where these partitions are now."""
+
+    def acknowledge(self, states: Mapping[int, Any], *, now: bool) -> None:
+        """Report outside that the loop has come behind these states.
+
+        With `now`, at once.
+        """
+
+    def stop_waiting(self) -> None:
+        """End draws of this process that wait for messages."""
+
+    def hang_up(self) -> None:
+        """Close connections of this process."""
+
+
+def is_live(dataset: Any) -> TypeGuard[LiveDataset]:
+    """True for a dataset whose epochs continue each other."""
+    return getattr(dataset, "continues", None) is True and callable(getattr(dataset, "begin", None))

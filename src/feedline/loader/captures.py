@@ -1,0 +1,28 @@
+"""States of users' datasets and iterators, and captures of workers."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from typing import Any
+
+
+def is_stateful(thing: Any) -> bool:
+    """True if `state_dict()` and `load_state_dict(state)` can be called."""
+    methods = getattr(thing, "state_dict", None), getattr(thing, "load_state_dict", None)
+    return all(map(callable, methods)) and not _needs_arguments(methods[0])
+
+
+def _needs_arguments(method: Any) -> bool:
+    """True for a `state_dict` of another protocol, such as litdata's."""
+    try:
+        parameters = inspect.signature(method).parameters.values()
+    except (TypeError, ValueError):  # built-in methods
+        return False
+    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+
+
+def split_capture(captured: bytes) -> tuple[bytes, Any]:
+    """The generators' states and the dataset's, or None, of a capture."""
+    content = pickle.loads(captured)
+    return content if len(content) == 2 else (captured, None)

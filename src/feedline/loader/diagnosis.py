@@ -1,0 +1,50 @@
+"""Verdict, predictions and tuning of one loader."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from feedline.loader.captures import is_stateful
+from feedline.loader.lines import costly_lines
+from feedline.loader.partitions import PartitionedDataset
+from feedline.loader.pools import builder_of
+from feedline.loader.report import Advice, Verdict, diagnose
+
+
+def verdict_of(loader: Any, *, quick: bool, lines: bool = False) -> Verdict:
+    """The limit of the current epoch, and advice.
+
+    With `lines`, also the user's lines that take the time.
+    """
+    stats, recent = loader._monitor.judged()
+    verdict = diagnose(stats, loader._pools.context(loader), recent, quick=quick)
+    if not lines:
+        return verdict
+    try:
+        return replace(verdict, lines=costly_lines(loader))
+    except Exception as error:  # noqa: BLE001 - the dataset is the user's, and the rest of the verdict stays useful
+        note = f"The lines that take the time are not known: the dataset raised {type(error).__name__}: {error}"
+        return replace(verdict, notes=(*verdict.notes, note))
+
+
+def tune(loader: Any) -> tuple[Advice, ...]:
+    """Take the first advice that changes neither order nor values; return it."""
+    may_change = {"prefetch_factor"} | ({"num_workers"} if _workers_are_free(loader) else set())
+    for advice in loader.report().advice:
+        if advice.arguments and may_change.issuperset(advice.arguments):
+            for name, value in advice.arguments.items():
+                setattr(loader, name, value)
+            loader._pools.renew(running=any(not iteration.closed for iteration in loader._live))
+            return (advice,)
+    return ()
+
+
+def _workers_are_free(loader: Any) -> bool:
+    """True if the number of workers decides nothing but the speed."""
+    if isinstance(loader.dataset, IterableDataset):
+        return isinstance(loader.dataset, PartitionedDataset) and loader.seed is not None
+    builder = builder_of(loader)
+    return not is_stateful(loader.dataset) and (loader.seed is not None or not getattr(builder, "draws", True))

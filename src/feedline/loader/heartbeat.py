@@ -1,0 +1,97 @@
+"""Heartbeat of an iteration: clock, page and queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic_ns
+from typing import Any, NamedTuple
+
+from feedline.core.kernels import native
+from feedline.core.page import BATCHES, SINCE, Page, PageWords
+from feedline.core.telemetry import MAIN, SpanTuple
+
+NEVER_NS = 1 << 62
+
+
+class QueueState(NamedTuple):
+    """Requests in flight of one iteration."""
+
+    ready: int = 0
+    """Batches that are complete."""
+    in_flight: int = 0
+    """Requests whose batch was not delivered."""
+    ahead: int = 0
+    """Requests in flight while the loop computes."""
+
+
+def _skip_publishing(_: Callable[[], QueueState], *, epoch_ends: bool = False) -> None:
+    """Publish nothing: for an iteration without a loader."""
+
+
+class LoopClock:
+    """Clock of a loop: its spans, and the words of its page.
+
+    For each batch, `call` comes before the wait for it, and `deliver` after.
+    """
+
+    __slots__ = ("_called_ns", "_left_ns", "_sample_ns", "_sampled_ns", "_words")
+
+    def __init__(self, words: PageWords) -> None:
+        self._words = words
+        self._left_ns = self._called_ns = monotonic_ns()
+        self._sample_ns = self._sampled_ns = 0
+
+    def call(self) -> int:
+        """Note that the loop asks for a batch; the time."""
+        self._called_ns = monotonic_ns()
+        self._words[SINCE] = -self._called_ns
+        return self._called_ns
+
+    def begin_sample(self) -> None:
+        """Note that the sampler is asked."""
+        self._sample_ns = monotonic_ns()
+
+    def end_sample(self) -> None:
+        """Note that the sampler has answered."""
+        self._sampled_ns += monotonic_ns() - self._sample_ns
+
+    def deliver(self, spans: list[SpanTuple]) -> int:
+        """Note that the loop gets a batch.
+
+        Appends the spans of the loop, and returns the time.
+        """
+        now_ns = monotonic_ns()
+        spans.append(("step", self._left_ns, self._called_ns, MAIN))
+        spans.append(("wait", self._called_ns, now_ns, MAIN))
+        if self._sampled_ns:
+            spans.append(("sample", now_ns - self._sampled_ns, now_ns, MAIN))
+            self._sampled_ns = 0
+        self._words[BATCHES] += 1
+        self._words[SINCE] = self._left_ns = now_ns
+        return now_ns
+
+
+def _new_clock(words: PageWords) -> LoopClock:
+    return native.LoopClock(words) if native is not None and hasattr(native, "LoopClock") else LoopClock(words)
+
+
+@dataclass(slots=True)
+class Heartbeat:
+    """The page that the loop writes with each batch."""
+
+    page: Page = field(default_factory=lambda: Page(shared=False))
+    due_ns: int = NEVER_NS
+    """Time of the next publication."""
+    publish: Callable[..., None] = _skip_publishing
+    """Called by the loop with a function that returns its `QueueState`; `epoch_ends=True` at the end of an epoch."""
+    inspect: Callable[[Any], object] | None = None
+    """Called once with the next batch."""
+    clock: LoopClock = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.clock = _new_clock(self.page.words)
+
+    def mark_idle(self) -> None:
+        """Record that the loop neither waits nor computes."""
+        self.page.words[SINCE] = 0

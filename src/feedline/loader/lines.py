@@ -1,0 +1,116 @@
+"""Lines of the user's code in which samples spend their time."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader, IterableDataset
+
+from feedline.core.dataset import batch_getter
+from feedline.core.rng_globals import restoring_globals
+from feedline.loader.report.verdict import LineShare
+
+SECONDS = 1.0
+"""Time for which samples are read."""
+
+
+INTERVAL_S = 0.002
+"""Time between two looks at the stack."""
+
+
+MOST_LINES = 5
+
+
+LEAST_SHARE = 0.03
+"""Share of the time below which a line is left out."""
+
+
+_LIBRARIES = tuple({str(Path(path).resolve()) for name, path in sysconfig.get_paths().items() if "lib" in name})
+
+
+_OWN = str(Path(__file__).resolve().parents[1])
+
+
+def costly_lines(loader: DataLoader[Any], seconds: float = SECONDS) -> tuple[LineShare, ...]:
+    """The lines with the largest shares of the time, largest first.
+
+    Reads samples of a map-style dataset in this process, in a random order, and collates them; nothing is delivered,
+    and global generators are restored. Empty for a stream: reading would advance it. Raises what the dataset raises.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        return ()
+    counts = Counter[tuple[str, int]]()
+    with restoring_globals(), _watching(counts):
+        _read(loader, monotonic() + seconds)
+    total = sum(counts.values())
+    return tuple(
+        LineShare(number / total, f"{place[0].rpartition('/')[2]}:{place[1]}", linecache.getline(*place).strip())
+        for place, number in counts.most_common(MOST_LINES)
+        if number >= LEAST_SHARE * total and place[0]
+    )
+
+
+def _read(loader: DataLoader[Any], deadline: float) -> None:
+    """Fetch and collate batches until the deadline."""
+    dataset: Any = loader.dataset
+    size = loader.batch_size or 1
+    length = len(dataset)
+    if not length:
+        return
+    source, many = np.random.default_rng(0), batch_getter(dataset)
+    while monotonic() < deadline:
+        indices = source.integers(0, length, min(size, length)).tolist()
+        samples = many(indices) if many is not None else [dataset[index] for index in indices if monotonic() < deadline]
+        if samples:
+            loader.collate_fn(samples if loader.batch_size is not None else samples[0])
+
+
+@contextmanager
+def _watching(counts: Counter[tuple[str, int]]) -> Iterator[None]:
+    """Count the lines of this thread, as another one sees them."""
+    ended = threading.Event()
+    watched = threading.get_ident()
+
+    def watch() -> None:
+        while not ended.wait(INTERVAL_S):
+            counts[_line_of(sys._current_frames().get(watched))] += 1
+
+    watcher = threading.Thread(target=watch, name="feedline-lines", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _line_of(frame: FrameType | None) -> tuple[str, int]:
+    """The innermost line of the user's code, else of a library.
+
+    ("", 0) where there is only feedline's.
+    """
+    of_library = "", 0
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path == _INNERMOST_OF_OURS:
+            break
+        if not path.startswith(("<", _OWN)):
+            if not path.startswith(_LIBRARIES):
+                return path, frame.f_lineno
+            of_library = of_library if of_library[0] else (path, frame.f_lineno)
+        frame = frame.f_back
+    return of_library
+
+
+_INNERMOST_OF_OURS = __file__

@@ -1,0 +1,71 @@
+"""Epochs of live streams, and reports of progress to their sources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from feedline.core.cursor import PartitionCursor
+from feedline.core.live import LiveDataset, is_live
+from feedline.errors import ArgumentError
+from feedline.loader.plan import Plan
+
+
+@dataclass(slots=True)
+class LiveRun:
+    """One epoch of a live stream on this rank.
+
+    Only partitions of this rank are reported: the marks of the others are as old as the loaded state.
+    """
+
+    dataset: LiveDataset
+    mine: tuple[int, ...]
+
+    @classmethod
+    def of(cls, dataset: Any, plan: Plan) -> LiveRun | None:
+        """The run of a live stream; None for other datasets."""
+        return cls(dataset, plan.schedule.mine) if is_live(dataset) else None  # type: ignore[union-attr]
+
+    def begun(self, start: Any, former: Any) -> PartitionCursor:
+        """The cursor of an epoch, with a place for each partition.
+
+        `former` is the cursor at which the loop left the epoch before, if this process ran it.
+        """
+        cursor: PartitionCursor = start if former is None else former.at_epoch(start.epoch)
+        begun = self.dataset.begin(cursor.epoch, {number: _state(cursor, number) for number in self.mine})
+        for number, state in begun.items():
+            cursor = cursor.after(number, replace(cursor.mark(number), state=(None, state)), cursor.next_partition)
+        return cursor
+
+    def is_over(self, cursor: PartitionCursor) -> bool:
+        """True if the epoch ends with what was delivered."""
+        return self.dataset.is_over(cursor.epoch, [_state(cursor, number) for number in self.mine])
+
+    def acknowledge(self, cursor: PartitionCursor, *, now: bool = False) -> None:
+        """Report that the loop has come back for the batch after these."""
+        self.dataset.acknowledge({number: _state(cursor, number) for number in self.mine}, now=now)
+
+    def stop_waiting(self) -> None:
+        """End draws of this process that wait for messages."""
+        self.dataset.stop_waiting()
+
+    def finish(self) -> None:
+        """Report what is left, and close the connections."""
+        try:
+            self.dataset.acknowledge({}, now=True)
+        finally:
+            self.dataset.hang_up()
+
+
+def check_live(loader: Any) -> None:
+    """Raise `ArgumentError` for arguments with which a live stream would lose messages."""
+    if is_live(loader.dataset) and loader.drop_last:
+        raise ArgumentError(
+            "drop_last=True would lose the messages of a batch that is not full when max_wait_s is over: leave it out, "
+            "or raise max_wait_s"
+        )
+
+
+def _state(cursor: PartitionCursor, partition: int) -> Any:
+    state = cursor.mark(partition).state
+    return None if state is None else state[1]

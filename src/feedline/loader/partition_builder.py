@@ -1,0 +1,373 @@
+"""`PartitionBuilder`: the batches of iterable datasets, read as partitions."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch.utils.data._utils.worker as torch_worker
+
+from feedline import collate
+from feedline.core import telemetry
+from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
+from feedline.core.cursor import PartitionOffset
+from feedline.core.dataset import has_traits, is_stream, traits_of
+from feedline.core.live import LiveSamples
+from feedline.core.rng import Address, addressed, derive
+from feedline.core.rng_globals import global_states, restore_globals, seed_globals
+from feedline.core.schedule import Opening, PartitionRequest
+from feedline.core.telemetry import Recorder, recorder_of_thread
+from feedline.core.tensors import Allocator, allocate_tensor
+from feedline.errors import note
+from feedline.loader.builder import run_collate, traveling_schemes
+from feedline.loader.partitions import (
+    PartitionedDataset,
+    StreamSource,
+    StridedSamples,
+    copy_for_epoch,
+    load_dataset,
+)
+
+_DIGEST_BATCHES = 2
+
+
+@dataclass(slots=True)
+class _OpenPartition:
+    samples: Iterator[Any]
+    source: StreamSource
+    mark: PartitionOffset
+
+
+@dataclass(slots=True)
+class PartitionBuilder:
+    """Builds the next batch of a partition; opens the partition if needed.
+
+    As in torch, `batch_size=None` gives single samples, and `drop_last` drops the incomplete last batch of a
+    partition. Open partitions exist in the worker only; a pickled builder has none. With `accelerate`, worker processes
+    defer Pillow's decoding.
+    """
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any] | None = None
+    batch_size: int | None = None
+    drop_last: bool = False
+    reseeds: bool = True
+    accelerate: bool = True
+    skips_failed: bool = False
+    """Leave out messages of a live stream that cannot be decoded."""
+    progress: Callable[[int], None] | None = field(default=None, compare=False)
+    resumed_generators: bytes | None = field(default=None, compare=False)
+    """Generator states after the last batch of the dead worker that this one replaces."""
+    _at_first: bytes | None = field(init=False, default=None, compare=False)
+    _redraws: bool = field(init=False, default=False, compare=False)
+    _hosts: bool = field(init=False, default=False, compare=False)
+    _open: dict[tuple[int, int, int], _OpenPartition] = field(init=False, default_factory=dict, compare=False)
+
+    vectorized = False
+    is_stateful = False
+
+    @property
+    def draws(self) -> bool:
+        """True if random values may be drawn for a batch."""
+        known = self.collate_fn is None and has_traits(self.dataset)
+        return not known or traits_of(self.dataset).is_random
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        arguments = self.dataset, self.collate_fn, self.batch_size, self.drop_last, self.reseeds, self.accelerate
+        return traveling_schemes(), *arguments, self.skips_failed
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, *arguments = state
+        self.__init__(*arguments)  # type: ignore[misc]
+
+    def capture(self) -> bytes:
+        """The states of this worker's random generators.
+
+        The state of the dataset is sent with the marks.
+        """
+        return global_states()
+
+    def restore(self, captured: bytes) -> None:
+        """Restore what `capture()` returned, here or in another process."""
+        restore_globals(captured)
+
+    def __call__(self, request: PartitionRequest, allocate: Allocator = allocate_tensor) -> BatchResult:
+        """The batch of `request` with its mark; EMPTY_BATCH at the end."""
+        self._hosts = _is_hosted(request) and not isinstance(self.dataset, PartitionedDataset)
+        recorder = recorder_of_thread()
+        outer = recorder.begin()
+        try:
+            with addressed(None) as address, self._as_partition(request):
+                return self._build(request, allocate, recorder, address)
+        except Exception as error:
+            note(error, f"feedline: while working on {request} of {type(self.dataset).__name__}")
+            raise
+        finally:
+            recorder.spans = outer
+
+    def _build(
+        self, request: PartitionRequest, allocate: Allocator, recorder: Recorder, address: Address
+    ) -> BatchResult:
+        partition = self._partition(request, address)
+        failed: tuple[SkippedSample, ...] = ()
+        if request.continues:
+            samples, failed = self._draw_live(partition, request)
+        else:
+            samples = self._draw(partition, request, address, self.batch_size or 1)
+        if samples is EMPTY_BATCH:
+            partition.samples = iter(())  # stays open: requests past its end may be in flight
+            spans = recorder.finish("fetch", None)
+            return BatchResult(EMPTY_BATCH, spans, mark=replace(partition.mark, ended=True))
+        if not samples:
+            return BatchResult(EMPTY_BATCH, recorder.finish("fetch", None), failed, mark=partition.mark)
+        recorder.end("fetch")
+        if self.batch_size is None:
+            samples = samples[0]
+        batch = self._collate(samples, allocate)
+        spans = recorder.finish("collate", None)
+        return BatchResult(batch, spans, failed, mark=partition.mark, digest=self._digest(request, samples))
+
+    def _partition(self, request: PartitionRequest, address: Address) -> _OpenPartition:
+        """The open partition, positioned before batch `request.number`."""
+        key = request.run, request.epoch, request.partition
+        partition = self._open.get(key)
+        if partition is None or partition.mark.batches > request.number:
+            for run, epoch, number in list(self._open):
+                if run != request.run or number == request.partition:
+                    del self._open[run, epoch, number]
+            with self._opening(request.opening):
+                partition = self._open[key] = self._open_at_mark(request, address)
+        if request.continues:  # an error left out a batch, but no message
+            partition.mark = replace(partition.mark, batches=request.number)
+        # A replaced worker had built the batches between the mark and the request; skip them.
+        while partition.mark.batches < request.number:
+            if self._replay(partition, request, address, self.batch_size or 1) is EMPTY_BATCH:
+                break
+        if self.resumed_generators is not None:
+            restore_globals(self.resumed_generators)
+            self.resumed_generators = None
+        return partition
+
+    @contextmanager
+    def _opening(self, opening: Opening | None) -> Iterator[None]:
+        """Let a resumed partition draw again up to its mark."""
+        if opening is None or telemetry.is_thread():  # threads share the generators with the training process
+            yield
+            return
+        before = global_states()
+        self._at_first = self._at_first or before
+        restore_globals(opening.start or self._at_first)
+        self._redraws = True
+        try:
+            yield
+        finally:
+            self._redraws = False
+            restore_globals(opening.latest or before)
+
+    def _open_at_mark(self, request: PartitionRequest, address: Address) -> _OpenPartition:
+        """Open the partition of a request at its mark.
+
+        A stateful dataset or iterator is restored; any other is read again from its beginning.
+        """
+        self._reseed(request, 0)
+        state = request.mark.state
+        if isinstance(self.dataset, PartitionedDataset):
+            samples: Any = iter(self.dataset.partition(request.partition, request.epoch))
+            source = StreamSource(None, samples)
+            source.load_iterator(state)
+        else:
+            dataset = self._dataset_of_partition(state)
+            load_dataset(dataset, state)
+            samples = iter(dataset)
+            source = StreamSource(dataset, samples)
+            source.load_iterator(state)
+        if request.stride[1] > 1:
+            return self._strided(samples, source, request, address)
+        if state is not None and source.is_stateful:
+            return _OpenPartition(iter(()) if request.mark.ended else samples, source, request.mark)
+        partition = _OpenPartition(samples, source, PartitionOffset())
+        while (left := request.mark.samples - partition.mark.samples) > 0:
+            with suppress(Exception):  # the first run raised it as well
+                if self._replay(partition, request, address, min(left, self.batch_size or 1)) is EMPTY_BATCH:
+                    break
+        partition.mark = replace(partition.mark, batches=request.mark.batches)
+        return partition
+
+    def _strided(
+        self, samples: Iterator[Any], source: StreamSource, request: PartitionRequest, address: Address
+    ) -> _OpenPartition:
+        """Open a partition of which all ranks read every sample."""
+        strided, mark = StridedSamples(samples, *request.stride, address), request.mark
+        address.keys = None if request.seed is None else _StridedKeys(request)
+        if mark.state is not None and source.is_stateful:
+            strided.count = mark.samples
+        else:
+            strided.skip(mark.samples)
+        return _OpenPartition(iter(()) if mark.ended else strided, source, mark)
+
+    def _dataset_of_partition(self, state: Any) -> Any:
+        if self._hosts:  # the dataset holds the state, so each partition in a shared worker needs its own copy
+            return copy.deepcopy(self.dataset)
+        return copy_for_epoch(self.dataset) if state is not None and is_stream(self.dataset) else self.dataset
+
+    def _draw(self, partition: _OpenPartition, request: PartitionRequest, address: Address, size: int) -> Any:
+        """The next samples, or EMPTY_BATCH at the end; advances the mark."""
+        number = partition.mark.batches
+        world_size = request.stride[1]
+        address.keys = None if request.seed is None else _keys_of(request, number)
+        self._reseed(request, number)
+        drawn: list[Any] = []
+        for address.row in range(size):
+            if self.progress is not None:
+                self.progress(address.row)
+            try:
+                drawn.append(next(partition.samples))
+            except StopIteration:
+                break
+            except Exception:
+                # The loop gets the error in place of this batch; the next batch begins after the failed sample.
+                partition.mark = PartitionOffset(
+                    number + 1, partition.mark.samples + (len(drawn) + 1) * world_size, self._state(partition)
+                )
+                raise
+        if not drawn or (self.drop_last and len(drawn) < size):
+            return EMPTY_BATCH
+        ended = len(drawn) < size or (isinstance(partition.samples, StridedSamples) and partition.samples.is_over)
+        # A short batch means the end. The mark says so, because the dataset may have reset its state there.
+        partition.mark = PartitionOffset(
+            number + 1,
+            partition.mark.samples + len(drawn) * world_size,
+            self._state(partition),
+            ended=ended,
+        )
+        return drawn
+
+    def _draw_live(self, partition: _OpenPartition, request: PartitionRequest) -> tuple[Any, tuple[SkippedSample, ...]]:
+        """The samples until the time is up, and the failures.
+
+        EMPTY_BATCH at the end.
+        """
+        mark, flow = partition.mark, cast("LiveSamples", partition.samples)
+        self._reseed(request, request.number)
+        if not hasattr(flow, "draw"):  # a request past the end of the epoch
+            return EMPTY_BATCH, ()
+        try:
+            drawn = flow.draw(self.batch_size or 1, skips=self.skips_failed, seed=request.seed)
+        except StopIteration:
+            return EMPTY_BATCH, ()
+        count = mark.samples + len(drawn.samples) + len(drawn.failed)
+        partition.mark = PartitionOffset(request.number + 1, count, self._state(partition))
+        failed = (
+            SkippedSample(request.epoch, mark.samples + row, each.address, each.error, content=each.content)
+            for row, each in enumerate(drawn.failed)
+        )
+        return drawn.samples, tuple(failed)
+
+    def _replay(self, partition: _OpenPartition, request: PartitionRequest, address: Address, size: int) -> Any:
+        """Draw samples again, to advance the iterator and the random generators.
+
+        They are collated too if a collate function may draw from the same generators.
+        """
+        samples = self._draw(partition, request, address, size)
+        draws_again = self._redraws or self.resumed_generators is not None
+        if samples is not EMPTY_BATCH and draws_again and self.collate_fn is not None:
+            with suppress(Exception):  # the first run raised it as well
+                self._collate(samples if self.batch_size is not None else samples[0], allocate_tensor)
+        return samples
+
+    @staticmethod
+    def _state(partition: _OpenPartition) -> Any:
+        return partition.source.state_dict()
+
+    def _collate(self, samples: Any, allocate: Allocator) -> Any:
+        if self.collate_fn is not None:
+            return run_collate(self.collate_fn, samples, allocate)
+        if self.batch_size is None:
+            return collate.convert(samples)  # type: ignore[no-untyped-call]
+        return collate.default(samples, allocate=None if allocate is allocate_tensor else allocate)
+
+    def _reseed(self, request: PartitionRequest, number: int) -> None:
+        if request.seed is not None and self.reseeds:
+            seed_globals(derive(request.seed, request.epoch, request.partition, number, "partition"))
+
+    @contextmanager
+    def _as_partition(self, request: PartitionRequest) -> Iterator[None]:
+        """Let torch's `get_worker_info()` describe a hosted partition instead of the worker."""
+        if not self._hosts:
+            yield
+            return
+        info = torch_worker._worker_info
+        seed = 0 if info is None else info.seed
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=request.partition, num_workers=request.partitions, seed=seed, dataset=self.dataset
+        )
+        try:
+            yield
+        finally:
+            torch_worker._worker_info = info
+
+    def _digest(self, request: PartitionRequest, samples: Any) -> str | None:
+        """Digests of a first batch's samples, to detect duplicate partitions; or None."""
+        if request.partitions == 1 or request.number >= _DIGEST_BATCHES or isinstance(self.dataset, PartitionedDataset):
+            return None
+        parts = samples if self.batch_size is not None else [samples]
+        try:
+            prints = [hashlib.blake2b(pickle.dumps(part), digest_size=8).hexdigest() for part in parts]
+        except Exception:  # noqa: BLE001 - samples that cannot be pickled are not compared
+            return None
+        return "".join(prints)
+
+
+def _keys_of(request: PartitionRequest, number: int) -> Sequence[int]:
+    return _PartitionKeys(request, number) if request.stride[1] == 1 else _StridedKeys(request)
+
+
+class _StridedKeys(Sequence[int]):
+    """Random keys by the number of a sample in its partition."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: PartitionRequest) -> None:
+        self._request = request
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, row: Any) -> Any:
+        request = self._request
+        return derive(request.seed or 0, request.epoch, request.partition, "strided", row)
+
+
+class _PartitionKeys(Sequence[int]):
+    """Random keys of the samples of a partition, by row.
+
+    A key is fixed by (seed, epoch, partition, batch number, row).
+    """
+
+    __slots__ = ("_number", "_request")
+
+    def __init__(self, request: PartitionRequest, number: int) -> None:
+        self._request, self._number = request, number
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, row: Any) -> Any:
+        request = self._request
+        return derive(request.seed or 0, request.epoch, request.partition, self._number, row)
+
+
+def _is_hosted(request: PartitionRequest) -> bool:
+    """True if the partitions are not the workers.
+
+    A resumed run keeps its partitions, whatever its number of workers.
+    """
+    info = torch_worker._worker_info
+    workers = 1 if info is None else info.num_workers
+    return request.partitions != workers

@@ -1,0 +1,67 @@
+"""`Progress`: the batches that the training loop has received."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from feedline.core import store_metrics
+from feedline.core.batch import EMPTY_BATCH, BatchResult
+from feedline.core.cursor import Cursor, PartitionCursor
+from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
+from feedline.loader.error_policy import Quarantine
+from feedline.loader.heartbeat import Heartbeat
+from feedline.loader.report.audit_log import AuditLog
+from feedline.loader.report.totals import Totals
+from feedline.loader.worker_states import WorkerStates
+
+
+@dataclass(slots=True)
+class Progress:
+    """The batches received by the training loop; changed by `advance` only."""
+
+    cursor: Cursor | PartitionCursor
+    quarantine: Quarantine
+    totals: Totals
+    duplicate_check: DuplicateStreamCheck | None = None
+    length_check: LengthCheck | None = None
+    workers: WorkerStates = field(default_factory=lambda: WorkerStates(0))
+    over: bool = False
+    samples: int | None = None
+    """Samples delivered in this epoch; None after a mid-epoch resume, where the count is unknown."""
+    stores_before: store_metrics.StoreStatistics = field(default_factory=store_metrics.statistics)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    audit: AuditLog | None = None
+    run: int = field(default_factory=count(1).__next__)
+    """See `PartitionRequest.run`."""
+
+    def advance(self, request: Any, result: BatchResult) -> int:
+        """Record one batch as delivered and return its number of samples."""
+        if result.digest is not None and self.duplicate_check is not None:
+            self.duplicate_check.add(request.partition, result.digest)
+        if self.length_check is not None and result.batch is not EMPTY_BATCH:
+            self.length_check.count()
+        if result.store_counts:
+            store_metrics.count(**result.store_counts)
+        left_out = 0
+        if result.skipped:
+            self.quarantine.add(result.skipped)
+            left_out = sum(skip.replaced_by is None for skip in result.skipped)
+        if self.audit is not None:
+            self.audit.add(request, self.cursor, result.mark)
+        self.cursor, samples = request.advance(self.cursor, result.mark)
+        if result.worker_state is not None:
+            self.workers.add(request.turn, result.worker_state)
+        delivered = int(samples) - left_out
+        if self.samples is not None:
+            self.samples += delivered
+        return delivered
+
+    def end_epoch(self) -> None:
+        """Record the end of the epoch; ErrorLimitError if all its samples failed."""
+        if self.samples == 0:
+            self.quarantine.check_not_empty()
+        self.cursor = self.cursor.next_epoch()
+        self.quarantine.end_epoch()
+        self.over = True

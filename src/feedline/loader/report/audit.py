@@ -1,0 +1,383 @@
+"""Proof from audit logs that each position was delivered exactly once.
+
+A run may have been killed and resumed at other world sizes. What was delivered after the state from which the next
+attempt began was rolled back, with the model, and does not count.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.core.schedule import Share
+from feedline.loader.report.audit_log import NOTHING, added, pair_digest, power_sums
+
+Record = dict[str, Any]
+
+IndicesAt = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
+"""Function of an epoch and positions that returns the schedule's indices."""
+
+_CHUNK = 1 << 16
+"""Global batches whose positions are computed at once."""
+
+
+class Fault(NamedTuple):
+    """Something that was lost, delivered twice, or read otherwise than scheduled."""
+
+    kind: str
+    """"lost", "twice" or "other"."""
+    loader: str
+    epoch: int
+    text: str
+
+
+@dataclass(slots=True)
+class Audit:
+    """Result of an audit."""
+
+    faults: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    proven: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Positions of each (loader, epoch) that were delivered exactly once."""
+    attempts: int = 0
+
+    def fault(self, kind: str, attempt: JobAttempt, text: str) -> None:
+        """Add a fault of an attempt."""
+        self.faults.append(Fault(kind, attempt.loader, attempt.epoch, text))
+
+
+@dataclass(slots=True)
+class JobAttempt:
+    """One epoch of all ranks, until its end or a kill."""
+
+    loader: str
+    epoch: int
+    begun: int
+    world_size: int
+    batch: int
+    ranks: dict[int, list[Record]] = field(default_factory=dict)
+
+    @property
+    def started_s(self) -> float:
+        return float(min(record["started_s"] for runs in self.ranks.values() for record in runs))
+
+    @property
+    def seen_s(self) -> float:
+        return float(max(record["seen_s"] for runs in self.ranks.values() for record in runs))
+
+    @property
+    def first(self) -> Record:
+        return next(iter(self.ranks.values()))[0]
+
+    @property
+    def processes(self) -> set[tuple[str, int]]:
+        return {(record["host"], record["pid"]) for runs in self.ranks.values() for record in runs}
+
+    @property
+    def reach(self) -> int:
+        """Position up to which all ranks are known to have delivered."""
+        if len(self.ranks) < self.world_size:
+            return self.begun
+        return min(max(int(record["stop"]) for record in runs) for runs in self.ranks.values())
+
+
+def audit(records: Iterable[Record], indices_at: IndicesAt | None = None) -> Audit:
+    """Audit the records of all ranks and restarts.
+
+    With `indices_at`, the indices that ranks have delivered are compared with those of the schedule.
+    """
+    result = Audit()
+    loaders: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        loaders[record["loader"]].append(record)
+    for of_loader in loaders.values():
+        attempts = sorted(_attempts(of_loader, result), key=lambda attempt: (attempt.started_s, attempt.epoch))
+        result.attempts += len(attempts)
+        for attempt in attempts:
+            _check_orders(attempt, result)
+        if of_loader[0]["unit"] == "partition":
+            check_partitions(attempts, result)
+        else:
+            check_positions(attempts, result, indices_at)
+    return result
+
+
+@dataclass(slots=True)
+class _Launch:
+    """Loaders of all ranks that began together.
+
+    `ranks` holds the records of the iterations of each rank, in the order of time.
+    """
+
+    ranks: dict[int, list[list[Record]]] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Record:
+        return next(iter(self.ranks.values()))[0][0]
+
+    def seen_s(self, rank: int | None = None) -> float:
+        """Latest time of a record, of all ranks or of one."""
+        loaders = self.ranks.values() if rank is None else [self.ranks[rank]]
+        return float(max(run["seen_s"] for iterations in loaders for runs in iterations for run in runs))
+
+    def attempts(self) -> Iterator[JobAttempt]:
+        """The n-th iterations of each epoch, over all ranks."""
+        found: dict[tuple[int, int], JobAttempt] = {}
+        for rank, iterations in self.ranks.items():
+            times: dict[int, int] = defaultdict(int)
+            for runs in iterations:
+                first = runs[0]
+                epoch = first["epoch"]
+                times[epoch] += 1
+                attempt = found.setdefault(
+                    (epoch, times[epoch]),
+                    JobAttempt(first["loader"], epoch, first["begun"], first["world_size"], first["batch"]),
+                )
+                attempt.ranks[rank] = runs
+        yield from found.values()
+
+
+def _attempts(records: Sequence[Record], result: Audit) -> Iterator[JobAttempt]:
+    """Group the records by starts of the job, epochs and ranks."""
+    loaders: dict[str, dict[float, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        loaders[record["instance"]][record["started_s"]].append(record)
+    ordered = sorted(([runs for _, runs in sorted(each.items())] for each in loaders.values()), key=_started)
+    launch = _Launch()
+    for iterations in ordered:
+        if launch.ranks and _begins_another(launch, iterations, result):
+            yield from launch.attempts()
+            launch = _Launch()
+        launch.ranks.setdefault(iterations[0][0]["rank"], iterations)
+    yield from launch.attempts()
+
+
+def _started(iterations: list[list[Record]]) -> tuple[float, int]:
+    return iterations[0][0]["started_s"], iterations[0][0]["rank"]
+
+
+def _begins_another(launch: _Launch, iterations: list[list[Record]], result: Audit) -> bool:
+    """True if a loader belongs to a later launch.
+
+    One that contradicts this launch is a fault.
+    """
+    mine, first = iterations[0][0], launch.first
+    rank, world_size = mine["rank"], mine["world_size"]
+    if rank in launch.ranks:
+        if mine["started_s"] >= launch.seen_s(rank):
+            return True
+        stop = max(run["stop"] for runs in iterations for run in runs)
+        text = f"two processes read as rank {rank} of {world_size}, from position {mine['begun']} to {stop - 1}"
+        result.faults.append(Fault("twice", mine["loader"], mine["epoch"], text))
+        return False
+    # A rank of a stream may have nothing left in the epoch that others resume.
+    compared = ("world_size",) if mine["unit"] == "partition" else ("epoch", "begun", "world_size", "batch")
+    if all(mine[name] == first[name] for name in compared):
+        return False
+    if mine["started_s"] >= launch.seen_s():
+        return True
+    text = (
+        f"rank {rank} began at position {mine['begun']} of epoch {mine['epoch']} as one of {world_size} ranks, while "
+        f"others began at position {first['begun']} of epoch {first['epoch']} as ranks of {first['world_size']}"
+    )
+    result.faults.append(Fault("other", mine["loader"], mine["epoch"], text))
+    return False
+
+
+def _check_orders(attempt: JobAttempt, result: Audit) -> None:
+    """Compare the order of the ranks of an attempt."""
+    orders = {rank: runs[0]["order"] for rank, runs in attempt.ranks.items()}
+    usual = max(set(orders.values()), key=list(orders.values()).count)
+    odd = sorted(rank for rank, order in orders.items() if order != usual)
+    if odd:
+        result.fault("other", attempt, f"rank {_listed(odd)} read another dataset or order than the other ranks")
+
+
+def check_positions(attempts: Sequence[JobAttempt], result: Audit, indices_at: IndicesAt | None) -> None:
+    """Check map-style attempts, in the order of time."""
+    proven: dict[int, int] = defaultdict(int)
+    limit: tuple[int, int] | None = None
+    ends: list[int] = []
+    for number, attempt in reversed(list(enumerate(attempts))):
+        following = attempts[number + 1] if number + 1 < len(attempts) else None
+        stop = _expected_stop(attempt, following, limit, result)
+        if limit is None or (attempt.epoch, attempt.begun) < limit:
+            limit = attempt.epoch, attempt.begun
+        ends.append(stop)
+    for attempt, stop in zip(attempts, reversed(ends), strict=True):
+        for rank in range(attempt.world_size):
+            _check_rank(attempt, rank, stop, result)
+        for rank, runs in attempt.ranks.items():
+            for run in runs:
+                _check_rows(attempt, rank, run, result, indices_at)
+        proven[attempt.epoch] += max(0, stop - attempt.begun)
+    faulty = {fault.epoch for fault in result.faults}
+    for epoch, count in proven.items():
+        if epoch not in faulty:
+            result.proven[attempts[0].loader, epoch] = count
+
+
+def _expected_stop(
+    attempt: JobAttempt, following: JobAttempt | None, limit: tuple[int, int] | None, result: Audit
+) -> int:
+    """The position up to which an attempt counts, and must have delivered."""
+    if limit is not None and limit <= (attempt.epoch, attempt.begun):
+        return attempt.begun  # rolled back as a whole
+    if limit is not None and limit[0] == attempt.epoch:
+        return limit[1]
+    whole = _whole(attempt)
+    is_over = any(record["ended"] for runs in attempt.ranks.values() for record in runs)
+    if limit is None and not is_over:
+        absent = sorted(set(range(attempt.world_size)) - attempt.ranks.keys())
+        if absent:
+            result.notes.append(f"{attempt.loader}: rank {_listed(absent)} has no audit log of the last attempt")
+        return attempt.reach
+    if whole is None or attempt.reach >= whole:
+        return attempt.reach
+    if is_over or following is None or not (following.processes & attempt.processes):
+        return whole
+    result.notes.append(f"{attempt.loader}: the loop left epoch {attempt.epoch} at position {attempt.reach} of {whole}")
+    return attempt.reach
+
+
+def _whole(attempt: JobAttempt) -> int | None:
+    """The end of a complete epoch."""
+    record = attempt.first
+    length: int | None = record["length"]
+    if length is None or not record["drop_last"]:
+        return length
+    return attempt.begun + (length - attempt.begun) // attempt.batch * attempt.batch
+
+
+def _check_rank(attempt: JobAttempt, rank: int, stop: int, result: Audit) -> None:
+    """Check that one rank has delivered its rows of [begun, stop) once."""
+    records = attempt.ranks.get(rank, [])
+    runs = [(run["start"], run["stop"]) for run in records if not _is_nested(run, attempt)]
+    runs = sorted([*runs, *(tuple(span) for span in (records[0]["already"] if records else ()))])
+    whose = f"the rows of rank {rank} of {attempt.world_size}" if attempt.world_size > 1 else "all rows"
+    if rank not in attempt.ranks and stop > attempt.begun:
+        whose += ", which has no audit log of this attempt"
+    reached = attempt.begun
+    for start, end in runs:
+        if start > reached and reached < stop:
+            result.fault("lost", attempt, f"positions {reached} to {min(start, stop) - 1}: {whose}")
+        if start < reached:
+            result.fault("twice", attempt, f"positions {start} to {min(reached, end) - 1}: {whose}")
+        reached = max(reached, end)
+    if reached < stop:
+        result.fault("lost", attempt, f"positions {reached} to {stop - 1}: {whose}")
+
+
+def _is_nested(run: Record, attempt: JobAttempt) -> bool:
+    """True for a record that another one has absorbed.
+
+    Batches delivered ahead have such records. A kill may come between the two writes.
+    """
+    others = attempt.ranks[run["rank"]]
+    return run["ahead"] and any(
+        other is not run and other["start"] <= run["start"] and run["stop"] <= other["stop"] for other in others
+    )
+
+
+def _check_rows(attempt: JobAttempt, rank: int, run: Record, result: Audit, indices_at: IndicesAt | None) -> None:
+    """Compare a record with the rank's share of the schedule."""
+    if not run["even"]:
+        return
+    sums, digest = NOTHING, 0
+    for positions in _rows(run, rank):
+        sums = tuple(added(sums, power_sums(positions)))  # type: ignore[assignment]
+        if indices_at is not None and run["digest"] is not None:
+            digest = (digest + pair_digest(positions, indices_at(attempt.epoch, positions))) % 2**64
+    where = f"rank {rank} of {attempt.world_size}, positions {run['start']} to {run['settled'] - 1}"
+    if list(sums) != run["sums"]:
+        result.fault(
+            "other", attempt, f"{where}: other rows than the rank's share, {run['sums'][0]} in place of {sums[0]}"
+        )
+    elif indices_at is not None and run["digest"] is not None and run["unit"] == "sample" and digest != run["digest"]:
+        result.fault("other", attempt, f"{where}: other indices than those of the loader's order")
+
+
+def _rows(run: Record, rank: int) -> Iterator[NDArray[np.int64]]:
+    """Positions of a rank's share in the global batches of a record."""
+    start, stop, batch = run["start"], run["settled"], run["batch"]
+    share = Share(rank, run["world_size"], strided=run["strided"], pad=run["pad"])
+    full = (stop - start) // batch
+    row = np.array(share.positions(0, batch // share.world_size))
+    for first in range(0, full, _CHUNK):
+        starts = start + batch * np.arange(first, min(first + _CHUNK, full))
+        yield (starts[:, None] + row).reshape(-1)
+    rest = stop - start - full * batch
+    if rest:
+        last = start + full * batch
+        positions = np.array(share.positions(last, share.rows_each(rest)), np.int64)
+        yield positions[positions < stop]
+
+
+def check_partitions(attempts: Sequence[JobAttempt], result: Audit) -> None:
+    """Check the attempts of a stream, in the order of time."""
+    epochs: dict[int, list[JobAttempt]] = defaultdict(list)
+    for attempt in attempts:
+        if not any(other.epoch < attempt.epoch and other.started_s > attempt.seen_s for other in attempts):
+            epochs[attempt.epoch].append(attempt)  # the others were rolled back as a whole
+    last_epoch = max(epochs)
+    for epoch, of_epoch in epochs.items():
+        before = len(result.faults)
+        delivered = 0
+        for partition in range(of_epoch[0].first["partitions"]):
+            delivered += _check_partition(partition, of_epoch, result, is_over=epoch < last_epoch)
+        if len(result.faults) == before:
+            result.proven[of_epoch[0].loader, epoch] = delivered
+
+
+def _check_partition(partition: int, attempts: Sequence[JobAttempt], result: Audit, *, is_over: bool) -> int:
+    """Check one partition; returns its number of samples."""
+    reached, ended = 0, False
+    for attempt in attempts:
+        if attempt.first["strided"]:
+            reached, ended = _check_strides(partition, attempt, reached, result)
+            continue
+        runs = sorted(
+            (run["start"], run["stop"], rank, run["ended"])
+            for rank, records in attempt.ranks.items() for run in records if run["partition"] == partition
+        )  # fmt: skip
+        for number, (start, stop, rank, at_end) in enumerate(runs):
+            if start > reached:
+                text = f"samples {reached} to {start - 1} of partition {partition}: rank {rank} began after them"
+                result.fault("lost", attempt, text)
+            if number and start < reached:
+                other = runs[number - 1][2]
+                text = (
+                    f"samples {start} to {min(stop, reached) - 1} of partition {partition}: by ranks {other} and {rank}"
+                )
+                result.fault("twice", attempt, text)
+            reached, ended = stop, at_end
+    if is_over and not ended:
+        result.fault("lost", attempts[-1], f"partition {partition} from sample {reached} on: no rank has read its end")
+    return reached
+
+
+def _check_strides(partition: int, attempt: JobAttempt, reached: int, result: Audit) -> tuple[int, bool]:
+    """Check a partition of which all ranks read every sample.
+
+    Returns what all have delivered, and True if it has ended.
+    """
+    stops, ended = [], []
+    for rank in range(attempt.world_size):
+        runs = [run for run in attempt.ranks.get(rank, []) if run["partition"] == partition]
+        if not runs:
+            return reached, False  # this rank has delivered nothing in the attempt
+        if runs[0]["start"] > reached:
+            text = f"samples {reached} to {runs[0]['start'] - 1} of partition {partition}: rank {rank} began after them"
+            result.fault("lost", attempt, text)
+        stops.append(runs[0]["stop"])
+        ended.append(runs[0]["ended"])
+    return min(stops), all(ended)
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))

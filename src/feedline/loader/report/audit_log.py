@@ -1,0 +1,331 @@
+"""Audit log: the delivered positions of one rank, exact at every moment.
+
+The file has records of `RECORD_NBYTES`, each one line of JSON padded with spaces. The record of the current span is
+written again with each batch, so a process that is killed has lost nothing, and an epoch needs one record. Records do
+not cross pages of memory: a kill never leaves half of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.core.cursor import Cursor, PartitionCursor
+from feedline.core.rng import derive_each
+from feedline.core.schedule import BatchSchedule, PartitionSchedule, Schedule, Share
+
+_log = logging.getLogger("feedline")
+
+RECORD_NBYTES = 1024
+
+SUFFIX = ".audit"
+"""Ending of an audit log, behind the path of its run log."""
+
+_MASK = (1 << 64) - 1
+
+
+_SPREAD = np.uint64(0xD1342543DE82EF95)
+"""Odd multiplier that keeps pairs of small numbers apart (Steele and Vigna, "Computationally easy, spectrally good
+multipliers for congruential pseudorandom number generators", 2021)."""
+
+
+_MOST_RANGES = 8
+"""Ranges delivered ahead that a record can hold."""
+
+
+_PENDING = 64
+"""Most batches that are not yet in the digest: their arrays stay in the cache of a CPU."""
+
+
+def audit_path(path: str | os.PathLike[str]) -> Path:
+    """The audit log next to a run log."""
+    return Path(f"{os.fspath(path)}{SUFFIX}")
+
+
+def power_sums(positions: NDArray[np.int64]) -> tuple[int, int, int, int]:
+    """Count and sums of the first three powers of positions, modulo 2**64.
+
+    They do not depend on the order, and those of parts add up to those of the whole.
+    """
+    first = positions.view(np.uint64)
+    second = first * first
+    return len(first), int(first.sum()), int(second.sum()), int((second * first).sum())
+
+
+def added(sums: tuple[int, ...], more: tuple[int, ...]) -> tuple[int, ...]:
+    """Sums of two disjoint sets of positions."""
+    return tuple((mine + theirs) & _MASK for mine, theirs in zip(sums, more, strict=True))
+
+
+NOTHING = (0, 0, 0, 0)
+
+
+def pair_digest(positions: NDArray[np.int64], indices: NDArray[np.int64]) -> int:
+    """Sum of a hash of each position with its index, modulo 2**64."""
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is intended
+        pairs = positions.view(np.uint64) * _SPREAD + indices.view(np.uint64)
+    return int(derive_each((), pairs).sum())
+
+
+def own_pairs(requests: Sequence[Any], *, batches: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """Positions and indices of requests, without those that pad.
+
+    With `batches` a position is a whole batch, as for a batch sampler. Indices are None there, and if one is no
+    integer.
+    """
+    positions, indices = [], []
+    for request in requests:
+        rows, mine = request.positions, request.indices
+        if batches:  # the schedule has the number of the batch in the high bits
+            rows, mine = range(rows.start >> 32, (rows.start >> 32) + 1), None
+        if isinstance(mine, int | np.int64 | torch.Tensor):  # of a request without batching
+            mine = np.array([int(mine)])
+        if isinstance(rows, range) and rows[0] >= request.start and rows[-1] < request.stop:
+            positions.append(np.arange(rows.start, rows.stop, rows.step))
+        else:
+            places = np.array(rows)
+            own = (places >= request.start) & (places < request.stop)
+            positions.append(places[own])
+            mine = mine[own] if isinstance(mine, np.ndarray) else None
+        indices.append(mine)
+    if any(getattr(mine, "dtype", None) != np.int64 for mine in indices):
+        return np.concatenate(positions), None
+    return np.concatenate(positions), np.concatenate(indices)
+
+
+@dataclass(slots=True)
+class DeliveredRun:
+    """Consecutive global batches of which this rank has delivered its rows."""
+
+    start: int
+    stop: int
+    offset: int
+    partition: int | None = None
+    is_ahead: bool = False
+    batches: int = 0
+    is_even: bool = True
+    """True if all batches but the last had full length."""
+    ended: bool = False
+    settled: int = 0
+    """End of the part that is in the sums and the digest."""
+    sums: tuple[int, ...] = NOTHING
+    digest: int | None = 0
+    """None if an index is no integer."""
+    pending: list[Any] = field(default_factory=list)
+    head: bytes = b""
+
+    def settle(self, *, batches: bool) -> None:
+        """Add the pending requests to the sums and the digest."""
+        if self.pending:
+            positions, indices = own_pairs(self.pending, batches=batches)
+            self.sums = added(self.sums, power_sums(positions))
+            if self.digest is not None:
+                self.digest = None if indices is None else (self.digest + pair_digest(positions, indices)) & _MASK
+        self.settled = self.stop
+        self.pending.clear()
+
+    def absorb(self, following: DeliveredRun) -> None:
+        """Add the run that begins where this one ends."""
+        self.is_even = self.is_even and following.is_even
+        self.stop, self.settled = following.stop, following.stop
+        self.batches += following.batches
+        self.sums = added(self.sums, following.sums)
+        both = self.digest, following.digest
+        self.digest = None if both[0] is None or both[1] is None else (both[0] + both[1]) & _MASK
+
+
+class AuditLog:
+    """Writer of the audit log for one iteration of a loader.
+
+    A failure to write is logged once and ends the log, but not the run.
+    """
+
+    def __init__(self, path: Path, identity: dict[str, Any], plan: Any) -> None:
+        self._path = path
+        self._fixed = _fixed_fields(identity, plan)
+        self._each, self._batches = self._fixed["batch"], self._fixed["unit"] == "batch"
+        self._mine = frozenset(getattr(plan.schedule, "mine", ()))
+        self._runs: list[DeliveredRun] = []
+        self._free: list[int] = []
+        self._prefix = b""
+        self._fd = -1
+        self._failed = False
+
+    def add(self, request: Any, cursor: Cursor | PartitionCursor, mark: Any) -> None:
+        """Record a batch; `cursor` is that before its delivery."""
+        if self._failed:
+            return
+        try:
+            if self._fd < 0:
+                self._open(cursor)
+            if isinstance(cursor, Cursor):
+                self._add_positions(request, cursor)
+            else:
+                self._add_samples(request.partition, cursor.mark(request.partition).samples, mark)
+        except OSError as error:
+            self._fail(error)
+
+    def settle(self, *, ended: bool = False) -> None:
+        """Complete sums and digests; with `ended`, close the records of the epoch."""
+        if self._failed or self._fd < 0:
+            return
+        try:
+            for run in self._runs:
+                run.ended = run.ended or ended
+                run.settle(batches=self._batches)
+                self._write(run)
+        except OSError as error:
+            self._fail(error)
+        if ended:
+            self._close()
+            self._fd, self._runs, self._free = -1, [], []
+
+    def _fail(self, error: OSError) -> None:
+        self._failed = True
+        _log.warning("the audit log %s ends here: %s", self._path, error)
+
+    def _add_positions(self, request: Any, cursor: Cursor) -> None:
+        start, stop = request.start, request.stop
+        if start == stop:
+            return
+        runs = self._runs
+        run = runs[0] if len(runs) == 1 and runs[0].stop == start else None
+        if run is None:
+            run = next((each for each in runs if each.stop == start), None)
+        if run is None:
+            run = self._begin(start, is_ahead=start > cursor.position)
+        if run.is_even and (run.stop - run.start) % self._each:
+            run.is_even, run.head = False, b""
+        run.stop, run.batches = stop, run.batches + 1
+        run.pending.append(request)
+        if len(run.pending) >= _PENDING:
+            run.settle(batches=self._batches)
+            run.head = b""
+        if len(runs) > 1:
+            self._join(run)
+        if run.head:
+            self._put(run.offset + len(run.head), _TAIL % (run.stop, run.batches))
+        else:
+            self._write(run)
+
+    def _join(self, run: DeliveredRun) -> None:
+        """Absorb the run that begins where this one ends, delivered ahead."""
+        following = next((other for other in self._runs if other.start == run.stop), None)
+        if following is None:
+            return
+        for each in (run, following):
+            each.settle(batches=self._batches)
+        run.absorb(following)
+        self._write(run)
+        self._runs.remove(following)
+        self._put(following.offset, _BLANK)
+        self._free.append(following.offset)
+
+    def _add_samples(self, partition: int, start: int, mark: Any) -> None:
+        run = next((run for run in self._runs if run.partition == partition), None)
+        if run is None:
+            run = self._begin(start, partition=partition)
+        run.batches += mark.samples > run.stop
+        run.stop, run.ended = max(run.stop, mark.samples), run.ended or mark.ended
+        run.settled = run.stop
+        self._write(run)
+
+    def _begin(self, start: int, *, partition: int | None = None, is_ahead: bool = False) -> DeliveredRun:
+        if self._free:
+            offset = self._free.pop()
+        else:  # appended by another descriptor: the loaders of a process share the file
+            with self._path.open("ab", buffering=0) as end:
+                end.write(_BLANK)
+                offset = end.tell() - RECORD_NBYTES
+        run = DeliveredRun(start, start, offset, partition, is_ahead, settled=start)
+        self._runs.append(run)
+        return run
+
+    def _open(self, cursor: Cursor | PartitionCursor) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.touch()
+        self._fd = os.open(self._path, os.O_WRONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+        self._close = weakref.finalize(self, os.close, self._fd)
+        begun, already = (cursor.position, cursor.delivered_ahead) if isinstance(cursor, Cursor) else (0, ())
+        fields = {**self._fixed, "epoch": cursor.epoch, "begun": begun, "already": already[:_MOST_RANGES]}
+        self._prefix = json.dumps(fields)[:-1].encode()
+        if isinstance(cursor, PartitionCursor):
+            for partition, mark in cursor.marks:
+                if partition in self._mine:
+                    self._add_samples(partition, mark.samples, mark)
+
+    def _write(self, run: DeliveredRun) -> None:
+        """Write a whole record.
+
+        Its last fields change with each batch, and are then written alone.
+        """
+        fields = {
+            "partition": run.partition, "ahead": run.is_ahead, "even": run.is_even, "ended": run.ended,
+            "start": run.start, "settled": run.settled, "sums": run.sums, "digest": run.digest,
+            "seen_s": round(time.time(), 3),
+        }  # fmt: skip
+        run.head = b"%b, %b, " % (self._prefix, json.dumps(fields)[1:-1].encode())
+        record = run.head + _TAIL % (run.stop, run.batches)
+        self._put(run.offset, record.ljust(RECORD_NBYTES - 1) + b"\n")
+
+    def _put(self, offset: int, content: bytes) -> None:
+        os.lseek(self._fd, offset, os.SEEK_SET)
+        os.write(self._fd, content)
+
+
+_TAIL = b'"stop": %d, "batches": %d}'
+
+
+_BLANK = b" " * (RECORD_NBYTES - 1) + b"\n"
+
+
+def _fixed_fields(identity: dict[str, Any], plan: Any) -> dict[str, Any]:
+    """The fields that are equal in all records of an iteration."""
+    schedule = plan.schedule
+    share = getattr(schedule, "share", Share())
+    rank, world_size = identity["rank"], identity["world_size"]
+    alone = world_size > 1 and not isinstance(schedule, PartitionSchedule) and share.world_size == 1
+    return {
+        "event": "span", "loader": identity["loader"][:100] + (f" of rank {rank}" if alone else ""),
+        "rank": 0 if alone else rank, "world_size": 1 if alone else world_size,
+        "instance": identity["instance"], "pid": identity["pid"], "host": identity["host"],
+        "started_s": round(time.time(), 6),
+        "order": _short_digest(plan.fingerprint.to_json()), "unit": _UNITS[type(schedule)],
+        "length": _length(plan), "partitions": getattr(schedule, "partitions", None),
+        "batch": schedule.span if isinstance(schedule, Schedule) else share.world_size,
+        "strided": share.strided or getattr(schedule, "stride", (0, 1))[1] > 1,
+        "pad": share.pad, "drop_last": bool(getattr(schedule, "drop_last", False)),
+    }  # fmt: skip
+
+
+_UNITS = {Schedule: "sample", BatchSchedule: "batch", PartitionSchedule: "partition"}
+
+
+def _short_digest(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
+
+
+def _length(plan: Any) -> int | None:
+    """Positions per epoch; None for streams and endless samplers."""
+    try:
+        return len(plan.sampler)
+    except Exception:  # noqa: BLE001 - whatever a sampler of the user's raises, its length is unknown
+        return None
+
+
+def read_audit_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The records of an audit log, in the order of the file."""
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.strip()]

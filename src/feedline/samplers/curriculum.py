@@ -1,0 +1,64 @@
+"""Several datasets mixed in proportions that change during an epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feedline.core.rng import derive
+from feedline.errors import ArgumentError
+from feedline.samplers import _arguments
+from feedline.samplers.base import IndexSampler, Indices
+from feedline.samplers.mixture import Mixture
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Curriculum(IndexSampler):
+    """Mixture in phases, each with its own length and weights.
+
+    A phase is a number of samples and the weights of the datasets in it. Indices, `samplers`, `sizes` and `seed` are
+    those of `Mixture`. A phase goes on with each dataset where the earlier ones ended, so no sample comes again before
+    all of its dataset have come. An epoch is the sum of the phases, and the next one goes on with other samples, too.
+    """
+
+    def __init__(
+        self,
+        samplers: Sequence[IndexSampler | int],
+        phases: Sequence[tuple[int, Sequence[float]]],
+        seed: int = 0,
+        sizes: Sequence[int] | None = None,
+    ) -> None:
+        if not len(phases):
+            raise ArgumentError("phases is empty: a curriculum needs at least one (samples, weights)")
+        self.seed = _arguments.seed(seed)
+        counts = [_arguments.integer(f"phases[{n}]", count, 1) for n, (count, _) in enumerate(phases)]
+        self.phases = [(count, weights) for count, (_, weights) in zip(counts, phases, strict=True)]
+        first = Mixture(samplers, [1.0] * len(samplers), self.seed, 1, sizes)
+        self.samplers, self.sizes, self.extent = first.samplers, first.sizes, first.extent
+        self._mixtures = [
+            Mixture(first.samplers, weights, derive(self.seed, "phase", number), count, first.sizes.tolist())
+            for number, (count, weights) in enumerate(self.phases)
+        ]
+        self._stops = np.cumsum(counts)
+        self.length = int(self._stops[-1])
+        drawn = np.array([mixture.draws() for mixture in self._mixtures])
+        self._drawn_before = np.cumsum(drawn, axis=0) - drawn
+        totals = drawn.sum(axis=0).tolist()
+        self._passes = [-(-total // len(each)) for total, each in zip(totals, self.samplers, strict=True)]
+
+    def phase(self, position: int) -> int:
+        """The number of the phase of a position."""
+        return int(self._stops.searchsorted(position, side="right"))
+
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
+        owners, draws = [], []
+        for number in range(self.phase(start), self.phase(stop - 1) + 1):
+            end = int(self._stops[number])
+            first = end - self.phases[number][0]
+            owner, drawn = self._mixtures[number].allocation(max(start - first, 0), min(stop, end) - first)
+            owners.append(owner)
+            draws.append(drawn + self._drawn_before[number][owner])
+        return self._mixtures[0].drawn(epoch, np.concatenate(owners), np.concatenate(draws), self._passes)

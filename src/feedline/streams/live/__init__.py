@@ -1,0 +1,1 @@
+"""Live streams: message brokers, sockets and databases, read as partitions."""

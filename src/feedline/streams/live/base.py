@@ -1,0 +1,321 @@
+"""Live stream: partitions of messages, whose places are the state."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Any
+
+import torch.utils.data
+from torch.utils.data import IterableDataset
+
+from feedline.core.dataset import Traits
+from feedline.core.live import LiveDraw
+from feedline.core.packing import from_leaf, unpack
+from feedline.core.rng import addressed, derive
+from feedline.errors import ArgumentError, OffsetLostError
+from feedline.streams.live.decoding import decoder_of
+from feedline.streams.live.reader import LiveReader
+from feedline.streams.live.terms import Kept, LiveClient, LiveTerms, Place
+
+
+@dataclass(slots=True)
+class _Commits:
+    """Places to commit, and those that one process has committed."""
+
+    pending: dict[int, Place] = field(default_factory=dict)
+    done: dict[int, Place] = field(default_factory=dict)
+    client: LiveClient | None = None
+    at_s: float = 0.0
+
+
+class LiveStream(IterableDataset[Any]):
+    """Messages of a source without an end, in partitions.
+
+    Ranks and workers share the partitions.
+
+    The state of a loader holds the place of each partition behind the delivered batches, so a resume neither loses nor
+    repeats a message. With `group`, places are also committed to the source, after the loop has come back for the next
+    batch: a run without a state begins there, and may see the latest messages again.
+
+    A batch holds messages of one partition. It is delivered when it is full, or `max_wait_s` after the arrival of its
+    first message. Each epoch begins where the loop left the one before. It ends with the batch that reaches
+    `stop_after` messages of this rank, or at `until`: a time, or "latest", the newest messages at its start.
+
+    `decode` is "bytes", "text", "json" or a function of a message. A message that it cannot decode raises an error that
+    names its place, or is left out by the loader's `on_error="skip"`, with its content in the quarantine file.
+
+    In torch's own DataLoader, each worker reads its share of the partitions, without state and commits.
+    """
+
+    continues = True
+    _readers: dict[int, LiveReader]
+    _commits: _Commits
+    _pid = 0
+    _epoch = -1
+    _places: dict[int, Any]
+
+    def __init__(self, terms: LiveTerms) -> None:
+        self.terms = terms
+        self.decode = decoder_of(terms.decode, terms.limits.message_nbytes)
+        self._places = {}
+        self._forget()
+
+    # Of subclasses.
+
+    def open_client(self) -> LiveClient:
+        """A connection to the source."""
+        raise NotImplementedError
+
+    def address(self, partition: int, place: Place) -> str:
+        """Text that names the message before `place`, for errors."""
+        raise NotImplementedError
+
+    def fingerprint(self) -> str:
+        """Text that identifies the messages.
+
+        A state is only loaded into an equal stream.
+        """
+        raise NotImplementedError
+
+    @property
+    def num_partitions(self) -> int:
+        """Partitions, which ranks and workers share."""
+        raise NotImplementedError
+
+    @staticmethod
+    def order(place: Place) -> Any:
+        """Key that orders the places of a partition."""
+        return place
+
+    # Of the loader.
+
+    @property
+    def traits(self) -> Traits:
+        """Random only if `decode` is a function of the user."""
+        return Traits(is_random=not self.decode.is_pure)
+
+    def partition(self, partition: int, epoch: int) -> LivePartition:
+        """The messages of one partition, with a state."""
+        return LivePartition(self, partition, epoch)
+
+    def begin(self, epoch: int, states: Mapping[int, Any]) -> dict[int, Any]:
+        """States of partitions at the start of an epoch.
+
+        `states` has earlier ones, or None. `OffsetLostError` if the source no longer has the messages behind a state.
+        """
+        with closing(self.open_client()) as client:
+            return {number: self._begun(client, number, epoch, state) for number, state in states.items()}
+
+    def is_over(self, epoch: int, states: Sequence[Any]) -> bool:
+        """True if the epoch ends here by `stop_after`."""
+        most = self.terms.stop_after
+        return most is not None and sum(state["count"] for state in states if state["epoch"] == epoch) >= most
+
+    def acknowledge(self, states: Mapping[int, Any], *, now: bool) -> None:
+        """Commit what lies before these states, if there is a group.
+
+        At most once in `commit_every_s`, but with `now`.
+        """
+        if self.terms.group is None:
+            return
+        commits = self._commits
+        commits.pending.update((number, state["place"]) for number, state in states.items())
+        if now or monotonic() - commits.at_s >= self.terms.limits.commit_every_s:
+            self._commit(commits)
+
+    def commit(self, state: Mapping[str, Any]) -> None:
+        """Commit the places of a state, as after saving a checkpoint."""
+        if self.terms.group is None:
+            raise ArgumentError("commit() needs group=: the source keeps places by the name of a group")
+        marks = {int(entry[0]): unpack(from_leaf(entry[3], "partitions")) for entry in state["partitions"]}
+        self.acknowledge({number: mark[1] for number, mark in marks.items() if mark is not None}, now=True)
+
+    def hang_up(self) -> None:
+        """Close connections of this process."""
+        _hang_up(self._readers, self._commits, self._pid)
+
+    def stop_waiting(self) -> None:
+        """End draws of this process that wait for messages."""
+        for reader in list(self._readers.values()):
+            reader.stop()
+
+    def __iter__(self) -> Iterator[Any]:
+        mine = range(self.num_partitions)
+        info = torch.utils.data.get_worker_info()
+        if info is not None:
+            mine = mine[info.id :: info.num_workers]
+        self._epoch += 1
+        return self._alone(list(mine), self._epoch, 1 if info is None else info.num_workers)
+
+    def _alone(self, mine: list[int], epoch: int, sharers: int) -> Iterator[Any]:
+        """The messages of these partitions, as they arrive."""
+        begun = self.begin(epoch, {number: self._places.get(number) for number in mine})
+        flows = {number: self.partition(number, epoch) for number in mine}
+        for number, flow in flows.items():
+            flow.load_state_dict(begun[number])
+        most = self.terms.stop_after and -(-self.terms.stop_after // sharers)
+        given = 0
+        while flows:
+            for number, flow in list(flows.items()):
+                try:
+                    drawn = flow.draw(64 if most is None else min(64, most - given))
+                except StopIteration:
+                    del flows[number]
+                    continue
+                self._places[number] = flow.state_dict()
+                yield from drawn.samples
+                given += len(drawn.samples)
+                if most is not None and given >= most:
+                    return
+
+    def reader(self) -> LiveReader:
+        """The reader of this thread, which all its partitions share."""
+        if self._pid != os.getpid():
+            self._forget()
+        thread = threading.get_ident()
+        if thread not in self._readers:
+            self._readers[thread] = LiveReader(self.open_client, self.terms, self.order)
+        return self._readers[thread]
+
+    def __getstate__(self) -> dict[str, Any]:
+        hidden = ("_finalizer", "_readers", "_commits", "_pid", "_former")
+        return {name: value for name, value in vars(self).items() if name not in hidden}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget()
+
+    def _forget(self) -> None:
+        # A fork has the connections of its parent, and must not end them: they are kept, and never used.
+        self._former = (vars(self).get("_readers"), vars(self).get("_commits"))
+        self._readers = {}
+        self._commits = _Commits()
+        self._pid = os.getpid()
+        self._finalizer = weakref.finalize(self, _hang_up, self._readers, self._commits, self._pid)
+
+    def _commit(self, commits: _Commits) -> None:
+        changed = {number: place for number, place in commits.pending.items() if commits.done.get(number) != place}
+        if changed:
+            if commits.client is None:
+                commits.client = self.open_client()
+            commits.client.commit(changed)
+        commits.done.update(changed)
+        commits.pending.clear()
+        commits.at_s = monotonic()
+
+    def _begun(self, client: LiveClient, number: int, epoch: int, state: Any) -> dict[str, Any]:
+        kept = client.kept(number)
+        place = self._start(client, number, kept) if state is None else state["place"]
+        if client.is_lost(number, place, kept):
+            place = self._after_loss(number, place, kept)
+        if state is not None and state["epoch"] == epoch:
+            return {**state, "place": place}
+        stop = kept.end if self.terms.until == "latest" else None
+        return {"place": place, "epoch": epoch, "count": 0, "stop": stop}
+
+    def _start(self, client: LiveClient, number: int, kept: Kept) -> Place:
+        place = None if self.terms.group is None else client.committed(number)
+        if place is None:
+            place = kept.first if self.terms.start == "earliest" else kept.end
+        self._commits.done[number] = place  # nothing was delivered that could be committed
+        return place
+
+    def _after_loss(self, number: int, place: Place, kept: Kept) -> Place:
+        what = (
+            f"{self.address(number, place)} is out of retention: the source has only what lies between {kept.first!r}"
+            f" and {kept.end!r}, so messages were deleted before they were delivered"
+        )
+        if self.terms.lost == "raise":
+            raise OffsetLostError(f"{what}. Keep messages for longer; lost='skip' goes on with the oldest one")
+        warnings.warn(f"{what}; going on with the oldest one", stacklevel=2)
+        return kept.first
+
+
+# A finalizer, so it must not refer to the stream.
+def _hang_up(readers: dict[int, LiveReader], commits: _Commits, pid: int) -> None:
+    if pid != os.getpid():
+        return
+    while readers:
+        readers.popitem()[1].close()
+    client, commits.client = commits.client, None
+    if client is not None:
+        client.close()
+
+
+class LivePartition:
+    """The messages of one partition of a live stream; see `LiveSamples`."""
+
+    def __init__(self, stream: LiveStream, number: int, epoch: int) -> None:
+        self._stream, self._number = stream, number
+        self._state: dict[str, Any] = {"place": None, "epoch": epoch, "count": 0, "stop": None}
+        self._reader: LiveReader | None = None
+        self._ready: list[Any] = []
+
+    def __iter__(self) -> LivePartition:
+        return self
+
+    def __next__(self) -> Any:
+        """The next message, for steps of streams; waits for any time."""
+        while not (drawn := self.draw(1)).samples:
+            pass
+        return drawn.samples[0]
+
+    def draw(self, size: int, *, skips: bool = False, seed: int | None = None) -> LiveDraw:
+        """See `LiveSamples`."""
+        until = self._stream.terms.until
+        if isinstance(until, datetime) and datetime.now(UTC) >= until:
+            raise StopIteration
+        reader = self._open()
+        messages, places = reader.draw(self._number, size)
+        if not messages and reader.is_at_end(self._number):
+            raise StopIteration
+        used = 0
+        try:
+            with addressed(None if seed is None else _PlaceKeys(seed, self._number, places)) as address:
+                drawn, used = self._stream.decode(
+                    messages, lambda row: self._stream.address(self._number, places[row]), address, skips=skips
+                )
+        finally:
+            if used < len(messages):
+                reader.put_back(self._number, messages[used:], places[used:])
+        if used:
+            self._state = {**self._state, "place": places[used - 1], "count": self._state["count"] + used}
+        return drawn
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._state, self._reader = dict(state), None
+
+    def _open(self) -> LiveReader:
+        reader = self._stream.reader()
+        if self._reader is not reader:
+            if self._state["place"] is None:  # opened by a caller that has no states
+                self._state = self._stream.begin(self._state["epoch"], {self._number: None})[self._number]
+            reader.open(self._number, self._state["place"], self._state["stop"])
+            self._reader = reader
+        return reader
+
+
+class _PlaceKeys(Sequence[int]):
+    """Random keys of messages, by row, fixed by seed and place."""
+
+    __slots__ = ("_partition", "_places", "_seed")
+
+    def __init__(self, seed: int, partition: int, places: Sequence[Place]) -> None:
+        self._seed, self._partition, self._places = seed, partition, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, row: Any) -> Any:
+        return derive(self._seed, "live", self._partition, str(self._places[row]))

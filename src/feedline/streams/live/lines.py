@@ -1,0 +1,175 @@
+"""Lines of TCP servers that take acknowledgements."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from feedline.errors import ArgumentError, MessageTooLargeError, SourceAccessError, SourceError, SourceUnavailableError
+from feedline.streams.live.base import LiveStream
+from feedline.streams.live.decoding import Decode
+from feedline.streams.live.terms import Kept, LiveLimits, LiveTerms, MessageRun, Start, look_up
+
+_RECEIVED = 1 << 18
+"""Bytes received at once."""
+
+
+class SocketLines(LiveStream):
+    """Lines of TCP servers, each server a partition; see `LiveStream`.
+
+    `servers` are texts "host:port", or `env:NAME`. Places are numbers of lines, counted from 0. After it has connected,
+    the stream sends one line, and the server answers:
+
+    - `READ n`: the lines from number n on, each with its line feed, as they arise.
+    - `KEPT`: one line with the number of the oldest line that it still has, and that of the next.
+    - `ACK n group`: `OK`, after it has noted that `group` is done with all lines before n; it may drop them.
+    - `ACKED group`: the number of the last `ACK` of the group, or `-`.
+
+    A line `ERROR text` is a refusal; with `ERROR access text`, of the credentials. A `token` is sent first, as
+    `TOKEN text`, without an answer.
+    """
+
+    def __init__(
+        self, servers: str | Sequence[str], *, token: str | None = None, group: str | None = None,
+        decode: Decode = "text", start: Start = "earliest", max_wait_s: float = 1.0, stop_after: int | None = None,
+        until: Literal["latest"] | datetime | None = None, lost: Literal["raise", "skip"] = "raise",
+        limits: LiveLimits | None = None,
+    ) -> None:  # fmt: skip
+        self.servers = [servers] if isinstance(servers, str) else list(servers)
+        if not self.servers:
+            raise ArgumentError("servers is empty: pass at least one 'host:port'")
+        self.token = token
+        limits = limits or LiveLimits()
+        super().__init__(LiveTerms(group, decode, start, max_wait_s, stop_after, until, lost, limits))
+
+    def open_client(self) -> LinesClient:
+        """Connections, each opened when it is needed."""
+        return LinesClient(self)
+
+    def address(self, partition: int, place: int) -> str:
+        """Server and number of a line."""
+        return f"{self.servers[partition]}@{place - 1}"
+
+    def fingerprint(self) -> str:
+        """Text with the number of servers, whose addresses may change."""
+        return f"SocketLines({len(self.servers)})"
+
+    @property
+    def num_partitions(self) -> int:
+        """One for each server."""
+        return len(self.servers)
+
+
+class LinesClient:
+    """Connections to the servers; see `LiveClient`."""
+
+    def __init__(self, stream: SocketLines) -> None:
+        self._stream, self._limits = stream, stream.terms.limits
+        self._reading: dict[int, socket.socket] = {}
+        self._places: dict[int, int] = {}
+        self._rests: dict[int, bytes] = {}
+
+    def kept(self, partition: int) -> Kept:
+        """The server's answer to KEPT."""
+        first, end = self._ask(partition, "KEPT").split()
+        return Kept(int(first), int(end))
+
+    def is_lost(self, partition: int, place: int, kept: Kept) -> bool:  # noqa: ARG002 - the protocol
+        """True if the server does not have the lines from `place` on."""
+        return not kept.first <= place <= kept.end
+
+    def committed(self, partition: int) -> int | None:
+        """The server's answer to ACKED."""
+        answer = self._ask(partition, f"ACKED {self._stream.terms.group}")
+        return None if answer == "-" else int(answer)
+
+    def commit(self, places: Mapping[int, int]) -> None:
+        """Send ACK, and wait for the answer."""
+        for partition, place in places.items():
+            self._ask(partition, f"ACK {place} {self._stream.terms.group}")
+
+    def seek(self, partition: int, place: int) -> None:
+        """Connect again, and send READ."""
+        self._drop(partition)
+        connection = self._connect(partition)
+        self._reading[partition], self._places[partition], self._rests[partition] = connection, place, b""
+        self._guarded(partition, connection.sendall, f"READ {place}\n".encode())
+
+    def poll(self, partitions: Sequence[int], most: int, timeout_s: float) -> list[MessageRun]:  # noqa: ARG002 - the protocol
+        """Lines of the servers that have sent some."""
+        by_connection = {self._reading[partition]: partition for partition in partitions}
+        ready, _, _ = select.select(list(by_connection), [], [], timeout_s)
+        return [self._receive(by_connection[connection]) for connection in ready]
+
+    def close(self) -> None:
+        """Close all connections."""
+        for partition in list(self._reading):
+            self._drop(partition)
+
+    def _receive(self, partition: int) -> MessageRun:
+        received = self._guarded(partition, self._reading[partition].recv, _RECEIVED)
+        if not received:
+            raise SourceUnavailableError(f"{self._who(partition)} has closed the connection")
+        *lines, rest = (self._rests[partition] + received).split(b"\n")
+        if len(rest) > self._limits.message_nbytes:
+            raise MessageTooLargeError(
+                f"{self._who(partition)}: line {self._places[partition] + len(lines)} has more than"
+                f" LiveLimits.message_nbytes={self._limits.message_nbytes:,} bytes: raise the limit, or check that the"
+                " server ends its lines"
+            )
+        if lines and lines[0].startswith(b"ERROR ") and not self._rests[partition]:
+            self._refused(partition, lines[0].decode())
+        first = self._places[partition]
+        self._rests[partition], self._places[partition] = rest, first + len(lines)
+        return MessageRun(partition, lines, list(range(first + 1, first + len(lines) + 1)))
+
+    def _ask(self, partition: int, question: str) -> str:
+        """The one line that answers a question."""
+        with self._connect(partition) as connection:
+            self._guarded(partition, connection.sendall, f"{question}\n".encode())
+            with connection.makefile("rb") as answers:
+                line = self._guarded(partition, answers.readline)
+        answer: str = line.decode().strip()
+        if not answer:
+            raise SourceUnavailableError(f"{self._who(partition)} has closed the connection instead of an answer")
+        if answer.startswith("ERROR "):
+            self._refused(partition, answer)
+        return answer
+
+    def _connect(self, partition: int) -> socket.socket:
+        server = look_up(self._stream.servers[partition], "a server")
+        host, _, port = server.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ArgumentError(f"{server!r} is not the address of a server: pass 'host:port'")
+        try:
+            connection = socket.create_connection((host, int(port)), self._limits.connect_s)
+        except OSError as error:
+            raise SourceUnavailableError(
+                f"{self._who(partition)} does not answer ({error}): check servers=, and that this machine reaches it"
+            ) from None
+        if self._stream.token is not None:
+            self._guarded(partition, connection.sendall, f"TOKEN {look_up(self._stream.token, 'a token')}\n".encode())
+        return connection
+
+    def _guarded(self, partition: int, act: Any, *arguments: Any) -> Any:
+        try:
+            return act(*arguments)
+        except OSError as error:
+            raise SourceUnavailableError(f"{self._who(partition)} does not answer ({error})") from None
+
+    def _refused(self, partition: int, answer: str) -> None:
+        text = answer.removeprefix("ERROR ")
+        if text.startswith("access"):
+            raise SourceAccessError(f"{self._who(partition)} refuses the credentials: {text}; check token=")
+        raise SourceError(f"{self._who(partition)} refuses: {text}")
+
+    def _drop(self, partition: int) -> None:
+        connection = self._reading.pop(partition, None)
+        if connection is not None:
+            connection.close()
+
+    def _who(self, partition: int) -> str:
+        return f"the server {self._stream.servers[partition]}"

@@ -1,0 +1,162 @@
+"""Sources of streams: datasets, and lists of things to open."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+from torch.utils.data import IterableDataset
+
+from feedline.core.dataset import batch_getter, traits_of
+from feedline.core.rng import addressed
+from feedline.errors import ArgumentError
+from feedline.samplers import IndexSampler, Sequential
+from feedline.streams.flow import FlowPlace, ReadingFlow, SampleFlow
+from feedline.streams.stream import SampleStream
+
+_LOOKAHEAD = 1024
+"""Indices that are asked of a sampler at once."""
+
+
+_TOGETHER = 32
+"""Samples of a map-style dataset that are read at once, where it has `__getitems__`."""
+
+
+@dataclass(frozen=True)
+class IterableSource:
+    """An `IterableDataset`: its partitions if it has the protocol, else one."""
+
+    dataset: Any
+
+    @property
+    def num_partitions(self) -> int:
+        return int(getattr(self.dataset, "num_partitions", 1)) if hasattr(self.dataset, "partition") else 1
+
+    def open(self, place: FlowPlace) -> SampleFlow:
+        """The flow of one partition."""
+        if hasattr(self.dataset, "partition"):
+            return ReadingFlow(iter(self.dataset.partition(place.partition, place.epoch)), place)
+        if callable(getattr(self.dataset, "set_epoch", None)):
+            self.dataset.set_epoch(place.epoch)
+        return ReadingFlow(_begun_later(self.dataset), place)
+
+
+def _begun_later(dataset: Iterable[Any]) -> Iterator[Any]:
+    yield from dataset  # `iter` within the first step, where the stream has taken away the worker's number
+
+
+@dataclass(frozen=True)
+class MapSource:
+    """A map-style dataset in a sampler's order, cut into runs."""
+
+    dataset: Any
+    sampler: IndexSampler
+    num_partitions: int
+
+    def open(self, place: FlowPlace) -> SampleFlow:
+        """The flow of one partition."""
+        length = len(self.sampler)
+        start, stop = (length * edge // self.num_partitions for edge in (place.partition, place.partition + 1))
+        return _Positions(self, place, start, stop)
+
+
+class _Positions:
+    """Flow over the positions [start, stop) of a sampler's order."""
+
+    def __init__(self, source: MapSource, place: FlowPlace, start: int, stop: int) -> None:
+        self._source, self._place, self._at, self._stop = source, place, start, stop
+        self._keys = place.keys()
+        # Draws belong to the samples one by one, and a resume may begin between any two of them.
+        self._many = None if traits_of(source.dataset).is_random else batch_getter(source.dataset)
+        self._ready: list[Any] = []
+        self._indices: list[int] = []
+        self._first = 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        if self._at >= self._stop:
+            raise StopIteration
+        if not self._ready:
+            self._ready = self._read()
+        sample = self._ready.pop()
+        self._at += 1
+        return sample
+
+    def _read(self) -> list[Any]:
+        """The next samples, the last one first."""
+        stop = min(self._stop, self._at + (_TOGETHER if self._many is not None else 1))
+        if not self._first <= self._at <= stop <= self._first + len(self._indices):
+            end = min(self._stop, self._at + _LOOKAHEAD)
+            self._first = self._at
+            self._indices = self._source.sampler.take(self._place.epoch, self._at, end).tolist()
+        indices = self._indices[self._at - self._first : stop - self._first]
+        with addressed([self._keys[self._at]]):
+            if self._many is None:
+                return [self._source.dataset[indices[0]]]
+            return list(self._many(indices))[::-1]
+
+    def state_dict(self) -> Any:
+        return self._at
+
+    def load_state_dict(self, state: Any) -> None:
+        self._at, self._ready = state, []
+
+
+@dataclass(frozen=True)
+class ItemSource:
+    """Things that `read` opens, such as paths; dealt out to partitions."""
+
+    items: tuple[Any, ...]
+    read: Callable[[Any], Iterable[Any]]
+
+    @property
+    def num_partitions(self) -> int:
+        return len(self.items)
+
+    def open(self, place: FlowPlace) -> SampleFlow:
+        """The flow of one item."""
+        return ReadingFlow(iter(self.read(self.items[place.partition])), place)
+
+
+def from_dataset(
+    dataset: Any, sampler: IndexSampler | None = None, *, partitions: int | None = None, seed: int = 0
+) -> SampleStream:
+    """A stream of any dataset.
+
+    The partitions of an `IterableDataset` are its own; one without partitions is a single one, which a single rank
+    reads. A map-style dataset is read in the order of `sampler` (by default its own), cut into `partitions` runs: use
+    as many as there will be ranks and workers, or a multiple. `seed` fixes the random numbers of all steps.
+    """
+    if isinstance(dataset, IterableDataset):
+        if sampler is not None or partitions is not None:
+            raise ArgumentError("sampler= and partitions= are for map-style datasets; an IterableDataset has its own")
+        return SampleStream(IterableSource(dataset), seed=seed)
+    order = Sequential(len(dataset)) if sampler is None else sampler
+    if not isinstance(cast("object", order), IndexSampler) or order.length is None:
+        raise ArgumentError(f"sampler must be a sampler of fl.samplers with an end, not {type(sampler).__name__}")
+    count = 1 if partitions is None else _count("partitions", partitions)
+    if count > len(order):
+        raise ArgumentError(f"partitions={count} is more than the {len(order)} samples: pass fewer")
+    return SampleStream(MapSource(dataset, order, count), seed=seed)
+
+
+def from_items(items: Sequence[Any], read: Callable[[Any], Iterable[Any]], *, seed: int = 0) -> SampleStream:
+    """A stream of the samples of `read(item)` for each item.
+
+    Each item is a partition. `items` may be paths of files. If the iterator of `read(item)` has `state_dict` and
+    `load_state_dict`, a resume does not read its samples again. `seed` fixes the random numbers of all steps.
+    """
+    if not items:
+        raise ArgumentError("items is empty: a stream needs at least one thing to read")
+    return SampleStream(ItemSource(tuple(items), read), seed=seed)
+
+
+def _count(name: str, value: Any) -> int:
+    count = operator.index(value)
+    if count < 1:
+        raise ArgumentError(f"{name} must be at least 1, but is {count}")
+    return count

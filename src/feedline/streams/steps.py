@@ -1,0 +1,291 @@
+"""Steps of streams, from single samples to packed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal, Protocol, Self
+
+from feedline import collate
+from feedline.collate.base import Fill
+from feedline.core.rng import SampleRng, addressed, derive, permuted, takes_rng
+from feedline.errors import CollateError, note
+from feedline.streams.flow import FlowPlace, OpenFlow, SampleFlow
+
+
+class StreamStep(Protocol):
+    """A step of a stream: a value, from which flows are opened."""
+
+    def open(self, upstream: OpenFlow, place: FlowPlace) -> SampleFlow: ...
+
+
+@dataclass(frozen=True)
+class MapStep:
+    """`function` applied to each sample."""
+
+    function: Callable[..., Any]
+
+    def open(self, upstream: OpenFlow, place: FlowPlace) -> SampleFlow:
+        return _MappedSamples(upstream(place.epoch), place, self.function, keeps=False)
+
+
+@dataclass(frozen=True)
+class FilterStep:
+    """The samples for which `function` is true."""
+
+    function: Callable[..., Any]
+
+    def open(self, upstream: OpenFlow, place: FlowPlace) -> SampleFlow:
+        return _MappedSamples(upstream(place.epoch), place, self.function, keeps=True)
+
+
+class _MappedSamples:
+    """Results of a function, or the samples that it keeps.
+
+    Random numbers are fixed by the number of the sample.
+    """
+
+    def __init__(self, inner: SampleFlow, place: FlowPlace, function: Callable[..., Any], *, keeps: bool) -> None:
+        self._inner, self._place, self._function, self._keeps = inner, place, function, keeps
+        self._takes_rng = takes_rng(function)
+        self._random = place.keys()
+        self._count = 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        for sample in self._inner:
+            result = self._call(sample)
+            if not self._keeps:
+                return result
+            if result:
+                return sample
+        raise StopIteration
+
+    def _call(self, sample: Any) -> Any:
+        key = self._random[self._count]
+        self._count += 1
+        try:
+            with addressed([key]):
+                return self._function(sample, SampleRng(key)) if self._takes_rng else self._function(sample)
+        except Exception as error:
+            place = f"sample {self._count - 1} of partition {self._place.partition} (epoch {self._place.epoch})"
+            note(error, f"feedline: {place}, in the step {getattr(self._function, '__name__', self._function)}")
+            raise
+
+    def state_dict(self) -> Any:
+        return {"count": self._count, "inner": self._inner.state_dict()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self._count = state["count"]
+        self._inner.load_state_dict(state["inner"])
+
+
+@dataclass(frozen=True)
+class ShuffleStep:
+    """BlockFlow of `buffer` samples, each in random order."""
+
+    buffer: int
+
+    def open(self, upstream: OpenFlow, place: FlowPlace) -> SampleFlow:
+        def order(samples: list[Any], number: int) -> list[Any]:
+            count = len(samples)
+            places = permuted(place.key("shuffle", number), count, 0, count).tolist() if count else []
+            return [samples[at] for at in places]
+
+        return BlockFlow(upstream(place.epoch), self.buffer, order)
+
+
+class BlockFlow:
+    """Samples that are made of blocks of others.
+
+    `make(samples, number)` lists what follows from one block. The state is that of the flow before at the start of the
+    block, so a resume reads at most one block again, and nothing of its content is stored.
+    """
+
+    def __init__(self, inner: SampleFlow, size: int, make: Callable[[list[Any], int], list[Any]]) -> None:
+        self._inner, self._size, self._make = inner, size, make
+        self._began = inner.state_dict()
+        self._number, self._given = -1, 0
+        self._made: list[Any] = []
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        while self._given == len(self._made):
+            began = self._inner.state_dict()
+            samples = list(islice(self._inner, self._size))
+            if not samples:
+                raise StopIteration
+            self._began, self._number, self._given = began, self._number + 1, 0
+            self._made = self._make(samples, self._number)
+        self._given += 1
+        return self._made[self._given - 1]
+
+    def state_dict(self) -> Any:
+        if self._given == len(self._made):  # between two blocks
+            return {"number": self._number + 1, "given": 0, "inner": self._inner.state_dict()}
+        return {"number": self._number, "given": self._given, "inner": self._began}
+
+    def load_state_dict(self, state: Any) -> None:
+        self._inner.load_state_dict(state["inner"])
+        self._number, self._given, self._made = state["number"] - 1, 0, []
+        if state["given"]:
+            self._began, self._number = state["inner"], state["number"]
+            self._made = self._make(list(islice(self._inner, self._size)), self._number)
+            self._given = state["given"]
+
+
+@dataclass(frozen=True)
+class BatchStep:
+    """Batches of `size` samples, collated."""
+
+    size: int
+    drop_last: bool
+    collate_fn: Callable[[list[Any]], Any] | None
+
+    def open(self, upstream: OpenFlow, place: FlowPlace) -> SampleFlow:
+        build = collate.default if self.collate_fn is None else self.collate_fn
+
+        def batch(samples: list[Any], _: int) -> list[Any]:
+            return [] if self.drop_last and len(samples) < self.size else [build(samples)]
+
+        return BlockFlow(upstream(place.epoch), self.size, batch)
+
+
+@dataclass(frozen=True)
+class TakeStep:
+    """The first `count` samples, dealt out to the partitions."""
+
+    count: int
+
+    def open(self, upstream: OpenFlow, place: FlowPlace) -> SampleFlow:
+        share, rest = divmod(self.count, place.partitions)
+        return _Taken(upstream(place.epoch), share + (place.partition < rest))
+
+
+class _Taken:
+    """The first samples of another flow."""
+
+    def __init__(self, inner: SampleFlow, left: int) -> None:
+        self._inner, self._left = inner, left
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        if self._left <= 0:
+            raise StopIteration
+        sample = next(self._inner)
+        self._left -= 1
+        return sample
+
+    def state_dict(self) -> Any:
+        return {"left": self._left, "inner": self._inner.state_dict()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self._left = state["left"]
+        self._inner.load_state_dict(state["inner"])
+
+
+@dataclass(frozen=True)
+class RepeatStep:
+    """Several passes, each as an epoch of its own; endless for None."""
+
+    times: int | None
+
+    def open(self, upstream: OpenFlow, place: FlowPlace) -> SampleFlow:
+        return Passes(upstream, place, self.times)
+
+
+Long = Literal["raise", "truncate", "split"]
+
+
+@dataclass(frozen=True)
+class PackStep:
+    """Rows of `max_tokens`, packed from blocks of `buffer` sequences by best fit."""
+
+    max_tokens: int
+    buffer: int
+    long: Long
+    value: Fill
+
+    def open(self, upstream: OpenFlow, place: FlowPlace) -> SampleFlow:
+        def rows(samples: list[Any], number: int) -> list[Any]:
+            try:
+                return self._rows(samples)
+            except CollateError as error:
+                error.add_note(f"feedline: in block {number} of partition {place.partition} (epoch {place.epoch})")
+                raise
+
+        return BlockFlow(upstream(place.epoch), self.buffer, rows)
+
+    def _rows(self, samples: list[Any]) -> list[Any]:
+        pieces = [piece for sample in samples for piece in self._pieces(sample)]
+        pieces = [piece for piece in pieces if _length(piece)]
+        if not pieces:
+            return []
+        packed = collate.token_budget(self.max_tokens, value=self.value, truncate=self.long == "truncate")(pieces)
+        columns = packed.values if isinstance(packed.values, dict) else {"tokens": packed.values}
+        columns = {**columns, "positions": packed.positions, "segments": packed.segments}
+        return [{name: column[row] for name, column in columns.items()} for row in range(len(packed.positions))]
+
+    def _pieces(self, sample: Any) -> list[Any]:
+        if self.long != "split" or _length(sample) <= self.max_tokens:
+            return [sample]
+        starts = range(0, _length(sample), self.max_tokens)
+        return [_cut(sample, start, start + self.max_tokens) for start in starts]
+
+
+def _length(sample: Any) -> int:
+    if isinstance(sample, Mapping):
+        return max((len(value) for value in sample.values()), default=0)
+    return len(sample)
+
+
+def _cut(sample: Any, start: int, stop: int) -> Any:
+    if isinstance(sample, Mapping):
+        return {name: value[start:stop] for name, value in sample.items()}
+    return sample[start:stop]
+
+
+class Passes:
+    """Passes over another flow, each in an epoch of its own."""
+
+    def __init__(self, upstream: OpenFlow, place: FlowPlace, times: int | None) -> None:
+        self._upstream, self._place, self._times = upstream, place, times
+        self._number, self._flow = 0, self._opened(0)
+        self._is_empty = True
+
+    def _opened(self, number: int) -> SampleFlow:
+        # The first pass of an epoch is that epoch; later ones lie far from all epochs.
+        return self._upstream(self._place.epoch if not number else derive(self._place.epoch, number) >> 2)
+
+    def __iter__(self) -> Self:
+        return self
+
+    @property
+    def number(self) -> int:
+        """Passes begun before the current one."""
+        return self._number
+
+    def __next__(self) -> Any:
+        while True:
+            for sample in self._flow:
+                self._is_empty = False
+                return sample
+            if self._is_empty or (self._times is not None and self._number + 1 >= self._times):
+                raise StopIteration  # a pass without samples would be followed by others for ever
+            self._number += 1
+            self._flow, self._is_empty = self._opened(self._number), True
+
+    def state_dict(self) -> Any:
+        return {"number": self._number, "empty": self._is_empty, "inner": self._flow.state_dict()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self._number, self._is_empty = state["number"], state["empty"]
+        self._flow = self._opened(self._number)
+        self._flow.load_state_dict(state["inner"])

@@ -1,0 +1,172 @@
+"""Stream: partitions of samples, and the steps that they take."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any, Self, get_args
+
+import torch.utils.data
+from torch.utils.data import IterableDataset
+
+from feedline.collate.base import Fill
+from feedline.core.rng import derive
+from feedline.errors import ArgumentError
+from feedline.streams.flow import FlowPlace, FlowSource, OpenFlow, SampleFlow, describe
+from feedline.streams.mixing import MixSource, Stop, WeightsAt, check_weights
+from feedline.streams.steps import (
+    BatchStep,
+    FilterStep,
+    Long,
+    MapStep,
+    PackStep,
+    RepeatStep,
+    ShuffleStep,
+    StreamStep,
+    TakeStep,
+)
+
+
+class SampleStream(IterableDataset[Any]):
+    """Samples of a source, and steps that each partition takes by itself.
+
+    A stream never changes: each method returns another one. It resumes in the middle, with the content of its buffers
+    read again, not stored, and gives the same samples for any number of workers and ranks, because their partitions are
+    those of the source. Functions of steps take the sample, or the sample and a random generator, which is fixed by
+    `seed`, epoch, partition and the number of the sample, as `feedline.sample_rng()` is. Draws from global generators
+    do not repeat on a resume.
+
+    In torch's DataLoader each worker reads its share of the partitions, and each pass of a process is the next epoch.
+    """
+
+    def __init__(self, source: FlowSource, steps: Sequence[StreamStep] = (), *, seed: int = 0) -> None:
+        self.source, self.steps, self.seed = source, tuple(steps), operator.index(seed)
+        self._epoch = 0
+
+    @property
+    def num_partitions(self) -> int:
+        """Partitions, which ranks and workers share."""
+        return self.source.num_partitions
+
+    def partition(self, partition: int, epoch: int) -> SampleFlow:
+        """The samples of one partition in an epoch, with a state."""
+        return self.open(FlowPlace(self.seed, epoch, partition, self.num_partitions))
+
+    def open(self, place: FlowPlace) -> SampleFlow:
+        """The flow of a partition, as part of another stream."""
+        place = replace(place, seed=derive(place.seed, self.seed), depth=0)
+
+        def source(epoch: int) -> SampleFlow:
+            return self.source.open(replace(place, epoch=epoch))
+
+        upstream: OpenFlow = source
+        for depth, step in enumerate(self.steps, 1):
+            upstream = _opening(step, upstream, replace(place, depth=depth))
+        return upstream(place.epoch)
+
+    def fingerprint(self) -> str:
+        """Text that identifies source and steps.
+
+        A state is only loaded into an equal stream. Functions count by name.
+        """
+        return f"SampleStream({describe((self.source, *self.steps))}, seed={self.seed})"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass in torch's DataLoader."""
+        self._epoch = operator.index(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        partitions, epoch = range(self.num_partitions), self._epoch
+        info = torch.utils.data.get_worker_info()
+        if info is not None:
+            partitions = partitions[info.id :: info.num_workers]
+        self._epoch += 1
+        return chain.from_iterable(self.partition(partition, epoch) for partition in partitions)
+
+    def then(self, step: StreamStep) -> Self:
+        """The stream with one more step."""
+        return type(self)(self.source, (*self.steps, step), seed=self.seed)
+
+    def map(self, fn: Callable[..., Any]) -> Self:
+        """`fn(sample)` or `fn(sample, rng)` of each sample."""
+        return self.then(MapStep(fn))
+
+    def filter(self, predicate: Callable[..., Any]) -> Self:
+        """The samples for which `predicate(sample)` or `predicate(sample, rng)` is true."""
+        return self.then(FilterStep(predicate))
+
+    def shuffle(self, buffer: int) -> Self:
+        """Each block of `buffer` samples in random order.
+
+        A resume reads at most one block again.
+        """
+        return self.then(ShuffleStep(_count("buffer", buffer)))
+
+    def batch(
+        self, size: int, *, drop_last: bool = False, collate_fn: Callable[[list[Any]], Any] | None = None
+    ) -> Self:
+        """Batches, for steps that work on them; the loader then needs `batch_size=None`."""
+        return self.then(BatchStep(_count("size", size), drop_last, collate_fn))
+
+    def take(self, count: int) -> Self:
+        """The first `count` samples, an equal share of each partition.
+
+        They are fewer if a partition has less than its share.
+        """
+        return self.then(TakeStep(_count("count", count)))
+
+    def repeat(self, times: int | None = None) -> Self:
+        """Several passes over each partition as one epoch; endless for None.
+
+        Each has an order of its own.
+        """
+        return self.then(RepeatStep(None if times is None else _count("times", times)))
+
+    def pack(self, max_tokens: int, *, buffer: int = 256, long: Long = "raise", value: Fill = 0) -> Self:
+        """Sequences packed into rows of `max_tokens`, in blocks of `buffer` sequences.
+
+        Samples are 1-D sequences, or dicts of sequences of one length. Each row is a dict of tensors (max_tokens,): the
+        fields of the samples (or "tokens"), filled up with `value`; "positions", int64, the place within the document;
+        "segments", int64, the number of the document in the row from 1 on, 0 on padding. `long` is for sequences longer
+        than a row.
+        """
+        if long not in get_args(Long):
+            raise ArgumentError(f"long must be one of {', '.join(get_args(Long))}; got {long!r}")
+        return self.then(PackStep(_count("max_tokens", max_tokens), _count("buffer", buffer), long, value))
+
+
+def _opening(step: StreamStep, upstream: OpenFlow, place: FlowPlace) -> OpenFlow:
+    return lambda epoch: step.open(upstream, replace(place, epoch=epoch))
+
+
+def mix(
+    streams: Sequence[SampleStream], weights: Sequence[float] | WeightsAt, *, stop: Stop = "first_exhausted",
+    max_passes: int | None = None, seed: int = 0,
+) -> SampleStream:  # fmt: skip
+    """Streams mixed by weights, which are scaled to a sum of 1.
+
+    `weights` may be a function of the epoch: a curriculum. Shares hold over any stretch of a partition to within one
+    sample of each stream. `stop`: "first_exhausted" ends a partition where one of its streams ends; "all_exhausted"
+    where each has ended once, and begins those again that end earlier, in another order, but at most `max_passes`
+    times; "each_once" gives each sample once, and goes on with the streams that are left. The mixture has as many
+    partitions as the stream with the fewest. `seed` fixes the order of the streams, and the random numbers of steps.
+    """
+    if not streams:
+        raise ArgumentError("mix() needs at least one stream")
+    if stop not in get_args(Stop):
+        raise ArgumentError(f"stop must be one of {', '.join(get_args(Stop))}; got {stop!r}")
+    if max_passes is not None and stop != "all_exhausted":
+        raise ArgumentError("max_passes= is for stop='all_exhausted': no other mixture repeats samples")
+    if not callable(weights):
+        weights = check_weights(weights, len(streams))
+    passes = None if max_passes is None else _count("max_passes", max_passes)
+    return SampleStream(MixSource(tuple(streams), weights, stop, passes), seed=seed)
+
+
+def _count(name: str, value: Any) -> int:
+    count = operator.index(value)
+    if count < 1:
+        raise ArgumentError(f"{name} must be at least 1, but is {count}")
+    return count

@@ -1,0 +1,162 @@
+"""`feedline doctor`: files, threads and random numbers of a dataset, examined in this process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from feedline.cli.doctor import data, machine
+from feedline.cli.doctor.findings import Finding, Severity
+from feedline.cli.doctor.loader import SampleProbe, errors, fork_hazards
+
+
+class Sound(Dataset[Any]):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((2,), float(index))
+
+
+class Unsafe(Sound):
+    """A position that all threads share, as that of an open file."""
+
+    position = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.position = index
+        time.sleep(0.001)
+        return torch.tensor(self.position)
+
+
+class Refusing(Unsafe):
+    busy = False
+
+    def __getitem__(self, index: int) -> Any:
+        if self.busy:
+            raise RuntimeError("used by two threads")
+        self.busy = True
+        try:
+            return super().__getitem__(index)
+        finally:
+            self.busy = False
+
+
+class Random(Sound):
+    def __getitem__(self, index: int) -> Any:
+        return torch.rand(3)
+
+
+class Copied(Sound):
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.from_numpy(self.rng.random(3))
+
+
+class Short(Sound):
+    def __getitem__(self, index: int) -> Any:
+        if index >= 10:
+            raise IndexError("list index out of range")
+        return super().__getitem__(index)
+
+
+class OnDisk(Sound):
+    def __init__(self, paths: list[Path]) -> None:
+        self.shards = paths
+
+
+def severities(findings: Any) -> dict[str, Severity]:
+    return {finding.name: finding.severity for finding in findings}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"),
+    [
+        (Sound(), {"threads": Severity.GOOD}), (Unsafe(), {"threads": Severity.NOTE}),
+        (Refusing(), {"threads": Severity.NOTE}), (Random(), {}),
+    ],
+    ids=["sound", "unsafe", "refusing", "random"],
+)  # fmt: skip
+def test_datasets_that_threads_cannot_share_are_found(dataset: Any, expected: dict[str, Severity]) -> None:
+    assert severities(data.threads(DataLoader(dataset))) == expected
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"),
+    [(Sound(), {}), (Random(), {"random": Severity.GOOD}), (Copied(), {"random": Severity.BAD})],
+    ids=["none", "own", "copied"],
+)
+def test_workers_that_draw_alike_are_found(dataset: Any, expected: dict[str, Severity]) -> None:
+    state = torch.get_rng_state()
+    assert severities(data.random_numbers(DataLoader(dataset, num_workers=2))) == expected
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_length_that_lies_is_named_as_such() -> None:
+    (found,) = errors(SampleProbe.read(DataLoader(Short(), 4)))
+    assert (found.name, found.severity) == ("length", Severity.BAD)
+    assert "index 10 raises IndexError" in found.evidence
+
+
+def test_files_are_compared_with_memory_and_their_disk_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / f"{number}.tar" for number in range(3)]
+    for path in paths:
+        path.write_bytes(bytes(1 << 20))
+    paths[0].with_name("0.tar.index").touch()
+    found = {finding.name: finding for finding in data.files(OnDisk(paths))}
+    assert found["files"].evidence.startswith("3 files, 3.1 MB: they fit into the page cache")
+    assert "2 of 3 tar shards have no index" in found["index"].evidence
+    monkeypatch.setattr(data, "meminfo", lambda: {"MemAvailable": 1 << 20})
+    monkeypatch.setattr(data, "SLOW_EPOCH_S", 0.0)
+    found = {finding.name: finding for finding in data.files(OnDisk(paths))}
+    assert found["files"].severity is Severity.NOTE
+    assert "every epoch reads the disk" in found["files"].evidence
+    assert "to read them all" in found["files"].evidence
+    assert list(data.files(Sound())) == []
+    assert data.disk_rate([tmp_path / "missing"]) == 0
+
+
+def test_a_file_watcher_is_a_hazard_of_forks() -> None:
+    loader = DataLoader(Sound(), num_workers=1)
+    assert not any("inotify" in finding.evidence for finding in fork_hazards(loader))
+    descriptor = ctypes.CDLL(None).inotify_init()
+    try:
+        assert any("inotify" in finding.evidence for finding in fork_hazards(loader))
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("enabled", "defrag", "severity"),
+    [
+        ("[always] madvise never", "[always] defer", Severity.NOTE),
+        ("always [madvise] never", "[always]", Severity.GOOD),
+    ],
+)
+def test_huge_pages_that_stall_are_noted(tmp_path: Path, enabled: str, defrag: str, severity: Severity) -> None:
+    (tmp_path / "enabled").write_text(enabled)
+    (tmp_path / "defrag").write_text(defrag)
+    assert severities(machine.huge_pages(tmp_path)) == {"huge pages": severity}
+    assert list(machine.huge_pages(tmp_path / "missing")) == []
+
+
+def test_locked_memory_matters_where_there_is_rdma(tmp_path: Path) -> None:
+    (tmp_path / "mlx5_0").mkdir()
+    (found,) = machine.locked_memory(1 << 16, 1 << 16, tmp_path)
+    assert isinstance(found, Finding)
+    assert "mlx5_0" in found.evidence
+    assert list(machine.locked_memory(resource.RLIM_INFINITY, resource.RLIM_INFINITY, tmp_path)) == []
+    assert list(machine.locked_memory(1 << 16, 1 << 16, tmp_path / "none")) == []

@@ -1,0 +1,117 @@
+"""Descriptors that have an owner from the system call on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from feedline.core.descriptors import Descriptors, opened, pipe
+from feedline.workers.process import channels
+from feedline.workers.transport.memory import attach, fixed_file
+
+
+def open_files() -> set[tuple[str, str]]:
+    """Descriptors and mappings of this process."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    found = {(line.split()[0], "mapped") for line in lines if "memfd:" in line}
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the descriptor of this very folder
+            found.add((entry.name, str(entry.readlink())))
+    return found
+
+
+def test_they_are_closed_with_their_owner() -> None:
+    before = open_files()
+    reading, writing = pipe()
+    copy = opened(os.dup, reading.fd)
+    assert len(open_files() - before) == 3
+    copy.close()
+    copy.close()
+    assert (copy.fd, len(copy), list(copy)) == (-1, 0, [])
+    del reading, writing
+    assert open_files() == before
+
+
+def test_they_move_to_another_owner_or_to_none() -> None:
+    with Descriptors(map(os.dup, [0, 0, 0])) as three:
+        two = three.take(2)
+        assert (len(two), len(three)) == (2, 1)
+        (fd,) = three.disown()
+        assert len(three) == 0
+    os.close(fd)
+    two.close()
+
+
+def test_a_call_that_fails_half_way_closes_the_others() -> None:
+    before = open_files()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        Descriptors(map(os.dup, [0, 0, -1]))
+    assert open_files() == before
+
+
+def receive_a_descriptor() -> None:
+    mine, theirs = channels.pair()
+    with mine, theirs, channels.spill(b"x") as memory:
+        channels.send(mine, [b"message"], [memory.fd])
+        _, fds = channels.ReceiveBuffer().receive(theirs)
+        fds.close()
+
+
+def copy_and_close() -> None:
+    with opened(os.dup, 0) as copy:
+        copy.take(1).close()
+    for end in pipe():
+        end.close()
+
+
+def map_and_unmap() -> None:
+    with fixed_file(4096) as file:
+        attach(file.fd, 4096)
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt before the instruction of a number, in code of feedline."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
+        if "feedline" not in frame.f_globals.get("__name__", ""):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("use", [copy_and_close, receive_a_descriptor, map_and_unmap])
+def test_an_interrupt_before_any_instruction_loses_none(
+    use: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Python drops an exception of a finalizer, and pytest would keep it, with all that it refers to.
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    use()
+    before, tracer = open_files(), sys.gettrace()
+    for number in range(1, 10_000):
+        interrupt = Interrupt(number)
+        try:
+            sys.settrace(interrupt)
+            use()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(tracer)
+        assert open_files() == before, f"interrupted before instruction {number}"
+        if interrupt.left > 0:
+            break
+    assert number > 100

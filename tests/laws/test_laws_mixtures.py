@@ -1,0 +1,101 @@
+"""Mixtures, packed or not, are exact over 200 random cuts with other numbers of ranks after each."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import feedline as fl
+from feedline import streams
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*cannot share equally")
+CUTS = 200
+
+
+def documents(count: int, first: int) -> list[torch.Tensor]:
+    return [torch.arange(first + 100 * n, first + 100 * n + 1 + n * 7 % 13) for n in range(count)]
+
+
+def packed_after_mixing() -> Any:
+    parts = [
+        streams.from_dataset(documents(40, first), fl.samplers.Shuffled(40, 1), partitions=4)  # type: ignore[arg-type]
+        for first in (10_000, 20_000, 30_000)
+    ]
+    return streams.mix(parts, [3, 2, 1], stop="each_once", seed=4).shuffle(5).pack(16, buffer=6)
+
+
+def mixed_after_packing() -> Any:
+    web, code = (
+        streams.from_dataset(documents(30, first), partitions=4).shuffle(4).pack(16, buffer=5)  # type: ignore[arg-type]
+        for first in (10_000, 20_000)
+    )
+    return streams.mix([web, code], [1, 2], stop="all_exhausted", max_passes=2, seed=4)
+
+
+def rows_of(batch: Any) -> list[tuple[int, ...]]:
+    return [tuple(row) for row in torch.cat([batch["tokens"], batch["segments"]], 1).tolist()]
+
+
+def steps_of(loader: Any, steps: int | None) -> list[tuple[int, ...]]:
+    return [row for batch in islice(loader, steps) for row in rows_of(batch)]
+
+
+def saved(loader: Any) -> Any:
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+@pytest.mark.parametrize("make", [packed_after_mixing, mixed_after_packing])
+def test_each_row_of_packed_tokens_comes_once(make: Any) -> None:
+    whole = Counter(steps_of(fl.DataLoader(make(), 1, seed=1), None))
+    draw, cuts = random.Random(7), 0
+    while cuts < CUTS // 2:
+        state, seen, is_over = None, Counter[tuple[int, ...]](), False
+        while not is_over:
+            world = draw.randint(1, 4)
+            ranks = [fl.DataLoader(make(), draw.choice([1, 2]), seed=1, distributed=(n, world)) for n in range(world)]
+            for rank in ranks:
+                if state is not None:
+                    rank.load_state_dict(state)
+            is_over = draw.random() < 0.2
+            for rank in ranks:
+                seen.update(steps_of(rank, None if is_over else draw.randint(0, 2)))
+            states = [saved(rank) for rank in ranks]
+            cuts += not is_over
+            if any(each["epoch"] for each in states) and not is_over:
+                break  # a rank has ended its epoch: there is no common step any more
+            state = states[0] if is_over else fl.merge_states(states)
+        assert not seen - whole, "a row came twice"
+        if is_over:
+            assert seen == whole
+
+
+def test_the_order_of_a_mixture_goes_on_after_each_cut() -> None:
+    order = fl.samplers.Mixture([50, 30, 20], [5, 3, 2], seed=3, stop=120)
+    data = torch.utils.data.TensorDataset(torch.arange(100))
+    draw, cuts = random.Random(5), 0
+    while cuts < CUTS:
+        state, seen, left = None, list[int](), 120
+        while left:
+            world, size = draw.randint(1, 5), draw.randint(1, 4)
+            whole_steps = left // (world * size)
+            steps = None if draw.random() < 0.1 or not whole_steps else draw.randint(0, whole_steps)
+            ranks = [
+                fl.DataLoader(data, size, sampler=order, seed=0, distributed=(rank, world)) for rank in range(world)
+            ]
+            for rank in ranks:
+                if state is not None:
+                    rank.load_state_dict(state)
+            batches = [[batch.tolist() for (batch,) in islice(rank, steps)] for rank in ranks]
+            state, cuts = saved(ranks[-1]), cuts + 1
+            rows = [row for step in zip(*batches, strict=True) for batch in step for row in batch]
+            seen += rows[:left]
+            left -= len(rows[:left])
+        assert seen == order.take(0, 0, 120).tolist()
+        assert np.bincount(np.searchsorted([50, 80], seen, "right")).tolist() == order.draws()

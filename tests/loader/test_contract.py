@@ -1,0 +1,122 @@
+"""Ranks that contradict each other are named at the start of an epoch; unequal numbers of batches cause no hang."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import feedline as fl
+from feedline.loader.contract import RankPolicy, Terms, compare
+
+SCRIPT = Path(__file__).with_name("contract_ranks.py")
+WORLD = 3
+
+TERMS = Terms("TensorDataset", "samples", 1_000, "Shuffled(n=1000, seed=0)", 0, None, 8, 32, False, 2, (640, ()))
+DIFFERENCES = {
+    "dataset": "Copy", "kind": "batches", "length": 999, "order": "Sequential(n=1000)", "seed": 1, "listing": "a1",
+    "world_size": 4, "batch_size": 16, "drop_last": True, "epoch": 3, "position": (672, ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", DIFFERENCES)
+@pytest.mark.parametrize("odd", [0, 5])
+def test_the_odd_rank_is_named_with_what_differs(field: str, odd: int) -> None:
+    other = TERMS._replace(**{field: DIFFERENCES[field]})
+    ranks = [(rank, other if rank == odd else TERMS) for rank in range(8)]
+    with pytest.raises(fl.errors.RankError) as raised:
+        compare(ranks)
+    said = str(raised.value)
+    assert f"{json.dumps(DIFFERENCES[field])} on rank {odd}, but" in said
+    assert "on the other ranks" in said
+    assert said.count(" is ") == 1, "only what differs is named"
+
+
+def test_two_ranks_that_differ_are_both_named() -> None:
+    with pytest.raises(fl.errors.RankError, match="seed is 0 on rank 0, but 1 on rank 1"):
+        compare([(0, TERMS), (1, TERMS._replace(seed=1))])
+
+
+def test_ranks_that_read_the_same_share_are_named() -> None:
+    with pytest.raises(fl.errors.RankError, match="ranks 1, 3 all read as rank 1 of 4"):
+        compare([(0, TERMS), (1, TERMS), (2, TERMS), (1, TERMS)])
+
+
+def test_equal_ranks_agree() -> None:
+    compare([(rank, TERMS) for rank in range(8)])
+
+
+def test_a_policy_refuses_unknown_rules() -> None:
+    with pytest.raises(fl.errors.ArgumentError, match="allow, raise, stop, repeat; got 'join'"):
+        RankPolicy(uneven="join")  # type: ignore[arg-type]
+    with pytest.raises(fl.errors.ArgumentError, match="wait_s must be above 0"):
+        RankPolicy(wait_s=0)
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The report of each of three ranks of one gloo group, which ran all cases one after the other."""
+    meeting = tmp_path_factory.mktemp("ranks") / "meeting"
+    command = [sys.executable, str(SCRIPT), str(meeting), str(WORLD)]
+    ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(WORLD)]
+    try:
+        said = [rank.communicate(timeout=250)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    return [json.loads(text) for text in said]
+
+
+def test_equal_loaders_of_all_ranks_share_two_epochs(reported: list[dict[str, Any]]) -> None:
+    seen = [index for rank in reported for index in rank["equal"]]
+    assert sorted(seen) == sorted(list(range(30)) * 2)
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("seed", "seed is 1 on rank 1, but 0 on the other ranks"),
+        ("length", "length is 31 on rank 2, but 30 on the other ranks"),
+        ("batch size", "batch size is 6 on rank 0, but 5 on the other ranks"),
+        ("position", "position is [15, []] on rank 2, but [0, []] on the other ranks"),
+        ("share", "ranks 0, 1 all read as rank 0 of 3"),
+        ("stream", 'dataset is "Lanes" on rank 1, but "TensorDataset" on the other ranks'),
+    ],
+)
+def test_every_rank_raises_the_same_error(reported: list[dict[str, Any]], case: str, said: str) -> None:
+    for rank in reported:
+        assert said in rank[case]
+
+
+def test_a_rank_that_does_not_come_is_named(reported: list[dict[str, Any]]) -> None:
+    assert "rank 2 did not begin this iteration" in reported[0]["absent"]
+    assert "rank 2 did not begin this iteration" in reported[1]["absent"]
+
+
+def test_ranks_of_unequal_length_are_refused_on_all_ranks(reported: list[dict[str, Any]]) -> None:
+    for rank in reported:
+        assert "rank 2 has no batch left after step 2" in rank["raise"]
+
+
+def test_all_ranks_stop_with_the_first_one(reported: list[dict[str, Any]]) -> None:
+    assert [rank["stop"] for rank in reported] == [[[0, 1], [2, 3]], [[10, 11], [12, 13]], [[20, 21], [22]]]
+    assert [rank["stop epoch"] for rank in reported] == [1, 1, 1]
+
+
+def test_a_rank_that_has_ended_repeats_its_batches(reported: list[dict[str, Any]]) -> None:
+    assert reported[0]["repeat"] == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
+    assert reported[1]["repeat"] == [[10, 11], [12, 13], [14, 15], [16], [10, 11]]
+    assert reported[2]["repeat"] == [[20, 21], [22], [20, 21], [22], [20, 21]]
+
+
+def test_a_rank_that_skips_a_whole_batch_does_not_hang_the_others(reported: list[dict[str, Any]]) -> None:
+    assert [rank["skip"] for rank in reported] == [[3], [3], [2]]
+
+
+def test_ranks_that_share_their_data_themselves_may_agree_on_steps(reported: list[dict[str, Any]]) -> None:
+    assert [rank["own"] for rank in reported] == [4, 4, 4]

@@ -1,0 +1,99 @@
+"""The user's lines that take the time of samples."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from undisturbed import blames_others
+
+import feedline as fl
+from feedline.errors import ArgumentError
+from feedline.loader.lines import costly_lines
+
+
+class Slow(Dataset[torch.Tensor]):
+    reads = 0
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        Slow.reads += 1
+        time.sleep(0.004)  # the line
+        return torch.zeros(2) + torch.rand(1)
+
+
+class Broken(Slow):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        raise ValueError("no such sample")
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        yield from range(8)
+
+
+def line_of_sleep() -> int:
+    lines, first = inspect.getsourcelines(Slow.__getitem__)
+    return next(first + number for number, line in enumerate(lines) if "# the line" in line)
+
+
+def test_the_line_that_sleeps_takes_the_time_and_nothing_is_drawn() -> None:
+    state, threads = torch.get_rng_state(), threading.active_count()
+    first, *_ = costly_lines(fl.DataLoader(Slow(), batch_size=4), 0.3)
+    assert first.where == f"test_costly_lines.py:{line_of_sleep()}"
+    assert first.text == "time.sleep(0.004)  # the line"
+    assert 0.5 < first.share <= 1
+    assert torch.equal(torch.get_rng_state(), state)
+    assert threading.active_count() == threads
+
+
+def test_a_verdict_names_lines_only_if_asked() -> None:
+    loader = fl.DataLoader(Slow(), batch_size=8)
+    for _ in loader:
+        pass
+    before = Slow.reads
+    assert loader.report().lines == ()
+    assert Slow.reads == before
+    verdict = loader.report(lines=True)
+    assert Slow.reads > before
+    assert "time.sleep(0.004)" in verdict.text(80)
+    assert all(len(line) <= 40 for line in verdict.text(40).splitlines())
+    assert loader.delivered == 0  # the epoch is over, and nothing was delivered
+
+
+def test_a_dataset_that_raises_leaves_the_verdict() -> None:
+    loader = fl.DataLoader(Slow(), batch_size=8)
+    for _ in loader:
+        pass
+    loader.dataset.__class__ = Broken
+    verdict = loader.report(lines=True)
+    assert verdict.limiting_stage == "fetch"
+    assert "ValueError: no such sample" in verdict.notes[-1]
+
+
+def test_streams_and_empty_datasets_have_no_lines() -> None:
+    assert costly_lines(fl.DataLoader(Stream()), 0.05) == ()
+    assert costly_lines(fl.DataLoader(TensorDataset(torch.zeros(0))), 0.05) == ()
+
+
+def test_other_arguments_are_predicted() -> None:
+    loader = fl.DataLoader(Slow(), batch_size=4)
+    with pytest.raises(ArgumentError, match="fewer than two batches"):
+        loader.report().predict(num_workers=4)
+    for _ in loader:
+        pass
+    verdict = loader.report()
+    gain = verdict.predict(num_workers=4, worker_method="thread")
+    assert gain.low <= gain.gain <= gain.high
+    assert gain.low > 1.2 or blames_others(verdict)
+    with pytest.raises(ArgumentError, match="batch_size=8"):
+        verdict.predict(batch_size=8)
+    with pytest.raises(ArgumentError, match="no change"):
+        verdict.predict()

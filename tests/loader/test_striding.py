@@ -1,0 +1,136 @@
+"""Streams without partitions on several ranks: each reads all of it, and keeps its share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset, get_worker_info
+
+import feedline as fl
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*has no partitions. each of")
+CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+class Plain(IterableDataset[Any]):
+    """The numbers below n with a draw each; workers share them."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for number in range(first, self.n, step):
+            yield number, float(fl.sample_rng().random())
+
+
+class Counting(IterableDataset[Any]):
+    """The same with a state, and without draws."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.at = n, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < self.n:
+            self.at += 1
+            yield self.at - 1, 0.0
+        self.at = 0
+
+    def state_dict(self) -> Any:
+        return self.at
+
+    def load_state_dict(self, state: Any) -> None:
+        self.at = state
+
+
+def rows(batch: Any) -> list[Any]:
+    return list(zip(*(torch.as_tensor(column).tolist() for column in batch), strict=True))
+
+
+def loader(kind: Any, n: int, rank: int, world: int, batch_size: int, **more: Any) -> Any:
+    return fl.DataLoader(kind(n), batch_size, seed=3, distributed=(rank, world), **more)
+
+
+@given(
+    st.sampled_from([Plain, Counting]), st.integers(1, 40),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=4),
+)  # fmt: skip
+@settings(max_examples=80, deadline=None, suppress_health_check=CHECKS)
+def test_ranks_share_one_order_and_go_on_as_others(kind: Any, n: int, legs: list[tuple[int, int, int]]) -> None:
+    """All ranks take equally many steps; together they read the stream's order, whatever the worlds before."""
+    seen: list[Any] = []
+    state = None
+    for number, (world, batch_size, steps) in enumerate([*legs, (3, 2, None)]):
+        ranks = [loader(kind, n, rank, world, batch_size) for rank in range(world)]
+        for each in ranks:
+            if state is not None:
+                each.load_state_dict(state)
+        received = [[rows(batch) for batch in islice(each, steps)] for each in ranks]
+        assert len({tuple(map(len, batches)) for batches in received}) == 1, "steps or sizes differ"
+        columns = [[row for batch in batches for row in batch] for batches in received]
+        seen += [row for round_ in zip(*columns, strict=True) for row in round_]
+        states = [json.loads(json.dumps(each.state_dict())) for each in ranks]
+        assert all(each == states[0] for each in states), number
+        state = states[0]
+        if state["epoch"]:
+            break
+    if state is not None and state["epoch"] == 0:
+        return
+    assert [row[0] for row in seen[:n]] == list(range(n))
+    assert len(seen) - n < 4
+    assert all(row in seen[:n] for row in seen[n:]), "the last round is filled with its own samples"
+
+
+def test_draws_do_not_depend_on_the_number_of_ranks() -> None:
+    values = []
+    for world in (2, 3):
+        received = [
+            [row for batch in loader(Plain, 24, rank, world, 2) for row in rows(batch)] for rank in range(world)
+        ]
+        values.append(sorted(row for of_rank in received for row in of_rank))
+    assert values[0] == values[1]
+    assert len({row[1] for row in values[0]}) == 24
+
+
+def test_workers_and_ranks_share_a_stream() -> None:
+    received = []
+    for rank in range(2):
+        with loader(Plain, 20, rank, 2, 2, num_workers=2, worker_method="process") as each:
+            received += [row[0] for batch in each for row in rows(batch)]
+    assert sorted(received) == list(range(20))
+
+
+def test_a_warning_says_what_it_costs() -> None:
+    with pytest.warns(UserWarning, match="each of 4 ranks reads all of it.*so reading costs 4 times"):
+        loader(Plain, 20, 0, 4, 2)
+
+
+def test_a_stream_of_datasets_is_shared_by_its_shards() -> None:
+    datasets = pytest.importorskip("datasets")
+    stream = datasets.Dataset.from_dict({"x": list(range(40))}).to_iterable_dataset(num_shards=4)
+    seen = []
+    for rank in range(2):
+        made = fl.DataLoader(stream, 5, distributed=(rank, 2))
+        seen.append([number for batch in made for number in batch["x"].tolist()])
+    assert sorted(seen[0] + seen[1]) == list(range(40))
+    assert seen[0][:5] == [0, 1, 2, 3, 4], "a rank reads a run of each shard, not every second sample"
+
+
+def test_fewer_partitions_than_ranks_are_refused() -> None:
+    lanes = fl.streams.from_items([1, 2, 3], range)
+    with pytest.raises(fl.errors.ArgumentError, match=r"3 partitions, fewer than the 4 ranks: rank 3 would"):
+        list(fl.DataLoader(lanes, distributed=(0, 4)))
+
+
+def test_a_data_pipe_is_left_to_torch() -> None:
+    pipe = torch.utils.data.datapipes.iter.IterableWrapper(range(5))
+    with pytest.raises(fl.errors.ArgumentError, match="sharding_filter: leave out distributed="):
+        list(fl.DataLoader(pipe, distributed=(0, 2)))

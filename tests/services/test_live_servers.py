@@ -1,0 +1,203 @@
+"""Live streams on real servers of NATS, Redis and PostgreSQL, and on the mock cluster of librdkafka for Kafka.
+
+The laws of all live streams are in tests/streams/test_live.py; here each source keeps the ones that depend on it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_sources import PARTITIONS, SOURCES, Source
+from redis_server import redis_server
+
+import feedline as fl
+from feedline import errors, streams
+
+_names = (f"live{number}" for number in count())
+QUICK = {"decode": "json", "max_wait_s": 0.05}
+
+
+@pytest.fixture(params=SOURCES)
+def source(request: pytest.FixtureRequest) -> Source:
+    fixture = {"kafka": "kafka", "postgres": "postgres"}.get(request.param, f"{request.param}_address")
+    made: Source = SOURCES[request.param](request.getfixturevalue(fixture), next(_names))
+    return made
+
+
+def received(loader: Any, steps: int | None = None) -> list[int]:
+    return [number for batch in islice(loader, steps) for number in batch.tolist()]
+
+
+def test_every_kind_of_worker_delivers_all_and_epochs_continue(source: Source) -> None:
+    source.send(range(30))
+    for number, hands in enumerate(({}, {"worker_method": "thread"}, {"worker_method": "process"})):
+        hands = {"num_workers": 2, **hands} if hands else {}
+        with fl.DataLoader(source.stream(until="latest", **QUICK), 4, seed=0, **hands) as loader:  # type: ignore[arg-type]
+            known = 30 + number
+            assert sorted(received(loader)) == list(range(known))
+            source.send([known])
+            assert received(loader) == [known]
+
+
+def test_cuts_resume_on_other_ranks_and_workers(source: Source) -> None:
+    source.send(range(40))
+    with fl.DataLoader(source.stream(until="latest", **QUICK), 4, seed=0) as loader:
+        seen = Counter(received(loader, 3))
+        state = json.loads(json.dumps(loader.state_dict()))
+    source.send(range(40, 50))
+    states = []
+    for rank in range(2):
+        ranks = fl.RankPolicy((rank, 2), uneven="stop")
+        with fl.DataLoader(source.stream(until="latest", **QUICK), 3, seed=0, distributed=ranks) as loader:
+            loader.load_state_dict(state)
+            seen.update(received(loader))
+            states.append(loader.state_dict())
+    last = fl.DataLoader(source.stream(until="latest", **QUICK), 3, seed=0)
+    last.load_state_dict(fl.merge_states(states))
+    seen.update(received(last))
+    seen.update(received(last))
+    assert seen == Counter(range(50))
+
+
+def test_a_partial_batch_comes_when_the_time_is_up(source: Source) -> None:
+    source.send([7])
+    with fl.DataLoader(source.stream(**QUICK), 64, seed=0) as loader:
+        iterator = iter(loader)
+        assert next(iterator).tolist() == [7]
+        source.send([8])
+        assert next(iterator).tolist() == [8]
+
+
+def test_a_group_goes_on_behind_what_was_delivered(source: Source) -> None:
+    if not source.keeps_groups:
+        with pytest.raises(TypeError, match="group"):
+            source.stream(group="train")
+        return
+    source.send(range(60))
+    limits = streams.LiveLimits(commit_every_s=0)
+    with fl.DataLoader(source.stream(group="train", limits=limits, **QUICK), 4, seed=0) as loader:
+        iterator = iter(loader)
+        before = [number for batch in islice(iterator, 5) for number in batch.tolist()]
+        last = before[-len(before) // 5 :]
+    again = received(fl.DataLoader(source.stream(group="train", until="latest", **QUICK), 4, seed=0))
+    assert Counter(again) == Counter(range(60)) - Counter(before) + Counter(last), "the last batch was not done with"
+    others = received(fl.DataLoader(source.stream(group="test", until="latest", **QUICK), 4, seed=0))
+    assert sorted(others) == list(range(60))
+    assert received(fl.DataLoader(source.stream(group="train", until="latest", **QUICK), 4, seed=0)) == []
+
+
+def test_messages_that_do_not_parse_are_named(source: Source, tmp_path: Path) -> None:
+    source.send_texts([(0, b"1"), (0, b"{broken"), (0, b"3")])
+    with pytest.raises(json.JSONDecodeError) as raised:
+        received(fl.DataLoader(source.stream(until="latest", **QUICK), 1, seed=0))
+    assert "cannot be decoded; on_error='skip' leaves out such messages" in "".join(raised.value.__notes__)
+    policy = fl.ErrorPolicy("skip", quarantine=tmp_path / "bad.jsonl")
+    loader = fl.DataLoader(source.stream(until="latest", **QUICK), 2, seed=0, on_error=policy)
+    assert sorted(received(loader)) == [1, 3]
+    (line,) = (tmp_path / "bad.jsonl").read_text().splitlines()
+    assert json.loads(line)["index"] in "".join(raised.value.__notes__)
+
+
+def test_new_messages_only(source: Source) -> None:
+    source.send(range(6))
+    with fl.DataLoader(source.stream(start="latest", stop_after=3, **QUICK), 4, seed=0) as loader:
+        iterator = iter(loader)
+        source.send(range(6, 9))
+        assert sorted(number for batch in iterator for number in batch.tolist()) == [6, 7, 8]
+
+
+def test_a_server_that_does_not_answer_is_named(source: Source) -> None:
+    stream = source.stream(server=source.unreachable, limits=streams.LiveLimits(connect_s=0.3), **QUICK)
+    with pytest.raises(errors.SourceUnavailableError, match=r"check (servers|server|source)=|source="):
+        iter(fl.DataLoader(stream, 4, seed=0))
+
+
+def test_messages_out_of_retention_are_named(source: Source) -> None:
+    source.send(range(9))
+    with fl.DataLoader(source.stream(**QUICK), 1, seed=0) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    if not hasattr(source, "trim"):
+        return
+    source.trim()
+    resumed = fl.DataLoader(source.stream(until="latest", **QUICK), 1, seed=0)
+    resumed.load_state_dict(state)
+    with pytest.raises(errors.OffsetLostError, match=r"out of retention.*lost='skip' goes on with the oldest one"):
+        iter(resumed)
+
+
+def test_offsets_of_kafka_out_of_retention(kafka: Any) -> None:
+    """The mock brokers keep five megabytes of a partition."""
+    kafka.send("retained", [b"1"], 0)
+    with fl.DataLoader(streams.Kafka("retained", servers=kafka.servers, max_wait_s=0.05), 1, seed=0) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    kafka.send("retained", [b"2" * 900_000] * 8, 0)
+    resumed = fl.DataLoader(streams.Kafka("retained", servers=kafka.servers, until="latest"), 1, seed=0)
+    resumed.load_state_dict(state)
+    with pytest.raises(errors.OffsetLostError, match=r"retained\[0\]@0 is out of retention"):
+        iter(resumed)
+
+
+def test_topics_and_settings_of_kafka(kafka: Any) -> None:
+    wrong = streams.Kafka("t", servers=kafka.servers, settings={"no.such": 1})
+    with pytest.raises(errors.ArgumentError, match=r'refuses the settings of Kafka.*"no\.such"'):
+        iter(fl.DataLoader(wrong, 4))
+
+
+def test_servers_and_streams_of_nats(nats_address: str) -> None:
+    with pytest.raises(errors.SourceError, match=r"stream 'nowhere': not found .* make the stream, or check its name"):
+        iter(fl.DataLoader(streams.NATS("nowhere", servers=nats_address), 4))
+
+
+def test_credentials_of_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with redis_server(tmp_path, password="right") as address:
+        with pytest.raises(errors.SourceAccessError, match=r"refuses the credentials: .*server='env:NAME'"):
+            iter(fl.DataLoader(streams.Redis("k", server=address, until="latest"), 4))
+        monkeypatch.setenv("REDIS_URL", address.replace("//", "//:right@"))
+        assert received(fl.DataLoader(streams.Redis("k", server="env:REDIS_URL", until="latest"), 4)) == []
+
+
+def test_fields_of_redis(redis_address: str) -> None:
+    source = SOURCES["redis"](redis_address, next(_names))
+    source.send([5])
+    missing = streams.Redis([source.name + "-2"], server=redis_address, field="body", decode="json", until="latest")
+    with pytest.raises(errors.SampleError, match="the entry has no field 'body', but data: pass field="):
+        received(fl.DataLoader(missing, 1))
+    whole = streams.Redis(
+        [source.name + "-2"], server=redis_address, field=None, until="latest", decode=lambda entry: int(entry[b"data"])
+    )
+    assert received(fl.DataLoader(whole, 1)) == [5]
+
+
+def test_rows_of_slow_transactions_are_waited_for(postgres: str) -> None:
+    """A transaction takes a key, another takes the next one and ends first."""
+    from adbc_driver_postgresql import dbapi
+
+    source = SOURCES["postgres"](postgres, next(_names))
+    source.send([])
+    with fl.DataLoader(source.stream(settle_s=0.5, stop_after=2, **QUICK), 1, seed=0) as loader:
+        iterator = iter(loader)
+        with dbapi.connect(postgres) as slow, slow.cursor() as cursor:
+            cursor.execute(f"INSERT INTO {source.name} (content) VALUES ('1')")
+            source.send([2])
+            slow.commit()
+        assert sorted(number for batch in iterator for number in batch.tolist()) == [1, 2]
+
+
+def test_what_is_wrong_with_a_database_is_named(postgres: str) -> None:
+    with pytest.raises(errors.SourceError, match=r"refuses the query: .*nowhere"):
+        iter(fl.DataLoader(streams.SQLRows(postgres, "SELECT id FROM nowhere"), 4))
+    absent = postgres.replace("postgres@", "stranger@")
+    with pytest.raises(errors.SourceAccessError, match="refuses the credentials"):
+        iter(fl.DataLoader(streams.SQLRows(absent, "SELECT 1 AS id"), 4))
+
+
+def test_partitions_are_those_of_the_source(source: Source) -> None:
+    source.send([1])
+    assert source.stream(**QUICK).num_partitions == (4 if type(source).__name__ == "KafkaSource" else PARTITIONS)

@@ -1,0 +1,344 @@
+"""Steps of streams resume anywhere, with any workers and ranks, and keep nothing of their buffers in the state."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader as TorchDataLoader
+
+import feedline as fl
+from feedline import streams
+from feedline.core.rng import batch_keys
+from feedline.streams.flow import FlowPlace
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*cannot share equally")
+CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+class Stateful:
+    """A counter with a state, which counts what it reads."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.at = n, 0
+
+    def __iter__(self) -> Stateful:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == self.n:
+            raise StopIteration
+        self.at += 1
+        return self.at - 1
+
+    def state_dict(self) -> Any:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.at = state["at"]
+
+
+class Plain(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(range(30))
+
+
+def augmented(sample: Any, rng: Any) -> Any:
+    return sample, round(float(rng.random()), 6)
+
+
+def drawing(sample: Any) -> Any:
+    return sample, round(float(fl.sample_rng().random()), 6)
+
+
+def first(sample: Any) -> int:
+    while isinstance(sample, tuple):
+        sample = sample[0]
+    return int(sample)
+
+
+def items() -> Any:
+    return streams.from_items([7, 0, 12, 3, 9], lambda n: range(100 * n, 100 * n + n), seed=1)
+
+
+def stateful() -> Any:
+    return streams.from_items([7, 5, 12, 3, 9], Stateful, seed=1)
+
+
+def shuffled() -> Any:
+    return streams.from_dataset(range(50), fl.samplers.Shuffled(50, 2), partitions=5, seed=3)
+
+
+SOURCES = {"items": items, "stateful": stateful, "map-style": shuffled, "plain": lambda: streams.from_dataset(Plain())}
+STEPS: dict[str, Callable[[Any], Any]] = {
+    "as it is": lambda s: s,
+    "map": lambda s: s.map(augmented),
+    "draws": lambda s: s.map(drawing).shuffle(4).map(augmented),
+    "filter": lambda s: s.filter(lambda sample: first(sample) % 3),
+    "shuffle": lambda s: s.shuffle(5),
+    "two shuffles": lambda s: s.shuffle(3).map(augmented).shuffle(7),
+    "take": lambda s: s.shuffle(3).take(11),
+    "repeat": lambda s: s.shuffle(4).repeat(3),
+    "batch": lambda s: s.shuffle(4).batch(3, collate_fn=list).map(sum),
+    "mixed": lambda s: streams.mix([s.shuffle(3), items().map(augmented).map(first)], [2, 1], seed=4),
+    "all exhausted": lambda s: streams.mix([s, stateful().shuffle(4)], [5, 1], stop="all_exhausted", max_passes=3),
+    "each once": lambda s: streams.mix([s, items()], [1, 1], stop="each_once").shuffle(4),
+    "nested": lambda s: streams.mix([streams.mix([s, items()], [1, 2]), shuffled()], [1, 1], stop="each_once"),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("step", STEPS)
+def test_every_cut_of_a_partition_resumes_exactly(source: str, step: str) -> None:
+    """For each number of samples: a state as JSON, loaded into another flow, gives the rest."""
+    made = STEPS[step](SOURCES[source]())
+    for partition in range(made.num_partitions):
+        whole = list(made.partition(partition, 1))
+        for cut in range(len(whole) + 1):
+            flow = made.partition(partition, 1)
+            assert list(islice(flow, cut)) == whole[:cut]
+            state = json.loads(json.dumps(flow.state_dict()))
+            assert len(json.dumps(state)) < 1200
+            other = made.partition(partition, 1)
+            other.load_state_dict(state)
+            again = json.loads(json.dumps(other.state_dict()))
+            assert list(other) == whole[cut:]
+            third = made.partition(partition, 1)
+            third.load_state_dict(again)
+            assert list(third) == whole[cut:]
+
+
+def received(loader: Any, count: int | None = None) -> list[Any]:
+    return [torch.as_tensor(batch).tolist() for batch in islice(loader, count)]
+
+
+def mixture() -> Any:
+    made = streams.mix([stateful().shuffle(4), shuffled().map(first)], [1, 2], stop="all_exhausted", seed=5)
+    return made.filter(lambda sample: sample % 5).shuffle(6)
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 4))
+@settings(max_examples=40, deadline=None, suppress_health_check=CHECKS)
+def test_random_cuts_and_worlds_give_each_sample_of_a_mixture_once(draw: random.Random, cuts: int) -> None:
+    """With the five cuts of each example, these are 200 and more."""
+    seen: Counter[int] = Counter()
+    state = None
+    for leg in range(cuts + 1):
+        world = draw.randint(1, 5)
+        ranks = [
+            fl.DataLoader(mixture(), draw.choice([2, 3]), seed=1, distributed=(rank, world)) for rank in range(world)
+        ]
+        states = []
+        for each in ranks:
+            if state is not None:
+                each.load_state_dict(state)
+            steps = None if leg == cuts else draw.randint(0, 3)
+            before = received(each, steps)
+            seen.update(number for batch in before for number in batch)
+            states.append(json.loads(json.dumps(each.state_dict())))
+        if leg == cuts:
+            break
+        if any(each["epoch"] for each in states):
+            return  # a rank had ended its epoch: no step at which all were saved
+        state = fl.merge_states(states)
+    whole = received(fl.DataLoader(mixture(), None, seed=1))
+    assert seen == Counter(whole)
+
+
+@pytest.mark.parametrize(
+    "hands", [{"num_workers": 2, "worker_method": "process"}, {"num_workers": 2, "worker_method": "thread"}]
+)
+def test_workers_change_nothing(hands: dict[str, Any]) -> None:
+    def made() -> Any:
+        return STEPS["draws"](items()).map(lambda sample: sample[1])
+
+    alone = received(fl.DataLoader(made(), 4, seed=1))
+    with fl.DataLoader(made(), 4, seed=1, **hands) as loader:
+        assert received(loader) == alone
+    with fl.DataLoader(made(), 4, seed=1, **hands) as loader:
+        before = received(loader, 4)
+        state = loader.state_dict()
+    resumed = fl.DataLoader(made(), 4, seed=1)
+    resumed.load_state_dict(state)
+    assert before + received(resumed) == alone
+
+
+def test_epochs_differ_and_repeat_in_every_process() -> None:
+    loader = fl.DataLoader(shuffled().shuffle(20), None, seed=1)
+    epochs = [received(loader) for _ in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(50))
+    assert epochs[0] != epochs[1]
+    torchs = list(TorchDataLoader(shuffled().shuffle(20), batch_size=None))
+    assert sorted(torchs) == list(range(50))
+
+
+def test_a_resume_of_a_source_with_a_state_reads_one_block_again() -> None:
+    reads: list[int] = []
+
+    class Reads(Stateful):
+        def __next__(self) -> int:
+            reads.append(self.at)
+            return super().__next__()
+
+    made = streams.from_items([1000], Reads).shuffle(10)
+    flow = made.partition(0, 0)
+    before = list(islice(flow, 505))
+    reads.clear()
+    other = made.partition(0, 0)
+    other.load_state_dict(flow.state_dict())
+    assert next(other) not in before
+    assert reads == list(range(500, 510))
+
+
+def test_shares_of_a_mixture_hold_over_any_stretch() -> None:
+    parts = [streams.from_items([range(k * 10_000, k * 10_000 + 5_000)], iter) for k in range(3)]
+    drawn = [number // 10_000 for number in islice(streams.mix(parts, [6, 3, 1], seed=2).partition(0, 0), 4000)]
+    for start in range(0, 4000, 500):
+        counts = Counter(drawn[start : start + 500])
+        assert [abs(counts[k] - 500 * share) <= 2 for k, share in enumerate([0.6, 0.3, 0.1])] == [True] * 3
+    assert len({tuple(drawn[start : start + 10]) for start in range(0, 4000, 10)}) > 100, "the order is random"
+
+
+def test_weights_may_be_a_function_of_the_epoch() -> None:
+    easy, hard = (streams.from_items([range(first, first + 2000)], iter) for first in (0, 10_000))
+    course = streams.mix([easy, hard], lambda epoch: (3 - epoch, epoch) if epoch < 3 else (0, 1))
+    shares = [sum(number >= 10_000 for number in islice(course.partition(0, epoch), 600)) / 600 for epoch in range(4)]
+    assert shares == pytest.approx([0, 1 / 3, 2 / 3, 1], abs=0.01)
+
+
+def test_repeats_are_capped() -> None:
+    small, large = streams.from_items([range(5)], iter), streams.from_items([range(100, 200)], iter)
+    counts = Counter(streams.mix([small, large], [1, 1], stop="all_exhausted", max_passes=4).partition(0, 0))
+    assert {counts[number] for number in range(5)} == {4}
+    assert {counts[number] for number in range(100, 200)} == {1}
+
+
+def test_each_end_of_a_mixture() -> None:
+    short, long = streams.from_items([range(10)], iter), streams.from_items([range(100, 140)], iter)
+
+    def counted(stop: Any) -> tuple[int, int]:
+        drawn = list(streams.mix([short, long], [1, 1], stop=stop, seed=1).partition(0, 0))
+        return sum(number < 100 for number in drawn), sum(number >= 100 for number in drawn)
+
+    assert counted("first_exhausted")[0] == 10
+    assert counted("first_exhausted")[1] in (9, 10, 11)
+    assert counted("each_once") == (10, 40)
+    assert counted("all_exhausted")[0] in (39, 40, 41)
+    assert counted("all_exhausted")[1] == 40
+
+
+DOCUMENTS = [torch.arange(1, 2 + number * 7 % 23) for number in range(60)]
+
+
+def packing(**more: Any) -> Any:
+    return streams.from_dataset(DOCUMENTS, partitions=3).shuffle(8).pack(24, buffer=10, **more)  # type: ignore[arg-type]
+
+
+def test_packed_rows_hold_each_document_once() -> None:
+    found = []
+    for partition in range(3):
+        for row in packing().partition(partition, 0):
+            assert row["tokens"].shape == row["segments"].shape == row["positions"].shape == (24,)
+            for segment in range(1, int(row["segments"].max()) + 1):
+                mine = row["segments"] == segment
+                found.append(row["tokens"][mine].tolist())
+                assert row["positions"][mine].tolist() == list(range(len(found[-1])))
+            assert not row["tokens"][row["segments"] == 0].any()
+    assert sorted(found) == sorted(document.tolist() for document in DOCUMENTS)
+
+
+def test_packing_resumes_at_every_row() -> None:
+    made = streams.mix([packing(), packing().shuffle(3)], [1, 1], stop="each_once")
+    whole = [row["tokens"].tolist() for row in made.partition(1, 0)]
+    for cut in range(len(whole)):
+        flow = made.partition(1, 0)
+        list(islice(flow, cut))
+        other = made.partition(1, 0)
+        other.load_state_dict(json.loads(json.dumps(flow.state_dict())))
+        assert [row["tokens"].tolist() for row in other] == whole[cut:]
+
+
+def test_packed_batches_report_their_padding() -> None:
+    loader = fl.DataLoader(packing(), 4, seed=0)
+    segments = torch.cat([batch["segments"] for batch in loader])
+    share = loader.stats().padding_share
+    assert share is not None
+    assert 0 <= share < 0.5
+    assert segments.shape[1] == 24
+
+
+def test_documents_longer_than_a_row() -> None:
+    long = streams.from_items([0], lambda _: [{"ids": list(range(60)), "labels": list(range(60))}])
+    with pytest.raises(fl.errors.CollateError, match="60 tokens, more than max_tokens=25") as raised:
+        list(long.pack(25).partition(0, 2))
+    assert "in block 0 of partition 0 (epoch 2)" in "".join(raised.value.__notes__)
+    cut = list(long.pack(25, long="truncate").partition(0, 0))
+    assert [row["ids"].tolist() for row in cut] == [list(range(25))]
+    split = list(long.pack(25, long="split").partition(0, 0))
+    assert sorted(n for row in split for n in row["ids"][row["segments"] > 0].tolist()) == list(range(60))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: streams.mix([items(), items()], [1, -1]), r"weights\[1\] is -1.0: weights are finite"),
+        (lambda: streams.mix([items(), items()], [0, 0]), "all zero"),
+        (lambda: streams.mix([items(), items()], [1]), "1 weights for 2 streams: pass one for each"),
+        (lambda: streams.mix([items(), items()], [1, float("nan")]), r"weights\[1\] is nan"),
+        (lambda: next(streams.mix([items()], lambda epoch: [-1]).partition(0, 7)), r"weights\[0\] of epoch 7 is -1"),
+        (lambda: streams.mix([], []), "at least one stream"),
+        (lambda: streams.mix([items()], [1], stop="never"), "stop must be one of first_exhausted"),
+        (lambda: streams.mix([items()], [1], max_passes=2), "max_passes= is for stop='all_exhausted'"),
+        (lambda: streams.from_dataset(range(3), partitions=4), "partitions=4 is more than the 3 samples"),
+        (lambda: streams.from_dataset(Plain(), partitions=4), "are for map-style datasets"),
+        (lambda: streams.from_dataset(range(3), [0, 1, 2]), "must be a sampler of fl.samplers"),
+        (lambda: streams.from_items([], iter), "items is empty"),
+        (lambda: items().shuffle(0), "buffer must be at least 1, but is 0"),
+        (lambda: items().pack(8, long="drop"), "long must be one of raise, truncate, split"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_refused(make: Any, said: str) -> None:
+    with pytest.raises(fl.errors.ArgumentError, match=said):
+        make()
+
+
+def test_an_error_of_a_step_names_the_sample() -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        list(items().map(lambda sample: 1 // (sample - 1203)).partition(2, 4))
+    assert "sample 3 of partition 2 (epoch 4), in the step" in raised.value.__notes__[0]
+
+
+def test_a_state_of_another_stream_is_refused() -> None:
+    loader = fl.DataLoader(items().shuffle(5), 2, seed=1)
+    next(iter(loader))
+    with pytest.raises(fl.errors.StateError, match="belongs to another loader"):
+        fl.DataLoader(items().shuffle(6), 2, seed=1).load_state_dict(loader.state_dict())
+
+
+def test_torchs_workers_share_the_partitions() -> None:
+    seen = sorted(TorchDataLoader(shuffled(), batch_size=None, num_workers=2))
+    assert seen == list(range(50))
+
+
+def test_a_collate_function_may_draw_for_the_batches_of_a_stream() -> None:
+    def collate(samples: list[int]) -> Any:
+        return batch_keys(len(samples)).tolist()
+
+    first, second = (list(fl.DataLoader(items(), 4, seed=0, collate_fn=collate)) for _ in range(2))
+    assert first == second
+    assert len({key for keys in first for key in keys}) == 31
+
+
+def test_numbered_keys_are_those_of_their_addresses() -> None:
+    place = FlowPlace(3, 1, 2, 4, 1)
+    keys = place.keys("mix", 0)
+    for number in (0, 1, 127, 128, 5, 1_000_000, 6):
+        assert keys[number] == place.key("mix", 0, number)
