@@ -1,4 +1,4 @@
-"""Finalizers that never wait for a lock that their own thread holds.
+"""Finalizers that never wait for locks of their own thread.
 
 Python may collect garbage at any allocation, also between two lines that hold a lock. A finalizer that takes the same
 lock would then wait forever.
@@ -16,7 +16,7 @@ class _HeldOff(threading.local):
     depth = 0
 
     # The lock itself stays a statement of its own, in C: an interrupt inside these methods can leave `depth` too high,
-    # which costs a thread per finalizer, but never a lock that nobody releases.
+    # which costs a thread per finalizer, but never a lock that stays taken.
     def __enter__(self) -> None:
         self.depth += 1
 
