@@ -14,7 +14,7 @@ import torch
 from feedline.core import kernels
 from feedline.core.rng import Draws, DrawsEach, derive_each
 from feedline.core.tensors import numpy_view
-from feedline.errors import ArgumentError, SampleError
+from feedline.errors import ArgumentError, SampleError, note
 from feedline.images.crops import center_offset
 from feedline.transforms import erasing
 from feedline.transforms.batched import levels, resample
@@ -50,8 +50,21 @@ def apply_steps(steps: Sequence[PlannedStep], rows: ImageRows, keys: Keys) -> Im
     for planned in steps:
         if type(planned.step) in _ON_LEVELS:
             _check_levels(planned, rows)
-        rows = OPERATORS[type(planned.step)](planned.step, rows, planned.keys(keys))
+        try:
+            rows = OPERATORS[type(planned.step)](planned.step, rows, planned.keys(keys))
+        except NotImplementedError as error:  # how torch says that a backend lacks an operator
+            note(
+                error,
+                f"feedline: {planned.name} on {_device_of(rows)} needs an operator that torch {torch.__version__} lacks"
+                " there: leave it in the dataset's transform, which runs on the CPU",
+            )
+            raise
     return rows
+
+
+def _device_of(rows: ImageRows) -> torch.device:
+    first: torch.Tensor = rows.images if isinstance(rows.images, torch.Tensor) else rows.images[0]
+    return first.device
 
 
 def _check_levels(planned: PlannedStep, rows: ImageRows) -> None:
