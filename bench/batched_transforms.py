@@ -1,6 +1,7 @@
 """Augmentation of whole batches: feedline's operators, torchvision v2's and kornia's, on the same tensors.
 
-torchvision draws one set of numbers for the whole batch; feedline and kornia draw for each image. Both are found in the
+torchvision draws one set of numbers for the whole batch, unless it is called for each image; feedline and kornia draw
+for each image. A crop with one draw copies nothing, and a flip with one draw is done or not. Peers are found in the
 folder that PEERS names, where `pip install --no-deps --target` has put them. On the CPU all run in one thread.
 """
 
@@ -64,6 +65,19 @@ def cases() -> dict[str, tuple[Any, Any, Any, bool]]:
     return {
         **steps,
         "blur": (transforms.GaussianBlur(9), v2.GaussianBlur(9), blur, False),
+        "crop": (transforms.RandomCrop(SIZE), v2.RandomCrop(SIZE), Levels(kornia.RandomCrop((SIZE, SIZE))), False),
+        "padded crop": (
+            transforms.RandomCrop((HEIGHT, WIDTH), padding=4),
+            v2.RandomCrop((HEIGHT, WIDTH), padding=4),
+            Levels(kornia.RandomCrop((HEIGHT, WIDTH), padding=4)),
+            False,
+        ),
+        "flip of all": (
+            transforms.RandomHorizontalFlip(1.0),
+            v2.RandomHorizontalFlip(1.0),
+            Levels(kornia.RandomHorizontalFlip(p=1.0)),
+            False,
+        ),
         "erasing": (transforms.RandomErasing(1.0), v2.RandomErasing(1.0), kornia.RandomErasing(p=1.0), True),
         "train": (transforms.Compose(ours), v2.Compose(theirs), Scaled(kornia.ImageSequential(*cornea)), False),
     }
@@ -91,6 +105,7 @@ def main(device: str, only: str) -> None:
         on_batch = transforms.OnBatch(ours)
         contend(f"{name} on {device}", {
             "v2 of torchvision, one draw": lambda theirs=theirs, batch=batch: theirs(batch),
+            "v2 of torchvision, by image": lambda theirs=theirs, batch=batch: torch.stack([theirs(each) for each in batch]),
             "kornia": lambda cornea=cornea, batch=batch: cornea(batch),
             "feedline": lambda on_batch=on_batch, batch=batch: on_batch(batch, keys),
         })  # fmt: skip

@@ -2,7 +2,8 @@
 
 Batches of 256 images (3×224×224, uint8, 38.5 MB) from worker processes feed a ResNet-50 in bfloat16. The peers are
 torch's DataLoader with its pin thread and `non_blocking` copies, the same with the prefetcher that tutorials show, and
-one batch that is already on the device. "GPU busy" is the time between events around the steps, divided by the wall
+one batch that is already on the device. With "cpu" as its argument the script runs without a GPU, to check
+itself: a small model, and no figures of copies. "GPU busy" is the time between events around the steps, divided by the wall
 time of the same runs; "copy hidden" is the part of the copying that the loop did not wait for.
 """
 
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +26,13 @@ from torch import Tensor, nn
 import feedline as fl
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from harness import Contest
+from harness import Contest, Outcome
 
-BATCH_SIZE = 256
-IMAGE_COUNT = 4096
-NUM_WORKERS = min(8, len(os.sched_getaffinity(0)))
-WARM_UP, STEPS, ROUNDS = 10, 60, 5
+ON_CUDA = sys.argv[1:2] != ["cpu"]
+DEVICE = "cuda" if ON_CUDA else "cpu"
+BATCH_SIZE, IMAGE_COUNT, SIDE = (256, 4096, 224) if ON_CUDA else (4, 32, 32)
+NUM_WORKERS = min(8, len(os.sched_getaffinity(0))) if ON_CUDA else 1
+WARM_UP, STEPS, ROUNDS = (10, 60, 5) if ON_CUDA else (1, 4, 1)
 THERE, OURS, THEIRS, LIMIT = "batch on the device", "feedline", "torch, pin thread", "page-locked memory alone"
 TUTORIAL = "torch, pin thread and prefetcher"
 
@@ -40,7 +43,7 @@ class RandomImages(torch.utils.data.Dataset):
     """Decoded images in memory: loading is cheap, so that the copy to the device is measured."""
 
     def __init__(self) -> None:
-        self.images = torch.randint(0, 256, (IMAGE_COUNT, 3, 224, 224), dtype=torch.uint8)
+        self.images = torch.randint(0, 256, (IMAGE_COUNT, 3, SIDE, SIDE), dtype=torch.uint8)
 
     def __len__(self) -> int:
         return IMAGE_COUNT
@@ -85,13 +88,14 @@ class Training:
     """A usual step: normalize on the device, forward, backward, SGD."""
 
     def __init__(self) -> None:
-        self.model = resnet50().cuda().to(memory_format=torch.channels_last)
+        model = resnet50() if ON_CUDA else nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 1000))
+        self.model = model.to(DEVICE).to(memory_format=torch.channels_last)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
 
     def step(self, images: Tensor, labels: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         inputs = images.to(memory_format=torch.channels_last).float().div(255).sub(0.45).div(0.225)
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast(DEVICE, torch.bfloat16):
             loss = nn.functional.cross_entropy(self.model(inputs), labels)
         loss.backward()
         self.optimizer.step()
@@ -111,20 +115,38 @@ def measure(training: Training, batches: Iterator[Batch]) -> Run:
     """Train on the batches of a loader; the first steps are not counted."""
     for images, labels in islice(batches, WARM_UP):
         training.step(images, labels)
-    torch.cuda.synchronize()
-    started, steps = perf_counter(), list[tuple[torch.cuda.Event, torch.cuda.Event]]()
+    wait()
+    started, steps = perf_counter(), list[tuple[Any, Any]]()
     for images, labels in islice(batches, STEPS):
         begun = mark()
         training.step(images, labels)
         steps.append((begun, mark()))
-    torch.cuda.synchronize()
+    wait()
     wall_s = perf_counter() - started
     busy_s = sum(begun.elapsed_time(ended) for begun, ended in steps) / 1e3
     return Run(len(steps) * BATCH_SIZE / wall_s, busy_s / wall_s)
 
 
-def mark() -> torch.cuda.Event:
+def wait() -> None:
+    """Wait for the device."""
+    if ON_CUDA:
+        torch.cuda.synchronize()
+
+
+class Moment:
+    """An event of the CPU, whose work is done when its call returns."""
+
+    def __init__(self) -> None:
+        self.at = perf_counter()
+
+    def elapsed_time(self, later: Moment) -> float:
+        return (later.at - self.at) * 1e3
+
+
+def mark() -> Any:
     """Record the time at which the device gets here."""
+    if not ON_CUDA:
+        return Moment()
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
@@ -132,18 +154,20 @@ def mark() -> torch.cuda.Event:
 
 def there(training: Training) -> Run:
     """The limit: the batch is already on the device."""
-    images = torch.randint(0, 256, (BATCH_SIZE, 3, 224, 224), dtype=torch.uint8).cuda()
-    return measure(training, iter([(images, torch.arange(BATCH_SIZE).cuda())] * (WARM_UP + STEPS)))
+    images = torch.randint(0, 256, (BATCH_SIZE, 3, SIDE, SIDE), dtype=torch.uint8).to(DEVICE)
+    return measure(training, iter([(images, torch.arange(BATCH_SIZE).to(DEVICE))] * (WARM_UP + STEPS)))
 
 
 def ours(data: RandomImages, training: Training) -> Run:
     """feedline, batches on the device."""
     with fl.DataLoader(
         data, BATCH_SIZE, shuffle=True, drop_last=True, seed=0, num_workers=NUM_WORKERS, worker_method="process",
-        persistent_workers=True, device="cuda",
+        persistent_workers=True, device=DEVICE,
     ) as loader:  # fmt: skip
         run = measure(training, epochs(loader))
         stats = loader.stats()
+    if not stats.copy_s:
+        return run
     return Run(
         run.images_per_s, run.busy_share, stats.copied_nbytes / stats.copy_s / 1e9, stats.hidden_copy_s / stats.copy_s
     )
@@ -165,28 +189,29 @@ def tutorial(data: RandomImages, training: Training) -> Run:
 def pinning(data: RandomImages) -> torch.utils.data.DataLoader[Batch]:
     return torch.utils.data.DataLoader(
         data, BATCH_SIZE, shuffle=True, drop_last=True, num_workers=NUM_WORKERS, persistent_workers=True,
-        pin_memory=True,
+        pin_memory=ON_CUDA,
     )  # fmt: skip
 
 
 def prefetched(batches: Iterator[Batch]) -> Iterator[Batch]:
     """One batch ahead: its copy runs while the loop computes."""
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream() if ON_CUDA else None
     upcoming: Batch | None = None
     for batch in batches:
         with torch.cuda.stream(side):
             copied = to_device(batch)
         if upcoming is not None:
             yield upcoming
-        torch.cuda.current_stream().wait_stream(side)
-        for tensor in copied:
-            tensor.record_stream(torch.cuda.current_stream())
+        if side is not None:
+            torch.cuda.current_stream().wait_stream(side)
+            for tensor in copied:
+                tensor.record_stream(torch.cuda.current_stream())
         upcoming = copied
 
 
 def to_device(batch: Batch) -> Batch:
     images, labels = batch
-    return images.cuda(non_blocking=True), labels.cuda(non_blocking=True)
+    return images.to(DEVICE, non_blocking=True), labels.to(DEVICE, non_blocking=True)
 
 
 def epochs(loader: torch.utils.data.DataLoader[Batch]) -> Iterator[Batch]:
@@ -220,12 +245,14 @@ def compare(runners: dict[str, Callable[[], Run]]) -> None:
     speed = Contest("gpu_prefetch", unit="images/s", baseline=THEIRS)
     for name in runners:
         speed.measure(name, lambda name=name: recorded(name))
-    speed.run(ROUNDS, warm_up=1).publish()
+    publish(speed.run(ROUNDS, warm_up=1))
 
     busy = Contest("gpu_busy", unit="share", baseline=THEIRS)
     for name in runners:
         busy.measure(name, iter([run.busy_share for run in runs[name][1:]]).__next__)
-    busy.run(ROUNDS, warm_up=0).publish()
+    publish(busy.run(ROUNDS, warm_up=0))
+    if not ON_CUDA:
+        return
 
     copies = Contest("gpu_copies", unit="GB/s", baseline=LIMIT)
     copies.measure(LIMIT, alone)
@@ -237,8 +264,16 @@ def compare(runners: dict[str, Callable[[], Run]]) -> None:
     hidden.run(ROUNDS, warm_up=0).publish()
 
 
+def publish(outcome: Outcome) -> None:
+    """Print the table; figures of a GPU are also stored."""
+    if ON_CUDA:
+        outcome.publish()
+    else:
+        print(*outcome.standings, sep="\n")
+
+
 def main() -> None:
-    if not torch.cuda.is_available():
+    if ON_CUDA and not torch.cuda.is_available():
         print("bench/gpu/prefetch.py: no CUDA device, nothing to measure")
         return
     data, training = RandomImages(), Training()

@@ -9,6 +9,14 @@ def gather_rows(array: NDArray[generic], indices: NDArray[int64], out: NDArray[g
 def gather_windows(
     items: NDArray[generic], offsets: NDArray[int64], out: NDArray[generic], widen: int, threads: int
 ) -> bool: ...
+def take_planes(
+    images: NDArray[generic],
+    lines: NDArray[int64],
+    columns: NDArray[int64],
+    fill: NDArray[generic],
+    out: NDArray[generic],
+    threads: int,
+) -> bool: ...
 def mixture_blocks(
     counts: NDArray[int64],
     firsts: NDArray[int64],

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -385,3 +386,53 @@ def test_interleaved_parts_equal_their_numpy_form(owners: list[int], shift: int)
 def test_parts_that_do_not_fit_their_owners_are_refused(arguments: Any) -> None:
     with pytest.raises(ValueError, match="starts must divide the parts among the owners"):
         _kernels.interleave(*(np.array(each) for each in arguments))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64", "bool"])
+@given(
+    st.integers(0, 3), st.integers(1, 3), st.tuples(*[st.integers(1, 40)] * 2), st.tuples(*[st.integers(0, 50)] * 2),
+    st.randoms(use_true_random=False),
+)  # fmt: skip
+def test_taken_planes_are_those_of_numpy(
+    dtype: str, batch: int, channels: int, sides: tuple[int, int], size: tuple[int, int], random: Random
+) -> None:
+    images = np.random.default_rng(random.getrandbits(32)).integers(0, 2, (batch, channels, *sides)).astype(dtype)
+    numbers = [
+        np.array([_places(length, side, random) for _ in range(batch)], np.int64)
+        for length, side in zip(sides, size, strict=True)
+    ]
+    lines, columns = (each.reshape(batch, side) for each, side in zip(numbers, size, strict=True))
+    fill = np.arange(1, channels + 1).astype(dtype)
+    expected, got = (np.empty((batch, channels, *size), dtype) for _ in range(2))
+    _kernels._take_planes_numpy(images, lines, columns, fill, expected)
+    assert _kernels.take_planes(images, lines, columns, fill, got, random.choice([1, 2])) is got
+    np.testing.assert_array_equal(got, expected)
+    if got.size:
+        b, c, y, x = (random.randrange(length) for length in got.shape)
+        line, column = lines[b, y], columns[b, x]
+        assert got[b, c, y, x] == (fill[c] if line < 0 or column < 0 else images[b, c, line, column])
+
+
+def _places(length: int, side: int, random: Random) -> list[int]:
+    """Numbers of an image that is cropped, flipped, padded or shuffled."""
+    start, step = random.randint(-5, length), random.choice([1, -1])
+    places = [start + step * number for number in range(side)]
+    if random.random() < 0.3:
+        random.shuffle(places)
+    return [place if 0 <= place < length else -1 for place in places]
+
+
+def test_planes_out_of_range_are_named_before_anything_is_written(kernels: Any) -> None:
+    images, out = np.zeros((1, 3, 4, 5), np.uint8), np.full((1, 3, 1, 1), 7, np.uint8)
+    for line, column, message in ((4, 0, "line 4 is out of range for 4 lines"), (0, -2, "column -2 is out of range")):
+        with pytest.raises(IndexError, match=message):
+            kernels.take_planes(images, np.array([[line]]), np.array([[column]]), np.zeros(3), out)
+    assert (out == 7).all()
+
+
+def test_planes_with_gaps_between_items(kernels: Any) -> None:
+    images = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3).transpose(0, 3, 1, 2)
+    out = np.empty((2, 3, 4, 5), np.uint8)
+    lines, columns = np.tile(np.arange(4), (2, 1)), np.tile(np.arange(5)[::-1], (2, 1))
+    kernels.take_planes(images, lines, columns, np.zeros(3), out)
+    np.testing.assert_array_equal(out, images[..., ::-1])

@@ -32,6 +32,14 @@ def jpeg(array: Pixels, quality: int = 92) -> bytes:
     return file.getvalue()
 
 
+def with_orientation(array: Pixels, orientation: int) -> bytes:
+    """A JPEG with an EXIF orientation."""
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(array).save(file, "JPEG", exif=exif)
+    return file.getvalue()
+
+
 def png(array: Pixels) -> bytes:
     file = io.BytesIO()
     Image.fromarray(array).save(file, "PNG")

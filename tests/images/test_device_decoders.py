@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from transform_cases import jpeg, png, random_image
+from transform_cases import jpeg, png, random_image, with_orientation
 
 from feedline import images
 from feedline.images import device_decoders
@@ -74,16 +74,131 @@ def test_torchvision_gets_jpegs_only_and_each_alone_after_an_error(monkeypatch: 
     assert WithoutCopy.waits == 3
 
 
-def test_nvimgcodec_gets_all_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    def decode_all(files: list[Any]) -> list[Any]:
+def oriented(orientation: int) -> bytes:
+    return with_orientation(random_image(40, 50), orientation)
+
+
+def test_nvimgcodec_gets_all_files_and_leaves_them_as_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in with the signatures of nvImageCodec 0.9, whose default turns images upright."""
+    asked: list[Any] = []
+
+    def decode_all(files: list[Any], params: Any = None) -> list[Any]:
+        asked.append(params)
         return [None if len(file) < 500 else images.decode(file).copy() for file in files]
 
-    codec = SimpleNamespace(Decoder=lambda: SimpleNamespace(decode=decode_all))
+    codec = SimpleNamespace(
+        Decoder=lambda device_id=-1: SimpleNamespace(decode=decode_all),
+        DecodeParams=lambda *, apply_exif_orientation=True: {"turned": apply_exif_orientation},
+    )
     monkeypatch.setattr(device_decoders, "import_module", lambda _: codec)
     good, other = file_of(jpeg(random_image(40, 50))), file_of(png(random_image(30, 30)))
     found = device_decoders._nvimgcodec()([good, good[:300], other], HERE)
     assert [None if each is None else tuple(each.shape) for each in found] == [(3, 40, 50), None, (3, 30, 30)]
+    assert asked == [{"turned": False}]
     assert WithoutCopy.waits == 1
+
+
+def test_torchcodec_turns_images_and_this_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in with the signature of torchcodec 0.17, which always turns images upright."""
+
+    def decode_jpeg(source: Any, *, mode: str = "RGB", device: Any = "cpu") -> Any:
+        assert mode == "RGB"
+        some = source if isinstance(source, list) else [source]
+        upright = [images.decode(file.numpy(), apply_exif_orientation=True) for file in some]
+        levels = [torch.from_numpy(np.array(each)).permute(2, 0, 1) for each in upright]
+        return levels if isinstance(source, list) else levels[0]
+
+    monkeypatch.setattr(device_decoders, "import_module", lambda _: SimpleNamespace(decode_jpeg=decode_jpeg))
+    files = [file_of(oriented(number)) for number in range(1, 9)]
+    for file, found in zip(files, device_decoders._torchcodec()(files, HERE), strict=True):
+        assert found is not None
+        assert torch.equal(found, decoded(file))
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_images_are_turned_upright_on_the_device(refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        device_decoders, "decoder_of", lambda _: lambda some, __: [None if refused else decoded(file) for file in some]
+    )
+    files = [file_of(oriented(number)) for number in range(1, 9)]
+    for file, found in zip(files, device_decoders.decode_there(files, HERE, apply_exif_orientation=True), strict=True):
+        upright = np.array(images.decode(file.numpy(), apply_exif_orientation=True))
+        assert torch.equal(found, torch.from_numpy(upright).permute(2, 0, 1))
+
+
+class FakePipeline:
+    """The part of DALI's `Pipeline` that the seam uses; after an error it cannot run again."""
+
+    made: ClassVar[list[int]] = []
+
+    def __init__(self, batch_size: int, num_threads: int, device_id: int, **options: Any) -> None:
+        assert (num_threads, device_id) == (torch.get_num_threads(), 0)
+        assert options == {"prefetch_queue_depth": 1, "exec_async": False, "exec_pipelined": False}
+        self.size, self.broken = batch_size, False
+        self.made.append(batch_size)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def set_outputs(self, levels: Any) -> None:
+        assert levels == ("decoded", "external", "mixed", "RGB", False)
+
+    def build(self) -> None: ...
+
+    def feed_input(self, name: str, files: list[Any]) -> None:
+        assert name == "files"
+        assert len(files) <= self.size
+        self.files = files
+
+    def run(self) -> tuple[list[Any]]:
+        assert not self.broken
+        if any(len(file) < 500 for file in self.files):
+            self.broken = True
+            raise RuntimeError("Critical error in pipeline")
+        return ([torch.from_numpy(images.decode(file).copy()) for file in self.files],)
+
+
+def external_source(*, name: str, device: str, dtype: str, ndim: int) -> str:
+    assert (name, device, dtype, ndim) == ("files", "cpu", "UINT8", 1)
+    return "external"
+
+
+def image(files: str, *, device: str, output_type: str, adjust_orientation: bool) -> tuple[Any, ...]:
+    return "decoded", files, device, output_type, adjust_orientation
+
+
+DALI = {
+    "nvidia.dali": SimpleNamespace(Pipeline=FakePipeline),
+    "nvidia.dali.fn": SimpleNamespace(external_source=external_source, decoders=SimpleNamespace(image=image)),
+    "nvidia.dali.types": SimpleNamespace(UINT8="UINT8", RGB="RGB"),
+}
+
+
+def test_dali_decodes_by_a_pipeline_that_is_made_again_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = FakePipeline.made
+    made.clear()
+    monkeypatch.setattr(device_decoders, "import_module", DALI.__getitem__)
+    decode = device_decoders._dali()
+    good = file_of(jpeg(random_image(40, 50)))
+    for count in (3, 4):
+        found = decode([good] * count, HERE)
+        assert all(each is not None and torch.equal(each, decoded(good)) for each in found)
+    assert made == [4]
+    found = decode([good, good[:300], good], HERE)
+    assert [each is None for each in found] == [False, True, False]
+    assert made == [4, 1, 1]
+
+
+def test_a_package_that_does_not_fit_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def old() -> Any:
+        raise AttributeError("decode_jpeg")
+
+    made = object()
+    monkeypatch.setattr(device_decoders, "_DECODERS", (("json", old), ("json", lambda: made)))
+    device_decoders.decoder_of.cache_clear()
+    assert device_decoders.decoder_of("cuda") is made
+    device_decoders.decoder_of.cache_clear()
 
 
 def test_the_first_installed_decoder_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,12 @@ def finish_in_thread(device: torch.device) -> None:
         _current_stream(device).synchronize()
 
 
+def finish(device: torch.device) -> None:
+    """Wait for the work enqueued on the current stream of a device."""
+    if has_streams(device):
+        _current_stream(device).synchronize()
+
+
 def _current_stream(device: torch.device) -> Any:
     accelerator: Any = getattr(torch, "accelerator", None)  # torch before 2.6 lacks it
     return torch.cuda.current_stream(device) if accelerator is None else accelerator.current_stream(device)

@@ -98,6 +98,23 @@ def gather_windows(items: Array, offsets: Int64s, out: Array, threads: int = 1) 
     return out
 
 
+def take_planes(images: Array, lines: Int64s, columns: Int64s, fill: Array, out: Array, threads: int = 1) -> Array:
+    """Crop, flip and pad the images of a batch, channels first.
+
+    `out[b, c, y, x]` is `images[b, c, lines[b, y], columns[b, x]]`, or `fill[c]` where a line or column is -1. `lines`
+    has shape (batch, out height), `columns` (batch, out width), `fill` one item per channel; all have the dtype of
+    `images`. Other numbers out of range raise `IndexError` before anything is written. Releases the GIL.
+    """
+    lines, columns = _int64s(lines), _int64s(columns)
+    fill = np.ascontiguousarray(fill, images.dtype)
+    if native is None:
+        _warn_slow()
+    elif native.take_planes(images, lines.ravel(), columns.ravel(), fill, out, threads):
+        return out
+    _take_planes_numpy(images, lines, columns, fill, out)
+    return out
+
+
 def mixture_blocks(counts: Int64s, firsts: Int64s, keys: NDArray[np.uint64]) -> tuple[Int64s, Int64s]:
     """Dataset and draw of each position in blocks of a mixture.
 
@@ -279,6 +296,19 @@ def _gather_windows_numpy(items: Array, offsets: Int64s, out: Array) -> None:
     _check_range(offsets, 0, len(items) - window + 1, f"window {{}} is out of range for {len(items)} items")
     if len(offsets) and window:
         out[...] = np.lib.stride_tricks.sliding_window_view(items, window)[offsets]
+
+
+def _take_planes_numpy(images: Array, lines: Int64s, columns: Int64s, fill: Array, out: Array) -> None:
+    for name, values, length in (("line", lines, images.shape[2]), ("column", columns, images.shape[3])):
+        _check_range(values.ravel(), -1, length, f"{name} {{}} is out of range for {length} {name}s")
+    if not out.size:
+        return
+    outside = (lines < 0)[:, None, :, None] | (columns < 0)[:, None, None, :]
+    batch, channels = (np.arange(length) for length in images.shape[:2])
+    if images.shape[2] and images.shape[3]:
+        at = batch[:, None, None, None], channels[:, None, None]
+        out[...] = images[(*at, lines[:, None, :, None], columns[:, None, None, :])]
+    np.copyto(out, fill[:, None, None], where=outside)
 
 
 def _check_range(values: Int64s, low: int, high: int, message: str) -> None:

@@ -6,12 +6,14 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from feedline import images
 
@@ -48,21 +50,41 @@ def counts() -> DecodeCounts:
     return _counter.counts
 
 
-def decode_there(files: Files, device: torch.device) -> list[torch.Tensor]:
+def count_fallbacks(count: int) -> None:
+    """Count images that workers have decoded, because a device might refuse them."""
+    if count:
+        _counter.add(count, count)
+
+
+def decode_there(files: Files, device: torch.device, *, apply_exif_orientation: bool = False) -> list[torch.Tensor]:
     """RGB levels (3, height, width) of each file, on the device.
 
     A file that the device's decoder refuses is decoded on the CPU, and counted. ImageError carries the row of the first
-    one that cannot be read at all.
+    one that cannot be read at all. With `apply_exif_orientation`, images are turned upright there.
     """
     decoded = decoder_of(device.type)(files, device)
+    if apply_exif_orientation:
+        decoded = [each if each is None else turned(each, _orientation(files[row])) for row, each in enumerate(decoded)]
     missing = [row for row, levels in enumerate(decoded) if levels is None]
-    for row, levels in zip(missing, _decode_natively([files[row] for row in missing]), strict=True):
+    natively = _decode_natively([files[row] for row in missing], apply_exif_orientation)
+    for row, levels in zip(missing, natively, strict=True):
         if isinstance(levels, images.ImageError):
             levels.row = row
             raise levels
         decoded[row] = levels.to(device)
     _counter.add(len(files), len(missing))
     return [levels for levels in decoded if levels is not None]
+
+
+def turned(levels: torch.Tensor, orientation: int) -> torch.Tensor:
+    """Levels (channels, height, width) as an EXIF orientation says."""
+    dims = [1] * (orientation in {3, 4, 6, 7}) + [2] * (orientation in {2, 3, 7, 8})
+    flipped = levels.flip(dims) if dims else levels
+    return flipped.transpose(1, 2).contiguous() if orientation >= 5 else flipped
+
+
+def _orientation(file: torch.Tensor) -> int:
+    return images.probe(file.numpy()).orientation
 
 
 @cache
@@ -73,10 +95,12 @@ def decoder_of(kind: str) -> Decoder:
     """
     for module, make in _DECODERS if kind == "cuda" else ():
         if _is_installed(module):
-            return make()
+            with suppress(AttributeError, ImportError, RuntimeError):  # an older version, or one for another torch
+                return make()
     warnings.warn(
         f"no decoder of images for {kind!r} is installed: DecodeOnDevice decodes on the CPU, in the training process."
-        " Install nvidia-nvimgcodec or torchvision, or leave out DecodeOnDevice, so that workers decode",
+        " Install nvidia-nvimgcodec, torchcodec, torchvision or nvidia-dali, or leave out DecodeOnDevice, so that"
+        " workers decode",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -90,17 +114,18 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _decode_natively(files: Files) -> list[torch.Tensor | images.ImageError]:
+def _decode_natively(files: Files, upright: bool) -> list[torch.Tensor | images.ImageError]:
     """The levels of each file, or its error."""
+    decode = partial(_decode_native, upright)
     if len(files) < 2:
-        return [_decode_native(file) for file in files]
+        return [decode(file) for file in files]
     with ThreadPoolExecutor(min(len(files), torch.get_num_threads()), "feedline-decode") as threads:
-        return list(threads.map(_decode_native, files))
+        return list(threads.map(decode, files))
 
 
-def _decode_native(file: torch.Tensor) -> torch.Tensor | images.ImageError:
+def _decode_native(upright: bool, file: torch.Tensor) -> torch.Tensor | images.ImageError:
     try:
-        levels = images.decode(file.numpy())
+        levels = images.decode(file.numpy(), apply_exif_orientation=upright)
         writable = levels if levels.flags.writeable else levels.copy()  # Pillow's are read-only
         return torch.from_numpy(writable).permute(2, 0, 1)
     except images.ImageError as error:
@@ -108,11 +133,15 @@ def _decode_native(file: torch.Tensor) -> torch.Tensor | images.ImageError:
 
 
 def _nvimgcodec() -> Decoder:
-    codec: Any = import_module("nvidia.nvimgcodec").Decoder()
+    package: Any = import_module("nvidia.nvimgcodec")
+    as_stored = package.DecodeParams(apply_exif_orientation=False)  # True is its default
+    decoders: dict[int | None, Any] = {}
 
     def decode(files: Files, device: torch.device) -> list[torch.Tensor | None]:
         with torch.cuda.device(device):
-            found = codec.decode([file.numpy() for file in files])
+            codec = decoders.setdefault(device.index, None) or package.Decoder(device_id=device.index or 0)
+            decoders[device.index] = codec
+            found = codec.decode([file.numpy() for file in files], params=as_stored)
             levels = [None if each is None else torch.as_tensor(each).permute(2, 0, 1) for each in found]
             torch.cuda.current_stream(device).synchronize()  # the files may change after this
         return [None if each is None or each.shape[0] != 3 else each for each in levels]
@@ -122,11 +151,33 @@ def _nvimgcodec() -> Decoder:
 
 def _torchvision() -> Decoder:
     io: Any = import_module("torchvision.io")
+    return _of_jpegs(partial(io.decode_jpeg, mode=io.ImageReadMode.RGB))
+
+
+def _torchcodec() -> Decoder:
+    """Torchcodec turns images upright: this is undone."""
+    decode = _of_jpegs(partial(import_module("torchcodec.decoders").decode_jpeg, mode="RGB"))
+
+    def stored(files: Files, device: torch.device) -> list[torch.Tensor | None]:
+        return [
+            None if each is None else turned(each, _UNDONE.get(_orientation(file), _orientation(file)))
+            for file, each in zip(files, decode(files, device), strict=True)
+        ]
+
+    return stored
+
+
+_UNDONE = {6: 8, 8: 6}
+"""Orientations that undo others; each of the rest undoes itself."""
+
+
+def _of_jpegs(decode_jpeg: Callable[..., Any]) -> Decoder:
+    """A decoder of JPEGs only, which gets all of them in one call."""
 
     def decode(files: Files, device: torch.device) -> list[torch.Tensor | None]:
         jpegs = [row for row, file in enumerate(files) if file[:3].tolist() == [0xFF, 0xD8, 0xFF]]
         levels: list[torch.Tensor | None] = [None] * len(files)
-        for row, each in zip(jpegs, _all_or_each(io, [files[row] for row in jpegs], device), strict=True):
+        for row, each in zip(jpegs, _all_or_each(decode_jpeg, [files[row] for row in jpegs], device), strict=True):
             levels[row] = each
         torch.cuda.current_stream(device).synchronize()  # the files may change after this
         return levels
@@ -134,22 +185,69 @@ def _torchvision() -> Decoder:
     return decode
 
 
-def _all_or_each(io: Any, files: Files, device: torch.device) -> list[torch.Tensor | None]:
+def _all_or_each(decode: Callable[..., Any], files: Files, device: torch.device) -> list[torch.Tensor | None]:
     """One call for all files; after an error, one for each."""
-    rgb = io.ImageReadMode.RGB
     try:
-        return list(io.decode_jpeg(list(files), mode=rgb, device=device)) if files else []
+        return list(decode(list(files), device=device)) if files else []
     except RuntimeError:
         levels: list[torch.Tensor | None] = []
         for file in files:
             try:
-                levels.append(io.decode_jpeg(file, mode=rgb, device=device))
+                levels.append(decode(file, device=device))
             except RuntimeError:
                 levels.append(None)
         return levels
 
 
+def _dali() -> Decoder:
+    """DALI, by a pipeline of one operator.
+
+    A pipeline that has met a damaged file is of no use any more: the next call makes another.
+    """
+    dali, fn, types = (import_module(f"nvidia.dali{part}") for part in ("", ".fn", ".types"))
+    pipelines: dict[tuple[int, int], Any] = {}
+
+    def pipeline(count: int, index: int) -> Any:
+        size = 1 << (count - 1).bit_length()  # a pipeline takes batches of up to its size
+        made = pipelines.get((size, index))
+        if made is None:
+            made = dali.Pipeline(
+                size, torch.get_num_threads(), index, prefetch_queue_depth=1, exec_async=False, exec_pipelined=False
+            )
+            with made:
+                files = fn.external_source(name="files", device="cpu", dtype=types.UINT8, ndim=1)
+                levels = fn.decoders.image(files, device="mixed", output_type=types.RGB, adjust_orientation=False)
+                made.set_outputs(levels)
+            made.build()
+            pipelines[size, index] = made
+        return made
+
+    def decode_all(files: Any, *, device: torch.device) -> Any:
+        some = files if isinstance(files, list) else [files]
+        index = device.index or 0
+        made = pipeline(len(some), index)
+        try:
+            made.feed_input("files", [file.numpy() for file in some])
+            (found,) = made.run()
+        except RuntimeError:
+            pipelines.clear()
+            raise
+        # Copies: the next run writes to the memory of this one.
+        levels = [from_dlpack(found[row]).permute(2, 0, 1).clone() for row in range(len(some))]
+        return levels if isinstance(files, list) else levels[0]
+
+    def decode(files: Files, device: torch.device) -> list[torch.Tensor | None]:
+        levels = _all_or_each(decode_all, files, device)
+        torch.cuda.current_stream(device).synchronize()  # the files may change after this
+        return levels
+
+    return decode
+
+
 _DECODERS: tuple[tuple[str, Callable[[], Decoder]], ...] = (
     ("nvidia.nvimgcodec", _nvimgcodec),
+    ("torchcodec.decoders", _torchcodec),
     ("torchvision.io", _torchvision),
+    ("nvidia.dali", _dali),
 )
+"""Packages, the fastest first; each returns images as they are stored."""

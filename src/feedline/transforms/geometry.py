@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,8 +147,11 @@ class RandomCrop(Transform):
             return _crop_filled(image, top, left, self.size, self.fill)
         return _crop_folded(image, top, left, self.size, self.padding_mode)
 
-    def corner(self, rng: Draws, height: int, width: int) -> tuple[int, int]:
-        """Draw top and left of the part; negative within the padding."""
+    def corner(self, rng: Any, height: int, width: int) -> tuple[Any, Any]:
+        """Draw top and left of the part; negative within the padding.
+
+        Numbers for `Draws`, arrays of int64 for `DrawsEach`.
+        """
         left, top, right, bottom = self._total_padding(height, width)
         tall, wide = height + top + bottom, width + left + right
         if tall < self.size[0] or wide < self.size[1]:

@@ -133,6 +133,26 @@ def test_static_batches_have_the_same_addresses_in_all_epochs() -> None:
     assert len(addresses) == 1
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_a_compiled_step_is_not_compiled_again(static: bool) -> None:
+    """By the backend that traces only: the machine may have no compiler."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    step = torch.compile(lambda images, labels: (images.float().mean((1, 2, 3)) * labels).sum(), backend=backend)
+    torch._dynamo.reset()
+    with loader(static=static, drop_last=True, num_workers=1, worker_method="thread", transform=AUGMENT) as batches:
+        sums = [[float(step(images, labels.argmax(1))) for images, labels in batches] for _ in range(2)]
+        plain = [float((images.float().mean((1, 2, 3)) * labels.argmax(1)).sum()) for images, labels in batches]
+    torch._dynamo.reset()
+    assert len(graphs) == 1
+    assert [len(each) for each in sums] == [LENGTH // 5] * 2
+    assert len(plain) == LENGTH // 5
+
+
 def test_a_step_may_keep_batches_that_are_not_static() -> None:
     with loader() as kept, loader() as seen:
         held = list(kept)

@@ -8,6 +8,7 @@ wrong number.
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from collections import UserDict, deque
 from collections.abc import Callable, Iterator
@@ -639,3 +640,15 @@ def test_a_batch_that_is_there_already_is_kept_for_the_loop_s_stream(accelerator
     stage = DeviceStage(accelerator)
     assert stage.finish(stage.start([batch]))[0] is batch
     assert [(tensor is batch, stream is accelerator.loop) for tensor, stream in used] == [(True, True)]
+
+
+def test_staging_memory_is_written_on_the_cpus_of_the_node(accelerator: FakeAccelerator) -> None:
+    before = os.sched_getaffinity(0)
+    seen: list[set[int]] = []
+    pin = accelerator.pin
+    accelerator.pin = lambda host: (seen.append(os.sched_getaffinity(0)), pin(host))[1]  # type: ignore[method-assign]
+    with DeviceStage(accelerator, cpus=frozenset({min(before)})) as stage:
+        stage.start([torch.ones(3)])
+        accelerator.drain()
+    assert seen == [{min(before)}]
+    assert os.sched_getaffinity(0) == before

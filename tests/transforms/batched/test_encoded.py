@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from tar_cases import image_members, write_tar
-from transform_cases import jpeg, png, random_image
+from transform_cases import jpeg, png, random_image, with_orientation
 
 import feedline as fl
 from feedline import transforms as T
@@ -116,7 +116,7 @@ def test_a_device_decodes_whole_batches_and_the_cpu_the_rest(folder: Path, accel
     with fl.DataLoader(fl.datasets.ImageFolder(folder, ON_DEVICE), 4, shuffle=True, seed=6, device="cpu") as loader:
         got = list(loader)
         stats = loader.stats()
-    assert accelerated == [4, 4, 4, 2]
+    assert sum(accelerated) == COUNT - 2  # workers decode what is no sound JPEG of RGB
     assert (stats.decoded_on_device, stats.decode_fallbacks) == (COUNT, 2)
     for (images, labels), (wanted, others) in zip(got, expected, strict=True):
         assert torch.equal(labels, others)
@@ -134,7 +134,8 @@ def test_bytes_cross_encoded(folder: Path) -> None:
     with fl.DataLoader(fl.datasets.ImageFolder(folder, ON_DEVICE), COUNT, device="cpu") as loader:
         list(loader)
         crossed = loader.stats().copied_nbytes
-    assert crossed == sum(map(len, files()))
+    row = 3 * 24 * 24 * 4  # of the PNG and the CMYK image, which a worker decodes
+    assert crossed == sum(map(len, files()[2:])) + 2 * row
 
 
 def test_a_file_that_is_no_image_follows_on_error(folder: Path) -> None:
@@ -146,18 +147,86 @@ def test_a_file_that_is_no_image_follows_on_error(folder: Path) -> None:
         list(fl.DataLoader(dataset, 4, device="cpu"))
 
 
-@pytest.mark.parametrize("way", ["native", "seam"])
-def test_a_damaged_file_is_named_at_delivery(way: str, folder: Path, request: pytest.FixtureRequest) -> None:
-    if way == "seam":
-        request.getfixturevalue("accelerated")
-        device_decoders.decoder_of = lambda _: lambda some, __: [None] * len(some)  # type: ignore[assignment]
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+def test_a_damaged_file_is_named_and_follows_on_error(kind: str, folder: Path) -> None:
     place = folder / "b" / "07.jpg"
     place.write_bytes(place.read_bytes()[:900])
     dataset = fl.datasets.ImageFolder(folder, ON_DEVICE)
     index = next(n for n, (path, _) in enumerate(dataset.samples) if path.endswith("07.jpg"))
+    workers: dict[str, Any] = {} if kind == "inline" else {"num_workers": 1, "worker_method": kind}
+    arguments: dict[str, Any] = {"device": "cpu", "seed": 2, **workers}
+    with (
+        fl.DataLoader(dataset, 4, **arguments) as loader,
+        pytest.raises(ImageError, match=r"(?s)truncated.*07\.jpg") as caught,
+    ):
+        list(loader)
+    assert any(f"sample {index} " in note for note in caught.value.__notes__)
+    with fl.DataLoader(dataset, 4, on_error="skip", **arguments) as loader:
+        assert sum(len(labels) for _, labels in loader) == COUNT - 1
+        assert loader.stats().skipped == 1
+    with fl.DataLoader(dataset, 4, on_error="replace", **arguments) as loader:
+        assert sum(len(labels) for _, labels in loader) == COUNT
+
+
+@pytest.mark.usefixtures("accelerated")
+def test_an_image_that_fails_on_the_device_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoded, "_is_sound", lambda _: True)  # as if its markers did not show the damage
+    monkeypatch.setattr(device_decoders, "decoder_of", lambda _: lambda some, __: [None] * len(some))
+    place = folder / "b" / "07.jpg"
+    place.write_bytes(place.read_bytes()[:900])
+    dataset = fl.datasets.ImageFolder(folder, T.DecodeOnDevice(TRAIN, cpu_share=0.5))
+    index = next(n for n, (path, _) in enumerate(dataset.samples) if path.endswith("07.jpg"))
+    monkeypatch.setattr(encoded, "is_here", lambda file, _: len(file) != 900 and len(file) % 2 == 0)
     with fl.DataLoader(dataset, 4, device="cpu") as loader, pytest.raises(ImageError, match="truncated") as caught:
         list(loader)
     assert any(f"sample {index} (epoch 0, position {index}, stage device)" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_the_share_of_the_workers_changes_no_pixel_where_decoders_agree(share: float, folder: Path) -> None:
+    expected = batches(fl.datasets.ImageFolder(folder, TRAIN))
+    dataset = fl.datasets.ImageFolder(folder, T.DecodeOnDevice(TRAIN, cpu_share=share))
+    check_same(expected, batches(dataset, device="cpu"), "any share must give the same images")
+
+
+def test_an_image_is_decoded_by_the_same_decoder_in_every_batch(
+    folder: Path, accelerated: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the two decoders differ: the device's makes all images gray."""
+
+    def gray(some: Any, device: torch.device) -> list[torch.Tensor | None]:
+        accelerated.append(len(some))
+        return [torch.full((3, 64, 64), 99, dtype=torch.uint8) for _ in some]
+
+    monkeypatch.setattr(device_decoders, "decoder_of", lambda _: gray)
+    transform = T.DecodeOnDevice(T.CenterCrop(24), cpu_share=0.5)
+    dataset = fl.datasets.ImageFolder(folder, transform)
+
+    def by_index(batch_size: int, seed: int) -> dict[int, torch.Tensor]:
+        loader = fl.DataLoader(dataset, batch_size, sampler=fl.samplers.Shuffled(COUNT, seed), device="cpu")
+        rows = [row for images, _ in loader for row in images]
+        order = fl.samplers.Shuffled(COUNT, seed).take(0, 0, COUNT).tolist()
+        return dict(zip(order, rows, strict=True))
+
+    one, other = by_index(4, 1), by_index(5, 2)
+    assert all(torch.equal(one[index], other[index]) for index in range(COUNT))
+    there = sum(bool((row == 99).all()) for row in one.values())
+    assert 0 < there < COUNT
+    expected = batches(dataset, device="cpu", num_workers=1, worker_method="process")
+    loader = fl.DataLoader(dataset, 4, shuffle=True, seed=6, device="cpu")
+    begun = list(islice(loader, 2))
+    resumed = fl.DataLoader(dataset, 4, shuffle=True, seed=6, device="cpu")
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    check_same(expected, begun + list(resumed), "a resumed loader must split alike")
+
+
+def test_the_share_follows_the_measured_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([6.0, 1.0])  # the CPU needs six seconds, two workers three; the device one
+    monkeypatch.setattr(encoded, "_fastest", lambda run: (run(), next(times))[1])
+    found = T.DecodeOnDevice.measured(TRAIN, files(), device="cpu", num_workers=2)
+    assert found.cpu_share == 0.25
+    with pytest.raises(ArgumentError, match="at least 1 worker"):
+        T.DecodeOnDevice.measured(TRAIN, [], device="cpu")
 
 
 def test_without_a_decoder_a_warning_says_who_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +252,44 @@ def test_bad_transforms_are_named(transform: Any, message: str) -> None:
         T.DecodeOnDevice(transform)
 
 
-def test_images_are_not_turned_upright_on_a_device(folder: Path) -> None:
-    dataset = fl.datasets.ImageFolder(folder, ON_DEVICE, apply_exif_orientation=True)
-    with pytest.raises(ArgumentError, match="leave out apply_exif_orientation"):
-        list(fl.DataLoader(dataset, 4, device="cpu"))
+@pytest.mark.parametrize("way", ["native", "seam"])
+def test_images_are_turned_upright_as_on_the_cpu(way: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if way == "seam":
+        request.getfixturevalue("accelerated")
+    for number in range(1, 9):
+        place = tmp_path / "a" / f"{number}.jpg"
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(with_orientation(random_image(40, 60, number), number))
+    crop = T.RandomResizedCrop(24)
+
+    def images_of(transform: Any, **arguments: Any) -> torch.Tensor:
+        dataset = fl.datasets.ImageFolder(tmp_path, transform, apply_exif_orientation=True)
+        return torch.cat([images for images, _ in batches(dataset, **arguments)]).int()
+
+    wanted, got = images_of(crop), images_of(T.DecodeOnDevice(crop), device="cpu")
+    assert (wanted - got).abs().max() <= (way == "seam")
+    first = T.Compose([T.RandomHorizontalFlip(), T.Resize((24, 24))])  # workers decode and turn these
+    assert torch.equal(images_of(first), images_of(T.DecodeOnDevice(first), device="cpu"))
+
+
+@pytest.mark.parametrize("name", ["ImageFolder", "TarShards", "Parquet"])
+def test_datasets_take_decode_device(name: str, folder: Path) -> None:
+    expected = batches(datasets(folder, ON_DEVICE)[name], device="cpu")
+    dataset = {
+        "ImageFolder": lambda: fl.datasets.ImageFolder(folder, TRAIN, decode="device"),
+        "TarShards": lambda: fl.datasets.TarShards(
+            folder.parent / "t.tar", columns=("jpg", "cls"), transform={"jpg": TRAIN}, decode="device"
+        ),
+        "Parquet": lambda: fl.datasets.Parquet(
+            folder.parent / "t.parquet", transform={"image": TRAIN}, decode="device"
+        ),
+    }[name]()
+    with fl.DataLoader(dataset, 4, shuffle=True, seed=6, device="cpu") as loader:
+        check_same(expected, list(loader), "decode='device' must be DecodeOnDevice")
+
+
+def test_decode_device_needs_a_transform(folder: Path) -> None:
+    with pytest.raises(ArgumentError, match="needs a transform of feedline"):
+        fl.datasets.ImageFolder(folder, decode="device")
+    with pytest.raises(ArgumentError, match=r"decode='gpu': give \"device\""):
+        fl.datasets.ImageFolder(folder, TRAIN, decode="gpu")  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ import feedline as fl
 from feedline import transforms as T
 from feedline.core.rng import Draws, DrawsEach, batch_keys
 from feedline.errors import ArgumentError, SampleError
-from feedline.transforms.batched import levels, on_batch, resample
+from feedline.transforms.batched import levels, on_batch, operators, resample
 
 COUNT = 12
 KEYS = np.random.default_rng(5).integers(0, 2**64, COUNT, np.uint64)
@@ -260,3 +260,16 @@ def test_products_and_rows_resample_alike_where_a_window_leaves_the_image() -> N
     products = resample.resample_by_products(BATCH, shown, "bilinear").int()
     assert (products - resample.resample_rows(BATCH, shown, "bilinear").int()).abs().max() <= 1
     assert products[:, :, 0].max() == 0
+
+
+def test_an_operator_that_the_backend_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(*_: Any) -> Any:
+        raise NotImplementedError("aten::index_copy is not implemented for the MPS device")
+
+    monkeypatch.setitem(operators.OPERATORS, T.RandomVerticalFlip, lacking)
+    with pytest.raises(NotImplementedError, match="index_copy") as caught:
+        T.OnBatch([T.RandomHorizontalFlip(), T.RandomVerticalFlip()])(BATCH, KEYS)
+    (note,) = caught.value.__notes__
+    assert "RandomVerticalFlip" in note
+    assert "on cpu" in note
+    assert "leave it in the dataset's transform" in note

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from io import BytesIO
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from feedline.errors import ArgumentError, SampleError, note
 from feedline.images import ImageError
 from feedline.stores import Cache, CachedStore, ObjectNotFoundError, ObjectRange
 from feedline.stores.files import Fetched
+from feedline.transforms.batched.encoded import decoded_on_device
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Torchvision's extensions of image files; the format is detected by content."""
@@ -48,7 +49,8 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
     are ignored. With `apply_exif_orientation`, images are turned upright. Classes are the sorted names of the folders
     in `root`; the files of a class are sorted by folder, then by name; links to folders are followed. `transform` gets
     the result of `loader(path)`, by default a PIL image in RGB. A feedline transform is fused with decoding, and whole
-    batches are then read in one native call. The format of a file is detected by its content, not its name.
+    batches are then read in one native call; `decode="device"` wraps it in `transforms.DecodeOnDevice`. The format of
+    a file is detected by its content, not its name.
 
     With `index_dir` the list of paths is stored in that folder, so that the tree is walked once; it is built again
     when a folder has changed. Paths are packed: 12 bytes for each plus its own. `samples` and `targets` are computed
@@ -69,6 +71,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         *,
         extensions: Sequence[str] = IMG_EXTENSIONS,
         apply_exif_orientation: bool = False,
+        decode: Literal["device"] | None = None,
         index_dir: str | os.PathLike[str] | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
@@ -77,6 +80,8 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
             raise ArgumentError(
                 "index_dir= cannot be used with is_valid_file=, whose results may change: pass extensions= instead"
             )
+        if decode not in (None, "device"):
+            raise ArgumentError(f'decode={decode!r}: give "device", or None for workers that decode')
         self.extensions = (extensions,) if isinstance(extensions, str) else tuple(extensions)
         choice = Choice(self.extensions, is_valid_file, None if index_dir is None else expand_user(index_dir))
         self._tree = ImageTree(os.fspath(root), choice, cache, options)
@@ -93,7 +98,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         beginning = os.path.join(self.root, "")  # noqa: PTH118 - keeps its form
         self._samples = Samples(beginning, listing.paths, targets, listing.details)
         self._folder = self._tree.folder
-        self.transform = transform
+        self.transform = decoded_on_device(transform) if decode else transform
         self.target_transform = target_transform
 
     def find_classes(self, directory: str | os.PathLike[str]) -> tuple[list[str], dict[str, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from feedline.datasets.tables.types import pyarrow
 from feedline.errors import ArgumentError
 from feedline.stores import Cache
 from feedline.stores.urls import absolute
+from feedline.transforms.batched.encoded import decoded_on_device
 
 
 class Parquet(DecodedTable[RowGroups]):
@@ -53,7 +54,8 @@ class Parquet(DecodedTable[RowGroups]):
 
     `transform` is a function of the sample, or a dict of functions by column. A column of encoded images, or a struct
     of their `bytes`, is decoded in one step with one of feedline's transforms. `decode` names decoders by column:
-    "image" (PIL, RGB), "text", "npy", "bytes" or a function of the bytes.
+    "image" (PIL, RGB), "text", "npy", "bytes" or a function of the bytes. `decode="device"` instead wraps image
+    transforms in `transforms.DecodeOnDevice`.
 
     `filters` are as in pyarrow: a list of `(column, operator, value)` tuples, all of which have to match, or a list of
     such lists, any of which has to. Row groups that cannot match, by their folders or statistics, are not read.
@@ -76,7 +78,7 @@ class Parquet(DecodedTable[RowGroups]):
         filters: Sequence[Any] | None = None,
         nulls: Any = "raise",
         transform: Transform | Mapping[str, Transform] | None = None,
-        decode: Mapping[str, Decode] | None = None,
+        decode: Mapping[str, Decode] | Literal["device"] | None = None,
         cache_nbytes: int = CACHE_NBYTES,
         decryption: Decryption | None = None,
         filesystem: Any = None,
@@ -85,6 +87,8 @@ class Parquet(DecodedTable[RowGroups]):
         index_dir: Pathlike | None = None,
     ) -> None:
         pyarrow(WHAT)
+        if decode == "device":
+            transform, decode = decoded_on_device(transform), None
         check_single_reader(filesystem, cache=cache, options=options)
         given, columns = paths_of(paths), columns_of(columns)
         texts = [os.fspath(path) for path in given]

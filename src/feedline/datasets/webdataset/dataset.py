@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from feedline.stores.cache import MissingPieceError
 from feedline.stores.files import Extent, FileSet
 from feedline.stores.requests import FetchedRanges
 from feedline.transforms import plan
+from feedline.transforms.batched.encoded import decoded_on_device
 
 T = TypeVar("T")
 
@@ -65,6 +66,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     Members are decoded by their extension (`webdataset.columns.DECODERS`; images become PIL images in RGB).
     `decode={"flac": function_of_the_bytes}` adds or replaces decoders, `decode=False` leaves all members as bytes.
+    `decode="device"` wraps image transforms in `transforms.DecodeOnDevice`.
     `transform` takes the whole sample, or is a dict of transforms by field. A feedline image transform, given for a
     field or by itself for all images, is fused with decoding, and takes uint8 `.npy` members (height, width, 3) as
     decoded images. The images of one sample share its random key, so they get the same boxes and flips. With
@@ -86,7 +88,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         columns: Sequence[str] | None = None,
         *,
         transform: Transform | Mapping[str, Transform] | None = None,
-        decode: bool | Own = True,
+        decode: bool | Own | Literal["device"] = True,
         apply_exif_orientation: bool = False,
         allow_truncated: bool = False,
         open_shards: int = _OPEN_SHARDS,
@@ -106,9 +108,13 @@ class TarShards(torch.utils.data.Dataset[Any]):
         prints = PackedStrings(head.fingerprint for head in heads)
         self._shards = ShardCache(self._tars, prints, open_shards)
         self.columns = None if columns is None else _check_columns(columns)
+        if decode == "device":
+            transform, decode = decoded_on_device(transform), True
         self.transform = transform
         if not isinstance(decode, (bool, Mapping)):
-            raise ArgumentError(f"decode={decode!r}: give a dict of functions by field or extension, or False")
+            raise ArgumentError(
+                f'decode={decode!r}: give a dict of functions by field or extension, False, or "device"'
+            )
         own = decode if isinstance(decode, Mapping) else {}
         self._settings = TarDecoding(decode is not False, own, apply_exif_orientation)
         self._known: dict[tuple[str, bool], TarColumn] = {}

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from feedline.core.numa import Cpus, on_cpus
 from feedline.core.tree import map_leaves
 from feedline.errors import note
 from feedline.loader.device.backend import Backend, Event
@@ -67,11 +68,13 @@ class DeviceStage(Closing):
     Containers keep their types. CPU tensors are copied from page-locked memory; others are first copied into it.
     Objects with `to` and `record_stream` use the side stream too. Objects with `to` alone, sparse tensors and tensor
     subclasses are copied on the loop's own stream at `start`. Other objects are left unchanged. References to host
-    tensors are dropped by the first call after their copy has ended; there is no thread.
+    tensors are dropped by the first call after their copy has ended; there is no thread. Page-locked memory for staging
+    is allocated and written on `cpus`, if they are given.
     """
 
-    def __init__(self, backend: Backend, depth: Depth = TWO_BATCHES) -> None:
+    def __init__(self, backend: Backend, depth: Depth = TWO_BATCHES, cpus: Cpus | None = None) -> None:
         self._backend = backend
+        self._cpus = cpus
         self._depth = depth
         self._flights: Flights[tuple[Any, _Copy]] = Flights(self._depth)
         self._held: deque[_Copy] = deque()
@@ -185,7 +188,8 @@ class DeviceStage(Closing):
 
     def _stage(self, host: torch.Tensor) -> torch.Tensor:
         self._staged_nbytes += host.nbytes
-        return self._backend.pin(host)
+        with on_cpus(self._cpus):  # memory comes from the node of the CPU that first writes to it
+            return self._backend.pin(host)
 
     def _explain_memory(self, nbytes: int) -> str:
         flying = len(self._flights)

@@ -36,8 +36,9 @@ class Delivery:
       callable with an argument `keys`, gets one uint64 key per row, fixed by (seed, epoch, position).
     - `dtype`: floating-point tensors are converted on the device.
     - `memory_format`: tensors of four dimensions, or of five for `torch.channels_last_3d`, are converted there.
-    - `numa`: "auto" starts workers on the CPUs of the device's NUMA node, so that their memory is there, too. Ranks of
-      this machine whose devices share the node divide its CPUs. Nothing happens on a machine with one node.
+    - `numa`: "auto" starts workers on the CPUs of the device's NUMA node, so that their memory is there, too, and
+      stages other batches there. Ranks of this machine whose devices share the node divide its CPUs. Nothing happens
+      on a machine with one node.
     - `static`: each batch is copied into the tensors of the first one, as CUDA graphs need: every batch must have the
       same containers, shapes and dtypes, and the loop must not keep batches.
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from feedline import images
-from feedline.core.devices import is_for_device
+from feedline.core.devices import Device, finish, for_device, is_for_device, target
 from feedline.core.rng import torch_keys
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
 from feedline.errors import ArgumentError
-from feedline.images.device_decoders import decode_there
+from feedline.images import native
+from feedline.images.device_decoders import count_fallbacks, decode_there
+from feedline.transforms._arguments import check_probability
 from feedline.transforms.base import Transform
 from feedline.transforms.batch import Grids
 from feedline.transforms.batched.operators import ImageRows, apply_steps, check_steps, stacked
@@ -30,32 +34,66 @@ from feedline.transforms.steps import Path as StepPath
 class EncodedImages:
     """The images of a batch, encoded, in one buffer.
 
-    `data` is uint8 with all files, `stops` the end of each. `to(device)` gives the batch that the plan makes of them.
+    `data` is uint8 with the files of `rows`, `stops` the end of each. `ready` holds the other rows, which a worker has
+    decoded, or None; `fallbacks` of these because a device might refuse them. `to(device)` gives the batch that the
+    plan makes of them.
     """
 
-    def __init__(self, data: torch.Tensor, stops: NDArray[np.int64], plan: ImagePlan, keys: Keys) -> None:
+    def __init__(
+        self,
+        data: torch.Tensor,
+        stops: NDArray[np.int64],
+        plan: ImagePlan,
+        keys: Keys,
+        rows: NDArray[np.int64],
+        ready: torch.Tensor | None = None,
+        fallbacks: int = 0,
+    ) -> None:
         self.data, self.stops, self.plan, self.keys = data, stops, plan, keys
+        self.rows, self.ready, self.fallbacks = rows, ready, fallbacks
 
     @property
     def host_nbytes(self) -> int:
-        """Bytes of the files."""
-        return self.data.nbytes
+        """Bytes that cross to the device."""
+        return self.data.nbytes + (0 if self.ready is None else self.ready.nbytes)
 
     def __len__(self) -> int:
-        return len(self.stops)
+        return len(self.keys)
 
     def to(self, device: Any) -> torch.Tensor:
         """Decode and transform on the device.
 
         ImageError carries the row of an unreadable file.
         """
+        done: Any
+        try:
+            done = self._decode(torch.device(device))
+        except images.ImageError as error:
+            error.row = int(self.rows[error.row or 0])
+            raise
+        if self.ready is None:
+            return cast("torch.Tensor", done)
+        out = torch.empty((len(self), *self.ready.shape[1:]), dtype=self.ready.dtype, device=device)
+        others = np.setdiff1d(np.arange(len(self)), self.rows)
+        for at, part in ((self.rows, done), (others, self.ready.to(device))):
+            if part is not None:
+                out.index_copy_(0, torch.from_numpy(at).to(device), part)
+        return out
+
+    def _decode(self, device: torch.device) -> Any:
+        """The batch of `rows`; None without any."""
+        if not uses_native(device):
+            count_fallbacks(self.fallbacks)
+        if not len(self.rows) and self.ready is not None:
+            return None
         starts = [0, *self.stops[:-1].tolist()]
         files = [self.data[start:stop] for start, stop in zip(starts, self.stops.tolist(), strict=True)]
-        if uses_native(torch.device(device)):
+        keys = self.keys[self.rows]
+        if uses_native(device):
             sources = [file.numpy() for file in files]
-            return ImagePlan.batch(self.plan, sources, self.keys, allocate_tensor, threads=torch.get_num_threads())
-        levels = decode_there(files, torch.device(device))
-        done = stacked(apply_steps(self.plan.steps, ImageRows(levels, is_owned=True), self.keys), "DecodeOnDevice")
+            return ImagePlan.batch(self.plan, sources, keys, allocate_tensor, threads=torch.get_num_threads())
+        levels = decode_there(files, device, apply_exif_orientation=_turns_upright(self.plan.steps))
+        done = stacked(apply_steps(self.plan.steps, ImageRows(levels, is_owned=True), keys), "DecodeOnDevice")
         is_levels = self.plan.spec is not None and not self.plan.spec.converted
         return done.permute(0, 2, 3, 1).contiguous() if is_levels else done
 
@@ -68,6 +106,8 @@ def uses_native(device: torch.device) -> bool:
 @dataclass(frozen=True, slots=True)
 class EncodingPlan(ImagePlan):
     """A plan whose batches stay encoded on their way to a device."""
+
+    cpu_share: float = 0.0
 
     @property
     def supports_threads(self) -> bool:
@@ -87,12 +127,48 @@ class EncodingPlan(ImagePlan):
         """
         if not is_for_device() or any(_is_pixels(source) for source in sources):
             return ImagePlan.batch(self, sources, keys, allocate, grids, threads)
-        _check_orientation(self.steps)
         files = [_bytes_of(source, row) for row, source in enumerate(sources)]
-        stops = np.cumsum([len(file) for file in files], dtype=np.int64)
+        keys = torch_keys(len(sources)) if keys is None else keys
+        doubtful = np.array([not _is_sound(file) for file in files], np.bool_)
+        here = doubtful | np.array([is_here(file, self.cpu_share) for file in files], np.bool_)
+        ready = self._decode_here(files, np.flatnonzero(here), keys, allocate, threads) if here.any() else None
+        rows = np.flatnonzero(~here)
+        stops = np.cumsum([len(files[row]) for row in rows], dtype=np.int64)
         data = allocate((int(stops[-1]) if len(stops) else 0,), torch.uint8)
-        np.concatenate(files, out=numpy_view(data))
-        return EncodedImages(data, stops, self, torch_keys(len(sources)) if keys is None else keys)
+        if len(rows):
+            np.concatenate([files[row] for row in rows], out=numpy_view(data))
+        return EncodedImages(data, stops, self, keys, rows, ready, int(doubtful.sum()))
+
+    def _decode_here(
+        self, files: list[NDArray[np.uint8]], rows: NDArray[np.int64], keys: Keys, allocate: Allocator, threads: int
+    ) -> torch.Tensor:
+        try:
+            return ImagePlan.batch(self, [files[row] for row in rows], keys[rows], allocate, None, threads)
+        except images.ImageError as error:
+            row = error.row or 0
+            error.row = int(rows[row])
+            error.args = (str(error).replace(f"in row {row} ", f"in row {error.row} ", 1),)
+            raise
+
+
+def _is_sound(file: NDArray[np.uint8]) -> bool:
+    """True for JPEGs that decode without an error, by their markers.
+
+    Workers decode all others, as a device may refuse them, and so `on_error` applies to damaged ones.
+    """
+    return native.native is None or native.native.image_intact(file) is not None
+
+
+def is_here(file: NDArray[np.uint8], share: float) -> bool:
+    """True for the files that workers decode, a `share` of all.
+
+    A function of the content alone: an image is always decoded by the same decoder.
+    """
+    return share > 0 and zlib.crc32(file[-_TAIL:].data) < share * 2**32
+
+
+_TAIL = 4096
+"""Last bytes of a file that decide: headers of many files are alike."""
 
 
 def _is_pixels(source: Any) -> bool:
@@ -113,9 +189,8 @@ def _bytes_of(source: Any, row: int) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8)
 
 
-def _check_orientation(steps: Sequence[PlannedStep]) -> None:
-    if any(isinstance(each.step, Window) and each.step.recipe.apply_exif_orientation for each in steps):
-        raise ArgumentError("DecodeOnDevice cannot turn images upright: leave out apply_exif_orientation")
+def _turns_upright(steps: Sequence[PlannedStep]) -> bool:
+    return any(isinstance(each.step, Window) and each.step.recipe.apply_exif_orientation for each in steps)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -127,25 +202,84 @@ class DecodeOnDevice(Transform):
     file that they refuse is decoded on the CPU, and counted in `loader.stats()`. Without a device, or for single
     samples, nothing differs from `transform` itself. Each sample draws the same numbers in all cases.
 
-    A file whose header cannot be read follows `on_error`; damage behind it is an error at delivery.
+    A file whose header cannot be read, or that is damaged, follows `on_error`: workers decode what is no sound JPEG.
+
+    `cpu_share` is the part of the images that workers decode, from 0 to 1, for machines whose CPUs would else be idle.
+    Which ones is a function of their content, so the share changes no order, batches or numbers drawn, only which of
+    two decoders an image meets, and that is the same in all epochs and after a resume. `measured` finds the share.
     """
 
     transform: Transform
+    cpu_share: float
 
-    def __init__(self, transform: Transform) -> None:
+    def __init__(self, transform: Transform, cpu_share: float = 0.0) -> None:
         if not isinstance(transform, Transform):
             raise ArgumentError(f"DecodeOnDevice({transform!r}): give a transform of feedline")
         check_steps(transform.plan.steps)
         if not transform.plan.batchable:
             raise ArgumentError(f"DecodeOnDevice({transform!r}): crop or resize to a fixed size")
         object.__setattr__(self, "transform", transform)
+        object.__setattr__(self, "cpu_share", check_probability(self, "cpu_share", cpu_share))
+
+    @classmethod
+    def measured(
+        cls, transform: Transform, files: Sequence[images.Source], device: Device = "cuda", num_workers: int = 1
+    ) -> DecodeOnDevice:
+        """The same with a `cpu_share` at which `num_workers` CPUs and the device need equal times.
+
+        `files` are some tens of encoded images, typical of the dataset, which both decode. Measure once, and pass the
+        `cpu_share` of the result to later runs: with another share, images meet other decoders.
+        """
+        there = cls(transform)
+        if not len(files) or num_workers < 1:
+            raise ArgumentError("DecodeOnDevice.measured needs encoded images, and at least 1 worker")
+        keys = np.arange(len(files), dtype=np.uint64)
+        plan, wanted = there.plan, target(device)
+        with for_device(active=True):
+            batch = plan.batch(files, keys, allocate_tensor)
+
+        def decode_there_too() -> None:
+            batch.to(wanted)
+            finish(wanted)
+
+        here_s = _fastest(lambda: ImagePlan.batch(plan, files, keys, allocate_tensor)) / num_workers
+        there_s = _fastest(decode_there_too)
+        return cls(transform, round(there_s / (here_s + there_s), 3))
 
     @property
     def plan(self) -> ImagePlan:
         """The plan of the transform, with encoded batches."""
         inner = self.transform.plan
-        return EncodingPlan(inner.steps, inner.spec)
+        return EncodingPlan(inner.steps, inner.spec, self.cpu_share)
 
     def place(self, path: StepPath) -> tuple[PlannedStep, ...]:
         """Steps within another pipeline, which decodes on the CPU."""
         return self.transform.place(path)
+
+
+def _fastest(run: Callable[[], object]) -> float:
+    """Seconds of the fastest of three runs, after one that loads the decoder."""
+    run()
+    times = []
+    for _ in range(3):
+        started = perf_counter()
+        run()
+        times.append(perf_counter() - started)
+    return min(times)
+
+
+def decoded_on_device(transform: Any) -> Any:
+    """The transform of a dataset with `decode="device"`; a dict has one per field."""
+    if isinstance(transform, Mapping):
+        return {name: _on_device_if_image(each) for name, each in transform.items()}
+    if isinstance(transform, DecodeOnDevice):
+        return transform
+    if not isinstance(transform, Transform):
+        raise ArgumentError(
+            f'decode="device" needs a transform of feedline that makes images of one size, not {transform!r}'
+        )
+    return DecodeOnDevice(transform)
+
+
+def _on_device_if_image(transform: Any) -> Any:
+    return decoded_on_device(transform) if isinstance(transform, Transform) else transform

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from feedline.core import kernels
 from feedline.core.rng import Draws, DrawsEach, derive_each
-from feedline.errors import ArgumentError, SampleError
+from feedline.core.tensors import numpy_view
+from feedline.errors import ArgumentError, SampleError, note
 from feedline.images.crops import center_offset
 from feedline.transforms import erasing
 from feedline.transforms.batched import levels, resample
@@ -48,8 +50,21 @@ def apply_steps(steps: Sequence[PlannedStep], rows: ImageRows, keys: Keys) -> Im
     for planned in steps:
         if type(planned.step) in _ON_LEVELS:
             _check_levels(planned, rows)
-        rows = OPERATORS[type(planned.step)](planned.step, rows, planned.keys(keys))
+        try:
+            rows = OPERATORS[type(planned.step)](planned.step, rows, planned.keys(keys))
+        except NotImplementedError as error:  # how torch says that a backend lacks an operator
+            note(
+                error,
+                f"feedline: {planned.name} on {_device_of(rows)} needs an operator that torch {torch.__version__} lacks"
+                " there: leave it in the dataset's transform, which runs on the CPU",
+            )
+            raise
     return rows
+
+
+def _device_of(rows: ImageRows) -> torch.device:
+    first: torch.Tensor = rows.images if isinstance(rows.images, torch.Tensor) else rows.images[0]
+    return first.device
 
 
 def _check_levels(planned: PlannedStep, rows: ImageRows) -> None:
@@ -130,15 +145,32 @@ def _own_memory(rows: ImageRows, name: str) -> torch.Tensor:
 
 def _flip(step: RandomHorizontalFlip | RandomVerticalFlip, rows: ImageRows, keys: Keys) -> ImageRows:
     axis = -1 if isinstance(step, RandomHorizontalFlip) else -2
-    flipped = np.flatnonzero(DrawsEach(keys).unit() < step.p)
+    flips = DrawsEach(keys).unit() < step.p
+    images = stacked(rows, type(step).__name__)
+    if not flips.any():
+        return rows._replace(images=images)
+    if levels.by_rows(images):
+        lines, columns = (np.arange(length)[None] for length in images.shape[-2:])
+        if axis == -1:
+            columns = np.where(flips[:, None], columns[:, ::-1], columns)
+        else:
+            lines = np.where(flips[:, None], lines[:, ::-1], lines)
+        return ImageRows(taken(images, lines, columns), is_owned=True)
     images = _own_memory(rows, type(step).__name__)
-    if len(flipped) and levels.by_rows(images):
-        for row in flipped.tolist():
-            images[row] = images[row].flip(axis)
-    elif len(flipped):
-        at = torch.from_numpy(flipped).to(images.device)
-        images.index_copy_(0, at, images.index_select(0, at).flip(axis))
+    at = torch.from_numpy(np.flatnonzero(flips)).to(images.device)
+    images.index_copy_(0, at, images.index_select(0, at).flip(axis))
     return ImageRows(images, is_owned=True)
+
+
+def taken(images: torch.Tensor, lines: np.ndarray, columns: np.ndarray, fill: Sequence[float] = (0,)) -> torch.Tensor:
+    """`images[row, :, lines[row]][..., columns[row]]` on the CPU; `fill` at -1."""
+    batch, channels = images.shape[:2]
+    lines, columns = (np.broadcast_to(each, (batch, each.shape[1])) for each in (lines, columns))
+    out = torch.empty((batch, channels, lines.shape[1], columns.shape[1]), dtype=images.dtype)
+    empty = torch.tensor(fill, dtype=images.dtype).expand(channels)
+    source, value, target = (numpy_view(tensor) for tensor in (images.contiguous(), empty.contiguous(), out))
+    kernels.take_planes(source, lines, columns, value, target, torch.get_num_threads())
+    return out
 
 
 def _center(step: CenterCrop, rows: ImageRows, keys: Keys) -> ImageRows:  # noqa: ARG001 - not random
@@ -150,38 +182,35 @@ def _center(step: CenterCrop, rows: ImageRows, keys: Keys) -> ImageRows:  # noqa
 
 
 def _crop(step: RandomCrop, rows: ImageRows, keys: Keys) -> ImageRows:
-    corners = np.array([step.corner(Draws(key), *size) for key, size in zip(keys.tolist(), rows.sizes, strict=True)])
-    if isinstance(rows.images, torch.Tensor) and not levels.by_rows(rows.images):
-        return ImageRows(_crop_all(step, rows.images, corners), is_owned=True)
-    each = zip(rows.images, corners.tolist(), strict=True)
-    return ImageRows(torch.stack([_cropped_one(step, image, *corner) for image, corner in each]), is_owned=True)
+    if isinstance(rows.images, torch.Tensor):
+        return ImageRows(_crop_all(step, rows.images, keys), is_owned=True)
+    each = enumerate(rows.images)
+    parts = [_crop_all(step, image[None], keys[row : row + 1]) for row, image in each]
+    return ImageRows(torch.cat(parts), is_owned=True)
 
 
-def _cropped_one(step: RandomCrop, image: torch.Tensor, top: int, left: int) -> torch.Tensor:
-    height, width = image.shape[-2:]
-    if 0 <= top <= height - step.size[0] and 0 <= left <= width - step.size[1]:
-        return resample.cropped(image, top, left, step.size)
-    return _crop_all(step, image[None], np.array([[top, left]]))[0]
-
-
-def _crop_all(step: RandomCrop, images: torch.Tensor, corners: np.ndarray) -> torch.Tensor:
-    """One gather for all rows."""
-    places = [
-        corners[:, axis, None] + np.arange(side) for axis, side in enumerate(step.size)
-    ]  # rows and columns of each part; some lie beyond the edges
-    mode = "edge" if step.padding_mode == "constant" else step.padding_mode
-    y, x = (
-        torch.from_numpy(fold(each, length, mode)).to(images.device)
-        for each, length in zip(places, images.shape[-2:], strict=True)
-    )
+def _crop_all(step: RandomCrop, images: torch.Tensor, keys: Keys) -> torch.Tensor:
+    """One gather for all rows, each with its own corner."""
+    sides = images.shape[-2:]
+    corners = step.corner(DrawsEach(keys), *sides)
+    # Rows and columns of each part; some lie beyond the edges.
+    places = [corner[:, None] + np.arange(side) for corner, side in zip(corners, step.size, strict=True)]
+    fill = step.fill if isinstance(step.fill, tuple) else (step.fill,)
+    if step.padding_mode == "constant":
+        inside = [(each >= 0) & (each < side) for each, side in zip(places, sides, strict=True)]
+        places = [np.where(part, each, -1) for each, part in zip(places, inside, strict=True)]
+    else:
+        places = [fold(each, side, step.padding_mode) for each, side in zip(places, sides, strict=True)]
+    if levels.by_rows(images):
+        return taken(images, places[0], places[1], fill)
+    y, x = (torch.from_numpy(each).to(images.device) for each in places)
     batch = torch.arange(len(images), device=images.device)[:, None, None]
-    parts = images.permute(0, 2, 3, 1)[batch, y[:, :, None], x[:, None, :]].permute(0, 3, 1, 2)
+    down, across = y[:, :, None], x[:, None, :]
+    parts = images.permute(0, 2, 3, 1)[batch, down, across].permute(0, 3, 1, 2)  # -1 takes the last one
     if step.padding_mode != "constant":
         return parts.contiguous()
-    inside = [(each >= 0) & (each < length) for each, length in zip(places, images.shape[-2:], strict=True)]
-    down, across = (torch.from_numpy(each).to(images.device) for each in inside)
-    fill = torch.tensor(step.fill, dtype=images.dtype).to(images.device).view(1, -1, 1, 1)
-    return torch.where((down[:, :, None] & across[:, None, :])[:, None], parts, fill)
+    empty = torch.tensor(fill, dtype=images.dtype).to(images.device).view(1, -1, 1, 1)
+    return torch.where(((down >= 0) & (across >= 0))[:, None], parts, empty)
 
 
 def _jitter(step: ColorJitter, rows: ImageRows, keys: Keys) -> ImageRows:
@@ -253,14 +282,16 @@ def _erase(step: RandomErasing, rows: ImageRows, keys: Keys) -> ImageRows:
     parts = [step.choose_part(Draws(key), *images.shape[-2:]) for key in keys.tolist()]
     if step.value != "random" and not levels.by_rows(images):
         return ImageRows(_erase_all(step, images, parts), is_owned=True)
-    values = None if step.value == "random" else step.values(images.shape[1], are_levels=is_levels)
+    if step.value != "random":
+        values = torch.tensor(step.values(images.shape[1], are_levels=is_levels)).view(-1, 1, 1).to(images.dtype)
+        for row, part in enumerate(parts):
+            if part is not None:
+                images[row, :, part[0], part[1]] = values
+        return ImageRows(images, is_owned=True)
     for row, part, key in zip(images, parts, keys.tolist(), strict=True):
         if part is not None:
             inside = row[:, part[0], part[1]]
-            if values is None:
-                inside.copy_(_noise(key, inside, is_levels))
-            else:
-                inside.copy_(torch.tensor(values).view(-1, 1, 1).to(images.dtype))
+            inside.copy_(_noise(key, inside, is_levels))
     return ImageRows(images, is_owned=True)
 
 
