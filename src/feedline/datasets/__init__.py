@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from feedline.datasets.files import Files
     from feedline.datasets.imagefolder.dataset import ImageFolder
     from feedline.datasets.lmdb.dataset import LMDB
+    from feedline.datasets.media.clips import Clips
+    from feedline.datasets.media.waveforms import Waveforms
     from feedline.datasets.resident.dataset import DeviceDataset
     from feedline.datasets.shards.litdata import LitData
     from feedline.datasets.shards.litdata_tokens import LitDataTokens
@@ -47,6 +49,7 @@ __all__ = [
     "Arrow",
     "Avro",
     "CachedMap",
+    "Clips",
     "DeviceDataset",
     "Files",
     "Filter",
@@ -67,6 +70,7 @@ __all__ = [
     "TarShards",
     "TokenDocuments",
     "TokenFile",
+    "Waveforms",
     "Zarr",
     "Zip",
     "register_format",

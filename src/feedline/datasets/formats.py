@@ -302,6 +302,26 @@ FORMATS: dict[str, Format] = {
         "sql",
         "SQLite needs nothing",
     ),
+    "video": Format(
+        "videos",
+        ("feedline.datasets.media.clips:Clips",),
+        "clips of videos",
+        ("Clips(paths)",),
+        "video",
+        pattern="**/*.{mp4,m4v,mkv,webm,mov,avi,mpg,mpeg,wmv,flv,ogv}",
+        precedence=1,  # lists of labels may lie with videos
+        summarize="feedline.datasets.shard_summaries:uncounted",
+    ),
+    "audio": Format(
+        "audio files",
+        ("feedline.datasets.media.waveforms:Waveforms",),
+        "ranges of audio files",
+        ("Waveforms(paths)",),
+        "audio",
+        pattern="**/*.{wav,flac,ogg,oga,opus,mp3,aiff,aif,au,caf,w64}",
+        precedence=1,
+        summarize="feedline.datasets.shard_summaries:uncounted",
+    ),
     "files": Format("files", ("feedline.datasets.files:Files",), "any files", ("Files(paths)",)),
 }
 """The formats by name, in the order in which markers are tried; `register_format` adds to them."""

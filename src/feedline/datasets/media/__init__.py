@@ -1,0 +1,1 @@
+"""Clips of videos, and ranges of audio files."""

@@ -1,0 +1,131 @@
+"""Ranges of audio files, with soundfile, at any rate and number of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.core import optional
+from feedline.datasets.media.files import Source
+from feedline.errors import SampleError
+
+WHAT = "datasets.Waveforms"
+
+
+Samples = NDArray[np.float32]
+"""Samples (channels, samples), in [-1, 1]."""
+
+
+@dataclass(frozen=True, slots=True)
+class AudioInfo:
+    """Rate, samples per channel, and channels of a file."""
+
+    rate: int
+    length: int
+    channels: int
+
+    def pack(self) -> bytes:
+        """The values as bytes."""
+        return np.array([self.rate, self.length, self.channels], "<i8").tobytes()
+
+    @classmethod
+    def parse(cls, packed: bytes) -> AudioInfo:
+        """The values that `pack` wrote."""
+        return cls(*np.frombuffer(packed, "<i8").tolist())
+
+
+def soundfile() -> Any:
+    """The module `soundfile`; MissingExtraError without it."""
+    return optional.load("soundfile", "audio", WHAT)
+
+
+@contextmanager
+def _damage(name: str) -> Iterator[None]:
+    try:
+        yield
+    except soundfile().LibsndfileError as error:
+        raise SampleError(
+            f"{name} cannot be decoded ({error.error_string.rstrip('.')}): the file is damaged, or has a format that "
+            f"libsndfile does not read; write it again (ffmpeg -i {name} out.flac), or pass on_error='skip' to the "
+            "loader"
+        ) from error
+
+
+class AudioReader:
+    """Reads ranges of one audio file; for one thread at a time."""
+
+    def __init__(self, source: Source, name: str) -> None:
+        self._name = name
+        if isinstance(source, str):
+            open(source, "rb").close()  # libsndfile does not say why a file cannot be opened
+        else:
+            source.seek(0)
+        with _damage(name):
+            self._file = soundfile().SoundFile(source)
+        self.info = AudioInfo(self._file.samplerate, self._file.frames, self._file.channels)
+        # libsndfile's seek in Vorbis may end at another sample.
+        self._seeks = self._file.subtype != "VORBIS"
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read(self, start: int, stop: int) -> Samples:
+        """The samples `[start, stop)`; SampleError if the file ends before."""
+        with _damage(self._name):
+            self._go_to(start)
+            samples: Samples = self._file.read(stop - start, dtype="float32", always_2d=True).T
+        if samples.shape[1] != stop - start:
+            end = start + samples.shape[1]
+            raise SampleError(
+                f"{self._name} ends at sample {end} ({end / self.info.rate:.3f} s), and its header promises {self.info.length}: replace it, or pass on_error='skip' to the loader"
+            )
+        return samples
+
+    def _go_to(self, start: int) -> None:
+        at = self._file.tell()
+        if at == start:
+            return
+        if self._seeks:
+            self._file.seek(start)
+            return
+        if start < at:
+            self._file.seek(0)
+            at = 0
+        while at < start:
+            passed = len(self._file.read(min(start - at, _PASSED_AT_ONCE), dtype="float32", always_2d=True))
+            if not passed:
+                return
+            at += passed
+
+
+_PASSED_AT_ONCE = 1 << 18
+
+
+def with_channels(samples: Samples, channels: int | None, name: str) -> Samples:
+    """Samples with that number of channels: mixed to one, or one repeated."""
+    have = len(samples)
+    if channels is None or have == channels:
+        return samples
+    if channels == 1:
+        mixed: Samples = samples.mean(axis=0, dtype=np.float32, keepdims=True)
+        return mixed
+    if have == 1:
+        return np.repeat(samples, channels, axis=0)
+    raise SampleError(
+        f"{name} has {have} channels, which cannot be made {channels}: pass channels=1 to mix them, or channels=None "
+        "to keep them"
+    )
+
+
+def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
+    """Samples at another rate, by soxr."""
+    if rate == wanted:
+        return samples
+    soxr = optional.load("soxr", "audio", f"{WHAT} with rate=")
+    out: Samples = soxr.resample(np.ascontiguousarray(samples.T), rate, wanted).T
+    return out

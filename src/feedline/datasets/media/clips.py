@@ -1,0 +1,301 @@
+"""`Clips`: clips of videos as uint8 tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.core.dataset import BatchRead, Keys, Traits, Transform, check_reads_batches, digest_of
+from feedline.core.paths import Pathlike
+from feedline.core.rng import Draws, SampleRng, derive, sample_rng, torch_keys
+from feedline.core.shard_offsets import ShardOffsets
+from feedline.core.tensors import Allocator, allocate_tensor, as_indices, numpy_view, one_within, within
+from feedline.datasets.decoding import ImageDecoder, SampleTransform
+from feedline.datasets.media.files import KnownFiles, MediaFiles, Piece
+from feedline.datasets.media.opened import Decoders
+from feedline.datasets.media.sampling import ClipRule, Short, Times, TooShortError
+from feedline.datasets.media.video import FrameTable, VideoReader, pyav, scan_frames
+from feedline.errors import SampleError, note
+from feedline.images import ImageError
+from feedline.stores import Cache
+from feedline.transforms import plan
+
+VIDEO_EXTENSIONS = (".mp4", ".m4v", ".mkv", ".webm", ".mov", ".avi", ".ts", ".mpg", ".mpeg", ".wmv", ".flv", ".ogv")
+"""Extensions of video files in folders, in lower case; the format is detected by content."""
+
+
+class _Chosen(NamedTuple):
+    """The frames of one clip: their numbers in order, and its key for transforms."""
+
+    piece: Piece
+    table: FrameTable
+    frames: NDArray[np.int64]
+    key: int
+
+
+class Clips(torch.utils.data.Dataset[dict[str, Any]]):
+    """Clips of videos, as dicts of "frames", "seconds" and "label".
+
+    "frames" is uint8, (frames, channels, height, width), in RGB and upright; "seconds" float64, (frames,), the time of
+    each frame in its video; "label" an int, absent without labels.
+
+    `paths` is a folder, a path, an address, a pattern, or a list of these. The folders in a single folder are classes:
+    labels are the indices of their sorted names, `classes`. With a `manifest`, an iterable of mappings such as a
+    `CSV`, `paths` is the folder of its "path"s; "label" is an int, or a string that becomes an index of `classes`;
+    "start" and "stop" are seconds that limit the clips of a row.
+
+    A clip has `frames` frames: every `stride`-th of the video, or with `fps` those shown `1 / fps` seconds apart,
+    which is exact for variable frame rates. `sampling` places it:
+
+    - "random": anywhere, `clips_per_video` clips, drawn anew in each epoch;
+    - "regular": in the middle, or `clips_per_video` clips from the beginning to the end at equal distances;
+    - "sliding": at the beginning and every `step` frames after it (seconds with `fps`), by default one behind
+      the other;
+    - "uniform": one frame from the middle of each of `frames` equal parts of the video;
+    - "segments": a random frame from each of these parts;
+    - "whole": all frames at that stride or rate, with `frames=None`; `fl.collate.pad` makes batches of them.
+
+    `short` says what a video shorter than a clip gives: an "error", or frames that are filled up by "repeat_last" or
+    "wrap". A transform of `fl.transforms` is applied to each frame, with the same random numbers for all frames of a
+    clip; another one gets the clip, `transform(frames)` or `transform(frames, rng)`.
+
+    Each video is scanned once for the times of its frames and keyframes, which are kept in one file in `index_dir`, or
+    in the user's cache folder. A process keeps at most `open_videos` decoders, of one thread each. Objects are read by
+    ranges, and kept in the folder `cache`, if one is given; `options` are those of `open_store`. SampleError names
+    file, frame and time of what cannot be decoded. Decoding is FFmpeg's, by PyAV: it shows damage that a decoder
+    conceals as it would in a player.
+    """
+
+    def __init__(
+        self,
+        paths: Pathlike | Sequence[Pathlike],
+        *,
+        frames: int | None = 16,
+        stride: int = 1,
+        fps: float | None = None,
+        sampling: str = "random",
+        clips_per_video: int = 1,
+        step: float | None = None,
+        short: Short = "error",
+        manifest: Iterable[Mapping[str, Any]] | None = None,
+        transform: Transform | None = None,
+        open_videos: int = 4,
+        index_dir: Pathlike | None = None,
+        cache: Cache | Pathlike | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        pyav()  # before the files are searched
+        self._rule = ClipRule(frames, stride, fps, sampling, clips_per_video, step, short)
+        self._media = MediaFiles(paths, manifest, VIDEO_EXTENSIONS, cache, options)
+        self._tables = KnownFiles(self._media, "video-frames", index_dir, self._scan, FrameTable.parse)
+        self.paths = self._media.files.names
+        """The path or address of each video."""
+        self.classes = self._media.classes
+        """Names of the labels; empty if labels are numbers, or absent."""
+        self._clips = ShardOffsets(self._counts())
+        self._decoders: Decoders[VideoReader] = Decoders(self._open, open_videos)
+        self._step = SampleTransform(transform)
+        self._images = ImageDecoder(transform, np.asarray) if plan(transform) is not None else None
+
+    def __len__(self) -> int:
+        return len(self._clips)
+
+    @property
+    def shard_sizes(self) -> NDArray[np.int64]:
+        """Clips per video, or per row of the manifest, for `samplers.ShardShuffled`."""
+        return self._clips.sizes
+
+    @property
+    def targets(self) -> list[int | None]:
+        """The label of each clip."""
+        labels = [piece.label for piece in self._media.pieces]
+        return [label for label, count in zip(labels, self._clips.sizes.tolist(), strict=True) for _ in range(count)]
+
+    @property
+    def listing_fingerprint(self) -> str:
+        """Digest of file names and clip counts, checked by saved loader states."""
+        return digest_of(self.paths, [*self._clips.sizes.tolist(), *(piece.file for piece in self._media.pieces)])
+
+    def address(self, index: int) -> tuple[str, str]:
+        """The file of a clip, and its number in that file."""
+        row, clip = self._clips.one(one_within(index, len(self), "Clips"))
+        return self.paths[self._media.pieces[row].file], f"clip {clip}"
+
+    @property
+    def traits(self) -> Traits:
+        fixed = self._images.batchable if self._images is not None else False
+        return Traits(
+            thread_safe=True,
+            is_random=self._draws or self._images is None,
+            reads_batches=fixed and self._rule.frames is not None and type(self).__getitem__ is Clips.__getitem__,
+            uses_keys=self._draws,
+        )
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Clip `index`; negative indices count from the end."""
+        return self._samples(np.array([one_within(index, len(self), "Clips")]), [None])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The clips of these indices; those of one video are read in the order of their frames."""
+        if type(self).__getitem__ is not Clips.__getitem__:  # a subclass overrides it
+            return [self[index] for index in indices]
+        places = within(as_indices(indices), len(self), "Clips")
+        return self._samples(places, range(len(places)))
+
+    def read_batch(self, request: BatchRead) -> dict[str, torch.Tensor]:
+        """The collated batch; TypeError if clips may differ in shape."""
+        check_reads_batches(self)
+        places, keys = within(request.indices, len(self), "Clips"), request.keys
+        if keys is None and self._draws:
+            keys = torch_keys(len(places))
+        chosen = self._choose(places, [0] * len(places) if keys is None else keys.tolist())
+        out: list[torch.Tensor] = []
+        for row, frames in self._decoded(chosen):
+            clip = self._transformed(chosen[row], frames, partial(_row, out, row, len(chosen), request.allocate))
+            assert clip.data_ptr() == out[0][row].data_ptr()
+        seconds = np.stack([_seconds(each) for each in chosen])
+        batch = {"frames": _channels_first(out[0]), "seconds": request.allocate(seconds.shape, torch.float64)}
+        numpy_view(batch["seconds"])[...] = seconds
+        if self._media.has_labels:
+            batch["label"] = request.allocate((len(chosen),), torch.int64)
+            numpy_view(batch["label"])[...] = [each.piece.label for each in chosen]
+        return batch
+
+    @property
+    def _draws(self) -> bool:
+        return self._rule.is_random or (self._images is not None and self._images.draws)
+
+    def _samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[dict[str, Any]]:
+        needs_rng = self._draws or self._step.wants_rng
+        rngs = [sample_rng(row) if needs_rng else None for row in rows]
+        chosen = self._choose(places, [0 if rng is None else rng.key for rng in rngs])
+        samples: list[dict[str, Any]] = [{} for _ in chosen]
+        for row, frames in self._decoded(chosen):
+            each, rng = chosen[row], rngs[row]
+            clip: Any = self._transformed(each, frames, allocate_tensor)
+            clip = self._step.apply(clip, rng) if self._images is None else _channels_first(clip)
+            samples[row] = {"frames": clip, "seconds": torch.from_numpy(_seconds(each))}
+            if each.piece.label is not None:
+                samples[row]["label"] = each.piece.label
+        return samples
+
+    def _choose(self, places: NDArray[np.int64], keys: Sequence[int]) -> list[_Chosen]:
+        """The frames of these clips."""
+        chosen = []
+        for place, key in zip(places.tolist(), keys, strict=True):
+            row, clip = self._clips.one(place)
+            piece = self._media.pieces[row]
+            table: FrameTable = self._tables[piece.file]
+            times = _times(table, piece)
+            try:
+                # A key of its own: a crop drawn with the sample's key must not depend on where the clip is.
+                frames = self._rule.pick(times, clip, Draws(derive(key, "clip")))
+            except TooShortError as error:
+                raise TooShortError(f"{self._name(piece)}: {error}") from None
+            chosen.append(_Chosen(piece, table, frames, key))
+        return chosen
+
+    def _decoded(self, chosen: Sequence[_Chosen]) -> Iterator[tuple[int, list[NDArray[np.uint8]]]]:
+        """Row and frames of each clip; those of one video in the order of their frames."""
+        order = sorted(range(len(chosen)), key=lambda row: (chosen[row].piece.file, int(chosen[row].frames.min())))
+        before, kept = -1, dict[int, NDArray[np.uint8]]()
+        for row in order:
+            piece, _, numbers, _ = chosen[row]
+            with self._naming(piece), self._decoders.use(piece.file) as reader:
+                kept = reader.read(np.unique(numbers), kept if piece.file == before else None)
+            before = piece.file
+            yield row, [kept[number] for number in numbers.tolist()]
+
+    def _transformed(self, chosen: _Chosen, frames: Sequence[NDArray[np.uint8]], allocate: Allocator) -> torch.Tensor:
+        """The frames of a clip as one tensor.
+
+        Channels are last, unless a transform of the project has put them first.
+        """
+        if self._images is not None and self._images.batchable:
+            keys: Keys = np.full(len(frames), chosen.key, np.uint64)
+            try:
+                return self._images.decode_batch([np.ascontiguousarray(frame) for frame in frames], keys, allocate)
+            except ImageError as error:
+                raise SampleError(f"{self._name(chosen.piece)}: {error}") from error
+        if self._images is not None:
+            each = [self._images.value(np.ascontiguousarray(frame), SampleRng(chosen.key)) for frame in frames]
+            return torch.stack([torch.as_tensor(one) for one in each])
+        shapes = {frame.shape for frame in frames}
+        if len(shapes) > 1:
+            raise SampleError(
+                f"{self._name(chosen.piece)}: its frames change size ({', '.join(map(str, sorted(shapes)))}): pass a "
+                "transform of fl.transforms that gives them one"
+            )
+        clip = allocate((len(frames), *frames[0].shape), torch.uint8)
+        pixels = numpy_view(clip)
+        for number, frame in enumerate(frames):
+            pixels[number] = frame
+        return _channels_first(clip)
+
+    def _counts(self) -> list[int]:
+        """The number of clips of each piece; 1 for a damaged file, whose error comes when it is read."""
+        entries = self._tables.collect()
+        if self._rule.sampling != "sliding":
+            return [self._rule.per_video] * len(self._media.pieces)
+        counts = []
+        for piece in self._media.pieces:
+            try:
+                counts.append(self._rule.count(_times(self._tables.parsed(entries[piece.file]), piece)))
+            except SampleError:
+                counts.append(1)
+        return counts
+
+    def _scan(self, number: int) -> bytes:
+        return scan_frames(self._media.open(number), self._media.files.name(number)).pack()
+
+    def _open(self, number: int) -> VideoReader:
+        return VideoReader(self._media.open(number), self._tables[number], self._media.files.name(number))
+
+    def _name(self, piece: Piece) -> str:
+        return self.paths[piece.file]
+
+    @contextmanager
+    def _naming(self, piece: Piece) -> Iterator[None]:
+        """Add the file to errors of the block that do not name it."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{self._name(piece)} does not exist: it was moved or deleted; restore it, or pass on_error='skip' to "
+                "the loader"
+            ) from error
+        except OSError as error:
+            note(error, f"feedline: {self._name(piece)}")
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Clips: {len(self)} clips of {len(self.paths)} videos>"
+
+
+def _times(table: FrameTable, piece: Piece) -> Times:
+    whole = Times(table.seconds, table.end_s)
+    return whole if piece.start is None and piece.stop is None else whole.between(piece.start, piece.stop)
+
+
+def _seconds(chosen: _Chosen) -> NDArray[np.float64]:
+    return chosen.table.seconds[chosen.frames]
+
+
+def _row(
+    out: list[torch.Tensor], row: int, count: int, allocate: Allocator, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """Row `row` of a batch whose memory is allocated once the shape of a clip is known."""
+    if not out:
+        out.append(allocate((count, *shape), dtype))
+    return out[0][row]
+
+
+def _channels_first(frames: torch.Tensor) -> torch.Tensor:
+    """(..., channels, height, width); transforms that convert to tensors have put them first."""
+    return frames if frames.is_floating_point() else frames.movedim(-1, -3)
