@@ -1,6 +1,6 @@
 """Images decoded by two Ray actors: feedline's Ray pool and Ray Data's `iter_torch_batches`, on the same cluster.
 
-Both decode and crop the same JPEGs with the same function, into batches of 64 in order. The figures count from the
+Both decode and crop the same JPEGs with the same function, into batches of 32 in order. The figures count from the
 first batch to the last, so neither pays for the start of its actors. Ray Data starts new ones for each epoch.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import warnings
 from collections.abc import Iterable
 from time import perf_counter
@@ -20,8 +21,8 @@ from PIL import Image
 import feedline as fl
 from harness import Contest
 
-BATCH = 64
-BATCHES = 24
+BATCH = 32
+BATCHES = 16
 SIDE = 224
 
 
@@ -92,15 +93,14 @@ def main() -> None:
     )  # fmt: skip
 
     def ray_data() -> float:
-        built = blocks.map_batches(
-            Decoder, batch_size=BATCH, concurrency=2, num_cpus=1, fn_constructor_args=(images,)
-        )  # fmt: skip
+        two = ray.data.ActorPoolStrategy(size=2)
+        built = blocks.map_batches(Decoder, batch_size=BATCH, compute=two, num_cpus=1, fn_constructor_args=(images,))
         return rate(each["image"] for each in built.iter_torch_batches(batch_size=BATCH, prefetch_batches=4))
 
     contest = Contest("images from two Ray actors", unit="images/s", baseline="Ray Data")
     contest.measure("Ray Data", ray_data)
     contest.measure("feedline", lambda: rate(loader))
-    contest.run(rounds=5).publish("ray")
+    contest.run(rounds=int(sys.argv[1]) if sys.argv[1:] else 5).publish("ray")
     loader.close()
     ray.shutdown()
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 MEMORY = 100 * 2**20
 """Bytes of the object store of a node."""
@@ -29,10 +25,22 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     arguments = {"num_cpus": 8, "object_store_memory": MEMORY, "include_dashboard": False, "_system_config": HEALTH}
-    nodes = Cluster(initialize_head=True, head_node_args=arguments)
+    nodes = Cluster()
     try:
+        _add_head(nodes, arguments)
         ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
         yield nodes
     finally:
         ray.shutdown()
         nodes.shutdown()
+
+
+def _add_head(nodes: Any, arguments: dict[str, Any]) -> None:
+    for left in reversed(range(4)):
+        try:
+            nodes.add_node(**arguments)
+            return
+        except Exception as error:
+            # Ray gives a node half a minute to start, whatever else the machine does.
+            if not left or "timed out during startup" not in str(error):
+                raise
