@@ -22,7 +22,7 @@ LONGEST_FILES = (
     *("test_laws_drop_in", "test_laws_agreement", "test_fork_server", "test_formats_laws", "test_torch_iterable"),
     *("test_docs", "test_servers", "test_local", "test_vision", "test_fuzz_run", "test_demo", "test_images_samplings"),
     *("test_images_verdicts", "test_stores_outage", "test_stores_cache", "test_stores_slow_lines", "test_wrappers"),
-    *("test_kill_parent",),
+    *("test_kill_parent", "test_ray"),
     *("test_huggingface_stream", "test_formats_s3", "test_bench", "test_layers", "test_deploy"),
 )
 """The files that run first, the longest ones of each part of the suite; `scripts/test_costs.py` measures them."""
@@ -41,6 +41,10 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs so, and every process that a test interrupts would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# For Ray: no report to its makers, and no file with a token.
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -388,8 +388,9 @@ def _flow(loader: Any, kind: PoolKind, pool: WorkerPool, together: bool) -> Flow
         return Flow(each * loader.num_workers, loader.in_order)
     workers = pool.statistics().workers or loader.num_workers
     context = Context(
-        pool=kind, num_workers=workers, prefetch_factor=each, in_order=loader.in_order, cpus=available_cpus()
-    )
+        pool=kind, num_workers=workers, prefetch_factor=each, in_order=loader.in_order,
+        cpus=(kind.cpus or available_cpus)(),
+    )  # fmt: skip
     return Flow(each * workers, loader.in_order, Autoscale(workers, max(MOST_WORKERS, workers), context), each)
 
 

@@ -1,6 +1,7 @@
-"""Worker pools: inline, threads, processes, and pools that users register."""
+"""Worker pools: inline, threads, processes, Ray actors, and pools that users register."""
 
 from feedline.workers.base import BatchFuture, Builder, PoolKind, PoolOptions, PoolStatistics, Recovery, WorkerPool
+from feedline.workers.ray.options import ray_pool
 from feedline.workers.registry import POOLS, register_pool
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "PoolStatistics",
     "Recovery",
     "WorkerPool",
+    "ray_pool",
     "register_pool",
 ]

@@ -183,6 +183,8 @@ class PoolKind:
     """Native threads may work on one batch: two workers with many threads each are then better than many workers."""
     resizable: bool = True
     """`resize` changes the number of workers, so `num_workers="auto"` may follow the load."""
+    cpus: Callable[[], float] | None = None
+    """Number of CPUs that its workers may use; None for those of this machine."""
     accepts: frozenset[str] = frozenset()
     """Arguments of the loader that other kinds refuse: "worker_init_fn", "multiprocessing_context"."""
     prepare: Callable[[], object] | None = None

@@ -1,4 +1,4 @@
-"""Table of worker pools: three built-in kinds, and those that users register."""
+"""Table of worker pools: four built-in kinds, and those that users register."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from feedline.workers.process.launch import Launcher
 from feedline.workers.process.pool import ProcessPool
 from feedline.workers.process.snapshot import SnapshotLauncher
 from feedline.workers.process.zygote import ZygoteLauncher
+from feedline.workers.ray.options import ray_pool
 from feedline.workers.threads import ThreadPool
 from feedline.workers.transport import Inbox
 
@@ -136,7 +137,7 @@ PROCESSES = PoolKind(
     prepare=_prepare_processes,
 )
 
-POOLS: dict[str, PoolKind] = {"inline": INLINE, "thread": THREADS, "process": PROCESSES}
+POOLS: dict[str, PoolKind] = {"inline": INLINE, "thread": THREADS, "process": PROCESSES, "ray": ray_pool()}
 """Every kind of pool by its name; add one with `register_pool`."""
 
 

@@ -104,7 +104,7 @@ def context_of(loader: Any, builder: Any, kind: PoolKind, kind_with_workers: Poo
         in_order=loader.in_order,
         persistent_workers=loader.persistent_workers,
         round_robin=is_stream or (kind_with_workers.needs_pickle and draws and not loader._adapts),
-        cpus=available_cpus(group),
+        cpus=available_cpus(group) if kind.cpus is None else kind.cpus(),
         throttled=throttling is not None and throttling.share > THROTTLED,
         fetches_many=batch_getter(dataset) is not None or reader_of(dataset) is not None,
         thread_safe=traits_of(dataset).thread_safe or getattr(builder, "vectorized", False),

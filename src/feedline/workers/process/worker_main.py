@@ -74,9 +74,24 @@ def run_worker(
     _install_signal_handlers(worker_channels.stacks)
     status_row.set_ready()
     name_process(f"feedline-{setup.worker_id}")
+    build = open_builder(builder, init_fn, setup, status_row.progress)
+    # A copy: the original descriptor stays open until the process ends, so the pool sees the end of the process.
+    answers = channels.connect(os.dup(worker_channels.answers))
+    # ConnectionError: the pool was closed while a batch was being built
+    with answers, RequestReader(worker_channels.queue) as reader, suppress(ConnectionError):
+        _answer_all(build, status_row, reader, answers, changes_of(builder) if setup.reports_generators else bytes)
+
+
+def open_builder(
+    builder: Any, init_fn: Callable[[int], object] | None, setup: WorkerSetup, progress: Callable[[int], None]
+) -> Callable[..., Any]:
+    """Make this process a worker of torch's kind; return its builder.
+
+    Seeds the global generators, sets torch's worker information, and runs `init_fn`, whose error every request raises.
+    """
     keep_freed_memory()
     _seed(setup)
-    builder.progress = status_row.progress
+    builder.progress = progress
     if setup.latest_generators is not None:
         builder.resumed_generators = setup.latest_generators
     telemetry.work_as(setup.worker_id, own_process=True)
@@ -92,14 +107,10 @@ def run_worker(
     build = builder if init_fn is None else _run_init_fn(builder, init_fn, setup.worker_id)
     if setup.opening_generators is not None:
         getattr(builder, "restore", restore_globals)(setup.opening_generators)
-    # A copy: the original descriptor stays open until the process ends, so the pool sees the end of the process.
-    answers = channels.connect(os.dup(worker_channels.answers))
-    # ConnectionError: the pool was closed while a batch was being built
-    with answers, RequestReader(worker_channels.queue) as reader, suppress(ConnectionError):
-        _answer_all(build, status_row, reader, answers, _changes_of(builder) if setup.reports_generators else bytes)
+    return build
 
 
-def _changes_of(builder: Any) -> Callable[[], bytes]:
+def changes_of(builder: Any) -> Callable[[], bytes]:
     """A function that returns changed state after a batch, or b""."""
     if not getattr(builder, "is_stateful", False):
         return GlobalStateChanges().take

@@ -191,7 +191,7 @@ class Arena:
         Memory outside slots is copied into one. Raises NotPicklableError with the path of the part that cannot be
         pickled, and SlotMemoryError if there is no memory for another slot.
         """
-        stream, oob = _pickle(obj)
+        stream, oob = pickle_batch(obj)
         layout = oob.layout(lambda span: self._pool.find(span) is not None)
         outgoing = OutgoingMessage(self._pool, self._allocator)
         try:
@@ -214,7 +214,8 @@ class Arena:
         self._pool.close()
 
 
-def _pickle(obj: Any) -> Pickling:
+def pickle_batch(obj: Any) -> Pickling:
+    """Pickle a batch by name or value; NotPicklableError names its path."""
     try:
         return dump_out_of_band(obj, ReferencePickler)
     except Exception as error:  # noqa: BLE001 - reported below, unless the other pickler knows better

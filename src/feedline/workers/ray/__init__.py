@@ -1,0 +1,1 @@
+"""Workers that are Ray actors, on this machine or others."""
