@@ -16,7 +16,7 @@ class _HeldOff(threading.local):
     depth = 0
 
     # The lock itself stays a statement of its own, in C: an interrupt inside these methods can leave `depth` too high,
-    # which costs a thread per finalizer, but never a lock that nobody releases.
+    # which costs a thread per finalizer, but never a lock that stays held.
     def __enter__(self) -> None:
         self.depth += 1
 
