@@ -27,6 +27,13 @@ PACKAGES = (
 LIGHTNING = ("lightning==2.6.6", "torchmetrics==1.9.0", "lightning-utilities==0.15.3")
 """Its trainer, without the loggers and strategies that need more."""
 
+TRAINERS = (
+    *("transformers==5.23.0", "tokenizers==0.23.3", "regex==2026.11.15", "timm==1.0.31"),
+    *("fastai==2.8.12", "fastcore==2.2.39", "fastprogress==1.0.3", "fasttransform==0.0.5", "plum-dispatch==2.10.1"),
+    *("beartype==0.23.1", "fastdownload==0.0.8"),
+)
+"""Trainers of other projects. fastprogress 1.0 draws no web pages, and so needs less."""
+
 TORCHVISION = "torchvision==0.28.0"
 """Its Python part is enough: the compiled one belongs to another build of torch, and does not load with this one."""
 
@@ -51,6 +58,13 @@ def peers() -> Path:
 def lightning() -> Path:
     """The folder that Lightning is installed in."""
     return _once("lightning", repr(LIGHTNING), lambda place: _install(place, LIGHTNING))
+
+
+def trainers() -> list[Path]:
+    """Folders with Lightning, Transformers, timm and fastai, and what they import."""
+    return [
+        _once("trainers", repr(TRAINERS), lambda place: _install(place, TRAINERS)), lightning(), torchvision()
+    ]  # fmt: skip
 
 
 def torchvision() -> Path:
@@ -106,5 +120,4 @@ if __name__ == "__main__":
         print(torchvision())
     else:
         peers()
-        lightning()
-        torchvision()
+        trainers()

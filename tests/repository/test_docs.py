@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from peers import trainers
 from preloaded import Preloaded
 
 import docs_tables
@@ -45,7 +47,20 @@ def preloaded() -> Iterator[Preloaded]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def with_trainers() -> Iterator[Preloaded]:
+    """Scripts that import packages of other projects, whose imports warn."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path, *map(str, trainers())])
+        server = Preloaded("-W", "ignore", ends_quickly=True)
+    with server:
+        yield server
+
+
+TRAINERS = ROOT / "docs/how-to/trainers"
 ALL = [block for page in PAGES for block in blocks(page)]
+OF_TRAINERS = [block for block in ALL if block.page.parent == TRAINERS and block.page.stem != "torchrun"]
+ALL = [block for block in ALL if block.page.parent != TRAINERS]
 
 
 @pytest.mark.parametrize("block", ALL, ids=lambda block: f"{block.page.relative_to(ROOT)}:{block.line}")
@@ -54,6 +69,12 @@ def test_block_runs(block: Block, preloaded: Preloaded, tmp_path: Path) -> None:
     script.write_text(block.code, encoding="utf-8")
     code = preloaded.run(script, log, WITHIN_S)
     assert code == 0, f"{block.page}:{block.line}\n{log.read_text()}"
+
+
+@pytest.mark.parametrize("block", OF_TRAINERS, ids=lambda block: block.page.stem)
+def test_a_page_of_a_trainer_runs(block: Block, with_trainers: Preloaded, tmp_path: Path) -> None:
+    """`tests/stress/test_elastic.py` runs the page on torchrun."""
+    test_block_runs(block, with_trainers, tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -252,6 +252,25 @@ def test_an_epoch_that_is_resumed_ends_after_the_rest(servers: list[LineServer])
     assert len(received(resumed)) == 25
 
 
+@pytest.mark.parametrize("hands", HANDS[:2], ids=NAMES[:2])
+def test_delivered_counts_the_batches_that_the_loop_has_received(
+    servers: list[LineServer], hands: dict[str, Any]
+) -> None:
+    """Neither answers without messages, nor batches of earlier epochs, nor those of other ranks."""
+    fill(servers[:1], 0, 12)
+    rank = fl.RankPolicy((0, 2), uneven="stop")
+    with fl.DataLoader(lines(servers), 4, seed=0, distributed=rank, **hands) as loader:
+        for epoch in range(2):
+            for number, _ in enumerate(loader, start=1):
+                assert loader.delivered == loader.stats().position == number
+                state = loader.state_dict()
+            assert number == 3
+            fill(servers[:1], 12, 24) if not epoch else None
+    resumed = fl.DataLoader(lines(servers), 4, seed=0)
+    resumed.load_state_dict(json.loads(json.dumps(state)))
+    assert resumed.delivered == 3
+
+
 def test_an_epoch_may_end_at_a_time(servers: list[LineServer]) -> None:
     fill(servers, 0, 30)
     soon = datetime.now(UTC) + timedelta(seconds=0.2)

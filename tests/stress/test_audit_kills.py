@@ -15,7 +15,8 @@ import pytest
 from audit_rank import SAMPLES
 from preloaded import Preloaded
 
-from feedline.loader.report.audit import Audit, audit
+from feedline.loader.report.attempts import Audit
+from feedline.loader.report.audit import audit
 from feedline.loader.report.audit_log import read_audit_log
 
 pytestmark = pytest.mark.stress

@@ -14,7 +14,8 @@ from feedline.cli.arguments import AsJson, print_json
 from feedline.cli.target import as_feedline, load
 from feedline.errors import ArgumentError
 from feedline.loader.plan import plan_of
-from feedline.loader.report.audit import Audit, IndicesAt, audit
+from feedline.loader.report.attempts import Audit
+from feedline.loader.report.audit import IndicesAt, audit
 from feedline.loader.report.audit_log import SUFFIX, audit_path, read_audit_log
 from feedline.samplers import IndexSampler
 

@@ -64,6 +64,12 @@ class LiveDataset(Protocol):
     def is_over(self, epoch: int, states: Sequence[Any]) -> bool:
         """True if the epoch ends where these partitions are now."""
 
+    def delivered(self, epoch: int, states: Sequence[Any]) -> int:
+        """Batches of the epoch up to these states, of which some may be None."""
+
+    def place_key(self, state: Any) -> Any:
+        """JSON value that orders the places of a partition, for the audit log."""
+
     def acknowledge(self, states: Mapping[int, Any], *, now: bool) -> None:
         """Report outside that the loop has come behind these states.
 

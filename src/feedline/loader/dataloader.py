@@ -30,7 +30,7 @@ from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
 from feedline.loader.contract import Contract, RankPolicy, Ranks, Terms, is_in_step
 from feedline.loader.device import Delivery
 from feedline.loader.error_policy import Action, ErrorPolicy, Quarantine
-from feedline.loader.live import LiveRun, check_live
+from feedline.loader.live import LiveRun, check_live, delivered_batches
 from feedline.loader.loop import Iteration
 from feedline.loader.metrics import serve_if_configured
 from feedline.loader.monitor import Monitor
@@ -356,11 +356,11 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         if self._resume is not None:
             plan = self._make_plan(self._resume)
-            return plan.delivered(plan.unpack(self._resume))
+            return delivered_batches(self.dataset, plan, plan.unpack(self._resume))
         progress = self._progress
         if progress is None or self._plan is None or progress.over:
             return 0
-        return self._plan.delivered(progress.cursor)
+        return delivered_batches(self.dataset, self._plan, progress.cursor)
 
     def batch_at(
         self, step: int, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None,

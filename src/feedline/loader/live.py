@@ -7,6 +7,7 @@ from typing import Any
 
 from feedline.core.cursor import PartitionCursor
 from feedline.core.live import LiveDataset, is_live
+from feedline.core.schedule import PartitionSchedule
 from feedline.errors import ArgumentError
 from feedline.loader.plan import Plan
 
@@ -55,6 +56,13 @@ class LiveRun:
             self.dataset.acknowledge({}, now=True)
         finally:
             self.dataset.hang_up()
+
+
+def delivered_batches(dataset: Any, plan: Plan, cursor: Any) -> int:
+    """Batches of the epoch that this rank has received up to a cursor."""
+    if not is_live(dataset) or not isinstance(plan.schedule, PartitionSchedule):
+        return plan.delivered(cursor)
+    return dataset.delivered(cursor.epoch, [_state(cursor, number) for number in plan.schedule.mine])
 
 
 def check_live(loader: Any) -> None:

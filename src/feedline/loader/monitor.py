@@ -23,6 +23,7 @@ from feedline.core.telemetry import Span
 from feedline.errors import ArgumentError
 from feedline.loader.heartbeat import NEVER_NS, Heartbeat, QueueState
 from feedline.loader.identity import identity_of, log_path
+from feedline.loader.live import delivered_batches
 from feedline.loader.padding import padding_share
 from feedline.loader.plan import Plan
 from feedline.loader.pools import LoaderPools
@@ -165,13 +166,17 @@ class Monitor:
             self._throttling_before = self._group.throttling()
         if self._sources is not None and self._sources.progress.totals.batches:
             self._former = self._sources.progress.totals
+        former = self._sources
         self._sources = _Sources(pools, progress, plan, loader.dataset, _length(plan))
         self._others, self._others_cpus = OtherPrograms(_pids_of_all()), None
         self._others_due_s = monotonic() + _MACHINE_S
         self._publication_due_ns = 0
         progress.totals = Totals(whole=self.whole)
         if self._log is not None:
-            progress.audit = AuditLog(audit_path(self._log.path), self.identity, plan)
+            # An iteration that was left before its first batch has no record.
+            resumed = loader._resume is not None or _has_unwritten_resume(former)
+            audited = audit_path(self._log.path)
+            progress.audit = AuditLog(audited, self.identity, plan, loader.dataset, resumed=resumed)
         page = self._open_page()
         page.words[BATCHES] = self.whole.batches
         progress.heartbeat = self._heartbeat = Heartbeat(page, due_ns=0, publish=self._weak_publisher())
@@ -185,7 +190,7 @@ class Monitor:
         machine = self._read_machine(sources)
         common: dict[str, Any] = {
             "epoch": progress.cursor.epoch - progress.over,
-            "position": sources.length if progress.over and sources.length else sources.plan.delivered(progress.cursor),
+            "position": _position(sources),
             "length": sources.length,
             "ready": self._queue.ready,
             "in_flight": self._queue.in_flight,
@@ -385,6 +390,18 @@ def _length(plan: Plan) -> int | None:
         return plan.length()
     except Exception:  # noqa: BLE001 - a sampler without a length, or a broken one: `len(loader)` raises its error
         return None
+
+
+def _has_unwritten_resume(former: _Sources | None) -> bool:
+    return former is not None and former.progress.audit is not None and former.progress.audit.unwritten_resume
+
+
+def _position(sources: _Sources) -> int:
+    """Batches of the epoch that the loop has received."""
+    progress = sources.progress
+    if progress.over and sources.length:
+        return sources.length
+    return delivered_batches(sources.dataset, sources.plan, progress.cursor)
 
 
 def _pids_of_all() -> list[int]:

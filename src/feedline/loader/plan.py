@@ -132,9 +132,13 @@ class Plan:
         return isinstance(cursor, Cursor) and not cursor.delivered_ahead and self.delivered(cursor) >= batches
 
     def delivered(self, cursor: Cursor | PartitionCursor) -> int:
-        """Batches of the epoch that were delivered up to a cursor."""
+        """Batches of the epoch that were delivered up to a cursor.
+
+        Of partitions, those of this rank count.
+        """
         if isinstance(cursor, PartitionCursor):
-            return sum(mark.batches for _, mark in cursor.marks)
+            mine = frozenset(getattr(self.schedule, "mine", ()))
+            return sum(mark.batches for partition, mark in cursor.marks if partition in mine)
         schedule = self.schedule
         each = schedule.span if isinstance(schedule, Schedule) else schedule.share.world_size  # type: ignore[union-attr]
         return -(-(cursor.position + sum(stop - start for start, stop in cursor.delivered_ahead)) // each)

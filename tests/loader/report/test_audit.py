@@ -15,7 +15,8 @@ import torch
 
 import feedline as fl
 from feedline.loader import monitor
-from feedline.loader.report.audit import Audit, audit
+from feedline.loader.report.attempts import Audit
+from feedline.loader.report.audit import audit
 from feedline.loader.report.audit_log import RECORD_NBYTES, read_audit_log
 
 N = 211

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.cursor import Cursor, PartitionCursor
+from feedline.core.live import is_live
 from feedline.core.rng import derive_each
 from feedline.core.schedule import BatchSchedule, PartitionSchedule, Schedule, Share
 
@@ -125,6 +126,8 @@ class DeliveredRun:
     """None if an index is no integer."""
     pending: list[Any] = field(default_factory=list)
     head: bytes = b""
+    places: tuple[Any, Any] | None = None
+    """Where the run of a live partition begins and ends."""
 
     def settle(self, *, batches: bool) -> None:
         """Add the pending requests to the sums and the digest."""
@@ -152,9 +155,12 @@ class AuditLog:
     A failure to write is logged once and ends the log, but not the run.
     """
 
-    def __init__(self, path: Path, identity: dict[str, Any], plan: Any) -> None:
+    def __init__(self, path: Path, identity: dict[str, Any], plan: Any, dataset: Any, *, resumed: bool) -> None:
         self._path = path
         self._fixed = _fixed_fields(identity, plan)
+        self._live = dataset if is_live(dataset) else None
+        self.unwritten_resume = resumed
+        """True if a state was loaded, and no record says so yet."""
         self._each, self._batches = self._fixed["batch"], self._fixed["unit"] == "batch"
         self._mine = frozenset(getattr(plan.schedule, "mine", ()))
         self._runs: list[DeliveredRun] = []
@@ -173,7 +179,7 @@ class AuditLog:
             if isinstance(cursor, Cursor):
                 self._add_positions(request, cursor)
             else:
-                self._add_samples(request.partition, cursor.mark(request.partition).samples, mark)
+                self._add_samples(request.partition, cursor.mark(request.partition), mark)
         except OSError as error:
             self._fail(error)
 
@@ -233,10 +239,13 @@ class AuditLog:
         self._put(following.offset, _BLANK)
         self._free.append(following.offset)
 
-    def _add_samples(self, partition: int, start: int, mark: Any) -> None:
+    def _add_samples(self, partition: int, before: Any, mark: Any) -> None:
         run = next((run for run in self._runs if run.partition == partition), None)
         if run is None:
-            run = self._begin(start, partition=partition)
+            run = self._begin(before.samples, partition=partition)
+        if self._live is not None:
+            begun = self._live.place_key(before.state[1]) if run.places is None else run.places[0]
+            run.places = begun, self._live.place_key(mark.state[1])
         run.batches += mark.samples > run.stop
         run.stop, run.ended = max(run.stop, mark.samples), run.ended or mark.ended
         run.settled = run.stop
@@ -260,11 +269,13 @@ class AuditLog:
         self._close = weakref.finalize(self, os.close, self._fd)
         begun, already = (cursor.position, cursor.delivered_ahead) if isinstance(cursor, Cursor) else (0, ())
         fields = {**self._fixed, "epoch": cursor.epoch, "begun": begun, "already": already[:_MOST_RANGES]}
+        if self._live is not None:
+            fields["resumed"], self.unwritten_resume = self.unwritten_resume, False
         self._prefix = json.dumps(fields)[:-1].encode()
         if isinstance(cursor, PartitionCursor):
             for partition, mark in cursor.marks:
                 if partition in self._mine:
-                    self._add_samples(partition, mark.samples, mark)
+                    self._add_samples(partition, mark, mark)
 
     def _write(self, run: DeliveredRun) -> None:
         """Write a whole record.
@@ -274,7 +285,7 @@ class AuditLog:
         fields = {
             "partition": run.partition, "ahead": run.is_ahead, "even": run.is_even, "ended": run.ended,
             "start": run.start, "settled": run.settled, "sums": run.sums, "digest": run.digest,
-            "seen_s": round(time.time(), 3),
+            "seen_s": round(time.time(), 3), **({} if run.places is None else {"places": run.places}),
         }  # fmt: skip
         run.head = b"%b, %b, " % (self._prefix, json.dumps(fields)[1:-1].encode())
         record = run.head + _TAIL % (run.stop, run.batches)

@@ -97,6 +97,10 @@ class LiveStream(IterableDataset[Any]):
 
     # Of the loader.
 
+    def place_key(self, state: Any) -> Any:
+        """JSON value that orders the places of a partition."""
+        return self.order(state["place"])
+
     @property
     def traits(self) -> Traits:
         """Random only if `decode` is a function of the user."""
@@ -118,6 +122,13 @@ class LiveStream(IterableDataset[Any]):
         """True if the epoch ends here by `stop_after`."""
         most = self.terms.stop_after
         return most is not None and sum(state["count"] for state in states if state["epoch"] == epoch) >= most
+
+    def delivered(self, epoch: int, states: Sequence[Any]) -> int:
+        """Batches of the epoch up to these states.
+
+        Answers without messages, and batches of earlier epochs, are not counted.
+        """
+        return sum(state.get("batches", 0) for state in states if state is not None and state["epoch"] == epoch)
 
     def acknowledge(self, states: Mapping[int, Any], *, now: bool) -> None:
         """Commit what lies before these states, if there is a group.
@@ -219,7 +230,7 @@ class LiveStream(IterableDataset[Any]):
         if state is not None and state["epoch"] == epoch:
             return {**state, "place": place}
         stop = kept.end if self.terms.until == "latest" else None
-        return {"place": place, "epoch": epoch, "count": 0, "stop": stop}
+        return {"place": place, "epoch": epoch, "count": 0, "batches": 0, "stop": stop}
 
     def _start(self, client: LiveClient, number: int, kept: Kept) -> Place:
         place = None if self.terms.group is None else client.committed(number)
@@ -255,7 +266,7 @@ class LivePartition:
 
     def __init__(self, stream: LiveStream, number: int, epoch: int) -> None:
         self._stream, self._number = stream, number
-        self._state: dict[str, Any] = {"place": None, "epoch": epoch, "count": 0, "stop": None}
+        self._state: dict[str, Any] = {"place": None, "epoch": epoch, "count": 0, "batches": 0, "stop": None}
         self._reader: LiveReader | None = None
         self._ready: list[Any] = []
 
@@ -287,7 +298,9 @@ class LivePartition:
             if used < len(messages):
                 reader.put_back(self._number, messages[used:], places[used:])
         if used:
-            self._state = {**self._state, "place": places[used - 1], "count": self._state["count"] + used}
+            state = self._state
+            count, batches = state["count"] + used, state.get("batches", 0) + bool(drawn.samples)
+            self._state = {**state, "place": places[used - 1], "count": count, "batches": batches}
         return drawn
 
     def state_dict(self) -> dict[str, Any]:
