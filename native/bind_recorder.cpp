@@ -3,10 +3,8 @@
 #include <cstdint>
 #include <ctime>
 
-#include "buffer.h"
 #include "module.h"
-
-namespace nb = nanobind;
+#include "spans.h"
 
 namespace feedline {
 namespace {
@@ -141,31 +139,30 @@ public:
     void begin_sample() { sample_ns_ = clock_ns(CLOCK_MONOTONIC); }
     void end_sample() { sampled_ns_ += clock_ns(CLOCK_MONOTONIC) - sample_ns_; }
 
-    std::int64_t deliver(nb::handle spans) {
+    // Counts a batch with its spans and those of the loop, which need no tuples.
+    std::int64_t deliver(SpanSums& sums, nb::handle spans, std::int64_t samples, std::int64_t epoch,
+                         std::int64_t number) {
         const std::int64_t now_ns = clock_ns(CLOCK_MONOTONIC);
-        const nb::object called = integer(called_ns_), now = integer(now_ns);
-        append(spans, step_, left_, called, main_);
-        append(spans, wait_, called, now, main_);
-        if (sampled_ns_) {
-            append(spans, sampling_, integer(now_ns - sampled_ns_), now, main_);
-            sampled_ns_ = 0;
-        }
+        const SpanSums::Own own[] = {{step_.ptr(), left_ns_, called_ns_},
+                                     {wait_.ptr(), called_ns_, now_ns},
+                                     {sampling_.ptr(), now_ns - sampled_ns_, now_ns}};
+        const std::int64_t longest = sums.add(spans, own, sampled_ns_ ? 3 : 2, samples, epoch, number);
         if (words_) {
             words_->set(BATCHES, words_->get(BATCHES) + 1);
             words_->set(SINCE, now_ns);
         }
-        left_ = now;
-        return now_ns;
+        sampled_ns_ = 0;
+        left_ns_ = now_ns;
+        return longest;
     }
 
-    void leave() { left_ = integer(clock_ns(CLOCK_MONOTONIC)); }
+    void leave() { left_ns_ = clock_ns(CLOCK_MONOTONIC); }
 
 private:
     nb::object object_;
     PageWords* words_;
-    nb::object left_;
-    nb::object step_ = name("step"), wait_ = name("wait"), sampling_ = name("sample"), main_ = nb::int_(-1);
-    std::int64_t called_ns_ = 0, sample_ns_ = 0, sampled_ns_ = 0;
+    nb::object step_ = name("step"), wait_ = name("wait"), sampling_ = name("sample");
+    std::int64_t left_ns_ = 0, called_ns_ = 0, sample_ns_ = 0, sampled_ns_ = 0;
 };
 
 }  // namespace
@@ -193,7 +190,8 @@ void bind_recorder(nb::module_& m) {
         .def("call", &LoopClock::call)
         .def("begin_sample", &LoopClock::begin_sample)
         .def("end_sample", &LoopClock::end_sample)
-        .def("deliver", &LoopClock::deliver, nb::arg("spans"))
+        .def("deliver", &LoopClock::deliver, nb::arg("sums"), nb::arg("spans"), nb::arg("samples"), nb::arg("epoch"),
+             nb::arg("number"))
         .def("leave", &LoopClock::leave);
 }
 

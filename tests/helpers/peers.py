@@ -27,12 +27,26 @@ PACKAGES = (
 LIGHTNING = ("lightning==2.6.6", "torchmetrics==1.9.0", "lightning-utilities==0.15.3")
 """Its trainer, without the loggers and strategies that need more."""
 
+<<<<<<< HEAD
 TRAINERS = (
     *("transformers==5.23.0", "tokenizers==0.23.3", "regex==2026.11.15", "timm==1.0.31"),
     *("fastai==2.8.12", "fastcore==2.2.39", "fastprogress==1.0.3", "fasttransform==0.0.5", "plum-dispatch==2.10.1"),
     *("beartype==0.23.1", "fastdownload==0.0.8"),
 )
 """Trainers of other projects. fastprogress 1.0 draws no web pages, and so needs less."""
+
+LOGGERS = (
+    *("wandb==0.31.0", "click==8.5.1", "platformdirs==4.14.7", "pydantic==2.14.3", "pydantic_core==2.50.4"),
+    *("annotated-types==0.8.0", "annotated-doc==0.0.7", "typing-inspection==0.4.5", "typing-extensions==4.16.0"),
+    *("pyyaml==6.0.3", "requests==2.34.2", "charset-normalizer==3.5.2", "idna==3.20", "certifi==2026.10.18"),
+    *("urllib3==2.8.0", "xxhash==4.1.0", "packaging==26.3", "protobuf==7.36.2"),
+    *("mlflow-skinny==3.17.2", "databricks-sdk==0.156.0", "fastapi==0.165.0", "starlette==1.10.0", "anyio==4.16.0"),
+    *("sniffio==1.3.1", "cachetools==7.3.2", "gitpython==3.2.1", "gitdb==4.0.12", "smmap==5.0.3", "zipp==4.1.2"),
+    *("importlib-metadata==9.1.0", "opentelemetry-api==1.45.2", "opentelemetry-sdk==1.45.2", "sqlparse==0.6.1"),
+    *("opentelemetry-proto==1.45.2", "opentelemetry-semantic-conventions==0.66b2", "python-dotenv==1.2.4"),
+)
+"""Weights & Biases and MLflow, without their servers."""
+>>>>>>> see
 
 TORCHVISION = "torchvision==0.28.0"
 """Its Python part is enough: the compiled one belongs to another build of torch, and does not load with this one."""
@@ -60,11 +74,18 @@ def lightning() -> Path:
     return _once("lightning", repr(LIGHTNING), lambda place: _install(place, LIGHTNING))
 
 
+<<<<<<< HEAD
 def trainers() -> list[Path]:
     """Folders with Lightning, Transformers, timm and fastai, and what they import."""
     return [
         _once("trainers", repr(TRAINERS), lambda place: _install(place, TRAINERS)), lightning(), torchvision()
     ]  # fmt: skip
+
+
+def loggers() -> Path:
+    """The folder that Weights & Biases and MLflow are installed in."""
+    return _once("loggers", repr(LOGGERS), lambda place: _install(place, LOGGERS))
+>>>>>>> see
 
 
 def torchvision() -> Path:
@@ -121,3 +142,4 @@ if __name__ == "__main__":
     else:
         peers()
         trainers()
+        loggers()

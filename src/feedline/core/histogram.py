@@ -58,6 +58,9 @@ LOOP = ("wait", "step")
 """Stages of the training loop itself."""
 
 
+_OF_STEP = ("step", "step" + CPU, "step" + SWITCHES)
+
+
 _NOT_BUILDING = frozenset((*LOOP, "sample", RUN_DELAY, LOCK))
 
 
@@ -74,27 +77,34 @@ class SpanSums:
         self._parent = parent
         self._recent: deque[tuple[list[SpanTuple], int, int]] = deque(maxlen=recent)
         self._cells: dict[tuple[str, int], SpanSum] = {}
-        self.batches = self.samples = 0
+        self.batches = self.samples = self.startup_ns = 0
+        self.opening_ns = 0
+        """Time before the wait for the first batch that counts as a part of it: that of `iter(loader)`."""
 
-    def add(
-        self, spans: Sequence[SpanTuple], samples: int = 0, epoch: int = -1, number: int = -1, opening_ns: int = 0
-    ) -> int:
-        """Count the spans of a batch, whose wait began `opening_ns` earlier.
+    def add(self, spans: Sequence[SpanTuple], samples: int = 0, epoch: int = -1, number: int = -1) -> int:
+        """Count the spans of a batch.
 
-        Returns the time of the longest stage of building it, in ns; -1 without one.
+        The wait for the first one is also start-up time, and its step does not count: no step of the loop precedes it.
+        Returns the time of the longest stage of building the batch, in ns; -1 without one.
         """
+        started_ns = 0
+        if not self.batches:
+            spans = [timed for timed in spans if timed[0] not in _OF_STEP]
         self._recent.append((list(spans), epoch, number))
-        spans = [_earlier(timed, opening_ns) for timed in spans] if opening_ns else spans
+        if not self.batches:
+            spans = [_earlier(timed, self.opening_ns) for timed in spans]
+            started_ns = sum(stop_ns - start_ns for stage, start_ns, stop_ns, _ in spans if stage == LOOP[0])
         for each in (self,) if self._parent is None else (self, self._parent):
             each.batches, each.samples = each.batches + 1, each.samples + samples
+            each.startup_ns += started_ns
             for stage, start_ns, stop_ns, worker in spans:
                 key = stage, worker
                 each._cells[key] = each._cells.get(key, SpanSum()).plus(stop_ns - start_ns)
         return max(-1, *(stop_ns - start_ns for stage, start_ns, stop_ns, _ in spans if is_building(stage)), -1)
 
-    def recent(self) -> list[tuple[list[SpanTuple], int, int]]:
-        """The latest batches, oldest first: spans, epoch and number."""
-        return list(self._recent)
+    def recent(self, most: int) -> list[tuple[list[SpanTuple], int, int]]:
+        """The latest batches, at most `most`, oldest first: spans, epoch and number."""
+        return list(self._recent)[-most:]
 
     def cells(self) -> Mapping[tuple[str, int], Sequence[Any]]:
         """The fields of a `SpanSum` for each stage and worker."""

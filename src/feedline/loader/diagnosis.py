@@ -7,11 +7,14 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from feedline.core.cgroups import Cgroup
 from feedline.loader.captures import is_stateful
 from feedline.loader.lines import costly_lines
+from feedline.loader.memory_trend import memory_left
 from feedline.loader.partitions import PartitionedDataset
 from feedline.loader.pools import builder_of
 from feedline.loader.report import Advice, Verdict, diagnose
+from feedline.loader.report.verdict import grows
 
 
 def verdict_of(loader: Any, *, quick: bool, lines: bool = False) -> Verdict:
@@ -20,7 +23,12 @@ def verdict_of(loader: Any, *, quick: bool, lines: bool = False) -> Verdict:
     With `lines`, also the user's lines that take the time.
     """
     stats, recent = loader._monitor.judged()
-    verdict = diagnose(stats, loader._pools.context(loader), recent, quick=quick)
+    context = replace(
+        loader._pools.context(loader),
+        sending=loader._monitor.sending,
+        memory_left_nbytes=memory_left(Cgroup.of_process()) if grows(stats) else None,  # takes milliseconds
+    )
+    verdict = diagnose(stats, context, recent, quick=quick)
     if not lines:
         return verdict
     try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
+from feedline.core.histogram import SpanSums
 from feedline.core.kernels import native
 from feedline.core.page import BATCHES, SINCE, Page, PageWords
 from feedline.core.telemetry import MAIN, SpanTuple
@@ -56,10 +57,10 @@ class LoopClock:
         """Note that the sampler has answered."""
         self._sampled_ns += monotonic_ns() - self._sample_ns
 
-    def deliver(self, spans: list[SpanTuple]) -> int:
-        """Note that the loop gets a batch.
+    def deliver(self, sums: SpanSums, spans: list[SpanTuple], samples: int, epoch: int, number: int) -> int:
+        """Count a batch that the loop gets, with the spans of the loop.
 
-        Appends the spans of the loop, and returns the time.
+        Returns what `SpanSums.add` does.
         """
         now_ns = monotonic_ns()
         spans.append(("step", self._left_ns, self._called_ns, MAIN))
@@ -69,7 +70,7 @@ class LoopClock:
             self._sampled_ns = 0
         self._words[BATCHES] += 1
         self._words[SINCE] = self._left_ns = now_ns
-        return now_ns
+        return sums.add(spans, samples, epoch, number)
 
 
 def _new_clock(words: PageWords) -> LoopClock:

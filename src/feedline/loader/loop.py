@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns, process_time_ns, thread_time_ns
 from typing import Any, NamedTuple, Self, TypeVar, cast
@@ -90,6 +90,7 @@ class Iteration(_BaseDataLoaderIter):
         self._among_threads = bool(flow.ahead) and not pool.processes
         self._next_cpu_ns = 0
         self._left_cpu_ns: int | None = None
+        self._further: list[SpanTuple] = []
         self.on_shutdown: Callable[[], Callable[[], None] | None] = lambda: None
         """Returns the function that stops persistent workers, or None once the loader is gone."""
         self.late_start: Callable[[], Iterator[Any] | None] | None = None
@@ -128,7 +129,9 @@ class Iteration(_BaseDataLoaderIter):
         progress = self._progress
         heartbeat = progress.heartbeat
         called_ns = heartbeat.clock.call()
-        step = () if self._left_cpu_ns is None else self._end_step()
+        reads_clocks = called_ns >= self._next_cpu_ns
+        if self._left_cpu_ns is not None:
+            self._end_step(self._left_cpu_ns)
         if called_ns >= heartbeat.due_ns:  # before the wait: if it never ends, its request is on the page
             heartbeat.publish(self.queue)
         self._come_back()
@@ -143,33 +146,33 @@ class Iteration(_BaseDataLoaderIter):
         batch = self._place(request, result, moving)
         samples = self._advance(request, result)
         spans = result.spans
-        now_ns = heartbeat.clock.deliver(spans)
-        if step:
-            spans += step
-        if now_ns >= self._next_cpu_ns:
-            self._begin_step(spans, now_ns)
-        progress.totals.add(spans, samples, request)
+        if self._further:
+            spans += self._further
+            self._further = []
+        totals = progress.totals
+        if heartbeat.clock.deliver(totals.sums, spans, samples, request.epoch, request.number) > totals.slow_ns:
+            totals.keep_slow(spans, request)
+        if reads_clocks:
+            self._begin_step(monotonic_ns())
         if heartbeat.inspect is not None:
             inspect, heartbeat.inspect = heartbeat.inspect, None
             inspect(batch)
         if self._flow.tuner is not None:
-            self._tune(self._flow.tuner, spans)
+            self._tune(self._flow.tuner, totals.latest())
         self._taken = None
         return batch
 
-    def _begin_step(self, spans: list[SpanTuple], now_ns: int) -> None:
+    def _begin_step(self, now_ns: int) -> None:
         """Read the clocks that cost more than a wall clock."""
-        add_run_delay(spans, now_ns, among_threads=self._among_threads)
+        add_run_delay(self._further, now_ns, among_threads=self._among_threads)
         self._next_cpu_ns, self._left_cpu_ns = now_ns + CPU_EVERY_NS, self._cpu_clock()
         self._left_waits = waits_of_thread()
 
-    def _end_step(self) -> tuple[SpanTuple, ...]:
-        """The CPU time of the step, and how often it waited."""
-        before_ns, self._left_cpu_ns = self._left_cpu_ns or 0, None
-        return (
-            ("step" + CPU, before_ns, self._cpu_clock(), MAIN),
-            ("step" + SWITCHES, self._left_waits, waits_of_thread(), MAIN),
-        )
+    def _end_step(self, before_ns: int) -> None:
+        """Record the CPU time of the step, and how often it waited."""
+        self._left_cpu_ns = None
+        self._further.append(("step" + CPU, before_ns, self._cpu_clock(), MAIN))
+        self._further.append(("step" + SWITCHES, self._left_waits, waits_of_thread(), MAIN))
 
     def _come_back(self) -> None:
         """Note that the loop has come back for a batch."""
@@ -284,7 +287,7 @@ class Iteration(_BaseDataLoaderIter):
             self.close()
             progress.totals.closed(monotonic_ns() - began_ns)
 
-    def _tune(self, tuner: Autoscale, spans: list[SpanTuple]) -> None:
+    def _tune(self, tuner: Autoscale, spans: Sequence[SpanTuple]) -> None:
         workers = tuner.observe(spans)
         if workers is not None:
             self._pool.resize(workers)

@@ -15,6 +15,8 @@ from pathlib import Path
 from time import monotonic, monotonic_ns, time
 from typing import Any
 
+from torch.utils.data import default_collate
+
 from feedline.core import store_metrics
 from feedline.core.cgroups import Cgroup, Throttling
 from feedline.core.page import BATCHES, SINCE, Page
@@ -24,12 +26,14 @@ from feedline.errors import ArgumentError
 from feedline.loader.heartbeat import NEVER_NS, Heartbeat, QueueState
 from feedline.loader.identity import identity_of, log_path
 from feedline.loader.live import delivered_batches
+from feedline.loader.memory_trend import MemoryTrend
 from feedline.loader.padding import padding_share
 from feedline.loader.plan import Plan
 from feedline.loader.pools import LoaderPools
 from feedline.loader.progress import Progress
 from feedline.loader.report import Stats, Totals, Verdict
 from feedline.loader.report.audit_log import AuditLog, audit_path
+from feedline.loader.report.context import SendingCost
 from feedline.loader.report.figures import figures_of, plain_indices, verdict_figures, what_if
 from feedline.loader.report.page_html import RankReport
 from feedline.loader.report.page_html import page as page_text
@@ -37,6 +41,7 @@ from feedline.loader.report.run_log import History, HistoryPoint, RunLog, path_o
 from feedline.loader.report.stats import SlowBatch
 from feedline.loader.report.verdict import FEW
 from feedline.loader.resources import LockSamples, OtherPrograms, resident_nbytes
+from feedline.loader.sending import sending_cost
 
 _log = logging.getLogger("feedline")
 
@@ -117,6 +122,10 @@ class _Sources:
     plan: Plan
     dataset: Any
     length: int | None
+    stays: bool
+    """True if batches stay in pageable memory of the CPU."""
+    collated: bool
+    """True for default collate."""
 
 
 class Monitor:
@@ -142,10 +151,13 @@ class Monitor:
         self._others_cpus: float | None = None
         self._others_due_s = 0.0
         self._stores_before: StoreStatistics | None = None
-        self._memory: list[tuple[int, int]] = []
+        self._memory = MemoryTrend()
         self._publication_due_ns = 0
         self._padding = _PaddingSums()
+        self.sending: SendingCost | None = None
+        """What a batch would cost on its way from a worker process; None for loops that have them."""
         self._locks = LockSamples()
+        self._measures_sending = True
         self._addresses: dict[Any, str] = {}
         self.verdict: dict[str, Any] = {}
         self._advice_due_ns = monotonic_ns() + _VERDICT_NS  # a loader of a few seconds ends before anything reads it
@@ -167,7 +179,11 @@ class Monitor:
         if self._sources is not None and self._sources.progress.totals.batches:
             self._former = self._sources.progress.totals
         former = self._sources
-        self._sources = _Sources(pools, progress, plan, loader.dataset, _length(plan))
+        stays = loader.device is None and not loader.pin_memory
+        collated = loader.collate_fn in (None, default_collate) and loader.batch_size is not None
+        self._sources = _Sources(pools, progress, plan, loader.dataset, _length(plan), stays, collated)
+        self._memory.persistent = loader.persistent_workers
+>>>>>>> see
         self._others, self._others_cpus = OtherPrograms(_pids_of_all()), None
         self._others_due_s = monotonic() + _MACHINE_S
         self._publication_due_ns = 0
@@ -195,7 +211,7 @@ class Monitor:
             "ready": self._queue.ready,
             "in_flight": self._queue.in_flight,
             "worker_nbytes": machine.worker_nbytes,
-            "worker_growth_nbytes": self._growth(),
+            "worker_growth_nbytes": self._memory.growth(),
             "padding_share": self._padding.share,
             "throttled_share": machine.throttled_share,
             "contended_share": self._locks.share,
@@ -287,11 +303,13 @@ class Monitor:
             return
         statistics = sources.pools.pool_statistics()
         if epoch_ends and statistics.pids:
-            self._memory.append((sources.progress.cursor.epoch, resident_nbytes(statistics.pids)))
+            self._memory.add(sources.progress.cursor.epoch, resident_nbytes(statistics.pids), ends=True)
         self._watch_others(epoch_ends=epoch_ends)
         self._judge(began_ns)
         figures = self.figures()
         now_s = figures["time_s"]
+        if figures["length"] and not epoch_ends:
+            self._memory.add(figures["epoch"] + figures["position"] / figures["length"], figures["worker_nbytes"])
         if epoch_ends or self.history.is_due(now_s):
             self.history.add(_point(figures))
         if self._log is not None:
@@ -307,7 +325,8 @@ class Monitor:
     def _look(self, began_ns: int) -> None:
         """Look for workers that wait for each other.
 
-        More often than publications, which cost more.
+        More often than publications, which cost more. A loop without worker processes measures once what they would
+        cost, if it lasts until the first look.
         """
         pids = () if self._sources is None else self._sources.pools.pool_statistics().pids
         due_ns = self._publication_due_ns
@@ -315,7 +334,14 @@ class Monitor:
             self._locks.look(pids)
             ended_ns = monotonic_ns()
             due_ns = min(due_ns, ended_ns + max(LOOK_NS, SHARE * (ended_ns - began_ns)))
+        elif self._measures_sending and self._sources is not None and self._sources.stays:
+            self._measures_sending = False
+            self._heartbeat.inspect = self._measure_sending
         self._heartbeat.due_ns = due_ns
+
+    def _measure_sending(self, batch: Any) -> None:
+        assert self._sources is not None
+        self.sending = sending_cost(batch, collated=self._sources.collated)
 
     def _judge(self, now_ns: int) -> None:
         """Update the verdict, which takes longer than the figures."""
@@ -355,17 +381,6 @@ class Monitor:
         """Share of periods, since the first iteration, without quota left."""
         now, before = group.throttling(), self._throttling_before
         return None if now is None else (now if before is None else now.since(before)).share
-
-    def _growth(self) -> float | None:
-        """Bytes per epoch, between the ends of two epochs.
-
-        The first epoch is left out as soon as possible: workers load libraries in it.
-        """
-        memory = self._memory[1:] if len(self._memory) > 2 else self._memory
-        if len(memory) < 2:
-            return None
-        (first, before), (last, after) = memory[0], memory[-1]
-        return (after - before) / max(last - first, 1)
 
     def _with_addresses(self, stats: Stats) -> tuple[SlowBatch, ...]:
         """The slowest batches, with the address of the first sample."""

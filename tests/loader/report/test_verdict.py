@@ -117,6 +117,13 @@ def test_workers_that_grow_are_noted_with_a_remedy() -> None:
     (note,) = (note for note in diagnose(growing, BASE.context(), run.recent).notes if "grow" in note)
     assert "grow by 50 MiB an epoch, to 1.0 GiB now" in note
     assert "feedline.share" in note
+    context = BASE.context(memory_left_nbytes=5 << 30, epoch_batches=1000)
+    slow = replace(growing, wall_s=growing.batches * 0.72)
+    (note,) = (note for note in diagnose(slow, context, run.recent).notes if "grow" in note)
+    assert note.endswith("At this rate, the 5.0 GiB that are left last for 102 epochs, or about 20 hours.")
+    unknown = replace(context, epoch_batches=None)
+    (note,) = (note for note in diagnose(slow, unknown, run.recent).notes if "grow" in note)
+    assert note.endswith("last for 102 epochs.")
 
 
 def test_start_up_counts_by_the_length_of_the_epoch() -> None:

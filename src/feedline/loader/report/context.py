@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
@@ -14,7 +14,7 @@ from feedline.core.cgroups import Cgroup
 from feedline.core.dataset import batch_getter, traits_of
 from feedline.loader.device import Delivery
 from feedline.loader.partitions import PartitionedDataset
-from feedline.loader.report.replay import INLINE, PROCESS, THREAD, EngineSetting
+from feedline.loader.report.replay import INLINE, PROCESS, THREAD, EngineSetting, Task
 from feedline.loader.report.sources import SampleSource, shards_itself, source_of
 from feedline.loader.resources import available_cpus
 from feedline.samplers import Shuffled
@@ -24,6 +24,13 @@ from feedline.workers.registry import PROCESSES
 
 THROTTLED = 0.05
 """Share of the quota's periods that were cut short; a job above it counts as throttled."""
+
+
+class SendingCost(NamedTuple):
+    """Work per batch for its way from a worker process to the loop."""
+
+    packing: Task
+    unpacking: Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,10 @@ class Context:
     """Batches per epoch; None where unknown."""
     source: SampleSource = field(default_factory=SampleSource)
     """Library call with which the dataset reads its samples."""
+    sending: SendingCost | None = None
+    """Measured with a batch of a loop whose workers are no processes; None where it was not."""
+    memory_left_nbytes: int | None = None
+    """Memory that loop and workers may still take; None where it is unknown, or where they do not grow."""
 
     @property
     def setting(self) -> EngineSetting:

@@ -70,7 +70,8 @@ class Measured:
             return cls._of_totals(stats)
         has_delay = len(later) >= LEAST_BATCHES
         delay = _delays(tables) if has_delay else {}
-        ratios = _cpu_ratios(tables)
+        # The latest batches may be so short that no CPU time was read for some stage.
+        ratios = {**_ratios_of_totals(stats), **_cpu_ratios(tables)}
         return cls(
             tuple(table.batch(ratios, delay) for table in later),
             period_s=_mean(table.wall["step"] + table.wall.get("wait", 0.0) for table in later),
@@ -205,6 +206,13 @@ def _cpu_ratios(tables: Iterable[_BatchSpans]) -> dict[str, float]:
             wall[stage] += table.wall.get(stage, 0.0)
             cpu[stage] += seconds
     return {stage: cpu[stage] / wall[stage] for stage in cpu if wall[stage]}
+
+
+def _ratios_of_totals(stats: Stats) -> dict[str, float]:
+    """CPU seconds per second of each stage, over all batches."""
+    known = {stage: (times.cpu_s, times.total_s) for stage, times in stats.stages.items()}
+    known["step"] = stats.step_cpu_s, stats.step_s
+    return {stage: cpu_s / total_s for stage, (cpu_s, total_s) in known.items() if cpu_s is not None and total_s}
 
 
 def _delays(tables: Sequence[_BatchSpans]) -> dict[int, float]:

@@ -9,7 +9,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import NamedTuple, Self
 
-from feedline.loader.report.context import Context
+from feedline.loader.report.context import Context, SendingCost
 from feedline.loader.report.measured import WORK, Measured
 from feedline.loader.report.replay import (
     INLINE,
@@ -33,7 +33,7 @@ HOP_S = {INLINE: 0.0, THREAD: 30e-6, PROCESS: 150e-6}
 
 
 TRANSPORT = Task(0.0, 100e-6)
-"""Assumed time to pack, and to unpack, a batch that was never sent between processes."""
+"""Assumed time to pack, and to unpack, a batch where it was not measured: see `Context.sending`."""
 
 
 START_S = 0.1
@@ -188,7 +188,7 @@ class Model:
         machine = replace(self.machine, latency_s=HOP_S[setting.method])
         if setting.method == THREAD:
             machine = replace(machine, gil=UNKNOWN_GIL if self.context.fetches_many else 1.0)
-        return Case(setting, machine, _change_transport(setting.method))
+        return Case(setting, machine, _change_transport(setting.method, self.context.sending))
 
     @property
     def startup_s(self) -> float:
@@ -432,13 +432,14 @@ _STEPS = 9
 """Bisections: the last interval is a 500th of the first."""
 
 
-def _change_transport(method: str) -> Change:
+def _change_transport(method: str, sending: SendingCost | None) -> Change:
     """Change of a batch that comes from another kind of pool."""
 
     def change(batch: BatchTimes) -> BatchTimes:
         work = {stage: task for stage, task in batch.work.items() if stage != "encode"}
         if method == PROCESS:
-            return replace(batch, work={**work, "encode": TRANSPORT}, decode=TRANSPORT)
+            packing, unpacking = sending or (TRANSPORT, TRANSPORT)
+            return replace(batch, work={**work, "encode": packing}, decode=unpacking)
         return replace(batch, work=work, decode=Task())
 
     return change

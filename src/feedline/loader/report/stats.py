@@ -237,7 +237,7 @@ def count(number: int, noun: str) -> str:
         return f"1 {noun}"
     if not number:
         return f"no {noun}"
-    return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+    return f"{number:,} {noun}{'es' if noun.endswith('tch') else 's'}"
 
 
 def _digits(value: float) -> str:

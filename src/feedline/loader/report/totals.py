@@ -18,9 +18,6 @@ SLOWEST = 8
 """Number of slowest batches that are kept."""
 
 
-_OF_STEP = ("step", "step" + CPU, "step" + SWITCHES)
-
-
 class RecentBatch(NamedTuple):
     """Spans of a delivered batch, with its place in the epoch."""
 
@@ -38,39 +35,37 @@ class Totals:
 
     def __init__(self, recent: int = RECENT, whole: Totals | None = None) -> None:
         # A batch is added at once: those of an iteration that has been dropped are not lost.
-        self._sums: SpanSums = new_sums(None if whole is None else whole._sums, recent)
-        self._count = self._sums.add
+        self.sums: SpanSums = new_sums(None if whole is None else whole.sums, recent)
+        self.slow_ns = -1
+        """Time from which a batch is among the slowest, for `keep_slow`."""
+        self._recent = recent
         self._slowest: list[SlowBatch] = []
-        self._slow_ns = -1
-        self._startup_ns = self._closing_ns = 0
-        self._opening_ns = 0
-        self._begun = False
+        self._closing_ns = 0
         self._whole = whole
 
     @property
     def batches(self) -> int:
         """Number of batches added."""
-        return self._sums.batches
+        return self.sums.batches
 
     @property
     def samples(self) -> int:
         """Number of samples in them."""
-        return self._sums.samples
+        return self.sums.samples
 
     def add(self, spans: Sequence[SpanTuple], samples: int = 0, request: Any = None) -> None:
-        """Count one delivered batch."""
-        opening_ns = 0
-        if not self._begun:
-            self._begun, opening_ns = True, self._opening_ns
-            spans = self._begin(spans)
+        """Count one delivered batch.
+
+        A loop calls `sums`, and `keep_slow` for a slow one: a call of Python takes as long as all that it records.
+        """
         if request is None:
-            self._count(spans, samples, -1, -1, opening_ns)
-        elif self._count(spans, samples, request.epoch, request.number, opening_ns) > self._slow_ns:
-            self._keep_slow(spans, request)
+            self.sums.add(spans, samples)
+        elif self.sums.add(spans, samples, request.epoch, request.number) > self.slow_ns:
+            self.keep_slow(spans, request)
 
     def opened(self, elapsed_ns: int) -> None:
         """Count the time of `iter(loader)` as waiting for the first batch."""
-        self._opening_ns = elapsed_ns
+        self.sums.opening_ns = elapsed_ns
 
     def closed(self, elapsed_ns: int) -> None:
         """Count the time that the end of the workers took."""
@@ -80,14 +75,14 @@ class Totals:
     def _each(self) -> tuple[Totals, ...]:
         return (self,) if self._whole is None else (self, self._whole)
 
-    def _keep_slow(self, spans: Sequence[SpanTuple], request: Any) -> None:
+    def keep_slow(self, spans: Sequence[SpanTuple], request: Any) -> None:
         """Keep the batch if it is among the slowest."""
         slow = _slow(spans, request)
         if slow is None:
             return
         for totals in self._each():
             totals._slowest = sorted([*totals._slowest, slow], key=_slowness)[:SLOWEST]
-            totals._slow_ns = int(totals._slowest[-1].seconds * 1e9) if len(totals._slowest) == SLOWEST else -1
+            totals.slow_ns = int(totals._slowest[-1].seconds * 1e9) if len(totals._slowest) == SLOWEST else -1
 
     @property
     def recent(self) -> list[list[Span]]:
@@ -96,7 +91,11 @@ class Totals:
 
     def recent_batches(self) -> list[RecentBatch]:
         """The last batches, oldest first."""
-        return [RecentBatch(*kept) for kept in self._sums.recent()]
+        return [RecentBatch(*kept) for kept in self.sums.recent(self._recent)]
+
+    def latest(self) -> Sequence[SpanTuple]:
+        """The spans of the latest batch; empty before the first."""
+        return next((spans for spans, *_ in self.sums.recent(1)), ())
 
     def stats(self) -> Stats:
         """The totals so far.
@@ -111,7 +110,7 @@ class Totals:
             samples=self.samples,
             wall_s=wait_s + step_s,
             wait_s=wait_s,
-            startup_s=self._startup_ns / 1e9,
+            startup_s=self.sums.startup_ns / 1e9,
             closing_s=self._closing_ns / 1e9,
             step_s=step_s,
             step_cpu_s=stages["step"].cpu_s if "step" in stages else None,
@@ -129,7 +128,7 @@ class Totals:
         cells: dict[str, list[tuple[int, SpanSum]]] = {}
         for (stage, worker), cell in self._cells().items():
             cells.setdefault(stage, []).append((worker, cell))
-        recent = _elapsed_ns(spans for spans, *_ in self._sums.recent())
+        recent = _elapsed_ns(spans for spans, *_ in self.sums.recent(self._recent))
         return {
             stage: _times(parts, recent.get(stage, ()), cells.get(stage + CPU, ()))
             for stage, parts in cells.items()
@@ -137,17 +136,7 @@ class Totals:
         }
 
     def _cells(self) -> dict[tuple[str, int], SpanSum]:
-        return {key: SpanSum(*fields) for key, fields in self._sums.cells().items()}
-
-    def _begin(self, spans: Sequence[SpanTuple]) -> Sequence[SpanTuple]:
-        """Count the wait for the first batch as start-up time.
-
-        The step of that batch is dropped: no step of the loop precedes the first batch.
-        """
-        startup_ns = self._opening_ns + sum(_duration(timed) for timed in spans if timed[0] == "wait")
-        for totals in self._each():
-            totals._startup_ns += startup_ns
-        return [timed for timed in spans if timed[0] not in _OF_STEP]
+        return {key: SpanSum(*fields) for key, fields in self.sums.cells().items()}
 
 
 def _lock_s(cells: Mapping[tuple[str, int], SpanSum], *, of_loop: bool) -> float | None:

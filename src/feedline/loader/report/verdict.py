@@ -138,11 +138,12 @@ def diagnose(
     `recent` are the spans of the latest batches; without them the means of the totals stand for every batch. With
     `quick`, only the last batches count and gains have no range: it takes a tenth of the time.
     """
+    context = context or Context()
     if not stats.batches:
-        return Verdict("nothing", 0.0, "No batch has been delivered yet.", "", notes=tuple(_incidents(stats)))
-    model = model_of(stats, context or Context(), recent, quick=quick)
+        return Verdict("nothing", 0.0, "No batch has been delivered yet.", "", notes=tuple(_incidents(stats, context)))
+    model = model_of(stats, context, recent, quick=quick)
     if model is None:
-        return _after_one_batch(stats)
+        return _after_one_batch(stats, context)
     stage = limiting_stage(model, stats)
     return Verdict(
         stage,
@@ -150,7 +151,7 @@ def diagnose(
         _headline(model, stats, stage),
         _explanation(model, stats, stage),
         advise(model, stats),
-        (*_incidents(stats), _basis(model, stats)),
+        (*_incidents(stats, context), _basis(model, stats)),
         model.now_s,
         model.free_gain,
         model.data_gain,
@@ -220,13 +221,13 @@ def _straggles(model: Model) -> bool:
     return gain >= LEAST_GAIN and gain - 1 >= 0.5 * (model.free_gain - 1)
 
 
-def _after_one_batch(stats: Stats) -> Verdict:
+def _after_one_batch(stats: Stats, context: Context) -> Verdict:
     return Verdict(
         "startup",
         stats.wait_share,
         f"The loop waited {seconds(stats.startup_s)} for its first batch.",
         "No batch has followed yet: take this as a first impression.",
-        notes=tuple(_incidents(stats)),
+        notes=tuple(_incidents(stats, context)),
     )
 
 
@@ -388,13 +389,19 @@ GROWTH = 0.02
 LEAST_GROWTH_NBYTES = 4 << 20
 
 
-def _incidents(stats: Stats) -> Iterator[str]:
+def grows(stats: Stats) -> bool:
+    """True if the memory of the workers grows from epoch to epoch."""
+    return (stats.worker_growth_nbytes or 0.0) > max(GROWTH * stats.worker_nbytes, LEAST_GROWTH_NBYTES)
+
+
+def _incidents(stats: Stats, context: Context) -> Iterator[str]:
     growth = stats.worker_growth_nbytes or 0.0
-    if growth > max(GROWTH * stats.worker_nbytes, LEAST_GROWTH_NBYTES):
+    if grows(stats):
         yield (
             f"The workers grow by {size(growth)} an epoch, to {size(stats.worker_nbytes)} now: a cache without a "
             "limit, or Python objects of the dataset, of which each worker copies the pages that it reads. "
             "feedline.datasets.PackedStrings and feedline.share(array) hold them once."
+            + _until_full(growth, stats, context)
         )
     if stats.restarts:
         died = "died and was" if stats.restarts == 1 else "died and were"
@@ -408,3 +415,23 @@ def _incidents(stats: Stats) -> Iterator[str]:
             f"{count(stats.skipped, 'sample')} could not be read and {were} skipped or replaced; "
             "ErrorPolicy(quarantine=...) lists them in a file"
         )
+
+
+def _until_full(growth: float, stats: Stats, context: Context) -> str:
+    """How long the memory that is left lasts, in one sentence."""
+    left_nbytes, batches = context.memory_left_nbytes, context.epoch_batches or stats.length
+    if left_nbytes is None:
+        return ""
+    epochs = left_nbytes / growth
+    lasts = f" At this rate, the {size(left_nbytes)} that are left last for {count(int(epochs), 'epoch')}"
+    if not batches or not stats.batches:
+        return f"{lasts}."
+    return f"{lasts}, or {_long(epochs * batches * stats.wall_s / stats.batches)}."
+
+
+def _long(elapsed_s: float) -> str:
+    """A time in its largest unit."""
+    for unit, unit_s in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        if elapsed_s >= 2 * unit_s:
+            return f"about {count(round(elapsed_s / unit_s), unit)}"
+    return seconds(elapsed_s)

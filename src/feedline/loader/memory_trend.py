@@ -1,0 +1,67 @@
+"""Growth of the workers' memory from epoch to epoch, and the memory that is left."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from statistics import linear_regression
+from typing import NamedTuple
+
+from feedline.core.cgroups import Cgroup
+from feedline.core.proc import meminfo, tree_nbytes
+
+MOST_POINTS = 128
+"""Readings that are kept; of more, every second one is dropped."""
+
+
+WARM_UP = 0.5
+"""Part of the first epoch in which workers load libraries and touch their data for the first time."""
+
+
+class _Reading(NamedTuple):
+    epochs: float
+    nbytes: int
+    ends: bool
+
+
+@dataclass(slots=True)
+class MemoryTrend:
+    """Readings of the resident memory of all workers of a loader."""
+
+    persistent: bool = False
+    """True if the workers stay from epoch to epoch."""
+    _readings: list[_Reading] = field(default_factory=list)
+
+    def add(self, epochs: float, nbytes: int, *, ends: bool = False) -> None:
+        """Add a reading after so many `epochs`; `ends` at the end of one."""
+        if not nbytes:
+            return
+        self._readings.append(_Reading(epochs, nbytes, ends))
+        if len(self._readings) > MOST_POINTS:
+            self._readings = [each for place, each in enumerate(self._readings) if each.ends or place % 2]
+            self._readings = self._readings[-MOST_POINTS:]
+
+    def growth(self) -> float | None:
+        """Bytes per epoch; None before the end of the second epoch.
+
+        Fresh workers are compared at the ends of their epochs: they have warmed up alike. Persistent ones warm up once,
+        so the first epoch is left out, or its first half if there are only two.
+        """
+        ends = [each for each in self._readings if each.ends]
+        if len(ends) < 2:
+            return None
+        if not self.persistent:
+            first, last = ends[0], ends[-1]
+            return (last.nbytes - first.nbytes) / max(last.epochs - first.epochs, 1.0)
+        since = ends[0].epochs if len(ends) > 2 else ends[0].epochs - 1 + WARM_UP
+        later = [each for each in self._readings if each.epochs >= since]
+        return linear_regression([each.epochs for each in later], [each.nbytes for each in later]).slope
+
+
+def memory_left(group: Cgroup) -> int | None:
+    """Bytes that the training process and its workers may still take; None where it is unknown."""
+    left = [meminfo().get("MemAvailable")]
+    limit = group.memory_limit()
+    if limit is not None:  # what the group uses contains the page cache, which the kernel gives up
+        left.append(max(limit - tree_nbytes(os.getpid()), 0))
+    return min((each for each in left if each is not None), default=None)

@@ -1,0 +1,98 @@
+"""Cost of sending, measured before a loop has worker processes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import feedline as fl
+from feedline.loader.monitor import LOOK_NS
+from feedline.loader.report.context import SendingCost
+from feedline.loader.report.model import TRANSPORT, Model
+from feedline.loader.report.replay import PROCESS, EngineSetting, Task
+from feedline.loader.sending import MOST_NBYTES, sending_cost
+
+
+def objects() -> list[Any]:
+    return [{"numbers": list(range(2000)), "name": str(number)} for number in range(64)]
+
+
+@pytest.mark.alone
+def test_python_objects_cost_more_than_tensors_of_default_collate() -> None:
+    plain, tensors = sending_cost(objects(), collated=False), sending_cost(torch.zeros(64, 2000), collated=True)
+    assert plain is not None
+    assert tensors is not None
+    assert min(plain.packing.cpu_s, plain.unpacking.cpu_s) > 0
+    assert plain.packing.cpu_s + plain.unpacking.cpu_s > tensors.packing.cpu_s + tensors.unpacking.cpu_s
+
+
+def test_a_measurement_leaves_the_batch_as_it_is_and_nothing_behind() -> None:
+    before = set(Path("/proc/self/fd").iterdir())
+    for batch in (torch.arange(300_000), objects(), {"x": torch.arange(300_000), "y": ["a"]}):
+        for collated in (True, False):
+            kept = str(batch)
+            assert sending_cost(batch, collated=collated) is not None
+            assert str(batch) == kept
+    assert set(Path("/proc/self/fd").iterdir()) <= before
+
+
+@pytest.mark.parametrize("batch", [lambda: 0, torch.empty(MOST_NBYTES + 1, dtype=torch.uint8)], ids=["lambda", "large"])
+def test_what_cannot_or_should_not_be_sent_has_no_cost(batch: Any) -> None:
+    unsent = sending_cost((item for item in (batch,)), collated=False) if callable(batch) else None
+    assert unsent is None
+    assert callable(batch) or sending_cost(batch, collated=True) is None
+
+
+class Slow(Dataset[Any]):
+    def __len__(self) -> int:
+        return 80
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(LOOK_NS / 10e9)
+        return {"numbers": list(range(index, index + 4000))}
+
+
+def plain_list(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+@pytest.mark.parametrize("method", ["inline", "thread", "process"])
+def test_a_loop_without_processes_measures_one_batch(method: str) -> None:
+    workers: dict[str, Any] = {} if method == "inline" else {"num_workers": 1, "worker_method": method}
+    with fl.DataLoader(Slow(), batch_size=2, collate_fn=plain_list, **workers) as loader:
+        for _ in loader:
+            pass
+        model = loader.report().replayed
+        assert model is not None
+        sending = model.context.sending
+        assert (sending is None) == (method == "process")
+        if sending is not None:
+            assert with_processes(model) < with_processes(with_cost(model, 0.0))
+            assert with_processes(with_cost(model, 1.0)) < 0.1
+
+
+def with_cost(model: Model, seconds: float) -> Model:
+    cost = SendingCost(Task(0.0, seconds), Task(0.0, seconds))
+    return replace(model, context=replace(model.context, sending=cost))
+
+
+def with_processes(model: Model) -> float:
+    return model.gain(model.with_setting(EngineSetting(1, method=PROCESS)))
+
+
+def test_an_unmeasured_batch_has_the_assumed_cost() -> None:
+    with fl.DataLoader(torch.utils.data.TensorDataset(torch.zeros(40, 2)), batch_size=2) as loader:
+        for _ in loader:
+            pass
+        model = loader.report().replayed
+    assert model is not None
+    model = replace(model, context=replace(model.context, sending=None))
+    case = model.with_setting(EngineSetting(1, method=PROCESS))
+    assert case.change is not None
+    assert case.change(model.measured.batches[0]).decode == TRANSPORT
