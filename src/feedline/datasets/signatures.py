@@ -7,7 +7,7 @@ from typing import NamedTuple
 from feedline.errors import SampleError
 from feedline.stores.files import Blob
 
-BEGIN_NBYTES = 64
+BEGIN_NBYTES = 128
 """Bytes at the start of a file that are compared."""
 
 
@@ -21,6 +21,14 @@ class Signature(NamedTuple):
     """True if plain text may begin so."""
     dataset: str = ""
     """The dataset that reads it, if there is one."""
+    at: int = 0
+    """Byte at which `magic` begins."""
+    also: bytes = b""
+    """Bytes that must be among the first ones, too."""
+
+    def fits(self, begin: bytes) -> bool:
+        """True for a file that begins with these bytes."""
+        return begin.startswith(self.magic, self.at) and self.also in begin
 
 
 _SAVE = "save its sheets as Parquet, such as with pandas.read_excel(...).to_parquet(...)"
@@ -30,6 +38,15 @@ _FEATHER = "rewrite it with pyarrow.feather: write_feather(read_table(path), pat
 
 
 _PAGE = "check the address that it was downloaded from"
+
+
+_RESAVE = "load it with {}, and save its arrays as .npy files or its tables as Parquet"
+
+
+_ARRAY_RECORD = "give the loader array_record's ArrayRecordDataSource(paths), or write the records as TFRecord"
+
+
+_UNPACK = "unpack the archive, or pack its files as a tar"
 
 
 SIGNATURES = (
@@ -42,12 +59,27 @@ SIGNATURES = (
     Signature(b"CDF", "a NetCDF file of version 3", "convert it: nccopy -k nc4 OLD NEW", True),
     Signature(b"\x93NUMPY", "an array of NumPy", "read it with ArrayFile", dataset="ArrayFile"),
     Signature(b"SQLite format 3\0", "a database of SQLite", "read it with SQLManifest", dataset="SQLManifest"),
+    Signature(b"DUCK", "a database of DuckDB", "write the tables as Parquet: COPY ... TO 'x.parquet'", at=8),
+    Signature(b"VTXF", "a Vortex file", "write it as Parquet", True),
+    Signature(b"\x83\xafp\xd1\r\x88J?", "an ArrayRecord or another Riegeli file", _ARRAY_RECORD),
+    Signature(b"MATLAB 5.0 MAT-file", "a MATLAB file older than version 7.3", _RESAVE.format("scipy.io.loadmat"), True),
+    Signature(b'\0\0\0{"', "a safetensors file", _RESAVE.format("safetensors"), at=5),
+    Signature(b"\x9e\xa8b2frame", "a Blosc2 array", _RESAVE.format("blosc2.open")),
+    Signature(b"PK\x03\x04", "a file of torch.save", _RESAVE.format("torch.load"), also=b"/data.pkl"),
+    *(Signature(bytes([0x80, version]), "a pickle", _RESAVE.format("pickle.load")) for version in range(2, 6)),
     Signature(b"PK\x03\x04", "an Excel workbook or another zip archive", f"{_SAVE}, or unpack the archive"),
     Signature(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Excel workbook", _SAVE),
     Signature(b"\x1f\x8b", "compressed by gzip", "decompress it"),
     Signature(b"BZh", "compressed by bzip2", "decompress it"),
     Signature(b"\xfd7zXZ\0", "compressed by xz", "decompress it"),
     Signature(b"\x28\xb5\x2f\xfd", "compressed by zstd", "decompress it"),
+    Signature(b"\x04\x22\x4d\x18", "compressed by lz4", "decompress it"),
+    Signature(b"\xff\x06\0\0sNaPpY", "compressed by snappy", "decompress it"),
+    Signature(b"\x1f\x9d", "compressed by compress", "decompress it"),
+    Signature(b"LZIP", "compressed by lzip", "decompress it", True),
+    Signature(b"7z\xbc\xaf\x27\x1c", "an archive of 7-Zip", _UNPACK),
+    Signature(b"Rar!\x1a\x07", "an archive of RAR", _UNPACK),
+    Signature(b"0707", "an archive of cpio", _UNPACK, True),
     Signature(b"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself with: git lfs pull", True),
     Signature(b"<!DOCTYPE html", "a web page", _PAGE, True),
     Signature(b"<!doctype html", "a web page", _PAGE, True),
@@ -70,7 +102,7 @@ def recognize(begin: bytes) -> Signature | None:
     """The format of a file by its first bytes; None if unknown."""
     begin = begin[:BEGIN_NBYTES]
     for signature in SIGNATURES:
-        if begin.startswith(signature.magic):
+        if signature.fits(begin):
             return signature
     is_text = len(begin) >= _FEWEST_NBYTES and begin.isascii() and not _CONTROL.intersection(begin)
     return _TEXT if is_text else None

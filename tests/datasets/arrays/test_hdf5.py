@@ -506,3 +506,33 @@ def test_damaged_metadata_is_named(tmp_path: Path, signature: bytes) -> None:
     for columns in (None, "x"):
         with pytest.raises(SampleError, match=r"a.h5 cannot be read: it is damaged .*; copy it again"):
             HDF5(tmp_path / "a.h5", columns)[0]
+
+
+@pytest.mark.parametrize("column", ["words", "ragged", "contiguous"])
+def test_a_damaged_heap_is_an_error_although_hdf5_would_read_it_for_ever(column: str, tmp_path: Path) -> None:
+    path, count = tmp_path / "a.h5", 2000
+    with h5py.File(path, "w", userblock_size=512) as file:
+        words = np.array([f"word {i}" * (i % 9) for i in range(count)], object)
+        if column == "words":
+            file.create_dataset("words", data=words, dtype=h5py.string_dtype(), chunks=(100,), compression="gzip")
+        elif column == "contiguous":
+            file.create_dataset("contiguous", data=words, dtype=h5py.string_dtype())
+        else:
+            rows = file.create_dataset("ragged", (count,), h5py.vlen_dtype(np.int16), chunks=(100,))
+            rows[:] = np.array([np.arange(1 + i % 9, dtype=np.int16) for i in range(count)], object)
+    whole = path.read_bytes()
+    memory = fsspec.filesystem("memory")
+    heaps = [at for at in range(0, len(whole), 8) if whole.startswith(b"GCOL", at)]
+    assert heaps
+    # The first page of a heap, zeros from an object on, and objects that lead out of it.
+    damages = [(16, bytes(4080)), (1024, bytes(3072)), (24, b"\xff" * 8), (24, b"\xe0" + b"\xff" * 7)]
+    for start, damage in damages:
+        data = bytearray(whole)
+        for at in heaps:
+            data[at + start : at + start + len(damage)] = damage
+        path.write_bytes(data)
+        memory.pipe("/heaps/a.h5", bytes(data))
+        for place in (path, "memory://heaps/a.h5"):
+            with pytest.raises(SampleError, match=r"a\.h5 is damaged: the heap of its strings .* copy it again"):
+                HDF5(place, column).__getitems__(list(range(count)))
+    memory.rm("/heaps", recursive=True)

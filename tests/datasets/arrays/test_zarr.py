@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -162,3 +163,14 @@ class TestDamage:
     def test_a_missing_library(self, store: Path) -> None:
         with hidden("zarr"), pytest.raises(MissingExtraError, match=r"pip install 'feedline\[zarr\]'"):
             Zarr(store)
+
+
+@pytest.mark.parametrize(("key", "what"), [("attributes.json", "an N5 container"), ("manifest.ocdbt", "a database of")])
+def test_a_store_of_another_format_is_named(key: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / key).write_text('{"n5": "4.0.0"}')
+    memory = fsspec.filesystem("memory")
+    memory.pipe(f"/other/{key}", b"{}")
+    for place in (str(tmp_path), "memory://other"):
+        with pytest.raises(SampleError, match=f"is {what}.*, not a Zarr store; copy its arrays .* tensorstore"):
+            Zarr(place)
+    memory.rm("/other", recursive=True)

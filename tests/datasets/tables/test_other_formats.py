@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import pickle
 import sqlite3
 import zipfile
 from collections.abc import Callable
@@ -17,11 +18,18 @@ import pyarrow as pa
 import pyarrow.orc
 import pyarrow.parquet as pq
 import pytest
+import torch
 from pyarrow import feather
+from safetensors.numpy import save
+from scipy.io import savemat
 
-from feedline.datasets import ORC, Arrow, Avro, Lines, Parquet
-from feedline.errors import SampleError
+from feedline.datasets import HDF5, JSONL, ORC, ArrayFile, Arrow, Avro, Lines, Parquet, TarShards, TFRecord
+from feedline.errors import FeedlineError, SampleError
 
+# The first block of every file of Riegeli, as ArrayRecord writes them.
+RIEGELI = bytes.fromhex(
+    "83af70d10d884a3f" + "00" * 8 + "40" + "00" * 7 + "91ba c23c9287e1a9" + "00" * 8 + "e19f13c0e9b1c372"
+)
 TABLES = {"parquet": Parquet, "arrow": Arrow, "orc": ORC, "avro": Avro}
 ROWS = pa.table({"x": list(range(50))})
 
@@ -67,6 +75,20 @@ FOREIGN: dict[str, tuple[Callable[[Path], bytes], str]] = {
         lambda _: b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n",
         "a pointer of Git LFS.*git lfs pull",
     ),
+    "duckdb": (lambda _: bytes(8) + b"DUCK" + bytes(200), "a database of DuckDB.*COPY"),
+    "vortex": (lambda _: b"VTXF" + bytes(200), "a Vortex file.*; write it as Parquet"),
+    "array record": (lambda _: RIEGELI, "an ArrayRecord or another Riegeli file.*ArrayRecordDataSource"),
+    "matlab": (
+        lambda _: _written(lambda file: savemat(file, {"x": np.arange(9)})),
+        "a MATLAB file older than version 7.3.*scipy.io.loadmat",
+    ),
+    "safetensors": (lambda _: save({"x": np.arange(9)}), "a safetensors file.*; load it with safetensors"),
+    "torch": (lambda _: _written(lambda file: torch.save(torch.arange(9), file)), "a file of torch.save.*torch.load"),
+    "pickle": (lambda _: pickle.dumps({"x": 1}), "a pickle.*; load it with pickle.load"),
+    "blosc2": (lambda _: b"\x9e\xa8b2frame\0" + bytes(200), "a Blosc2 array.*blosc2.open"),
+    "lz4": (lambda _: b"\x04\x22\x4d\x18" + bytes(200), "compressed by lz4.*; decompress it"),
+    "7z": (lambda _: b"7z\xbc\xaf\x27\x1c" + bytes(200), "an archive of 7-Zip.*; unpack the archive"),
+    "cpio": (lambda _: b"070701" + b"0" * 104 + b"TRAILER!!!", "an archive of cpio.*; unpack the archive"),
     "page": (lambda _: b"<!DOCTYPE html><html><body>Sign in</body></html>", "a web page.*; check the address"),
 }
 
@@ -88,6 +110,20 @@ def test_a_file_of_another_format_is_named(reader: str, tmp_path: Path) -> None:
             assert path.name in str(caught.value)
             assert "damaged" not in str(caught.value)
     memory.rm("/foreign", recursive=True)
+
+
+BINARY = sorted({"array record", "torch", "pickle", "safetensors", "7z", "duckdb"})
+
+
+@pytest.mark.parametrize("kind", BINARY)
+def test_other_readers_name_a_file_of_another_format(kind: str, tmp_path: Path) -> None:
+    make, message = FOREIGN[kind]
+    what, remedy = message.split(".*", 1)
+    path = tmp_path / "a.tar"
+    path.write_bytes(make(tmp_path))
+    for read in (HDF5, ArrayFile, TFRecord, Lines, JSONL, TarShards):
+        with pytest.raises(FeedlineError, match=f"{what}.*{remedy.removeprefix('; ')}"):
+            read(path)[0]  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("reader", TABLES)

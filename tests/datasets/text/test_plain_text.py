@@ -7,6 +7,8 @@ import gzip
 import json
 import lzma
 import pickle
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +99,39 @@ def test_what_is_no_text_is_named(tmp_path: Path, data: bytes, message: str) -> 
     (tmp_path / "a.csv").write_bytes(data)
     with pytest.raises(SampleError, match=rf"a\.csv {message}"):
         CSV(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("dataset", [Lines, JSONL, CSV])
+def test_text_of_wide_characters_is_named_and_then_read(
+    dataset: type[Lines | JSONL | CSV], encoding: str, tmp_path: Path
+) -> None:
+    """With a byte order mark or without it."""
+    lines = {Lines: ["a", "b\xe9"], JSONL: ['{"x": 1}', '{"x": "\xe9"}'], CSV: ["x,y", "1,\xe9"]}[dataset]
+    (tmp_path / "a.txt").write_bytes("".join(f"{line}\r\n" for line in lines).encode(encoding))
+    with pytest.raises(SampleError, match=f"a.txt is {encoding.upper()}; pass encoding='{encoding}'"):
+        dataset(tmp_path / "a.txt")
+    read = list(dataset(tmp_path / "a.txt", encoding=encoding))
+    assert read == {Lines: lines, JSONL: [{"x": 1}, {"x": "\xe9"}], CSV: [{"x": "1", "y": "\xe9"}]}[dataset]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_text_sequence_is_named_and_its_remedy_works(indent: int | None, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(f"\x1e{json.dumps(row, indent=indent)}\n" for row in ROWS))
+    with pytest.raises(SampleError, match=r"a\.jsonl is a JSON text sequence \(RFC 7464\)") as caught:
+        JSONL(tmp_path)[0]
+    if shutil.which("jq") is None:
+        return
+    command = str(caught.value).rpartition(": ")[2].replace("OLD", "a.jsonl").replace("NEW", "b.jsonl")
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    assert list(JSONL(tmp_path / "b.jsonl")) == ROWS
+
+
+def test_excels_line_of_a_delimiter_is_named(tmp_path: Path) -> None:
+    for mark in (",", ";", "\t"):
+        (tmp_path / "a.csv").write_text(f"sep={mark}\nx{mark}y\n1{mark}2\n")
+        with pytest.raises(SampleError, match=r"begins with the line 'sep=.*delete that line, and pass delimiter="):
+            CSV(tmp_path / "a.csv", delimiter=mark)
 
 
 @pytest.mark.parametrize("indent", [None, 2])

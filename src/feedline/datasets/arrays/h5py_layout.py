@@ -310,6 +310,16 @@ def _expand_prefix(prefix: str, file: Path) -> str:
     return f"{file.parent}{prefix.removeprefix(origin)}" if prefix.startswith(origin) else prefix
 
 
+def has_heaps(dataset: Any, path: str) -> bool:
+    """True if values of a dataset are in global heaps of this file."""
+    return bool(dataset.dtype.hasobject) and not dataset.is_virtual and dataset.file.filename == path
+
+
+def size_nbytes(file: Any) -> int:
+    """Bytes of a length in the metadata of a file."""
+    return int(file.id.get_create_plist().get_sizes()[1])
+
+
 def check_length(dataset: Any, path: str, nbytes: int) -> None:
     """SampleError if a contiguous dataset reaches beyond the file's `nbytes`."""
     end = dataset.id.get_offset() + dataset.nbytes

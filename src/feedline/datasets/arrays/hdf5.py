@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 from numpy.typing import NDArray
 
@@ -23,15 +23,15 @@ from feedline.datasets.arrays.chunked import (
     WholeRows,
     check_unchanged,
 )
+from feedline.datasets.arrays.h5py_heaps import LocalHeapFile, RemoteHeapFile
 from feedline.datasets.arrays.rows import FileArrays
 from feedline.datasets.arrays.stored_arrays import CHUNK_CACHE_NBYTES, StoredArrays
-from feedline.datasets.file_objects import FarFile
 from feedline.datasets.formats import FORMATS, ShardSummary
 from feedline.datasets.paths import Paths, find
 from feedline.datasets.shard_summaries import summarize_arrays
 from feedline.stores import Cache, CachedStore, ObjectRange
 from feedline.stores.base import Range
-from feedline.stores.files import Extent, FileSet, local_info
+from feedline.stores.files import Extent, FileSet, LocalFile, local_info
 from feedline.stores.urls import is_local
 
 
@@ -85,7 +85,8 @@ class _HDF5Source:
         # A file of this machine by its path: through a file object of Python, h5py takes twice as long for chunks of
         # 768 KiB and six times for 12 KiB, and it could not open the other files to which links and virtual datasets
         # lead.
-        return _OpenHDF5(self.name, FarFile(self._blobs[self._number]) if self.is_remote else None)
+        blob = self._blobs[self._number] if self.is_remote else None
+        return _OpenHDF5(self.name, None if blob is None else RemoteHeapFile(blob))
 
     def _check(self, dataset: Any) -> None:
         """Raise unless all data of a dataset can be read."""
@@ -106,6 +107,10 @@ class _HDF5Source:
         self._check(dataset)
         if h5py_layout.is_mappable(dataset):
             return WholeRows(FileArrays(self._file_of(dataset), [h5py_layout.array_layout(dataset)]))
+        if not self.is_remote and h5py_layout.has_heaps(dataset, self.name):
+            # Its strings take longer than the calls of Python.
+            opened = _OpenHDF5(self.name, LocalHeapFile(cast(LocalFile, self._blobs[self._number])))
+            dataset = h5py_layout.dataset_in(opened.file, shape.name, self.name)
         places = _RowBytes(self._blobs, self._number, shape.byte_layout)
         chunks = _Chunks(opened, places, h5py_layout.row_reader(dataset))
         return ChunkedRows(self.name, shape, chunks.read, cache, chunks.ranges if self.is_remote else None)
@@ -124,18 +129,20 @@ class _HDF5Source:
 class _OpenHDF5:
     """HDF5 file that is open in h5py.
 
-    h5py reads a remote one from a `device` in blocks. It closes with this object, at the latest before Python exits:
-    h5py would crash the process if it closed a remote file later.
+    h5py reads it from a `device`, or by its name without one. It closes with this object, at the latest before Python
+    exits: h5py would crash the process if it closed a remote file later.
     """
 
-    def __init__(self, name: str, device: FarFile | None) -> None:
+    def __init__(self, name: str, device: RemoteHeapFile | LocalHeapFile | None) -> None:
         self._device = device
-        self.file = h5py_layout.open_file(device or name, name)
+        self.file = h5py_layout.open_file(name if device is None else device, name)
+        if device is not None:
+            device.size_nbytes = h5py_layout.size_nbytes(self.file)
         weakref.finalize(self, self.file.close)
 
     def holding(self, spans: Sequence[Range]) -> AbstractContextManager[None]:
         """Fetch these bytes of a remote file, for reads within the block."""
-        return nullcontext() if self._device is None else self._device.holding(spans)
+        return self._device.holding(spans) if isinstance(self._device, RemoteHeapFile) else nullcontext()
 
 
 class _RowBytes:

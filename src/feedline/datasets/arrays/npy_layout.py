@@ -20,6 +20,7 @@ from feedline.core.paths import Pathlike
 from feedline.core.tensors import torch_dtype
 from feedline.datasets.arrays.records import delivered_dtype
 from feedline.datasets.arrays.rows import ArrayLayout
+from feedline.datasets.signatures import BEGIN_NBYTES, recognize
 from feedline.errors import ArgumentError, SampleError
 
 
@@ -107,7 +108,11 @@ def _as_version_2(file: BinaryIO) -> BinaryIO:
 
 def _advice(file: BinaryIO) -> str:
     file.seek(0)
-    if file.read(2) == b"PK":
+    begin = file.read(BEGIN_NBYTES)
+    found = recognize(begin)
+    if found is not None and (found.also or not begin.startswith(b"PK")):
+        return f"it is {found.what}: {found.remedy}"
+    if begin.startswith(b"PK"):
         return "it is a .npz archive: pass it alone, with a name that ends in .npz, and name its arrays with columns="
     return "pass a file of bare numbers as Raw(path, dtype)"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -56,6 +57,13 @@ from feedline.stores.local import LocalStore
 from feedline.stores.urls import is_local, local_path
 
 T = TypeVar("T")
+
+
+_OTHER_FORMATS = {
+    "attributes.json": ("an N5 container", "driver 'n5' to 'zarr3'"),
+    "manifest.ocdbt": ("a database of tensorstore", "kvstore 'ocdbt' to 'file'"),
+}
+"""Stores of arrays by an object at their root, each with the way to copy it."""
 
 
 def library() -> Any:
@@ -299,9 +307,22 @@ def _open_root(source: Any, name: str) -> Any:
     except StoreError:
         raise
     except (*DAMAGE, RuntimeError, BadZipFile) as error:
+        _check_format(source, name)
         raise SampleError(
             f"{name} cannot be opened as a Zarr store ({type(error).__name__}: {error}); was it written completely?"
         ) from error
+
+
+def _check_format(source: Any, name: str) -> None:
+    """SampleError for a store of another format, known by an object at its root."""
+    if isinstance(source, str):
+        return
+    for key, (what, driver) in _OTHER_FORMATS.items():
+        with suppress(StoreError):
+            source.store.info(key)
+            raise SampleError(
+                f"{name} is {what}, not a Zarr store; copy its arrays into one, such as with tensorstore ({driver})"
+            )
 
 
 def _array_names(group: Any, path: str) -> list[str]:

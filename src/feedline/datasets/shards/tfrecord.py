@@ -26,6 +26,7 @@ from feedline.datasets.indexes import Columns, IndexRecipe, Shapes
 from feedline.datasets.inflated import OPENERS, Opener, inflated, opener_of
 from feedline.datasets.paths import Paths, find
 from feedline.datasets.shards.tf_example import ChosenFeatures, EveryFeature, Feature
+from feedline.datasets.signatures import begin_of, check_format
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
 from feedline.stores.files import Blob, FileSet
@@ -87,7 +88,10 @@ def _skip_record(blob: Blob, stream: Stream, at: int, number: int, checksum: Any
     if not at:
         _check_not_compressed(blob.name, head)
     length, length_crc = struct.unpack("<QI", head)
-    if checksum and _mask(checksum(bytes(head[:8]))) != length_crc:
+    is_wrong = checksum and _mask(checksum(bytes(head[:8]))) != length_crc
+    if not at and (is_wrong or length + TAIL_NBYTES > left):
+        check_format(blob.name, "TFRecord", begin_of(blob))
+    if is_wrong:
         raise SampleError(
             f"{where} has a damaged length (checksum mismatch): this is not a TFRecord file, or a damaged one; copy it"
             " again"

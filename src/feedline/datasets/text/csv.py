@@ -7,6 +7,7 @@ Python's csv module finds them, because quoted fields may contain line ends.
 from __future__ import annotations
 
 import csv
+import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -57,6 +58,10 @@ _DELIMITERS = ";\t|,"
 
 _NO_TEXT = b"\xff"
 """Replaces a delimiter of several bytes, possible in UTF-8 only, where this byte does not occur."""
+
+
+_SEPARATOR_LINE = re.compile(rb'"?sep=.{1,3}"?', re.IGNORECASE)
+"""Excel's line before the first row. A column named so has an unlikely name."""
 
 
 Convert = Callable[[str], Any]
@@ -174,6 +179,11 @@ def _header(row: bytes, path: str, delimiter: str, encoding: str) -> list[str]:
     except csv.Error as error:
         hint = "; do its lines end in a carriage return only? Rewrite them with \\n" * (b"\r" in row)
         raise SampleError(f"{path}: the first row is not CSV ({error}){hint}") from error
+    if _SEPARATOR_LINE.fullmatch(row):
+        raise SampleError(
+            f"{path} begins with the line {row.decode(encoding)!r}, by which Excel knows the delimiter, not with names"
+            " of columns; delete that line, and pass delimiter="
+        )
     if len(set(names)) < len(names):
         raise SampleError(f"{path}: the first row names a column twice: {names}")
     return names

@@ -14,14 +14,33 @@ from numpy.typing import NDArray
 
 from feedline.datasets.file_objects import parts
 from feedline.datasets.indexes import Columns
-from feedline.datasets.signatures import recognize
+from feedline.datasets.signatures import BEGIN_NBYTES, recognize
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores.files import Blob
 
 BOM = b"\xef\xbb\xbf"
 
 
-_WIDE_BOMS = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
+_WIDE = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+"""Encodings by their byte order marks; the longer marks begin with the shorter ones."""
+
+
+_ZEROS = {
+    "utf-32-le": (False, True, True, True),
+    "utf-32-be": (True, True, True, False),
+    "utf-16-le": (False, True, False, True),
+    "utf-16-be": (True, False, True, False),
+}
+"""The bytes of four that are zero in ASCII characters of encodings."""
+
+
+_FEWEST_WIDE_NBYTES = 8
+"""A shorter text may have zeros for other reasons."""
 
 
 _SAVE = "save its sheets as 'CSV UTF-8' in a spreadsheet program, or as Parquet with pandas"
@@ -121,11 +140,7 @@ def line_pieces(blob: Blob, held_nbytes: int) -> Iterator[LinePiece]:
     at, left_out, open_line = 0, 0, list[memoryview]()
     for number, part in enumerate(parts(blob)):
         if number == 0:
-            _check_is_text(blob.name, bytes(part[:8]))
-        if number == 0 and bytes(part[:2]) in _WIDE_BOMS:
-            raise SampleError(
-                f"{blob.name} is UTF-16; pass encoding='utf-16', or save it as 'CSV UTF-8' in a spreadsheet program"
-            )
+            _check_is_text(blob.name, bytes(part[:BEGIN_NBYTES]))
         data = part[len(BOM) :] if number == 0 and part[: len(BOM)] == BOM else part
         at += len(part) - len(data)
         head, last = _first_end(data), _last_end(data)
@@ -150,7 +165,27 @@ def _check_is_text(name: str, begin: bytes) -> None:
     """Raise SampleError for files of other formats, by their first bytes."""
     found = recognize(begin)
     if found is not None and not found.may_be_text:
-        raise SampleError(f"{name} is {found.what}, not text; {_REMEDIES.get(found.magic, found.remedy)}")
+        remedy = found.remedy if found.also else _REMEDIES.get(found.magic, found.remedy)
+        raise SampleError(f"{name} is {found.what}, not text; {remedy}")
+    wide = _wide_encoding(begin)
+    if wide is not None:
+        raise SampleError(
+            f"{name} is {wide.upper()}; pass encoding={wide!r}, or save it as UTF-8, which spreadsheet programs call"
+            " 'CSV UTF-8'"
+        )
+
+
+def _wide_encoding(begin: bytes) -> str | None:
+    """The encoding of a text whose characters have two or four bytes.
+
+    Without a byte order mark, it is known from the zeros of the first characters, if these are ASCII.
+    """
+    for mark, encoding in _WIDE.items():
+        if begin.startswith(mark):
+            return encoding
+    known = begin[: _FEWEST_WIDE_NBYTES if len(begin) >= _FEWEST_WIDE_NBYTES else 0]
+    zeros = [byte == 0 for byte in known]
+    return next((name for name, form in _ZEROS.items() if zeros and zeros == [*form, *form]), None)
 
 
 def line_bounds(blob: Blob) -> Columns:

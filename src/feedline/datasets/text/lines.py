@@ -28,6 +28,9 @@ _COUNTED_NBYTES = 1 << 24
 """Bytes in which line ends are counted at a time."""
 
 
+_RECORD_SEPARATOR = "\x1e"
+
+
 Options = Mapping[str, Any] | None
 
 
@@ -187,6 +190,11 @@ class JSONL(TextRecords):
         try:
             value = json.loads(text)
         except (ValueError, RecursionError) as error:
+            if text.startswith(_RECORD_SEPARATOR):
+                raise SampleError(
+                    f"{self.paths[file]} is a JSON text sequence (RFC 7464), whose values follow the character RS, not"
+                    " one value per line; convert it once: jq --seq -c . OLD | tr -d '\\036' > NEW"
+                ) from error
             # Any line may be the first that a shuffled loader reads.
             if (at == 0 and text.lstrip()[:1] in ("[", "{")) or text.rstrip().endswith(("},", "],")):
                 raise self._array_error(file) from error

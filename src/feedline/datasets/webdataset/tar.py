@@ -150,6 +150,7 @@ class TarWalk:
                 self._check_end(offset, nbytes)
                 return
             if len(block) < BLOCK:
+                self._check_is_tar(block, offset)
                 self.cut = Cut(f"after {before}", offset + BLOCK, nbytes)
                 return
             kind, size, name = self._header(block, offset)
@@ -167,9 +168,7 @@ class TarWalk:
     def _header(self, block: bytes, offset: int) -> tuple[bytes, int, str]:
         """Parse a header into kind, data size and name; ShardError if refused."""
         if _checksum(block) != _number(block[148:156]):
-            found = None if offset else recognize(block)
-            if found is not None:
-                raise ShardError(f"{self.tar} is {found.what}, not a tar; {found.remedy}")
+            self._check_is_tar(block, offset)
             raise ShardError(f"{self.tar} is damaged: no tar header at byte {offset:,}. Create or copy the tar again")
         kind, size, name = block[156:157], _number(block[124:136]), _name(block)
         if kind in b"xXgLK":
@@ -235,6 +234,13 @@ class TarWalk:
                     f"Decompress it to a plain .tar, or name it as what it is, such as x.tar.gz: TarShards then "
                     f"decompresses it once"
                 )
+
+    def _check_is_tar(self, block: bytes, offset: int) -> None:
+        """ShardError if the first block, which is no header, begins as one of another format."""
+        found = None if offset else recognize(block)
+        # The part of a header that is left of a truncated tar is a name: text.
+        if found is not None and not (len(block) < BLOCK and found.may_be_text):
+            raise ShardError(f"{self.tar} is {found.what}, not a tar; {found.remedy}")
 
     def _check_end(self, offset: int, nbytes: int) -> None:
         """ShardError for data after the end mark, where other readers stop."""
