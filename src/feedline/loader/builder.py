@@ -20,7 +20,7 @@ from feedline.collate.batch_reads import BatchReader, reader_of
 from feedline.collate.default import is_standard
 from feedline.collate.rows import RowBuffer
 from feedline.core import telemetry
-from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
+from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample, new_result
 from feedline.core.dataset import BatchRead, Keys, adapt, batch_getter, plain_samples, stack_getter, traits_of
 from feedline.core.devices import for_device
 from feedline.core.recognition import SampleReader, may_be_recognized, recognize
@@ -104,6 +104,9 @@ class BatchBuilder:
     _many: Callable[..., Any] | None = field(init=False, default=None, compare=False)
     _columns: Callable[..., Any] | None = field(init=False, default=None, compare=False)
     _samples: SampleReader | None = field(init=False, default=None, compare=False)
+    _is_plain: bool = field(init=False, default=False, compare=False)
+    is_stateful: bool = field(init=False, default=False, compare=False)
+    """True if the dataset has a state, saved for each worker."""
 
     def __post_init__(self) -> None:
         if self.batched and self.collate_fn is None:
@@ -114,6 +117,9 @@ class BatchBuilder:
             self._columns = stack_getter(self.dataset)
         if self.accelerate and self._reader is None and self._many is None and may_be_recognized(self.dataset):
             self._samples = recognize(self.dataset).reader
+        others = self._reader, self._samples, self._many, self._columns
+        self._is_plain = self.batched and self.action == "raise" and all(each is None for each in others)
+        self.is_stateful = is_stateful(self.dataset)
 
     def __getstate__(self) -> tuple[Any, ...]:
         schemes = traveling_schemes()
@@ -143,11 +149,6 @@ class BatchBuilder:
     def supports_threads(self) -> bool:
         """True if several native threads can work on one batch."""
         return self._reader is not None and self._reader.supports_threads
-
-    @property
-    def is_stateful(self) -> bool:
-        """True if the dataset has a state, saved for each worker."""
-        return is_stateful(self.dataset)
 
     def capture(self) -> bytes:
         """Random generators and dataset state after the latest batch."""
@@ -190,6 +191,14 @@ class BatchBuilder:
             batch = self._read(self._reader, request, allocate)
             if batch is not EMPTY_BATCH:
                 return BatchResult(batch, recorder.finish("fetch", outer))
+        if self._is_plain and request.seed is None:
+            with addressed(None):
+                samples = self._fetch_plain(
+                    request, as_yielded(request.indices), partial(operator.getitem, self.dataset)
+                )
+                recorder.end("fetch")
+                batch = self._collate(samples, request, allocate)
+            return new_result(batch, recorder.finish("collate", outer))
         skipped: list[SkippedSample] = []
         rows = self._rows(request, allocate)
         with addressed(None if request.seed is None else _Keys(request)) as address:
@@ -253,9 +262,12 @@ class BatchBuilder:
         append = samples.append
         progress = self.progress
         try:
+            if progress is None:
+                for index in indices:
+                    append(get(index))
+                return samples
             for index in indices:
-                if progress is not None:
-                    progress(len(samples))
+                progress(len(samples))
                 append(get(index))
         except Exception as error:
             self._address(error, request, len(samples), "fetch")
