@@ -6,11 +6,11 @@ of each row, and `rows`, its number there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -252,6 +252,23 @@ class RedirectedColumn:
 
 
 Column = NumberColumn | TextColumn | ListColumn | StructColumn | RedirectedColumn
+
+
+def number_blocks(
+    fields: Mapping[str, Column], targets: Mapping[str, torch.dtype | None]
+) -> Iterator[tuple[list[str], NumberBlock, np.dtype[Any]]]:
+    """Names and blocks of columns that become the same dtype without loss."""
+    names: dict[tuple[np.dtype[Any], np.dtype[Any]], list[str]] = {}
+    for name, target in targets.items():
+        column = fields[name]
+        if target is None or not NumberBlock.accepts(column):
+            continue
+        assert isinstance(column, NumberColumn)
+        own, final = column.kind.dtype, torch.empty(0, dtype=target).numpy().dtype
+        if np.can_cast(own, final):  # otherwise torch converts: NumPy warns of overflows
+            names.setdefault((own, final), []).append(name)
+    for (_, final), alike in names.items():
+        yield alike, NumberBlock([cast("NumberColumn", fields[name]) for name in alike]), final
 
 
 _BYTES = np.dtype(np.uint8)

@@ -7,10 +7,10 @@ and `HuggingFaceImages` decodes a column of images from the stored bytes. All el
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from feedline.datasets.base import _keys_of
 from feedline.datasets.decoding import SampleTransform, decoder_of, split_transform
 from feedline.datasets.tables.base import ChunkRows
 from feedline.datasets.tables.chunks import table_chunks
-from feedline.datasets.tables.columns import Column, ListColumn, NumberBlock, NumberColumn
+from feedline.datasets.tables.columns import Column, ListColumn, NumberBlock, number_blocks
 from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.types import ColumnType, ListType, NumberType, StructType, TextType, kind_of
@@ -102,7 +102,7 @@ class StoredRows:
         """Columns of plain numbers, read together in the target dtypes."""
         blocks = self._blocks
         if blocks is None:
-            blocks = self._blocks = list(_number_blocks(self._rows.columns.fields, targets))
+            blocks = self._blocks = list(number_blocks(self._rows.columns.fields, targets))
         found: dict[str, torch.Tensor] = {}
         for names, block, dtype in blocks:
             found.update(zip(names, block.batch(*where, dtype), strict=True))
@@ -153,23 +153,6 @@ def _chunk_rows(table: Any, nulls: Nulls) -> tuple[ChunkRows, ShardOffsets]:
 
 _ITEM_NBYTES = 8
 """Size of the largest number."""
-
-
-def _number_blocks(
-    fields: Mapping[str, Column], targets: Targets
-) -> Iterator[tuple[list[str], NumberBlock, np.dtype[Any]]]:
-    """Names and blocks of columns that become the same dtype without loss."""
-    names: dict[tuple[np.dtype[Any], np.dtype[Any]], list[str]] = {}
-    for name, target in targets.items():
-        column = fields[name]
-        if target is None or not NumberBlock.accepts(column):
-            continue
-        assert isinstance(column, NumberColumn)
-        own, final = column.kind.dtype, torch.empty(0, dtype=target).numpy().dtype
-        if np.can_cast(own, final):  # otherwise torch converts: NumPy warns of overflows
-            names.setdefault((own, final), []).append(name)
-    for (_, final), alike in names.items():
-        yield alike, NumberBlock([cast("NumberColumn", fields[name]) for name in alike]), final
 
 
 def _plain_values(column: Column, which: Int64s, rows: Int64s) -> list[Any]:
