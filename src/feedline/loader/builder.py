@@ -105,6 +105,7 @@ class BatchBuilder:
     _columns: Callable[..., Any] | None = field(init=False, default=None, compare=False)
     _samples: SampleReader | None = field(init=False, default=None, compare=False)
     _is_plain: bool = field(init=False, default=False, compare=False)
+    _adopts: bool = field(init=False, default=True, compare=False)
     is_stateful: bool = field(init=False, default=False, compare=False)
     """True if the dataset has a state, saved for each worker."""
 
@@ -193,11 +194,9 @@ class BatchBuilder:
                 return BatchResult(batch, recorder.finish("fetch", outer))
         if self._is_plain and request.seed is None:
             with addressed(None):
-                samples = self._fetch_plain(
-                    request, as_yielded(request.indices), partial(operator.getitem, self.dataset)
-                )
+                samples, rows = self._fetch_early(request, allocate)
                 recorder.end("fetch")
-                batch = self._collate(samples, request, allocate)
+                batch = self._collate(samples, request, rows or allocate)
             return new_result(batch, recorder.finish("collate", outer))
         skipped: list[SkippedSample] = []
         rows = self._rows(request, allocate)
@@ -254,8 +253,20 @@ class BatchBuilder:
             address.row = None
             return self._fetch_many(many, request, indices, address)
         if request.seed is None and self.action == "raise":
-            return self._fetch_plain(request, indices, get) if rows is None else self._fetch_rows(request, rows, get)
+            if rows is None:
+                return self._fetch_plain(request, indices, get)
+            return self._fetch_rows(request, rows, rows.read_all, list(map(_plain, request.indices)), get)
         return self._fetch_each(request, indices, skipped, address, get)
+
+    def _fetch_early(self, request: BatchRequest, allocate: Allocator) -> tuple[list[Any], RowBuffer | None]:
+        """The samples, copied at once to where default collate would copy them, if they allow it."""
+        indices, get = as_yielded(request.indices), partial(operator.getitem, self.dataset)
+        if not self._adopts or self.collate_fn is not None or not is_standard():
+            return self._fetch_plain(request, indices, get), None
+        rows = RowBuffer(len(indices), allocate)
+        samples = self._fetch_rows(request, rows, rows.adopt_all, indices, get)
+        self._adopts = rows.taken == len(samples)
+        return samples, rows
 
     def _fetch_plain(self, request: BatchRequest, indices: Sequence[Any], get: Get) -> list[Any]:
         samples: list[Any] = []
@@ -274,9 +285,11 @@ class BatchBuilder:
             raise
         return samples
 
-    def _fetch_rows(self, request: BatchRequest, rows: RowBuffer, get: Get) -> list[Any]:
+    def _fetch_rows(
+        self, request: BatchRequest, rows: RowBuffer, read: Callable[..., list[Any]], indices: Sequence[Any], get: Get
+    ) -> list[Any]:
         try:
-            return rows.read_all(list(map(_plain, request.indices)), get, self.progress or _no_progress)
+            return read(indices, get, self.progress or _no_progress)
         except Exception as error:
             self._address(error, request, rows.reading, "fetch")
             raise
