@@ -102,7 +102,8 @@ def stack_ints(batch: Sequence[int], allocate: Allocator | None) -> torch.Tensor
 
     Subclasses of int and mixtures give what torch infers.
     """
-    if set(map(type, batch)) in ({int}, {bool}):
+    kinds = set(map(type, batch))
+    if len(kinds) == 1 and (int in kinds or bool in kinds):
         numbers = np.array(batch)
         if numbers.dtype.kind in "bi":  # otherwise a number exceeds 64 bits, and torch raises below
             return _store(numbers, allocate)

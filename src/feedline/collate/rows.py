@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -17,6 +18,10 @@ Undo = Callable[[], object]
 
 Write = Callable[[list[Any]], Sequence[int]]
 """`write(items)` writes many rows at once, and returns the positions of the items that it refused."""
+
+
+_WORTH_COPYING = 1 << 16
+"""Bytes of a tensor from which `_adopt` is faster than a copy with all others."""
 
 
 _MOST_WAITING = 8 << 20
@@ -155,6 +160,40 @@ class RowBuffer:
         row = None if self._batch is None else self.take(tuple(tensor.shape), tensor.dtype)
         return tensor if row is None else row.copy_(tensor)
 
+    def adopt_all(self, indices: Sequence[Any], get: Callable[[Any], Any], at: Callable[[int], object]) -> list[Any]:
+        """`get(index)` for all samples, in order, with `at(row)` before each; `_adopt` for as long as it succeeds."""
+        samples: list[Any] = []
+        adopts = True
+        for index in indices:
+            self.reading = len(samples)
+            at(self.reading)
+            box = [get(index)]
+            adopts = adopts and self._adopt(box)
+            samples += box
+        return samples
+
+    def _adopt(self, box: list[Any]) -> bool:
+        """Replace the tensor that begins the sample in `box` by a row with its values.
+
+        The memory of the sample is then free for the next one, while it is in the CPU's caches. False, and nothing is
+        changed, if anything else refers to the sample: the dataset might still change what it has returned.
+        """
+        sample = box[0]
+        if type(sample) is not tuple or len(sample) < _FEWEST_FIELDS or not _is_plain(sample[0]):
+            return False
+        tensor = sample[0]
+        if tensor.nbytes < _WORTH_COPYING or tensor.is_shared():
+            return False
+        del sample, tensor
+        if _holders(box) != _ALONE:
+            return False
+        sample = box[0]
+        row = self.take(tuple(sample[0].shape), sample[0].dtype)
+        if row is None:
+            return False
+        box[0] = (row.copy_(sample[0]), *sample[1:])
+        return True
+
     def collate(self, samples: Sequence[Any]) -> Any:
         """Default collate of the samples, after all deferred writes."""
         self._written()
@@ -173,3 +212,25 @@ class RowBuffer:
             and len(lengths) == 1
             and all(sample[0] is row for sample, row in zip(samples, self._taken, strict=True))
         )
+
+
+_FEWEST_FIELDS = 2
+
+
+def _is_plain(tensor: Any) -> bool:
+    if type(tensor) is not torch.Tensor or not tensor.is_cpu or tensor.requires_grad or tensor.is_quantized:
+        return False
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _holders(box: list[Any]) -> tuple[int, int, int, int, bool]:
+    """References to a sample, to its first tensor, and to the tensor's memory; True if torch manages the memory."""
+    sample = box[0]
+    tensor = sample[0]
+    storage = tensor.untyped_storage()
+    uses = torch._C._storage_Use_Count(storage._cdata)
+    return getrefcount(sample), getrefcount(tensor), tensor._use_count(), uses, storage.resizable()
+
+
+# Counted, since it depends on the version of Python.
+_ALONE = _holders([(torch.zeros(1), 0)])

@@ -46,3 +46,11 @@ class BatchResult(NamedTuple):
     """Store metrics of the worker process since its last batch."""
     worker_state: bytes | None = None
     """What the builder's `capture()` returned in the worker after this batch; None if it is not reported."""
+
+
+def new_result(batch: Any, spans: list[SpanTuple]) -> BatchResult:
+    """The result of a batch of which nothing was skipped.
+
+    tuple's constructor costs a third of the named tuple's.
+    """
+    return tuple.__new__(BatchResult, (batch, spans, (), None, None, None, None))

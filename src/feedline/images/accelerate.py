@@ -12,7 +12,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable
-from functools import cache, partial, wraps
+from functools import cache, lru_cache, partial, wraps
 from threading import RLock
 from typing import Any, Self
 
@@ -39,6 +39,7 @@ _FILTERS = frozenset({1, 2, 3, 4, 5})
 _LARGEST = 65_500
 _SPARE_NBYTES = 1 << 16
 _LOADING = ("load", "load_prepare", "load_end", "load_read")
+_loading_methods = operator.attrgetter(*_LOADING)
 
 
 _TURNS: dict[int, Turn] = {
@@ -328,8 +329,13 @@ def _is_plain(image: Any, scale: int) -> bool:
 
 
 def _loads_as_pillow(kind: type, state: dict[str, Any]) -> bool:
-    modules = {getattr(getattr(kind, name), "__module__", None) for name in _LOADING}
-    return modules <= {"PIL.ImageFile", "PIL.JpegImagePlugin"} and not any(name in state for name in _LOADING)
+    return state.keys().isdisjoint(_LOADING) and _are_pillows(_loading_methods(kind))
+
+
+@lru_cache(maxsize=64)
+def _are_pillows(methods: tuple[Any, ...]) -> bool:
+    modules = {getattr(each, "__module__", None) for each in methods}
+    return modules <= {"PIL.ImageFile", "PIL.JpegImagePlugin"}
 
 
 def _decode_by_pillow(jpeg: bytes, size: tuple[int, int], tile: list[Any], decoderconfig: tuple[Any, ...]) -> Pixels:
@@ -398,7 +404,8 @@ def _resize(image: Any, size: Any, resample: Any = None, box: Any = None, reduci
     width, height = (operator.index(side) for side in size)
     shown = image.size
     edges = (0, 0, *shown) if box is None else tuple(box)
-    left, top, right, bottom = (float(np.float32(edge)) for edge in edges)  # as Pillow passes them on
+    # As Pillow passes them on: as float32, which holds the sides of images exactly.
+    left, top, right, bottom = map(float, edges if box is None else map(np.float32, edges))
     filter_ = Image.Resampling.BICUBIC if resample is None else resample
     within = 0 <= left < right <= shown[0] and 0 <= top < bottom <= shown[1]
     fits = 0 < width <= _LARGEST and 0 < height <= _LARGEST and max(shown) <= _LARGEST

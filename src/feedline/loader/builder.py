@@ -20,7 +20,7 @@ from feedline.collate.batch_reads import BatchReader, reader_of
 from feedline.collate.default import is_standard
 from feedline.collate.rows import RowBuffer
 from feedline.core import telemetry
-from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
+from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample, new_result
 from feedline.core.dataset import BatchRead, Keys, adapt, batch_getter, plain_samples, stack_getter, traits_of
 from feedline.core.devices import for_device
 from feedline.core.recognition import SampleReader, may_be_recognized, recognize
@@ -104,6 +104,10 @@ class BatchBuilder:
     _many: Callable[..., Any] | None = field(init=False, default=None, compare=False)
     _columns: Callable[..., Any] | None = field(init=False, default=None, compare=False)
     _samples: SampleReader | None = field(init=False, default=None, compare=False)
+    _is_plain: bool = field(init=False, default=False, compare=False)
+    _adopts: bool = field(init=False, default=True, compare=False)
+    is_stateful: bool = field(init=False, default=False, compare=False)
+    """True if the dataset has a state, saved for each worker."""
 
     def __post_init__(self) -> None:
         if self.batched and self.collate_fn is None:
@@ -114,6 +118,9 @@ class BatchBuilder:
             self._columns = stack_getter(self.dataset)
         if self.accelerate and self._reader is None and self._many is None and may_be_recognized(self.dataset):
             self._samples = recognize(self.dataset).reader
+        others = self._reader, self._samples, self._many, self._columns
+        self._is_plain = self.batched and self.action == "raise" and all(each is None for each in others)
+        self.is_stateful = is_stateful(self.dataset)
 
     def __getstate__(self) -> tuple[Any, ...]:
         schemes = traveling_schemes()
@@ -143,11 +150,6 @@ class BatchBuilder:
     def supports_threads(self) -> bool:
         """True if several native threads can work on one batch."""
         return self._reader is not None and self._reader.supports_threads
-
-    @property
-    def is_stateful(self) -> bool:
-        """True if the dataset has a state, saved for each worker."""
-        return is_stateful(self.dataset)
 
     def capture(self) -> bytes:
         """Random generators and dataset state after the latest batch."""
@@ -190,6 +192,12 @@ class BatchBuilder:
             batch = self._read(self._reader, request, allocate)
             if batch is not EMPTY_BATCH:
                 return BatchResult(batch, recorder.finish("fetch", outer))
+        if self._is_plain and request.seed is None:
+            with addressed(None):
+                samples, rows = self._fetch_early(request, allocate)
+                recorder.end("fetch")
+                batch = self._collate(samples, request, rows or allocate)
+            return new_result(batch, recorder.finish("collate", outer))
         skipped: list[SkippedSample] = []
         rows = self._rows(request, allocate)
         with addressed(None if request.seed is None else _Keys(request)) as address:
@@ -245,26 +253,43 @@ class BatchBuilder:
             address.row = None
             return self._fetch_many(many, request, indices, address)
         if request.seed is None and self.action == "raise":
-            return self._fetch_plain(request, indices, get) if rows is None else self._fetch_rows(request, rows, get)
+            if rows is None:
+                return self._fetch_plain(request, indices, get)
+            return self._fetch_rows(request, rows, rows.read_all, list(map(_plain, request.indices)), get)
         return self._fetch_each(request, indices, skipped, address, get)
+
+    def _fetch_early(self, request: BatchRequest, allocate: Allocator) -> tuple[list[Any], RowBuffer | None]:
+        """The samples, copied at once to where default collate would copy them, if they allow it."""
+        indices, get = as_yielded(request.indices), partial(operator.getitem, self.dataset)
+        if not self._adopts or self.collate_fn is not None or not is_standard():
+            return self._fetch_plain(request, indices, get), None
+        rows = RowBuffer(len(indices), allocate)
+        samples = self._fetch_rows(request, rows, rows.adopt_all, indices, get)
+        self._adopts = rows.taken == len(samples)
+        return samples, rows
 
     def _fetch_plain(self, request: BatchRequest, indices: Sequence[Any], get: Get) -> list[Any]:
         samples: list[Any] = []
         append = samples.append
         progress = self.progress
         try:
+            if progress is None:
+                for index in indices:
+                    append(get(index))
+                return samples
             for index in indices:
-                if progress is not None:
-                    progress(len(samples))
+                progress(len(samples))
                 append(get(index))
         except Exception as error:
             self._address(error, request, len(samples), "fetch")
             raise
         return samples
 
-    def _fetch_rows(self, request: BatchRequest, rows: RowBuffer, get: Get) -> list[Any]:
+    def _fetch_rows(
+        self, request: BatchRequest, rows: RowBuffer, read: Callable[..., list[Any]], indices: Sequence[Any], get: Get
+    ) -> list[Any]:
         try:
-            return rows.read_all(list(map(_plain, request.indices)), get, self.progress or _no_progress)
+            return read(indices, get, self.progress or _no_progress)
         except Exception as error:
             self._address(error, request, rows.reading, "fetch")
             raise

@@ -134,7 +134,8 @@ class Iteration(_BaseDataLoaderIter):
             self._end_step(self._left_cpu_ns)
         if called_ns >= heartbeat.due_ns:  # before the wait: if it never ends, its request is on the page
             heartbeat.publish(self.queue)
-        self._come_back()
+        if self.late_start is not None or self.live is not None:
+            self._come_back()
         entry = self._next_with_batch()
         if self.agreement is not None and self._broken is None and not self._closed:
             entry = self.agreement.settle(entry, self._stage)
@@ -143,7 +144,8 @@ class Iteration(_BaseDataLoaderIter):
             self._end()
             raise StopIteration
         request, result, moving = entry
-        batch = self._place(request, result, moving)
+        on_host = self._stage is None and self.last_steps is None
+        batch = result.batch if on_host else self._place(request, result, moving)
         samples = self._advance(request, result)
         spans = result.spans
         if self._further:
@@ -199,7 +201,8 @@ class Iteration(_BaseDataLoaderIter):
         while True:
             if self.live is not None and self.live.is_over(cast("PartitionCursor", self._progress.cursor)):
                 return None
-            due = _in_range("feedline.receive", self._due) if self._profiling else self._due()
+            take = self._result if self._stage is None else self._due
+            due = _in_range("feedline.receive", take) if self._profiling else take()
             if due is None or due[1].batch is not EMPTY_BATCH:
                 return due
             self._advance(due[0], due[1])
@@ -336,10 +339,9 @@ class Iteration(_BaseDataLoaderIter):
         return self._restart(cursor)
 
     def _due(self) -> Entry | None:
-        """Wait for the next batch; None at the end."""
+        """Wait for the next batch of the stage; None at the end."""
         stage = self._stage
-        if stage is None:
-            return self._result()
+        assert stage is not None
         if not self._staged and not self._stage_one(stage):
             return None
         while self._next_is_done() and stage.has_room() and self._stage_one(stage):
@@ -390,6 +392,9 @@ class Iteration(_BaseDataLoaderIter):
                 window.remove(future)
                 raise
         request, result, _ = self._taken
+        if window and window[0].request is request:
+            del window[0]
+            return request, result, None
         for future in window:
             if future.request is request:
                 window.remove(future)

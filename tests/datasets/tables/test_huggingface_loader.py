@@ -23,12 +23,26 @@ def table(**more: Any) -> Any:
     return datasets.Dataset.from_dict({**columns, **more})
 
 
+def numbers() -> Any:
+    """Columns of many types in two parts of unequal record batches."""
+    kinds = ("int8", "uint8", "int16", "uint32", "int64", "float32", "float64", "bool")
+    columns = {f"{kind} {copy}": [i % 2 * (copy + 1) for i in range(50)] for kind in kinds for copy in range(2)}
+    features = datasets.Features({name: datasets.Value(name.split()[0]) for name in columns})
+    columns = {name: [bool(x) for x in xs] if "bool" in name else xs for name, xs in columns.items()}
+    part = datasets.Dataset.from_dict(columns, features)
+    return datasets.concatenate_datasets([part, part.select(range(13))])
+
+
 MADE = {
     "plain": table,
     "as torch": lambda: table().with_format("torch"),
     "as numpy, some columns": lambda: table().with_format("numpy", columns=["y"]),
     "shuffled and selected": lambda: table().shuffle(seed=1).select(range(5, 45)).with_format("torch"),
     "transformed": lambda: table().with_transform(lambda rows: {"z": [2 * y for y in rows["y"]]}),
+    "numbers of many types": numbers,
+    "numbers of many types as torch": lambda: numbers().with_format("torch"),
+    "numbers of many types as numpy, selected": lambda: numbers().shuffle(seed=1).with_format("numpy"),
+    "numbers with nulls": lambda: table(late=[None] + [1.5] * 49).select(range(1, 50)),
     "with a list of bool": lambda: table(flags=[[True, False]] * 50).with_format("torch"),
 }
 

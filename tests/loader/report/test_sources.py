@@ -61,6 +61,20 @@ class Late(Photos):
         return zipfile.ZipFile("samples.zip").read(str(index))
 
 
+class ByOpenCV(Photos):
+    def __getitem__(self, index: int) -> Any:
+        import cv2
+
+        return cv2.cvtColor(cv2.imread(f"{index}.jpg"), cv2.COLOR_BGR2RGB)
+
+
+class ByTorchvision(Photos):
+    def __getitem__(self, index: int) -> Any:
+        from torchvision.io import decode_jpeg, read_file
+
+        return decode_jpeg(read_file(f"{index}.jpg"))
+
+
 class Plain(Photos):
     def __getitem__(self, index: int) -> Any:
         return torch.tensor(index)
@@ -73,9 +87,11 @@ class Plain(Photos):
         (ByHelper(), "urllib.request.urlopen", "cache="),
         (Rows(), "sqlite3.connect", "SQLManifest"),
         (Late(), "zipfile", "TarShards"),
+        (ByOpenCV(), "cv2", "ImageFolder"),
+        (ByTorchvision(), "torchvision.io", "ImageFolder"),
         (Subset(Photos(), [0]), "Image.open", "ImageFolder"),
     ],
-    ids=["images", "requests", "sql", "late-import", "subset"],
+    ids=["images", "requests", "sql", "late-import", "opencv", "torchvision", "subset"],
 )
 def test_the_call_its_line_and_the_own_answer(dataset: Any, call: str, answer: str) -> None:
     source = source_of(dataset)

@@ -50,11 +50,13 @@ class ChunkRows:
         except CellError as error:
             raise self._sample_error(error, which, rows) from error
 
-    def batch(self, which: Int64s, rows: Int64s, allocate: Allocator) -> dict[str, Any]:
-        """The samples default-collated, with tensors in memory from `allocate`."""
+    def batch(
+        self, which: Int64s, rows: Int64s, allocate: Allocator, names: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """The samples default-collated, with tensors in memory from `allocate`; of `names`, or of all columns."""
         try:
             with note_shape_mismatch(partial(self.samples, which, rows), partial(self._describe, which, rows)):
-                return self._columns.batch(which, rows, allocate)
+                return self._columns.batch(which, rows, allocate, names)
         except CellError as error:
             raise self._sample_error(error, which, rows) from error
 

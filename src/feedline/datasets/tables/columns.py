@@ -6,17 +6,18 @@ of each row, and `rows`, its number there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from feedline import collate
+from feedline.core import kernels
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
 from feedline.datasets.tables.chunks import (
     ItemSpan,
@@ -88,6 +89,26 @@ class NumberColumn:
         if has_nulls:
             numpy_view(out)[mask] = self._fill
         return out
+
+
+class NumberBlock:
+    """Columns of plain numbers of one dtype, read in one pass."""
+
+    def __init__(self, columns: Sequence[NumberColumn]) -> None:
+        self._items = ScatteredItems.of_all([column.span for column in columns])
+        self._starts = np.ascontiguousarray(self._items.starts.reshape(len(columns), -1).T)
+
+    @staticmethod
+    def accepts(column: object) -> bool:
+        """True for a column of one number to a row, without nulls."""
+        return isinstance(column, NumberColumn) and not column.kind.shape and column.missing is None
+
+    def batch(self, which: Int64s, rows: Int64s, dtype: np.dtype[Any]) -> list[torch.Tensor]:
+        """The rows of each column as a tensor of `dtype`, which holds all values of the columns' own."""
+        places = self._starts.take(which, axis=0)
+        places += rows[:, None]
+        found = kernels.gather_rows(self._items.view, places.reshape(-1)).reshape(places.shape)
+        return list(map(torch.from_numpy, found.T.astype(dtype, order="C", copy=False)))
 
 
 class RaggedColumn:
@@ -209,8 +230,12 @@ class StructColumn:
         names, columns = tuple(self.fields), [field.samples(which, rows) for field in self.fields.values()]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
-    def batch(self, which: Int64s, rows: Int64s, allocate: Allocator) -> dict[str, Any]:
-        return {name: field.batch(which, rows, allocate) for name, field in self.fields.items()}
+    def batch(
+        self, which: Int64s, rows: Int64s, allocate: Allocator, names: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """The batch of each field, or of those in `names`."""
+        fields = self.fields
+        return {name: fields[name].batch(which, rows, allocate) for name in (fields if names is None else names)}
 
 
 class RedirectedColumn:
@@ -227,6 +252,23 @@ class RedirectedColumn:
 
 
 Column = NumberColumn | TextColumn | ListColumn | StructColumn | RedirectedColumn
+
+
+def number_blocks(
+    fields: Mapping[str, Column], targets: Mapping[str, torch.dtype | None]
+) -> Iterator[tuple[list[str], NumberBlock, np.dtype[Any]]]:
+    """Names and blocks of columns that become the same dtype without loss."""
+    names: dict[tuple[np.dtype[Any], np.dtype[Any]], list[str]] = {}
+    for name, target in targets.items():
+        column = fields[name]
+        if target is None or not NumberBlock.accepts(column):
+            continue
+        assert isinstance(column, NumberColumn)
+        own, final = column.kind.dtype, torch.empty(0, dtype=target).numpy().dtype
+        if np.can_cast(own, final):  # otherwise torch converts: NumPy warns of overflows
+            names.setdefault((own, final), []).append(name)
+    for (_, final), alike in names.items():
+        yield alike, NumberBlock([cast("NumberColumn", fields[name]) for name in alike]), final
 
 
 _BYTES = np.dtype(np.uint8)

@@ -18,12 +18,12 @@ import torch
 from feedline import collate
 from feedline.core.dataset import Batch, BatchRead, Keys, Traits, Transform, check_reads_batches, is_table
 from feedline.core.shard_offsets import ShardOffsets
-from feedline.core.tensors import Allocator, allocate_tensor, as_indices, one_within, within
+from feedline.core.tensors import Allocator, allocate_tensor, as_indices, one_within, uses_allocator, within
 from feedline.datasets.base import _keys_of
 from feedline.datasets.decoding import SampleTransform, decoder_of, split_transform
 from feedline.datasets.tables.base import ChunkRows
 from feedline.datasets.tables.chunks import table_chunks
-from feedline.datasets.tables.columns import Column, ListColumn
+from feedline.datasets.tables.columns import Column, ListColumn, NumberBlock, number_blocks
 from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.types import ColumnType, ListType, NumberType, StructType, TextType, kind_of
@@ -52,6 +52,7 @@ class StoredRows:
         self._texts = _TEXTS_IN.get(dataset.format["type"], list)
         self._transposes = dataset.format["type"] is None
         self._rows, self._offsets = opened
+        self._blocks: list[tuple[list[str], NumberBlock, np.dtype[Any]]] | None = None
         self._selected: ChunkRows | None = None
         if dataset._indices is not None:
             selection = dataset._indices.table.rename_columns(["row"])
@@ -82,6 +83,9 @@ class StoredRows:
 
     def batch(self, indices: Int64s, targets: Targets, allocate: Allocator) -> dict[str, Any]:
         """The collated batch in the target dtypes, in memory from `allocate`."""
+        where = self._offsets.locate(self._stored(indices))
+        is_shared = allocate is not allocate_tensor and uses_allocator(allocate, _ITEM_NBYTES * len(indices))
+        numbers = {} if is_shared else self._numbers(where, targets)
         # A tensor of a target dtype is not cast again, so it can be allocated in its final place.
         final = set(targets.values())
 
@@ -89,8 +93,20 @@ class StoredRows:
             is_final = dtype in final and not (self._transposes and len(shape) > 1)
             return (allocate if is_final else allocate_tensor)(shape, dtype)
 
-        batch = self._rows.batch(*self._offsets.locate(self._stored(indices)), allocate_final)
-        return {name: self._formatted(batch[name], dtype, allocate) for name, dtype in targets.items()}
+        left = [name for name in targets if name not in numbers]
+        batch = self._rows.batch(*where, allocate_final, left) if left else {}
+        formatted = {name: self._formatted(batch[name], targets[name], allocate) for name in left}
+        return {name: numbers[name] if name in numbers else formatted[name] for name in targets}
+
+    def _numbers(self, where: tuple[Int64s, Int64s], targets: Targets) -> dict[str, torch.Tensor]:
+        """Columns of plain numbers, read together in the target dtypes."""
+        blocks = self._blocks
+        if blocks is None:
+            blocks = self._blocks = list(number_blocks(self._rows.columns.fields, targets))
+        found: dict[str, torch.Tensor] = {}
+        for names, block, dtype in blocks:
+            found.update(zip(names, block.batch(*where, dtype), strict=True))
+        return found
 
     def _formatted(self, values: Any, dtype: torch.dtype | None, allocate: Allocator) -> Any:
         if dtype is None:
@@ -133,6 +149,10 @@ def _chunk_rows(table: Any, nulls: Nulls) -> tuple[ChunkRows, ShardOffsets]:
     offsets = ShardOffsets(batch.num_rows for batch in batches)
     chunks = table_chunks(kind, batches)
     return ChunkRows(kind, chunks, nulls, lambda chunk, row: f"row {offsets.start(chunk) + row}"), offsets
+
+
+_ITEM_NBYTES = 8
+"""Size of the largest number."""
 
 
 def _plain_values(column: Column, which: Int64s, rows: Int64s) -> list[Any]:

@@ -57,6 +57,11 @@ class ScatteredItems:
         addresses = np.array([chunk.address if len(chunk.array) else base for chunk in self._chunks], np.int64)
         self.starts = (addresses - base) // dtype.itemsize
 
+    @classmethod
+    def of_all(cls, several: Sequence[ScatteredItems]) -> ScatteredItems:
+        """The chunks of the first one, then those of the others, all of one dtype."""
+        return cls(list(chain.from_iterable(each._chunks for each in several)), several[0].dtype)
+
     def at(self, which: Int64s, places: Int64s) -> NDArray[Any]:
         """The items at `places` of the chunks `which`. Places are not checked."""
         return kernels.gather_rows(self.view, self.starts[which] + places)
