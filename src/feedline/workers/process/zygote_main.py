@@ -198,7 +198,8 @@ def serve_forked(
 ) -> None:
     """Program of a worker that `parent` has forked.
 
-    It dies with that process; None: something else takes care of that. `stderr` is a pipe to it; None leaves descriptor 2 as it is.
+    It dies with that process; with None, others take care of that. `stderr` is a pipe to it; None leaves descriptor 2
+    as it is.
     """
     if parent is not None:
         die_with_parent(parent)
