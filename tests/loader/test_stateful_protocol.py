@@ -439,3 +439,42 @@ def test_threads_do_not_take_up_the_generators_of_processes() -> None:
     drawn = sorted(value for _, values in batches for value in values)
     torch.manual_seed(5)
     assert drawn == sorted(torch.rand(()).item() for _ in range(LENGTH - 2))
+
+
+class Lasting(IterableDataset[int]):
+    """Six samples for each worker and epoch; the count of all epochs is in its state."""
+
+    def __init__(self) -> None:
+        self.total = self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        while self.at < 6:
+            self.at, self.total = self.at + 1, self.total + 1
+            yield (0 if info is None else info.id * 1_000) + self.total
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"total": self.total, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.total, self.at = state["total"], state["at"]
+
+
+@pytest.mark.parametrize("size", [2, 4], ids=["full batches", "a short batch"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_that_workers_keep_goes_on_in_later_epochs(workers: int, size: int) -> None:
+    def loader() -> Any:
+        return fl.DataLoader(Lasting(), size, num_workers=workers, persistent_workers=workers > 0)
+
+    def epoch(loader: Any) -> list[list[int]]:
+        return [batch.tolist() for batch in loader]
+
+    with loader() as whole:
+        epochs = [epoch(whole) for _ in range(4)]
+    with loader() as cut, loader() as again:
+        assert epoch(cut) == epochs[0]
+        states = [cut.state_dict(), *(through_a_file(cut.state_dict()) for _ in cut)]
+        for number, state in enumerate(states):  # also before some workers have delivered any batch
+            again.load_state_dict(state)
+            assert [epoch(again), epoch(again)] == [epochs[1][number:], epochs[2]]

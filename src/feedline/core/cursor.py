@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 Range = tuple[int, int]
@@ -84,6 +85,8 @@ class PartitionCursor:
     next_partition: int = 0
     continues: bool = False
     """True if an epoch begins where the one before was left: the marks then count all epochs."""
+    carried: tuple[tuple[int, Any], ...] = field(default=(), compare=False)
+    """By partition, the states of datasets that workers have kept since the epoch before."""
 
     def mark(self, partition: int) -> PartitionOffset:
         """The offset of `partition`; zero if nothing was delivered."""
@@ -96,15 +99,31 @@ class PartitionCursor:
         """The cursor after `partition` has reached `mark`."""
         marks = dict(self.marks)
         marks[partition] = mark
-        return PartitionCursor(self.epoch, tuple(sorted(marks.items())), next_partition, self.continues)
+        return replace(self, marks=tuple(sorted(marks.items())), next_partition=next_partition)
 
     def ended(self) -> frozenset[int]:
         """The partitions that are exhausted."""
         return frozenset(partition for partition, mark in self.marks if mark.ended)
 
+    @property
+    def is_begun(self) -> bool:
+        """True once a batch was delivered, or a partition has ended."""
+        return self.next_partition > 0 or any(mark.batches or mark.ended for _, mark in self.marks)
+
     def next_epoch(self) -> PartitionCursor:
         """The start of the epoch after this one."""
-        return self.at_epoch(self.epoch + 1)
+        start = self.at_epoch(self.epoch + 1)
+        if self.continues:
+            return start
+        kept = {partition: mark.state for partition, mark in self.marks if mark.ended}
+        # The state of an iterator ends with its epoch; that of a dataset does not.
+        datasets = {partition: (state[0], None) for partition, state in kept.items() if state and state[0] is not None}
+        return replace(start, carried=tuple({**dict(self.carried), **datasets}.items()))
+
+    def with_carried(self) -> PartitionCursor:
+        """The cursor with carried states as marks, for workers that do not have them."""
+        marks = {partition: PartitionOffset(state=state) for partition, state in self.carried}
+        return replace(self, marks=tuple(sorted({**marks, **dict(self.marks)}.items(), key=itemgetter(0))), carried=())
 
     def at_epoch(self, epoch: int) -> PartitionCursor:
         """The start of an epoch."""

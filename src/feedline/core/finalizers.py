@@ -1,13 +1,16 @@
 """Finalizers that never wait for locks of their own thread.
 
-Python may collect garbage at any allocation, also between two lines that hold a lock. A finalizer that takes the same
-lock would then wait forever.
+Python may collect garbage at any allocation, also between two lines that hold a lock, of ours or of the user. A
+finalizer that takes the same lock, or joins a thread that does, would then wait forever. The same holds for a handler
+of a signal, which Python runs between any two lines of the main thread.
 """
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
+from typing import Any
 
 
 class _HeldOff(threading.local):
@@ -28,9 +31,30 @@ held_off = _HeldOff()
 """`with held_off, lock:` guards a lock that finalizers take, too."""
 
 
-def run(finalizer: Callable[[], object]) -> None:
-    """Run `finalizer` here, or inside `held_off` in a thread of its own."""
-    if held_off.depth:
-        threading.Thread(target=finalizer, name="feedline-finalizer").start()
+class _Collections:
+    """The thread that collects garbage, of which there is at most one."""
+
+    def __init__(self) -> None:
+        self.thread = 0
+        gc.callbacks.append(self._note)
+
+    def _note(self, phase: str, _: dict[str, Any]) -> None:
+        self.thread = threading.get_ident() if phase == "start" else 0
+
+
+_collections = _Collections()
+
+
+def run(finalizer: Callable[..., object], *arguments: object) -> None:
+    """Run `finalizer` here, or in a thread of its own.
+
+    The thread is for garbage collections, and inside `held_off`.
+    """
+    if held_off.depth or _collections.thread == threading.get_ident():
+        thread = threading.Thread(target=finalizer, args=arguments, name="feedline-finalizer")
+        try:
+            thread.start()
+        except RuntimeError:  # Python is about to exit, or there are too many threads
+            finalizer(*arguments)
     else:
-        finalizer()
+        finalizer(*arguments)

@@ -34,6 +34,7 @@ from feedline.loader.live import LiveRun, check_live, delivered_batches
 from feedline.loader.loop import Iteration
 from feedline.loader.metrics import serve_if_configured
 from feedline.loader.monitor import Monitor
+from feedline.loader.partitions import carry, with_carried
 from feedline.loader.plan import Plan, partitions_of, plan_of, warn_of_uneven_ranks
 from feedline.loader.pools import LoaderPools, PersistentIteration, check_method
 from feedline.loader.progress import Progress
@@ -195,6 +196,7 @@ class DataLoader(TorchDataLoader[T_co]):
             plan.workers.follow(former.workers)
         cursor = plan.start_of(plan.upcoming(self._epoch)) if state is None else plan.unpack(state)
         self._contract.check(self._ranks, self._rank, Terms.of(self, plan, cursor))
+        cursor = carry(cursor, None if state is not None or former is None else former.cursor)
         live = LiveRun.of(self.dataset, plan)
         if live is not None:
             cursor = live.begun(cursor, former.cursor if state is None and former is not None else None)
@@ -309,7 +311,8 @@ class DataLoader(TorchDataLoader[T_co]):
             workers = self._pack_workers(WorkerStates(self.num_workers), over=True)
             return plan.pack(cursor, quarantine, workers=workers, random=generators)
         workers = self._pack_workers(progress.workers, over=progress.over)
-        return plan.pack(progress.cursor, progress.quarantine, over=progress.over, workers=workers, random=generators)
+        cursor = with_carried(self, progress.cursor)
+        return plan.pack(cursor, progress.quarantine, over=progress.over, workers=workers, random=generators)
 
     def _pack_workers(self, workers: WorkerStates, *, over: bool) -> dict[str, Any] | None:
         is_stream = isinstance(self.dataset, IterableDataset)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self, TypeVar, cast
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from feedline.core import finalizers
 from feedline.core.batch import EMPTY_BATCH, BatchResult
 from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.telemetry import CPU, CPU_EVERY_NS, MAIN, SWITCHES, SpanTuple, add_run_delay, waits_of_thread
@@ -104,7 +105,7 @@ class Iteration(_BaseDataLoaderIter):
         self.live: LiveRun | None = None
         """The epoch of a live stream."""
         # Not __del__: an iterator held by a traceback dies in a cycle, maybe after the objects it refers to.
-        self._finalizer = weakref.finalize(self, _release, self._window, self._staged, stage, on_close)
+        self._finalizer = weakref.finalize(self, finalizers.run, _release, self._window, self._staged, stage, on_close)
 
     def __iter__(self) -> Self:
         return self

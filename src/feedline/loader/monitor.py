@@ -183,8 +183,7 @@ class Monitor:
         collated = loader.collate_fn in (None, default_collate) and loader.batch_size is not None
         self._sources = _Sources(pools, progress, plan, loader.dataset, _length(plan), stays, collated)
         self._memory.persistent = loader.persistent_workers
->>>>>>> see
-        self._others, self._others_cpus = OtherPrograms(_pids_of_all()), None
+        self._others = self._others_cpus = None
         self._others_due_s = monotonic() + _MACHINE_S
         self._publication_due_ns = 0
         progress.totals = Totals(whole=self.whole)
@@ -299,7 +298,8 @@ class Monitor:
             sources.progress.audit.settle(ended=epoch_ends)
         self._heartbeat.due_ns = NEVER_NS  # an error below must not come again with each batch
         self._queue = queue()
-        if sources is None or self._page is None:
+        page = self._page
+        if sources is None or page is None:
             return
         statistics = sources.pools.pool_statistics()
         if epoch_ends and statistics.pids:
@@ -316,7 +316,7 @@ class Monitor:
             self._log.write(figures, epoch_ends=epoch_ends)
         recent = self.history.points[-_SHOWN:]
         live = {"ahead": self._queue.ahead, "status_fd": statistics.status_fd, "history": recent}
-        self._page.publish({**figures, **live})
+        page.publish({**figures, **live})
         self._heartbeat.inspect = self._padding.add
         ended_ns = monotonic_ns()
         self._publication_due_ns = ended_ns + min(max(INTERVAL_NS, SHARE * (ended_ns - began_ns)), MOST_NS)
@@ -363,7 +363,9 @@ class Monitor:
         Only while the loop runs: afterwards they may do anything.
         """
         now_s = monotonic()
-        if self._others is not None and (epoch_ends or now_s >= self._others_due_s):
+        if self._others is None:
+            self._others = OtherPrograms(_pids_of_all())
+        elif epoch_ends or now_s >= self._others_due_s:
             self._others_due_s = now_s + _MACHINE_S
             self._others_cpus = self._others.cpus(_pids_of_all())
 
@@ -371,6 +373,8 @@ class Monitor:
         machine, now_s = self._machine, monotonic()
         pids = sources.pools.pool_statistics().pids
         if now_s - machine.read_s < _MACHINE_S and pids == machine.pids:
+            return machine
+        if not self._heartbeat.page.words[BATCHES]:  # the loop waits for its first batch, and this takes a while
             return machine
         if self._group is None:
             self._group = Cgroup.of_process()

@@ -123,7 +123,9 @@ class PartitionBuilder:
         if samples is EMPTY_BATCH:
             partition.samples = iter(())  # stays open: requests past its end may be in flight
             spans = recorder.finish("fetch", None)
-            return BatchResult(EMPTY_BATCH, spans, mark=replace(partition.mark, ended=True))
+            # The state again: a dataset may reset it when it ends.
+            ended = replace(partition.mark, ended=True, state=self._state(partition))
+            return BatchResult(EMPTY_BATCH, spans, mark=ended)
         if not samples:
             return BatchResult(EMPTY_BATCH, recorder.finish("fetch", None), failed, mark=partition.mark)
         recorder.end("fetch")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
+from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.dataset import is_stream, loses_shuffle_buffer
 from feedline.core.rng import Address
 from feedline.loader.captures import is_stateful
@@ -114,6 +116,25 @@ class StreamSource:
         """Restore the iterator."""
         if state is not None and self._iterator is not None and state[1] is not None:
             self._iterator.load_state_dict(state[1])
+
+
+def carry(start: Cursor | PartitionCursor, former: Cursor | PartitionCursor | None) -> Cursor | PartitionCursor:
+    """The start of an epoch, with the states that datasets have kept.
+
+    `former` is the cursor of the epoch before: its start of this one, if it has ended.
+    """
+    if not isinstance(start, PartitionCursor) or not isinstance(former, PartitionCursor):
+        return start
+    # After a `break`, the datasets are somewhere behind the last delivered batch: nothing here knows their states.
+    return replace(start, carried=former.carried) if former.epoch == start.epoch else start
+
+
+def with_carried(loader: Any, cursor: Cursor | PartitionCursor) -> Cursor | PartitionCursor:
+    """The cursor for a state: other workers do not have what these have kept."""
+    dataset = loader.dataset
+    is_plain = not isinstance(dataset, PartitionedDataset) and not is_stream(dataset)
+    keeps = is_plain and (loader.persistent_workers or not loader.num_workers)
+    return cursor.with_carried() if keeps and isinstance(cursor, PartitionCursor) else cursor
 
 
 def copy_for_epoch(stream: Any) -> Any:

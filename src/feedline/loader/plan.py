@@ -76,7 +76,9 @@ class Plan:
         partitions = self.schedule.mine if isinstance(self.schedule, PartitionSchedule) else None
         cursor = None if state is None else self.unpack(state)
         place = 0 if not isinstance(cursor, Cursor) else cursor.position
-        begun = cursor is not None and cursor != self.start_of(cursor.epoch)
+        begun = cursor is not None and (
+            cursor.is_begun if isinstance(cursor, PartitionCursor) else cursor != self.start_of(cursor.epoch)
+        )
         saved = states.part_of(state, "workers")
         return replace(self, workers=resume_workers(saved, count, place, partitions, begun=begun))
 
@@ -166,7 +168,9 @@ class Plan:
         With `over`, the epoch has ended: the state holds the start of the next one. `workers` holds the packed states
         of the workers, `random` the process's generators.
         """
-        is_begun_stream = isinstance(self.schedule, PartitionSchedule) and (not over or self.schedule.continues)
+        is_begun_stream = isinstance(self.schedule, PartitionSchedule) and (
+            not over or self.schedule.continues or bool(cursor.marks)
+        )
         partitions = self.schedule.partitions if is_begun_stream else None  # type: ignore[union-attr]
         order = self._pack_order(cursor, over=over)
         return states.pack(cursor, self.fingerprint, quarantine, states.Parts(order, workers, random, partitions))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate, default_convert
 
+from feedline.core import finalizers
 from feedline.core.dataset import ranges_of, traits_of
 from feedline.core.live import is_live
 from feedline.core.numa import on_cpus
@@ -161,7 +162,7 @@ class LoaderPools:
         self._flow = Flow()
         self._pipe_seed: int | None = None
         self._retained = RetainedResources()
-        weakref.finalize(self, self._retained.close)
+        weakref.finalize(self, finalizers.run, self._retained.close)
 
     @property
     def has_idle_pool(self) -> bool:
@@ -190,7 +191,7 @@ class LoaderPools:
         keeps = loader.persistent_workers and not isinstance(loader.dataset, IterDataPipe)
         if keeps and pool is not self._kept:
             self._kept = pool
-            self._closes_kept = weakref.finalize(self, pool.close)
+            self._closes_kept = weakref.finalize(self, finalizers.run, pool.close)
         before = plan.delivered(progress.cursor)
         requests = plan.requests(progress.cursor, lambda: progress.cursor, progress.run)
         ranges = ranges_of(loader.dataset) if plan.allows_lookahead else None

@@ -119,6 +119,7 @@ def _open_processes(builder: Builder, options: PoolOptions) -> WorkerPool:
         base_seed=options.base_seed, timeout_s=options.timeout_s, recovery=options.recovery,
         round_robin=options.partitions or options.unseeded, reports_generators=options.unseeded,
         new_inbox=partial(Inbox, register=options.register_memory, unregister=options.unregister_memory),
+        opens_late=True,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from feedline.core import telemetry
+from feedline.core import finalizers, telemetry
 from feedline.core.batch import BatchResult
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.core.threads import WAKE_S, CancelScope
@@ -100,7 +100,7 @@ class ThreadPool:
         self._threads: list[threading.Thread] = []
         self._finished = threading.Event()
         self._scope = CancelScope()
-        self._finalizer = weakref.finalize(self, _stop, self._threads, self._queues, self._scope)
+        self._finalizer = weakref.finalize(self, finalizers.run, _stop, self._threads, self._queues, self._scope)
         self.resize(num_workers)
 
     def submit(self, request: Any) -> ThreadFuture:

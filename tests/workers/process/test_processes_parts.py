@@ -36,7 +36,7 @@ from feedline.workers.process.channels import (
 )
 from feedline.workers.process.deaths import find_poisonous
 from feedline.workers.process.environment import ProcessEnvironment
-from feedline.workers.process.snapshot import ForkedProcess
+from feedline.workers.process.forked import ForkedProcess
 
 
 @pytest.fixture

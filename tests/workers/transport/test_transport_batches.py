@@ -16,6 +16,7 @@ import torch
 from transport_exchange import Line
 
 from feedline.errors import NotPicklableError
+from feedline.workers.transport import Arena, Inbox
 from feedline.workers.transport.views import torch_dtypes
 
 PLAIN_DTYPES = sorted((d for name, d in torch_dtypes().items() if "bits" not in name and "q" not in name), key=str)
@@ -333,3 +334,16 @@ class Fragile:
 
 def _fail() -> None:
     raise KeyError("not here")
+
+
+def test_quantized_tensors_arrive_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch announces their end
+        whole = torch.quantize_per_tensor(torch.randn(6, 6), 0.1, 3, torch.qint8)
+        channels = torch.quantize_per_channel(torch.randn(4, 5), torch.ones(5), torch.zeros(5).long(), 1, torch.quint8)
+    arena, inbox = Arena(), Inbox()
+    message = arena.dumps([whole, whole[::2].t(), channels])
+    received = inbox.loads(message.payload, message.fds)
+    for mine, other in zip([whole, whole[::2].t(), channels], received, strict=True):
+        assert (other.dtype, other.qscheme(), other.stride()) == (mine.dtype, mine.qscheme(), mine.stride())
+        assert torch.equal(mine.dequantize(), other.dequantize())

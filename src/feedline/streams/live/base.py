@@ -16,6 +16,7 @@ from typing import Any
 import torch.utils.data
 from torch.utils.data import IterableDataset
 
+from feedline.core import finalizers
 from feedline.core.dataset import Traits
 from feedline.core.live import LiveDraw
 from feedline.core.packing import from_leaf, unpack
@@ -210,7 +211,7 @@ class LiveStream(IterableDataset[Any]):
         self._readers = {}
         self._commits = _Commits()
         self._pid = os.getpid()
-        self._finalizer = weakref.finalize(self, _hang_up, self._readers, self._commits, self._pid)
+        self._finalizer = weakref.finalize(self, finalizers.run, _hang_up, self._readers, self._commits, self._pid)
 
     def _commit(self, commits: _Commits) -> None:
         changed = {number: place for number, place in commits.pending.items() if commits.done.get(number) != place}

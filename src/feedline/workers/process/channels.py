@@ -10,7 +10,7 @@ import socket
 import struct
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, starmap, tee
@@ -104,13 +104,13 @@ def connect(fd: int) -> Channel:
     return Channel(*_KIND, 0, fd)
 
 
-def close_inherited(kept: Channel) -> None:
-    """Close this forked process's copies of every `pair` end but one.
+def close_inherited(kept: Collection[int]) -> None:
+    """Close this forked process's copies of `pair` ends, except `kept`.
 
     The other side of a socket is notified only when the last copy is closed.
     """
     for end in _pairs:
-        if end is not kept:
+        if end.fileno() not in kept:
             end.close()
 
 

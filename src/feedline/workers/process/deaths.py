@@ -147,9 +147,14 @@ class RestartBudget:
         self._budget = recovery.deaths_per_epoch
         self._epoch: int | None = None
         self._count = 0
-        self._oom_kills = Cgroup.of_process().oom_kills()
+        self._oom_kills: int | None = None
         self._killed_by_oom: set[int | None] = set()
         self.restarts = 0
+
+    def begin(self) -> None:
+        """Read the kernel's counter, before which nothing counts. Idempotent."""
+        if self._oom_kills is None:
+            self._oom_kills = Cgroup.of_process().oom_kills()
 
     def begin_epoch(self, epoch: int) -> None:
         """Reset the count if this epoch is a new one."""
@@ -204,7 +209,7 @@ class RestartBudget:
 
     def _note_out_of_memory(self, dead: Sequence[Death]) -> None:
         before, self._oom_kills = self._oom_kills, Cgroup.of_process().oom_kills()
-        if self._oom_kills > before:
+        if before is not None and self._oom_kills > before:
             self._killed_by_oom.update(
                 death.member.process.pid for death in dead if death.exited.exitcode == -signal.SIGKILL
             )

@@ -78,7 +78,7 @@ class Dispatch:
         self.dropped: deque[ProcessFuture] = deque()
         self._queues: list[RequestQueue] = [] if round_robin else [RequestQueue()]
         self._ready_fds: list[int] = []
-        self._needs_repair = self._resized = False
+        self._needs_repair = self._resized = self._is_opening = False
         self._built: dict[int, tuple[int, Any]] = {}
         """Epoch and latest mark of each partition of a live stream, whose batches cannot be built twice."""
         self.worker_set = WorkerSet(launcher, new_inbox)
@@ -89,12 +89,14 @@ class Dispatch:
         payload = pickle.dumps(future.work, 5)
         self.open[future.task] = future
         self._queue_of(future.work).put(future.task, payload)
+        self._start_others()
 
     def step(self, timeout_s: float | None) -> StepResult:
         """Wait for events and settle the futures that were answered.
 
         Futures of dead workers stay open: `repair` resubmits them, unless the caller closes them first.
         """
+        self._start_others()
         self.repair()
         # An interrupt (Ctrl-C) before this list is empty again may lose an answer, and with it the order of an inbox:
         # `repair` then kills the workers of these descriptors.
@@ -110,8 +112,22 @@ class Dispatch:
         self._handle(self.worker_set.restart(launcher))
         self.repair()
 
+    def open_with(self, num_workers: int) -> None:
+        """Start the first worker; the others start after its first request."""
+        self._num_workers = num_workers
+        if self._round_robin:
+            self._resize_queues()
+        self._start(0, self._queues[0])
+        self._is_opening = True
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers, live or to start with the first request."""
+        return self._num_workers if self._is_opening else len(self.worker_set.members)
+
     def resize(self, num_workers: int) -> None:
         """Start workers, or stop surplus ones after their current request."""
+        self._start_others()
         surplus, self._num_workers = self._num_workers - num_workers, num_workers
         if self._round_robin:
             self._resize_queues()
@@ -202,6 +218,12 @@ class Dispatch:
             else:
                 future.fail(exceptions.rebuild(value, f"in DataLoader worker process {worker_id}"))
         del self.open[answer.task]
+
+    def _start_others(self) -> None:
+        if self._is_opening:
+            self._is_opening, self._needs_repair = False, True  # after an interrupt, `repair` starts them
+            self._start_missing()
+            self._needs_repair = False
 
     def _start_missing(self) -> list[int]:
         """Start the workers that are missing, and return their ids."""

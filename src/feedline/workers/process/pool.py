@@ -52,7 +52,8 @@ class ProcessPool:
 
     The first idle worker takes the next request. With `round_robin`, a request goes to one worker: its `turn` modulo
     `num_workers`. With `reports_generators`, the replacement of a dead worker continues with its random generators.
-    `timeout_s` (0: no limit) is torch's `timeout`. Thread-safe: calls are serialized.
+    `timeout_s` (0: no limit) is torch's `timeout`. With `opens_late`, all workers but the first start with the first
+    request. Thread-safe: calls are serialized.
     """
 
     _closed = True  # for `__del__` after an interrupt in the constructor
@@ -68,6 +69,7 @@ class ProcessPool:
         round_robin: bool = False,
         reports_generators: bool = False,
         new_inbox: Callable[[], Inbox] = Inbox,
+        opens_late: bool = False,
     ) -> None:
         self._launcher, self._builder = launcher, launcher.builder
         self._timeout_s, self._recovery = timeout_s, recovery or Recovery()
@@ -81,12 +83,14 @@ class ProcessPool:
         self._dispatch = Dispatch(
             launcher, base_seed, new_inbox, round_robin=round_robin, reports_generators=reports_generators
         )
-        # After the fork: the new process starts while this one reads files.
         self._budget = RestartBudget(self._recovery)
         self._closed = False
         fork_server.close_at_exit(self)
         try:
-            self.resize(num_workers)
+            if opens_late:
+                self._dispatch.open_with(num_workers)
+            else:
+                self.resize(num_workers)
         except BaseException:
             self.close()
             raise
@@ -103,6 +107,7 @@ class ProcessPool:
             self._budget.begin_epoch(request.epoch)
             future = ProcessFuture(self, next(self._tasks), request)
             self._dispatch.send(future)
+            self._budget.begin()  # the worker builds while this process reads files
         return future
 
     def wait_any(self, futures: Iterable[ProcessFuture]) -> ProcessFuture:
@@ -145,7 +150,7 @@ class ProcessPool:
         members = list(self._dispatch.worker_set.members.values())
         memory = [member.inbox.statistics() for member in members]
         return PoolStatistics(
-            workers=len(members),
+            workers=self._dispatch.num_workers,
             in_flight=len(self._dispatch.open),
             restarts=self._budget.restarts,
             arena_nbytes=sum(inbox.nbytes for inbox in memory),

@@ -1,38 +1,32 @@
-"""Workers forked from a snapshot of the training process.
+"""Workers forked from the training process, and from a snapshot of it.
 
 The snapshot is a forked child of the training process, single-threaded, and runs no code of the user. It forks the
-workers of one process group, including later ones. All of them have the objects that the training process had when the
-group was created, and nothing is pickled.
+workers of one process group, including later ones. The first one alone is forked by the training process, just before
+the snapshot. All of them have the objects that the training process had then, and nothing is pickled.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import gc
 import multiprocessing
 import os
-import re
-import select
 import signal
 import sys
 import threading
-import traceback
-import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from itertools import starmap
-from multiprocessing import util
-from pathlib import Path
+from multiprocessing import process
 from typing import Any, NamedTuple, NoReturn
 
-from feedline.core.descriptors import Descriptors, opened
+from feedline.core.descriptors import Descriptors, pipe
 from feedline.workers.process import channels
 from feedline.workers.process.environment import die_with_parent
+from feedline.workers.process.forked import ALL_SIGNALS, ForkedProcess, has_ended
 from feedline.workers.process.launch import InheritedLocks, Launcher
 from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup, import_for_workers, name_process
-from feedline.workers.process.zygote import ZygoteLauncher, ZygoteProcessGroup
-from feedline.workers.process.zygote_main import SharedWork, WorkerForker, serve_forked
-from feedline.workers.transport import forks
+from feedline.workers.process.zygote import ZygoteLauncher, ZygoteProcess, ZygoteProcessGroup
+from feedline.workers.process.zygote_main import Exited, SharedWork, WorkerForker, new_worker, serve_forked
 
 _EXIT_S = 2.0
 """Seconds that a snapshot has to end by itself once its group is closed."""
@@ -63,7 +57,7 @@ class SnapshotLauncher:
         return builder is self.builder and init_fn is self._init_fn
 
     def new_group(self) -> SnapshotProcessGroup:
-        """Fork a snapshot; OSError if the system cannot."""
+        """Create a group that forks at its first launch."""
         import_for_workers(self.builder)
         return SnapshotProcessGroup(SharedWork(self.builder, self._init_fn))
 
@@ -76,18 +70,41 @@ class SnapshotLauncher:
 
 
 class SnapshotProcessGroup(ZygoteProcessGroup):
-    """Process group of a snapshot; see `ProcessGroup`."""
+    """Process group of a snapshot; see `ProcessGroup`.
+
+    The first launch forks twice: the first worker, which need not wait for a snapshot, and the snapshot. The snapshot
+    forks all other workers, and watches the first one with them.
+    """
 
     def __init__(self, work: SharedWork) -> None:
-        mine, theirs = channels.pair()
+        mine, self._theirs = channels.pair()
         super().__init__(mine)
-        others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
-        self._threads = tuple(thread.name for thread in others)
-        # Threads of libraries are unknown to Python, but hold locks as well.
-        self._native_threads = len(list(Path("/proc/self/task").iterdir())) - 1 - len(others)
-        self._snapshot = ForkedProcess()
-        with theirs:
-            self._snapshot.start(partial(_serve, work, theirs, Origin.capture()))
+        self._work = work
+        self._has_forked = False
+        self._threads: tuple[str, ...] = ()
+        self._native_threads = 0
+        self._first_serial = 0
+        self._first, self._snapshot = ForkedProcess(), ForkedProcess()
+
+    def launch(self, setup: WorkerSetup, worker_channels: WorkerChannels) -> ZygoteProcess:
+        """See `ProcessGroup`; OSError if the system cannot fork."""
+        if self._has_forked:
+            return super().launch(setup, worker_channels)
+        try:
+            self._has_forked = True
+            # Where the system reaps children, only the snapshot learns exit codes: it sets that right for itself.
+            if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+                self._fork_snapshot(Origin.capture())
+                return super().launch(setup, worker_channels)
+            return self._launch_first(setup, worker_channels)
+        except BaseException:
+            if self._snapshot.pid is None:
+                self._has_forked = False
+                self._first.end(0)
+            raise
+        finally:
+            if self._has_forked:
+                self._theirs.close()
 
     def abandon(self) -> None:
         """See `ProcessGroup`."""
@@ -105,7 +122,47 @@ class SnapshotProcessGroup(ZygoteProcessGroup):
         Waits for the end of the snapshot, and kills it if that takes too long.
         """
         super().close()
+        self._theirs.close()
         self._snapshot.end(_EXIT_S)
+
+    def _launch_first(self, setup: WorkerSetup, worker_channels: WorkerChannels) -> ZygoteProcess:
+        origin = Origin.capture()
+        stderr, their_stderr = pipe()
+        with stderr, their_stderr:
+            self._first.start(partial(_run_first, self._work, origin, setup, worker_channels, their_stderr.fd))
+            process = self._register(setup)
+            not_mine = their_stderr.fd, worker_channels.stacks
+            self._fork_snapshot(origin, FirstWorker(process.serial, self._first.pidfds, stderr.fd, not_mine))
+        assert self._first.pid is not None
+        process.mark_started(self._first.pid, Descriptors(map(os.dup, self._first.pidfds)))
+        self._first_serial = process.serial
+        return process
+
+    def _fork_snapshot(self, origin: Origin, first: FirstWorker | None = None) -> None:
+        others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+        self._threads = tuple(thread.name for thread in others)
+        # Threads of libraries are unknown to Python, but hold locks as well.
+        tasks = os.listdir("/proc/self/task")  # noqa: PTH208 - each line of Python delays the first batch
+        self._native_threads = len(tasks) - 1 - len(others)
+        self._snapshot.start(partial(_serve, self._work, self._theirs, origin, first))
+
+    def _exit_code(self, report: Exited) -> int | None:
+        return self._first.reap() if report.serial == self._first_serial else report.exitcode
+
+    def _mark_lost(self) -> None:
+        super()._mark_lost()
+        self._first.end(0)  # the others die with the snapshot
+
+
+class FirstWorker(NamedTuple):
+    """Worker that the training process has forked, as the snapshot watches it."""
+
+    serial: int
+    pidfds: list[int]
+    """Its pidfd; none if it was reaped already."""
+    stderr: int
+    not_mine: tuple[int, ...]
+    """Inherited descriptors that only the worker may hold."""
 
 
 _OWN_SIGNALS = {signal.SIGINT, signal.SIGTERM}
@@ -128,7 +185,7 @@ class Origin(NamedTuple):
     @classmethod
     def capture(cls) -> Origin:
         """Capture the facts of this process."""
-        handlers = {number: signal.getsignal(number) for number in signal.valid_signals() - _OWN_SIGNALS}
+        handlers = {number: _signal.getsignal(number) for number in ALL_SIGNALS if number not in _OWN_SIGNALS}
         return cls(
             os.getpid(),
             multiprocessing.current_process().name,
@@ -139,130 +196,29 @@ class Origin(NamedTuple):
         )
 
 
-_unreaped: list[Descriptors] = []
-"""Pidfds of killed children: an interrupt ended the wait for them when their object was dropped."""
+def _run_first(
+    work: SharedWork,
+    origin: Origin,
+    setup: WorkerSetup,
+    worker_channels: WorkerChannels,
+    stderr: int,
+    blocked: set[int],
+) -> NoReturn:
+    """Program of the first worker."""
+    gc.freeze()  # a collection would copy pages that are shared with the training process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    channels.close_inherited(worker_channels[:2])
+    if origin.in_main_thread:  # otherwise, the snapshot kills it
+        die_with_parent(origin.pid)
+    target = partial(serve_forked, work, None)
+    new_worker(target, setup, worker_channels, stderr if origin.has_stderr else None).run_here(origin.pid, origin.name)
 
 
-def _reap() -> None:
-    """Reap killed children that have ended."""
-    for pidfd in list(_unreaped):
-        ended: object = True
-        with suppress(ChildProcessError):  # reaped before
-            ended = os.waitid(os.P_PIDFD, pidfd.fd, os.WEXITED | os.WNOHANG) if pidfd else True
-        if ended is not None:
-            _unreaped.remove(pidfd)
-            pidfd.close()
-
-
-class ForkedProcess:
-    """Forked child of this process.
-
-    Dropping the object kills the child.
-    """
-
-    def __init__(self) -> None:
-        self._owner = os.getpid()
-        self._pids: list[int] = []
-        self._pidfd = Descriptors()
-
-    @property
-    def pid(self) -> int | None:
-        """Its process id; None before the fork and after the end."""
-        return self._pids[0] if self._pids else None
-
-    def start(self, program: Callable[[set[Any]], object]) -> None:
-        """Fork a process that runs `program` and then ends.
-
-        The program begins with all signals blocked. Its argument is the set of signals that were blocked here.
-        """
-        _reap()
-        _flush_standard_streams()
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-        try:
-            # Until the child has handlers of its own, a signal would run those of this process there.
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            _silence_fork_warning()
-            # One call without a step of the interpreter between the fork and the list: no interrupt loses a child.
-            with forks.sharing():
-                self._pids.extend(starmap(os.fork, [()]))
-            if self._pids == [0]:
-                _run(program, blocked)
-            with suppress(ProcessLookupError):  # it has ended, and the system reaps children by itself
-                self._open()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-    def end(self, within_s: float) -> None:
-        """Wait for its end; kill it after that time."""
-        if self._owner != os.getpid() or not self._pids:
-            return
-        with suppress(ProcessLookupError):
-            self._open()
-        for pidfd in self._pidfd:
-            if not _has_ended(pidfd, within_s):
-                with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            with suppress(ChildProcessError):  # where SIGCHLD is ignored, the system has reaped it
-                os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-        self._pids.clear()
-        self._pidfd.close()
-
-    def _open(self) -> None:
-        """Open its pidfd, unless it is open."""
-        if not self._pidfd:  # an interrupt may have come after the fork
-            self._pidfd = opened(os.pidfd_open, self._pids[0])
-
-    def __del__(self) -> None:
-        if getattr(self, "_pids", None):  # an interrupt may have ended the constructor
-            try:
-                self.end(0)
-            except BaseException:  # another interrupt
-                if self._pidfd:
-                    _unreaped.append(self._pidfd)
-                    with suppress(ProcessLookupError):  # the interrupt may have come before the kill
-                        signal.pidfd_send_signal(self._pidfd.fd, signal.SIGKILL)
-                raise
-
-
-def _has_ended(pidfd: int, within_s: float) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(within_s * 1000))
-
-
-def _flush_standard_streams() -> None:
-    """Flush buffers that both processes would otherwise write."""
-    with suppress(OSError):  # the reader of a pipe has closed it
-        util._flush_std_streams()  # type: ignore[attr-defined]
-
-
-_THIS_MODULE = re.escape(__name__)
-
-
-def _silence_fork_warning() -> None:
-    """Ignore Python's warning about forks with threads, in this module.
-
-    Python 3.12 and later warn.
-    """
-    # Not `catch_warnings`, which changes the filters of other threads. The entry stays, and affects this module only.
-    if sys.version_info >= (3, 12):
-        if any(getattr(entry[3], "pattern", None) == _THIS_MODULE for entry in warnings.filters[:1]):
-            return
-        warnings.filterwarnings("ignore", category=DeprecationWarning, module=_THIS_MODULE)
-
-
-def _run(program: Callable[[set[Any]], object], blocked: set[Any]) -> NoReturn:
-    try:
-        signal.set_wakeup_fd(-1)  # the socket of the parent's event loop
-        program(blocked)
-        os._exit(0)
-    except BaseException:  # noqa: BLE001 - the child must not return into the parent's code
-        traceback.print_exc()
-    finally:
-        os._exit(1)
-
-
-def _serve(work: SharedWork, group: channels.Channel, origin: Origin, blocked: set[Any]) -> None:
+def _serve(
+    work: SharedWork, group: channels.Channel, origin: Origin, first: FirstWorker | None, blocked: set[int]
+) -> None:
     """Program of the snapshot: serve one process group until its end."""
     gc.disable()  # a collection would copy pages that are shared with the training process, and run its finalizers
     gc.freeze()
@@ -271,8 +227,8 @@ def _serve(work: SharedWork, group: channels.Channel, origin: Origin, blocked: s
         signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    channels.close_inherited(group)
+    _signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    channels.close_inherited([group.fileno()])
     name_process("feedline-snap")
     training = os.pidfd_open(origin.pid)
     if os.getppid() != origin.pid:  # it has ended already
@@ -283,9 +239,13 @@ def _serve(work: SharedWork, group: channels.Channel, origin: Origin, blocked: s
     forker = WorkerForker(partial(_serve_worker, work, os.getpid(), origin))
     forker.serve_group(group)
     forker.end_with(training)
+    if first is not None:
+        channels.close_all(first.not_mine)
+        next(process._process_counter)  # type: ignore[attr-defined] # its number is taken
+        forker.adopt(group, first.serial, first.pidfds, first.stderr)
     while forker.step():
         pass
-    if _has_ended(training, 0):  # nothing may be left a second after it
+    if has_ended(training, 0):  # nothing may be left a second after it
         forker.drain()
     else:
         forker.drain(_DRAIN_S)

@@ -66,19 +66,19 @@ class ZygoteProcessGroup:
 
     def launch(self, setup: WorkerSetup, worker_channels: WorkerChannels) -> ZygoteProcess:
         """See `ProcessGroup`."""
-        self._serial += 1
         # Registered before the command is sent: another thread may read the answer at once.
-        process = self._processes[self._serial] = ZygoteProcess(self, self._serial, f"feedline-{setup.worker_id}")
-        self._send(Launch(self._serial, setup), worker_channels)
+        process = self._register(setup)
+        self._send(Launch(process.serial, setup), worker_channels)
         return process
 
     def pid_of(self, process: WorkerProcess) -> int | None:
         """See `ProcessGroup`."""
         assert isinstance(process, ZygoteProcess)
-        with held_off, self._lock:
-            while self._receive():
-                pass
-            self._wake_pool()
+        if not held_off.depth:  # otherwise a handler of a signal asks, below a frame that holds the lock
+            with held_off, self._lock:
+                while self._receive():
+                    pass
+                self._wake_pool()
         return process.started_pid
 
     def collect_exited(self) -> list[ExitedProcess]:
@@ -122,6 +122,14 @@ class ZygoteProcessGroup:
             self._receive()
             self._wake_pool()
 
+    def _register(self, setup: WorkerSetup) -> ZygoteProcess:
+        self._serial += 1
+        process = self._processes[self._serial] = ZygoteProcess(self, self._serial, f"feedline-{setup.worker_id}")
+        return process
+
+    def _exit_code(self, report: Exited) -> int | None:
+        return report.exitcode
+
     def _wake_pool(self) -> None:
         """Wake the pool, whose reports were taken from the socket."""
         if self._exited:
@@ -145,8 +153,8 @@ class ZygoteProcessGroup:
         match pickle.loads(message):
             case Started(serial, pid):
                 self._processes[serial].mark_started(pid, fds)
-            case Exited(serial, exitcode, stderr):
-                process = self._processes.pop(serial)
+            case Exited(serial, _, stderr) as report:
+                process, exitcode = self._processes.pop(serial), self._exit_code(report)
                 process.mark_exited(exitcode)
                 self._exited.append(ExitedProcess(process, exitcode, stderr))
             case StartFailed(serial, failure):
@@ -172,8 +180,9 @@ class ZygoteProcess:
         self._group, self.serial, self.name = group, serial, name
         self._pid: int | None = None
         self._pidfd = Descriptors()
-        # Guards the pidfd: closed under another thread, its number could name another process.
-        self._lock = threading.Lock()
+        # Guards the pidfd: closed under another thread, its number could name another process. Reentrant for handlers
+        # of signals.
+        self._lock = threading.RLock()
         self._exitcode: int | None = None
         self._over = False
 

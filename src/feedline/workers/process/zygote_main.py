@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import select
+import signal
 import sys
 import traceback
 import warnings
@@ -17,7 +18,7 @@ from multiprocessing import popen_fork, resource_tracker
 from multiprocessing.context import ForkProcess
 from multiprocessing.process import BaseProcess
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from feedline.core.descriptors import Descriptors
 from feedline.workers.process import channels, exceptions
@@ -52,10 +53,26 @@ class _UnflushedPopen(popen_fork.Popen):
         self._launch(process)  # type: ignore[attr-defined]
 
 
-class _ForkedProcess(ForkProcess):
+class ForkedWorker(ForkProcess):
+    """Worker process, forked by `start`, or by others before `run_here`."""
+
     @staticmethod
     def _Popen(process: BaseProcess) -> popen_fork.Popen:  # noqa: N802 - the name that multiprocessing calls
         return _UnflushedPopen(process)
+
+    def run_here(self, parent: int, parent_name: str) -> NoReturn:
+        """Be the calling process, which process `parent` has forked; it then ends."""
+        self._parent_pid, self._parent_name = parent, parent_name
+        # A pidfd, as the pipe that multiprocessing uses, is readable once the process has ended.
+        os._exit(self._bootstrap(parent_sentinel=os.pidfd_open(parent)))  # type: ignore[attr-defined]
+
+
+def new_worker(
+    target: Callable[..., None], setup: WorkerSetup, worker_channels: WorkerChannels, stderr: int | None
+) -> ForkedWorker:
+    """Worker process around `target(setup, worker_channels, stderr)`, not yet started."""
+    arguments = setup, worker_channels, stderr
+    return ForkedWorker(target=target, args=arguments, name=f"feedline-{setup.worker_id}", daemon=True)
 
 
 class SharedWork(NamedTuple):
@@ -177,13 +194,15 @@ def _load_target(arrays: Sequence[int], skeleton: bytes) -> Callable[..., None] 
 
 
 def serve_forked(
-    work: SharedWork, parent: int, setup: WorkerSetup, worker_channels: WorkerChannels, stderr: int | None
+    work: SharedWork, parent: int | None, setup: WorkerSetup, worker_channels: WorkerChannels, stderr: int | None
 ) -> None:
     """Program of a worker that `parent` has forked.
 
-    `stderr` is a pipe to it; None leaves descriptor 2 as it is.
+    It dies with that process; with None, others take care of that. `stderr` is a pipe to it; None leaves descriptor 2
+    as it is.
     """
-    die_with_parent(parent)
+    if parent is not None:
+        die_with_parent(parent)
     if stderr is not None:
         os.dup2(stderr, 2)
         os.close(stderr)
@@ -195,13 +214,11 @@ def serve_forked(
         raise SystemExit(1) from None
 
 
-class _WorkerChild:
-    """One live worker, as its parent process holds it."""
+class _WatchedWorker:
+    """One live worker of a group: its pidfd and standard error."""
 
-    def __init__(self, serial: int, group: Channel, process: BaseProcess, stderr: int) -> None:
-        assert process.pid is not None
-        self.serial, self.group, self.process, self.stderr = serial, group, process, stderr
-        self.pid, self.pidfd = process.pid, os.pidfd_open(process.pid)
+    def __init__(self, serial: int, group: Channel, pidfd: int, stderr: int) -> None:
+        self.serial, self.group, self.pidfd, self.stderr = serial, group, pidfd, stderr
         self.tail = b""
         # A process that the worker has started may keep the pipe open: `reap` must not wait for its end.
         os.set_blocking(stderr, False)
@@ -219,15 +236,38 @@ class _WorkerChild:
                 rest = rest[os.write(2, rest) :]
         return bool(text)
 
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
     def reap(self) -> Exited:
-        """Wait for its exit code and close its descriptors."""
+        """Report its end and close its descriptors."""
         while self.relay():
             pass
+        exitcode = self.exit_code()
+        channels.close_all([self.pidfd, self.stderr])
+        return Exited(self.serial, exitcode, self.tail.decode(errors="replace"))
+
+    def exit_code(self) -> int | None:
+        """Exit code; None if only the worker's parent knows it."""
+        return None
+
+
+class _WorkerChild(_WatchedWorker):
+    """One live worker that this process has forked."""
+
+    def __init__(self, serial: int, group: Channel, process: BaseProcess, stderr: int) -> None:
+        assert process.pid is not None
+        super().__init__(serial, group, os.pidfd_open(process.pid), stderr)
+        self.process, self.pid = process, process.pid
+
+    def exit_code(self) -> int | None:
+        """Wait for its exit code, as a parent must."""
         self.process.join()
         exitcode = self.process.exitcode
         self.process.close()
-        channels.close_all([self.pidfd, self.stderr])
-        return Exited(self.serial, exitcode, self.tail.decode(errors="replace"))
+        return exitcode
 
 
 class WorkerForker:
@@ -241,7 +281,7 @@ class WorkerForker:
         self._receive_buffer = channels.ReceiveBuffer()
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], object]] = {}
-        self._workers: dict[tuple[Channel, int], _WorkerChild] = {}
+        self._workers: dict[tuple[Channel, int], _WatchedWorker] = {}
         self._open_sockets = 0
 
     def accept_groups(self, control: Channel) -> None:
@@ -253,6 +293,16 @@ class WorkerForker:
         """Serve the process group at the other end of a socket."""
         self._on(group.fileno(), partial(self._execute, group))
         self._open_sockets += 1
+
+    def adopt(self, group: Channel, serial: int, pidfds: Sequence[int], stderr: int) -> None:
+        """Watch a worker that another process has forked.
+
+        Its standard error is relayed. Only its parent knows its exit code. No pidfd means that it has ended already.
+        """
+        if pidfds:
+            self._watch(_WatchedWorker(serial, group, pidfds[0], stderr))
+        else:
+            _reply(group, Exited(serial, None, ""))
 
     def end_with(self, pidfd: int) -> None:
         """End when the process of a pidfd ends.
@@ -269,13 +319,15 @@ class WorkerForker:
         return self._open_sockets > 0
 
     def drain(self, within_s: float = _GRACE_S) -> None:
-        """Wait briefly for the workers, whose queues are closed too.
+        """Wait briefly for the workers, and kill the remaining ones.
 
-        The kernel kills the remaining ones when this process ends.
+        Their queues are closed, too.
         """
         deadline = monotonic() + within_s
         while self._workers and (left := deadline - monotonic()) > 0:
             self.step(left * 1000)
+        for worker in self._workers.values():  # those that are not its children, too
+            worker.kill()
 
     def _on(self, fd: int, handler: Callable[[], object]) -> None:
         self._poll.register(fd, select.POLLIN)
@@ -313,7 +365,7 @@ class WorkerForker:
         elif isinstance(command, Wakeup):
             _reply(group, command)
         elif (group, command.serial) in self._workers:
-            self._workers[group, command.serial].process.kill()
+            self._workers[group, command.serial].kill()
 
     def _launch(self, group: Channel, command: Launch, fds: Descriptors) -> None:
         try:
@@ -326,16 +378,19 @@ class WorkerForker:
             return
         finally:
             fds.close()
-        self._workers[group, command.serial] = worker
-        self._on(worker.pidfd, partial(self._reap, worker))
-        self._on(worker.stderr, partial(self._relay, worker))
+        self._watch(worker)
         _reply(group, Started(command.serial, worker.pid), [worker.pidfd])
 
-    def _relay(self, worker: _WorkerChild) -> None:
+    def _watch(self, worker: _WatchedWorker) -> None:
+        self._workers[worker.group, worker.serial] = worker
+        self._on(worker.pidfd, partial(self._reap, worker))
+        self._on(worker.stderr, partial(self._relay, worker))
+
+    def _relay(self, worker: _WatchedWorker) -> None:
         if not worker.relay():
             self._off(worker.stderr)
 
-    def _reap(self, worker: _WorkerChild) -> None:
+    def _reap(self, worker: _WatchedWorker) -> None:
         self._off(worker.pidfd)
         if worker.stderr in self._handlers:
             self._off(worker.stderr)
@@ -347,12 +402,7 @@ def _fork_worker(
     group: Channel, command: Launch, target: Callable[..., None], worker_channels: WorkerChannels
 ) -> _WorkerChild:
     stderr, theirs = os.pipe()
-    process = _ForkedProcess(
-        target=target,
-        args=(command.setup, worker_channels, theirs),
-        name=f"feedline-{command.setup.worker_id}",
-        daemon=True,
-    )
+    process = new_worker(target, command.setup, worker_channels, theirs)
     try:
         process.start()
     except OSError:

@@ -141,7 +141,7 @@ class OutOfBandPickle:
 
     def _take_tensor(self, tensor: torch.Tensor) -> Any:
         if not is_plain(tensor):
-            return NotImplemented
+            return _reduce_quantized(tensor) if tensor.is_quantized and tensor.is_cpu else NotImplemented
         if tensor.requires_grad and not tensor.is_leaf:
             raise pickle.PicklingError(
                 "it is part of an autograd graph, which cannot leave its process; call detach() on it"
@@ -205,6 +205,31 @@ def restore(thing: Thing) -> Thing:
 def typed_storage(untyped: UntypedStorage, dtype: str) -> TypedStorage:
     """Rebuild the storage that torch's reductions of tensor subclasses refer to."""
     return TypedStorage(wrap_storage=untyped, dtype=torch_dtypes()[dtype], _internal=True)  # type: ignore[no-untyped-call]
+
+
+def _reduce_quantized(tensor: torch.Tensor) -> Any:
+    """Reduction of a quantized tensor; torch's own warns about itself when it is loaded."""
+    if vars(tensor):
+        return NotImplemented
+    if tensor.qscheme() == torch.per_tensor_affine:
+        numbers: tuple[Any, ...] = tensor.q_scale(), tensor.q_zero_point()
+    else:
+        numbers = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points(), tensor.q_per_channel_axis()
+    place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+    return quantized, (tensor.untyped_storage(), str(tensor.dtype), place, numbers)
+
+
+def quantized(storage: UntypedStorage, dtype: str, place: tuple[Any, ...], numbers: tuple[Any, ...]) -> torch.Tensor:
+    """Rebuild a quantized tensor; `numbers` are its scales, zero points and, for several, their axis."""
+    size, kind = place[1], torch_dtypes()[dtype]
+    if len(numbers) == 2:
+        empty = torch._empty_affine_quantized(size, scale=numbers[0], zero_point=numbers[1], dtype=kind)
+    else:
+        scales, zero_points, axis = numbers
+        empty = torch._empty_per_channel_affine_quantized(
+            size, scales=scales, zero_points=zero_points, axis=axis, dtype=kind
+        )
+    return empty.set_(storage, *place)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
