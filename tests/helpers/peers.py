@@ -27,7 +27,6 @@ PACKAGES = (
 LIGHTNING = ("lightning==2.6.6", "torchmetrics==1.9.0", "lightning-utilities==0.15.3")
 """Its trainer, without the loggers and strategies that need more."""
 
-<<<<<<< HEAD
 TRAINERS = (
     *("transformers==5.23.0", "tokenizers==0.23.3", "regex==2026.11.15", "timm==1.0.31"),
     *("fastai==2.8.12", "fastcore==2.2.39", "fastprogress==1.0.3", "fasttransform==0.0.5", "plum-dispatch==2.10.1"),
@@ -46,7 +45,6 @@ LOGGERS = (
     *("opentelemetry-proto==1.45.2", "opentelemetry-semantic-conventions==0.66b2", "python-dotenv==1.2.4"),
 )
 """Weights & Biases and MLflow, without their servers."""
->>>>>>> see
 
 TORCHVISION = "torchvision==0.28.0"
 """Its Python part is enough: the compiled one belongs to another build of torch, and does not load with this one."""
@@ -74,7 +72,6 @@ def lightning() -> Path:
     return _once("lightning", repr(LIGHTNING), lambda place: _install(place, LIGHTNING))
 
 
-<<<<<<< HEAD
 def trainers() -> list[Path]:
     """Folders with Lightning, Transformers, timm and fastai, and what they import."""
     return [
@@ -85,7 +82,6 @@ def trainers() -> list[Path]:
 def loggers() -> Path:
     """The folder that Weights & Biases and MLflow are installed in."""
     return _once("loggers", repr(LOGGERS), lambda place: _install(place, LOGGERS))
->>>>>>> see
 
 
 def torchvision() -> Path:
