@@ -105,7 +105,7 @@ def main(device: str, only: str) -> None:
         on_batch = transforms.OnBatch(ours)
         contend(f"{name} on {device}", {
             "v2 of torchvision, one draw": lambda theirs=theirs, batch=batch: theirs(batch),
-            "v2 of torchvision, by image": lambda theirs=theirs, batch=batch: torch.stack([theirs(each) for each in batch]),
+            "v2 of torchvision, by image": lambda theirs=theirs, batch=batch: torch.stack(list(map(theirs, batch))),
             "kornia": lambda cornea=cornea, batch=batch: cornea(batch),
             "feedline": lambda on_batch=on_batch, batch=batch: on_batch(batch, keys),
         })  # fmt: skip

@@ -3,8 +3,8 @@
 Batches of 256 images (3×224×224, uint8, 38.5 MB) from worker processes feed a ResNet-50 in bfloat16. The peers are
 torch's DataLoader with its pin thread and `non_blocking` copies, the same with the prefetcher that tutorials show, and
 one batch that is already on the device. With "cpu" as its argument the script runs without a GPU, to check
-itself: a small model, and no figures of copies. "GPU busy" is the time between events around the steps, divided by the wall
-time of the same runs; "copy hidden" is the part of the copying that the loop did not wait for.
+itself: a small model, and no figures of copies. "GPU busy" is the time between events around the steps, divided by the
+wall time of the same runs; "copy hidden" is the part of the copying that the loop did not wait for.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ GPU = Path(__file__).parents[2] / "bench" / "gpu"
     ("script", "lines"),
     [
         ("decode.py", ("feedline, workers", "feedline, on the device", "by workers", "decoded on the device")),
-        ("prefetch.py", ("torch, pin thread", "prefetcher", "feedline", "batch on the device")),
     ],
 )
 def test_a_script_for_a_gpu_runs_on_the_cpu(script: str, lines: tuple[str, ...], tmp_path: Path) -> None:

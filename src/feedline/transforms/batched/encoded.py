@@ -225,7 +225,7 @@ class DecodeOnDevice(Transform):
     def measured(
         cls, transform: Transform, files: Sequence[images.Source], device: Device = "cuda", num_workers: int = 1
     ) -> DecodeOnDevice:
-        """The same with a `cpu_share` at which `num_workers` CPUs and the device need equal times.
+        """Split so that `num_workers` CPUs and the device need equal times.
 
         `files` are some tens of encoded images, typical of the dataset, which both decode. Measure once, and pass the
         `cpu_share` of the result to later runs: with another share, images meet other decoders.
@@ -269,7 +269,7 @@ def _fastest(run: Callable[[], object]) -> float:
 
 
 def decoded_on_device(transform: Any) -> Any:
-    """The transform of a dataset with `decode="device"`; a dict has one per field."""
+    """The transform, or dict of transforms, for `decode="device"`."""
     if isinstance(transform, Mapping):
         return {name: _on_device_if_image(each) for name, each in transform.items()}
     if isinstance(transform, DecodeOnDevice):

@@ -163,7 +163,7 @@ def _flip(step: RandomHorizontalFlip | RandomVerticalFlip, rows: ImageRows, keys
 
 
 def taken(images: torch.Tensor, lines: np.ndarray, columns: np.ndarray, fill: Sequence[float] = (0,)) -> torch.Tensor:
-    """`images[row, :, lines[row]][..., columns[row]]` on the CPU; `fill` at -1."""
+    """Lines and columns of each image on the CPU; `fill` at -1."""
     batch, channels = images.shape[:2]
     lines, columns = (np.broadcast_to(each, (batch, each.shape[1])) for each in (lines, columns))
     out = torch.empty((batch, channels, lines.shape[1], columns.shape[1]), dtype=images.dtype)
