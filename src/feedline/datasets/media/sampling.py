@@ -172,8 +172,9 @@ class ClipRule:
             shares = np.array([draws.unit() for _ in range(self.frames)])
         else:
             shares = np.full(self.frames, (clip + 0.5) / self.per_video)
-        middles = (np.arange(self.frames) + shares) * count / self.frames
-        return np.minimum(middles.astype(np.int64), count - 1)
+        chosen = ((np.arange(self.frames) + shares) * count / self.frames).astype(np.int64)
+        last: NDArray[np.int64] = np.minimum(chosen, count - 1)
+        return last
 
 
 _PLACES = ("random", "regular", "sliding", "uniform", "segments", "whole")
