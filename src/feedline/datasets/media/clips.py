@@ -53,7 +53,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     A clip has `frames` frames: every `stride`-th of the video, or with `fps` those shown `1 / fps` seconds apart,
     which is exact for variable frame rates. `sampling` places it:
 
-    - "random": anywhere, `clips_per_video` clips, drawn anew in each epoch;
+    - "random": anywhere, `clips_per_video` clips, drawn again in each epoch;
     - "regular": in the middle, or `clips_per_video` clips from the beginning to the end at equal distances;
     - "sliding": at the beginning and every `step` frames after it (seconds with `fps`), by default one behind
       the other;
