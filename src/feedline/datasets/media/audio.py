@@ -1,4 +1,4 @@
-"""Ranges of audio files, with soundfile, at any rate and number of channels."""
+"""Ranges of audio files at any rate, with soundfile."""
 
 from __future__ import annotations
 

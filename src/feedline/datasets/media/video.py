@@ -144,7 +144,7 @@ def _is_cover(stream: Any) -> bool:
 
 
 def scan_frames(source: Source, name: str) -> FrameTable:
-    """List the frames of a video from its packets; SampleError if there are none."""
+    """List the frames of a video; SampleError without any."""
     video = OpenVideo(source, name)
     try:
         with _damage(name, video.file):
