@@ -20,9 +20,9 @@ from feedline.collate.base import (
     cut,
     fill_for,
 )
-from feedline.collate.default import Path
+from feedline.collate.default import Path, place
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
-from feedline.errors import ArgumentError
+from feedline.errors import ArgumentError, CollateError
 
 Side = Literal["right", "left"]
 
@@ -30,7 +30,8 @@ Side = Literal["right", "left"]
 class Padded(NamedTuple):
     """Sequences as rows of one tensor.
 
-    `values` (B, T, ...); `lengths` int64 (B,); `mask` bool (B, T), True on data, or None with `mask=False`.
+    `values` (B, T, ...), or with `dim=-1` (B, ..., T); `lengths` int64 (B,); `mask` bool (B, T), True on data, or None
+    with `mask=False`.
     """
 
     values: torch.Tensor
@@ -46,8 +47,9 @@ def pad(
     max_length: int | None = None,
     keys: Sequence[Key] | None = None,
     mask: bool = True,
+    dim: int = 0,
 ) -> PadCollator:
-    """A collate function that pads sequences along their first dimension.
+    """A collate function that pads sequences along one dimension.
 
     Every tensor or array with a first dimension, and every list of plain numbers, becomes a `Padded`; everything else
     is collated as by `default`. `keys` restricts padding to the fields of those names. Which fields are padded never
@@ -55,7 +57,8 @@ def pad(
 
     `value` may be a mapping from field to value, such as `{"input_ids": 50256, "labels": -100}`. Sequences longer than
     `max_length` are cut at their end. The padded length is a multiple of `multiple_of`.
-    `side` is the end at which values are added. Without `mask`, `Padded.mask` is None.
+    `side` is the end at which values are added. Without `mask`, `Padded.mask` is None. `dim` is the dimension of a
+    sequence that is padded: -1 for waveforms (channels, samples). It stays where it is in `Padded.values`.
     """
     if side not in ("right", "left"):
         raise ArgumentError(f"side must be 'right' or 'left', not {side!r}")
@@ -63,7 +66,7 @@ def pad(
         raise ArgumentError(f"multiple_of must be at least 1, not {multiple_of}")
     if max_length is not None and (max_length < 1 or max_length % multiple_of):
         raise ArgumentError(f"max_length={max_length} must be positive and a multiple of multiple_of={multiple_of}")
-    return PadCollator(value, side, multiple_of, max_length, as_key_set(keys), mask)
+    return PadCollator(value, side, multiple_of, max_length, as_key_set(keys), mask, dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class PadCollator(Collator):
     max_length: int | None
     keys: frozenset[Key] | None
     mask: bool
+    dim: int = 0
 
     def __call__(self, samples: Sequence[Any], *, allocate: Allocator | None = None) -> Any:
         """The batch, with a `Padded` for every padded field."""
@@ -98,7 +102,7 @@ class _PadWalk(FieldWalk):
 
     def collate_field(self, batch: Sequence[Any], path: Path) -> Padded:
         recipe, empty = self._recipe, self.empty or allocate_tensor
-        rows = cut(as_rows(batch, path), recipe.max_length)
+        rows = cut(_time_first(as_rows(batch, path), recipe.dim, path), recipe.max_length)
         flat = concatenate(rows, path)
         lengths = empty((len(rows),), torch.int64).copy_(torch.tensor([row.size(0) for row in rows]))
         longest = recipe.padded_length(int(lengths.max()))
@@ -106,7 +110,18 @@ class _PadWalk(FieldWalk):
         values = empty((*mask.shape, *flat.shape[1:]), flat.dtype).fill_(fill_for(recipe.value, path))
         # One scatter of all rows is several times faster than a copy per row.
         numpy_view(values)[mask.numpy()] = numpy_view(flat)
+        if recipe.dim:
+            values = values.movedim(1, recipe.dim + 1 if recipe.dim > 0 else recipe.dim)
         return Padded(values, lengths, mask if recipe.mask else None)
+
+
+def _time_first(rows: Sequence[torch.Tensor], dim: int, path: Path) -> Sequence[torch.Tensor]:
+    if not dim:
+        return rows
+    few = next((row for row in rows if not -row.ndim <= dim < row.ndim), None)
+    if few is not None:
+        raise CollateError(f"{place(path)}: dim={dim} is no dimension of a sequence of shape {tuple(few.shape)}")
+    return [row.movedim(dim, 0) for row in rows]
 
 
 def _mask(lengths: torch.Tensor, longest: int, side: Side, allocate: Allocator) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Ranges of audio files, with soundfile, at any rate and number of channels."""
+"""Ranges of audio files at any rate, with soundfile."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ class AudioReader:
         if samples.shape[1] != stop - start:
             end = start + samples.shape[1]
             raise SampleError(
-                f"{self._name} ends at sample {end} ({end / self.info.rate:.3f} s), and its header promises {self.info.length}: replace it, or pass on_error='skip' to the loader"
+                f"{self._name} ends at sample {end} ({end / self.info.rate:.3f} s), and its header promises "
+                f"{self.info.length}: replace it, or pass on_error='skip' to the loader"
             )
         return samples
 

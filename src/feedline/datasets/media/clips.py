@@ -31,7 +31,7 @@ VIDEO_EXTENSIONS = (".mp4", ".m4v", ".mkv", ".webm", ".mov", ".avi", ".ts", ".mp
 
 
 class _Chosen(NamedTuple):
-    """The frames of one clip: their numbers in order, and its key for transforms."""
+    """The frame numbers of one clip, and its key."""
 
     piece: Piece
     table: FrameTable
@@ -53,7 +53,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     A clip has `frames` frames: every `stride`-th of the video, or with `fps` those shown `1 / fps` seconds apart,
     which is exact for variable frame rates. `sampling` places it:
 
-    - "random": anywhere, `clips_per_video` clips, drawn anew in each epoch;
+    - "random": anywhere, `clips_per_video` clips, drawn again in each epoch;
     - "regular": in the middle, or `clips_per_video` clips from the beginning to the end at equal distances;
     - "sliding": at the beginning and every `step` frames after it (seconds with `fps`), by default one behind
       the other;
@@ -142,7 +142,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         return self._samples(np.array([one_within(index, len(self), "Clips")]), [None])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The clips of these indices; those of one video are read in the order of their frames."""
+        """The clips of these indices, decoded video by video."""
         if type(self).__getitem__ is not Clips.__getitem__:  # a subclass overrides it
             return [self[index] for index in indices]
         places = within(as_indices(indices), len(self), "Clips")
@@ -202,7 +202,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         return chosen
 
     def _decoded(self, chosen: Sequence[_Chosen]) -> Iterator[tuple[int, list[NDArray[np.uint8]]]]:
-        """Row and frames of each clip; those of one video in the order of their frames."""
+        """Row and frames of each clip, video by video."""
         order = sorted(range(len(chosen)), key=lambda row: (chosen[row].piece.file, int(chosen[row].frames.min())))
         before, kept = -1, dict[int, NDArray[np.uint8]]()
         for row in order:
@@ -239,7 +239,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         return _channels_first(clip)
 
     def _counts(self) -> list[int]:
-        """The number of clips of each piece; 1 for a damaged file, whose error comes when it is read."""
+        """Clips of each piece; 1 for a damaged file."""
         entries = self._tables.collect()
         if self._rule.sampling != "sliding":
             return [self._rule.per_video] * len(self._media.pieces)
@@ -262,7 +262,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
 
     @contextmanager
     def _naming(self, piece: Piece) -> Iterator[None]:
-        """Add the file to errors of the block that do not name it."""
+        """Add the file to errors that do not name it."""
         try:
             yield
         except FileNotFoundError as error:
@@ -290,12 +290,12 @@ def _seconds(chosen: _Chosen) -> NDArray[np.float64]:
 def _row(
     out: list[torch.Tensor], row: int, count: int, allocate: Allocator, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Row `row` of a batch whose memory is allocated once the shape of a clip is known."""
+    """Row `row` of a batch, allocated with its first clip."""
     if not out:
         out.append(allocate((count, *shape), dtype))
     return out[0][row]
 
 
 def _channels_first(frames: torch.Tensor) -> torch.Tensor:
-    """(..., channels, height, width); transforms that convert to tensors have put them first."""
+    """Frames as (..., channels, height, width)."""
     return frames if frames.is_floating_point() else frames.movedim(-1, -3)

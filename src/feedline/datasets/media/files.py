@@ -26,7 +26,7 @@ Source = str | FarFile
 
 
 class Piece(NamedTuple):
-    """What a row of a manifest describes: a file, or a part of it in seconds."""
+    """A file, or a part of it in seconds."""
 
     file: int
     label: int | None = None
@@ -66,7 +66,7 @@ class MediaFiles:
         outside = next((path for path in below if "/" not in path), None)
         if outside is not None:
             raise ArgumentError(
-                f"{outside} lies beside the class folders of {self.given[0]}, so it has no label: move it into one, "
+                f"{outside} lies next to the class folders of {self.given[0]}, so it has no label: move it into one, "
                 "remove it, or give a pattern such as '**/*.mp4' to read all files without labels"
             )
         names = [path.partition("/")[0] for path in below]
@@ -156,7 +156,7 @@ class KnownFiles:
         return known
 
     def parsed(self, entry: bytes) -> Any:
-        """The object of a description; SampleError if it is that of a damaged file."""
+        """The parsed description; SampleError for a damaged file."""
         if entry[:1] == _BAD:
             raise SampleError(entry[1:].decode())
         return self._parse(entry[1:])
@@ -198,7 +198,7 @@ def _is_path(meant: str, each: tuple[Store | None, ObjectInfo]) -> bool:
 
 
 def _below(given: Sequence[str], objects: Sequence[tuple[Store | None, ObjectInfo]]) -> list[str] | None:
-    """The paths below the one folder that was given; None if it is not one folder."""
+    """The paths below the folder; None if several were given."""
     if len(given) != 1 or glob.has_magic(given[0]) or (len(objects) == 1 and _is_path(given[0], objects[0])):
         return None
     if is_local(given[0]):

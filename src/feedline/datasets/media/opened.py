@@ -1,4 +1,4 @@
-"""Open decoders of each process: a few, used by one thread at a time."""
+"""Open decoders of each process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Decoders(Generic[D]):
 
     @contextmanager
     def use(self, number: int) -> Iterator[D]:
-        """The decoder of a file, for this thread alone; it is closed after an error."""
+        """The decoder of a file, for this thread alone."""
         idle = self._idle()
         decoder = idle.take(number) or self._opening(number)
         try:

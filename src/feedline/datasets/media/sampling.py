@@ -1,4 +1,4 @@
-"""Choice of frames and of ranges: where the clips of a file lie.
+"""Positions and frames of clips.
 
 Everything here is a pure function of a file's times, the number of the clip, and one random key.
 """
@@ -54,7 +54,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class ClipRule:
-    """How clips are placed in a video, and which frames they have.
+    """Positions of clips in a video, and their frames.
 
     A clip has `frames` frames: every `stride`-th, or those shown `1 / fps` seconds apart. `per_video` and `step` are
     described by `Clips`.
@@ -101,7 +101,7 @@ class ClipRule:
         return 1 + max(0, int((last - first) / self._step + _SAME_TIME_S))
 
     def pick(self, times: Times, clip: int, draws: Draws) -> NDArray[np.int64]:
-        """The numbers of the frames of clip `clip`, in order; one may repeat.
+        """The frame numbers of clip `clip`; one may repeat.
 
         TooShortError if the video is shorter than a clip, and `short` is "error".
         """
@@ -122,7 +122,7 @@ class ClipRule:
         return span if self.step is None else self.step
 
     def _starts(self, times: Times) -> tuple[float, float]:
-        """The first and the last start of a clip: a frame, or seconds with `fps`."""
+        """First and last start: a frame, or seconds with `fps`."""
         if self.frames is None:
             return (0, 0) if self.fps is None else (times.seconds[0], times.seconds[0])
         if self.fps is None:
@@ -166,14 +166,15 @@ class ClipRule:
         return chosen[np.minimum(rows, have - 1) if self.short == "repeat_last" else rows % have]
 
     def _spread(self, count: int, clip: int, draws: Draws) -> NDArray[np.int64]:
-        """One frame of each of `frames` equal parts: the middle one, or a drawn one."""
+        """One frame of each of `frames` equal parts."""
         assert self.frames is not None
         if self.sampling == "segments":
             shares = np.array([draws.unit() for _ in range(self.frames)])
         else:
             shares = np.full(self.frames, (clip + 0.5) / self.per_video)
-        middles = (np.arange(self.frames) + shares) * count / self.frames
-        return np.minimum(middles.astype(np.int64), count - 1)
+        chosen = ((np.arange(self.frames) + shares) * count / self.frames).astype(np.int64)
+        last: NDArray[np.int64] = np.minimum(chosen, count - 1)
+        return last
 
 
 _PLACES = ("random", "regular", "sliding", "uniform", "segments", "whole")

@@ -106,7 +106,7 @@ def _damage(what: str, file: _BytesFile | None = None) -> Iterator[None]:
 
 
 class OpenVideo:
-    """A video opened with PyAV: container, and the stream of its pictures."""
+    """A video opened with PyAV: container, and the video stream."""
 
     def __init__(self, source: Source, name: str) -> None:
         self.name = name
@@ -144,7 +144,7 @@ def _is_cover(stream: Any) -> bool:
 
 
 def scan_frames(source: Source, name: str) -> FrameTable:
-    """List the frames of a video from its packets; SampleError if there are none."""
+    """List the frames of a video; SampleError without any."""
     video = OpenVideo(source, name)
     try:
         with _damage(name, video.file):
@@ -236,9 +236,9 @@ class VideoReader:
                 self._seek(key, attempt)
 
     def _seek(self, key: int, attempt: int) -> None:
-        """Go to keyframe `key`, or with later attempts to a place before it.
+        """Seek to keyframe `key`, or before it on later attempts.
 
-        Some formats seek by the time of decoding, which is before that of display; and in an open group of pictures
+        Some formats seek by the time of decoding, which is before that of display; and in an open GOP
         the decoder may ask for frames of the one before. What a file needs is tried once.
         """
         self._next = None

@@ -127,7 +127,7 @@ class Waveforms(torch.utils.data.Dataset[dict[str, Any]]):
 
     @property
     def listing_fingerprint(self) -> str:
-        """Digest of file names and counts of ranges, checked by saved loader states."""
+        """Digest of file names and range counts, checked by loader states."""
         return digest_of(self.paths, [*self._ranges.sizes.tolist(), *(piece.file for piece in self._media.pieces)])
 
     def address(self, index: int) -> tuple[str, str]:
@@ -220,7 +220,7 @@ class Waveforms(torch.utils.data.Dataset[dict[str, Any]]):
         return torch.from_numpy(whole)
 
     def _counts(self) -> list[int]:
-        """The number of ranges of each piece; 1 for a damaged file, whose error comes when it is read."""
+        """Ranges of each piece; 1 for a damaged file."""
         entries = self._known.collect()
         if self._sampling != "sliding":
             return [self._count] * len(self._media.pieces)
@@ -248,7 +248,7 @@ class Waveforms(torch.utils.data.Dataset[dict[str, Any]]):
 
     @contextmanager
     def _naming(self, name: str) -> Iterator[None]:
-        """Add the file to errors of the block that do not name it."""
+        """Add the file to errors that do not name it."""
         try:
             yield
         except FileNotFoundError as error:

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import torch
+from media_files import ffmpeg, write_video, write_videos
+
+import feedline as fl
+from feedline.core.rng import Draws
+from feedline.datasets import Clips
+from feedline.datasets.media.sampling import ClipRule, Times, TooShortError
+from feedline.errors import ArgumentError, SampleError, StateError
+
+CROP = fl.transforms.Compose([fl.transforms.RandomResizedCrop(32), fl.transforms.RandomHorizontalFlip()])
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("videos")
+    write_videos(folder)
+    return folder
+
+
+def reference(path: Path) -> dict[float, Any]:
+    """All frames of a video by their time, as PyAV decodes them from the beginning."""
+    with av.open(str(path)) as container:
+        frames = list(container.decode(video=0))
+        return {float(f.pts * f.time_base): np.rot90(f.to_ndarray(format="rgb24"), f.rotation // 90) for f in frames}
+
+
+@pytest.mark.parametrize("settings", [{"stride": 3}, {"fps": 7.0}])
+def test_frames_are_those_that_decoding_from_the_beginning_shows(
+    videos: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    for path in sorted(videos.iterdir()):
+        frames = reference(path)
+        times = np.array(sorted(frames))
+        clips = Clips(path, frames=4, clips_per_video=12, index_dir=tmp_path, **settings)
+        torch.manual_seed(0)
+        for clip in (clips[number] for number in range(12)):
+            assert clip["frames"].dtype == torch.uint8
+            for pixels, second in zip(clip["frames"], clip["seconds"].tolist(), strict=True):
+                assert np.array_equal(pixels.permute(1, 2, 0), frames[second]), (path.name, second)
+            if "fps" in settings:
+                shown = clip["seconds"][0].item() + np.arange(4) / 7
+                assert np.all(np.abs(clip["seconds"].numpy() - shown) <= np.diff(times).max() + 1e-6)
+
+
+def test_all_workers_give_the_same_clips_also_after_a_resume(videos: Path, tmp_path: Path) -> None:
+    names = ["h264.mp4", "hevc.mp4", "vp9.webm"]
+    clips = Clips([videos / name for name in names], frames=4, clips_per_video=4, transform=CROP, index_dir=tmp_path)
+
+    def epoch(**settings: Any) -> list[dict[str, torch.Tensor]]:
+        with fl.DataLoader(clips, 3, shuffle=True, seed=1, **settings) as loader:
+            return list(loader)
+
+    expected = epoch()
+    assert expected[0]["frames"].shape == (3, 4, 3, 32, 32)
+    for settings in [
+        {"num_workers": 2},
+        {"num_workers": 2, "worker_method": "thread"},
+        {"collate_fn": torch.utils.data.default_collate},
+    ]:
+        for ours, theirs in zip(epoch(**settings), expected, strict=True):
+            assert all(torch.equal(ours[name], theirs[name]) for name in theirs), settings
+    with fl.DataLoader(clips, 3, shuffle=True, seed=1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+    with fl.DataLoader(clips, 3, shuffle=True, seed=1, num_workers=1) as loader:
+        loader.load_state_dict(state)
+        assert torch.equal(next(iter(loader))["frames"], expected[1]["frames"])
+
+
+def test_all_frames_of_a_clip_get_one_crop(videos: Path, tmp_path: Path) -> None:
+    rows = [{"path": "h264.mp4", "start": 0.5, "stop": 0.52}]
+    clips = Clips(videos, manifest=rows, frames=3, short="repeat_last", transform=CROP, index_dir=tmp_path)
+    frames = clips[0]["frames"]
+    assert torch.equal(frames[0], frames[1])
+    assert torch.equal(frames[0], frames[2])
+
+
+def test_a_fork_decodes_by_itself(videos: Path, tmp_path: Path) -> None:
+    clips = Clips(videos / "h264.mp4", frames=2, sampling="regular", clips_per_video=5, index_dir=tmp_path)
+    first = clips[3]["frames"]
+    child = os.fork()
+    if not child:  # NumPy compares: a fork has none of the threads that torch may use for it
+        os._exit(0 if np.array_equal(clips[3]["frames"].numpy(), first.numpy()) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(clips[3]["frames"], first)
+    assert torch.equal(pickle.loads(pickle.dumps(clips))[3]["frames"], first)
+
+
+def test_few_decoders_stay_open(videos: Path, tmp_path: Path) -> None:
+    clips = Clips(sorted(videos.glob("*.mp4")), frames=2, open_videos=2, index_dir=tmp_path)
+    before = threading.active_count()
+    clips.__getitems__(range(len(clips)))
+    assert clips._decoders.open_count() == 2
+    assert threading.active_count() == before
+
+
+def test_labels_come_from_folders_or_from_a_manifest(videos: Path, tmp_path: Path) -> None:
+    for label in ["b", "a"]:
+        (tmp_path / label).mkdir()
+        (tmp_path / label / "x.MP4").write_bytes((videos / "h264.mp4").read_bytes())
+    clips = Clips(tmp_path, frames=2, index_dir=tmp_path)
+    assert (clips.classes, clips.targets, clips[1]["label"]) == (["a", "b"], [0, 1], 1)
+    rows = [{"path": "b/x.MP4", "label": "z", "start": 1.0, "stop": 1.5}, {"path": "a/x.MP4", "label": "y"}]
+    parts = Clips(tmp_path, manifest=rows, frames=4, sampling="sliding", index_dir=tmp_path)
+    assert (parts.classes, parts.shard_sizes.tolist()) == (["y", "z"], [3, 15])
+    assert parts[0]["seconds"].tolist() == pytest.approx([1, 1 + 1 / 30, 1 + 2 / 30, 1.1])
+    assert parts.address(4)[1] == "clip 1"
+    (tmp_path / "c.mp4").write_bytes(b"")
+    with pytest.raises(ArgumentError, match=r"c\.mp4 lies next to the class folders"):
+        Clips(tmp_path, frames=2, index_dir=tmp_path)
+    with pytest.raises(ArgumentError, match="row 0 of the manifest has no 'path'"):
+        Clips(tmp_path, manifest=[{"file": "a"}], index_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: (folder / "x.mp4").write_bytes(b"no video" * 100), "the file is damaged or not a video"),
+        (
+            lambda folder: ffmpeg("-f lavfi -i sine=duration=1 -c:a aac x.mp4", folder),
+            "has no video stream: remove it",
+        ),
+        (
+            lambda folder: (write_video(folder, "x.mp4"), os.truncate(folder / "x.mp4", 9000)),
+            "the file is damaged or not a video",
+        ),
+        (
+            lambda folder: (write_video(folder, "y.264"), (folder / "y.264").rename(folder / "x.mp4")),
+            "has no time stamps: write it again",
+        ),
+        (lambda folder: write_video(folder, "x.mp4", seconds=0.2), "longer than the 6 frames"),
+    ],
+)
+def test_a_video_that_cannot_be_read_is_named_and_can_be_skipped(
+    tmp_path: Path, make: Any, message: str, videos: Path
+) -> None:
+    make(tmp_path)
+    clips = Clips([tmp_path / "x.mp4", videos / "h264.mp4"], transform=CROP, index_dir=tmp_path / "index")
+    with pytest.raises(SampleError, match=message) as caught:
+        clips[0]
+    assert str(tmp_path / "x.mp4") in str(caught.value)
+    with fl.DataLoader(clips, 2, on_error="skip", seed=0) as loader:
+        (batch,) = loader
+        assert len(batch["frames"]) == 1
+        assert loader.stats().skipped == 1
+
+
+def test_a_changed_or_lost_file_is_noticed(tmp_path: Path) -> None:
+    path = write_video(tmp_path, "x.mp4", seconds=1)
+    clips = Clips(path, frames=2, index_dir=tmp_path / "index")
+    write_video(tmp_path, "x.mp4", seconds=2)
+    with pytest.raises(StateError, match="has changed since this dataset was made"):
+        clips[0]
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"x\.mp4 does not exist"):
+        clips[0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sampling": "no"},
+        {"frames": None},
+        {"fps": 3.0, "stride": 2},
+        {"sampling": "uniform", "fps": 3.0},
+        {"step": 2},
+        {"sampling": "sliding", "step": 0.5},
+        {"short": "no"},
+        {"clips_per_video": 0},
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        Clips(tmp_path, **settings)
+
+
+def test_positions_of_clips() -> None:
+    times = Times(np.arange(20) / 10, 2.0)
+
+    def rule(sampling: str, frames: int | None = 4, **changes: Any) -> ClipRule:
+        values = {"stride": 1, "fps": None, "per_video": 1, "step": None, "short": "error", **changes}
+        return ClipRule(frames=frames, sampling=sampling, **values)
+
+    def picked(rule: ClipRule, clip: int = 0, key: int = 0) -> list[int]:
+        return rule.pick(times, clip, Draws(key)).tolist()
+
+    assert picked(rule("regular")) == [8, 9, 10, 11]
+    assert picked(rule("regular", per_video=2), 1) == [16, 17, 18, 19]
+    assert picked(rule("sliding", step=3), 2) == [6, 7, 8, 9]
+    assert rule("sliding").count(times) == 5
+    assert rule("sliding", fps=5.0).count(times) == 2
+    assert picked(rule("uniform")) == [2, 7, 12, 17]
+    assert [at // 5 for at in picked(rule("segments"), key=3)] == [0, 1, 2, 3]
+    assert picked(rule("whole", None, stride=7)) == [0, 7, 14]
+    assert picked(rule("whole", None, fps=3.0)) == [0, 3, 6, 10, 13, 16]
+    starts = {picked(rule("random", stride=5), key=key)[0] for key in range(99)}
+    assert starts == {0, 1, 2, 3, 4}
+    with pytest.raises(TooShortError, match="short="):
+        picked(rule("random", 21))
+    assert picked(rule("random", 22, short="repeat_last"))[-3:] == [19, 19, 19]
+    assert picked(rule("random", 22, short="wrap"))[-3:] == [19, 0, 1]
+
+
+@pytest.fixture
+def server(videos: Path) -> Iterator[str]:
+    handler = functools.partial(_Ranges, directory=str(videos))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+class _Ranges(http.server.SimpleHTTPRequestHandler):
+    """Files with ranges, of which the standard library's server knows nothing."""
+
+    def do_GET(self) -> None:
+        data = Path(self.translate_path(self.path)).read_bytes()
+        first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+        start, stop = int(first), min(int(last) + 1 if last else len(data), len(data))
+        self.send_response(206 if "Range" in self.headers else 200)
+        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+        self.send_header("Content-Length", str(stop - start))
+        self.send_header("ETag", '"1"')
+        self.end_headers()
+        self.wfile.write(data[start:stop])
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_objects_are_read_by_ranges(videos: Path, server: str, tmp_path: Path) -> None:
+    names = ["h264.mp4", "vp9.webm"]
+    settings: dict[str, Any] = {"frames": 4, "sampling": "regular", "clips_per_video": 3, "index_dir": tmp_path}
+    near = Clips([videos / name for name in names], **settings)
+    far = Clips([f"{server}/{name}" for name in names], options={"allow_http": True}, **settings)
+    for number in range(6):
+        assert torch.equal(far[number]["frames"], near[number]["frames"])

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from media_files import write_sounds
+
+import feedline as fl
+from feedline.datasets import Waveforms
+from feedline.errors import ArgumentError, MissingExtraError, SampleError
+
+
+@pytest.fixture(scope="module")
+def sounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sounds")
+    write_sounds(folder)
+    return folder
+
+
+def test_ranges_are_slices_of_the_whole(sounds: Path, tmp_path: Path) -> None:
+    for path in sorted(sounds.iterdir()):
+        whole, rate = soundfile.read(path, dtype="float32", always_2d=True)
+        ranges = Waveforms(path, seconds=0.25, clips_per_file=12, channels=None, index_dir=tmp_path)
+        torch.manual_seed(0)
+        for sample in (ranges[number] for number in range(12)):
+            start = round(sample["seconds"] * rate)
+            expected = whole[start : start + round(0.25 * rate)].T
+            assert np.array_equal(sample["waveform"].numpy(), expected), path.name
+
+
+def test_all_workers_give_the_same_ranges(sounds: Path, tmp_path: Path) -> None:
+    data = Waveforms(sounds, seconds=0.5, rate=16_000, clips_per_file=3, index_dir=tmp_path)
+
+    def epoch(**settings: Any) -> list[dict[str, torch.Tensor]]:
+        with fl.DataLoader(data, 4, shuffle=True, seed=1, **settings) as loader:
+            return list(loader)
+
+    expected = epoch()
+    assert expected[0]["waveform"].shape == (4, 1, 8_000)
+    for settings in [{"num_workers": 2}, {"num_workers": 2, "worker_method": "thread"}]:
+        for ours, theirs in zip(epoch(**settings), expected, strict=True):
+            assert all(torch.equal(ours[name], theirs[name]) for name in theirs), settings
+
+
+def test_short_files_are_padded_or_refused(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", np.full((100, 2), 0.5), 8_000)
+    padded = Waveforms(tmp_path / "a.wav", seconds=0.02, channels=None, index_dir=tmp_path)[0]["waveform"]
+    assert padded.shape == (2, 160)
+    assert (padded[:, :100] == 0.5).all()
+    assert not padded[:, 100:].any()
+    with pytest.raises(SampleError, match=r"a\.wav has 0\.013 s, and 0\.02 s are asked for: pass pad=True"):
+        Waveforms(tmp_path / "a.wav", seconds=0.02, pad=False, index_dir=tmp_path)[0]
+    with pytest.raises(SampleError, match="has 2 channels, which cannot be made 3: pass channels=1"):
+        Waveforms(tmp_path / "a.wav", channels=3, index_dir=tmp_path)[0]
+    assert len(Waveforms(tmp_path / "a.wav", seconds=0.005, sampling="sliding", index_dir=tmp_path)) == 2
+
+
+def test_whole_files_are_padded_along_time(tmp_path: Path) -> None:
+    for number, length in enumerate([30, 50]):
+        soundfile.write(tmp_path / f"{number}.wav", np.full(length, 0.25), 8_000)
+    data = Waveforms(tmp_path / "*.wav", index_dir=tmp_path)
+    with fl.DataLoader(data, 2, collate_fn=fl.collate.pad(keys=["waveform"], dim=-1)) as loader:
+        values, lengths, mask = next(iter(loader))["waveform"]
+    assert (values.shape, lengths.tolist()) == ((2, 1, 50), [30, 50])
+    assert mask.sum(1).tolist() == [30, 50]
+    assert values.sum().item() == 20
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(b"no sound" * 99)
+    with pytest.raises(SampleError, match=r"a\.wav cannot be decoded .* write it again"):
+        Waveforms(tmp_path / "a.wav", index_dir=tmp_path)[0]
+    soundfile.write(tmp_path / "b.wav", np.zeros(100), 8_000)
+    rows = [{"path": "b.wav", "start": 9.0}]
+    with pytest.raises(SampleError, match=r"b\.wav has no sample between 9 s and its end"):
+        Waveforms(tmp_path, manifest=rows, index_dir=tmp_path)[0]
+
+
+def test_missing_packages_and_wrong_settings_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    soundfile.write(tmp_path / "a.wav", np.zeros(100), 8_000)
+    for settings in [{"seconds": -1.0}, {"sampling": "no"}, {"sampling": "random"}, {"step": 1.0}, {"mel": {}}]:
+        with pytest.raises(ArgumentError):
+            Waveforms(tmp_path / "a.wav", **settings)
+    monkeypatch.setitem(sys.modules, "torchaudio", None)
+    with pytest.raises(MissingExtraError, match="pip install torchaudio"):
+        Waveforms(tmp_path / "a.wav", rate=8_000, mel={"n_mels": 4})
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(MissingExtraError, match=r"feedline\[audio\]"):
+        Waveforms(tmp_path / "a.wav")
