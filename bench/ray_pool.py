@@ -81,7 +81,7 @@ def main() -> None:
     import ray
     import ray.data
 
-    ray.init(num_cpus=4, object_store_memory=1 << 30, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=4, object_store_memory=1 << 30, include_dashboard=False, log_to_driver=False)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = True
