@@ -159,6 +159,13 @@ def test_a_known_library_gets_the_own_answer_with_its_line() -> None:
     )
 
 
+def test_a_stream_is_read_by_its_iterator() -> None:
+    run = replace(BASE, fetch=(0, 40)).run()
+    text = str(diagnose(run.stats, BASE.context(reads_by="__iter__", shards_itself=False), run.recent))
+    assert "Photos.__iter__" in text
+    assert "__getitem" not in text
+
+
 def test_threads_of_the_workers_that_outnumber_the_cpus() -> None:
     totals = Totals()
     for number in range(60):

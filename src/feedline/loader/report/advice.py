@@ -288,11 +288,11 @@ def _without_waiting(batch: BatchTimes) -> BatchTimes:
 def cheaper_fetch(model: Model, _: Stats) -> Iterator[Advice]:
     """A dataset that takes no time."""
     context, source = model.context, model.context.source
-    method = f"{context.dataset}.__getitem__"
+    method = f"{context.dataset}.{context.reads_by}"
     if source.answer:
         where = f" ({source.where})" if source.where else ""
         text = f"{source.answer}: {method} uses {source.call}{where}"
-    elif context.fetches_many:
+    elif context.fetches_many or context.reads_by != "__getitem__":
         text = f"do less in {method}: decode only what is used, and store results that never change"
     else:
         text = (
@@ -313,9 +313,9 @@ def less_locking(model: Model, _: Stats) -> Iterator[Advice]:
     number = next(number for number, gain in sorted(gains.items()) if gain >= ENOUGH * max(gains.values()))
     then = "" if number <= present else f"; then {count(number, 'worker')}"
     text = (
-        f"hold the lock in {model.context.dataset}.__getitem__ for less, or give each worker a file or connection of "
-        f"its own{then}: now they wait for each other {share(model.measured.contended_share)} of their time, and more "
-        "workers would not help"
+        f"hold the lock in {model.context.dataset}.{model.context.reads_by} for less, or give each worker a file or "
+        f"connection of its own{then}: now they wait for each other {share(model.measured.contended_share)} of their "
+        "time, and more workers would not help"
     )
     gain = model.range_of(cases[number])
     if gain.gain >= LEAST_GAIN:

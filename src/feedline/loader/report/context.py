@@ -39,6 +39,8 @@ class Context:
 
     dataset: str = "the dataset"
     """Its class name."""
+    reads_by: str = "__getitem__"
+    """Its method that reads samples; "__iter__" of a stream."""
     pool: PoolKind = INLINE_POOL
     """The kind of pool that builds the batches."""
     pool_with_workers: PoolKind = PROCESSES
@@ -108,6 +110,7 @@ def context_of(loader: Any, builder: Any, kind: PoolKind, kind_with_workers: Poo
     draws = loader.seed is None and builder.draws if not is_stream else True
     return Context(
         dataset=type(dataset).__name__,
+        reads_by="__iter__" if is_stream else "__getitem__",
         pool=kind,
         pool_with_workers=kind_with_workers,
         num_workers=loader.num_workers,

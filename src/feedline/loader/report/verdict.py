@@ -254,7 +254,7 @@ def _explanation(model: Model, stats: Stats, stage: str) -> str:
 def _explain_stage(model: Model, stats: Stats, stage: str) -> str:
     context, measured, setting = model.context, model.measured, model.present.setting
     task = measured.mean(stage)
-    name = f"{stage} ({context.dataset}.__getitem__)" if stage == "fetch" else stage
+    name = f"{stage} ({context.dataset}.{context.reads_by})" if stage == "fetch" else stage
     samples = stats.samples / stats.batches
     each = f", {seconds(task.alone_s / samples)} a sample" if samples > 1 and stage == "fetch" else ""
     waiting = (
