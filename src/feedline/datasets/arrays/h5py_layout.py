@@ -317,7 +317,7 @@ def _expand_prefix(prefix: str, file: Path) -> str:
 
 
 def has_heaps(dataset: Any, path: str) -> bool:
-    """True if values of a dataset are in global heaps of this file."""
+    """True if a dataset has values in this file's global heaps."""
     return bool(dataset.dtype.hasobject) and not dataset.is_virtual and dataset.file.filename == path
 
 

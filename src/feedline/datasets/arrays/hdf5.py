@@ -91,7 +91,10 @@ class _HDF5Source:
         return _OpenHDF5(self.name, None if blob is None else RemoteHeapFile(blob))
 
     def _check_mappings(self, names: Sequence[str]) -> None:
-        """Raise for a virtual dataset whose list of sources is in a damaged heap, which HDF5 reads as it opens it."""
+        """SampleError for a virtual dataset with a damaged list of sources.
+
+        HDF5 reads the list from a heap as it opens the dataset.
+        """
         if not self.is_remote:
             opened = self._open_local()
             for name in names:
