@@ -31,12 +31,6 @@ PATIENCE_S = 60
 MEMORY_NBYTES = 4 << 30
 """Address space in addition to what the parent uses: what files claim to hold is not allocated."""
 
-ENDLESS = {"hdf5 of all kinds": "HDF5"}
-"""Libraries that read some damaged files for ever, by format: counted, but not failures of feedline.
-
-HDF5 never leaves a global heap in which an object without a number has the size 0, as in a page of zeros.
-"""
-
 NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 31, 1 << 40, (1 << 63) - 1)
 
 
@@ -168,9 +162,6 @@ class Run:
         shutil.rmtree(self.root / "cache", ignore_errors=True)
         if not status:
             return following
-        if self.name in ENDLESS and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
-            self.counts[f"endless in {ENDLESS[self.name]}"] += 1
-            return following + 1
         self.fail(following, f"ends with status {status}")
         return following + 1
 

@@ -536,3 +536,21 @@ def test_a_damaged_heap_is_an_error_although_hdf5_would_read_it_for_ever(column:
             with pytest.raises(SampleError, match=r"a\.h5 is damaged: the heap of its strings .* copy it again"):
                 HDF5(place, column).__getitems__(list(range(count)))
     memory.rm("/heaps", recursive=True)
+
+
+def test_a_virtual_dataset_with_a_damaged_list_of_sources_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        layout = h5py.VirtualLayout((20,), "i8")
+        for number in range(2):
+            file[f"part{number}"] = np.arange(10)
+            layout[number * 10 : number * 10 + 10] = h5py.VirtualSource(file[f"part{number}"])
+        file.create_virtual_dataset("all", layout)
+    assert HDF5(path, "all")[19] == 9
+    data = bytearray(path.read_bytes())
+    at = data.find(b"GCOL") + 16
+    data[at : at + 4080] = bytes(4080)
+    path.write_bytes(data)
+    for columns in ("all", None):
+        with pytest.raises(SampleError, match=r"a\.h5 is damaged: the heap"):
+            HDF5(path, columns)

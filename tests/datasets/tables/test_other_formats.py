@@ -138,3 +138,12 @@ def test_other_bytes_are_called_damaged(reader: str, tmp_path: Path) -> None:
 def test_text_that_begins_as_another_format_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ORCHID\n<html>\n")
     assert list(Lines(tmp_path / "a.txt")) == ["ORCHID", "<html>"]
+
+
+def test_a_parquet_file_with_a_negative_number_of_rows_is_damaged(tmp_path: Path) -> None:
+    data = _written(lambda file: pq.write_table(ROWS, file))
+    # All counts, that of the row group included, as thrift's field and number: 100 means 50, and 99 means -50.
+    assert b"\x16\x64" in data
+    (tmp_path / "a.parquet").write_bytes(data.replace(b"\x16\x64", b"\x16\x63"))
+    with pytest.raises(SampleError, match=r"a\.parquet cannot be read: .* impossible number of rows"):
+        Parquet(tmp_path / "a.parquet", index_dir=tmp_path / "index")

@@ -52,7 +52,7 @@ class RemoteHeapFile(HeapFile, FarFile):
     """A remote file, read by cached blocks."""
 
 
-class _Mapped(RangeFile):
+class _MappedFile(RangeFile):
     def __init__(self, blob: LocalFile) -> None:
         super().__init__(blob.nbytes)
         self._blob = blob
@@ -61,12 +61,12 @@ class _Mapped(RangeFile):
         return self._blob.cut(start, stop)
 
 
-class LocalHeapFile(HeapFile, _Mapped):
+class LocalHeapFile(HeapFile, _MappedFile):
     """A file of this machine."""
 
 
 def is_heap(data: memoryview, size_nbytes: int) -> bool:
-    """True if the objects of a heap follow each other to its end."""
+    """True if a heap is a sequence of objects."""
     at = header = _aligned(8 + size_nbytes)
     stop = len(data)
     while at + header <= stop:

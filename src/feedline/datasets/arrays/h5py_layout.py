@@ -121,6 +121,12 @@ def _external_link(file: Any, name: str | bytes) -> Any:
     return link if isinstance(link, library().ExternalLink) else None
 
 
+def open_own(file: Any, name: str) -> None:
+    """Open an object, unless it is missing or in another file."""
+    if _external_link(file, _stored(name)) is None:
+        file.get(_stored(name))
+
+
 def dataset_in(file: Any, name: str, path: str) -> Any:
     """Dataset `name`; ArgumentError lists the existing ones."""
     h5py = library()
@@ -311,7 +317,7 @@ def _expand_prefix(prefix: str, file: Path) -> str:
 
 
 def has_heaps(dataset: Any, path: str) -> bool:
-    """True if values of a dataset are in global heaps of this file."""
+    """True if a dataset has values in this file's global heaps."""
     return bool(dataset.dtype.hasobject) and not dataset.is_virtual and dataset.file.filename == path
 
 

@@ -67,11 +67,13 @@ class _HDF5Source:
     def all_names(self) -> Names:
         opened = self._open()  # named, because the file closes with it
         with h5py_layout.naming_damage(self.name):
+            self._check_mappings(list(opened.file))
             return h5py_layout.dataset_names(opened.file)
 
     def shapes(self, names: Sequence[str]) -> list[Shape]:
         opened = self._open()
         with h5py_layout.naming_damage(self.name):
+            self._check_mappings(names)
             return [self._shape(h5py_layout.dataset_in(opened.file, name, self.name), name) for name in names]
 
     def rows(self, shapes: Sequence[Shape], cache: ChunkCache) -> list[ArrayRows | ChunkedRows]:
@@ -87,6 +89,19 @@ class _HDF5Source:
         # lead.
         blob = self._blobs[self._number] if self.is_remote else None
         return _OpenHDF5(self.name, None if blob is None else RemoteHeapFile(blob))
+
+    def _check_mappings(self, names: Sequence[str]) -> None:
+        """SampleError for a virtual dataset with a damaged list of sources.
+
+        HDF5 reads the list from a heap as it opens the dataset.
+        """
+        if not self.is_remote:
+            opened = self._open_local()
+            for name in names:
+                h5py_layout.open_own(opened.file, name)
+
+    def _open_local(self) -> _OpenHDF5:
+        return _OpenHDF5(self.name, LocalHeapFile(cast(LocalFile, self._blobs[self._number])))
 
     def _check(self, dataset: Any) -> None:
         """Raise unless all data of a dataset can be read."""
@@ -109,7 +124,7 @@ class _HDF5Source:
             return WholeRows(FileArrays(self._file_of(dataset), [h5py_layout.array_layout(dataset)]))
         if not self.is_remote and h5py_layout.has_heaps(dataset, self.name):
             # Its strings take longer than the calls of Python.
-            opened = _OpenHDF5(self.name, LocalHeapFile(cast(LocalFile, self._blobs[self._number])))
+            opened = self._open_local()
             dataset = h5py_layout.dataset_in(opened.file, shape.name, self.name)
         places = _RowBytes(self._blobs, self._number, shape.byte_layout)
         chunks = _Chunks(opened, places, h5py_layout.row_reader(dataset))

@@ -314,7 +314,7 @@ def _open_root(source: Any, name: str) -> Any:
 
 
 def _check_format(source: Any, name: str) -> None:
-    """SampleError for a store of another format, known by an object at its root."""
+    """SampleError for a store of another format."""
     if isinstance(source, str):
         return
     for key, (what, driver) in _OTHER_FORMATS.items():

@@ -40,6 +40,10 @@ Decryption = Callable[[], Any]
 """Returns the decryption properties of pyarrow."""
 
 
+_MOST_ROWS = 1 << 48
+"""Rows of a row group; the sum of many files must fit into an int64, too."""
+
+
 class StoredFiles:
     """Local files and objects of stores, by number."""
 
@@ -289,7 +293,10 @@ class Footers:
             file = self._open(arrow.BufferReader(footer))
             metadata = self._parsed().put(number, file.metadata)
             groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
-            sizes = np.array([group.num_rows for group in groups], "<i8").tobytes()
+            counts = [group.num_rows for group in groups]
+            if min(counts, default=0) < 0 or max(counts, default=0) > _MOST_ROWS:
+                raise damage_error(self._name(number), "Parquet", "a row group has an impossible number of rows")
+            sizes = np.array(counts, "<i8").tobytes()
             largest = max((group.total_byte_size for group in groups), default=0)
             schema = strip_metadata(file.schema_arrow).serialize().to_pybytes()
         return memoryview(b"".join([_SIZES.pack(len(sizes), len(schema), max(0, largest)), sizes, schema, footer]))

@@ -236,7 +236,7 @@ class TarWalk:
                 )
 
     def _check_is_tar(self, block: bytes, offset: int) -> None:
-        """ShardError if the first block, which is no header, begins as one of another format."""
+        """ShardError if the first block is of another format."""
         found = None if offset else recognize(block)
         # The part of a header that is left of a truncated tar is a name: text.
         if found is not None and not (len(block) < BLOCK and found.may_be_text):
