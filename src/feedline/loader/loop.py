@@ -28,6 +28,10 @@ from feedline.workers.base import BatchFuture, WorkerPool
 T = TypeVar("T")
 
 
+_AT_ONCE_S = 0.1
+"""Seconds that the first publication of an iteration waits for the first batch, which would wait for it otherwise."""
+
+
 _profiler_enabled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
@@ -84,7 +88,7 @@ class Iteration(_BaseDataLoaderIter):
         self._unsent: Any = None
         self._taken: PendingBatch | None = None
         self._restart = restart
-        self._closed = self._profiling = False
+        self._closed = self._profiling = self._asked = False
         # The CPU time of a step includes the threads that compute it, but not those that build batches.
         self._cpu_clock = process_time_ns if pool.processes or not flow.ahead else thread_time_ns
         self._left_waits = 0
@@ -133,7 +137,8 @@ class Iteration(_BaseDataLoaderIter):
         reads_clocks = called_ns >= self._next_cpu_ns
         if self._left_cpu_ns is not None:
             self._end_step(self._left_cpu_ns)
-        if called_ns >= heartbeat.due_ns:  # before the wait: if it never ends, its request is on the page
+        # Before the wait: if it never ends, its request is on the page.
+        if called_ns >= heartbeat.due_ns and not self._comes_at_once():
             heartbeat.publish(self.queue)
         if self.late_start is not None or self.live is not None:
             self._come_back()
@@ -157,13 +162,26 @@ class Iteration(_BaseDataLoaderIter):
             totals.keep_slow(spans, request)
         if reads_clocks:
             self._begin_step(monotonic_ns())
-        if heartbeat.inspect is not None:
-            inspect, heartbeat.inspect = heartbeat.inspect, None
-            inspect(batch)
-        if self._flow.tuner is not None:
-            self._tune(self._flow.tuner, totals.latest())
+        if heartbeat.inspect is not None or self._flow.tuner is not None:
+            self._observe(batch)
         self._taken = None
         return batch
+
+    def _observe(self, batch: Any) -> None:
+        """Let the monitor inspect a batch, and the tuner its times."""
+        inspect, self._progress.heartbeat.inspect = self._progress.heartbeat.inspect, None
+        if inspect is not None:
+            inspect(batch)
+        if self._flow.tuner is not None:
+            self._tune(self._flow.tuner, self._progress.totals.latest())
+
+    def _comes_at_once(self) -> bool:
+        """True if the first batch arrives before a publication would pay; asked once."""
+        if self._asked or not self._window or not self._flow.in_order:
+            return False
+        self._asked = True
+        wait = getattr(self._window[0], "wait", None)
+        return wait is not None and bool(wait(_AT_ONCE_S))
 
     def _begin_step(self, now_ns: int) -> None:
         """Read the clocks that cost more than a wall clock."""

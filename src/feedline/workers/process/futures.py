@@ -16,6 +16,9 @@ class FutureOwner(Protocol):
     def poll(self, future: ProcessFuture) -> bool:
         """Handle pending events; True if the future is settled then."""
 
+    def wait_briefly(self, future: ProcessFuture, limit_s: float) -> bool:
+        """Wait for at most `limit_s` seconds; True if the future is settled."""
+
     def wait_for(self, future: ProcessFuture) -> None:
         """Wait until the future is settled."""
 
@@ -47,6 +50,10 @@ class ProcessFuture:
     def done(self) -> bool:
         """See `BatchFuture`."""
         return self.settled or self._pool.poll(self)
+
+    def wait(self, limit_s: float) -> bool:
+        """Wait for at most `limit_s` seconds; True if it is settled."""
+        return self.settled or self._pool.wait_briefly(self, limit_s)
 
     def result(self) -> BatchResult:
         """See `BatchFuture`."""

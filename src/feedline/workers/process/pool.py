@@ -124,6 +124,15 @@ class ProcessPool:
                 self._step(0)
         return future.settled
 
+    def wait_briefly(self, future: ProcessFuture, limit_s: float) -> bool:
+        """See `FutureOwner`."""
+        end_s = monotonic() + limit_s
+        with self._lock:
+            ended = self._closed or os.getpid() != self._owner
+            while not (future.settled or ended or self._error) and (left_s := end_s - monotonic()) > 0:
+                self._step(left_s)
+        return future.settled
+
     def wait_for(self, future: ProcessFuture) -> None:
         """See `FutureOwner`."""
         with self._lock:
