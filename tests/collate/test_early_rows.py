@@ -76,7 +76,7 @@ class Unlike(Tensors):
 
 
 HELD: dict[str, Callable[[], Tensors]] = {
-    "by nobody": Tensors,
+    "by no other holder": Tensors,
     "as the tensor": lambda: Tensors(lambda sample: sample[0]),
     "as a view": lambda: Tensors(lambda sample: sample[0][0]),
     "as an alias": lambda: Tensors(lambda sample: sample[0].detach()),
@@ -93,7 +93,7 @@ def test_batches_are_those_of_torchs_loader(held: str) -> None:
 
 
 def test_batches_of_processes_are_those_of_torchs_loader() -> None:
-    for held in ("by nobody", "as a view", "as one buffer"):
+    for held in ("by no other holder", "as a view", "as one buffer"):
         expected = list(TorchDataLoader(HELD[held](), 4, num_workers=1))
         assert difference(expected, list(fl.DataLoader(HELD[held](), 4, num_workers=1))) is None
 

@@ -161,7 +161,10 @@ class RowBuffer:
         return tensor if row is None else row.copy_(tensor)
 
     def adopt_all(self, indices: Sequence[Any], get: Callable[[Any], Any], at: Callable[[int], object]) -> list[Any]:
-        """`get(index)` for all samples, in order, with `at(row)` before each; `_adopt` for as long as it succeeds."""
+        """Samples in order; rows are copied while that succeeds.
+
+        Calls `at(row)` before each `get(index)`.
+        """
         samples: list[Any] = []
         adopts = True
         for index in indices:
@@ -173,7 +176,7 @@ class RowBuffer:
         return samples
 
     def _adopt(self, box: list[Any]) -> bool:
-        """Replace the tensor that begins the sample in `box` by a row with its values.
+        """Replace the first tensor of a sample by a row.
 
         The memory of the sample is then free for the next one, while it is in the CPU's caches. False, and nothing is
         changed, if anything else refers to the sample: the dataset might still change what it has returned.
@@ -224,7 +227,10 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _holders(box: list[Any]) -> tuple[int, int, int, int, bool]:
-    """References to a sample, to its first tensor, and to the tensor's memory; True if torch manages the memory."""
+    """References to a sample, its first tensor and its memory.
+
+    The last item is True if torch manages the memory.
+    """
     sample = box[0]
     tensor = sample[0]
     storage = tensor.untyped_storage()

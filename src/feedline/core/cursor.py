@@ -121,7 +121,10 @@ class PartitionCursor:
         return replace(start, carried=tuple({**dict(self.carried), **datasets}.items()))
 
     def with_carried(self) -> PartitionCursor:
-        """The cursor with carried states as marks, for workers that do not have them."""
+        """Cursor whose marks are the carried states.
+
+        For workers that do not have them.
+        """
         marks = {partition: PartitionOffset(state=state) for partition, state in self.carried}
         return replace(self, marks=tuple(sorted({**marks, **dict(self.marks)}.items(), key=itemgetter(0))), carried=())
 

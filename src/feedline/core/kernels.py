@@ -174,7 +174,7 @@ def mix64_each(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def unit_floats(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """The 53 upper bits of each number, as a multiple of 2**-53 in [0, 1)."""
+    """Numbers in [0, 1) of the 53 upper bits."""
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -65,10 +65,13 @@ class LiveDataset(Protocol):
         """True if the epoch ends where these partitions are now."""
 
     def delivered(self, epoch: int, states: Sequence[Any]) -> int:
-        """Batches of the epoch up to these states, of which some may be None."""
+        """Batches of the epoch up to these states.
+
+        Some of them may be None.
+        """
 
     def place_key(self, state: Any) -> Any:
-        """JSON value that orders the places of a partition, for the audit log."""
+        """JSON value that orders the places of a partition."""
 
     def acknowledge(self, states: Mapping[int, Any], *, now: bool) -> None:
         """Report outside that the loop has come behind these states.

@@ -172,7 +172,7 @@ _UNDONE = {6: 8, 8: 6}
 
 
 def _of_jpegs(decode_jpeg: Callable[..., Any]) -> Decoder:
-    """A decoder of JPEGs only, which gets all of them in one call."""
+    """Decoder that gets all JPEGs in one call."""
 
     def decode(files: Files, device: torch.device) -> list[torch.Tensor | None]:
         jpegs = [row for row, file in enumerate(files) if file[:3].tolist() == [0xFF, 0xD8, 0xFF]]

@@ -259,7 +259,7 @@ class BatchBuilder:
         return self._fetch_each(request, indices, skipped, address, get)
 
     def _fetch_early(self, request: BatchRequest, allocate: Allocator) -> tuple[list[Any], RowBuffer | None]:
-        """The samples, copied at once to where default collate would copy them, if they allow it."""
+        """Samples, copied at once into the batch if possible."""
         indices, get = as_yielded(request.indices), partial(operator.getitem, self.dataset)
         if not self._adopts or self.collate_fn is not None or not is_standard():
             return self._fetch_plain(request, indices, get), None

@@ -58,7 +58,7 @@ class LoopClock:
         self._sampled_ns += monotonic_ns() - self._sample_ns
 
     def deliver(self, sums: SpanSums, spans: list[SpanTuple], samples: int, epoch: int, number: int) -> int:
-        """Count a batch that the loop gets, with the spans of the loop.
+        """Count a delivered batch and the spans of the loop.
 
         Returns what `SpanSums.add` does.
         """

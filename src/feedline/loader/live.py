@@ -59,7 +59,7 @@ class LiveRun:
 
 
 def delivered_batches(dataset: Any, plan: Plan, cursor: Any) -> int:
-    """Batches of the epoch that this rank has received up to a cursor."""
+    """Batches that this rank has received in the epoch."""
     if not is_live(dataset) or not isinstance(plan.schedule, PartitionSchedule):
         return plan.delivered(cursor)
     return dataset.delivered(cursor.epoch, [_state(cursor, number) for number in plan.schedule.mine])

@@ -176,7 +176,10 @@ class Iteration(_BaseDataLoaderIter):
             self._tune(self._flow.tuner, self._progress.totals.latest())
 
     def _comes_at_once(self) -> bool:
-        """True if the first batch arrives before a publication would pay; asked once."""
+        """True if the first batch arrives at once.
+
+        Then a publication before it would not pay. Asked once.
+        """
         if self._asked or not self._window or not self._flow.in_order:
             return False
         self._asked = True

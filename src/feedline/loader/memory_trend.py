@@ -1,4 +1,4 @@
-"""Growth of the workers' memory from epoch to epoch, and the memory that is left."""
+"""Growth of the workers' memory, and what is left."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class MemoryTrend:
     _readings: list[_Reading] = field(default_factory=list)
 
     def add(self, epochs: float, nbytes: int, *, ends: bool = False) -> None:
-        """Add a reading after so many `epochs`; `ends` at the end of one."""
+        """Add a reading after so many `epochs`.
+
+        `ends` is True at the end of one.
+        """
         if not nbytes:
             return
         self._readings.append(_Reading(epochs, nbytes, ends))
@@ -59,7 +62,7 @@ class MemoryTrend:
 
 
 def memory_left(group: Cgroup) -> int | None:
-    """Bytes that the training process and its workers may still take; None where it is unknown."""
+    """Bytes of memory that are left; None if unknown."""
     left = [meminfo().get("MemAvailable")]
     limit = group.memory_limit()
     if limit is not None:  # what the group uses contains the page cache, which the kernel gives up

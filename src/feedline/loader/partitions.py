@@ -130,7 +130,10 @@ def carry(start: Cursor | PartitionCursor, former: Cursor | PartitionCursor | No
 
 
 def with_carried(loader: Any, cursor: Cursor | PartitionCursor) -> Cursor | PartitionCursor:
-    """The cursor for a state: other workers do not have what these have kept."""
+    """Cursor for a state.
+
+    Other workers do not have the states that these have kept.
+    """
     dataset = loader.dataset
     is_plain = not isinstance(dataset, PartitionedDataset) and not is_stream(dataset)
     keeps = is_plain and (loader.persistent_workers or not loader.num_workers)

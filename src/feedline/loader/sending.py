@@ -1,4 +1,4 @@
-"""Measured cost of sending a batch between processes, for loops that do not."""
+"""Measured cost of sending a batch between processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_NBYTES = 64 << 20
 
 
 def sending_cost(batch: Any, *, collated: bool) -> SendingCost | None:
-    """The time to pack and to unpack a batch, as a worker process and the loop would.
+    """Time to pack and to unpack a batch.
 
     `collated` is True for default collate, which writes its tensors into the memory that is sent. None for a batch that
     cannot be sent, lies on a device, or is larger than `MOST_NBYTES`.
@@ -55,7 +55,7 @@ def _timed(act: Callable[[], Any]) -> tuple[Any, Task]:
 
 
 def _is_small(batch: Any) -> bool:
-    """True if a batch is on the CPU, and not larger than a measurement may copy."""
+    """True if a batch may be copied for a measurement."""
     nbytes = 0
 
     def add(leaf: Any) -> Any:
@@ -69,7 +69,10 @@ def _is_small(batch: Any) -> bool:
 
 
 def _in_arena(arena: Arena, leaf: Any) -> Any:
-    """A tensor of the same shape in memory of the arena; other leaves as they are."""
+    """Tensor of the same shape in memory of the arena.
+
+    Other leaves stay as they are.
+    """
     if type(leaf) is torch.Tensor and leaf.is_contiguous() and not leaf.requires_grad:
         return arena.empty(leaf.shape, leaf.dtype)
     return leaf

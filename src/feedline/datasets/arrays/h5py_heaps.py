@@ -52,7 +52,7 @@ class RemoteHeapFile(HeapFile, FarFile):
     """A remote file, read by cached blocks."""
 
 
-class _MappedFile(RangeFile):
+class _MappedRanges(RangeFile):
     def __init__(self, blob: LocalFile) -> None:
         super().__init__(blob.nbytes)
         self._blob = blob
@@ -61,7 +61,7 @@ class _MappedFile(RangeFile):
         return self._blob.cut(start, stop)
 
 
-class LocalHeapFile(HeapFile, _MappedFile):
+class LocalHeapFile(HeapFile, _MappedRanges):
     """A file of this machine."""
 
 

@@ -53,7 +53,10 @@ class ChunkRows:
     def batch(
         self, which: Int64s, rows: Int64s, allocate: Allocator, names: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """The samples default-collated, with tensors in memory from `allocate`; of `names`, or of all columns."""
+        """Default-collated samples in memory from `allocate`.
+
+        Of `names`, or of all columns.
+        """
         try:
             with note_shape_mismatch(partial(self.samples, which, rows), partial(self._describe, which, rows)):
                 return self._columns.batch(which, rows, allocate, names)

@@ -104,7 +104,10 @@ class NumberBlock:
         return isinstance(column, NumberColumn) and not column.kind.shape and column.missing is None
 
     def batch(self, which: Int64s, rows: Int64s, dtype: np.dtype[Any]) -> list[torch.Tensor]:
-        """The rows of each column as a tensor of `dtype`, which holds all values of the columns' own."""
+        """Rows of each column as a tensor of `dtype`.
+
+        `dtype` holds all values of the columns' own.
+        """
         places = self._starts.take(which, axis=0)
         places += rows[:, None]
         found = kernels.gather_rows(self._items.view, places.reshape(-1)).reshape(places.shape)

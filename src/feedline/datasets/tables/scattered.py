@@ -59,7 +59,7 @@ class ScatteredItems:
 
     @classmethod
     def of_all(cls, several: Sequence[ScatteredItems]) -> ScatteredItems:
-        """The chunks of the first one, then those of the others, all of one dtype."""
+        """Chunks of all columns, in order, of one dtype."""
         return cls(list(chain.from_iterable(each._chunks for each in several)), several[0].dtype)
 
     def at(self, which: Int64s, places: Int64s) -> NDArray[Any]:

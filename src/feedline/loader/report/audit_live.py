@@ -29,7 +29,7 @@ class _Stretch:
 
 @dataclass(slots=True)
 class _Read:
-    """What was read of one partition, up to now."""
+    """Messages of one partition that were read so far."""
 
     number: int
     stretches: list[_Stretch] = field(default_factory=list)
@@ -37,7 +37,10 @@ class _Read:
     """True if there is a record of the partition."""
 
     def roll_back(self, place: Any, count: int) -> None:
-        """Forget what was delivered behind a place, before which a state counts so many messages."""
+        """Forget deliveries behind a place.
+
+        A state counts so many messages before it.
+        """
         stretches = self.stretches
         while len(stretches) > 1 and stretches[-1].begun >= place:
             stretches.pop()
@@ -63,7 +66,7 @@ def check_live(attempts: Sequence[JobAttempt], result: Audit) -> None:
 
 
 def _records(attempt: JobAttempt, partition: int) -> list[tuple[int, Record]]:
-    """Records of a partition with their ranks, by the place of their start."""
+    """Records of a partition, by their start."""
     found = [
         (rank, record) for rank, records in attempt.ranks.items() for record in records
         if record["partition"] == partition
@@ -72,7 +75,7 @@ def _records(attempt: JobAttempt, partition: int) -> list[tuple[int, Record]]:
 
 
 def _add(read: _Read, attempt: JobAttempt, rank: int, record: Record, result: Audit) -> None:
-    """Add a record; a fault if it does not begin where it must."""
+    """Add a record; return a fault at a wrong start."""
     (begun, reached), where = record["places"], f"of partition {read.number}"
     last = read.stretches[-1] if read.stretches else None
     is_first, read.is_known = not read.is_known, True
@@ -93,7 +96,10 @@ def _add(read: _Read, attempt: JobAttempt, rank: int, record: Record, result: Au
 
 
 def _goes_back(read: _Read, attempt: JobAttempt, record: Record, last: _Stretch) -> bool:
-    """True if a record begins at an earlier state, with which the model was rolled back."""
+    """True if a record begins at an earlier state.
+
+    The model was rolled back with it.
+    """
     if last.attempt is attempt:
         return False  # another rank has read the partition, too
     is_new_run = record["instance"] != last.instance and record["places"][0] == read.stretches[0].begun

@@ -27,7 +27,7 @@ THROTTLED = 0.05
 
 
 class SendingCost(NamedTuple):
-    """Work per batch for its way from a worker process to the loop."""
+    """Work of sending one batch from a worker process."""
 
     packing: Task
     unpacking: Task

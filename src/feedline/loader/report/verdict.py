@@ -418,7 +418,7 @@ def _incidents(stats: Stats, context: Context) -> Iterator[str]:
 
 
 def _until_full(growth: float, stats: Stats, context: Context) -> str:
-    """How long the memory that is left lasts, in one sentence."""
+    """Sentence on the time that the remaining memory lasts."""
     left_nbytes, batches = context.memory_left_nbytes, context.epoch_batches or stats.length
     if left_nbytes is None:
         return ""

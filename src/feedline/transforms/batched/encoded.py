@@ -258,7 +258,10 @@ class DecodeOnDevice(Transform):
 
 
 def _fastest(run: Callable[[], object]) -> float:
-    """Seconds of the fastest of three runs, after one that loads the decoder."""
+    """Seconds of the fastest of three runs.
+
+    One run before loads the decoder.
+    """
     run()
     times = []
     for _ in range(3):

@@ -111,6 +111,14 @@ class RayPool:
                 self._step(0)
         return future.settled
 
+    def wait_briefly(self, future: ProcessFuture, limit_s: float) -> bool:
+        """See `FutureOwner`."""
+        end_s = monotonic() + limit_s
+        with self._lock:
+            while not (future.settled or self._closed or self._error) and (left_s := end_s - monotonic()) > 0:
+                self._step(left_s)
+        return future.settled
+
     def wait_for(self, future: ProcessFuture) -> None:
         """See `FutureOwner`."""
         with self._lock:

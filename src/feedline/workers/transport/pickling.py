@@ -208,7 +208,10 @@ def typed_storage(untyped: UntypedStorage, dtype: str) -> TypedStorage:
 
 
 def _reduce_quantized(tensor: torch.Tensor) -> Any:
-    """Reduction of a quantized tensor; torch's own warns about itself when it is loaded."""
+    """Reduction of a quantized tensor.
+
+    torch's own warns when it is loaded.
+    """
     if vars(tensor):
         return NotImplemented
     if tensor.qscheme() == torch.per_tensor_affine:
@@ -220,7 +223,10 @@ def _reduce_quantized(tensor: torch.Tensor) -> Any:
 
 
 def quantized(storage: UntypedStorage, dtype: str, place: tuple[Any, ...], numbers: tuple[Any, ...]) -> torch.Tensor:
-    """Rebuild a quantized tensor; `numbers` are its scales, zero points and, for several, their axis."""
+    """Rebuild a quantized tensor.
+
+    `numbers` are its scales and zero points, and for several their axis.
+    """
     size, kind = place[1], torch_dtypes()[dtype]
     if len(numbers) == 2:
         empty = torch._empty_affine_quantized(size, scale=numbers[0], zero_point=numbers[1], dtype=kind)
