@@ -58,6 +58,13 @@ def test_epochs_without_readings_between_are_compared_at_their_ends() -> None:
     assert trend.growth() == pytest.approx(50 * MIB)
 
 
+def test_epochs_that_end_where_they_were_resumed_say_nothing() -> None:
+    trend = MemoryTrend(persistent=True)
+    for _ in range(3):
+        trend.add(1.0, 100 * MIB, ends=True)
+    assert trend.growth() is None
+
+
 def test_what_is_left_is_the_lesser_of_machine_and_group(tmp_path: Path) -> None:
     unlimited = memory_left(cast("Cgroup", SimpleNamespace(memory_limit=lambda: None)))
     assert unlimited is not None

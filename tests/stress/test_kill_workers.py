@@ -119,10 +119,10 @@ def test_fifty_kills_out_of_order() -> None:
 
 
 def forkers_of(iterator: Any) -> list[psutil.Process]:
-    """The processes that a worker was forked from, the nearest first; empty for an orphan of an earlier kill."""
+    """The processes that the last worker was forked from, the nearest first; empty for an orphan of an earlier kill."""
     own = {1, os.getpid(), *(each.pid for each in psutil.Process().parents())}
     with suppress(psutil.NoSuchProcess):
-        return [each for each in psutil.Process(iterator._workers[0].pid).parents() if each.pid not in own]
+        return [each for each in psutil.Process(iterator._workers[-1].pid).parents() if each.pid not in own]
     return []
 
 

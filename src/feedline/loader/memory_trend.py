@@ -58,6 +58,8 @@ class MemoryTrend:
             return (last.nbytes - first.nbytes) / max(last.epochs - first.epochs, 1.0)
         since = ends[0].epochs if len(ends) > 2 else ends[0].epochs - 1 + WARM_UP
         later = [each for each in self._readings if each.epochs >= since]
+        if len({each.epochs for each in later}) < 2:  # epochs that were resumed near their end
+            return None
         return linear_regression([each.epochs for each in later], [each.nbytes for each in later]).slope
 
 
