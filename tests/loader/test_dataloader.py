@@ -298,7 +298,7 @@ def test_a_pool_that_grows_and_shrinks_leaves_the_stream_alone() -> None:
     ("arguments", "words"),
     [
         ({"seed": "one"}, "seed must be a whole number"),
-        ({"worker_method": "ray"}, "auto, thread, process"),
+        ({"worker_method": "mpi"}, "auto, thread, process"),
         (
             {"worker_method": "thread", "num_workers": 1, "worker_init_fn": print},
             "worker_init_fn is for worker processes",
