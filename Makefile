@@ -12,9 +12,10 @@ DONE := .venv/done
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FORKING_TESTS := $(addprefix tests/,collate conformance core laws loader samplers stress workers)
 OTHER_TESTS := $(filter-out $(FORKING_TESTS),$(patsubst %/,%,$(wildcard tests/*/)))
+# A test process that dies ends the run: pytest-xdist would wait forever for what it had.
 # Three for two cores: the tests wait for a quarter of their time, for processes, servers and timeouts.
 TEST_PROCESSES ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)))
-SHARED_TESTS := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m 'not alone'
+SHARED_TESTS := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m 'not alone and not nightly'
 TABLES := bench/readme_table.py bench/docs_tables.py
 BENCHES := $(filter-out bench/harness.py $(TABLES),$(wildcard bench/*.py))
 
@@ -22,12 +23,13 @@ BENCHES := $(filter-out bench/harness.py $(TABLES),$(wildcard bench/*.py))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-reference lint format coverage fuzz bench bench-images clean
+.PHONY: help setup demo test test-reference test-nightly lint format coverage fuzz bench bench-images clean
 
 help:
 	@echo "make demo            train a small network on real images, with torch's DataLoader and with feedline's (DEMO_ARGS=--help)"
 	@echo "make test            run ruff, mypy and the whole test suite (PYTEST_ARGS='-k words' for a part of it)"
 	@echo "make test-reference  run the conformance tests on torch's own DataLoader (after a change of them, or of torch's version)"
+	@echo "make test-nightly    run the tests that take minutes each"
 	@echo "make lint            run ruff and mypy"
 	@echo "make format          reformat with ruff"
 	@echo "make coverage        run the test suite, and list the lines that it did not reach"
@@ -49,11 +51,16 @@ test: lint $(DONE)/services
 	@$(BIN)/python tests/helpers/peers.py
 	@$(SHARED_TESTS) $(addprefix --ignore=,$(OTHER_TESTS)) $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	@$(SHARED_TESTS) $(addprefix --ignore=,$(FORKING_TESTS)) $(PYTEST_ARGS) || [ $$? -eq 5 ]
-	@$(BIN)/python -m pytest -m 'alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	@$(BIN)/python -m pytest -m 'alone and not nightly' $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 # The conformance tests state what torch does. Whether that is true depends on torch alone, so it is not part of `test`.
 test-reference: $(DONE)/installed
 	@$(BIN)/python -m pytest -n auto --dist loadfile --reference tests/conformance $(PYTEST_ARGS)
+
+# Tests that take minutes because of the timeouts of others, such as the rendezvous of torchrun.
+test-nightly: $(DONE)/services
+	@$(BIN)/python tests/helpers/peers.py
+	@$(BIN)/python -m pytest -m nightly $(PYTEST_ARGS)
 
 lint: $(DONE)/installed
 	@$(BIN)/ruff check .

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.core.rng import SampleRng, addressed, derive, derive_each, permuted, sample_rng
+from feedline.core.rng import SampleRng, addressed, derive, derive_each, is_addressed, permuted, sample_rng
 from feedline.core.rng_globals import GlobalStateChanges, global_states, restoring_globals
 
 keys = st.integers(0, (1 << 64) - 1)
@@ -236,3 +236,10 @@ def test_generators_that_have_not_moved_are_not_packed(monkeypatch: Any) -> None
         changes.take()
         monkeypatch.setattr("feedline.core.rng_globals.global_states", None)
         assert changes.take() == b""
+
+
+def test_keys_that_are_set_within_a_block_end_with_it() -> None:
+    with addressed(None) as address:
+        address.keys = [1]
+        assert is_addressed()
+    assert not is_addressed()

@@ -16,7 +16,7 @@ from preloaded import Preloaded
 from feedline.loader.report.audit import audit
 from feedline.loader.report.audit_log import read_audit_log
 
-pytestmark = pytest.mark.stress
+pytestmark = [pytest.mark.stress, pytest.mark.nightly]
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/trainers/torchrun.md"
 WITHIN_S = 240.0

@@ -24,7 +24,7 @@ from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample, new_res
 from feedline.core.dataset import BatchRead, Keys, adapt, batch_getter, plain_samples, stack_getter, traits_of
 from feedline.core.devices import for_device
 from feedline.core.recognition import SampleReader, may_be_recognized, recognize
-from feedline.core.rng import Address, addressed, derive, derive_each
+from feedline.core.rng import Address, addressed, derive, derive_each, is_addressed
 from feedline.core.rng_globals import global_states, restore_globals, seed_globals
 from feedline.core.schedule import BatchRequest
 from feedline.core.telemetry import Recorder, SpanTuple, recorder_of_thread
@@ -192,11 +192,10 @@ class BatchBuilder:
             batch = self._read(self._reader, request, allocate)
             if batch is not EMPTY_BATCH:
                 return BatchResult(batch, recorder.finish("fetch", outer))
-        if self._is_plain and request.seed is None:
-            with addressed(None):
-                samples, rows = self._fetch_early(request, allocate)
-                recorder.end("fetch")
-                batch = self._collate(samples, request, rows or allocate)
+        if self._is_plain and request.seed is None and not is_addressed():
+            samples, rows = self._fetch_early(request, allocate)
+            recorder.end("fetch")
+            batch = self._collate(samples, request, rows or allocate)
             return new_result(batch, recorder.finish("collate", outer))
         skipped: list[SkippedSample] = []
         rows = self._rows(request, allocate)
