@@ -79,18 +79,22 @@ def _read(loader: DataLoader[Any], deadline: float) -> None:
 @contextmanager
 def _watching(counts: Counter[tuple[str, int]]) -> Iterator[None]:
     """Count the lines of this thread, as another one sees them."""
-    ended = threading.Event()
-    watched = threading.get_ident()
+    ended, watched = threading.Event(), threading.get_ident()
+    reads = False  # else the thread waits for the start or the end of the other
 
     def watch() -> None:
         while not ended.wait(INTERVAL_S):
+            if not reads:
+                continue
             counts[_line_of(sys._current_frames().get(watched))] += 1
 
     watcher = threading.Thread(target=watch, name="feedline-lines", daemon=True)
     watcher.start()
     try:
+        reads = True
         yield
     finally:
+        reads = False
         ended.set()
         watcher.join()
 
