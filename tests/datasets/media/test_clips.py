@@ -175,7 +175,7 @@ def test_a_changed_or_lost_file_is_noticed(tmp_path: Path) -> None:
     "settings",
     [
         {"sampling": "no"},
-        {"frames": None},
+        {"frames": None, "sampling": "random"},
         {"fps": 3.0, "stride": 2},
         {"sampling": "uniform", "fps": 3.0},
         {"step": 2},
@@ -237,7 +237,9 @@ class _Ranges(http.server.SimpleHTTPRequestHandler):
         self.send_response(206 if "Range" in self.headers else 200)
         self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
         self.send_header("Content-Length", str(stop - start))
-        self.send_header("ETag", '"1"')
+        self.send_header(
+            "Last-Modified", self.date_time_string(int(Path(self.translate_path(self.path)).stat().st_mtime))
+        )
         self.end_headers()
         self.wfile.write(data[start:stop])
 

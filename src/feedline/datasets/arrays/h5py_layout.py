@@ -117,14 +117,18 @@ def _shown(name: str | bytes) -> str:
 
 def _external_link(file: Any, name: str | bytes) -> Any:
     """The external link behind a name, or None."""
-    link = file.get(name, getlink=True)
+    try:
+        link = file.get(name, getlink=True)
+    except UnicodeDecodeError:  # h5py reads links only of names that are UTF-8
+        return None
     return link if isinstance(link, library().ExternalLink) else None
 
 
-def open_own(file: Any, name: str) -> None:
+def open_own(file: Any, name: str | bytes) -> None:
     """Open an object, unless it is missing or in another file."""
-    if _external_link(file, _stored(name)) is None:
-        file.get(_stored(name))
+    stored = _stored(_text(name))
+    if _external_link(file, stored) is None:
+        file.get(stored)
 
 
 def dataset_in(file: Any, name: str, path: str) -> Any:

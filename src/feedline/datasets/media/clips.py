@@ -50,8 +50,9 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     `CSV`, `paths` is the folder of its "path"s; "label" is an int, or a string that becomes an index of `classes`;
     "start" and "stop" are seconds that limit the clips of a row.
 
-    A clip has `frames` frames: every `stride`-th of the video, or with `fps` those shown `1 / fps` seconds apart,
-    which is exact for variable frame rates. `sampling` places it:
+    A clip has `frames` frames: every `stride`-th of the video (by default each), or with `fps` those shown `1 / fps`
+    seconds apart, exact for variable frame rates. `sampling` places it, by default "random", or "whole" without
+    `frames`:
 
     - "random": anywhere, `clips_per_video` clips, drawn again in each epoch;
     - "regular": in the middle, or `clips_per_video` clips from the beginning to the end at equal distances;
@@ -77,9 +78,9 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         paths: Pathlike | Sequence[Pathlike],
         *,
         frames: int | None = 16,
-        stride: int = 1,
+        stride: int | None = None,
         fps: float | None = None,
-        sampling: str = "random",
+        sampling: str | None = None,
         clips_per_video: int = 1,
         step: float | None = None,
         short: Short = "error",
@@ -91,7 +92,8 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         pyav()  # before the files are searched
-        self._rule = ClipRule(frames, stride, fps, sampling, clips_per_video, step, short)
+        sampling = sampling or ("whole" if frames is None else "random")
+        self._rule = ClipRule(frames, 1 if stride is None else stride, fps, sampling, clips_per_video, step, short)
         self._media = MediaFiles(paths, manifest, VIDEO_EXTENSIONS, cache, options)
         self._tables = KnownFiles(self._media, "video-frames", index_dir, self._scan, FrameTable.parse)
         self.paths = self._media.files.names
