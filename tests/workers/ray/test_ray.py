@@ -22,6 +22,7 @@ from feedline.workers import POOLS, ray_pool, register_pool
 from feedline.workers.ray import members
 
 pytestmark = [
+    pytest.mark.alone,  # Ray gives up on a node that has not started after 30 s
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"),
     pytest.mark.timeout(900),  # each actor imports torch, which takes a minute on a machine with ten times its load
 ]
@@ -117,6 +118,7 @@ def await_start(pool: Any) -> None:
         pool._step(1)
 
 
+@pytest.mark.nightly
 def test_the_promises_of_a_pool(nodes: Any) -> None:
     fl.testing.check_pool("ray", num_workers=1)
 
@@ -182,6 +184,7 @@ def test_batches_lie_in_the_object_store_and_may_be_written_to(nodes: Any) -> No
     assert torch.isfinite(torch.stack(kept)).all()  # batches outlive the loader
 
 
+@pytest.mark.nightly
 def test_a_dead_node_changes_nothing_and_a_cluster_that_is_too_small_is_named(nodes: Any, kinds: None) -> None:
     """Places for two workers on two nodes; one node dies, and then the other."""
     here, there = (nodes.add_node(num_cpus=2, object_store_memory=MEMORY, resources={"host": 1}) for _ in range(2))
@@ -206,6 +209,7 @@ def test_a_dead_node_changes_nothing_and_a_cluster_that_is_too_small_is_named(no
             list(loader)
 
 
+@pytest.mark.nightly
 def test_a_sample_that_kills_is_named(nodes: Any) -> None:
     with (
         fl.DataLoader(Deadly(), 2, num_workers=1, worker_method="ray", seed=0) as loader,
