@@ -57,7 +57,7 @@ def audit() -> None:
         iter(loader)
         plan, identity = loader._plan, loader._monitor.identity
         assert plan is not None
-        requests = list(plan.requests(Cursor(0), Cursor))
+        requests = list(plan.requests(Cursor(0), Cursor, 0))
 
         def record() -> None:
             log, cursor = AuditLog(Path(folder) / "audit", identity, plan), Cursor(0)
