@@ -6,6 +6,7 @@ import json
 import time
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ from rich.console import Console
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 from typer.testing import CliRunner
-from undisturbed import measured
 
 from feedline.cli import attempt as attempting
 from feedline.cli.app import app
 from feedline.cli.attempt import Attempt, attempt, parse_arguments
+from feedline.cli.bench.trial import Round, measure
 from feedline.errors import ArgumentError
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.report import Verdict
@@ -49,34 +50,33 @@ def test_what_is_no_argument_of_the_loader_is_refused(text: str) -> None:
         parse_arguments([text])
 
 
-def test_more_workers_are_measured_and_predicted_and_the_loader_stays_as_it_is() -> None:
+def test_more_workers_are_measured_and_predicted_and_the_loader_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loader = DataLoader(Waits(), batch_size=2, num_workers=1, worker_method="thread", seed=0)
+    tried = list[int]()
 
-    def measure() -> tuple[Attempt, Verdict]:
-        result = attempt(loader, {"num_workers": 4}, 0.1, 0.0, silent)
-        return result, result.verdict
+    def by_workers(made: TorchDataLoader[Any], seconds: float, step_s: float) -> Round:
+        """A real round, with a rate that no other program can change."""
+        tried.append(made.num_workers)
+        return measure(made, seconds, step_s)._replace(samples=100 * made.num_workers, seconds=1.0)
 
-    def is_right(result: Attempt) -> bool:
-        assert result.predicted is not None
-        # Four threads sleep at once.
-        return result.measured.gain > 1.2 and result.predicted.gain == pytest.approx(3, rel=0.6)
-
-    result = measured(measure, is_right)
-    assert len(result.before) == len(result.after) == attempting.ROUNDS
+    monkeypatch.setattr(attempting, "measure", by_workers)
+    result = attempt(loader, {"num_workers": 4}, 0.05, 0.0, silent)
+    assert tried == [1, 4] * attempting.ROUNDS
+    assert (result.before, result.after) == ((100.0,) * 3, (400.0,) * 3)
+    assert result.measured == (4.0, 4.0, 4.0)
+    assert result.predicted == result.verdict.predict(num_workers=4)
     assert loader.num_workers == 1
     assert loader.stats().batches == 0
 
 
 def test_without_arguments_the_first_advice_is_tried() -> None:
     loader = DataLoader(Waits(), batch_size=2, num_workers=1, worker_method="thread")
-
-    def measure() -> tuple[Attempt, Verdict]:
-        result = attempt(loader, {}, 0.05, 0.0, silent)
-        return result, result.verdict
-
-    result = measured(measure, lambda result: result.arguments.get("num_workers", 0) > 1)
+    result = attempt(loader, {}, 0.05, 0.0, silent)
     advised = [advice.arguments for advice in result.verdict.advice if advice.arguments]
     assert result.arguments == next(iter(advised), {})
+    assert len(result.after) == (attempting.ROUNDS if advised else 0)
 
 
 def test_what_the_model_does_not_know_is_only_measured() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import io
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -122,15 +122,20 @@ def test_a_hanging_loop_can_be_seen_from_outside(workers: int, method: str, tmp_
     assert own_pages() == []
 
 
-def test_slow_batches_have_indices_and_address(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    threading.Timer(0.1, gate.touch).start()
-    loader = fl.DataLoader(Gated(gate), 4)
+def test_slow_batches_have_indices_and_address() -> None:
+    class Sleeping(Gated):
+        def __getitem__(self, index: int) -> int:
+            sleep(0.1 if index == 20 else 0)
+            return index
+
+    loader = fl.DataLoader(Sleeping(Path("unused")), 4)
     list(loader)
     slowest = loader.stats().slowest
     assert len(slowest) == 8
-    assert (slowest[0].number, list(slowest[0].indices), slowest[0].address) == (5, [20, 21, 22, 23], "line 20")
-    assert slowest[0].seconds >= 0.05
+    assert slowest == tuple(sorted(slowest, key=lambda batch: -batch.seconds))
+    (found,) = (batch for batch in slowest if batch.number == 5)  # another one is slower on a machine that stands still
+    assert (list(found.indices), found.address) == ([20, 21, 22, 23], "line 20")
+    assert found.seconds >= 0.1
 
 
 def test_an_address_that_cannot_be_had_stops_nothing() -> None:

@@ -31,7 +31,7 @@ def test_no_batch_is_lost_between_epochs(tmp_path: Path) -> None:
             assert time.monotonic() < end, (scraper.query(series), epochs)
             time.sleep(0.05)
         assert scraper.query(f"resets({series}[1m])") == [0]
-        (median,) = scraper.query("histogram_quantile(0.5, feedline_wait_seconds_bucket)")
+        (median,) = scraper.query('histogram_quantile(0.5, feedline_wait_seconds_bucket{loader="Scraped"})')
         assert 0 < median < 1
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import Dataset, Sampler
-from undisturbed import measured
+from undisturbed import Measurement, measured, was_slowed
 
 import feedline as fl
 from feedline.core.dataset import Traits
@@ -47,40 +47,41 @@ def slow_collate(samples: list[Any]) -> Any:
     return torch.stack(samples)
 
 
-def verdict_of(dataset: Any, step_s: float, **arguments: Any) -> Verdict:
+def verdict_of(dataset: Any, step_s: float, batch_s: float, **arguments: Any) -> Measurement[Verdict]:
+    """The verdict on a loop whose batches come every `batch_s` where nothing else runs."""
     with fl.DataLoader(dataset, batch_size=4, **arguments) as loader:
+        began, count = time.perf_counter(), 0
         for _ in loader:
+            count += 1
             time.sleep(step_s)
-        return loader.report()
+        elapsed_s = time.perf_counter() - began
+        verdict = loader.report()
+    return Measurement(verdict, verdict, was_slowed(elapsed_s, count * batch_s))
 
 
 THREADS = {"num_workers": 2, "worker_method": "thread"}
 
 
 @pytest.mark.parametrize(
-    ("stage", "dataset", "step_s", "arguments"),
+    ("stage", "dataset", "step_s", "batch_s", "arguments"),
     [
-        ("fetch", Waits(0.005), 0.001, {}),
-        ("fetch", Waits(0.01), 0.001, THREADS),
-        ("fetch", Waits(0.01), 0.001, {"num_workers": 1, "worker_method": "process"}),
-        ("collate", Waits(0.0), 0.001, {**THREADS, "collate_fn": slow_collate}),
-        ("sample", Waits(0.0), 0.001, {**THREADS, "sampler": SlowOrder()}),
-        ("step", Waits(0.0), 0.05, THREADS),
+        ("fetch", Waits(0.005), 0.001, 0.021, {}),
+        ("fetch", Waits(0.01), 0.001, 0.02, THREADS),
+        ("fetch", Waits(0.01), 0.001, 0.04, {"num_workers": 1, "worker_method": "process"}),
+        ("collate", Waits(0.0), 0.001, 0.01, {**THREADS, "collate_fn": slow_collate}),
+        ("sample", Waits(0.0), 0.001, 0.02, {**THREADS, "sampler": SlowOrder()}),
+        ("step", Waits(0.0), 0.05, 0.05, THREADS),
     ],
     ids=["inline", "threads", "process", "collate", "sampler", "step"],
 )
 def test_the_limit_is_named_and_the_waiting_explained(
-    stage: str, dataset: Any, step_s: float, arguments: dict[str, Any]
+    stage: str, dataset: Any, step_s: float, batch_s: float, arguments: dict[str, Any]
 ) -> None:
-    def measure() -> tuple[Verdict, Verdict]:
-        verdict = verdict_of(dataset, step_s, **arguments)
-        return verdict, verdict
-
     def is_right(verdict: Verdict) -> bool:
         is_named = verdict.limiting_stage == stage and (verdict.explained_share >= 0.9 or stage == "step")
         return is_named and (stage != "fetch" or advises_workers(verdict))
 
-    measured(measure, is_right)
+    measured(lambda: verdict_of(dataset, step_s, batch_s, **arguments), is_right)
 
 
 def advises_workers(verdict: Verdict) -> bool:
