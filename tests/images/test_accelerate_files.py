@@ -436,7 +436,7 @@ def test_undo_restores_pillow_and_keeps_deferred_images(path: Path) -> None:
 
 
 def test_an_unknown_version_of_pillow_is_left_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerate, "_MAJOR", accelerate.NEWEST + 1)
+    monkeypatch.setattr(accelerate, "MAJOR", accelerate.NEWEST + 1)
     assert "is not one of the versions" in str(pillow_obstacle())
     with accelerate_pillow():
         assert not is_deferred(Image.open(path).copy())

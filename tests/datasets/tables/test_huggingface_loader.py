@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import datasets
 import feedline as fl
-from feedline.datasets.tables import huggingface
+from feedline.datasets.tables import huggingface_rows
 from feedline.loader.builder import BatchBuilder
 from feedline.testing import difference
 
@@ -63,16 +63,16 @@ def test_a_table_is_gathered_whole() -> None:
 
 def test_loaders_of_one_table_look_up_its_chunks_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    look_up = huggingface.table_chunks
-    monkeypatch.setattr(huggingface, "table_chunks", lambda *args: calls.append(1) or look_up(*args))
+    look_up = huggingface_rows.table_chunks
+    monkeypatch.setattr(huggingface_rows, "table_chunks", lambda *args: calls.append(1) or look_up(*args))
     whole = table().with_format("torch")
     epochs = [[batch["y"].tolist() for batch in fl.DataLoader(whole, 10)] for _ in range(3)]
     assert epochs == [[list(range(i, i + 10)) for i in range(0, 50, 10)]] * 3
     assert len(calls) == 1
-    kept = len(huggingface._opened)
+    kept = len(huggingface_rows._opened)
     del whole
     gc.collect()
-    assert len(huggingface._opened) < kept
+    assert len(huggingface_rows._opened) < kept
 
 
 def test_columns_of_a_table_with_nulls_and_chunks_of_many_sizes() -> None:
