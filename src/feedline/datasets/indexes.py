@@ -245,6 +245,27 @@ _INDEXED_AT_ONCE = 8
 """Each holds a few parts of its object in memory."""
 
 
+_SIMILAR = 8
+"""Number of files from which the first one is read before the others, to learn the size of their metadata."""
+
+
+class EndRead:
+    """Bytes to read first from the ends of files with similar footers.
+
+    `most` until the length of a footer is known. Each rank reads the footers of all files, so on many ranks these bytes
+    weigh more than their share of the data.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.nbytes, self._most, self._longest = most, most, 0
+
+    def learn(self, footer_nbytes: int) -> None:
+        """Take a footer of this length into account."""
+        if footer_nbytes > self._longest:  # no lock: a lost value costs a second request at most
+            self._longest = footer_nbytes
+            self.nbytes = min(self._most, footer_nbytes + footer_nbytes // 4 + 256)
+
+
 class MetadataCache:
     """Bytes by key in one index file, mapped on first use.
 
@@ -288,12 +309,16 @@ class MetadataCache:
     ) -> list[Description]:
         """The entry of each file; missing ones are built, several at once.
 
-        `build(number)` makes that of file `number`. `what` names the entries in the log.
+        `build(number)` makes that of file `number`. `what` names the entries in the log. Of many files, the first is
+        built before the others.
         """
         entries = {number: entry for number, key in enumerate(keys) if (entry := self.get(key)) is not None}
         missing = [number for number in range(len(keys)) if number not in entries]
         if missing:
             _log.info("reading the %s of %d files, beginning with %s", what, len(missing), names[missing[0]])
+            if len(missing) >= _SIMILAR:
+                first = missing.pop(0)
+                entries[first] = build(first)
             with DaemonPool(at_once, "feedline-index") as pool:
                 entries |= zip(missing, pool.map(build, missing), strict=True)
             self.replace({key: entries[number] for number, key in enumerate(keys)})

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.datasets.file_objects import Read
+from feedline.datasets.indexes import EndRead
 from feedline.datasets.tables.flatbuffers import INT16, INT64, UINT8, DamagedError, FlatTable, unpack
 
 # https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
@@ -25,7 +26,8 @@ BLOCK = struct.Struct("<qi4xq")
 _TAIL_NBYTES = 4 + len(MAGIC)
 
 
-_GLANCE_NBYTES = 64 << 10
+GLANCE_NBYTES = 64 << 10
+"""Bytes read from the end of the first file; most footers are shorter."""
 
 
 _END_NBYTES = 64
@@ -153,7 +155,9 @@ class _Forward:
             at = message.stop
 
 
-def layout_of(nbytes: int, read: Read, blocks: Callable[[int], Iterator[tuple[int, memoryview]]]) -> bytes:
+def layout_of(
+    nbytes: int, read: Read, blocks: Callable[[int], Iterator[tuple[int, memoryview]]], first_read: EndRead | None = None
+) -> bytes:
     """Read the layout of an object, packed for `unpack_layout`.
 
     The object has `nbytes` bytes. Of a file, `read` is asked for the footer and the metadata of all messages. A stream
@@ -163,8 +167,13 @@ def layout_of(nbytes: int, read: Read, blocks: Callable[[int], Iterator[tuple[in
     try:
         if nbytes < 8:
             raise DamagedError(f"it has {nbytes} bytes")
-        head, tail = read([(0, len(MAGIC)), (max(0, nbytes - _GLANCE_NBYTES), nbytes)])
-        return _of_file(nbytes, read, tail) if bytes(head) == MAGIC else _of_stream(_Forward(nbytes, blocks))
+        first_read = EndRead(GLANCE_NBYTES) if first_read is None else first_read
+        head, tail = read([(0, len(MAGIC)), (max(0, nbytes - first_read.nbytes), nbytes)])
+        if bytes(head) != MAGIC:
+            return _of_stream(_Forward(nbytes, blocks))
+        packed = _of_file(nbytes, read, tail)
+        first_read.learn(int.from_bytes(tail[-_TAIL_NBYTES : -len(MAGIC)], "little") + _TAIL_NBYTES)
+        return packed
     except struct.error as error:
         raise DamagedError(f"its metadata are damaged: {error}") from error
 
@@ -179,7 +188,7 @@ def _of_file(nbytes: int, read: Read, tail: memoryview) -> bytes:
 def check_single_file(nbytes: int, read: Read) -> None:
     """Raise DamagedError unless exactly one file with a footer is there."""
     try:
-        _read_footer(nbytes, read, read([(max(0, nbytes - _GLANCE_NBYTES), nbytes)])[0])
+        _read_footer(nbytes, read, read([(max(0, nbytes - GLANCE_NBYTES), nbytes)])[0])
     except struct.error as error:
         raise DamagedError(f"its metadata are damaged: {error}") from error
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline.core.caches import LRUCache, PerProcess
-from feedline.datasets.indexes import MetadataCache, key_of
+from feedline.datasets.indexes import EndRead, MetadataCache, key_of
 from feedline.datasets.signatures import begin_of, check_format, damage_error
 from feedline.datasets.tables.arrow_batches import (
     ColumnChoice,
@@ -25,7 +25,7 @@ from feedline.datasets.tables.arrow_batches import (
     read_schema,
     validate_batch,
 )
-from feedline.datasets.tables.arrow_messages import Layout, layout_of, unpack_layout
+from feedline.datasets.tables.arrow_messages import GLANCE_NBYTES, Layout, layout_of, unpack_layout
 from feedline.datasets.tables.arrow_rows import ColumnBuffers, columns_of_batch, read_rows
 from feedline.datasets.tables.base import ChunkRows
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
@@ -206,13 +206,13 @@ class SingleRows(CachedRows):
 def _read_layouts(blobs: FileSet, cache: MetadataCache) -> list[Layout]:
     """Layouts of all objects, from the index or the objects."""
     keys = [key_of(blobs.name(number), blobs.info(number)) for number in range(len(blobs))]
-    described = cache.collect("messages of Arrow objects", blobs.names, keys, partial(_examine, blobs))
+    described = cache.collect("messages of Arrow objects", blobs.names, keys, partial(_examine, blobs, EndRead(GLANCE_NBYTES)))
     heads: dict[bytes, bytes] = {}  # equal schemas are kept and pickled once
     layouts = list(map(unpack_layout, described))
     return [layout._replace(head=heads.setdefault(layout.head, layout.head)) for layout in layouts]
 
 
-def _examine(blobs: FileSet, number: int) -> bytes:
+def _examine(blobs: FileSet, first_read: EndRead, number: int) -> bytes:
     """Read the packed layout of an object."""
     blob = blobs[number]
 
@@ -227,7 +227,7 @@ def _examine(blobs: FileSet, number: int) -> bytes:
             yield at, blob.read([(at, min(at + _BLOCK_NBYTES, blob.nbytes))])[0]
 
     try:
-        return layout_of(blob.nbytes, blob.read_uncached, blocks)
+        return layout_of(blob.nbytes, blob.read_uncached, blocks, first_read)
     except DamagedError as error:
         check_format(blob.name, "Arrow", begin_of(blob))
         raise damage_error(blob.name, "Arrow", error) from error

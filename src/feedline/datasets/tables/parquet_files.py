@@ -19,7 +19,7 @@ from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.dataset import Ranges
 from feedline.core.threads import IO_THREADS
 from feedline.datasets.file_objects import SparseFile
-from feedline.datasets.indexes import MetadataCache, key_of
+from feedline.datasets.indexes import EndRead, MetadataCache, key_of
 from feedline.datasets.paths import Paths, listed
 from feedline.datasets.signatures import BEGIN_NBYTES, check_format, damage_error
 from feedline.datasets.tables.types import pyarrow, strip_metadata
@@ -200,7 +200,7 @@ def _info(info: Any) -> ObjectInfo:
 
 
 _FIRST_READ_NBYTES = 64 << 10
-"""Bytes read from the end of a file; most footers are shorter."""
+"""Bytes read from the end of the first file; most footers are shorter."""
 
 
 _TAIL_NBYTES = 8
@@ -242,6 +242,7 @@ class Footers:
     def __init__(self, files: Files, index: str) -> None:
         self._files = files
         self._index = MetadataCache(index)
+        self._first_read = EndRead(_FIRST_READ_NBYTES)
         self._parsed: PerProcess[LRUCache[int, Any]] = PerProcess(partial(LRUCache, _PARSED))
 
     def summaries(self) -> list[Summary]:
@@ -304,7 +305,7 @@ class Footers:
     def _read(self, number: int) -> memoryview:
         """Read a footer: one request, or two if it is long."""
         nbytes, name = self._files.nbytes(number), self._name(number)
-        start = max(0, nbytes - _FIRST_READ_NBYTES)
+        start = max(0, nbytes - self._first_read.nbytes)
         end = self._files.read(number, start, nbytes) if nbytes else memoryview(b"")
         wanted = _TAIL_NBYTES + (int.from_bytes(end[-_TAIL_NBYTES:-4], "little") if nbytes > _TAIL_NBYTES else 0)
         if bytes(end[-4:]) == _ENCRYPTED and self._files.decryption is None:
@@ -312,6 +313,7 @@ class Footers:
         if bytes(end[-4:]) not in (b"PAR1", _ENCRYPTED) or wanted > nbytes:
             check_format(name, "Parquet", bytes(self._files.read(number, 0, min(nbytes, BEGIN_NBYTES))))
             raise damage_error(name, "Parquet", "it has no footer at its end")
+        self._first_read.learn(wanted)
         if wanted <= len(end):
             return end[-wanted:]
         return memoryview(bytes(self._files.read(number, nbytes - wanted, start)) + bytes(end))
