@@ -8,6 +8,7 @@ of a signal, which Python runs between any two lines of the main thread.
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -45,16 +46,49 @@ class _Collections:
 _collections = _Collections()
 
 
+class _ForkedChild:
+    """Finalizers that garbage collections call in a forked child before its fork handlers have run.
+
+    Python's own handler forgets every thread that started in the child before it, and that thread fails.
+    """
+
+    def __init__(self) -> None:
+        self._ready = os.getpid()
+        self._waiting: list[tuple[Callable[..., object], tuple[object, ...]]] = []
+
+    def defer(self, finalizer: Callable[..., object], arguments: tuple[object, ...]) -> bool:
+        """Run the finalizer after the handlers; False if they have run."""
+        if self._ready == os.getpid():
+            return False
+        self._waiting.append((finalizer, arguments))
+        return True
+
+    def get_ready(self) -> None:
+        """Run what has waited; this handler comes after Python's own."""
+        self._ready, waiting, self._waiting = os.getpid(), self._waiting, []
+        for finalizer, arguments in waiting:
+            _run_apart(finalizer, arguments)
+
+
+_forked_child = _ForkedChild()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked_child.get_ready)
+
+
 def run(finalizer: Callable[..., object], *arguments: object) -> None:
     """Run `finalizer` here, or in a thread of its own.
 
     The thread is for garbage collections, and inside `held_off`.
     """
-    if held_off.depth or _collections.thread == threading.get_ident():
-        thread = threading.Thread(target=finalizer, args=arguments, name="feedline-finalizer")
-        try:
-            thread.start()
-        except RuntimeError:  # Python is about to exit, or there are too many threads
-            finalizer(*arguments)
-    else:
+    if not (held_off.depth or _collections.thread == threading.get_ident()):
+        finalizer(*arguments)
+    elif not _forked_child.defer(finalizer, arguments):
+        _run_apart(finalizer, arguments)
+
+
+def _run_apart(finalizer: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    thread = threading.Thread(target=finalizer, args=arguments, name="feedline-finalizer")
+    try:
+        thread.start()
+    except RuntimeError:  # Python is about to exit, or there are too many threads
         finalizer(*arguments)

@@ -1,0 +1,43 @@
+"""Finalizers in a forked child."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import gc, os, threading, time, weakref
+from feedline.core import finalizers
+
+class Owner:
+    pass
+
+finalized = []
+owner = Owner()
+owner.itself = owner
+weakref.finalize(owner, finalizers.run, lambda: finalized.append(threading.current_thread().name))
+gc.disable()
+del owner
+enumerate_threads = threading._enumerate
+
+def collect_and_enumerate():
+    gc.collect()
+    return enumerate_threads()
+
+threading._enumerate = collect_and_enumerate  # what Python's fork handler calls first
+if (child := os.fork()) == 0:
+    end = time.monotonic() + 60
+    while not finalized and time.monotonic() < end:
+        time.sleep(0.01)
+    print(finalized, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks")
+def test_a_collection_within_fork_handlers_runs_finalizers_after_them() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("['feedline-finalizer']\n", "")
