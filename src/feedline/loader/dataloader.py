@@ -36,7 +36,7 @@ from feedline.loader.metrics import serve_if_configured
 from feedline.loader.monitor import Monitor
 from feedline.loader.partitions import carry, with_carried
 from feedline.loader.plan import Plan, partitions_of, plan_of, warn_of_uneven_ranks
-from feedline.loader.pools import LoaderPools, PersistentIteration, check_method
+from feedline.loader.pools import LoaderPools, PersistentIteration, check_method, runs_elsewhere
 from feedline.loader.progress import Progress
 from feedline.loader.read_plan import ReadingPlan, read_plan
 from feedline.loader.rebuilding import batches_from, rebuilt
@@ -177,6 +177,11 @@ class DataLoader(TorchDataLoader[T_co]):
         """Iterate over the next epoch, or the rest of a loaded one."""
         iteration: Iterator[Any] = self._get_iterator()
         return iteration
+
+    def check_worker_number_rationality(self) -> None:
+        """Warn as torch does of more workers than CPUs, unless they run on other machines."""
+        if not runs_elsewhere(self.worker_method):
+            super().check_worker_number_rationality()
 
     def _get_iterator(self) -> Any:
         """Do what `iter(loader)` does: torch's hook for subclasses.
