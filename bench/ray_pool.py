@@ -1,11 +1,11 @@
 """Batches of images from two Ray actors: feedline's Ray pool and Ray Data's `iter_torch_batches`, on the same cluster.
 
-Both build batches of 32 in order, with the same function, in two actors of one CPU each: of JPEGs that are decoded and
-cropped, and of images that lie in memory, where the cost of the pool itself shows. Each sample tells when and where it
-was made: the figures count from the moment at which both actors work until the last batch is delivered, and only what
-was made in that time, without the first third. So nobody pays for the start of actors (Ray Data starts new ones for each epoch), or gains by
-samples made before. Nor for their end: each waits until the processes of the other are at rest. The numbers that Ray
-Data maps lie in its store before.
+Both build batches of 32 in order, with the same function, in two actors of one CPU each, and 12 batches ahead: of JPEGs
+that are decoded and cropped, and of images that lie in memory, where the cost of the pool itself shows. Each sample
+tells when and where it was made: the figures count from the moment at which both actors work until the last batch is
+delivered, and only what was made in that time, without the first third. So nobody pays for the start of actors (Ray
+Data starts new ones for each epoch), or gains by samples made before. Nor for their end: each waits until the processes
+of the other are at rest. The numbers that Ray Data maps lie in its store before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BATCH = 32
 SIDE = 224
 
 ACTORS, AHEAD = 2, 4
-"""Actors, and the batches that each builds ahead."""
+"""Actors, and the batches that Ray Data has in flight for each, and as many prefetched."""
 
 
 def encode(number: int) -> bytes:
@@ -140,7 +140,7 @@ def contend(name: str, images: Images, rounds: int) -> None:
     blocks = ray.data.range(BATCH * count, override_num_blocks=count, concurrency=ACTORS).materialize()
     loader = fl.DataLoader(
         images, BATCH, num_workers=ACTORS, worker_method="ray", seed=0, persistent_workers=True,
-        prefetch_factor=AHEAD, accelerate=False,
+        prefetch_factor=AHEAD + AHEAD // ACTORS, accelerate=False,
     )  # fmt: skip
 
     while len({actor for batch in loader for actor in batch["actor"].tolist()}) < ACTORS:
