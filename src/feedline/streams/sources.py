@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
@@ -14,7 +13,7 @@ from feedline.core.live import is_live
 from feedline.core.rng import addressed
 from feedline.errors import ArgumentError
 from feedline.samplers import IndexSampler, Sequential
-from feedline.streams.flow import FlowPlace, ReadingFlow, SampleFlow
+from feedline.streams.flow import FlowPlace, ReadingFlow, SampleFlow, check_count
 from feedline.streams.live.terms import LiveTerms
 from feedline.streams.stream import SampleStream
 
@@ -183,7 +182,7 @@ def from_dataset(
     order = Sequential(len(dataset)) if sampler is None else sampler
     if not isinstance(cast("object", order), IndexSampler) or order.length is None:
         raise ArgumentError(f"sampler must be a sampler of fl.samplers with an end, not {type(sampler).__name__}")
-    count = 1 if partitions is None else _count("partitions", partitions)
+    count = 1 if partitions is None else check_count("partitions", partitions)
     if count > len(order):
         raise ArgumentError(f"partitions={count} is more than the {len(order)} samples: pass fewer")
     return SampleStream(MapSource(dataset, order, count), seed=seed)
@@ -198,10 +197,3 @@ def from_items(items: Sequence[Any], read: Callable[[Any], Iterable[Any]], *, se
     if not items:
         raise ArgumentError("items is empty: a stream needs at least one thing to read")
     return SampleStream(ItemSource(tuple(items), read), seed=seed)
-
-
-def _count(name: str, value: Any) -> int:
-    count = operator.index(value)
-    if count < 1:
-        raise ArgumentError(f"{name} must be at least 1, but is {count}")
-    return count
