@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Literal, Self, TypeVar
@@ -306,6 +307,13 @@ class DataLoader(TorchDataLoader[T_co]):
         the iteration after `load_state_dict` starts from them. Without `seed`, they determine the samples of
         `num_workers=0` and the order of later epochs.
         """
+        together = rebuilds.batches_together(sys._getframe(1))
+        if together == 1 or self._resume is not None or self._progress is None or self._plan is None:
+            return self._pack(random=random)
+        delivered = self._plan.delivered(self._progress.cursor)
+        return self._step.at(self._progress, delivered, together, partial(self._pack, random=random))
+
+    def _pack(self, *, random: bool) -> dict[str, Any]:
         if self._resume is not None:
             return dict(self._resume)
         generators = process_generators() if random else None
@@ -465,6 +473,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._live = weakref.WeakSet()
         self._monitor = Monitor(weakref.WeakMethod(self._diagnose))
         self._contract = Contract()
+        self._step = rebuilds.StepState()
 
     def _make_plan(self, state: Mapping[str, Any] | None = None) -> Plan:
         return plan_of(self, self._rank, self._world_size, self._plan, partitions_of(state))
