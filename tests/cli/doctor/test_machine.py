@@ -105,6 +105,14 @@ def test_shared_memory_is_reported_but_never_needed(tmp_path: Path) -> None:
     assert machine.shared_memory(tmp_path / "none").severity is Severity.GOOD
 
 
+def test_a_cache_folder_that_cannot_be_written_to_is_noted(tmp_path: Path) -> None:
+    assert machine.cache(tmp_path / "none" / "feedline").severity is Severity.GOOD
+    (tmp_path / "file").touch()
+    found = machine.cache(tmp_path / "file" / "feedline")
+    assert (found.severity, found.evidence) == (Severity.NOTE, f"{tmp_path}/file/feedline cannot be written to")
+    assert "XDG_CACHE_HOME" in found.remedy
+
+
 def test_ray_is_reported_with_its_cluster_and_the_memory_of_its_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

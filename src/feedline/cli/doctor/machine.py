@@ -22,6 +22,7 @@ from feedline.cli.doctor.findings import Finding, Severity
 from feedline.cli.progress import format_bytes
 from feedline.core import numa
 from feedline.core.cgroups import Cgroup
+from feedline.core.paths import user_cache
 from feedline.core.proc import TICK_S, CpuTicks, cpu_ticks, meminfo
 from feedline.loader.resources import affine_cpus
 
@@ -69,6 +70,7 @@ def examine() -> list[Finding]:
         ),
         available("pidfd", lambda: os.close(os.pidfd_open(os.getpid())), "It reports the death of a worker at once."),
         shared_memory(),
+        cache(Path(user_cache())),
         *ray(),
         *numa_nodes(),
         *cuda(),
@@ -179,6 +181,18 @@ def shared_memory(directory: Path = Path("/dev") / "shm") -> Finding:
     if not directory.is_dir():
         return Finding("shared memory", "no /dev/shm (not needed)")
     return Finding("shared memory", f"{format_bytes(shutil.disk_usage(directory).total)} (not needed)")
+
+
+def cache(folder: Path) -> Finding:
+    """Folder of indexes, and of cached objects, where no other one is given."""
+    present = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(present, os.W_OK | os.X_OK) or not present.is_dir():
+        remedy = (
+            "indexes are built again in each process, and caches of stores need a folder: set XDG_CACHE_HOME to a"
+            " writable one, in Kubernetes an emptyDir"
+        )
+        return Finding("cache", f"{folder} cannot be written to", Severity.NOTE, remedy)
+    return Finding("cache", f"{format_bytes(shutil.disk_usage(present).free)} free")
 
 
 LEAST_STORE = 1 << 30
