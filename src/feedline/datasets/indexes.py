@@ -268,7 +268,7 @@ class EndRead:
         # No lock: a length that another thread adds at the same time may get lost.
         self._latest = (*self._latest[1 - _LEARNED :], footer_nbytes)
         likely = sorted(self._latest)[(len(self._latest) - 1) * 3 // 4]  # a single long one does not count
-        self.nbytes = min(self._most, likely + likely // 4 + 256)
+        self.nbytes = min(self._most, likely + likely // 8 + 256)
 
 
 class MetadataCache:
