@@ -69,6 +69,11 @@ class Rows(torch.utils.data.Dataset):
         return torch.tensor([index, int(fl.sample_rng().integers(1 << 30))])
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter([torch.tensor([index, index]) for index in range(24)])
+
+
 def lists(batches):
     return [batch.tolist() for batch in batches]
 
@@ -77,26 +82,27 @@ def rank(number, port):
     place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()})
     found = {}
-    for name in ("", "split_batches", "dispatch_batches"):
-        accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**({name: True} if name else {})))
+    modes = (), ("split_batches",), ("dispatch_batches",), ("dispatch_batches", "split_batches")
+    for name, data in [*((mode, Rows()) for mode in modes), (("dispatch_batches",), Stream())]:
+        accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**dict.fromkeys(name, True)))
 
         def prepared():
-            return accelerator.prepare(fl.DataLoader(Rows(), 4, shuffle=True, seed=5))
+            return accelerator.prepare(fl.DataLoader(data, 4, shuffle=isinstance(data, Rows), seed=5))
 
-        loader, seen = prepared(), []
-        for step, batch in enumerate(loader):
+        loader, seen, states = prepared(), [], []
+        for batch in loader:
             seen += lists([batch])
-            if step == 0:
-                state = loader.state_dict()
-        rest = None
-        if name != "dispatch_batches":
+            states.append(loader.state_dict())
+        rests = []
+        for state in states[:-1]:
             resumed = prepared()
             resumed.load_state_dict(state)
-            rest = lists(resumed)
+            rests.append(lists(resumed))
+        if "dispatch_batches" not in name:
             assert [row[0] for batch in lists(skip_first_batches(prepared(), 1)) for row in batch] == [
                 row[0] for batch in seen[1:] for row in batch
             ]
-        found[name] = [seen, rest]
+        found[" ".join([type(data).__name__, *name])] = [seen, rests]
     pathlib.Path(f"ranks.{number}").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
 
@@ -133,12 +139,9 @@ def test_lightnings_sampler_and_ours_share_the_samples_of_an_epoch(server: Prelo
 def test_accelerate_shares_batches_and_resumes_on_two_ranks(server: Preloaded, tmp_path: Path) -> None:
     run(ACCELERATE, server, tmp_path)
     ranks: list[dict[str, Any]] = [json.loads((tmp_path / f"ranks.{rank}").read_text()) for rank in range(2)]
-    samples = {
-        name: sorted(row for each in ranks for batch in each[name][0] for row in batch)
-        for name in ("", "split_batches", "dispatch_batches")
-    }
-    for rows in samples.values():
+    assert len(ranks[0]) == 5
+    for name in ranks[0]:
+        rows = sorted(row for each in ranks for batch in each[name][0] for row in batch)
         assert [index for index, _ in rows] == list(range(24))
-    for each in ranks:
-        for seen, rest in (each[""], each["split_batches"]):
-            assert rest == seen[1:]
+        for seen, rests in (each[name] for each in ranks):
+            assert rests == [seen[step:] for step in range(1, len(seen))], name

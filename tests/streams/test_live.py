@@ -341,7 +341,53 @@ def test_torchs_loader_reads_each_message_once(servers: list[LineServer]) -> Non
 def test_steps_of_streams_take_messages(servers: list[LineServer]) -> None:
     fill(servers, 0, 30)
     made = streams.from_dataset(lines(servers)).filter(lambda number: number % 2).map(lambda number: number * 10)
-    assert sorted(received(fl.DataLoader(made, 4))) == list(range(10, 300, 20))
+    loader = fl.DataLoader(made, 4)
+    for _ in range(2):  # each epoch begins at `start`
+        assert sorted(received(loader)) == list(range(10, 300, 20))
+
+
+@pytest.mark.parametrize("hands", HANDS, ids=NAMES)
+def test_each_cut_within_the_steps_of_several_live_partitions_resumes(
+    servers: list[LineServer], hands: dict[str, Any]
+) -> None:
+    fill(servers, 0, 40)
+
+    def made() -> Any:
+        live = streams.from_dataset(lines(servers), seed=3).map(lambda n, rng: n + rng.integers(0, 2) * 1000)
+        others = streams.from_items([range(100, 106), range(200, 204)], iter)
+        return streams.mix([live.shuffle(5), others], [2, 1], stop="each_once").shuffle(3)
+
+    for turn, cut in enumerate((1, 4, 8)):
+        whole = Counter(received(fl.DataLoader(made(), 3, seed=0)))
+        assert whole.total() == 50 + 6 * turn
+        with fl.DataLoader(made(), 3, seed=0, **hands) as loader:
+            before = received(loader, cut)
+            state = json.loads(json.dumps(loader.state_dict()))
+        fill(servers, 40 + 6 * turn, 46 + 6 * turn)
+        resumed = fl.DataLoader(made(), 2, seed=0)
+        resumed.load_state_dict(state)
+        seen = Counter(before + received(resumed))
+        assert not whole - seen
+        newer = seen - whole  # of partitions that were not open at the cut
+        assert {number % 1000 for number in newer} <= set(range(40 + 6 * turn, 46 + 6 * turn))
+        assert set(newer.values()) <= {1}
+    for server in servers:
+        server.drop(server.first + len(server.lines))
+    resumed.load_state_dict(state)
+    with pytest.raises(errors.OffsetLostError, match="out of retention"):
+        received(resumed)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"until": None}, "SocketLines has no end here.*pass until='latest'"),
+        ({"stop_after": 5}, "stop_after=5 has no effect on a stream with steps"),
+    ],
+)
+def test_steps_need_an_end(servers: list[LineServer], more: dict[str, Any], said: str) -> None:
+    with pytest.raises(errors.ArgumentError, match=said):
+        streams.from_dataset(lines(servers, **more))
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,12 @@ def test_documents_longer_than_a_row() -> None:
         (lambda: streams.mix([items(), items()], [1]), "1 weights for 2 streams: pass one for each"),
         (lambda: streams.mix([items(), items()], [1, float("nan")]), r"weights\[1\] is nan"),
         (lambda: next(streams.mix([items()], lambda epoch: [-1]).partition(0, 7)), r"weights\[0\] of epoch 7 is -1"),
+        (lambda: streams.mix([items(), items()], ["a", 1]), r"the weights are \['a', 1\]: pass one number for each of"),
+        (lambda: next(streams.mix([items()], lambda _: None).partition(0, 3)), "weights of epoch 3 are None"),
         (lambda: streams.mix([], []), "at least one stream"),
+        (lambda: streams.mix([items(), [1, 2]], [1, 1]), r"streams\[1\] is list: make a stream of it"),
+        (lambda: streams.mix(items(), [1]), "takes a list of streams; got SampleStream"),
+        (lambda: items().shuffle(2.5), "buffer must be an integer of at least 1, but is 2.5"),
         (lambda: streams.mix([items()], [1], stop="never"), "stop must be one of first_exhausted"),
         (lambda: streams.mix([items()], [1], max_passes=2), "max_passes= is for stop='all_exhausted'"),
         (lambda: streams.from_dataset(range(3), partitions=4), "partitions=4 is more than the 3 samples"),
@@ -321,6 +326,36 @@ def test_a_state_of_another_stream_is_refused() -> None:
     next(iter(loader))
     with pytest.raises(fl.errors.StateError, match="belongs to another loader"):
         fl.DataLoader(items().shuffle(6), 2, seed=1).load_state_dict(loader.state_dict())
+
+
+def test_changed_weights_and_stops_are_named() -> None:
+    def resumed(before: dict[str, Any], after: dict[str, Any]) -> None:
+        loaders = [fl.DataLoader(streams.mix([items(), items()], **each), 2, seed=1) for each in (before, after)]
+        next(iter(loaders[0]))
+        loaders[1].load_state_dict(loaders[0].state_dict())
+        list(loaders[1])
+
+    resumed({"weights": [1, 1]}, {"weights": [3, 3]})
+    with pytest.raises(fl.errors.StateError, match=r"weights=\[2: 0.5, 0.5\].*here it is .*weights=\[2: 0.75, 0.25\]"):
+        resumed({"weights": [1, 1]}, {"weights": [3, 1]})
+    with pytest.raises(fl.errors.StateError, match=r"here it is .*stop='each_once'"):
+        resumed({"weights": [1, 1]}, {"weights": [1, 1], "stop": "each_once"})
+    with pytest.raises(fl.errors.StateError, match=r"with the weights \[0.5, 0.5\], here those of epoch 0 are \[0.75"):
+        resumed({"weights": lambda _: [1, 1]}, {"weights": lambda _: [3, 1]})
+
+
+def test_a_mixture_goes_on_in_each_epoch_with_its_weights() -> None:
+    """A state of an epoch fits a curriculum that changes later epochs only."""
+    parts = [streams.from_items([range(first, first + 40)], iter) for first in (0, 100)]
+
+    def course(later: float) -> Any:
+        return streams.mix(parts, lambda epoch: [1, 1] if epoch == 0 else [1, later], stop="each_once")
+
+    first, whole = (fl.DataLoader(course(later), 4, seed=1) for later in (2, 9))
+    expected = [received(whole), received(whole)]
+    before = received(first, 3)
+    whole.load_state_dict(first.state_dict())
+    assert [before + received(whole), received(whole)] == expected
 
 
 def test_torchs_workers_share_the_partitions() -> None:

@@ -1,10 +1,15 @@
-"""Batches never pass through /dev/shm: one megabyte of it is as good as any."""
+"""Batches never pass through /dev/shm: one megabyte of it is as good as any; nor need loaders a root's rights."""
 
 from __future__ import annotations
 
+import io
+import json
+import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +17,7 @@ import pytest
 pytestmark = pytest.mark.stress
 
 SCRIPT = Path(__file__).with_name("shm_training.py")
+CONTAINED = Path(__file__).with_name("container_training.py")
 IN_A_SMALL_SHM = "mount -t tmpfs -o size=1m tmpfs /dev/shm && exec"
 WITHIN_S = 180
 
@@ -20,6 +26,38 @@ def in_a_small_shm(*command: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a mount namespace of its own whose /dev/shm holds one megabyte."""
     inner = ["sh", "-c", f'{IN_A_SMALL_SHM} "$@"', "sh", *command]
     return subprocess.run(["unshare", "--mount", *inner], capture_output=True, text=True, timeout=WITHIN_S, check=False)
+
+
+CONTAINER = """
+mount --make-rprivate /
+mount -t tmpfs -o size=64k tmpfs /dev/shm
+mount -t tmpfs tmpfs "$XDG_CACHE_HOME"
+mount -t tmpfs tmpfs "$TMPDIR"
+mount -o remount,bind,ro /
+exec setpriv --no-new-privs --bounding-set=-all --inh-caps=-all "$@"
+"""
+"""A read-only root, two volumes, and no capabilities: without them, root is a user like any other."""
+
+
+def in_a_container(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in what `deploy/kubernetes/pod.yaml` describes, as far as namespaces alone can."""
+    volumes = {name: folder / name for name in ("XDG_CACHE_HOME", "TMPDIR", "HOME")}
+    for volume in volumes.values():
+        volume.mkdir()
+    isolated = ["unshare", "--mount", "--ipc", "--uts", "sh", "-ec", CONTAINER, "sh", *command]
+    environment = {**os.environ, **{name: str(volume) for name, volume in volumes.items()}}
+    return subprocess.run(
+        isolated, capture_output=True, text=True, timeout=WITHIN_S, check=False, env=environment, cwd="/"
+    )
+
+
+def may_contain() -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        return (
+            may_unshare()
+            and shutil.which("setpriv") is not None
+            and in_a_container(Path(folder), "true").returncode == 0
+        )
 
 
 def may_unshare() -> bool:
@@ -31,3 +69,22 @@ def test_large_batches_with_a_dev_shm_of_one_megabyte() -> None:
     done = in_a_small_shm(sys.executable, "-W", "ignore:This DataLoader will create", str(SCRIPT))
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{12 * 256 * 3 * 224 * 224} bytes\n"
+
+
+@pytest.mark.skipif(not may_contain(), reason="namespaces of its own need root")
+def test_a_run_in_a_hardened_container(tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for number in range(2):
+        with tarfile.open(shards / f"{number}.tar", "w") as tar:
+            for name in ("a.cls", "b.cls"):
+                info = tarfile.TarInfo(name)
+                info.size = 1
+                tar.addfile(info, io.BytesIO(b"1"))
+    warnings = "-Wignore:This DataLoader will create"
+    done = in_a_container(tmp_path, sys.executable, warnings, str(CONTAINED), str(shards))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "writable": [], "capabilities": 0, "equal": [True] * 3, "samples": 4, "indexed": True,
+        "temporary": str(tmp_path / "TMPDIR"), "services": ["good", "good"], "cache": "good",
+    }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from feedline.workers import POOLS, PoolKind, register_pool
 from feedline.workers.base import RetainedResources
 
 DATA = TensorDataset(torch.arange(40))
+INLINE = "none; batches are built in the training process"
 SOURCE = Path(fl.__file__).parent
 
 
@@ -166,3 +168,31 @@ def test_no_kind_is_compared_by_its_name() -> None:
     files = [*SOURCE.rglob("*.py")]
     assert len(files) > 100
     assert not [str(path) for path in files if compared.search(path.read_text())]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "arguments", "said"),
+    [
+        (DATA, {}, INLINE),
+        (DATA, {"num_workers": 2, "worker_method": "process"}, "2, in the pool 'process'"),
+        (Noise(torch.arange(4)), {"num_workers": 1}, "1, in the pool 'process', chosen by feedline"),
+        (Partitions(), {"num_workers": 2, "worker_method": "thread"}, "2, in the pool 'thread'"),
+        (
+            Counting(),
+            {"num_workers": 2, "worker_method": "thread"},
+            f"{INLINE} (the pool 'thread' cannot host a dataset that shards itself)",
+        ),
+    ],
+)
+def test_the_plan_of_a_loader_names_its_pool(dataset: Any, arguments: dict[str, Any], said: str) -> None:
+    plan = fl.DataLoader(dataset, batch_size=2, **arguments).plan()
+    assert plan.workers == said
+    assert str(plan).endswith(f"\nworkers: {said}")
+
+
+def test_workers_of_other_machines_are_not_compared_with_the_cpus_of_this_one() -> None:
+    """torch warns of more workers than CPUs, which are those of the cluster here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = fl.DataLoader(DATA, num_workers=500, worker_method="ray").plan()
+    assert plan.workers == "500, in the pool 'ray'"

@@ -249,21 +249,26 @@ _SIMILAR = 8
 """Number of files from which the first one is read before the others, to learn the size of their metadata."""
 
 
+_LEARNED = 15
+"""Latest footers from which the length of the next is guessed."""
+
+
 class EndRead:
     """Bytes to read first from the ends of files with similar footers.
 
     `most` until the length of a footer is known. Each rank reads the footers of all files, so on many ranks these bytes
-    weigh more than their share of the data.
+    weigh more than their share of the data. A footer that is longer costs a second request.
     """
 
     def __init__(self, most: int) -> None:
-        self.nbytes, self._most, self._longest = most, most, 0
+        self.nbytes, self._most, self._latest = most, most, tuple[int, ...]()
 
     def learn(self, footer_nbytes: int) -> None:
         """Take a footer of this length into account."""
-        if footer_nbytes > self._longest:  # no lock: a lost value costs a second request at most
-            self._longest = footer_nbytes
-            self.nbytes = min(self._most, footer_nbytes + footer_nbytes // 4 + 256)
+        # No lock: a length that another thread adds at the same time may get lost.
+        self._latest = (*self._latest[1 - _LEARNED :], footer_nbytes)
+        likely = sorted(self._latest)[(len(self._latest) - 1) * 3 // 4]  # a single long one does not count
+        self.nbytes = min(self._most, likely + likely // 8 + 256)
 
 
 class MetadataCache:

@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Literal, Self, TypeVar
@@ -36,7 +37,7 @@ from feedline.loader.metrics import serve_if_configured
 from feedline.loader.monitor import Monitor
 from feedline.loader.partitions import carry, with_carried
 from feedline.loader.plan import Plan, partitions_of, plan_of, warn_of_uneven_ranks
-from feedline.loader.pools import LoaderPools, PersistentIteration, check_method
+from feedline.loader.pools import LoaderPools, PersistentIteration, check_method, runs_elsewhere
 from feedline.loader.progress import Progress
 from feedline.loader.read_plan import ReadingPlan, read_plan
 from feedline.loader.rebuilding import batches_from, rebuilt
@@ -178,6 +179,11 @@ class DataLoader(TorchDataLoader[T_co]):
         iteration: Iterator[Any] = self._get_iterator()
         return iteration
 
+    def check_worker_number_rationality(self) -> None:
+        """Warn as torch does of more workers than CPUs, unless they run on other machines."""
+        if not runs_elsewhere(self.worker_method):
+            super().check_worker_number_rationality()
+
     def _get_iterator(self) -> Any:
         """Do what `iter(loader)` does: torch's hook for subclasses.
 
@@ -301,6 +307,13 @@ class DataLoader(TorchDataLoader[T_co]):
         the iteration after `load_state_dict` starts from them. Without `seed`, they determine the samples of
         `num_workers=0` and the order of later epochs.
         """
+        together = rebuilds.batches_together(sys._getframe(1))
+        if together == 1 or self._resume is not None or self._progress is None or self._plan is None:
+            return self._pack(random=random)
+        delivered = self._plan.delivered(self._progress.cursor)
+        return self._step.at(self._progress, delivered, together, partial(self._pack, random=random))
+
+    def _pack(self, *, random: bool) -> dict[str, Any]:
         if self._resume is not None:
             return dict(self._resume)
         generators = process_generators() if random else None
@@ -460,6 +473,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._live = weakref.WeakSet()
         self._monitor = Monitor(weakref.WeakMethod(self._diagnose))
         self._contract = Contract()
+        self._step = rebuilds.StepState()
 
     def _make_plan(self, state: Mapping[str, Any] | None = None) -> Plan:
         return plan_of(self, self._rank, self._world_size, self._plan, partitions_of(state))

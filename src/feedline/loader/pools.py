@@ -31,7 +31,7 @@ from feedline.loader.progress import Progress
 from feedline.loader.report import Context, Stats, context_of
 from feedline.loader.resources import available_cpus
 from feedline.workers.base import PoolKind, PoolOptions, PoolStatistics, RetainedResources, WorkerPool
-from feedline.workers.registry import AUTO, INLINE, PROCESSES, THREADS, find_pool
+from feedline.workers.registry import AUTO, INLINE, POOLS, PROCESSES, THREADS, find_pool
 from feedline.workers.threads import GlobalRngCheck
 from feedline.workers.transport import BufferPool
 
@@ -47,6 +47,12 @@ def check_method(loader: Any) -> None:
     for name in ("multiprocessing_context", "worker_init_fn"):
         if kind is not None and name not in kind.accepts and getattr(loader, name) is not None:
             raise ArgumentError(f"{name} is for worker processes; leave it out, or use worker_method='process'")
+
+
+def runs_elsewhere(method: str) -> bool:
+    """True if the workers of a `worker_method` have CPUs of their own, such as those of a cluster."""
+    kind = POOLS.get(method)
+    return kind is not None and kind.cpus is not None
 
 
 def kind_of(loader: Any, builder: Any, *, measure: bool = True) -> PoolKind:
@@ -176,7 +182,7 @@ class LoaderPools:
         if pool is None:
             self._ended, self._latest = self._before_epoch, None
             builder = builder_of(loader)
-            self._kind = kind = _kind_for_stream(kind_of(loader, builder), builder, plan)
+            self._kind = kind = kind_for_stream(kind_of(loader, builder), builder, _partitions(plan))
             # Threads share the generators: seeding them would change the draws of another thread's sample.
             builder.reseeds = checks.keeps_sample_seeds(loader.worker_init_fn) and not kind.shares_rng and builder.draws
             self._stage = open_stage(loader.device, pin_memory=loader.pin_memory)
@@ -395,11 +401,14 @@ def _flow(loader: Any, kind: PoolKind, pool: WorkerPool, together: bool) -> Flow
     return Flow(each * workers, loader.in_order, Autoscale(workers, max(MOST_WORKERS, workers), context), each)
 
 
-def _kind_for_stream(kind: PoolKind, builder: BatchBuilder | PartitionBuilder, plan: Plan) -> PoolKind:
+def kind_for_stream(kind: PoolKind, builder: BatchBuilder | PartitionBuilder, partitions: int) -> PoolKind:
     """`kind`, or inline if it cannot host the partitions of the stream.
 
     A stream that shards itself by torch's `get_worker_info()` needs a pool that hosts partitions.
     """
-    several = isinstance(plan.schedule, PartitionSchedule) and plan.schedule.partitions > 1
-    is_hosted = kind.hosts_partitions or not several or isinstance(builder.dataset, PartitionedDataset)
+    is_hosted = kind.hosts_partitions or partitions < 2 or isinstance(builder.dataset, PartitionedDataset)
     return kind if is_hosted else INLINE
+
+
+def _partitions(plan: Plan) -> int:
+    return plan.schedule.partitions if isinstance(plan.schedule, PartitionSchedule) else 0

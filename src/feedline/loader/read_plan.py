@@ -1,10 +1,10 @@
-"""Plan of how a loader reads its dataset, for `DataLoader.plan()`."""
+"""Plan of how a loader reads its dataset, and where; for `DataLoader.plan()`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -13,8 +13,9 @@ from torch.utils.data import IterableDataset
 from feedline.collate.batch_reads import reader_of
 from feedline.core.recognition import Recognition, recognize
 from feedline.loader.builder import BatchBuilder
-from feedline.loader.pools import builder_of, kind_of
-from feedline.workers.registry import PROCESSES
+from feedline.loader.pools import builder_of, kind_for_stream, kind_of
+from feedline.workers.base import PoolKind
+from feedline.workers.registry import AUTO, INLINE, POOLS, PROCESSES
 
 _WHOLE_BATCHES = "whole batches are read without Python per sample"
 _INTO_BATCH = "the kernels write samples into the batch"
@@ -25,28 +26,47 @@ _IN_WORKERS = "; in the workers, the kernels decode JPEGs for Pillow and execute
 
 @dataclass(frozen=True, slots=True)
 class ReadingPlan:
-    """Plan of how a loader reads its dataset.
+    """Plan of how a loader reads its dataset, and where.
 
     `print(loader.plan())` shows it. `accelerated` is True if feedline reads data in place of the dataset's own code.
-    `summary` says how batches are made. `recognition` has the name of the dataset, the reason why its own code runs,
-    its transforms with their reasons, and the same for the parts of torch's wrappers.
+    `summary` says how batches are made, `workers` where. `recognition` has the name of the dataset, the reason why its
+    own code runs, its transforms with their reasons, and the same for the parts of torch's wrappers.
     """
 
     accelerated: bool
     summary: str
     recognition: Recognition
+    workers: str = ""
 
     def __str__(self) -> str:
-        return "\n".join([*_describe(self.recognition, ""), f"batches: {self.summary}"])
+        places = [f"workers: {self.workers}"] if self.workers else []
+        return "\n".join([*_describe(self.recognition, ""), f"batches: {self.summary}", *places])
 
 
 def read_plan(loader: Any) -> ReadingPlan:
     """The plan of a loader, for the present state of its dataset."""
+    builder = builder_of(loader)
+    partitions = loader.num_workers if isinstance(loader.dataset, IterableDataset) else 0
+    kind = kind_for_stream(kind_of(loader, builder, measure=False), builder, partitions)
+    return replace(_plan_reading(loader, builder, kind), workers=_describe_workers(loader, kind))
+
+
+def _describe_workers(loader: Any, kind: PoolKind) -> str:
+    if kind is INLINE:
+        cannot = f" (the pool {loader.worker_method!r} cannot host a dataset that shards itself)" * (
+            loader.num_workers > 0
+        )
+        return f"none; batches are built in the training process{cannot}"
+    name = next((name for name, each in POOLS.items() if each is kind), "")
+    number = f"{loader.num_workers}{' to begin with' * loader._adapts}"
+    return f"{number}, in the pool {name!r}{', chosen by feedline' * (loader.worker_method == AUTO)}"
+
+
+def _plan_reading(loader: Any, builder: Any, kind: PoolKind) -> ReadingPlan:
     dataset = loader.dataset
     name = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         return ReadingPlan(False, _ORIGINAL, Recognition(name, None, "an iterable dataset has an iterator of its own"))
-    builder = builder_of(loader)
     if builder.vectorized:
         return ReadingPlan(True, _WHOLE_BATCHES, Recognition(name, None))
     if not loader.accelerate:
@@ -58,12 +78,12 @@ def read_plan(loader: Any) -> ReadingPlan:
     if reader_of(dataset) is not None:
         reason = "whole batches need the default collate_fn, and a batch_size"
         return ReadingPlan(False, _ORIGINAL, Recognition(name, None, reason))
-    return ReadingPlan(False, _ORIGINAL + _IN_WORKERS * _accelerates_pillow(loader, builder), found)
+    return ReadingPlan(False, _ORIGINAL + _IN_WORKERS * _accelerates_pillow(kind), found)
 
 
-def _accelerates_pillow(loader: Any, builder: Any) -> bool:
+def _accelerates_pillow(kind: PoolKind) -> bool:
     """True if worker processes can accelerate Pillow, which is in use."""
-    if "PIL.Image" not in sys.modules or kind_of(loader, builder, measure=False) is not PROCESSES:
+    if "PIL.Image" not in sys.modules or kind is not PROCESSES:
         return False
     obstacle: str | None = import_module(_PILLOW).pillow_obstacle()
     return obstacle is None

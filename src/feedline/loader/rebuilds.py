@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -66,6 +67,36 @@ def counts_epochs(caller: FrameType) -> bool:
     the rest of the epoch, even if it is empty.
     """
     return str(caller.f_globals.get("__name__")).endswith(".utilities.combined_loader")
+
+
+def batches_together(caller: FrameType) -> int:
+    """Batches that the caller fetches before it delivers any of them.
+
+    On rank 0, Accelerate's dispatcher asks for the state before each of them, and hands out the latest one.
+    """
+    asker = caller.f_locals.get("self")
+    if caller.f_globals.get("__name__") != _DISPATCHER[0] or type(asker).__name__ != _DISPATCHER[1]:
+        return 1
+    found = vars(asker)  # while it is constructed, it asks too, and has none of these
+    single = found.get("split_batches", True) or found.get("submesh_tp") or asker.end_of_dataloader  # type: ignore[union-attr]
+    return 1 if single else int(found["state"].num_processes)
+
+
+_DISPATCHER = "accelerate.data_loader", "DataLoaderDispatcher"
+
+
+class StepState:
+    """The state before the batches that are fetched together for one step."""
+
+    def __init__(self) -> None:
+        self._run: Any = None
+        self._first, self._state = 0, dict[str, Any]()
+
+    def at(self, run: Any, delivered: int, together: int, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The state of the step in which batch `delivered` of `run` is fetched; `make()` returns the present one."""
+        if run is not self._run or not self._first <= delivered < self._first + together:
+            self._run, self._first, self._state = run, delivered, make()
+        return dict(self._state)
 
 
 def warn_of_rebuild(loader: Any, reader: FrameType) -> None:

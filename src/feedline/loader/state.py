@@ -38,8 +38,9 @@ class Fingerprint:
                 continue
             theirs = _field(saved, field, object, "fingerprint.")
             if theirs != mine:
+                was, is_now = _differing(theirs, mine)
                 raise StateError(
-                    f"this state belongs to another loader: its {_MEANING[field]} was {theirs!r}, here it is {mine!r}. "
+                    f"this state belongs to another loader: its {_MEANING[field]} was {was}, here it is {is_now}. "
                     "Load it into a loader over the same data, order and seed, or start without it."
                 )
         theirs = saved.get("listing")
@@ -55,6 +56,30 @@ class Fingerprint:
         return {
             "kind": self.kind, "length": self.length, "order": self.order, "seed": self.seed, "listing": self.listing
         }  # fmt: skip
+
+
+def _differing(one: Any, other: Any) -> tuple[str, str]:
+    """Two values as text; of long texts, the parts that differ, with what stands around them."""
+    if not (isinstance(one, str) and isinstance(other, str)) or max(len(one), len(other)) <= _LONG:
+        return repr(one), repr(other)
+    start = max(0, _common(one, other) - _LONG // 2)
+    same = _common(one[start:][::-1], other[start:][::-1])  # characters of both ends
+    return _cut(one, start, same), _cut(other, start, same)
+
+
+def _common(one: str, other: str) -> int:
+    """Length of the common beginning."""
+    unequal = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(unequal, min(len(one), len(other)))
+
+
+def _cut(text: str, start: int, same: int) -> str:
+    rest = max(0, same - _LONG // 2)
+    return repr(f"{'...' if start else ''}{text[start : len(text) - rest]}{'...' if rest else ''}")
+
+
+_LONG = 120
+"""Characters of a text that is shown whole."""
 
 
 _MEANING = {"kind": "kind of dataset", "length": "dataset length", "order": "sampler", "seed": "seed"}

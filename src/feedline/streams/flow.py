@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice
@@ -11,6 +12,7 @@ import numpy as np
 import torch.utils.data._utils.worker as torch_worker
 
 from feedline.core.rng import addressed, derive, derive_each
+from feedline.errors import ArgumentError
 
 _KEYS_TOGETHER = 128
 """Keys derived by one call of NumPy's functions."""
@@ -76,6 +78,17 @@ class FlowSource(Protocol):
     def num_partitions(self) -> int: ...
 
     def open(self, place: FlowPlace) -> SampleFlow: ...
+
+
+def check_count(name: str, value: Any) -> int:
+    """The value as an integer of at least 1; otherwise `ArgumentError`."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise ArgumentError(f"{name} must be an integer of at least 1, but is {value!r}") from None
+    if count < 1:
+        raise ArgumentError(f"{name} must be at least 1, but is {count}")
+    return count
 
 
 def describe(value: Any) -> str:

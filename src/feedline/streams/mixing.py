@@ -61,6 +61,8 @@ class _Mixed:
 
     def __init__(self, source: MixSource, weights: Sequence[float], place: FlowPlace) -> None:
         self._stop = source.stop
+        self._weights = [float(f"{weight:.9g}") for weight in weights]
+        self._epoch = place.epoch
         self._periods = [1.0 / weight if weight else 0.0 for weight in weights]
         self._flows = [source.passes(number, place) for number in range(len(weights))]
         self._keys = [place.keys("mix", number) for number in range(len(weights))]
@@ -106,7 +108,8 @@ class _Mixed:
 
     def state_dict(self) -> Any:
         return {
-            "drawn": list(self._drawn), "left": list(self._left), "again": list(self._again),
+            "weights": list(self._weights), "drawn": list(self._drawn),
+            "left": list(self._left), "again": list(self._again),
             "inner": [flow.state_dict() for flow in self._flows],
         }  # fmt: skip
 
@@ -114,6 +117,12 @@ class _Mixed:
         if len(state["drawn"]) != len(self._flows):
             raise StateError(
                 f"this state mixes {len(state['drawn'])} streams, here there are {len(self._flows)}: mix the same ones"
+            )
+        if state.get("weights", self._weights) != self._weights:  # those of a function are not in the fingerprint
+            raise StateError(
+                f"this state mixes with the weights {state['weights']}, here those of epoch {self._epoch} are"
+                f" {self._weights}: within an epoch the weights stay. Let the function of the epoch return the former"
+                " ones for this epoch, and others for later ones"
             )
         self._drawn, self._left, self._again = list(state["drawn"]), list(state["left"]), list(state["again"])
         self._due = [self._time(number) for number in range(len(self._flows))]
@@ -124,9 +133,14 @@ class _Mixed:
 def check_weights(weights: Sequence[float], count: int, epoch: int | None = None) -> list[float]:
     """The weights as floats; `ArgumentError` if they are no mixture."""
     where = "" if epoch is None else f" of epoch {epoch}"
-    values = np.asarray(weights, np.float64)
-    if values.shape != (count,):
-        raise ArgumentError(f"{values.size} weights{where} for {count} streams: pass one for each")
+    try:
+        values = np.asarray(weights, np.float64)
+    except (TypeError, ValueError):
+        values = np.empty(())
+    if values.ndim != 1:
+        raise ArgumentError(f"the weights{where} are {weights!r}: pass one number for each of the {count} streams")
+    if len(values) != count:
+        raise ArgumentError(f"{len(values)} weights{where} for {count} streams: pass one for each")
     wrong = ~(np.isfinite(values) & (values >= 0))
     if wrong.any():
         at = int(wrong.argmax())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
@@ -10,10 +9,12 @@ from typing import Any, Self, cast
 from torch.utils.data import IterableDataset
 
 from feedline.core.dataset import batch_getter, traits_of
+from feedline.core.live import is_live
 from feedline.core.rng import addressed
 from feedline.errors import ArgumentError
 from feedline.samplers import IndexSampler, Sequential
-from feedline.streams.flow import FlowPlace, ReadingFlow, SampleFlow
+from feedline.streams.flow import FlowPlace, ReadingFlow, SampleFlow, check_count
+from feedline.streams.live.terms import LiveTerms
 from feedline.streams.stream import SampleStream
 
 _LOOKAHEAD = 1024
@@ -37,7 +38,8 @@ class IterableSource:
     def open(self, place: FlowPlace) -> SampleFlow:
         """The flow of one partition."""
         if hasattr(self.dataset, "partition"):
-            return ReadingFlow(iter(self.dataset.partition(place.partition, place.epoch)), place)
+            samples = iter(self.dataset.partition(place.partition, place.epoch))
+            return ReadingFlow(_LiveMessages(self.dataset, samples, place) if is_live(self.dataset) else samples, place)
         if callable(getattr(self.dataset, "set_epoch", None)):
             self.dataset.set_epoch(place.epoch)
         return ReadingFlow(_begun_later(self.dataset), place)
@@ -45,6 +47,46 @@ class IterableSource:
 
 def _begun_later(dataset: Iterable[Any]) -> Iterator[Any]:
     yield from dataset  # `iter` within the first step, where the stream has taken away the worker's number
+
+
+class _LiveMessages:
+    """Messages of a partition of a live stream up to its end, as those of an ordinary dataset."""
+
+    def __init__(self, dataset: Any, samples: Any, place: FlowPlace) -> None:
+        self._dataset, self._samples, self._place = dataset, samples, place
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._samples)
+
+    def state_dict(self) -> Any:
+        return self._samples.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        if state["place"] is not None:  # it may be out of retention by now
+            state = self._dataset.begin(self._place.epoch, {self._place.partition: state})[self._place.partition]
+        self._samples.load_state_dict(state)
+
+
+def _check_ending(dataset: Any) -> None:
+    """Raise `ArgumentError` for a live stream that is more than messages up to an end."""
+    terms = getattr(dataset, "terms", None)
+    if not is_live(dataset) or not isinstance(terms, LiveTerms):
+        return
+    if terms.until is None:
+        raise ArgumentError(
+            f"{type(dataset).__name__} has no end here, and a partition without messages would hold back the others:"
+            " pass until='latest' or until=datetime(...). Without steps, in a loader, it needs no end;"
+            " decode= may be a function that does the work of map()"
+        )
+    for name in ("group", "stop_after"):
+        if (value := getattr(terms, name)) is not None:
+            raise ArgumentError(
+                f"{name}={value!r} has no effect on a stream with steps, whose epochs all begin at start=: leave it"
+                " out, or pass the live stream to the loader without steps; decode= may be a function"
+            )
 
 
 @dataclass(frozen=True)
@@ -128,17 +170,19 @@ def from_dataset(
     """A stream of any dataset.
 
     The partitions of an `IterableDataset` are its own; one without partitions is a single one, which a single rank
-    reads. A map-style dataset is read in the order of `sampler` (by default its own), cut into `partitions` runs: use
-    as many as there will be ranks and workers, or a multiple. `seed` fixes the random numbers of all steps.
+    reads. A live stream is read up to its `until`, from its `start` in each epoch. A map-style dataset is read in the
+    order of `sampler` (by default its own), cut into `partitions` runs: use as many as there will be ranks and workers,
+    or a multiple. `seed` fixes the random numbers of all steps. `ArgumentError` for a live stream without an end.
     """
     if isinstance(dataset, IterableDataset):
         if sampler is not None or partitions is not None:
             raise ArgumentError("sampler= and partitions= are for map-style datasets; an IterableDataset has its own")
+        _check_ending(dataset)
         return SampleStream(IterableSource(dataset), seed=seed)
     order = Sequential(len(dataset)) if sampler is None else sampler
     if not isinstance(cast("object", order), IndexSampler) or order.length is None:
         raise ArgumentError(f"sampler must be a sampler of fl.samplers with an end, not {type(sampler).__name__}")
-    count = 1 if partitions is None else _count("partitions", partitions)
+    count = 1 if partitions is None else check_count("partitions", partitions)
     if count > len(order):
         raise ArgumentError(f"partitions={count} is more than the {len(order)} samples: pass fewer")
     return SampleStream(MapSource(dataset, order, count), seed=seed)
@@ -153,10 +197,3 @@ def from_items(items: Sequence[Any], read: Callable[[Any], Iterable[Any]], *, se
     if not items:
         raise ArgumentError("items is empty: a stream needs at least one thing to read")
     return SampleStream(ItemSource(tuple(items), read), seed=seed)
-
-
-def _count(name: str, value: Any) -> int:
-    count = operator.index(value)
-    if count < 1:
-        raise ArgumentError(f"{name} must be at least 1, but is {count}")
-    return count

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 from feedline.collate.base import Fill
 from feedline.core.rng import derive
 from feedline.errors import ArgumentError
-from feedline.streams.flow import FlowPlace, FlowSource, OpenFlow, SampleFlow, describe
+from feedline.streams.flow import FlowPlace, FlowSource, OpenFlow, SampleFlow, check_count, describe
 from feedline.streams.mixing import MixSource, Stop, WeightsAt, check_weights
 from feedline.streams.steps import (
     BatchStep,
@@ -102,27 +102,27 @@ class SampleStream(IterableDataset[Any]):
 
         A resume reads at most one block again.
         """
-        return self.then(ShuffleStep(_count("buffer", buffer)))
+        return self.then(ShuffleStep(check_count("buffer", buffer)))
 
     def batch(
         self, size: int, *, drop_last: bool = False, collate_fn: Callable[[list[Any]], Any] | None = None
     ) -> Self:
         """Batches, for steps that work on them; the loader then needs `batch_size=None`."""
-        return self.then(BatchStep(_count("size", size), drop_last, collate_fn))
+        return self.then(BatchStep(check_count("size", size), drop_last, collate_fn))
 
     def take(self, count: int) -> Self:
         """The first `count` samples, an equal share of each partition.
 
         They are fewer if a partition has less than its share.
         """
-        return self.then(TakeStep(_count("count", count)))
+        return self.then(TakeStep(check_count("count", count)))
 
     def repeat(self, times: int | None = None) -> Self:
         """Several passes over each partition as one epoch; endless for None.
 
         Each has an order of its own.
         """
-        return self.then(RepeatStep(None if times is None else _count("times", times)))
+        return self.then(RepeatStep(None if times is None else check_count("times", times)))
 
     def pack(self, max_tokens: int, *, buffer: int = 256, long: Long = "raise", value: Fill = 0) -> Self:
         """Sequences packed into rows of `max_tokens`, in blocks of `buffer` sequences.
@@ -134,7 +134,7 @@ class SampleStream(IterableDataset[Any]):
         """
         if long not in get_args(Long):
             raise ArgumentError(f"long must be one of {', '.join(get_args(Long))}; got {long!r}")
-        return self.then(PackStep(_count("max_tokens", max_tokens), _count("buffer", buffer), long, value))
+        return self.then(PackStep(check_count("max_tokens", max_tokens), check_count("buffer", buffer), long, value))
 
 
 def _opening(step: StreamStep, upstream: OpenFlow, place: FlowPlace) -> OpenFlow:
@@ -153,20 +153,25 @@ def mix(
     times; "each_once" gives each sample once, and goes on with the streams that are left. The mixture has as many
     partitions as the stream with the fewest. `seed` fixes the order of the streams, and the random numbers of steps.
     """
-    if not streams:
-        raise ArgumentError("mix() needs at least one stream")
+    _check_streams(streams)
     if stop not in get_args(Stop):
         raise ArgumentError(f"stop must be one of {', '.join(get_args(Stop))}; got {stop!r}")
     if max_passes is not None and stop != "all_exhausted":
         raise ArgumentError("max_passes= is for stop='all_exhausted': no other mixture repeats samples")
     if not callable(weights):
         weights = check_weights(weights, len(streams))
-    passes = None if max_passes is None else _count("max_passes", max_passes)
+    passes = None if max_passes is None else check_count("max_passes", max_passes)
     return SampleStream(MixSource(tuple(streams), weights, stop, passes), seed=seed)
 
 
-def _count(name: str, value: Any) -> int:
-    count = operator.index(value)
-    if count < 1:
-        raise ArgumentError(f"{name} must be at least 1, but is {count}")
-    return count
+def _check_streams(streams: Any) -> None:
+    if isinstance(streams, SampleStream) or not isinstance(streams, Sequence):
+        raise ArgumentError(f"mix() takes a list of streams; got {type(streams).__name__}")
+    if not streams:
+        raise ArgumentError("mix() needs at least one stream")
+    for number, each in enumerate(streams):
+        if not isinstance(each, SampleStream):
+            raise ArgumentError(
+                f"streams[{number}] is {type(each).__name__}: make a stream of it with fl.streams.from_dataset(dataset)"
+                " or from_items(items, read)"
+            )

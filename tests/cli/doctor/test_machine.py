@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import socket
 from io import StringIO
 from pathlib import Path
 
@@ -102,6 +103,34 @@ def test_a_low_limit_of_open_files_is_noted_with_what_can_raise_it() -> None:
 def test_shared_memory_is_reported_but_never_needed(tmp_path: Path) -> None:
     assert "not needed" in machine.shared_memory(tmp_path).evidence
     assert machine.shared_memory(tmp_path / "none").severity is Severity.GOOD
+
+
+def test_a_cache_folder_that_cannot_be_written_to_is_noted(tmp_path: Path) -> None:
+    assert machine.cache(tmp_path / "none" / "feedline").severity is Severity.GOOD
+    (tmp_path / "file").touch()
+    found = machine.cache(tmp_path / "file" / "feedline")
+    assert (found.severity, found.evidence) == (Severity.NOTE, f"{tmp_path}/file/feedline cannot be written to")
+    assert "XDG_CACHE_HOME" in found.remedy
+
+
+def test_ray_is_reported_with_its_cluster_and_the_memory_of_its_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (found,) = machine.ray(tmp_path)
+    assert (found.severity, "a cluster of this machine" in found.evidence) == (Severity.GOOD, True)
+    found, store = machine.ray(tmp_path / "none")
+    assert (store.name, store.severity) == ("Ray store", Severity.NOTE)
+    assert "--shm-size" in store.remedy
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        port = head.getsockname()[1]
+        monkeypatch.setenv("RAY_ADDRESS", f"ray://127.0.0.1:{port}")
+        assert next(machine.ray(tmp_path)).severity is Severity.GOOD
+    refused = next(machine.ray(tmp_path))
+    assert refused.severity is Severity.NOTE
+    assert f"127.0.0.1:{port} does not answer" in refused.evidence
+    monkeypatch.setattr(machine, "find_spec", lambda _: None)
+    assert list(machine.ray(tmp_path)) == []
 
 
 def test_several_numa_nodes_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,14 @@ import io
 import pickle
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import feedline as fl
@@ -297,3 +299,26 @@ def test_damaged_buffers_are_named_with_their_record_batch(bucket: Bucket, colum
     assert column in dataset[999]
     with pytest.raises(SampleError, match=r"record batch 1 of memory://columns/t\.arrow cannot be read: it is damaged"):
         dataset[1000]
+
+
+@pytest.mark.parametrize("name", ["Arrow", "Parquet"])
+def test_of_many_files_only_the_first_is_asked_for_more_than_its_footer(bucket: Bucket, name: str) -> None:
+    """Every rank reads the footers of all files, so small files may not cost more than they hold."""
+    content = np.random.default_rng(0).bytes(200_000)
+    urls = [f"memory://columns/{number:02}.{name.lower()}" for number in range(12)]
+    for number, url in enumerate(urls):
+        # The footer of one is longer than those before it.
+        columns = {"x": [content], **{f"{'long' * 30}{each}": [number] for each in range(90 * (number == 7))}}
+        table, file = pa.table(columns), io.BytesIO()
+        if name == "Parquet":
+            pq.write_table(table, file, compression="none", write_statistics=False)
+        else:
+            with pa.ipc.new_file(file, table.schema) as writer:
+                writer.write_table(table)
+        fsspec.filesystem("memory").pipe(url.removeprefix("memory:/"), file.getvalue())
+    opening = partial(getattr(fl.datasets, name), urls, columns=["x"])
+    data, asked = bucket.asked_by(opening)
+    assert max(stop - start for start, stop in asked) == 64 << 10
+    assert sum(stop - start for start, stop in asked) < 200_000
+    assert [bytes(sample["x"]) for sample in data] == [content] * 12
+    assert bucket.asked_by(opening)[1] == [], "footers are kept"

@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,10 @@ class Endless(Dataset[int]):
         return index
 
 
+def noisy(number: int, rng: Any) -> tuple[int, float]:
+    return number, float(rng.random())
+
+
 def mark(worker_id: int) -> None:
     info = fl.get_worker_info()
     assert info is not None
@@ -151,6 +156,24 @@ def test_a_stream_that_shards_itself(nodes: Any) -> None:
     torch.manual_seed(6)
     with fl.DataLoader(Sharded(), 4, num_workers=2, worker_method="ray") as loader:
         assert_equal(list(loader), expected)
+
+
+def test_a_stream_with_steps_goes_on_within_its_buffers(nodes: Any) -> None:
+    def made(**more: Any) -> Any:
+        parts = [fl.streams.from_items([range(k, k + 7), range(k + 10, k + 15)], iter, seed=k) for k in (0, 100)]
+        mixed = fl.streams.mix([each.map(noisy).shuffle(4) for each in parts], [1, 2], stop="each_once")
+        return fl.DataLoader(mixed.shuffle(3), 3, seed=1, **more)
+
+    expected = list(made())
+    with made(num_workers=1, worker_method="ray", persistent_workers=True) as loader:
+        assert loader.plan().workers == "1, in the pool 'ray'"
+        got = list(islice(loader, 3))
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        assert_equal(got + list(loader), expected)
+    resumed = made()
+    resumed.load_state_dict(state)
+    assert_equal(got + list(resumed), expected)
 
 
 def test_batches_lie_in_the_object_store_and_may_be_written_to(nodes: Any) -> None:

@@ -7,6 +7,7 @@ import platform
 import re
 import resource
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from feedline.cli.doctor.findings import Finding, Severity
 from feedline.cli.progress import format_bytes
 from feedline.core import numa
 from feedline.core.cgroups import Cgroup
+from feedline.core.paths import user_cache
 from feedline.core.proc import TICK_S, CpuTicks, cpu_ticks, meminfo
 from feedline.loader.resources import affine_cpus
 
@@ -68,6 +70,8 @@ def examine() -> list[Finding]:
         ),
         available("pidfd", lambda: os.close(os.pidfd_open(os.getpid())), "It reports the death of a worker at once."),
         shared_memory(),
+        cache(Path(user_cache())),
+        *ray(),
         *numa_nodes(),
         *cuda(),
     ]
@@ -177,6 +181,56 @@ def shared_memory(directory: Path = Path("/dev") / "shm") -> Finding:
     if not directory.is_dir():
         return Finding("shared memory", "no /dev/shm (not needed)")
     return Finding("shared memory", f"{format_bytes(shutil.disk_usage(directory).total)} (not needed)")
+
+
+def cache(folder: Path) -> Finding:
+    """Folder of indexes, and of cached objects, where no other one is given."""
+    present = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(present, os.W_OK | os.X_OK) or not present.is_dir():
+        remedy = (
+            "indexes are built again in each process, and caches of stores need a folder: set XDG_CACHE_HOME to a"
+            " writable one, in Kubernetes an emptyDir"
+        )
+        return Finding("cache", f"{folder} cannot be written to", Severity.NOTE, remedy)
+    return Finding("cache", f"{format_bytes(shutil.disk_usage(present).free)} free")
+
+
+LEAST_STORE = 1 << 30
+"""Bytes of /dev/shm below which Ray's object store holds few batches."""
+
+
+ANSWER_S = 2.0
+"""Longest wait for the head of a Ray cluster."""
+
+
+def ray(directory: Path = Path("/dev") / "shm") -> Iterator[Finding]:
+    """Ray, if it is installed: its cluster, and the memory of its object store."""
+    if find_spec("ray") is None:
+        return
+    address = os.environ.get("RAY_ADDRESS", "")
+    evidence = (
+        f"{version('ray')}, {f'cluster {address}' if address else 'RAY_ADDRESS is not set: a cluster of this machine'}"
+    )
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit() and (trouble := _refusal(host, int(port))):
+        remedy = "start it, or correct RAY_ADDRESS; needed for worker_method='ray' only"
+        yield Finding("Ray", f"{evidence} does not answer ({trouble})", Severity.NOTE, remedy)
+    else:
+        yield Finding("Ray", evidence)
+    store = shutil.disk_usage(directory).total if directory.is_dir() else 0
+    if store < LEAST_STORE:
+        remedy = "for worker_method='ray' only: docker --shm-size, or an emptyDir with medium: Memory on /dev/shm"
+        yield Finding(
+            "Ray store", f"{format_bytes(store)} in /dev/shm; Ray uses the disk instead", Severity.NOTE, remedy
+        )
+
+
+def _refusal(host: str, port: int) -> str:
+    try:
+        socket.create_connection((host, port), timeout=ANSWER_S).close()
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def available(name: str, use: Callable[[], object], purpose: str) -> Finding:
