@@ -214,7 +214,7 @@ class Clips(MediaClips[VideoReader]):
 
 
 def _times(table: FrameTable, piece: Piece) -> Times:
-    whole = Times(table.seconds, table.end_s)
+    whole = Times(table.seconds, table.end_s, tolerance=table.rounding_s)
     return whole if piece.start is None and piece.stop is None else whole.between(piece.start, piece.stop)
 
 

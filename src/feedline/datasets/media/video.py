@@ -23,6 +23,9 @@ from feedline.errors import SampleError
 WHAT = "datasets.Clips"
 
 
+_FINE_S = Fraction(1, 1000)
+
+
 Frames = dict[int, NDArray[np.uint8]]
 """Frames (height, width, 3) in RGB, by number."""
 
@@ -52,6 +55,14 @@ class FrameTable:
     def end_s(self) -> float:
         """The time at which the last frame ends."""
         return self.end * self.time_base.numerator / self.time_base.denominator
+
+    @property
+    def rounding_s(self) -> float:
+        """What time stamps may be rounded by: half a unit, such as 0.5 ms in Matroska.
+
+        Units of more than a millisecond are those of formats that count frames, which round nothing.
+        """
+        return max(1e-6, float(self.time_base) / 2) if self.time_base <= _FINE_S else 1e-6
 
     def pack(self) -> bytes:
         """The table as bytes."""
