@@ -30,7 +30,8 @@ def tables(draw: st.DrawFn) -> FrameTable:
     least = max(1, int(Fraction(1, 1000) / base))
     gaps = draw(st.lists(st.integers(least, 9 * least), min_size=1, max_size=60))
     ends = draw(st.integers(0, 5 * least)) + np.cumsum([0, *gaps])
-    return FrameTable(base, int(ends[-1]), 64, 96, ends[:-1].astype(np.int64), ends[:1].astype(np.int64))
+    pts = ends[:-1].astype(np.int64)
+    return FrameTable(base, int(ends[-1]), 64, 96, pts, pts[:1], np.arange(len(pts)), np.zeros(1, np.int64))
 
 
 def times_of(table: FrameTable) -> Times:

@@ -93,7 +93,7 @@ class Clips(MediaClips[VideoReader]):
         sampling = sampling_of(sampling, frames)
         self._rule = ClipRule(frames, 1 if stride is None else stride, fps, sampling, clips_per_video, step, short)
         media = MediaFiles(paths, manifest, VIDEO_EXTENSIONS, cache, options)
-        super().__init__(media, "video-frames", FrameTable.parse, index_dir, open_videos, transform)
+        super().__init__(media, "video-frames-and-order", FrameTable.parse, index_dir, open_videos, transform)
         self._images = ImageDecoder(transform, np.asarray) if plan(transform) is not None else None
 
     @property
