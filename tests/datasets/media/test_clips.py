@@ -96,6 +96,26 @@ def test_all_workers_give_the_same_clips_also_after_a_resume(videos: Path, tmp_p
         assert torch.equal(next(iter(loader))["frames"], expected[1]["frames"])
 
 
+def test_videos_of_one_size_make_batches_and_others_are_named(videos: Path, tmp_path: Path) -> None:
+    names = ["h264.mp4", "vp9.webm"]
+    clips = Clips([videos / name for name in names], frames=3, clips_per_video=2, index_dir=tmp_path)
+    assert clips.traits.reads_batches
+    with fl.DataLoader(clips, 4, seed=2) as ours, fl.DataLoader(clips, 4, seed=2, collate_fn=list) as samples:
+        (batch,), (each,) = ours, samples
+    for name in ("frames", "seconds"):
+        assert torch.equal(batch[name], torch.stack([sample[name] for sample in each]))
+    ffmpeg(f"-i {videos / 'h264.mp4'} -vf scale=48:32 small.mp4", tmp_path)
+    assert not Clips([videos / "h264.mp4", tmp_path / "small.mp4"], frames=3, index_dir=tmp_path).traits.reads_batches
+    turned = Clips([videos / "h264.mp4", videos / "turned.mp4"], frames=3, index_dir=tmp_path)
+    with (
+        pytest.raises(
+            SampleError, match=r"turned\.mp4: its frames are 96 × 64 pixels, those of another clip.* 64 × 96"
+        ),
+        fl.DataLoader(turned, 2) as loader,
+    ):
+        next(iter(loader))
+
+
 def test_all_frames_of_a_clip_get_one_crop(videos: Path, tmp_path: Path) -> None:
     rows = [{"path": "h264.mp4", "start": 0.5, "stop": 0.52}]
     clips = Clips(videos, manifest=rows, frames=3, short="repeat_last", transform=CROP, index_dir=tmp_path)

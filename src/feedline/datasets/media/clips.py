@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -67,8 +68,8 @@ class Clips(MediaClips[VideoReader]):
     Each video is scanned once for the times of its frames and keyframes, which are kept in one file in `index_dir`, or
     in the user's cache folder. A process keeps at most `open_videos` decoders, of one thread each. Objects are read by
     ranges, and kept in the folder `cache`, if one is given; `options` are those of `open_store`. SampleError names
-    file, frame and time of what cannot be decoded. Decoding is FFmpeg's, by PyAV: it shows damage that a decoder
-    conceals as it would in a player.
+    file, frame and time of what cannot be decoded, also of frames that need a damaged one, and of truncated files.
+    Decoding is FFmpeg's, by PyAV.
     """
 
     def __init__(
@@ -95,14 +96,14 @@ class Clips(MediaClips[VideoReader]):
         media = MediaFiles(paths, manifest, VIDEO_EXTENSIONS, cache, options)
         super().__init__(media, "video-frames-and-order", FrameTable.parse, index_dir, open_videos, transform)
         self._images = ImageDecoder(transform, np.asarray) if plan(transform) is not None else None
+        self._has_one_shape = self._images.batchable if self._images is not None else self._has_one_size()
 
     @property
     def traits(self) -> Traits:
-        fixed = self._images.batchable if self._images is not None else False
         return Traits(
             thread_safe=True,
             is_random=self._draws or self._images is None,
-            reads_batches=fixed and self._rule.frames is not None and not self._is_overridden,
+            reads_batches=self._has_one_shape and self._rule.frames is not None and not self._is_overridden,
             uses_keys=self._draws,
         )
 
@@ -115,7 +116,8 @@ class Clips(MediaClips[VideoReader]):
         chosen = self._choose(places, [0] * len(places) if keys is None else keys.tolist())
         out: list[torch.Tensor] = []
         for row, frames in self._decoded(chosen):
-            clip = self._transformed(chosen[row], frames, partial(_row, out, row, len(chosen), request.allocate))
+            name = self.paths[chosen[row].piece.file]
+            clip = self._transformed(chosen[row], frames, partial(_row, name, out, row, len(chosen), request.allocate))
             assert clip.data_ptr() == out[0][row].data_ptr()
         seconds = np.stack([_seconds(each) for each in chosen])
         batch = {"frames": _channels_first(out[0]), "seconds": request.allocate(seconds.shape, torch.float64)}
@@ -124,6 +126,17 @@ class Clips(MediaClips[VideoReader]):
             batch["label"] = request.allocate((len(chosen),), torch.int64)
             numpy_view(batch["label"])[...] = [each.piece.label for each in chosen]
         return batch
+
+    def _has_one_size(self) -> bool:
+        """True if frames are given as they are, and all videos declare one size."""
+        if self._step.transform is not None:
+            return False
+        sizes = set()
+        for entry in self._known.collect():
+            with suppress(SampleError):
+                table: FrameTable = self._known.parsed(entry)
+                sizes.add((table.height, table.width))
+        return len(sizes) == 1
 
     @property
     def _draws(self) -> bool:
@@ -223,11 +236,23 @@ def _seconds(chosen: _Chosen) -> NDArray[np.float64]:
 
 
 def _row(
-    out: list[torch.Tensor], row: int, count: int, allocate: Allocator, shape: tuple[int, ...], dtype: torch.dtype
+    name: str,
+    out: list[torch.Tensor],
+    row: int,
+    count: int,
+    allocate: Allocator,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Row `row` of a batch, allocated with its first clip."""
+    """Row `row` of a batch, allocated with its first clip; SampleError for a clip of another shape."""
     if not out:
         out.append(allocate((count, *shape), dtype))
+    if out[0].shape[1:] != shape:
+        height, width = out[0].shape[-3:-1]
+        raise SampleError(
+            f"{name}: its frames are {shape[-3]} × {shape[-2]} pixels, those of another clip of the batch "
+            f"{height} × {width}: pass a transform of fl.transforms that gives them one size"
+        )
     return out[0][row]
 
 

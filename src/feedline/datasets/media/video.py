@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -255,14 +255,15 @@ def _promised_end(video: OpenVideo) -> Fraction | None:
     return None
 
 
-def _decoded(video: OpenVideo, damaged: set[int]) -> Iterator[Any]:
+def _decoded(video: OpenVideo, wanted: int, damaged: set[int]) -> Iterator[Any]:
     """Decode from the present place on; adds the time stamps of damaged frames to `damaged`.
 
-    Frames that are displayed before the first keyframe may refer to frames before it, which were not decoded: their
-    errors mean nothing.
+    Frames before the time stamp `wanted` are decoded only if others refer to them. Frames that are displayed before the
+    first keyframe may refer to frames before it, which were not decoded: their errors mean nothing.
     """
-    first = None
+    first, context = None, video.stream.codec_context
     for packet in video.container.demux(video.stream):
+        context.skip_frame = "NONREF" if packet.pts is not None and packet.pts < wanted else "DEFAULT"
         if first is None and packet.is_keyframe:
             first = packet.pts
         frames = []
@@ -315,21 +316,21 @@ class VideoReader:
     def _frame(self, number: int) -> NDArray[np.uint8]:
         pts, keys = self._table.pts, self._table.keyframes
         key = int(np.searchsorted(keys, pts[number], "right")) - 1
-        attempt = self._attempt
-        if self._next is None or self._next > number or pts[self._next] < keys[key]:
-            self._seek(key, attempt)
-        while True:
-            try:
-                frame = self._decode_until(number)
-                self._attempt = attempt
-                return self._pixels(frame, number)
-            except SampleError:
-                attempt += 1
-                if attempt > _ATTEMPTS:
-                    raise
-                self._seek(key, attempt)
+        if self._next is not None and self._next <= number and pts[self._next] >= keys[key]:
+            with suppress(SampleError):  # what a seek finds is the verdict: it passes over frames that are not needed
+                return self._pixels(self._decode_until(number), number)
+        for attempt in range(self._attempt, _ATTEMPTS):
+            with suppress(SampleError):
+                return self._read_from(key, attempt, number)
+        return self._read_from(key, _ATTEMPTS, number)
 
-    def _seek(self, key: int, attempt: int) -> None:
+    def _read_from(self, key: int, attempt: int, number: int) -> NDArray[np.uint8]:
+        self._seek(key, attempt, int(self._table.pts[number]))
+        frame = self._decode_until(number)
+        self._attempt = attempt
+        return self._pixels(frame, number)
+
+    def _seek(self, key: int, attempt: int, wanted: int) -> None:
         """Seek to keyframe `key`, or before it on later attempts.
 
         Some formats seek by the time of decoding, which is before that of display; and in an open GOP
@@ -338,7 +339,7 @@ class VideoReader:
         self._next = None
         video, first = self._video, key - max(0, attempt - 1)
         if first < 0 or (attempt == _ATTEMPTS and first == 0):
-            self._reopen()
+            self._reopen(wanted)
             return
         place = int(self._table.keyframes[first])
         if attempt:
@@ -347,20 +348,20 @@ class VideoReader:
             with _damage(self._name, video.file):
                 video.container.seek(place, stream=video.stream)
         except PermissionError:  # by this name FFmpeg reports that a format has no place before the one asked for
-            self._reopen()
+            self._reopen(wanted)
         else:
-            self._begin()
+            self._begin(wanted)
 
-    def _reopen(self) -> None:
+    def _reopen(self, wanted: int) -> None:
         """Decode from the very beginning."""
         self._video.close()
         self._video = OpenVideo(self._source, self._name)
-        self._begin()
+        self._begin(wanted)
 
-    def _begin(self) -> None:
+    def _begin(self, wanted: int) -> None:
         self._ahead.clear()
         self._damaged = set()
-        self._coming = _decoded(self._video, self._damaged)
+        self._coming = _decoded(self._video, wanted, self._damaged)
 
     def _decode_until(self, number: int) -> Any:
         """Decode up to a frame; SampleError if it is missing or damaged."""
@@ -408,7 +409,7 @@ class VideoReader:
         return np.rot90(pixels, quarter_turns % 4) if quarter_turns else pixels
 
     def _where(self, number: int) -> str:
-        return f"frame {number} ({self._table.seconds[number]:.3f} s) of {self._name}"
+        return f"frame {number} ({float(self._table.pts[number] * self._table.time_base):.3f} s) of {self._name}"
 
 
 _ATTEMPTS = 2
