@@ -12,14 +12,21 @@ from numpy.typing import NDArray
 from feedline.core.dataset import Transform, digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
-from feedline.core.tensors import one_within
+from feedline.core.tensors import one_within, within
 from feedline.datasets.base import GroupedRecords
 from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.media.files import KnownFiles, MediaFiles, Piece
 from feedline.datasets.media.opened import Closable, Decoders
 from feedline.errors import SampleError, note
+from feedline.stores import ObjectNotFoundError
+from feedline.stores.cache import CachedStore, ObjectRange
+from feedline.stores.files import Extent
 
 D = TypeVar("D", bound=Closable)
+
+
+_WHOLE_NBYTES = 8 << 20
+"""Most bytes of a file that is fetched whole, ahead of its clips."""
 
 
 def sampling_of(sampling: str | None, length: float | None) -> str:
@@ -105,6 +112,15 @@ class MediaClips(GroupedRecords, Generic[D]):
         """Digest of file names and clip counts, checked by saved loader states."""
         return digest_of(self.paths, [*self._offsets.sizes.tolist(), *(piece.file for piece in self._media.pieces)])
 
+    def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
+        """Cache and byte range of each small file, which is fetched whole; what is read of others is not yet known."""
+        if self._media.files.is_local:
+            return []
+        rows = [self._offsets.one(at)[0] for at in within(indices, len(self), type(self).__name__).tolist()]
+        numbers = sorted({self._media.pieces[row].file for row in rows})
+        extents = [Extent(number, 0, self._media.files.info(number).size) for number in numbers]
+        return self._media.files.ranges([each for each in extents if each.stop <= _WHOLE_NBYTES])
+
     def address(self, index: int) -> tuple[str, str]:
         """The file of a clip, and its number in that file."""
         row, clip = self._offsets.one(one_within(index, len(self), type(self).__name__))
@@ -116,7 +132,8 @@ class MediaClips(GroupedRecords, Generic[D]):
         try:
             yield
         except FileNotFoundError as error:
-            raise FileNotFoundError(
+            kind = ObjectNotFoundError if isinstance(error, ObjectNotFoundError) else FileNotFoundError
+            raise kind(
                 f"{name} does not exist: it was moved or deleted; restore it, or pass on_error='skip' to the loader"
             ) from error
         except OSError as error:
