@@ -45,7 +45,10 @@ def soundfile() -> Any:
 
 
 class _QuietFile:
-    """A file object for libsndfile, whose callbacks cannot raise: keeps an error, and seems to end there."""
+    """A file object for libsndfile, whose callbacks cannot raise.
+
+    It keeps an error, and seems to end there.
+    """
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -68,7 +71,7 @@ class _QuietFile:
 
 @contextmanager
 def _damage(name: str, file: _QuietFile | None) -> Iterator[None]:
-    """Turn errors of libsndfile into SampleErrors; raise those of the file as they are."""
+    """Turn errors of libsndfile into SampleErrors, and raise those of the file."""
     try:
         yield
         if file is not None:

@@ -113,7 +113,10 @@ class MediaClips(GroupedRecords, Generic[D]):
         return digest_of(self.paths, [*self._offsets.sizes.tolist(), *(piece.file for piece in self._media.pieces)])
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """Cache and byte range of each small file, which is fetched whole; what is read of others is not yet known."""
+        """Cache and byte range of each small file.
+
+        It is fetched whole; what is read of others is not yet known.
+        """
         if self._media.files.is_local:
             return []
         rows = [self._offsets.one(at)[0] for at in within(indices, len(self), type(self).__name__).tolist()]

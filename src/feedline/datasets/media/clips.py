@@ -128,7 +128,7 @@ class Clips(MediaClips[VideoReader]):
         return batch
 
     def _has_one_size(self) -> bool:
-        """True if frames are given as they are, and all videos declare one size."""
+        """True for untransformed frames of videos that declare one size."""
         if self._step.transform is not None:
             return False
         sizes = set()
@@ -244,7 +244,10 @@ def _row(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Row `row` of a batch, allocated with its first clip; SampleError for a clip of another shape."""
+    """Row `row` of a batch, allocated with its first clip.
+
+    SampleError for a clip of another shape.
+    """
     if not out:
         out.append(allocate((count, *shape), dtype))
     if out[0].shape[1:] != shape:

@@ -47,7 +47,7 @@ class Times:
         return max(self.start, float(self.seconds[0]))
 
     def between(self, start: float | None, stop: float | None) -> Times:
-        """The frames that are shown in the seconds `[start, stop)`; none behind the end."""
+        """The frames that are shown in the seconds `[start, stop)`."""
         start = self.start if start is None else start
         end = self.end if stop is None else min(stop, self.end)
         low = max(0, int(self.shown_at(np.array(start))))

@@ -61,9 +61,9 @@ class FrameTable:
 
     @property
     def rounding_s(self) -> float:
-        """What time stamps may be rounded by: half a unit, such as 0.5 ms in Matroska.
+        """The rounding of time stamps in seconds: half a unit.
 
-        Units of more than a millisecond are those of formats that count frames, which round nothing.
+        That is 0.5 ms in Matroska. Units of more than a millisecond are those of formats that count frames, which round nothing.
         """
         return max(1e-6, float(self.time_base) / 2) if self.time_base <= _FINE_S else 1e-6
 
@@ -84,12 +84,12 @@ class FrameTable:
         return cls(Fraction(numerator, denominator), end, height, width, pts, keys, order, key_order)
 
     def last_decoded_before(self, number: int) -> int:
-        """The last shown of the frames that are decoded no later than this one."""
+        """The frame shown last of those decoded up to this one."""
         before = np.flatnonzero(self.order[number : number + _MOST_REORDERED] <= self.order[number])
         return number + int(before[-1])
 
     def may_refer(self, number: int, pts: int) -> bool:
-        """True if a frame may need the one of time stamp `pts`, or is that one.
+        """True if a frame may need that of time stamp `pts`.
 
         Codecs forbid that frames behind a keyframe refer to those that are shown before it. After a seek to the
         keyframe, these lack what they refer to, and the decoder's verdict on them means nothing.
@@ -109,7 +109,7 @@ _MOST_REORDERED = 64
 
 
 def _last(ascending: NDArray[np.int64], value: int) -> int:
-    """The place of the last number that is no larger than `value`; else 0."""
+    """The place of the last number up to `value`; else 0."""
     return max(0, int(np.searchsorted(ascending, value, "right")) - 1)
 
 
@@ -228,7 +228,10 @@ def scan_frames(source: Source, name: str) -> FrameTable:
 
 
 def _packets(video: OpenVideo) -> tuple[list[tuple[int, bool, bool, int]], bool]:
-    """Time stamp, "keyframe", "hidden" and duration of each packet; True if the last one is cut."""
+    """Each packet, and True if the last one is cut.
+
+    A packet is its time stamp, "is a keyframe", "is hidden", and its duration.
+    """
     packets, is_cut = [], False
     for packet in video.container.demux(video.stream):
         if packet.size:
@@ -238,13 +241,13 @@ def _packets(video: OpenVideo) -> tuple[list[tuple[int, bool, bool, int]], bool]
 
 
 def _ends_early(video: OpenVideo) -> bool:
-    """True if the container's index has packets behind the end of the file."""
+    """True if the index lists packets behind the end of the file."""
     nbytes = video.container.size
     return nbytes > 0 and any(entry.pos + entry.size > nbytes for entry in video.stream.index_entries)
 
 
 def _promised_end(video: OpenVideo) -> Fraction | None:
-    """Seconds at which the video ends as its header says; None if only the packets tell."""
+    """The end in seconds that the header declares; None without one."""
     names = video.container.format.name.split(",")
     text = video.stream.metadata.get("DURATION", "")
     if "matroska" in names and text.count(":") == 2:
@@ -256,9 +259,9 @@ def _promised_end(video: OpenVideo) -> Fraction | None:
 
 
 def _decoded(video: OpenVideo, wanted: int, damaged: set[int]) -> Iterator[Any]:
-    """Decode from the present place on; adds the time stamps of damaged frames to `damaged`.
+    """Decode from the present place on.
 
-    Frames before the time stamp `wanted` are decoded only if others refer to them. Frames that are displayed before the
+    Adds the time stamps of damaged frames to `damaged`. Frames before the time stamp `wanted` are decoded only if others refer to them. Frames that are displayed before the
     first keyframe may refer to frames before it, which were not decoded: their errors mean nothing.
     """
     first, context = None, video.stream.codec_context
@@ -384,7 +387,10 @@ class VideoReader:
         return self._ahead.popleft() if self._ahead else next(self._coming, None)
 
     def _look_ahead(self, number: int) -> None:
-        """Decode up to the last frame that this one may refer to: damage shows when a frame comes out."""
+        """Decode up to the last frame that this one may refer to.
+
+        Damage shows when a frame comes out.
+        """
         last = self._table.last_decoded_before(number)
         until = int(self._table.pts[last])
         while last > number and not (self._ahead and self._ahead[-1].pts >= until):

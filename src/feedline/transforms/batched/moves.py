@@ -1,4 +1,4 @@
-"""Crops and flips of a batch on the CPU, in one pass over its memory."""
+"""Crops and flips of a batch in one pass on the CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ Places = NDArray[np.int64]
 
 
 def leading_moves(steps: Sequence[PlannedStep]) -> list[PlannedStep]:
-    """The crops and flips at the beginning that one pass can do: one crop at most, since each has its fill."""
+    """The crops and flips at the beginning that one pass can do.
+
+    One crop at most, since each has its fill.
+    """
     found: list[PlannedStep] = []
     for planned in takewhile(lambda planned: type(planned.step) in (*FLIPS, RandomCrop), steps):
         if type(planned.step) is RandomCrop and any(type(each.step) is RandomCrop for each in found):
@@ -61,7 +64,10 @@ def moved(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> tor
 
 
 def cropped(step: RandomCrop, draws: DrawsEach, lines: Places, columns: Places) -> tuple[Places, Places]:
-    """Lines and columns, (batch, side), of a random crop of those; -1 beyond the edges of constant padding."""
+    """Lines and columns, (batch, side), of a random crop.
+
+    They are -1 beyond the edges of constant padding.
+    """
     corners = step.corner(draws, lines.shape[1], columns.shape[1])
     parts = []
     for all_places, corner, side in zip((lines, columns), corners, step.size, strict=True):
