@@ -63,7 +63,8 @@ class FrameTable:
     def rounding_s(self) -> float:
         """The rounding of time stamps in seconds: half a unit.
 
-        That is 0.5 ms in Matroska. Units of more than a millisecond are those of formats that count frames, which round nothing.
+        That is 0.5 ms in Matroska. Units of more than a millisecond are those of formats that count frames,
+        which round nothing.
         """
         return max(1e-6, float(self.time_base) / 2) if self.time_base <= _FINE_S else 1e-6
 
@@ -261,7 +262,8 @@ def _promised_end(video: OpenVideo) -> Fraction | None:
 def _decoded(video: OpenVideo, wanted: int, damaged: set[int]) -> Iterator[Any]:
     """Decode from the present place on.
 
-    Adds the time stamps of damaged frames to `damaged`. Frames before the time stamp `wanted` are decoded only if others refer to them. Frames that are displayed before the
+    Adds the time stamps of damaged frames to `damaged`. Frames before the time stamp `wanted` are decoded only if
+    others refer to them. Frames that are displayed before the
     first keyframe may refer to frames before it, which were not decoded: their errors mean nothing.
     """
     first, context = None, video.stream.codec_context
