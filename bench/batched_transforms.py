@@ -1,8 +1,9 @@
 """Augmentation of whole batches: feedline's operators, torchvision v2's and kornia's, on the same tensors.
 
 torchvision draws one set of numbers for the whole batch, unless it is called for each image; feedline and kornia draw
-for each image. A crop with one draw copies nothing, and a flip with one draw is done or not. Peers are found in the
-folder that PEERS names, where `pip install --no-deps --target` has put them. On the CPU all run in one thread.
+for each image. "by image" and "kornia" do the same work as feedline. A crop with one draw copies nothing, and a flip
+with one draw is done or not: no draws per image can be as fast. Peers are found in the folder that PEERS names, where
+`pip install --no-deps --target` has put them. On the CPU all run in one thread.
 """
 
 from __future__ import annotations
@@ -70,6 +71,12 @@ def cases() -> dict[str, tuple[Any, Any, Any, bool]]:
             transforms.RandomCrop((HEIGHT, WIDTH), padding=4),
             v2.RandomCrop((HEIGHT, WIDTH), padding=4),
             Levels(kornia.RandomCrop((HEIGHT, WIDTH), padding=4)),
+            False,
+        ),
+        "crop and flip": (
+            transforms.Compose([transforms.RandomCrop(SIZE), transforms.RandomHorizontalFlip()]),
+            v2.Compose([v2.RandomCrop(SIZE), v2.RandomHorizontalFlip()]),
+            Levels(kornia.ImageSequential(kornia.RandomCrop((SIZE, SIZE)), kornia.RandomHorizontalFlip())),
             False,
         ),
         "flip of all": (

@@ -56,6 +56,20 @@ def test_frames_are_those_that_decoding_from_the_beginning_shows(
                 assert np.all(np.abs(clip["seconds"].numpy() - shown) <= np.diff(times).max() + 1e-6)
 
 
+def test_a_subclass_that_overrides_one_clip_is_asked_for_each(videos: Path, tmp_path: Path) -> None:
+    class WithNumber(Clips):
+        def __getitem__(self, index: int) -> Any:
+            return {**super().__getitem__(index), "number": index}
+
+    settings: dict[str, Any] = {"frames": 2, "clips_per_video": 3, "transform": CROP, "index_dir": tmp_path}
+    plain, numbered = Clips(videos / "h264.mp4", **settings), WithNumber(videos / "h264.mp4", **settings)
+    assert plain.traits.reads_batches
+    assert not numbered.traits.reads_batches
+    [batch], [expected] = fl.DataLoader(numbered, batch_size=3, seed=1), fl.DataLoader(plain, batch_size=3, seed=1)
+    assert batch.pop("number").tolist() == [0, 1, 2]
+    assert all(torch.equal(batch[name], expected[name]) for name in expected)
+
+
 def test_all_workers_give_the_same_clips_also_after_a_resume(videos: Path, tmp_path: Path) -> None:
     names = ["h264.mp4", "hevc.mp4", "vp9.webm"]
     clips = Clips([videos / name for name in names], frames=4, clips_per_video=4, transform=CROP, index_dir=tmp_path)
@@ -80,6 +94,26 @@ def test_all_workers_give_the_same_clips_also_after_a_resume(videos: Path, tmp_p
     with fl.DataLoader(clips, 3, shuffle=True, seed=1, num_workers=1) as loader:
         loader.load_state_dict(state)
         assert torch.equal(next(iter(loader))["frames"], expected[1]["frames"])
+
+
+def test_videos_of_one_size_make_batches_and_others_are_named(videos: Path, tmp_path: Path) -> None:
+    names = ["h264.mp4", "vp9.webm"]
+    clips = Clips([videos / name for name in names], frames=3, clips_per_video=2, index_dir=tmp_path)
+    assert clips.traits.reads_batches
+    with fl.DataLoader(clips, 4, seed=2) as ours, fl.DataLoader(clips, 4, seed=2, collate_fn=list) as samples:
+        (batch,), (each,) = ours, samples
+    for name in ("frames", "seconds"):
+        assert torch.equal(batch[name], torch.stack([sample[name] for sample in each]))
+    ffmpeg(f"-i {videos / 'h264.mp4'} -vf scale=48:32 small.mp4", tmp_path)
+    assert not Clips([videos / "h264.mp4", tmp_path / "small.mp4"], frames=3, index_dir=tmp_path).traits.reads_batches
+    turned = Clips([videos / "h264.mp4", videos / "turned.mp4"], frames=3, index_dir=tmp_path)
+    with (
+        pytest.raises(
+            SampleError, match=r"turned\.mp4: its frames are 96 × 64 pixels, those of another clip.* 64 × 96"
+        ),
+        fl.DataLoader(turned, 2) as loader,
+    ):
+        next(iter(loader))
 
 
 def test_all_frames_of_a_clip_get_one_crop(videos: Path, tmp_path: Path) -> None:

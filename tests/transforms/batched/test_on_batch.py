@@ -34,6 +34,16 @@ EXACT: dict[str, T.Transform] = {
     "crop with padding": T.RandomCrop(48, padding=(3, 9), fill=(9, 80, 200)),
     "crop with reflection": T.RandomCrop((40, 70), padding=8, padding_mode="reflect"),
     "crop of small images": T.RandomCrop((60, 60), pad_if_needed=True, padding_mode="symmetric"),
+    "flips": T.Compose([T.RandomHorizontalFlip(), T.RandomVerticalFlip(), T.RandomHorizontalFlip(1.0)]),
+    "flips and crop": T.Compose(
+        [T.RandomVerticalFlip(), T.RandomCrop((40, 70), padding=8, fill=7), T.RandomHorizontalFlip()]
+    ),
+    "crops and flip": T.Compose(
+        [T.RandomCrop(60, padding=9, fill=(1, 2, 3)), T.RandomHorizontalFlip(), T.RandomCrop(66, padding=6, fill=90)]
+    ),
+    "flip and reflection": T.Compose(
+        [T.RandomHorizontalFlip(), T.RandomCrop((60, 80), padding=9, padding_mode="reflect")]
+    ),
     "jitter": T.ColorJitter(0.4, 0.4, 0.4, 0.2),
     "hue": T.ColorJitter(hue=0.5),
     "brightness": T.ColorJitter(brightness=(0.2, 3.0)),
@@ -266,6 +276,7 @@ def test_an_operator_that_the_backend_lacks_is_named(monkeypatch: pytest.MonkeyP
     def lacking(*_: Any) -> Any:
         raise NotImplementedError("aten::index_copy is not implemented for the MPS device")
 
+    monkeypatch.setattr(levels, "by_rows", lambda _: False)
     monkeypatch.setitem(operators.OPERATORS, T.RandomVerticalFlip, lacking)
     with pytest.raises(NotImplementedError, match="index_copy") as caught:
         T.OnBatch([T.RandomHorizontalFlip(), T.RandomVerticalFlip()])(BATCH, KEYS)

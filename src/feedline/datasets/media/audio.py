@@ -44,11 +44,41 @@ def soundfile() -> Any:
     return optional.load("soundfile", "audio", WHAT)
 
 
+class _QuietFile:
+    """A file object for libsndfile, whose callbacks cannot raise.
+
+    It keeps an error, and seems to end there.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+        self._failure: Exception | None = None
+
+    def read(self, size: int) -> bytes:
+        try:
+            return bytes(self._file.read(size))
+        except Exception as error:  # noqa: BLE001 - `check` raises it
+            self._failure = error
+            return b""
+
+    def check(self) -> None:
+        """Raise the error of a read, once."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+
 @contextmanager
-def _damage(name: str) -> Iterator[None]:
+def _damage(name: str, file: _QuietFile | None) -> Iterator[None]:
+    """Turn errors of libsndfile into SampleErrors, and raise those of the file."""
     try:
         yield
+        if file is not None:
+            file.check()
     except soundfile().LibsndfileError as error:
+        if file is not None:
+            file.check()
         raise SampleError(
             f"{name} cannot be decoded ({error.error_string.rstrip('.')}): the file is damaged, or has a format that "
             f"libsndfile does not read; write it again (ffmpeg -i {name} out.flac), or pass on_error='skip' to the "
@@ -65,8 +95,9 @@ class AudioReader:
             open(source, "rb").close()  # libsndfile does not say why a file cannot be opened
         else:
             source.seek(0)
-        with _damage(name):
-            self._file = soundfile().SoundFile(source)
+        self._source = None if isinstance(source, str) else _QuietFile(source)
+        with _damage(name, self._source):
+            self._file = soundfile().SoundFile(self._source or source)
         self.info = AudioInfo(self._file.samplerate, self._file.frames, self._file.channels)
         # libsndfile's seek in Vorbis may end at another sample.
         self._seeks = self._file.subtype != "VORBIS"
@@ -76,7 +107,7 @@ class AudioReader:
 
     def read(self, start: int, stop: int) -> Samples:
         """The samples `[start, stop)`; SampleError if the file ends before."""
-        with _damage(self._name):
+        with _damage(self._name, self._source):
             self._go_to(start)
             samples: Samples = self._file.read(stop - start, dtype="float32", always_2d=True).T
         if samples.shape[1] != stop - start:

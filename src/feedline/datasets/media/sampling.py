@@ -5,7 +5,7 @@ Everything here is a pure function of a file's times, the number of the clip, an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ Short = Literal["error", "repeat_last", "wrap"]
 
 
 _SAME_TIME_S = 1e-6
-"""Times of containers are rounded, at worst to a microsecond here."""
+"""Default of `Times.tolerance`; more than numbers of 64 bits are rounded by."""
 
 
 class TooShortError(SampleError):
@@ -30,26 +30,35 @@ class TooShortError(SampleError):
 class Times:
     """The frames that clips may be taken of.
 
-    `seconds`: the time of each, ascending; `end`: the time at which the last one ends. `first` is the number of the
-    first of them in the video.
+    `seconds`: the time of each, ascending. They are shown from `start`, by default the time of the first one, until
+    `end`. `first` is the number of the first of them in the video. `tolerance`: times that differ by no more seconds
+    are equal; the time stamps of a file are rounded.
     """
 
     seconds: NDArray[np.float64]
     end: float
     first: int = 0
+    start: float = -np.inf
+    tolerance: float = _SAME_TIME_S
+
+    @property
+    def begin(self) -> float:
+        """The time from which a frame is shown."""
+        return max(self.start, float(self.seconds[0]))
 
     def between(self, start: float | None, stop: float | None) -> Times:
         """The frames that are shown in the seconds `[start, stop)`."""
-        low = 0 if start is None else max(0, self.frame_at(start))
-        high = len(self.seconds)
-        if stop is not None:
-            high = int(np.searchsorted(self.seconds, stop - _SAME_TIME_S, "left"))
+        start = self.start if start is None else start
         end = self.end if stop is None else min(stop, self.end)
-        return Times(self.seconds[low:high], end, self.first + low)
+        low = max(0, int(self.shown_at(np.array(start))))
+        high = int(np.searchsorted(self.seconds, end - self.tolerance, "left"))
+        if start >= end - self.tolerance:
+            high = low
+        return replace(self, seconds=self.seconds[low:high], end=end, first=self.first + low, start=start)
 
-    def frame_at(self, seconds: float) -> int:
-        """The frame that is shown at a time; -1 before the first."""
-        return int(np.searchsorted(self.seconds, seconds + _SAME_TIME_S, "right")) - 1
+    def shown_at(self, seconds: NDArray[np.float64]) -> NDArray[np.intp]:
+        """The frame that is shown at each time; -1 before the first."""
+        return np.searchsorted(self.seconds, seconds + self.tolerance, "right") - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +107,8 @@ class ClipRule:
         if self.sampling != "sliding" or not len(times.seconds):
             return self.per_video
         first, last = self._starts(times)
-        return 1 + max(0, int((last - first) / self._step + _SAME_TIME_S))
+        slack = 0 if self.fps is None else times.tolerance
+        return 1 + max(0, int((last - first + slack) / self._step))
 
     def pick(self, times: Times, clip: int, draws: Draws) -> NDArray[np.int64]:
         """The frame numbers of clip `clip`; one may repeat.
@@ -124,10 +134,11 @@ class ClipRule:
     def _starts(self, times: Times) -> tuple[float, float]:
         """First and last start: a frame, or seconds with `fps`."""
         if self.frames is None:
-            return (0, 0) if self.fps is None else (times.seconds[0], times.seconds[0])
+            return (0, 0) if self.fps is None else (times.begin, times.begin)
         if self.fps is None:
             return 0, len(times.seconds) - 1 - (self.frames - 1) * self.stride
-        return times.seconds[0], times.seconds[-1] - (self.frames - 1) / self.fps
+        # The clip ends with the video, or with a last frame that is shown for less than a frame of the clip.
+        return times.begin, max(float(times.seconds[-1]), times.end - 1 / self.fps) - (self.frames - 1) / self.fps
 
     def _place(self, first: float, last: float, clip: int, draws: Draws) -> float:
         if self.sampling == "random":
@@ -144,11 +155,10 @@ class ClipRule:
             wanted = -(-count // self.stride) if self.frames is None else self.frames
             chosen = int(start) + self.stride * np.arange(wanted)
             return self._fit(chosen, chosen < count, times)
-        whole = max(1, int(np.ceil((times.end - start) * self.fps - _SAME_TIME_S)))
-        wanted = whole if self.frames is None else self.frames
-        at = start + np.arange(wanted) / self.fps
-        chosen = np.searchsorted(times.seconds, at + _SAME_TIME_S, "right") - 1
-        return self._fit(np.maximum(chosen, 0), at < times.end - _SAME_TIME_S, times)
+        end = times.end - times.tolerance
+        whole = max(1, int(np.ceil((end - start) * self.fps)))
+        at = start + np.arange(whole if self.frames is None else self.frames) / self.fps
+        return self._fit(np.maximum(times.shown_at(at), 0), at < end, times)
 
     def _fit(self, chosen: NDArray[np.int64], inside: NDArray[np.bool_], times: Times) -> NDArray[np.int64]:
         """Replace what lies behind the end, as `short` says."""
@@ -159,7 +169,7 @@ class ClipRule:
             every = f"every {self.stride}" if self.fps is None else f"{self.fps:g} a second"
             raise TooShortError(
                 f"a clip of {len(chosen)} frames ({every}) is longer than the {len(times.seconds)} frames "
-                f"({times.end - times.seconds[0]:.3f} s) that there are: pass short='repeat_last' or 'wrap', a smaller "
+                f"({times.end - times.begin:.3f} s) that there are: pass short='repeat_last' or 'wrap', a smaller "
                 "frames=, or on_error='skip' to the loader"
             )
         rows = np.arange(len(chosen))

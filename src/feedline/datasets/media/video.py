@@ -2,13 +2,14 @@
 
 `scan_frames` lists the times and keyframes of a video once, without decoding it. `VideoReader` decodes chosen frames:
 it seeks to the last keyframe before one, and knows each frame by its time stamp, so that the result never depends on
-what was read before.
+what was read before. FFmpeg conceals damage; a frame that may refer to a damaged one is an error here.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -23,6 +24,9 @@ from feedline.errors import SampleError
 WHAT = "datasets.Clips"
 
 
+_FINE_S = Fraction(1, 1000)
+
+
 Frames = dict[int, NDArray[np.uint8]]
 """Frames (height, width, 3) in RGB, by number."""
 
@@ -32,8 +36,8 @@ class FrameTable:
     """The frames of a video in the order of their display.
 
     `pts`: the time stamp of each, in units of `time_base` seconds, int64. `keyframes`: the time stamps of those at
-    which decoding can begin, also of hidden ones. `end` is the time stamp at which the last frame
-    ends. `height` and `width` are those that the file declares.
+    which decoding can begin, also of hidden ones. `order` and `key_order` are their places in the order of decoding.
+    `end` is the time stamp at which the last frame ends. `height` and `width` are those that the file declares.
     """
 
     time_base: Fraction
@@ -42,6 +46,8 @@ class FrameTable:
     width: int
     pts: NDArray[np.int64]
     keyframes: NDArray[np.int64]
+    order: NDArray[np.int64]
+    key_order: NDArray[np.int64]
 
     @property
     def seconds(self) -> NDArray[np.float64]:
@@ -53,18 +59,59 @@ class FrameTable:
         """The time at which the last frame ends."""
         return self.end * self.time_base.numerator / self.time_base.denominator
 
+    @property
+    def rounding_s(self) -> float:
+        """The rounding of time stamps in seconds: half a unit.
+
+        That is 0.5 ms in Matroska. Units of more than a millisecond are those of formats that count frames,
+        which round nothing.
+        """
+        return max(1e-6, float(self.time_base) / 2) if self.time_base <= _FINE_S else 1e-6
+
     def pack(self) -> bytes:
         """The table as bytes."""
         base = self.time_base
         head = [base.numerator, base.denominator, self.end, self.height, self.width, len(self.pts)]
-        return np.concatenate([np.array(head, "<i8"), self.pts, self.keyframes]).astype("<i8").tobytes()
+        parts = [np.array(head), self.pts, self.order, self.keyframes, self.key_order]
+        return np.concatenate(parts).astype("<i8").tobytes()
 
     @classmethod
     def parse(cls, packed: bytes) -> FrameTable:
         """The table that `pack` made."""
         numbers = np.frombuffer(packed, "<i8")
         numerator, denominator, end, height, width, count = numbers[:6].tolist()
-        return cls(Fraction(numerator, denominator), end, height, width, numbers[6 : 6 + count], numbers[6 + count :])
+        pts, order, both = np.split(numbers[6:], [count, 2 * count])
+        keys, key_order = np.split(both, 2)
+        return cls(Fraction(numerator, denominator), end, height, width, pts, keys, order, key_order)
+
+    def last_decoded_before(self, number: int) -> int:
+        """The frame shown last of those decoded up to this one."""
+        before = np.flatnonzero(self.order[number : number + _MOST_REORDERED] <= self.order[number])
+        return number + int(before[-1])
+
+    def may_refer(self, number: int, pts: int) -> bool:
+        """True if a frame may need that of time stamp `pts`.
+
+        Codecs forbid that frames behind a keyframe refer to those that are shown before it. After a seek to the
+        keyframe, these lack what they refer to, and the decoder's verdict on them means nothing.
+        """
+        order = self.order[number]
+        at = int(np.searchsorted(self.pts, pts))
+        is_shown = at < len(self.pts) and self.pts[at] == pts
+        place = self.order[at] if is_shown else self.key_order[_last(self.keyframes, pts)]
+        key = _last(self.key_order, order)
+        if self.pts[number] < self.keyframes[key]:  # shown before the keyframe, it refers to frames before that, too
+            return bool(self.key_order[max(0, key - 1)] <= place <= order)
+        return bool(self.key_order[key] <= place <= order and pts >= self.keyframes[key])
+
+
+_MOST_REORDERED = 64
+"""More frames than any codec decodes before one that is shown earlier."""
+
+
+def _last(ascending: NDArray[np.int64], value: int) -> int:
+    """The place of the last number up to `value`; else 0."""
+    return max(0, int(np.searchsorted(ascending, value, "right")) - 1)
 
 
 def pyav() -> Any:
@@ -148,47 +195,96 @@ def scan_frames(source: Source, name: str) -> FrameTable:
     video = OpenVideo(source, name)
     try:
         with _damage(name, video.file):
-            packets = [
-                (packet.pts, packet.is_keyframe, packet.is_discard, packet.duration or 0)
-                for packet in video.container.demux(video.stream)
-                if packet.size
-            ]
+            packets, is_partial = _packets(video)
         context, base = video.stream.codec_context, video.stream.time_base
-        height, width = context.height, context.width
+        height, width, promised = context.height, context.width, _promised_end(video)
+        is_partial = is_partial or _ends_early(video)
     finally:
         video.close()
     if any(packet[0] is None for packet in packets):
         raise SampleError(
             f"{name} has no time stamps: write it again with some (ffmpeg -fflags +genpts -i {name} -c copy out.mp4)"
         )
-    keys = np.unique(np.array([at for at, is_key, _, _ in packets if is_key], np.int64))
+    keys = {at: order for order, (at, is_key, _, _) in enumerate(packets) if is_key}
+    first = min(keys, default=None)
     # Frames before the first keyframe refer to frames that were cut off; hidden ones are left out by an edit list.
-    shown = {at: duration for at, _, hidden, duration in packets if not hidden and len(keys) and at >= keys[0]}
+    shown = {
+        at: (order, duration)
+        for order, (at, _, is_hidden, duration) in enumerate(packets)
+        if not is_hidden and first is not None and at >= first
+    }
     if not shown:
         raise SampleError(f"{name} has no video frames: remove it, or pass on_error='skip' to the loader")
-    pts = np.array(sorted(shown), np.int64)
-    last = shown[int(pts[-1])]
+    pts, keyframes = np.array(sorted(shown), np.int64), np.array(sorted(keys), np.int64)
+    last = shown[int(pts[-1])][1]
     end = int(pts[-1]) + (last or (int(np.median(np.diff(pts))) if len(pts) > 1 else 1))
-    return FrameTable(base, end, height, width, pts, keys)
+    if is_partial or (promised is not None and end * base < promised - (end - int(pts[-1])) * base * 3 / 2):
+        raise SampleError(
+            f"{name} is truncated: it ends after {len(pts)} frames, at {float(end * base):.3f} s, and its header "
+            f"promises more. Fetch it again; or keep what there is (ffmpeg -i {name} -c copy out.mkv); or pass "
+            "on_error='skip' to the loader"
+        )
+    order = np.array([shown[int(at)][0] for at in pts], np.int64)
+    return FrameTable(base, end, height, width, pts, keyframes, order, np.array([keys[int(at)] for at in keyframes]))
 
 
-def _decoded(video: OpenVideo) -> Iterator[Any]:
+def _packets(video: OpenVideo) -> tuple[list[tuple[int, bool, bool, int]], bool]:
+    """Each packet, and True if the last one is cut.
+
+    A packet is its time stamp, "is a keyframe", "is hidden", and its duration.
+    """
+    packets, is_cut = [], False
+    for packet in video.container.demux(video.stream):
+        if packet.size:
+            packets.append((packet.pts, packet.is_keyframe, packet.is_discard, packet.duration or 0))
+            is_cut = packet.is_corrupt
+    return packets, is_cut
+
+
+def _ends_early(video: OpenVideo) -> bool:
+    """True if the index lists packets behind the end of the file."""
+    nbytes = video.container.size
+    return nbytes > 0 and any(entry.pos + entry.size > nbytes for entry in video.stream.index_entries)
+
+
+def _promised_end(video: OpenVideo) -> Fraction | None:
+    """The end in seconds that the header declares; None without one."""
+    names = video.container.format.name.split(",")
+    text = video.stream.metadata.get("DURATION", "")
+    if "matroska" in names and text.count(":") == 2:
+        hours, minutes, seconds = map(Fraction, text.rstrip("\0 ").split(":"))
+        return 3600 * hours + 60 * minutes + seconds
+    if ("matroska" in names or "flv" in names) and len(video.container.streams) == 1 and video.container.duration:
+        return Fraction(video.container.duration, pyav().time_base)
+    return None
+
+
+def _decoded(video: OpenVideo, wanted: int, damaged: set[int]) -> Iterator[Any]:
     """Decode from the present place on.
 
-    Frames that are displayed before the first keyframe may refer to frames before it, which were not decoded: their
-    errors mean nothing.
+    Adds the time stamps of damaged frames to `damaged`. Frames before the time stamp `wanted` are decoded only if
+    others refer to them. Frames that are displayed before the
+    first keyframe may refer to frames before it, which were not decoded: their errors mean nothing.
     """
-    first = None
+    first, context = None, video.stream.codec_context
     for packet in video.container.demux(video.stream):
+        context.skip_frame = "NONREF" if packet.pts is not None and packet.pts < wanted else "DEFAULT"
         if first is None and packet.is_keyframe:
             first = packet.pts
+        frames = []
         try:
             frames = packet.decode()
-        except pyav().FFmpegError:
-            if first is None or (packet.pts is not None and packet.pts < first):
-                continue
-            raise
-        yield from frames
+            is_damaged = packet.is_corrupt
+        except pyav().FFmpegError as error:
+            if packet.pts is None or (isinstance(error, OSError) and not isinstance(error, ValueError)):
+                raise
+            is_damaged = first is not None and packet.pts >= first
+        if is_damaged and packet.pts is not None:
+            damaged.add(packet.pts)
+        for frame in frames:
+            if frame.is_corrupt and frame.pts is not None:
+                damaged.add(frame.pts)
+            yield frame
 
 
 class VideoReader:
@@ -200,6 +296,10 @@ class VideoReader:
         self._table, self._name = table, name
         self._to_rgb = pyav().video.reformatter.VideoReformatter()
         self._coming: Iterator[Any] = iter(())
+        self._ahead: deque[Any] = deque()
+        """Frames that were decoded to see whether they are damaged."""
+        self._damaged: set[int] = set()
+        """Time stamps of the damaged frames since decoding began here."""
         self._next: int | None = None
         """The number of the frame that decoding comes to next; None if it has to seek."""
         self._attempt = 0
@@ -221,21 +321,21 @@ class VideoReader:
     def _frame(self, number: int) -> NDArray[np.uint8]:
         pts, keys = self._table.pts, self._table.keyframes
         key = int(np.searchsorted(keys, pts[number], "right")) - 1
-        attempt = self._attempt
-        if self._next is None or self._next > number or pts[self._next] < keys[key]:
-            self._seek(key, attempt)
-        while True:
-            try:
-                frame = self._decode_until(number)
-                self._attempt = attempt
-                return self._pixels(frame, number)
-            except SampleError:
-                attempt += 1
-                if attempt > _ATTEMPTS:
-                    raise
-                self._seek(key, attempt)
+        if self._next is not None and self._next <= number and pts[self._next] >= keys[key]:
+            with suppress(SampleError):  # what a seek finds is the verdict: it passes over frames that are not needed
+                return self._pixels(self._decode_until(number), number)
+        for attempt in range(self._attempt, _ATTEMPTS):
+            with suppress(SampleError):
+                return self._read_from(key, attempt, number)
+        return self._read_from(key, _ATTEMPTS, number)
 
-    def _seek(self, key: int, attempt: int) -> None:
+    def _read_from(self, key: int, attempt: int, number: int) -> NDArray[np.uint8]:
+        self._seek(key, attempt, int(self._table.pts[number]))
+        frame = self._decode_until(number)
+        self._attempt = attempt
+        return self._pixels(frame, number)
+
+    def _seek(self, key: int, attempt: int, wanted: int) -> None:
         """Seek to keyframe `key`, or before it on later attempts.
 
         Some formats seek by the time of decoding, which is before that of display; and in an open GOP
@@ -244,7 +344,7 @@ class VideoReader:
         self._next = None
         video, first = self._video, key - max(0, attempt - 1)
         if first < 0 or (attempt == _ATTEMPTS and first == 0):
-            self._reopen()
+            self._reopen(wanted)
             return
         place = int(self._table.keyframes[first])
         if attempt:
@@ -253,28 +353,54 @@ class VideoReader:
             with _damage(self._name, video.file):
                 video.container.seek(place, stream=video.stream)
         except PermissionError:  # by this name FFmpeg reports that a format has no place before the one asked for
-            self._reopen()
+            self._reopen(wanted)
         else:
-            self._coming = _decoded(video)
+            self._begin(wanted)
 
-    def _reopen(self) -> None:
+    def _reopen(self, wanted: int) -> None:
         """Decode from the very beginning."""
         self._video.close()
         self._video = OpenVideo(self._source, self._name)
-        self._coming = _decoded(self._video)
+        self._begin(wanted)
+
+    def _begin(self, wanted: int) -> None:
+        self._ahead.clear()
+        self._damaged = set()
+        self._coming = _decoded(self._video, wanted, self._damaged)
 
     def _decode_until(self, number: int) -> Any:
         """Decode up to a frame; SampleError if it is missing or damaged."""
         place = int(self._table.pts[number])
         with _damage(self._where(number), self._video.file):
-            found = next((frame for frame in self._coming if frame.pts is not None and frame.pts >= place), None)
+            while (found := self._take()) is not None and (found.pts is None or found.pts < place):
+                pass
+            self._look_ahead(number)
         if found is None or found.pts != place:
             self._next = None
             raise SampleError(f"{self._where(number)} is missing: {_REPLACE}")
         self._next = number + 1 if number + 1 < len(self._table.pts) else None
-        if found.is_corrupt:
-            raise SampleError(f"{self._where(number)} is damaged: {_REPLACE}")
+        bad = min((each for each in self._damaged if self._table.may_refer(number, each)), default=None)
+        if bad is not None:
+            other = "" if bad == place else f", for it needs that at {float(bad * self._table.time_base):.3f} s"
+            raise SampleError(f"{self._where(number)} is damaged{other}: {_REPLACE}")
         return found
+
+    def _take(self) -> Any:
+        return self._ahead.popleft() if self._ahead else next(self._coming, None)
+
+    def _look_ahead(self, number: int) -> None:
+        """Decode up to the last frame that this one may refer to.
+
+        Damage shows when a frame comes out.
+        """
+        last = self._table.last_decoded_before(number)
+        until = int(self._table.pts[last])
+        while last > number and not (self._ahead and self._ahead[-1].pts >= until):
+            frame = next(self._coming, None)
+            if frame is None:
+                return
+            if frame.pts is not None:
+                self._ahead.append(frame)
 
     def _pixels(self, frame: Any, number: int) -> NDArray[np.uint8]:
         with _damage(self._where(number)):
@@ -291,7 +417,7 @@ class VideoReader:
         return np.rot90(pixels, quarter_turns % 4) if quarter_turns else pixels
 
     def _where(self, number: int) -> str:
-        return f"frame {number} ({self._table.seconds[number]:.3f} s) of {self._name}"
+        return f"frame {number} ({float(self._table.pts[number] * self._table.time_base):.3f} s) of {self._name}"
 
 
 _ATTEMPTS = 2

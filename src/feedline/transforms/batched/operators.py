@@ -11,17 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from feedline.core import kernels
 from feedline.core.rng import Draws, DrawsEach, derive_each
-from feedline.core.tensors import numpy_view
 from feedline.errors import ArgumentError, SampleError, note
 from feedline.images.crops import center_offset
 from feedline.transforms import erasing
 from feedline.transforms.batched import levels, resample
+from feedline.transforms.batched.moves import cropped, leading_moves, moved
 from feedline.transforms.color import SATURATION, ColorJitter, GaussianBlur, Grayscale, RandomGrayscale, gaussian
 from feedline.transforms.compose import ApplyWithProbability, RandomChoice
 from feedline.transforms.erasing import RandomErasing
-from feedline.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, fold
+from feedline.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
 from feedline.transforms.native_steps import Conversion, ResizeShortest, Window, whole
 from feedline.transforms.steps import Identity, Keys, PlannedStep, Step
 
@@ -47,24 +46,44 @@ Operator = Callable[[Any, ImageRows, Keys], ImageRows]
 
 def apply_steps(steps: Sequence[PlannedStep], rows: ImageRows, keys: Keys) -> ImageRows:
     """Apply steps to all rows, each with its own keys."""
-    for planned in steps:
-        if type(planned.step) in _ON_LEVELS:
-            _check_levels(planned, rows)
-        try:
-            rows = OPERATORS[type(planned.step)](planned.step, rows, planned.keys(keys))
-        except NotImplementedError as error:  # how torch says that a backend lacks an operator
-            note(
-                error,
-                f"feedline: {planned.name} on {_device_of(rows)} needs an operator that torch {torch.__version__} lacks"
-                " there: leave it in the dataset's transform, which runs on the CPU",
-            )
-            raise
+    at = 0
+    while at < len(steps):
+        moves = leading_moves(steps[at:])
+        if moves and levels.by_rows(_first(rows)):
+            rows = _move(moves, rows, keys)
+            at += len(moves)
+        else:
+            rows = _apply_step(steps[at], rows, keys)
+            at += 1
     return rows
 
 
-def _device_of(rows: ImageRows) -> torch.device:
+def _move(moves: Sequence[PlannedStep], rows: ImageRows, keys: Keys) -> ImageRows:
+    if not isinstance(rows.images, torch.Tensor) and isinstance(moves[0].step, RandomCrop):
+        parts = [moved(image[None], moves, keys[row : row + 1]) for row, image in enumerate(rows.images)]
+        return ImageRows(torch.cat(parts), is_owned=True)
+    before = stacked(rows, type(moves[0].step).__name__)
+    after = moved(before, moves, keys)
+    return ImageRows(after, is_owned=rows.is_owned or after is not rows.images)
+
+
+def _apply_step(planned: PlannedStep, rows: ImageRows, keys: Keys) -> ImageRows:
+    if type(planned.step) in _ON_LEVELS:
+        _check_levels(planned, rows)
+    try:
+        return OPERATORS[type(planned.step)](planned.step, rows, planned.keys(keys))
+    except NotImplementedError as error:  # how torch says that a backend lacks an operator
+        note(
+            error,
+            f"feedline: {planned.name} on {_first(rows).device} needs an operator that torch {torch.__version__} lacks"
+            " there: leave it in the dataset's transform, which runs on the CPU",
+        )
+        raise
+
+
+def _first(rows: ImageRows) -> torch.Tensor:
     first: torch.Tensor = rows.images if isinstance(rows.images, torch.Tensor) else rows.images[0]
-    return first.device
+    return first
 
 
 def _check_levels(planned: PlannedStep, rows: ImageRows) -> None:
@@ -149,28 +168,10 @@ def _flip(step: RandomHorizontalFlip | RandomVerticalFlip, rows: ImageRows, keys
     images = stacked(rows, type(step).__name__)
     if not flips.any():
         return rows._replace(images=images)
-    if levels.by_rows(images):
-        lines, columns = (np.arange(length)[None] for length in images.shape[-2:])
-        if axis == -1:
-            columns = np.where(flips[:, None], columns[:, ::-1], columns)
-        else:
-            lines = np.where(flips[:, None], lines[:, ::-1], lines)
-        return ImageRows(taken(images, lines, columns), is_owned=True)
     images = _own_memory(rows, type(step).__name__)
     at = torch.from_numpy(np.flatnonzero(flips)).to(images.device)
     images.index_copy_(0, at, images.index_select(0, at).flip(axis))
     return ImageRows(images, is_owned=True)
-
-
-def taken(images: torch.Tensor, lines: np.ndarray, columns: np.ndarray, fill: Sequence[float] = (0,)) -> torch.Tensor:
-    """Lines and columns of each image on the CPU; `fill` at -1."""
-    batch, channels = images.shape[:2]
-    lines, columns = (np.broadcast_to(each, (batch, each.shape[1])) for each in (lines, columns))
-    out = torch.empty((batch, channels, lines.shape[1], columns.shape[1]), dtype=images.dtype)
-    empty = torch.tensor(fill, dtype=images.dtype).expand(channels)
-    source, value, target = (numpy_view(tensor) for tensor in (images.contiguous(), empty.contiguous(), out))
-    kernels.take_planes(source, lines, columns, value, target, torch.get_num_threads())
-    return out
 
 
 def _center(step: CenterCrop, rows: ImageRows, keys: Keys) -> ImageRows:  # noqa: ARG001 - not random
@@ -191,19 +192,10 @@ def _crop(step: RandomCrop, rows: ImageRows, keys: Keys) -> ImageRows:
 
 def _crop_all(step: RandomCrop, images: torch.Tensor, keys: Keys) -> torch.Tensor:
     """One gather for all rows, each with its own corner."""
-    sides = images.shape[-2:]
-    corners = step.corner(DrawsEach(keys), *sides)
-    # Rows and columns of each part; some lie beyond the edges.
-    places = [corner[:, None] + np.arange(side) for corner, side in zip(corners, step.size, strict=True)]
+    lines, columns = (np.arange(side)[None] for side in images.shape[-2:])
+    places = cropped(step, DrawsEach(keys), lines, columns)
     fill = step.fill if isinstance(step.fill, tuple) else (step.fill,)
-    if step.padding_mode == "constant":
-        inside = [(each >= 0) & (each < side) for each, side in zip(places, sides, strict=True)]
-        places = [np.where(part, each, -1) for each, part in zip(places, inside, strict=True)]
-    else:
-        places = [fold(each, side, step.padding_mode) for each, side in zip(places, sides, strict=True)]
-    if levels.by_rows(images):
-        return taken(images, places[0], places[1], fill)
-    y, x = (torch.from_numpy(each).to(images.device) for each in places)
+    y, x = (torch.from_numpy(np.ascontiguousarray(each)).to(images.device) for each in places)
     batch = torch.arange(len(images), device=images.device)[:, None, None]
     down, across = y[:, :, None], x[:, None, :]
     parts = images.permute(0, 2, 3, 1)[batch, down, across].permute(0, 3, 1, 2)  # -1 takes the last one

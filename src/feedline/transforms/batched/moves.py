@@ -1,0 +1,96 @@
+"""Crops and flips of a batch in one pass on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from feedline.core import kernels
+from feedline.core.rng import DrawsEach
+from feedline.core.tensors import numpy_view
+from feedline.transforms.geometry import RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, fold
+from feedline.transforms.steps import Keys, PlannedStep
+
+FLIPS = (RandomHorizontalFlip, RandomVerticalFlip)
+
+Places = NDArray[np.int64]
+
+
+def leading_moves(steps: Sequence[PlannedStep]) -> list[PlannedStep]:
+    """The crops and flips at the beginning that one pass can do.
+
+    One crop at most, since each has its fill.
+    """
+    found: list[PlannedStep] = []
+    for planned in takewhile(lambda planned: type(planned.step) in (*FLIPS, RandomCrop), steps):
+        if type(planned.step) is RandomCrop and any(type(each.step) is RandomCrop for each in found):
+            break
+        found.append(planned)
+    return found
+
+
+def moved(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> torch.Tensor:
+    """The images after crops and flips; `images` itself if none is moved."""
+    crop = next((planned.step for planned in steps if isinstance(planned.step, RandomCrop)), None)
+    size = images.shape[-2:] if crop is None else crop.size
+    # Before the other arrays: malloc would place these into the hole that the last batch has left, and take new pages
+    # from the system for each batch.
+    out = torch.empty((*images.shape[:2], *size), dtype=images.dtype)
+    lines, columns = (np.arange(length)[None] for length in images.shape[-2:])
+    is_moved = False
+    for planned in steps:
+        step, draws = planned.step, DrawsEach(planned.keys(keys))
+        if isinstance(step, RandomCrop):
+            lines, columns = cropped(step, draws, lines, columns)
+            is_moved = True
+            continue
+        assert isinstance(step, FLIPS)
+        flips = draws.unit() < step.p
+        if not flips.any():
+            continue
+        is_moved = True
+        if isinstance(step, RandomHorizontalFlip):
+            columns = np.where(flips[:, None], columns[:, ::-1], columns)
+        else:
+            lines = np.where(flips[:, None], lines[:, ::-1], lines)
+    if not is_moved:
+        return images
+    fill = (0.0,) if crop is None else crop.fill if isinstance(crop.fill, tuple) else (crop.fill,)
+    return _taken(images, lines, columns, fill, out)
+
+
+def cropped(step: RandomCrop, draws: DrawsEach, lines: Places, columns: Places) -> tuple[Places, Places]:
+    """Lines and columns, (batch, side), of a random crop.
+
+    They are -1 beyond the edges of constant padding.
+    """
+    corners = step.corner(draws, lines.shape[1], columns.shape[1])
+    parts = []
+    for all_places, corner, side in zip((lines, columns), corners, step.size, strict=True):
+        length = all_places.shape[1]
+        chosen = corner[:, None] + np.arange(side)
+        if step.padding_mode != "constant":
+            chosen, inside = fold(chosen, length, step.padding_mode), None
+        else:
+            inside = (chosen >= 0) & (chosen < length)
+            inside = None if inside.all() else inside
+            chosen = chosen if inside is None else np.where(inside, chosen, 0)
+        rows = np.zeros(1, np.int64) if len(all_places) == 1 else np.arange(len(all_places))
+        part = all_places[rows[:, None], chosen]
+        parts.append(part if inside is None else np.where(inside, part, -1))
+    return parts[0], parts[1]
+
+
+def _taken(
+    images: torch.Tensor, lines: Places, columns: Places, fill: Sequence[float], out: torch.Tensor
+) -> torch.Tensor:
+    batch, channels = images.shape[:2]
+    lines, columns = (np.broadcast_to(each, (batch, each.shape[1])) for each in (lines, columns))
+    empty = torch.tensor(fill, dtype=images.dtype).expand(channels).contiguous()
+    source, value, target = (numpy_view(tensor) for tensor in (images.contiguous(), empty, out))
+    kernels.take_planes(source, lines, columns, value, target, torch.get_num_threads())
+    return out
