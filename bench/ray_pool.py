@@ -1,9 +1,10 @@
 """Images decoded by two Ray actors: feedline's Ray pool and Ray Data's `iter_torch_batches`, on the same cluster.
 
 Both decode and crop the same JPEGs with the same function, into batches of 32 in order, in two actors of one CPU each.
-Each sample tells when and where it was decoded: the figures count from the moment at which both actors decode, until the
-last batch is delivered, and only what was decoded in that time. So nobody pays for the start of actors (Ray Data starts
-new ones for each epoch), or gains by samples decoded before. The numbers that Ray Data maps lie in its store before.
+Each sample tells when and where it was decoded: the figures count from the moment at which both actors decode, until
+the last batch is delivered, and only what was decoded in that time. So nobody pays for the start of actors (Ray Data
+starts new ones for each epoch), or gains by samples decoded before. The numbers that Ray Data maps lie in its store
+before.
 """
 
 from __future__ import annotations
