@@ -1,8 +1,8 @@
 """Base classes of datasets that read single records.
 
-`Records` checks indices. `DecodedRecords` decodes records of one value, `FieldRecords` records of several fields.
-`ShardedRecords` reads the records of a batch from files or objects in one request, and `RecordFiles` finds them by a
-scan of each file.
+`Records` checks indices, `GroupedRecords` reads several samples at once. `DecodedRecords` decodes records of one
+value, `FieldRecords` records of several fields. `ShardedRecords` reads the records of a batch from files or objects in
+one request, and `RecordFiles` finds them by a scan of each file.
 """
 
 from __future__ import annotations
@@ -61,6 +61,35 @@ class Records(torch.utils.data.Dataset[Any]):
         """The samples of these indices."""
         places = within(as_indices(indices), len(self), type(self).__name__)
         return [self._sample(at, row) for row, at in enumerate(places.tolist())]
+
+
+class GroupedRecords(Records):
+    """Records that are read several at once; subclasses define `_read_samples`.
+
+    A subclass of a user may override `__getitem__` alone: all samples are then read by it.
+    """
+
+    def _read_samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[Any]:
+        """The samples of checked indices.
+
+        `rows` are their rows in a batch, as in `_sample`.
+        """
+        raise NotImplementedError
+
+    @property
+    def _is_overridden(self) -> bool:
+        return type(self).__getitem__ is not GroupedRecords.__getitem__
+
+    def __getitem__(self, index: int) -> Any:
+        """Sample `index`; negative indices count from the end."""
+        return self._read_samples(np.array([one_within(index, len(self), type(self).__name__)]), [None])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples of these indices, read together."""
+        if self._is_overridden:
+            return [self[index] for index in indices]
+        places = within(as_indices(indices), len(self), type(self).__name__)
+        return self._read_samples(places, range(len(places)))
 
 
 class DecodedRecords(Records):

@@ -56,6 +56,20 @@ def test_frames_are_those_that_decoding_from_the_beginning_shows(
                 assert np.all(np.abs(clip["seconds"].numpy() - shown) <= np.diff(times).max() + 1e-6)
 
 
+def test_a_subclass_that_overrides_one_clip_is_asked_for_each(videos: Path, tmp_path: Path) -> None:
+    class WithNumber(Clips):
+        def __getitem__(self, index: int) -> Any:
+            return {**super().__getitem__(index), "number": index}
+
+    settings: dict[str, Any] = {"frames": 2, "clips_per_video": 3, "transform": CROP, "index_dir": tmp_path}
+    plain, numbered = Clips(videos / "h264.mp4", **settings), WithNumber(videos / "h264.mp4", **settings)
+    assert plain.traits.reads_batches
+    assert not numbered.traits.reads_batches
+    [batch], [expected] = fl.DataLoader(numbered, batch_size=3, seed=1), fl.DataLoader(plain, batch_size=3, seed=1)
+    assert batch.pop("number").tolist() == [0, 1, 2]
+    assert all(torch.equal(batch[name], expected[name]) for name in expected)
+
+
 def test_all_workers_give_the_same_clips_also_after_a_resume(videos: Path, tmp_path: Path) -> None:
     names = ["h264.mp4", "hevc.mp4", "vp9.webm"]
     clips = Clips([videos / name for name in names], frames=4, clips_per_video=4, transform=CROP, index_dir=tmp_path)

@@ -92,3 +92,17 @@ def test_missing_packages_and_wrong_settings_are_named(tmp_path: Path, monkeypat
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(MissingExtraError, match=r"feedline\[audio\]"):
         Waveforms(tmp_path / "a.wav")
+
+
+def test_a_subclass_that_overrides_one_sample_is_asked_for_each(sounds: Path, tmp_path: Path) -> None:
+    class WithNumber(Waveforms):
+        def __getitem__(self, index: int) -> Any:
+            return {**super().__getitem__(index), "number": index}
+
+    settings: dict[str, Any] = {"seconds": 0.25, "rate": 8_000, "sampling": "regular", "index_dir": tmp_path}
+    plain, numbered = Waveforms(sounds, **settings), WithNumber(sounds, **settings)
+    assert [sample["number"] for sample in numbered.__getitems__([2, 0])] == [2, 0]
+    [batch] = fl.DataLoader(numbered, batch_size=len(plain))
+    assert batch["number"].tolist() == list(range(len(plain)))
+    [expected] = fl.DataLoader(plain, batch_size=len(plain))
+    assert torch.equal(batch["waveform"], expected["waveform"])

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from feedline.core.dataset import BatchRead, Traits, Transform, check_reads_batches, digest_of
 from feedline.core.paths import Pathlike, expand_user, missing
 from feedline.core.rng import sample_rng, torch_keys
-from feedline.core.tensors import as_indices, numpy_view, one_within, within
+from feedline.core.tensors import numpy_view, within
+from feedline.datasets.base import GroupedRecords
 from feedline.datasets.content_digest import digest_of_files, digest_of_objects
 from feedline.datasets.decoding import ImageDecoder, loaded
 from feedline.datasets.imagefolder.samples import Samples
@@ -42,7 +43,7 @@ _GONE = (
 )
 
 
-class ImageFolder(torch.utils.data.Dataset[Any]):
+class ImageFolder(GroupedRecords):
     """Images in `root/class/…/name.jpg`, as samples `(image, class index)`.
 
     Arguments up to `allow_empty`, attributes, order and class indices are torchvision's. Files with other `extensions`
@@ -160,17 +161,6 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
     def __len__(self) -> int:
         return len(self._samples)
 
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        """Sample `index`; negative indices count from the end."""
-        return self._read_samples(np.array([one_within(index, len(self), "ImageFolder")]), [None])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
-        """The samples of these indices; objects are fetched concurrently."""
-        if type(self).__getitem__ is not ImageFolder.__getitem__:  # a subclass overrides it
-            return [self[index] for index in indices]
-        places = within(as_indices(indices), len(self), "ImageFolder")
-        return self._read_samples(places, range(len(places)))
-
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
         return self._tree.ranges(self._samples, within(indices, len(self), "ImageFolder"))
@@ -215,7 +205,7 @@ class ImageFolder(torch.utils.data.Dataset[Any]):
         fused = self.loader is self._ours and self._images.batchable and self.target_transform is None
         return Traits(
             thread_safe=True,
-            reads_batches=fused and type(self).__getitem__ is ImageFolder.__getitem__,
+            reads_batches=fused and not self._is_overridden,
             uses_keys=self._images.draws,
             supports_threads=self._images.splits,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,17 +10,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import BatchRead, Keys, Traits, Transform, check_reads_batches, digest_of
+from feedline.core.dataset import BatchRead, Keys, Traits, Transform, check_reads_batches
 from feedline.core.paths import Pathlike
 from feedline.core.rng import Draws, SampleRng, derive, sample_rng, torch_keys
-from feedline.core.shard_offsets import ShardOffsets
-from feedline.core.tensors import Allocator, allocate_tensor, as_indices, numpy_view, one_within, within
-from feedline.datasets.decoding import ImageDecoder, SampleTransform
-from feedline.datasets.media.files import KnownFiles, MediaFiles, Piece
-from feedline.datasets.media.opened import Decoders
+from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, within
+from feedline.datasets.decoding import ImageDecoder
+from feedline.datasets.media.base import MediaClips, sampling_of
+from feedline.datasets.media.files import MediaFiles, Piece
 from feedline.datasets.media.sampling import ClipRule, Short, Times, TooShortError
 from feedline.datasets.media.video import FrameTable, VideoReader, pyav, scan_frames
-from feedline.errors import SampleError, note
+from feedline.errors import SampleError
 from feedline.images import ImageError
 from feedline.stores import Cache
 from feedline.transforms import plan
@@ -39,7 +37,7 @@ class _Chosen(NamedTuple):
     key: int
 
 
-class Clips(torch.utils.data.Dataset[dict[str, Any]]):
+class Clips(MediaClips[VideoReader]):
     """Clips of videos, as dicts of "frames", "seconds" and "label".
 
     "frames" is uint8, (frames, channels, height, width), in RGB and upright; "seconds" float64, (frames,), the time of
@@ -92,42 +90,11 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         pyav()  # before the files are searched
-        sampling = sampling or ("whole" if frames is None else "random")
+        sampling = sampling_of(sampling, frames)
         self._rule = ClipRule(frames, 1 if stride is None else stride, fps, sampling, clips_per_video, step, short)
-        self._media = MediaFiles(paths, manifest, VIDEO_EXTENSIONS, cache, options)
-        self._tables = KnownFiles(self._media, "video-frames", index_dir, self._scan, FrameTable.parse)
-        self.paths = self._media.files.names
-        """The path or address of each video."""
-        self.classes = self._media.classes
-        """Names of the labels; empty if labels are numbers, or absent."""
-        self._clips = ShardOffsets(self._counts())
-        self._decoders: Decoders[VideoReader] = Decoders(self._open, open_videos)
-        self._step = SampleTransform(transform)
+        media = MediaFiles(paths, manifest, VIDEO_EXTENSIONS, cache, options)
+        super().__init__(media, "video-frames", FrameTable.parse, index_dir, open_videos, transform)
         self._images = ImageDecoder(transform, np.asarray) if plan(transform) is not None else None
-
-    def __len__(self) -> int:
-        return len(self._clips)
-
-    @property
-    def shard_sizes(self) -> NDArray[np.int64]:
-        """Clips per video, or per row of the manifest, for `samplers.ShardShuffled`."""
-        return self._clips.sizes
-
-    @property
-    def targets(self) -> list[int | None]:
-        """The label of each clip."""
-        labels = [piece.label for piece in self._media.pieces]
-        return [label for label, count in zip(labels, self._clips.sizes.tolist(), strict=True) for _ in range(count)]
-
-    @property
-    def listing_fingerprint(self) -> str:
-        """Digest of file names and clip counts, checked by saved loader states."""
-        return digest_of(self.paths, [*self._clips.sizes.tolist(), *(piece.file for piece in self._media.pieces)])
-
-    def address(self, index: int) -> tuple[str, str]:
-        """The file of a clip, and its number in that file."""
-        row, clip = self._clips.one(one_within(index, len(self), "Clips"))
-        return self.paths[self._media.pieces[row].file], f"clip {clip}"
 
     @property
     def traits(self) -> Traits:
@@ -135,20 +102,9 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         return Traits(
             thread_safe=True,
             is_random=self._draws or self._images is None,
-            reads_batches=fixed and self._rule.frames is not None and type(self).__getitem__ is Clips.__getitem__,
+            reads_batches=fixed and self._rule.frames is not None and not self._is_overridden,
             uses_keys=self._draws,
         )
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Clip `index`; negative indices count from the end."""
-        return self._samples(np.array([one_within(index, len(self), "Clips")]), [None])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The clips of these indices, decoded video by video."""
-        if type(self).__getitem__ is not Clips.__getitem__:  # a subclass overrides it
-            return [self[index] for index in indices]
-        places = within(as_indices(indices), len(self), "Clips")
-        return self._samples(places, range(len(places)))
 
     def read_batch(self, request: BatchRead) -> dict[str, torch.Tensor]:
         """The collated batch; TypeError if clips may differ in shape."""
@@ -173,7 +129,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     def _draws(self) -> bool:
         return self._rule.is_random or (self._images is not None and self._images.draws)
 
-    def _samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[dict[str, Any]]:
+    def _read_samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[dict[str, Any]]:
         needs_rng = self._draws or self._step.wants_rng
         rngs = [sample_rng(row) if needs_rng else None for row in rows]
         chosen = self._choose(places, [0 if rng is None else rng.key for rng in rngs])
@@ -191,15 +147,15 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         """The frames of these clips."""
         chosen = []
         for place, key in zip(places.tolist(), keys, strict=True):
-            row, clip = self._clips.one(place)
+            row, clip = self._offsets.one(place)
             piece = self._media.pieces[row]
-            table: FrameTable = self._tables[piece.file]
+            table: FrameTable = self._known[piece.file]
             times = _times(table, piece)
             try:
                 # A key of its own: a crop drawn with the sample's key must not depend on where the clip is.
                 frames = self._rule.pick(times, clip, Draws(derive(key, "clip")))
             except TooShortError as error:
-                raise TooShortError(f"{self._name(piece)}: {error}") from None
+                raise TooShortError(f"{self.paths[piece.file]}: {error}") from None
             chosen.append(_Chosen(piece, table, frames, key))
         return chosen
 
@@ -209,7 +165,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         before, kept = -1, dict[int, NDArray[np.uint8]]()
         for row in order:
             piece, _, numbers, _ = chosen[row]
-            with self._naming(piece), self._decoders.use(piece.file) as reader:
+            with self._naming(self.paths[piece.file]), self._decoders.use(piece.file) as reader:
                 kept = reader.read(np.unique(numbers), kept if piece.file == before else None)
             before = piece.file
             yield row, [kept[number] for number in numbers.tolist()]
@@ -224,15 +180,15 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             try:
                 return self._images.decode_batch([np.ascontiguousarray(frame) for frame in frames], keys, allocate)
             except ImageError as error:
-                raise SampleError(f"{self._name(chosen.piece)}: {error}") from error
+                raise SampleError(f"{self.paths[chosen.piece.file]}: {error}") from error
         if self._images is not None:
             each = [self._images.value(np.ascontiguousarray(frame), SampleRng(chosen.key)) for frame in frames]
             return torch.stack([torch.as_tensor(one) for one in each])
         shapes = {frame.shape for frame in frames}
         if len(shapes) > 1:
             raise SampleError(
-                f"{self._name(chosen.piece)}: its frames change size ({', '.join(map(str, sorted(shapes)))}): pass a "
-                "transform of fl.transforms that gives them one"
+                f"{self.paths[chosen.piece.file]}: its frames change size ({', '.join(map(str, sorted(shapes)))}): "
+                "pass a transform of fl.transforms that gives them one"
             )
         clip = allocate((len(frames), *frames[0].shape), torch.uint8)
         pixels = numpy_view(clip)
@@ -240,41 +196,18 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             pixels[number] = frame
         return _channels_first(clip)
 
-    def _counts(self) -> list[int]:
-        """Clips of each piece; 1 for a damaged file."""
-        entries = self._tables.collect()
-        if self._rule.sampling != "sliding":
-            return [self._rule.per_video] * len(self._media.pieces)
-        counts = []
-        for piece in self._media.pieces:
-            try:
-                counts.append(self._rule.count(_times(self._tables.parsed(entries[piece.file]), piece)))
-            except SampleError:
-                counts.append(1)
-        return counts
+    @property
+    def _same_count(self) -> int | None:
+        return None if self._rule.sampling == "sliding" else self._rule.per_video
 
-    def _scan(self, number: int) -> bytes:
+    def _count(self, piece: Piece, known: FrameTable) -> int:
+        return self._rule.count(_times(known, piece))
+
+    def _describe(self, number: int) -> bytes:
         return scan_frames(self._media.open(number), self._media.files.name(number)).pack()
 
     def _open(self, number: int) -> VideoReader:
-        return VideoReader(self._media.open(number), self._tables[number], self._media.files.name(number))
-
-    def _name(self, piece: Piece) -> str:
-        return self.paths[piece.file]
-
-    @contextmanager
-    def _naming(self, piece: Piece) -> Iterator[None]:
-        """Add the file to errors that do not name it."""
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise FileNotFoundError(
-                f"{self._name(piece)} does not exist: it was moved or deleted; restore it, or pass on_error='skip' to "
-                "the loader"
-            ) from error
-        except OSError as error:
-            note(error, f"feedline: {self._name(piece)}")
-            raise
+        return VideoReader(self._media.open(number), self._known[number], self._media.files.name(number))
 
     def __repr__(self) -> str:
         return f"<Clips: {len(self)} clips of {len(self.paths)} videos>"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,16 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core import optional
-from feedline.core.dataset import Traits, Transform, digest_of
+from feedline.core.dataset import Traits, Transform
 from feedline.core.paths import Pathlike
 from feedline.core.rng import Draws, derive, sample_rng
-from feedline.core.shard_offsets import ShardOffsets
-from feedline.core.tensors import as_indices, one_within, within
-from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.media.audio import WHAT, AudioInfo, AudioReader, resampled, soundfile, with_channels
-from feedline.datasets.media.files import KnownFiles, MediaFiles, Piece
-from feedline.datasets.media.opened import Decoders
-from feedline.errors import ArgumentError, MissingExtraError, SampleError, note
+from feedline.datasets.media.base import MediaClips, sampling_of
+from feedline.datasets.media.files import MediaFiles, Piece
+from feedline.errors import ArgumentError, MissingExtraError, SampleError
 from feedline.stores import Cache
 
 AUDIO_EXTENSIONS = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aiff", ".aif", ".au", ".caf", ".w64")
@@ -39,7 +35,7 @@ class _Range(NamedTuple):
     stop: int
 
 
-class Waveforms(torch.utils.data.Dataset[dict[str, Any]]):
+class Waveforms(MediaClips[AudioReader]):
     """Ranges of audio files, as dicts of "waveform", "seconds" and "label".
 
     "waveform" is float32, (channels, samples), in [-1, 1]; "seconds" a float, the time of its beginning in the file;
@@ -61,6 +57,8 @@ class Waveforms(torch.utils.data.Dataset[dict[str, Any]]):
     range is decoded: libsndfile's seek is not exact there.
     """
 
+    _clip = "range"
+
     def __init__(
         self,
         paths: Pathlike | Sequence[Pathlike],
@@ -81,86 +79,47 @@ class Waveforms(torch.utils.data.Dataset[dict[str, Any]]):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         soundfile()  # before the files are searched
-        self._sampling = sampling or ("whole" if seconds is None else "random")
-        self._seconds, self._count, self._step, self._pad = seconds, clips_per_file, step, pad
+        self._sampling = sampling_of(sampling, seconds)
+        self._seconds, self._clips_per_file, self._spacing, self._pad = seconds, clips_per_file, step, pad
         self.rate, self._channels = rate, channels
         self._check()
         self._mel = None if mel is None else _mel_of(mel, rate)
-        self._media = MediaFiles(paths, manifest, AUDIO_EXTENSIONS, cache, options)
-        self._known = KnownFiles(self._media, "audio-files", index_dir, self._scan, AudioInfo.parse)
-        self.paths = self._media.files.names
-        """The path or address of each file."""
-        self.classes = self._media.classes
-        """Names of the labels; empty if labels are numbers, or absent."""
-        self._ranges = ShardOffsets(self._counts())
-        self._readers: Decoders[AudioReader] = Decoders(self._open, open_files)
-        self._transform = SampleTransform(transform)
+        media = MediaFiles(paths, manifest, AUDIO_EXTENSIONS, cache, options)
+        super().__init__(media, "audio-files", AudioInfo.parse, index_dir, open_files, transform)
 
     def _check(self) -> None:
         if self._sampling not in _PLACES:
             raise ArgumentError(f"sampling={self._sampling!r} is none of {', '.join(map(repr, _PLACES))}")
         if (self._seconds is None) != (self._sampling == "whole"):
             raise ArgumentError("seconds=None goes with sampling='whole', which reads whole files")
-        for name, value in [("seconds", self._seconds), ("step", self._step), ("rate", self.rate)]:
+        for name, value in [("seconds", self._seconds), ("step", self._spacing), ("rate", self.rate)]:
             if value is not None and not value > 0:
                 raise ArgumentError(f"{name}={value!r} must be positive")
-        if self._step is not None and self._sampling != "sliding":
+        if self._spacing is not None and self._sampling != "sliding":
             raise ArgumentError("step= goes with sampling='sliding'")
-        if self._count < 1 or (self._channels is not None and self._channels < 1):
+        if self._clips_per_file < 1 or (self._channels is not None and self._channels < 1):
             raise ArgumentError("clips_per_file= and channels= must be at least 1")
-        if self._count != 1 and self._sampling not in ("random", "regular"):
+        if self._clips_per_file != 1 and self._sampling not in ("random", "regular"):
             raise ArgumentError(f"the length of a file decides about its ranges with sampling={self._sampling!r}")
-
-    def __len__(self) -> int:
-        return len(self._ranges)
-
-    @property
-    def shard_sizes(self) -> NDArray[np.int64]:
-        """Ranges per file, or per row of the manifest, for `samplers.ShardShuffled`."""
-        return self._ranges.sizes
-
-    @property
-    def targets(self) -> list[int | None]:
-        """The label of each range."""
-        labels = [piece.label for piece in self._media.pieces]
-        return [label for label, count in zip(labels, self._ranges.sizes.tolist(), strict=True) for _ in range(count)]
-
-    @property
-    def listing_fingerprint(self) -> str:
-        """Digest of file names and range counts, checked by loader states."""
-        return digest_of(self.paths, [*self._ranges.sizes.tolist(), *(piece.file for piece in self._media.pieces)])
-
-    def address(self, index: int) -> tuple[str, str]:
-        """The file of a range, and its number in that file."""
-        row, clip = self._ranges.one(one_within(index, len(self), "Waveforms"))
-        return self.paths[self._media.pieces[row].file], f"range {clip}"
 
     @property
     def traits(self) -> Traits:
         return Traits(
             thread_safe=True,
-            is_random=self._sampling == "random" or self._transform.transform is not None,
+            is_random=self._sampling == "random" or self._step.transform is not None,
             reads_batches=False,
         )
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Range `index`; negative indices count from the end."""
-        return self._sample(one_within(index, len(self), "Waveforms"), None)
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The ranges of these indices."""
-        if type(self).__getitem__ is not Waveforms.__getitem__:  # a subclass overrides it
-            return [self[index] for index in indices]
-        places = within(as_indices(indices), len(self), "Waveforms")
-        return [self._sample(at, row) for row, at in enumerate(places.tolist())]
+    def _read_samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[dict[str, Any]]:
+        return [self._sample(at, row) for at, row in zip(places.tolist(), rows, strict=True)]
 
     def _sample(self, at: int, row: int | None) -> dict[str, Any]:
-        draws = self._sampling == "random" or self._transform.wants_rng
+        draws = self._sampling == "random" or self._step.wants_rng
         rng = sample_rng(row) if draws else None
-        number, clip = self._ranges.one(at)
+        number, clip = self._offsets.one(at)
         # A key of its own: what a transform draws must not depend on where the range is.
         chosen = self._choose(self._media.pieces[number], clip, Draws(derive(0 if rng is None else rng.key, "clip")))
-        waveform: Any = self._transform.apply(self._waveform(chosen), rng)
+        waveform: Any = self._step.apply(self._waveform(chosen), rng)
         sample = {"waveform": waveform} if self._mel is None else {"mel": self._mel(waveform)}
         sample["seconds"] = chosen.start / chosen.info.rate
         if chosen.piece.label is not None:
@@ -187,12 +146,12 @@ class Waveforms(torch.utils.data.Dataset[dict[str, Any]]):
             return draws.below(spare + 1)
         if self._sampling == "sliding":
             return min(round(clip * self._distance * rate), spare)
-        return int(spare * (0.5 if self._count == 1 else clip / (self._count - 1)))
+        return int(spare * (0.5 if self._clips_per_file == 1 else clip / (self._clips_per_file - 1)))
 
     @property
     def _distance(self) -> float:
         assert self._seconds is not None
-        return self._seconds if self._step is None else self._step
+        return self._seconds if self._spacing is None else self._spacing
 
     def _limits(self, piece: Piece, info: AudioInfo) -> tuple[int, int]:
         """First and last sample that ranges of a piece may have."""
@@ -208,7 +167,7 @@ class Waveforms(torch.utils.data.Dataset[dict[str, Any]]):
     def _waveform(self, chosen: _Range) -> torch.Tensor:
         piece, info, start, stop = chosen
         name = self.paths[piece.file]
-        with self._naming(name), self._readers.use(piece.file) as reader:
+        with self._naming(name), self._decoders.use(piece.file) as reader:
             samples = reader.read(start, stop)
         samples = with_channels(samples, self._channels, name)
         rate = self.rate or info.rate
@@ -219,24 +178,16 @@ class Waveforms(torch.utils.data.Dataset[dict[str, Any]]):
         whole[:, :have] = samples[:, :have]
         return torch.from_numpy(whole)
 
-    def _counts(self) -> list[int]:
-        """Ranges of each piece; 1 for a damaged file."""
-        entries = self._known.collect()
-        if self._sampling != "sliding":
-            return [self._count] * len(self._media.pieces)
-        counts = []
-        for piece in self._media.pieces:
-            try:
-                info: AudioInfo = self._known.parsed(entries[piece.file])
-                first, last = self._limits(piece, info)
-            except SampleError:
-                counts.append(1)
-                continue
-            spare = (last - first) / info.rate - (self._seconds or 0)
-            counts.append(1 + max(0, int(spare / self._distance + 1e-9)))
-        return counts
+    @property
+    def _same_count(self) -> int | None:
+        return None if self._sampling == "sliding" else self._clips_per_file
 
-    def _scan(self, number: int) -> bytes:
+    def _count(self, piece: Piece, known: AudioInfo) -> int:
+        first, last = self._limits(piece, known)
+        spare = (last - first) / known.rate - (self._seconds or 0)
+        return 1 + max(0, int(spare / self._distance + 1e-9))
+
+    def _describe(self, number: int) -> bytes:
         reader = self._open(number)
         try:
             return reader.info.pack()
@@ -245,19 +196,6 @@ class Waveforms(torch.utils.data.Dataset[dict[str, Any]]):
 
     def _open(self, number: int) -> AudioReader:
         return AudioReader(self._media.open(number), self._media.files.name(number))
-
-    @contextmanager
-    def _naming(self, name: str) -> Iterator[None]:
-        """Add the file to errors that do not name it."""
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise FileNotFoundError(
-                f"{name} does not exist: it was moved or deleted; restore it, or pass on_error='skip' to the loader"
-            ) from error
-        except OSError as error:
-            note(error, f"feedline: {name}")
-            raise
 
     def __repr__(self) -> str:
         return f"<Waveforms: {len(self)} ranges of {len(self.paths)} files>"

@@ -1,0 +1,124 @@
+"""Base class of datasets of clips of media files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.core.dataset import Transform, digest_of
+from feedline.core.paths import Pathlike
+from feedline.core.shard_offsets import ShardOffsets
+from feedline.core.tensors import one_within
+from feedline.datasets.base import GroupedRecords
+from feedline.datasets.decoding import SampleTransform
+from feedline.datasets.media.files import KnownFiles, MediaFiles, Piece
+from feedline.datasets.media.opened import Closable, Decoders
+from feedline.errors import SampleError, note
+
+D = TypeVar("D", bound=Closable)
+
+
+def sampling_of(sampling: str | None, length: float | None) -> str:
+    """`sampling`; by default "random", or "whole" without a length."""
+    return sampling or ("whole" if length is None else "random")
+
+
+class MediaClips(GroupedRecords, Generic[D]):
+    """Clips of media files, read by decoders of type `D`.
+
+    Subclasses define the description of a file (`_describe`, parsed by `parse`), its number of clips (`_count`), its
+    decoder (`_open`) and `_read_samples`. At most `most_open` decoders stay open in a process.
+    """
+
+    _clip = "clip"
+    """Word for a clip in addresses."""
+
+    def __init__(
+        self,
+        media: MediaFiles,
+        kind: str,
+        parse: Callable[[bytes], Any],
+        index_dir: Pathlike | None,
+        most_open: int,
+        transform: Transform | None,
+    ) -> None:
+        self._media = media
+        self._known = KnownFiles(media, kind, index_dir, self._describe, parse)
+        self.paths = media.files.names
+        """The path or address of each file."""
+        self.classes = media.classes
+        """Names of the labels; empty if labels are numbers, or absent."""
+        self._offsets = ShardOffsets(self._counts())
+        self._decoders: Decoders[D] = Decoders(self._open, most_open)
+        self._step = SampleTransform(transform)
+
+    def _describe(self, number: int) -> bytes:
+        """The description of a file; SampleError for a damaged one."""
+        raise NotImplementedError
+
+    def _open(self, number: int) -> D:
+        """A new decoder of a file."""
+        raise NotImplementedError
+
+    @property
+    def _same_count(self) -> int | None:
+        """Clips of every piece; None if their number depends on its length."""
+        raise NotImplementedError
+
+    def _count(self, piece: Piece, known: Any) -> int:
+        """Clips of a piece, from the description of its file."""
+        raise NotImplementedError
+
+    def _counts(self) -> list[int]:
+        """Clips of each piece; 1 for a damaged file."""
+        entries = self._known.collect()
+        if self._same_count is not None:
+            return [self._same_count] * len(self._media.pieces)
+        counts = []
+        for piece in self._media.pieces:
+            try:
+                counts.append(self._count(piece, self._known.parsed(entries[piece.file])))
+            except SampleError:
+                counts.append(1)
+        return counts
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def shard_sizes(self) -> NDArray[np.int64]:
+        """Clips per file, or per row of the manifest, for `samplers.ShardShuffled`."""
+        return self._offsets.sizes
+
+    @property
+    def targets(self) -> list[int | None]:
+        """The label of each clip."""
+        labels = [piece.label for piece in self._media.pieces]
+        return [label for label, count in zip(labels, self._offsets.sizes.tolist(), strict=True) for _ in range(count)]
+
+    @property
+    def listing_fingerprint(self) -> str:
+        """Digest of file names and clip counts, checked by saved loader states."""
+        return digest_of(self.paths, [*self._offsets.sizes.tolist(), *(piece.file for piece in self._media.pieces)])
+
+    def address(self, index: int) -> tuple[str, str]:
+        """The file of a clip, and its number in that file."""
+        row, clip = self._offsets.one(one_within(index, len(self), type(self).__name__))
+        return self.paths[self._media.pieces[row].file], f"{self._clip} {clip}"
+
+    @contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        """Add the file to errors that do not name it."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{name} does not exist: it was moved or deleted; restore it, or pass on_error='skip' to the loader"
+            ) from error
+        except OSError as error:
+            note(error, f"feedline: {name}")
+            raise
