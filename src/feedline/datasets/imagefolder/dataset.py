@@ -26,7 +26,7 @@ from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError, note
 from feedline.images import ImageError
 from feedline.stores import Cache, CachedStore, ObjectNotFoundError, ObjectRange
-from feedline.stores.files import Fetched
+from feedline.stores.object_reader import Fetched
 from feedline.transforms.batched.encoded import decoded_on_device
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
