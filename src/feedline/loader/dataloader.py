@@ -9,7 +9,6 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Literal, Self, TypeVar
@@ -18,7 +17,6 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
-from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.devices import target
 from feedline.core.live import is_live
 from feedline.core.rng_globals import global_states
@@ -26,7 +24,6 @@ from feedline.errors import ArgumentError
 from feedline.loader import checks, diagnosis, rebuilds
 from feedline.loader.agreement import Agreement
 from feedline.loader.captures import is_stateful
-from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
 from feedline.loader.contract import Contract, RankPolicy, Ranks, Terms, is_in_step
 from feedline.loader.device import Delivery
 from feedline.loader.error_policy import Action, ErrorPolicy, Quarantine
@@ -40,11 +37,11 @@ from feedline.loader.pools import LoaderPools, PersistentIteration, check_method
 from feedline.loader.progress import Progress
 from feedline.loader.read_plan import ReadingPlan, read_plan
 from feedline.loader.rebuilding import batches_from, rebuilt
-from feedline.loader.report import Advice, Stats, Totals, Verdict
+from feedline.loader.report import Advice, Stats, Verdict
 from feedline.loader.report.trace import chrome_trace
 from feedline.loader.resources import rank_and_world_size, usable_cpus
 from feedline.loader.state import check_version, part_of, resume_quarantine
-from feedline.loader.worker_states import WorkerStates, check_process, of_dataset, process_generators, restore_process
+from feedline.loader.worker_states import WorkerStates, check_process, pack_workers, process_generators, restore_process
 from feedline.samplers import Shuffled
 from feedline.workers.base import Recovery
 
@@ -204,7 +201,7 @@ class DataLoader(TorchDataLoader[T_co]):
         starts_workers = bool(self.num_workers) and self.seed is None and not self._pools.has_idle_pool
         plan.begin(cursor.epoch, state, with_workers=starts_workers)
         quarantine = resume_quarantine(self._policy, None if former is None else former.quarantine, state)
-        progress = self._new_progress(cursor, plan, quarantine)
+        progress = Progress.of(self, cursor, plan, quarantine)
         serve_if_configured()
         self._monitor.begin(progress, plan, self._pools, self)
         iteration = self._pools.iterate(self, plan, progress)
@@ -250,16 +247,6 @@ class DataLoader(TorchDataLoader[T_co]):
         if plan.workers.dataset is not None:
             self.dataset.load_state_dict(plan.workers.dataset)  # type: ignore[attr-defined]
         return plan
-
-    def _new_progress(self, cursor: Cursor | PartitionCursor, plan: Plan, quarantine: Quarantine) -> Progress:
-        duplicate_check = DuplicateStreamCheck(type(self.dataset).__name__)
-        progress = Progress(cursor, quarantine, Totals(), duplicate_check, workers=plan.workers)
-        if cursor == plan.start_of(cursor.epoch):
-            progress.samples = 0
-        length: int | None = self._IterableDataset_len_called
-        if length is not None:
-            progress.length_check = LengthCheck(self.dataset, length, self.num_workers)
-        return progress
 
     @property
     def multiprocessing_context(self) -> Any:
@@ -308,21 +295,11 @@ class DataLoader(TorchDataLoader[T_co]):
         if progress is None or plan is None:
             plan = self._make_plan()
             cursor, quarantine = plan.start_of(plan.upcoming(self._epoch)), Quarantine(self._policy)
-            workers = self._pack_workers(WorkerStates(self.num_workers), over=True)
+            workers = pack_workers(self, WorkerStates(self.num_workers), over=True)
             return plan.pack(cursor, quarantine, workers=workers, random=generators)
-        workers = self._pack_workers(progress.workers, over=progress.over)
+        workers = pack_workers(self, progress.workers, over=progress.over)
         cursor = with_carried(self, progress.cursor)
         return plan.pack(cursor, progress.quarantine, over=progress.over, workers=workers, random=generators)
-
-    def _pack_workers(self, workers: WorkerStates, *, over: bool) -> dict[str, Any] | None:
-        is_stream = isinstance(self.dataset, IterableDataset)
-        if self.num_workers:
-            keeps = not over or self.persistent_workers
-            return workers.pack(starts=is_stream and not over) if keeps and not self._repeats else None
-        held = {} if is_stream or not is_stateful(self.dataset) else {0: of_dataset(self.dataset.state_dict())}  # type: ignore[attr-defined]
-        has_drawn = is_stream and not over and workers.starts.get(0) != global_states()
-        base_seed = None if over or self._repeats else workers.base_seed
-        return replace(workers, base_seed=base_seed, held=held).pack(starts=has_drawn)
 
     @property
     def _repeats(self) -> bool:
