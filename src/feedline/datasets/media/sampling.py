@@ -6,11 +6,12 @@ Everything here is a pure function of a file's times, the number of the clip, an
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.core.arguments import check_one_of
 from feedline.core.rng import Draws
 from feedline.errors import ArgumentError, SampleError
 
@@ -69,10 +70,8 @@ class ClipRule:
     short: Short
 
     def __post_init__(self) -> None:
-        if self.sampling not in _PLACES:
-            raise ArgumentError(f"sampling={self.sampling!r} is none of {', '.join(map(repr, _PLACES))}")
-        if self.short not in ("error", "repeat_last", "wrap"):
-            raise ArgumentError(f"short={self.short!r} is none of 'error', 'repeat_last', 'wrap'")
+        check_one_of("sampling", self.sampling, _PLACES)
+        check_one_of("short", self.short, get_args(Short))
         if (self.frames is None) != (self.sampling == "whole"):
             raise ArgumentError("frames=None goes with sampling='whole', which has all frames of a video")
         if (self.frames is not None and self.frames < 1) or self.stride < 1 or self.per_video < 1:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core import optional
+from feedline.core.arguments import check_one_of
 from feedline.core.dataset import Traits, Transform
 from feedline.core.paths import Pathlike
 from feedline.core.rng import Draws, derive, sample_rng
@@ -88,8 +89,7 @@ class Waveforms(MediaClips[AudioReader]):
         super().__init__(media, "audio-files", AudioInfo.parse, index_dir, open_files, transform)
 
     def _check(self) -> None:
-        if self._sampling not in _PLACES:
-            raise ArgumentError(f"sampling={self._sampling!r} is none of {', '.join(map(repr, _PLACES))}")
+        check_one_of("sampling", self._sampling, _PLACES)
         if (self._seconds is None) != (self._sampling == "whole"):
             raise ArgumentError("seconds=None goes with sampling='whole', which reads whole files")
         for name, value in [("seconds", self._seconds), ("step", self._spacing), ("rate", self.rate)]:
