@@ -45,8 +45,9 @@ Transform = Callable[..., Any]
 class BatchRead:
     """A request for one collated batch.
 
-    Tensors of the batch are allocated by `allocate(shape, dtype)`. `keys` holds the random key of each row; without
-    them, torch's global generator decides. Up to `threads` native threads may work on the batch.
+    `indices` are int64 (B,). Tensors of the batch are allocated by `allocate(shape, dtype)`. `keys`, uint64 (B,), has
+    the random key of each row; without them, torch's global generator decides. Up to `threads` native threads may work
+    on the batch.
     """
 
     indices: Int64s
@@ -114,7 +115,9 @@ class Dataset(Protocol):
         ...
 
     @property
-    def traits(self) -> Traits: ...
+    def traits(self) -> Traits:
+        """Properties by which the loader chooses how to read. Default: `Traits()`."""
+        ...
 
     @property
     def listing_fingerprint(self) -> str | None:

@@ -381,7 +381,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """Write a page on the run so far: one HTML file.
 
         It shows the verdict, predictions for other arguments, where the time goes, the figures over time, the latest
-        batches, and the slowest ones. `lines` is that of `report`.
+        batches, and the slowest ones. `lines` is that of `report`. ArgumentError before the first iteration.
         """
         self._monitor.write_page(path, self.report(lines=lines))
 

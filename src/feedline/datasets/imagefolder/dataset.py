@@ -59,6 +59,8 @@ class ImageFolder(GroupedRecords):
 
     `root` may be an address in a store, opened with the `options` of `open_store`. It is listed once, a stored list is
     used without checks, and a `loader` gets a file in memory. Images are kept in the folder `cache`, if one is given.
+
+    SampleError names an image that cannot be read.
     """
 
     def __init__(

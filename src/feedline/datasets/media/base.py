@@ -1,4 +1,4 @@
-"""Base class of datasets of clips of media files, and their open decoders."""
+"""Base class of datasets of media clips, and their open decoders."""
 
 from __future__ import annotations
 
