@@ -50,7 +50,7 @@ class ProcessFuture:
             self._pool.wait_for(self)
         error, self._error = self._error, None
         if error is not None:
-            raise error
+            raise error  # not kept: the traceback that it gets refers to this future
         built = self._result
         if built is None:
             raise WorkerError(f"{self.request} was canceled, or its error was raised before")
