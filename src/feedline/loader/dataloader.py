@@ -21,7 +21,7 @@ from feedline.core.devices import target
 from feedline.core.live import is_live
 from feedline.core.rng_globals import global_states
 from feedline.errors import ArgumentError
-from feedline.loader import checks, diagnosis, rebuilds
+from feedline.loader import checks, diagnosis, frameworks
 from feedline.loader.agreement import Agreement
 from feedline.loader.captures import is_stateful
 from feedline.loader.contract import Contract, RankPolicy, Ranks, Terms, is_in_step
@@ -127,7 +127,7 @@ class DataLoader(TorchDataLoader[T_co]):
         log: str | os.PathLike[str] | None = None,
     ) -> None:
         own: dict[str, Any] = {"seed": seed, "worker_method": worker_method, "on_error": on_error, "recovery": recovery}
-        own = rebuilds.inherit_arguments(batch_sampler, own)
+        own = frameworks.inherit_arguments(batch_sampler, own)
         seed = self.seed = _check_seed(own["seed"])
         self.worker_method = own["worker_method"]
         self.distributed = distributed
@@ -156,7 +156,7 @@ class DataLoader(TorchDataLoader[T_co]):
             pin_memory_device=pin_memory_device, **newer,
         )  # fmt: skip
         if batch_sampler is None:
-            rebuilds.note_arguments(self)
+            frameworks.note_arguments(self)
         self._has_own_order = (sampler is None and batch_sampler is None) or type(self.sampler) is Shuffled
         self.in_order = in_order
         self.snapshot_every_n_steps = snapshot_every_n_steps
@@ -251,7 +251,7 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def multiprocessing_context(self) -> Any:
         """The user's context for worker processes, or None."""
-        rebuilds.warn_of_rebuild(self, sys._getframe(1))
+        frameworks.warn_of_rebuild(self, sys._getframe(1))
         return TorchDataLoader.multiprocessing_context.fget(self)  # type: ignore[attr-defined]
 
     @multiprocessing_context.setter
@@ -318,7 +318,7 @@ class DataLoader(TorchDataLoader[T_co]):
         plan.check_order(state)
         check_process(part_of(state, "random"))
         resume_quarantine(self._policy, None, state)
-        self._resume = plan.after_complete(state) if rebuilds.counts_epochs(sys._getframe(1)) else dict(state)
+        self._resume = plan.after_complete(state) if frameworks.counts_epochs(sys._getframe(1)) else dict(state)
 
     def stats(self) -> Stats:
         """Throughput, waiting time, stage times, memory, restarts and skips of all epochs.
