@@ -74,16 +74,17 @@ class ClipRule:
         check_one_of("short", self.short, get_args(Short))
         if (self.frames is None) != (self.sampling == "whole"):
             raise ArgumentError("frames=None goes with sampling='whole', which has all frames of a video")
-        if (self.frames is not None and self.frames < 1) or self.stride < 1 or self.per_video < 1:
-            raise ArgumentError("frames=, stride= and clips_per_video= must be at least 1")
+        for name, count in (("frames", self.frames), ("stride", self.stride), ("clips_per_video", self.per_video)):
+            if count is not None and count < 1:
+                raise ArgumentError(f"{name}={count!r} must be at least 1")
         if self.fps is not None and (self.stride != 1 or not self.fps > 0):
-            raise ArgumentError("fps= must be positive, and takes the place of stride=")
+            raise ArgumentError(f"fps={self.fps!r} must be positive, and takes the place of stride=")
         if self.sampling in ("uniform", "segments") and (self.fps is not None or self.stride != 1):
             raise ArgumentError(f"sampling={self.sampling!r} spreads the frames over the video: omit stride= and fps=")
         if self.sampling in ("sliding", "whole") and self.per_video != 1:
             raise ArgumentError(f"the length of a video decides about its clips with sampling={self.sampling!r}")
         if self.step is not None and (self.sampling != "sliding" or not self.step > 0):
-            raise ArgumentError("step= must be positive, and goes with sampling='sliding'")
+            raise ArgumentError(f"step={self.step!r} must be positive, and goes with sampling='sliding'")
         if self.step is not None and self.fps is None and self.step != int(self.step):
             raise ArgumentError(f"step={self.step!r} counts frames: give a whole number, or fps= to count seconds")
 

@@ -97,8 +97,9 @@ class Waveforms(MediaClips[AudioReader]):
                 raise ArgumentError(f"{name}={value!r} must be positive")
         if self._spacing is not None and self._sampling != "sliding":
             raise ArgumentError("step= goes with sampling='sliding'")
-        if self._clips_per_file < 1 or (self._channels is not None and self._channels < 1):
-            raise ArgumentError("clips_per_file= and channels= must be at least 1")
+        for name, count in (("clips_per_file", self._clips_per_file), ("channels", self._channels)):
+            if count is not None and count < 1:
+                raise ArgumentError(f"{name}={count!r} must be at least 1")
         if self._clips_per_file != 1 and self._sampling not in ("random", "regular"):
             raise ArgumentError(f"the length of a file decides about its ranges with sampling={self._sampling!r}")
 
