@@ -151,7 +151,7 @@ def traits_of(dataset: Any) -> Traits:
 
 
 def _overrides_samples(dataset: Any, method: str) -> bool:
-    """True if a user's subclass of our datasets overrides `__getitem__`, but not `method`."""
+    """True if a user's subclass overrides `__getitem__`, but not `method`."""
     for cls in type(dataset).__mro__:
         if method in vars(cls) or _is_ours(cls):
             return False
