@@ -12,15 +12,7 @@ from typing import NamedTuple, Self
 from feedline.loader.report.calibration import HOP_S, LEAST_SHARE, UNKNOWN_GIL, calibrate, is_throttled
 from feedline.loader.report.context import Context, SendingCost
 from feedline.loader.report.measured import WORK, Measured
-from feedline.loader.report.replay import (
-    PROCESS,
-    THREAD,
-    BatchTimes,
-    EngineSetting,
-    Machine,
-    Task,
-    replay,
-)
+from feedline.loader.report.replay import PROCESS, THREAD, BatchTimes, EngineSetting, Machine, Task, replay
 
 STAGES = ("sample", *WORK, "decode")
 """Stages that a prediction can remove."""
