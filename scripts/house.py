@@ -4,7 +4,7 @@
 Reads the files only; nothing is imported but with --collect, which asks pytest for the number of test cases.
 
 Exit code of --check: 1 when imports go up, files import each other in a cycle, a class name is defined twice, or the
-first line of a docstring breaks the rules.
+first line of a docstring breaks the rules, or an example of an extension imports more than public rooms.
 """
 
 from __future__ import annotations
@@ -401,6 +401,22 @@ def count_test_cases(root: Path) -> int:
     return sum("::" in line for line in done.stdout.splitlines())
 
 
+def extensions(root: Path) -> dict[str, list[str]]:
+    """The modules of the package that each example of an extension imports."""
+    found = {}
+    for path in sorted((root / "examples" / "extending").glob("*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        names = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+        names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        found[path.name] = sorted({name for name in names if name.split(".", maxsplit=1)[0] == PACKAGE})
+    return found
+
+
+def inner_imports(imports: dict[str, list[str]]) -> list[str]:
+    """Imports by extensions of what is not a public room."""
+    return [f"{file} imports {name}" for file, names in imports.items() for name in names if name.count(".") > 1]
+
+
 def measure(tree: SourceTree) -> dict[str, Any]:
     """All figures of the source tree, by name."""
     lines = sum(file.lines for file in tree.files)
@@ -438,7 +454,7 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-BROKEN = ("arrows_up", "cycles", "names_twice", "first_lines", "banned_places")
+BROKEN = ("arrows_up", "cycles", "names_twice", "first_lines", "banned_places", "inner_imports")
 """Figures that --check requires to be empty."""
 
 
@@ -465,6 +481,7 @@ def table(figures: dict[str, Any]) -> str:
         (f"one importer, < {FEWEST_LINES}", f"{len(figures['private_files'])}"),
         ("comment lines per 100", f"{figures['comment_lines_per_100']:.2f}"),
         ("banned words", _count_cases(figures["banned_words"])),
+        ("extensions", f"{len(figures['extensions'])} in one file each, {len(figures['inner_imports'])} inner imports"),
         ("test functions", f"{figures['test_functions']:,}"),
     ]
     if "test_cases" in figures:
@@ -494,6 +511,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"there is no {source}; pass the checkout as --root")
     figures = measure(SourceTree(source))
     figures["banned_places"] += map(str, banned_in_text(options.root))
+    figures["extensions"] = extensions(options.root)
+    figures["inner_imports"] = inner_imports(figures["extensions"])
     figures["test_functions"] = count_test_functions(options.root / "tests")
     if options.collect:
         figures["test_cases"] = count_test_cases(options.root)

@@ -1,4 +1,4 @@
-"""Generate docs/benchmarks.md and its charts from bench/results/images-*.json.
+"""Generate docs/benchmarks.md and its charts from bench/results/images-[0-9]*.json.
 
 `python -m images.page` writes them; with `--check` it only compares.
 """
@@ -26,7 +26,7 @@ Result = dict[str, Any]
 
 def results(folder: Path = ROOT / "bench" / "results") -> list[Result]:
     """The finished image contests, by corpus."""
-    paths = sorted(folder.glob("images-*.json"), reverse=True)
+    paths = sorted(folder.glob("images-[0-9]*.json"), reverse=True)  # other contests of images have no corpus
     found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     return sorted(found, key=lambda result: ORDER.index(result["corpus"]["corpus"]))
 

@@ -26,11 +26,11 @@ WHOLE = Recipe((20, 30), images.WholeBox())
         ({"size": (10, 10**6)}, "got 1000000"),
         ({"crop": "random"}, "crop must be a RandomBox, CenterBox or WholeBox, not 'random'"),
         ({"flip": 1.5}, "flip is a probability between 0 and 1, not 1.5"),
-        ({"interpolation": "lanczos"}, "interpolation must be one of 'bilinear', 'bicubic', not 'lanczos'"),
+        ({"interpolation": "lanczos"}, "interpolation must be one of 'bilinear', 'bicubic'; got 'lanczos'"),
         ({"layout": "NCHW"}, "layout must be one of 'HWC', 'CHW'"),
         (
             {"dtype": torch.float16},
-            "dtype must be one of torch.uint8, torch.float32, torch.bfloat16, not torch.float16",
+            "dtype must be one of torch.uint8, torch.float32, torch.bfloat16; got torch.float16",
         ),
         ({"mean": (0, 0, 0), "std": (1, 1, 1)}, "mean and std need floats: pass dtype=torch.float32"),
         ({"dtype": torch.float32, "mean": (0, 0, 0)}, "mean and std belong together"),

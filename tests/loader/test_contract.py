@@ -51,7 +51,7 @@ def test_equal_ranks_agree() -> None:
 
 
 def test_a_policy_refuses_unknown_rules() -> None:
-    with pytest.raises(fl.errors.ArgumentError, match="allow, raise, stop, repeat; got 'join'"):
+    with pytest.raises(fl.errors.ArgumentError, match="'allow', 'raise', 'stop', 'repeat'; got 'join'"):
         RankPolicy(uneven="join")  # type: ignore[arg-type]
     with pytest.raises(fl.errors.ArgumentError, match="wait_s must be above 0"):
         RankPolicy(wait_s=0)

@@ -198,7 +198,7 @@ def test_a_missing_package_is_no_fault_of_a_sample() -> None:
 
 @pytest.mark.parametrize("bad", ["ignore", "", None])
 def test_an_unknown_policy_is_refused(bad: Any) -> None:
-    with pytest.raises(fl.errors.ArgumentError, match="raise, skip, replace"):
+    with pytest.raises(fl.errors.ArgumentError, match="'raise', 'skip', 'replace'"):
         fl.DataLoader(Faulty(), on_error=bad)
 
 
@@ -298,7 +298,7 @@ def test_a_pool_that_grows_and_shrinks_leaves_the_stream_alone() -> None:
     ("arguments", "words"),
     [
         ({"seed": "one"}, "seed must be a whole number"),
-        ({"worker_method": "mpi"}, "auto, thread, process"),
+        ({"worker_method": "mpi"}, "'auto', 'thread', 'process'"),
         (
             {"worker_method": "thread", "num_workers": 1, "worker_init_fn": print},
             "worker_init_fn is for worker processes",

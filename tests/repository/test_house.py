@@ -177,3 +177,14 @@ def test_a_root_without_the_package_is_named(tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(SystemExit):
         house.main(["--root", str(tmp_path)])
     assert "pass the checkout as --root" in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_extension_imports_public_rooms_only(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = root / "examples/extending"
+    folder.mkdir(parents=True)
+    (folder / "a.py").write_text("import json\nimport feedline as fl\nfrom feedline.stores import join\n")
+    assert house.main(["--root", str(root), "--check"]) == 0
+    assert "1 in one file each, 0 inner imports" in capsys.readouterr().out
+    (folder / "b.py").write_text("from feedline.stores.urls import join\n")
+    assert house.main(["--root", str(root), "--check"]) == 1
+    assert "inner_imports: b.py imports feedline.stores.urls" in capsys.readouterr().err

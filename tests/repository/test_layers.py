@@ -95,6 +95,15 @@ def test_the_design_page_lists_the_rooms(tree: house.SourceTree) -> None:
     assert sorted(listed) == sorted(set(tree.rooms) - {house.FACE, "_native"})
 
 
+def test_the_design_page_names_the_folders_of_rooms(tree: house.SourceTree) -> None:
+    paragraphs = re.split(r"^  (?=[a-z_]+(?:/|\.py)\s)", layout_section().partition("```\n\n")[0], flags=re.MULTILINE)
+    described = {text.partition("/")[0]: set(re.findall(r"\w+", text)) for text in paragraphs}
+    folders = sorted(file.path.parent for file in tree.files if file.path.name == "__init__.py")
+    inner = [folder.parts for folder in folders if len(folder.parts) == 2]
+    assert len(inner) > 20
+    assert [f"{room}/{name}" for room, name in inner if name not in described[room]] == []
+
+
 def test_the_design_page_lists_the_arrows(tree: house.SourceTree) -> None:
     lines = re.findall(r"^([a-z]+) +→ (.*)$", layout_section(), re.MULTILINE)
     listed = [(importer, imported) for importer, names in lines for imported in names.split(", ")]

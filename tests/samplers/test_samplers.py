@@ -322,7 +322,7 @@ def wrong(match: str, make: Any) -> Any:
         wrong("labels is empty", lambda: ClassBalanced([])),
         wrong("needs at least 3 samples", lambda: StratifiedBatches([1, 2, 3], 2)),
         wrong("leaves no full batch", lambda: StratifiedBatches([1, 2, 3], 4, drop_last=True)),
-        wrong("shares must be one of 'proportional', 'equal', but", lambda: StratifiedBatches([1], 1, shares="half")),
+        wrong("shares must be one of 'proportional', 'equal'; got", lambda: StratifiedBatches([1], 1, shares="half")),
         wrong("pass batch_size=, max_tokens= or both", lambda: LengthBuckets([1])),
         wrong(r"lengths\[1\] is 9, more than max_tokens=8", lambda: LengthBuckets([1, 9], max_tokens=8)),
         wrong("tolerance must be at least 0 and below 1, but is 1", lambda: LengthBuckets([1], 1, tolerance=1)),

@@ -213,8 +213,8 @@ def test_what_is_no_scheme_is_refused() -> None:
         ("Mem", good, r"'Mem'.* lower-case letters"),
         ("mem2", open_dict, r"takes a stores\.Scheme\(\.\.\.\), not function"),
         ("mem2", stores.Scheme("mem2:open"), r"Scheme\(open=\.\.\.\) is a function .*, not 'mem2:open'"),  # type: ignore[arg-type]
-        ("mem2", stores.Scheme(open_dict, host="bucket"), "one of required, optional, none; got 'bucket'"),  # type: ignore[arg-type]
-        ("mem2", stores.Scheme(open_dict, user=True), "one of refused, name, any; got True"),  # type: ignore[arg-type]
+        ("mem2", stores.Scheme(open_dict, host="bucket"), "one of 'required', 'optional', 'none'; got 'bucket'"),  # type: ignore[arg-type]
+        ("mem2", stores.Scheme(open_dict, user=True), "one of 'refused', 'name', 'any'; got True"),  # type: ignore[arg-type]
         ("s3", good, "feedline opens s3:// itself"),
     ]
     for name, scheme, message in wrong:

@@ -300,14 +300,14 @@ def test_documents_longer_than_a_row() -> None:
         (lambda: streams.mix([items(), [1, 2]], [1, 1]), r"streams\[1\] is list: make a stream of it"),
         (lambda: streams.mix(items(), [1]), "takes a list of streams; got SampleStream"),
         (lambda: items().shuffle(2.5), "buffer must be an integer of at least 1, but is 2.5"),
-        (lambda: streams.mix([items()], [1], stop="never"), "stop must be one of first_exhausted"),
+        (lambda: streams.mix([items()], [1], stop="never"), "stop must be one of 'first_exhausted'"),
         (lambda: streams.mix([items()], [1], max_passes=2), "max_passes= is for stop='all_exhausted'"),
         (lambda: streams.from_dataset(range(3), partitions=4), "partitions=4 is more than the 3 samples"),
         (lambda: streams.from_dataset(Plain(), partitions=4), "are for map-style datasets"),
         (lambda: streams.from_dataset(range(3), [0, 1, 2]), "must be a sampler of fl.samplers"),
         (lambda: streams.from_items([], iter), "items is empty"),
         (lambda: items().shuffle(0), "buffer must be at least 1, but is 0"),
-        (lambda: items().pack(8, long="drop"), "long must be one of raise, truncate, split"),
+        (lambda: items().pack(8, long="drop"), "long must be one of 'raise', 'truncate', 'split'"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_refused(make: Any, said: str) -> None:

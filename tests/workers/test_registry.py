@@ -111,7 +111,7 @@ def test_accepted_arguments_reach_the_pool(table: dict[str, PoolKind]) -> None:
 
 @pytest.mark.parametrize("name", ["threads", "inline", ""])
 def test_an_unknown_method_is_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(ArgumentError, match=r"one of auto, thread, process.*executor; got '" + name):
+    with pytest.raises(ArgumentError, match=r"one of 'auto', 'thread', 'process'.*executor'; got '" + name):
         fl.DataLoader(DATA, num_workers=2, worker_method=name)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -45,8 +45,9 @@ Transform = Callable[..., Any]
 class BatchRead:
     """A request for one collated batch.
 
-    Tensors of the batch are allocated by `allocate(shape, dtype)`. `keys` holds the random key of each row; without
-    them, torch's global generator decides. Up to `threads` native threads may work on the batch.
+    `indices` are int64 (B,). Tensors of the batch are allocated by `allocate(shape, dtype)`. `keys`, uint64 (B,), has
+    the random key of each row; without them, torch's global generator decides. Up to `threads` native threads may work
+    on the batch.
     """
 
     indices: Int64s
@@ -114,7 +115,9 @@ class Dataset(Protocol):
         ...
 
     @property
-    def traits(self) -> Traits: ...
+    def traits(self) -> Traits:
+        """Properties by which the loader chooses how to read. Default: `Traits()`."""
+        ...
 
     @property
     def listing_fingerprint(self) -> str | None:
@@ -141,7 +144,24 @@ class Dataset(Protocol):
 def traits_of(dataset: Any) -> Traits:
     """The traits of a dataset; the defaults for one that has none."""
     traits = getattr(dataset, "traits", None)
-    return traits if isinstance(traits, Traits) else _NO_TRAITS
+    if not isinstance(traits, Traits):
+        return _NO_TRAITS
+    # The class of the user may draw in its method, and reads nothing but single samples.
+    return replace(traits, is_random=True, reads_batches=False) if _overrides_samples(dataset, "read_batch") else traits
+
+
+def _overrides_samples(dataset: Any, method: str) -> bool:
+    """True if a user's subclass overrides `__getitem__`, but not `method`."""
+    for cls in type(dataset).__mro__:
+        if method in vars(cls) or _is_ours(cls):
+            return False
+        if "__getitem__" in vars(cls):
+            return any(map(_is_ours, type(dataset).__mro__))
+    return False
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.startswith("feedline.datasets.")
 
 
 def has_traits(dataset: Any) -> bool:
@@ -341,7 +361,7 @@ def _has_batch_getter(dataset: Any) -> bool:
     if isinstance(dataset, StackDataset) and type(dataset).__getitems__ is StackDataset.__getitems__:
         parts = dataset.datasets
         return all(map(_has_batch_getter, parts.values() if isinstance(parts, dict) else parts))
-    return hasattr(dataset, "__getitems__")
+    return hasattr(dataset, "__getitems__") and not _overrides_samples(dataset, "__getitems__")
 
 
 def plain_samples(dataset: Any) -> Callable[..., Any] | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 import threading
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ from feedline.core import kernels
 from feedline.core.kernels import GOLDEN, MASK64, mix64, mix64_each, unit_floats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 
 def derive(*parts: int | str) -> int:
@@ -170,6 +172,24 @@ class DrawsEach:
             other = self.below(last + 1)
             orders[rows, last], orders[rows, other] = orders[rows, other], orders[rows, last].copy()
         return orders
+
+
+class RowKeys(Sequence[int]):
+    """Random keys of rows, computed on access: most samples draw nothing.
+
+    The key of a row is `derive(*parts, row)`; with `numbers`, `derive(*parts, numbers[row])`.
+    """
+
+    __slots__ = ("_numbers", "_parts")
+
+    def __init__(self, *parts: int | str, numbers: Sequence[int] | NDArray[np.int64] | None = None) -> None:
+        self._parts, self._numbers = parts, numbers
+
+    def __len__(self) -> int:
+        return sys.maxsize if self._numbers is None else len(self._numbers)
+
+    def __getitem__(self, row: Any) -> Any:
+        return derive(*self._parts, row if self._numbers is None else int(self._numbers[row]))
 
 
 class Address(threading.local):

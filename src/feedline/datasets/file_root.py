@@ -22,7 +22,7 @@ from feedline.core.tensors import Allocator
 from feedline.datasets.decoding import Decode, Decoder, ImageDecoder, Where, decoder_of
 from feedline.errors import ArgumentError, SampleError, note
 from feedline.stores import Cache, CachedStore, ObjectNotFoundError, ObjectRange, Store, open_store
-from feedline.stores.files import Fetched, ObjectReader
+from feedline.stores.object_reader import Fetched, ObjectReader
 from feedline.stores.urls import is_local, local_path
 
 _GONE = "it was moved or deleted; restore it, or pass on_error='skip' to the loader"

@@ -34,6 +34,8 @@ class Files(DecodedRecords):
     stands for the files in it. `decode` is "bytes", "text", "npy", "image" or a function of the content.
     `transform(value)` or `transform(value, rng)` is applied to the result. The attribute `paths` has the path of each
     sample below `root`. Objects are kept in the folder `cache`, if one is given; `options` are those of `open_store`.
+
+    SampleError names a file that cannot be decoded.
     """
 
     def __init__(

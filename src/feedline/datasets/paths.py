@@ -24,11 +24,16 @@ from feedline.stores.urls import is_local, local_path
 Paths = Pathlike | Sequence[Pathlike]
 
 
+def no_files_error() -> FileNotFoundError:
+    """The error for an empty list of paths."""
+    return FileNotFoundError("no files: the list of paths is empty; pass at least one path or pattern")
+
+
 def matching(paths: Paths, inside: str) -> list[str]:
     """Resolve paths to the absolute paths of existing files.
 
     Files keep the order of `paths`; those of a pattern are sorted. `{a,b}` and `{000..127}` are expanded as in
-    `stores.patterns`; `*`, `?`, `[...]` and `**` match. An existing path is taken literally, and `~` is the home
+    `stores.expand`; `*`, `?`, `[...]` and `**` match. An existing path is taken literally, and `~` is the home
     folder. A folder stands for the files in it that match the pattern `inside`, which may have braces; where these are
     its end, a file in several forms counts in the first. Folders, pipes and devices are not files. A broken link counts
     as a file; its error comes when it is read. FileNotFoundError names a missing path, and a pattern without matches.
@@ -36,7 +41,7 @@ def matching(paths: Paths, inside: str) -> list[str]:
     meant = [path for given in listed(paths) for path in expand_braces(expand_user(given))]
     found = [str(Path(file).absolute()) for path in meant for file in _files(path, inside)]
     if not found:
-        raise FileNotFoundError("no files: the list of paths is empty")
+        raise no_files_error()
     return found
 
 
@@ -118,7 +123,7 @@ def find(
     """
     meant = [each for several in found(paths, inside, cache=cache, options=options) for each in several]
     if not meant:
-        raise FileNotFoundError("no files: the list of paths is empty")
+        raise no_files_error()
     return FileSet(meant)
 
 

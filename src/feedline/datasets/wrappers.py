@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 from torch.utils.data import StackDataset
 
 from feedline.collate.batch_reads import READERS, stack_reader, subset_reader
-from feedline.core.dataset import Int64s, Ranges, Traits, Transform, listing_fingerprint_of, ranges_of, traits_of
+from feedline.core.dataset import (
+    Int64s,
+    Ranges,
+    Traits,
+    Transform,
+    batch_getter,
+    listing_fingerprint_of,
+    ranges_of,
+    traits_of,
+)
 from feedline.core.paths import Pathlike
 from feedline.core.rng import SampleRng, derive, sample_rng
 from feedline.core.tensors import as_indices, one_within, within
@@ -107,7 +116,7 @@ class Map(WrappedDataset):
 
 def samples_of(dataset: Any, indices: Sequence[int]) -> list[Any]:
     """Samples of a dataset, fetched together if it supports that."""
-    many = getattr(dataset, "__getitems__", None)
+    many = batch_getter(dataset)
     return [dataset[index] for index in indices] if many is None else list(many(indices))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from feedline.core.arguments import check_one_of
 from feedline.core.rng import Draws, torch_keys
 from feedline.errors import ArgumentError
 from feedline.images.crops import CropPolicy, Geometry, check_numbers, check_side
@@ -51,9 +52,7 @@ class Recipe:
         if not 0 <= self.flip <= 1:
             raise ArgumentError(f"flip is a probability between 0 and 1, not {self.flip!r}")
         for name, allowed in (("interpolation", INTERPOLATIONS), ("layout", LAYOUTS), ("dtype", DTYPES)):
-            if getattr(self, name) not in allowed:
-                choices = ", ".join(map(repr, allowed))
-                raise ArgumentError(f"{name} must be one of {choices}, not {getattr(self, name)!r}")
+            check_one_of(name, getattr(self, name), allowed)
         self._check_normalization()
 
     def _check_normalization(self) -> None:

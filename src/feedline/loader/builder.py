@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import pickle
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,13 +23,13 @@ from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample, new_res
 from feedline.core.dataset import BatchRead, Keys, adapt, batch_getter, plain_samples, stack_getter, traits_of
 from feedline.core.devices import for_device
 from feedline.core.recognition import SampleReader, may_be_recognized, recognize
-from feedline.core.rng import Address, addressed, derive, derive_each, is_addressed
+from feedline.core.rng import Address, RowKeys, addressed, derive, derive_each, is_addressed
 from feedline.core.rng_globals import global_states, restore_globals, seed_globals
 from feedline.core.schedule import BatchRequest
 from feedline.core.telemetry import Recorder, SpanTuple, recorder_of_thread
 from feedline.core.tensors import Allocator, allocate_tensor, as_yielded
 from feedline.errors import SampleIndexError, note
-from feedline.loader.captures import is_stateful, split_capture
+from feedline.loader.captures import is_stateful, split_capture, traveling_schemes
 
 NEIGHBORS = 8
 """Number of following indices that `on_error="replace"` tries before it skips the sample."""
@@ -43,36 +42,17 @@ def run_collate(collate_fn: Callable[[Any], Any], samples: Any, allocate: Alloca
     return collate_fn(samples)
 
 
-def traveling_schemes() -> object:
-    """The store schemes registered in this process; unpickling registers them.
-
-    They precede the dataset in a builder's state, because unpickling a dataset may open stores.
-    """
-    schemes = sys.modules.get("feedline.stores.schemes")  # not loaded here: most loaders do without stores
-    return None if schemes is None else schemes.registered_schemes()
-
-
 Get = Callable[[Any], Any]
 """`get(index)` returns a sample."""
 
 
-class _Keys(Sequence[int]):
-    """Random keys of the rows, computed on access: most samples draw nothing."""
-
-    __slots__ = ("_epoch", "_positions", "_seed")
-
-    def __init__(self, request: BatchRequest) -> None:
-        self._seed, self._epoch, self._positions = request.seed, request.epoch, request.positions
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def __getitem__(self, row: Any) -> Any:
-        return derive(self._seed or 0, self._epoch, int(self._positions[row]))
+def _row_keys(request: BatchRequest) -> RowKeys | None:
+    """The random keys of the rows; None without a seed."""
+    return None if request.seed is None else RowKeys(request.seed, request.epoch, numbers=request.positions)
 
 
 def _keys(request: BatchRequest) -> Keys | None:
-    """The keys of `_Keys` as one array; None without a seed."""
+    """The keys of `_row_keys` as one array."""
     if request.seed is None:
         return None
     return derive_each((request.seed, request.epoch), np.asarray(request.positions))
@@ -199,7 +179,7 @@ class BatchBuilder:
             return new_result(batch, recorder.finish("collate", outer))
         skipped: list[SkippedSample] = []
         rows = self._rows(request, allocate)
-        with addressed(None if request.seed is None else _Keys(request)) as address:
+        with addressed(_row_keys(request)) as address:
             samples = self._fetch(request, skipped, address, rows)
             recorder.end("fetch")
             batch = self._collate_good(samples, request, skipped, rows or allocate)
@@ -225,7 +205,7 @@ class BatchBuilder:
         except Exception as error:
             if self.action != "raise":
                 return EMPTY_BATCH
-            with addressed(None if request.seed is None else _Keys(request)) as address:
+            with addressed(_row_keys(request)) as address:
                 self._address(error, request, self._failing_row(error, request, address), "fetch")
             raise
 

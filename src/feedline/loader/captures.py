@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import sys
 from typing import Any
 
 
@@ -26,3 +27,12 @@ def split_capture(captured: bytes) -> tuple[bytes, Any]:
     """The generators' states and the dataset's, or None, of a capture."""
     content = pickle.loads(captured)
     return content if len(content) == 2 else (captured, None)
+
+
+def traveling_schemes() -> object:
+    """The store schemes registered in this process; unpickling registers them.
+
+    They precede the dataset in a builder's state, because unpickling a dataset may open stores.
+    """
+    schemes = sys.modules.get("feedline.stores.schemes")  # not loaded here: most loaders do without stores
+    return None if schemes is None else schemes.registered_schemes()

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch.distributed as dist
 import torch.utils.data._utils.worker as torch_worker
 
+from feedline.core.arguments import check_one_of
 from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.errors import ArgumentError, RankError
 from feedline.loader.plan import Plan
@@ -61,8 +62,7 @@ class RankPolicy:
     wait_s: float = 600.0
 
     def __post_init__(self) -> None:
-        if self.uneven not in get_args(Uneven):
-            raise ArgumentError(f"RankPolicy.uneven must be one of {', '.join(get_args(Uneven))}; got {self.uneven!r}")
+        check_one_of("RankPolicy.uneven", self.uneven, get_args(Uneven))
         if not self.wait_s > 0:
             raise ArgumentError(f"RankPolicy.wait_s must be above 0; got {self.wait_s!r}")
 

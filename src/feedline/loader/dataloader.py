@@ -9,7 +9,6 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
@@ -19,15 +18,13 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
-from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.devices import target
 from feedline.core.live import is_live
 from feedline.core.rng_globals import global_states
 from feedline.errors import ArgumentError
-from feedline.loader import checks, diagnosis, rebuilds
+from feedline.loader import checks, diagnosis, frameworks
 from feedline.loader.agreement import Agreement
 from feedline.loader.captures import is_stateful
-from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
 from feedline.loader.contract import Contract, RankPolicy, Ranks, Terms, is_in_step
 from feedline.loader.device import Delivery
 from feedline.loader.error_policy import Action, ErrorPolicy, Quarantine
@@ -41,11 +38,11 @@ from feedline.loader.pools import LoaderPools, PersistentIteration, check_method
 from feedline.loader.progress import Progress
 from feedline.loader.read_plan import ReadingPlan, read_plan
 from feedline.loader.rebuilding import batches_from, rebuilt
-from feedline.loader.report import Advice, Stats, Totals, Verdict
+from feedline.loader.report import Advice, Stats, Verdict
 from feedline.loader.report.trace import chrome_trace
 from feedline.loader.resources import rank_and_world_size, usable_cpus
 from feedline.loader.state import check_version, part_of, resume_quarantine
-from feedline.loader.worker_states import WorkerStates, check_process, of_dataset, process_generators, restore_process
+from feedline.loader.worker_states import WorkerStates, check_process, pack_workers, process_generators, restore_process
 from feedline.samplers import Shuffled
 from feedline.workers.base import Recovery
 
@@ -131,7 +128,7 @@ class DataLoader(TorchDataLoader[T_co]):
         log: str | os.PathLike[str] | None = None,
     ) -> None:
         own: dict[str, Any] = {"seed": seed, "worker_method": worker_method, "on_error": on_error, "recovery": recovery}
-        own = rebuilds.inherit_arguments(batch_sampler, own)
+        own = frameworks.inherit_arguments(batch_sampler, own)
         seed = self.seed = _check_seed(own["seed"])
         self.worker_method = own["worker_method"]
         self.distributed = distributed
@@ -160,7 +157,7 @@ class DataLoader(TorchDataLoader[T_co]):
             pin_memory_device=pin_memory_device, **newer,
         )  # fmt: skip
         if batch_sampler is None:
-            rebuilds.note_arguments(self)
+            frameworks.note_arguments(self)
         self._has_own_order = (sampler is None and batch_sampler is None) or type(self.sampler) is Shuffled
         self.in_order = in_order
         self.snapshot_every_n_steps = snapshot_every_n_steps
@@ -210,7 +207,7 @@ class DataLoader(TorchDataLoader[T_co]):
         starts_workers = bool(self.num_workers) and self.seed is None and not self._pools.has_idle_pool
         plan.begin(cursor.epoch, state, with_workers=starts_workers)
         quarantine = resume_quarantine(self._policy, None if former is None else former.quarantine, state)
-        progress = self._new_progress(cursor, plan, quarantine)
+        progress = Progress.of(self, cursor, plan, quarantine)
         serve_if_configured()
         self._monitor.begin(progress, plan, self._pools, self)
         iteration = self._pools.iterate(self, plan, progress)
@@ -257,20 +254,10 @@ class DataLoader(TorchDataLoader[T_co]):
             self.dataset.load_state_dict(plan.workers.dataset)  # type: ignore[attr-defined]
         return plan
 
-    def _new_progress(self, cursor: Cursor | PartitionCursor, plan: Plan, quarantine: Quarantine) -> Progress:
-        duplicate_check = DuplicateStreamCheck(type(self.dataset).__name__)
-        progress = Progress(cursor, quarantine, Totals(), duplicate_check, workers=plan.workers)
-        if cursor == plan.start_of(cursor.epoch):
-            progress.samples = 0
-        length: int | None = self._IterableDataset_len_called
-        if length is not None:
-            progress.length_check = LengthCheck(self.dataset, length, self.num_workers)
-        return progress
-
     @property
     def multiprocessing_context(self) -> Any:
         """The user's context for worker processes, or None."""
-        rebuilds.warn_of_rebuild(self, sys._getframe(1))
+        frameworks.warn_of_rebuild(self, sys._getframe(1))
         return TorchDataLoader.multiprocessing_context.fget(self)  # type: ignore[attr-defined]
 
     @multiprocessing_context.setter
@@ -307,7 +294,7 @@ class DataLoader(TorchDataLoader[T_co]):
         the iteration after `load_state_dict` starts from them. Without `seed`, they determine the samples of
         `num_workers=0` and the order of later epochs.
         """
-        together = rebuilds.batches_together(sys._getframe(1))
+        together = frameworks.batches_together(sys._getframe(1))
         if together == 1 or self._resume is not None or self._progress is None or self._plan is None:
             return self._pack(random=random)
         delivered = self._plan.delivered(self._progress.cursor)
@@ -321,21 +308,11 @@ class DataLoader(TorchDataLoader[T_co]):
         if progress is None or plan is None:
             plan = self._make_plan()
             cursor, quarantine = plan.start_of(plan.upcoming(self._epoch)), Quarantine(self._policy)
-            workers = self._pack_workers(WorkerStates(self.num_workers), over=True)
+            workers = pack_workers(self, WorkerStates(self.num_workers), over=True)
             return plan.pack(cursor, quarantine, workers=workers, random=generators)
-        workers = self._pack_workers(progress.workers, over=progress.over)
+        workers = pack_workers(self, progress.workers, over=progress.over)
         cursor = with_carried(self, progress.cursor)
         return plan.pack(cursor, progress.quarantine, over=progress.over, workers=workers, random=generators)
-
-    def _pack_workers(self, workers: WorkerStates, *, over: bool) -> dict[str, Any] | None:
-        is_stream = isinstance(self.dataset, IterableDataset)
-        if self.num_workers:
-            keeps = not over or self.persistent_workers
-            return workers.pack(starts=is_stream and not over) if keeps and not self._repeats else None
-        held = {} if is_stream or not is_stateful(self.dataset) else {0: of_dataset(self.dataset.state_dict())}  # type: ignore[attr-defined]
-        has_drawn = is_stream and not over and workers.starts.get(0) != global_states()
-        base_seed = None if over or self._repeats else workers.base_seed
-        return replace(workers, base_seed=base_seed, held=held).pack(starts=has_drawn)
 
     @property
     def _repeats(self) -> bool:
@@ -354,7 +331,7 @@ class DataLoader(TorchDataLoader[T_co]):
         plan.check_order(state)
         check_process(part_of(state, "random"))
         resume_quarantine(self._policy, None, state)
-        self._resume = plan.after_complete(state) if rebuilds.counts_epochs(sys._getframe(1)) else dict(state)
+        self._resume = plan.after_complete(state) if frameworks.counts_epochs(sys._getframe(1)) else dict(state)
 
     def stats(self) -> Stats:
         """Throughput, waiting time, stage times, memory, restarts and skips of all epochs.
@@ -417,7 +394,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """Write a page on the run so far: one HTML file.
 
         It shows the verdict, predictions for other arguments, where the time goes, the figures over time, the latest
-        batches, and the slowest ones. `lines` is that of `report`.
+        batches, and the slowest ones. `lines` is that of `report`. ArgumentError before the first iteration.
         """
         self._monitor.write_page(path, self.report(lines=lines))
 
@@ -473,7 +450,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._live = weakref.WeakSet()
         self._monitor = Monitor(weakref.WeakMethod(self._diagnose))
         self._contract = Contract()
-        self._step = rebuilds.StepState()
+        self._step = frameworks.StepState()
 
     def _make_plan(self, state: Mapping[str, Any] | None = None) -> Plan:
         return plan_of(self, self._rank, self._world_size, self._plan, partitions_of(state))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Literal, get_args
 
+from feedline.core.arguments import check_one_of
 from feedline.core.batch import SkippedSample
 from feedline.errors import ArgumentError, ErrorLimitError
 
@@ -33,8 +34,7 @@ class ErrorPolicy:
     quarantine: str | PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.action not in get_args(Action):
-            raise ArgumentError(f"on_error must be one of {', '.join(get_args(Action))}; got {self.action!r}")
+        check_one_of("on_error", self.action, get_args(Action))
         if self.limit is not None and self.limit < 0:
             raise ArgumentError(f"ErrorPolicy.limit must not be negative; got {self.limit}")
 

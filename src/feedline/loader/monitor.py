@@ -27,7 +27,7 @@ from feedline.loader.heartbeat import NEVER_NS, Heartbeat, QueueState
 from feedline.loader.identity import identity_of, log_path
 from feedline.loader.live import delivered_batches
 from feedline.loader.memory_trend import MemoryTrend
-from feedline.loader.padding import padding_share
+from feedline.loader.padding import PaddingSums
 from feedline.loader.plan import Plan
 from feedline.loader.pools import LoaderPools
 from feedline.loader.progress import Progress
@@ -94,26 +94,6 @@ class _SystemFigures:
 
 
 @dataclass(slots=True)
-class _PaddingSums:
-    """Sums over the batches that were examined."""
-
-    batches: int = 0
-    total: float = 0.0
-
-    def add(self, batch: Any) -> None:
-        try:
-            share = padding_share(batch)
-        except Exception:  # noqa: BLE001 - an unknown batch type: this figure is not worth an error
-            return
-        if share is not None:
-            self.batches, self.total = self.batches + 1, self.total + share
-
-    @property
-    def share(self) -> float | None:
-        return self.total / self.batches if self.batches else None
-
-
-@dataclass(slots=True)
 class _Sources:
     """The parts of a loader that have figures."""
 
@@ -153,7 +133,7 @@ class Monitor:
         self._stores_before: StoreStatistics | None = None
         self._memory = MemoryTrend()
         self._publication_due_ns = 0
-        self._padding = _PaddingSums()
+        self._padding = PaddingSums()
         self.sending: SendingCost | None = None
         """What a batch would cost on its way from a worker process; None for loops that have them."""
         self._locks = LockSamples()

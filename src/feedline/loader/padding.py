@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,28 @@ _LENGTHS = ("lengths", "length", "seq_lens")
 
 _DEPTH = 3
 """Depth of containers searched for a mask: deeper ones belong to the samples."""
+
+
+@dataclass(slots=True)
+class PaddingSums:
+    """Shares of padding, summed over the batches that were examined."""
+
+    batches: int = 0
+    total: float = 0.0
+
+    def add(self, batch: Any) -> None:
+        """Examine a batch."""
+        try:
+            share = padding_share(batch)
+        except Exception:  # noqa: BLE001 - an unknown batch type: this figure is not worth an error
+            return
+        if share is not None:
+            self.batches, self.total = self.batches + 1, self.total + share
+
+    @property
+    def share(self) -> float | None:
+        """The mean share, 0 to 1; None if no batch has any."""
+        return self.total / self.batches if self.batches else None
 
 
 def padding_share(batch: Any) -> float | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import pickle
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -19,13 +18,14 @@ from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
 from feedline.core.cursor import PartitionOffset
 from feedline.core.dataset import has_traits, is_stream, traits_of
 from feedline.core.live import LiveSamples
-from feedline.core.rng import Address, addressed, derive
+from feedline.core.rng import Address, RowKeys, addressed, derive
 from feedline.core.rng_globals import global_states, restore_globals, seed_globals
 from feedline.core.schedule import Opening, PartitionRequest
 from feedline.core.telemetry import Recorder, recorder_of_thread
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import note
-from feedline.loader.builder import run_collate, traveling_schemes
+from feedline.loader.builder import run_collate
+from feedline.loader.captures import traveling_schemes
 from feedline.loader.partitions import (
     PartitionedDataset,
     StreamSource,
@@ -206,7 +206,7 @@ class PartitionBuilder:
     ) -> _OpenPartition:
         """Open a partition of which all ranks read every sample."""
         strided, mark = StridedSamples(samples, *request.stride, address), request.mark
-        address.keys = None if request.seed is None else _StridedKeys(request)
+        address.keys = None if request.seed is None else _strided_keys(request)
         if mark.state is not None and source.is_stateful:
             strided.count = mark.samples
         else:
@@ -326,43 +326,19 @@ class PartitionBuilder:
         return "".join(prints)
 
 
-def _keys_of(request: PartitionRequest, number: int) -> Sequence[int]:
-    return _PartitionKeys(request, number) if request.stride[1] == 1 else _StridedKeys(request)
+def _keys_of(request: PartitionRequest, number: int) -> RowKeys:
+    """Random keys of the rows of batch `number` of a partition."""
+    is_strided = request.stride[1] != 1
+    return _strided_keys(request) if is_strided else RowKeys(*_key_parts(request), number)
 
 
-class _StridedKeys(Sequence[int]):
+def _strided_keys(request: PartitionRequest) -> RowKeys:
     """Random keys by the number of a sample in its partition."""
-
-    __slots__ = ("_request",)
-
-    def __init__(self, request: PartitionRequest) -> None:
-        self._request = request
-
-    def __len__(self) -> int:
-        return sys.maxsize
-
-    def __getitem__(self, row: Any) -> Any:
-        request = self._request
-        return derive(request.seed or 0, request.epoch, request.partition, "strided", row)
+    return RowKeys(*_key_parts(request), "strided")
 
 
-class _PartitionKeys(Sequence[int]):
-    """Random keys of the samples of a partition, by row.
-
-    A key is fixed by (seed, epoch, partition, batch number, row).
-    """
-
-    __slots__ = ("_number", "_request")
-
-    def __init__(self, request: PartitionRequest, number: int) -> None:
-        self._request, self._number = request, number
-
-    def __len__(self) -> int:
-        return sys.maxsize
-
-    def __getitem__(self, row: Any) -> Any:
-        request = self._request
-        return derive(request.seed or 0, request.epoch, request.partition, self._number, row)
+def _key_parts(request: PartitionRequest) -> tuple[int, int, int]:
+    return request.seed or 0, request.epoch, request.partition
 
 
 def _is_hosted(request: PartitionRequest) -> bool:

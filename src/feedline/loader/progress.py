@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 from feedline.core import store_metrics
 from feedline.core.batch import EMPTY_BATCH, BatchResult
@@ -12,6 +12,7 @@ from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
 from feedline.loader.error_policy import Quarantine
 from feedline.loader.heartbeat import Heartbeat
+from feedline.loader.plan import Plan
 from feedline.loader.report.audit_log import AuditLog
 from feedline.loader.report.totals import Totals
 from feedline.loader.worker_states import WorkerStates
@@ -35,6 +36,18 @@ class Progress:
     audit: AuditLog | None = None
     run: int = field(default_factory=count(1).__next__)
     """See `PartitionRequest.run`."""
+
+    @classmethod
+    def of(cls, loader: Any, cursor: Cursor | PartitionCursor, plan: Plan, quarantine: Quarantine) -> Self:
+        """The progress of a loader's new iteration."""
+        duplicate_check = DuplicateStreamCheck(type(loader.dataset).__name__)
+        progress = cls(cursor, quarantine, Totals(), duplicate_check, workers=plan.workers)
+        if cursor == plan.start_of(cursor.epoch):
+            progress.samples = 0
+        length: int | None = loader._IterableDataset_len_called
+        if length is not None:
+            progress.length_check = LengthCheck(loader.dataset, length, loader.num_workers)
+        return progress
 
     def advance(self, request: Any, result: BatchResult) -> int:
         """Record one batch as delivered and return its number of samples."""

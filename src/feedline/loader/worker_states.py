@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch.utils.data._utils.worker as torch_worker
+from torch.utils.data import IterableDataset
 
 from feedline.core.packing import pack_or_keep, unpack
 from feedline.core.rng import derive
 from feedline.core.rng_globals import global_states, states_after_seeding
 from feedline.core.schedule import Opening
 from feedline.errors import StateError
-from feedline.loader.captures import split_capture
+from feedline.loader.captures import is_stateful, split_capture
 from feedline.samplers.generator_state import PROCESS, GeneratorState, select_states
 
 _CACHED_NBYTES = 1 << 16
@@ -105,6 +106,21 @@ def _pack_capture(captured: bytes, base_seed: int | None, worker: int) -> dict[s
     generators = pack_states(states, None if base_seed is None else first_states(base_seed, worker)) if states else {}
     packed: dict[str, Any] = {"generators": generators} if generators else {}
     return packed if dataset_state is None else {**packed, "dataset": pack_or_keep(dataset_state)}
+
+
+def pack_workers(loader: Any, workers: WorkerStates, *, over: bool) -> dict[str, Any] | None:
+    """The states of a loader's workers as JSON values, or None.
+
+    `over` is true at the end of an epoch.
+    """
+    is_stream = isinstance(loader.dataset, IterableDataset)
+    if loader.num_workers:
+        keeps = not over or loader.persistent_workers
+        return workers.pack(starts=is_stream and not over) if keeps and not loader._repeats else None
+    held = {} if is_stream or not is_stateful(loader.dataset) else {0: of_dataset(loader.dataset.state_dict())}
+    has_drawn = is_stream and not over and workers.starts.get(0) != global_states()
+    base_seed = None if over or loader._repeats else workers.base_seed
+    return replace(workers, base_seed=base_seed, held=held).pack(starts=has_drawn)
 
 
 def process_generators() -> dict[str, Any]:

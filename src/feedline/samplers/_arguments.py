@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feedline.core.arguments import check_one_of
 from feedline.errors import ArgumentError
 
 
@@ -45,8 +46,7 @@ def seed(value: Any) -> int:
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """`value`, if it is one of `allowed`."""
-    if value not in allowed:
-        raise ArgumentError(f"{name} must be one of {', '.join(map(repr, allowed))}, but is {value!r}")
+    check_one_of(name, value, allowed)
     return str(value)
 
 

@@ -92,9 +92,8 @@ class ClassBalanced(IndexSampler):
     """Random draws with every class equally often.
 
     `labels` has the class of each index. The draws of an epoch are fixed by `seed` and its number: `num_samples`, by
-    default one per label, in rounds that hold every class once in random order. So k
-    x classes positions that begin with a round hold every class exactly k times. A class yields all its samples before
-    it repeats one.
+    default one per label, in rounds that hold every class once in random order. So k rounds hold every class exactly k
+    times. A class yields all its samples before it repeats one.
     """
 
     def __init__(self, labels: Any, num_samples: int | None = None, seed: int = 0) -> None:

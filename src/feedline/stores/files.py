@@ -1,6 +1,6 @@
 """Files and objects by number, read alike wherever they are.
 
-Also whole objects of one store, many at a time, and lazily opened parts of which a bounded number stays open.
+Also lazily opened parts of a dataset, of which a bounded number stays open.
 """
 
 from __future__ import annotations
@@ -9,20 +9,15 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from threading import Lock
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
-
-import numpy as np
 
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.threads import CancelScope, DaemonPool
-from feedline.errors import ArgumentError, ObjectChangedError
-from feedline.stores.base import FileVersion, ObjectInfo, Range, Store, VersionedReader, Views
+from feedline.errors import ArgumentError
+from feedline.stores.base import FileVersion, ObjectInfo, Range, Store, Views
 from feedline.stores.cache import CachedStore, ObjectRange, without_cache
-from feedline.stores.links import unsigned
 from feedline.stores.local import RecheckTimer
 from feedline.stores.urls import join
 
@@ -319,108 +314,6 @@ def open_at_once() -> int:
 
 def _readers() -> DaemonPool:
     return DaemonPool(thread_name_prefix="feedline-blobs")
-
-
-Known = str | ObjectInfo
-"""The path of an object, or its listed size and version, which must then still be the same."""
-
-
-_SLOTS = 1 << 20
-
-
-class SeenVersions:
-    """The versions under which objects were first read, in bounded memory.
-
-    A table with one slot for each hash of a path: of two objects that share a slot, the later one is remembered.
-    """
-
-    def __init__(self) -> None:
-        self._table = np.zeros((_SLOTS, 2), np.int64)  # memory is taken as slots are written
-        self._lock = Lock()
-
-    def check(self, path: str, version: str, url: str) -> None:
-        """Remember a version; ObjectChangedError if another was seen before.
-
-        `url` is the address of the store.
-        """
-        name, tag = hash(path), hash(version)
-        slot = self._table[name % _SLOTS]
-        with self._lock:  # a path with the version of another one would be a change that never happened
-            changed = slot[0] == name and slot[1] != tag
-            if not changed:
-                slot[0], slot[1] = name, tag
-        if changed:
-            raise ObjectChangedError(
-                f"{join(url, path)} changed since this dataset first read it: it is version {version} now. Create the "
-                "dataset again to read it"
-            )
-
-
-Fetched = str | Future[memoryview]
-"""The path of a file, or a future of the content of an object."""
-
-
-class ObjectReader:
-    """Whole objects by path.
-
-    ObjectChangedError once an object is another version than in an earlier read, where the store tells versions with
-    the data. Without a store, paths are those of files, which are read by whatever decodes them. Safe to use from
-    several threads, and after a fork; pickles as its store.
-    """
-
-    def __init__(self, store: Store | None) -> None:
-        self.store = store
-        self._readers = PerProcess(_object_readers)
-        self._seen = PerProcess(SeenVersions)
-
-    def read(self, store: Store, known: Known) -> memoryview:
-        """The content of one object."""
-        if isinstance(known, str):
-            return self._read_checked(store, known)
-        if isinstance(store, CachedStore):
-            store.know(known)
-        return store.read(known.path, 0, known.size, version=known.version)
-
-    def _read_checked(self, store: Store, path: str) -> memoryview:
-        if not isinstance(store, VersionedReader):
-            return store.read(path)
-        data, version = store.read_versioned(path)
-        self._seen().check(unsigned(path), version, store.url)
-        return data
-
-    @contextmanager
-    def reading(self, several: Sequence[Known]) -> Iterator[Sequence[Fetched]]:
-        """Read these objects concurrently; one future each, in order.
-
-        Reads that are unfinished when the block ends are canceled. Paths of files are returned as they are.
-        """
-        if self.store is None:
-            yield [known if isinstance(known, str) else known.path for known in several]
-            return
-        scope = CancelScope()
-        try:
-            with scope.enter():
-                futures = [self._readers().submit(self.read, self.store, known) for known in several]
-            yield futures
-        finally:
-            scope.cancel()
-
-    def ranges(self, several: Sequence[Known]) -> list[tuple[CachedStore, ObjectRange]]:
-        """The object ranges that a prefetch for `read` must fetch."""
-        store = self.store
-        if not isinstance(store, CachedStore):
-            return []
-        for known in several:
-            if isinstance(known, ObjectInfo):
-                store.know(known)
-        return [
-            (store, ObjectRange(known) if isinstance(known, str) else ObjectRange(known.path, 0, known.size))
-            for known in several
-        ]
-
-
-def _object_readers() -> DaemonPool:
-    return DaemonPool(thread_name_prefix="feedline-objects")
 
 
 T = TypeVar("T")

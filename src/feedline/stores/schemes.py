@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
+from feedline.core.arguments import check_one_of
 from feedline.errors import ArgumentError
 from feedline.stores.base import Store
 from feedline.stores.options import StoreOptions
@@ -81,8 +82,7 @@ def _check_row(name: Any, scheme: Any) -> None:
     if not callable(scheme.open):
         raise ArgumentError(f"{call}: Scheme(open=...) is a function of (url, options, policy), not {scheme.open!r}")
     for field, words in (("host", get_args(HostPart)), ("user", get_args(UserPart))):
-        if (value := getattr(scheme, field)) not in words:
-            raise ArgumentError(f"{call}: Scheme({field}=...) is one of {', '.join(words)}; got {value!r}")
+        check_one_of(f"{call}: Scheme({field}=...)", getattr(scheme, field), words)
 
 
 def unregister_scheme(name: str) -> None:

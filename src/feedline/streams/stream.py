@@ -12,6 +12,7 @@ import torch.utils.data
 from torch.utils.data import IterableDataset
 
 from feedline.collate.base import Fill
+from feedline.core.arguments import check_one_of
 from feedline.core.rng import derive
 from feedline.errors import ArgumentError
 from feedline.streams.flow import FlowPlace, FlowSource, OpenFlow, SampleFlow, check_count, describe
@@ -132,8 +133,7 @@ class SampleStream(IterableDataset[Any]):
         "segments", int64, the number of the document in the row from 1 on, 0 on padding. `long` is for sequences longer
         than a row.
         """
-        if long not in get_args(Long):
-            raise ArgumentError(f"long must be one of {', '.join(get_args(Long))}; got {long!r}")
+        check_one_of("long", long, get_args(Long))
         return self.then(PackStep(check_count("max_tokens", max_tokens), check_count("buffer", buffer), long, value))
 
 
@@ -154,8 +154,7 @@ def mix(
     partitions as the stream with the fewest. `seed` fixes the order of the streams, and the random numbers of steps.
     """
     _check_streams(streams)
-    if stop not in get_args(Stop):
-        raise ArgumentError(f"stop must be one of {', '.join(get_args(Stop))}; got {stop!r}")
+    check_one_of("stop", stop, get_args(Stop))
     if max_passes is not None and stop != "all_exhausted":
         raise ArgumentError("max_passes= is for stop='all_exhausted': no other mixture repeats samples")
     if not callable(weights):

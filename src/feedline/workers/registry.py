@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from feedline.core.arguments import one_of_error
 from feedline.core.dataset import is_stream
 from feedline.errors import ArgumentError, NotPicklableError
 from feedline.workers.base import Builder, PoolKind, PoolOptions, WorkerPool
@@ -169,10 +170,8 @@ def find_pool(name: str) -> PoolKind:
     """The kind that `worker_method=name` chooses; raises `ArgumentError` for an unknown one."""
     kind = POOLS.get(name)
     if kind is None or not kind.works_ahead:
-        raise ArgumentError(
-            f"worker_method must be one of {', '.join(worker_methods())}; got {name!r}. "
-            "feedline.workers.register_pool adds a kind of pool"
-        )
+        remedy = "feedline.workers.register_pool adds a kind of pool"
+        raise one_of_error("worker_method", name, worker_methods(), remedy)
     return kind
 
 

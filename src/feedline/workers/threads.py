@@ -116,6 +116,7 @@ class ThreadPool:
         done: list[ThreadFuture] = []
 
         def wait(limit_s: float) -> bool:
+            # Cleared before the look: a batch that is done after it sets the event again.
             self._finished.clear()
             done.extend(future for future in futures if future.done())
             if not done:

@@ -47,6 +47,8 @@ class HDF5(StoredArrays):
 
     From a file in a store, the byte ranges of a batch are fetched concurrently and kept in the folder `cache` if one is
     given. `options` are those of `open_store`.
+
+    SampleError names a file that is damaged, and the rows of a damaged chunk.
     """
 
     def _find(

@@ -12,7 +12,7 @@ import numpy as np
 from feedline.core.paths import Pathlike
 from feedline.datasets.arrays.npy_layout import NpzMember, Raw, Source, layout_of, path_of
 from feedline.datasets.arrays.rows import ArrayLayout, FileArrays
-from feedline.datasets.paths import found
+from feedline.datasets.paths import found, no_files_error
 from feedline.errors import ArgumentError
 from feedline.stores import Cache
 from feedline.stores.files import Extent, FileSet
@@ -40,7 +40,7 @@ class ArrayFiles(FileArrays):
         typed: Callable[[str], Pathlike | Raw] | None = None,
     ) -> None:
         if not sources:
-            raise FileNotFoundError("no files: the list of paths is empty")
+            raise no_files_error()
         matches = found([path_of(source) for source in sources], "*", cache=cache, options=options)
         blobs = FileSet([each for several in matches for each in several])
         origins = [source for source, several in zip(sources, matches, strict=True) for _ in several]

@@ -195,6 +195,8 @@ class Zarr(StoredArrays):
 
     From a remote store, the chunks of a batch are fetched concurrently and kept in the folder `cache` if one is given
     (a `.zip` needs one). `options` are those of `open_store`.
+
+    SampleError names a store that is damaged, and the rows of a damaged chunk.
     """
 
     def _find(

@@ -26,7 +26,7 @@ from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError, note
 from feedline.images import ImageError
 from feedline.stores import Cache, CachedStore, ObjectNotFoundError, ObjectRange
-from feedline.stores.files import Fetched
+from feedline.stores.object_reader import Fetched
 from feedline.transforms.batched.encoded import decoded_on_device
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -59,6 +59,8 @@ class ImageFolder(GroupedRecords):
 
     `root` may be an address in a store, opened with the `options` of `open_store`. It is listed once, a stored list is
     used without checks, and a `loader` gets a file in memory. Images are kept in the folder `cache`, if one is given.
+
+    SampleError names an image that cannot be read.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from feedline.datasets.indexes import IndexFile, place_of
 from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache, CachedStore, ObjectInfo, ObjectRange, Store, open_store
-from feedline.stores.files import Fetched, Known, ObjectReader
+from feedline.stores.object_reader import Fetched, Known, ObjectReader
 from feedline.stores.urls import is_local, local_path
 
 Wanted = Callable[[str, list[str]], list[str]]

@@ -59,6 +59,8 @@ class LMDB(DecodedRecords):
 
     The environment is opened read-only and without locks, once per process. `readahead` helps sequential reads. A
     remote environment is fetched whole, once, into the folder `cache`; `options` are those of `open_store`.
+
+    SampleError names an environment that is damaged, and a value that cannot be decoded.
     """
 
     def __init__(

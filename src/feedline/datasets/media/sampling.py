@@ -6,11 +6,12 @@ Everything here is a pure function of a file's times, the number of the clip, an
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.core.arguments import check_one_of
 from feedline.core.rng import Draws
 from feedline.errors import ArgumentError, SampleError
 
@@ -78,22 +79,21 @@ class ClipRule:
     short: Short
 
     def __post_init__(self) -> None:
-        if self.sampling not in _PLACES:
-            raise ArgumentError(f"sampling={self.sampling!r} is none of {', '.join(map(repr, _PLACES))}")
-        if self.short not in ("error", "repeat_last", "wrap"):
-            raise ArgumentError(f"short={self.short!r} is none of 'error', 'repeat_last', 'wrap'")
+        check_one_of("sampling", self.sampling, _PLACES)
+        check_one_of("short", self.short, get_args(Short))
         if (self.frames is None) != (self.sampling == "whole"):
             raise ArgumentError("frames=None goes with sampling='whole', which has all frames of a video")
-        if (self.frames is not None and self.frames < 1) or self.stride < 1 or self.per_video < 1:
-            raise ArgumentError("frames=, stride= and clips_per_video= must be at least 1")
+        for name, count in (("frames", self.frames), ("stride", self.stride), ("clips_per_video", self.per_video)):
+            if count is not None and count < 1:
+                raise ArgumentError(f"{name}={count!r} must be at least 1")
         if self.fps is not None and (self.stride != 1 or not self.fps > 0):
-            raise ArgumentError("fps= must be positive, and takes the place of stride=")
+            raise ArgumentError(f"fps={self.fps!r} must be positive, and takes the place of stride=")
         if self.sampling in ("uniform", "segments") and (self.fps is not None or self.stride != 1):
             raise ArgumentError(f"sampling={self.sampling!r} spreads the frames over the video: omit stride= and fps=")
         if self.sampling in ("sliding", "whole") and self.per_video != 1:
             raise ArgumentError(f"the length of a video decides about its clips with sampling={self.sampling!r}")
         if self.step is not None and (self.sampling != "sliding" or not self.step > 0):
-            raise ArgumentError("step= must be positive, and goes with sampling='sliding'")
+            raise ArgumentError(f"step={self.step!r} must be positive, and goes with sampling='sliding'")
         if self.step is not None and self.fps is None and self.step != int(self.step):
             raise ArgumentError(f"step={self.step!r} counts frames: give a whole number, or fps= to count seconds")
 

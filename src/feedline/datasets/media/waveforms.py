@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core import optional
+from feedline.core.arguments import check_one_of
 from feedline.core.dataset import Traits, Transform
 from feedline.core.paths import Pathlike
 from feedline.core.rng import Draws, derive, sample_rng
@@ -88,8 +89,7 @@ class Waveforms(MediaClips[AudioReader]):
         super().__init__(media, "audio-files", AudioInfo.parse, index_dir, open_files, transform)
 
     def _check(self) -> None:
-        if self._sampling not in _PLACES:
-            raise ArgumentError(f"sampling={self._sampling!r} is none of {', '.join(map(repr, _PLACES))}")
+        check_one_of("sampling", self._sampling, _PLACES)
         if (self._seconds is None) != (self._sampling == "whole"):
             raise ArgumentError("seconds=None goes with sampling='whole', which reads whole files")
         for name, value in [("seconds", self._seconds), ("step", self._spacing), ("rate", self.rate)]:
@@ -97,8 +97,9 @@ class Waveforms(MediaClips[AudioReader]):
                 raise ArgumentError(f"{name}={value!r} must be positive")
         if self._spacing is not None and self._sampling != "sliding":
             raise ArgumentError("step= goes with sampling='sliding'")
-        if self._clips_per_file < 1 or (self._channels is not None and self._channels < 1):
-            raise ArgumentError("clips_per_file= and channels= must be at least 1")
+        for name, count in (("clips_per_file", self._clips_per_file), ("channels", self._channels)):
+            if count is not None and count < 1:
+                raise ArgumentError(f"{name}={count!r} must be at least 1")
         if self._clips_per_file != 1 and self._sampling not in ("random", "regular"):
             raise ArgumentError(f"the length of a file decides about its ranges with sampling={self._sampling!r}")
 

@@ -39,6 +39,8 @@ class MDS(ShardFileFields):
     Objects are kept in the folder `cache` if one is given. Compressed shards are decompressed on first use, into
     `cache` or the user's cache folder, and checked against the hashes in the index. With `check_hashes`, the
     constructor checks all other shards, too. `options` are those of `open_store`.
+
+    SampleError names an index or shard that is damaged, and a value that cannot be decoded.
     """
 
     def __init__(

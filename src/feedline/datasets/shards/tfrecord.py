@@ -186,6 +186,8 @@ class TFRecord(RecordFiles, ShardedFields):
     An index file next to each file, or in the folder `index_dir`, holds the offsets of records. With `check_crc`, all
     checksums are verified when it is built, and an index built without is built again. Objects are kept in the folder
     `cache` if one is given; `options` are those of `open_store`.
+
+    SampleError names file and record of what is damaged, or does not have the types of `columns`.
     """
 
     def __init__(

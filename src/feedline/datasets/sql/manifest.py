@@ -24,7 +24,7 @@ from feedline.datasets.sql.columns import SQLColumn
 from feedline.datasets.sql.connection import Connect, Params, Query, normalize_source
 from feedline.errors import ArgumentError, SampleError, StateError
 from feedline.stores import Cache, CachedStore, ObjectRange
-from feedline.stores.files import Fetched
+from feedline.stores.object_reader import Fetched
 
 
 class SQLManifest(FieldRecords):

@@ -91,6 +91,8 @@ class Avro(DecodedTable[Blocks]):
     blocks within `cache_nbytes`. When a file is first opened, an index of its blocks is written next to it, or into the
     folder `index_dir`; objects are read once for it. Objects are read through `cache` if it is given; `options` are
     those of `open_store`.
+
+    SampleError names a file that is damaged.
     """
 
     def __init__(

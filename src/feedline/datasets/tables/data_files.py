@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from feedline.core.paths import Pathlike
 from feedline.core.threads import DaemonPool
-from feedline.datasets.paths import Found, found
+from feedline.datasets.paths import Found, found, no_files_error
 from feedline.datasets.tables import delta, iceberg
 from feedline.datasets.tables.snapshots import PartitionValues, Snapshot, TableColumns, TableFolder
 from feedline.errors import ArgumentError, SampleError
@@ -69,7 +69,7 @@ def data_files(
     parts = [_data(text, several, name) for (text, name), several in zip(given, resolved, strict=True)]
     meant = [each for part, _ in parts for each in part]
     if not meant:
-        raise FileNotFoundError("no files: the list of paths is empty")
+        raise no_files_error()
     files, snapshots = FileSet(meant), [snapshot for _, snapshot in parts]
     return DataFiles(files, _partitions(parts, files.names, texts), _types(snapshots), _table(snapshots))
 

@@ -198,6 +198,8 @@ class ORC(DecodedTable[Stripes]):
     stripes within `cache_nbytes`. From stores only the streams of the chosen columns are read, through `cache` if it is
     given; `options` are those of `open_store`. The footers of objects are kept on this machine, in the folder
     `index_dir`.
+
+    SampleError names a file that is damaged.
     """
 
     def __init__(

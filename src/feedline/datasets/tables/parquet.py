@@ -68,6 +68,8 @@ class Parquet(DecodedTable[RowGroups]):
     `options` are those of `open_store`. Footers of remote files are cached on this machine, in the folder `index_dir`,
     unless they are encrypted: `decryption` is a function that returns pyarrow's `FileDecryptionProperties`, called once
     in each process.
+
+    SampleError names a file that is damaged, and a null or value that the policies refuse.
     """
 
     def __init__(

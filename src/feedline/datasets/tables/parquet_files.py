@@ -20,7 +20,7 @@ from feedline.core.dataset import Ranges
 from feedline.core.threads import IO_THREADS
 from feedline.datasets.file_objects import SparseFile
 from feedline.datasets.indexes import EndRead, MetadataCache, key_of
-from feedline.datasets.paths import Paths, listed
+from feedline.datasets.paths import Paths, listed, no_files_error
 from feedline.datasets.signatures import BEGIN_NBYTES, check_format, damage_error
 from feedline.datasets.tables.types import pyarrow, strip_metadata
 from feedline.errors import ArgumentError, SampleError
@@ -100,7 +100,7 @@ class FilesystemFiles:
                     f"{info.path} is not a file on {type(filesystem).__name__}; pass the paths of single files"
                 )
         if not names:
-            raise FileNotFoundError("no files: the list of paths is empty")
+            raise no_files_error()
         self.names = names
         self._infos = [_info(info) for info in infos]
 

@@ -79,6 +79,8 @@ class CSV(TextRecords):
     `transform(row)` or `transform(row, rng)` is applied to each row. `paths`, `encoding`, `index_dir`, compressed files
     and `max_record_nbytes`, here the largest row, are as in `Lines`. Objects of stores are cached in the folder
     `cache`, if given; `options` are those of `open_store`.
+
+    SampleError names file and line of a row that does not fit the first one, or cannot be converted.
     """
 
     def __init__(

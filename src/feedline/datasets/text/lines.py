@@ -166,6 +166,8 @@ class JSONL(TextRecords):
     default collate turns into int64 and float64. `paths`, `encoding`, `max_record_nbytes`, `index_dir` and compressed
     files are as in `Lines`. Objects of stores are cached in the folder `cache`, if given; `options` are those of
     `open_store`.
+
+    SampleError names file and line of a value that is not JSON.
     """
 
     def __init__(

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from feedline.loader.report.calibration import UNKNOWN_GIL
 from feedline.loader.report.context import Context, method_of
-from feedline.loader.report.model import UNKNOWN_GIL, Case, Gain, Model
+from feedline.loader.report.model import Case, Gain, Model
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, EngineSetting, Task
 from feedline.loader.report.stats import Stats, count, seconds, share, size
 from feedline.workers.registry import find_pool

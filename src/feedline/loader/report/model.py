@@ -9,27 +9,13 @@ from functools import cached_property
 from statistics import fmean
 from typing import NamedTuple, Self
 
+from feedline.loader.report.calibration import HOP_S, LEAST_SHARE, UNKNOWN_GIL, calibrate, is_throttled
 from feedline.loader.report.context import Context, SendingCost
 from feedline.loader.report.measured import WORK, Measured
-from feedline.loader.report.replay import (
-    INLINE,
-    PROCESS,
-    SWITCH_S,
-    THREAD,
-    BatchTimes,
-    EngineSetting,
-    Machine,
-    Task,
-    replay,
-    replay_step,
-)
+from feedline.loader.report.replay import PROCESS, THREAD, BatchTimes, EngineSetting, Machine, Task, replay
 
 STAGES = ("sample", *WORK, "decode")
 """Stages that a prediction can remove."""
-
-
-HOP_S = {INLINE: 0.0, THREAD: 30e-6, PROCESS: 150e-6}
-"""Seconds per batch between loop and workers that no stage contains: queues, sockets and wake-ups."""
 
 
 TRANSPORT = Task(0.0, 100e-6)
@@ -42,14 +28,6 @@ START_S = 0.1
 
 START_CPU_S = 0.04
 """CPU seconds for the start of a worker process."""
-
-
-ROBBED = 0.05
-"""Share of run delay above which other programs may explain the rest of the time."""
-
-
-UNKNOWN_GIL = 0.5
-"""Assumed share of computing under Python's lock, if no measurement shows it."""
 
 
 REPLICATES = 12
@@ -89,36 +67,22 @@ class Model:
     """Replay of the recorded batches on the machine that explains them."""
 
     measured: Measured
-    context: Context
     machine: Machine
     explained_share: float
-    """Share of the waiting that the replay reproduces without fitting, 0 to 1."""
+    """See `Calibration`."""
+    context: Context
     has_ranges: bool = True
     """False omits the ranges of gains, which take most of the replays."""
 
     @classmethod
     def of(cls, measured: Measured, context: Context, *, has_ranges: bool = True) -> Self:
-        """Calibrate: locks, then CPUs that others leave, then what is left."""
-        setting = context.setting
-        measured = _with_contention(measured, setting)
-        measured, machine = _with_lock(measured, context)
-        expected_s = replay(measured.batches, setting, machine)
-        if expected_s < 0.97 * measured.period_s and measured.delay_share > ROBBED:
-            machine = _with_others(measured, setting, machine)
-            expected_s = replay(measured.batches, setting, machine)
-        measured, late_s = _with_late_steps(measured, setting, machine, measured.period_s - expected_s)
-        missing_s = min(max(measured.period_s - expected_s - late_s, 0.0), measured.wait_s)
-        # The run delay of tasks that mostly wait comes after their waiting, where no replay has it; it was measured.
-        unknown_s = max(missing_s - measured.delayed_s / max(setting.num_workers, 1), 0.0)
-        explained = 1.0 if measured.wait_s <= 0 else min(max(1 - unknown_s / measured.wait_s, 0.0), 1.0)
-        if missing_s > 0.01 * measured.period_s:
-            machine = _with_latency(measured, setting, machine, machine.latency_s + missing_s)
-        return cls(measured, context, machine, explained, has_ranges)
+        """The model of a recorded loop; see `calibrate`."""
+        return cls(*calibrate(measured, context), context, has_ranges)
 
     @property
     def is_throttled(self) -> bool:
         """True if a CPU quota limits the loop."""
-        return _is_throttled(self.measured, self.context)
+        return is_throttled(self.measured, self.context)
 
     @property
     def twice_the_cpus(self) -> Machine:
@@ -226,7 +190,7 @@ class Model:
 
     @property
     def _stretch(self) -> float:
-        return 1 / max(1 - self.measured.delay_share, _LEAST_SHARE)
+        return 1 / max(1 - self.measured.delay_share, LEAST_SHARE)
 
     @property
     def _further_s(self) -> float:
@@ -246,190 +210,6 @@ _LONG = 1_000_000
 
 
 _MOST_GAIN = 1000.0
-
-
-_LEAST_SHARE = 0.2
-"""Lower bound for the share of time in which a starting process runs."""
-
-
-def _with_contention(measured: Measured, setting: EngineSetting) -> Measured:
-    """Separate waiting for a lock of other workers from other waiting.
-
-    Workers that often wait for each other keep the lock in use: one of n holds it at any time, so a batch holds it for
-    an n-th of its time.
-    """
-    workers, waited = setting.num_workers, measured.contended_share
-    fetch = measured.mean("fetch")
-    if setting.method != PROCESS or workers < 2 or waited < CONTENDED or not fetch.wait_s:
-        return measured
-    built_s = sum(measured.mean(stage).alone_s for stage in WORK)
-    lock_s = min(waited * built_s, fetch.wait_s)
-    left, held = 1 - lock_s / fetch.wait_s, 1 / workers
-
-    def separated(batch: BatchTimes) -> BatchTimes:
-        task = batch.work.get("fetch", Task())
-        whole_s = sum(each.alone_s for each in batch.work.values())
-        return replace(
-            batch, work={**batch.work, "fetch": task._replace(wait_s=left * task.wait_s, held_s=held * whole_s)}
-        )
-
-    return replace(measured, batches=tuple(map(separated, measured.batches)))
-
-
-CONTENDED = 0.15
-"""Share of the workers' time in which they wait for a lock from which it counts as always in use."""
-
-
-def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]:
-    """Separate waiting for Python's lock, or a quota, from other waiting.
-
-    A resource that is in use nearly all the time explains the waiting of tasks that compute. The replay then derives
-    this waiting from the computing alone, for any number of tasks.
-    """
-    setting = context.setting
-    takes = max(measured.step_waits / SWITCHES_PER_TAKE, 1.0)
-    machine = Machine(context.cpus, UNKNOWN_GIL, takes, HOP_S[setting.method])
-    used = measured.concurrency
-    if _is_throttled(measured, context):
-        measured = _only_computing(measured)
-        # What the loop computes outside all stages takes a part of the quota, too.
-        return measured, _with_cpus(measured, setting, machine, _LEAST_SHARE * context.cpus)
-    if setting.method != THREAD or context.cpus <= 1:
-        return measured, machine
-    if used > 1.2:  # the lock is held by one thread at a time, so a part of the work does without it
-        return measured, replace(machine, gil=min(UNKNOWN_GIL, 1 / used))
-    if not _waits_for_lock(measured, setting):
-        return measured, machine
-    machine = replace(machine, gil=1.0)
-    measured = _only_computing(measured)
-    return _with_locked_steps(measured, setting, machine), machine
-
-
-def _is_throttled(measured: Measured, context: Context) -> bool:
-    """True if a quota stops the loop, which uses most of it."""
-    return context.throttled and measured.concurrency > _MOST_OF_QUOTA * context.cpus
-
-
-def _waits_for_lock(measured: Measured, setting: EngineSetting) -> bool:
-    """True if worker threads wait for Python's lock, and not for files."""
-    work = [measured.mean(stage) for stage in WORK]
-    wait_s, cpu_s = sum(task.wait_s for task in work), sum(task.cpu_s for task in work)
-    if wait_s > cpu_s / _LOCKED:
-        return False
-    if measured.lock_s is not None or measured.loop_lock_s is not None:
-        # With n threads, the probe of a worker waits for n - 1 others.
-        workers = setting.num_workers / 2
-        return (measured.lock_s or 0.0) > _HELD * SWITCH_S * workers or (measured.loop_lock_s or 0.0) > _HELD * SWITCH_S
-    if setting.num_workers < 2:
-        return False
-    # The lock is also in use while its holder is ready to run, and others have the CPUs.
-    held = measured.concurrency + measured.delayed_s / measured.period_s
-    return held > _IN_USE and wait_s > _LOCKED * cpu_s
-
-
-def _with_locked_steps(measured: Measured, setting: EngineSetting, machine: Machine) -> Measured:
-    """Steps without their waits for the lock.
-
-    A replay with the lock gives the measured ones.
-    """
-    low, high = 0.0, measured.mean("step").wait_s
-    if replay_step(measured.batches, setting, machine) <= measured.step_s:
-        return measured
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        batches = [batch.later(-middle) for batch in measured.batches]
-        if replay_step(batches, setting, machine) > measured.step_s:
-            low = middle
-        else:
-            high = middle
-    return replace(measured, batches=tuple(batch.later(-low) for batch in measured.batches))
-
-
-SWITCHES_PER_TAKE = 3.0
-"""Waits that the kernel counts where a step waits for a device, and then for Python's lock.
-
-The second wait is two: it asks for the lock after one interval.
-"""
-
-
-_HELD = 0.15
-"""Share of the longest wait for Python's lock from which a probe shows that others compute with it."""
-
-
-_MOST_OF_QUOTA = 0.5
-"""Share of a used-up quota that the stages must have used for the quota to be the limit."""
-
-
-_IN_USE = 0.8
-"""Share of the time above which a resource counts as always in use."""
-
-
-_LOCKED = 0.2
-"""Largest ratio of waiting to CPU time, and of CPU time to waiting, at which a thread may wait for the lock rather than
-for a file.
-"""
-
-
-def _only_computing(measured: Measured) -> Measured:
-    batches = tuple(
-        replace(batch, work={stage: task._replace(wait_s=0.0) for stage, task in batch.work.items()})
-        for batch in measured.batches
-    )
-    return replace(measured, batches=batches)
-
-
-def _with_others(measured: Measured, setting: EngineSetting, machine: Machine) -> Machine:
-    """The machine with as many CPUs as explain the period.
-
-    It has at least those that others do not use.
-    """
-    others = machine.cpus if measured.others_cpus is None else measured.others_cpus
-    return _with_cpus(measured, setting, machine, max(machine.cpus / 20, machine.cpus - others))
-
-
-def _with_cpus(measured: Measured, setting: EngineSetting, machine: Machine, low: float) -> Machine:
-    """The machine with the CPUs that explain the period.
-
-    They are at least `low`.
-    """
-    high = machine.cpus
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        if replay(measured.batches, setting, replace(machine, cpus=middle)) > measured.period_s:
-            low = middle
-        else:
-            high = middle
-    return replace(machine, cpus=high)
-
-
-def _with_late_steps(
-    measured: Measured, setting: EngineSetting, machine: Machine, missing_s: float
-) -> tuple[Measured, float]:
-    """Steps that take as long as measured, and the seconds added.
-
-    A step that sleeps is woken late if other tasks have the CPUs. That is not waiting for data.
-    """
-    free = [batch.free() for batch in measured.batches]
-    late_s = min(missing_s, measured.step_s - replay(free, setting, replace(machine, latency_s=0.0)))
-    if late_s <= 0:
-        return measured, 0.0
-    return replace(measured, batches=tuple(batch.later(late_s) for batch in measured.batches)), late_s
-
-
-def _with_latency(measured: Measured, setting: EngineSetting, machine: Machine, most_s: float) -> Machine:
-    """The machine with a wait per batch that gives the measured period."""
-    low, high = machine.latency_s, 2 * most_s
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        if replay(measured.batches, setting, replace(machine, latency_s=middle)) < measured.period_s:
-            low = middle
-        else:
-            high = middle
-    return replace(machine, latency_s=low)
-
-
-_STEPS = 9
-"""Bisections: the last interval is a 500th of the first."""
 
 
 def _change_transport(method: str, sending: SendingCost | None) -> Change:

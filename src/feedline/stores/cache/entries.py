@@ -61,8 +61,8 @@ def file_nbytes(nbytes: int) -> int:
 def open_entry(file: BinaryIO, *, trusted: bool) -> memoryview:
     """Map the data in a file, and check them.
 
-    The view stays valid while it is referenced, even when the file is removed. DamagedError if its length or, unless it
-    is `trusted`, its checksum is wrong.
+    The view stays valid while it is referenced, even when the file is removed. DamagedEntryError if its length or,
+    unless it is `trusted`, its checksum is wrong.
     """
     size = os.fstat(file.fileno()).st_size
     if size < _FOOTER.size:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
+from feedline.core.arguments import check_one_of
 from feedline.errors import ArgumentError
 from feedline.streams.live.decoding import Decode
 
@@ -102,8 +103,8 @@ class LiveTerms:
     limits: LiveLimits
 
     def __post_init__(self) -> None:
-        _check_one_of("start", self.start, get_args(Start))
-        _check_one_of("lost", self.lost, ("raise", "skip"))
+        check_one_of("start", self.start, get_args(Start))
+        check_one_of("lost", self.lost, ("raise", "skip"))
         if not self.max_wait_s > 0:
             raise ArgumentError(f"max_wait_s must be above 0, but is {self.max_wait_s!r}")
         if self.stop_after is not None and operator.index(self.stop_after) < 1:
@@ -112,11 +113,6 @@ class LiveTerms:
             raise ArgumentError(f"until={self.until!r} has no time zone: pass datetime(..., tzinfo=timezone.utc)")
         if not isinstance(self.until, datetime) and self.until not in (None, "latest"):
             raise ArgumentError(f"until must be 'latest' or a datetime; got {self.until!r}")
-
-
-def _check_one_of(name: str, value: Any, known: Sequence[Any]) -> None:
-    if value not in known:
-        raise ArgumentError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
 
 
 def without_secrets(addresses: str) -> str:

@@ -17,6 +17,7 @@ from feedline.workers.process.launch import ExitedProcess, WorkerProcess
 from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup, run_worker
 
 _EXIT_CODE_S = 2.0
+"""Seconds in which the exit code of a process that has ended must be known."""
 
 
 class ContextLauncher:

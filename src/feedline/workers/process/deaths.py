@@ -140,21 +140,14 @@ def _list_samples(request: Any) -> str:
 _log = logging.getLogger("feedline")
 
 
-class RestartBudget:
-    """Counts the deaths of one pool against the budget of each epoch."""
+class DeathCount:
+    """Deaths in the current epoch of a pool, and their limit."""
 
     def __init__(self, recovery: Recovery) -> None:
-        self._budget = recovery.deaths_per_epoch
+        self._limit = recovery.deaths_per_epoch
         self._epoch: int | None = None
         self._count = 0
-        self._oom_kills: int | None = None
-        self._killed_by_oom: set[int | None] = set()
         self.restarts = 0
-
-    def begin(self) -> None:
-        """Read the kernel's counter, before which nothing counts. Idempotent."""
-        if self._oom_kills is None:
-            self._oom_kills = Cgroup.of_process().oom_kills()
 
     def begin_epoch(self, epoch: int) -> None:
         """Reset the count if this epoch is a new one."""
@@ -164,7 +157,25 @@ class RestartBudget:
     @property
     def is_exceeded(self) -> bool:
         """True once there were more deaths than `Recovery.deaths_per_epoch`."""
-        return self._count > self._budget
+        return self._count > self._limit
+
+    def adjust(self, deaths: int) -> None:
+        """Add deaths to the count, or take them back."""
+        self._count = max(0, self._count + deaths)
+
+
+class RestartBudget(DeathCount):
+    """Counts the deaths of worker processes, and describes them."""
+
+    def __init__(self, recovery: Recovery) -> None:
+        super().__init__(recovery)
+        self._oom_kills: int | None = None
+        self._killed_by_oom: set[int | None] = set()
+
+    def begin(self) -> None:
+        """Read the kernel's counter, before which nothing counts. Idempotent."""
+        if self._oom_kills is None:
+            self._oom_kills = Cgroup.of_process().oom_kills()
 
     def add(self, dead: Sequence[Death]) -> None:
         """Count deaths that were reported together."""
@@ -172,10 +183,6 @@ class RestartBudget:
         self._note_out_of_memory(dead)
         # Workers that died with the zygote they were forked from count as one death together.
         self._count += sum(not death.exited.orphaned for death in dead) or 1
-
-    def adjust(self, deaths: int) -> None:
-        """Add deaths to the count, or take them back."""
-        self._count = max(0, self._count + deaths)
 
     def log(self, text: str, *, found: bool) -> None:
         """Log a death within the budget.
@@ -190,7 +197,7 @@ class RestartBudget:
         else:
             _log.warning(
                 "%s\nA new worker takes its place. Deaths in this epoch: %d of %d allowed.",
-                *(text, self._count, self._budget),
+                *(text, self._count, self._limit),
             )
 
     def describe_death(self, death: Death, request: Any | None, finding: str = "") -> str:

@@ -6,21 +6,17 @@ The training process runs no background thread: all work happens inside calls of
 from __future__ import annotations
 
 import logging
-import os
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, Self
+from typing import Any
 
-from feedline.core import finalizers
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
-from feedline.errors import ArgumentError, NotPicklableError, WorkerDiedError, WorkerError, WorkerStalledError
+from feedline.errors import ArgumentError, NotPicklableError, WorkerDiedError, WorkerStalledError
 from feedline.workers.base import PoolStatistics, Recovery
 from feedline.workers.process import deaths, fork_server, watchdog
 from feedline.workers.process.deaths import RestartBudget, find_poisonous
 from feedline.workers.process.dispatch import PROBE, Dispatch
-from feedline.workers.process.futures import ProcessFuture
+from feedline.workers.process.futures import FuturePool, ProcessFuture
 from feedline.workers.process.inherited_locks import CHECK_S, LockWatch, describe_stuck
 from feedline.workers.process.launch import Launcher, WorkerProcess
 from feedline.workers.process.members import Death
@@ -45,7 +41,7 @@ STRIKES = 2
 """A request that has killed this many workers is not resubmitted as a whole."""
 
 
-class ProcessPool:
+class ProcessPool(FuturePool):
     """Pool of worker processes over the builder of `launcher`.
 
     The pool does not close the launcher.
@@ -55,8 +51,6 @@ class ProcessPool:
     `timeout_s` (0: no limit) is torch's `timeout`. With `opens_late`, all workers but the first start with the first
     request. Thread-safe: calls are serialized.
     """
-
-    _closed = True  # for `__del__` after an interrupt in the constructor
 
     def __init__(
         self,
@@ -71,14 +65,11 @@ class ProcessPool:
         new_inbox: Callable[[], Inbox] = Inbox,
         opens_late: bool = False,
     ) -> None:
+        super().__init__("worker processes")
         self._launcher, self._builder = launcher, launcher.builder
         self._timeout_s, self._recovery = timeout_s, recovery or Recovery()
-        self._lock = threading.RLock()
-        self._owner = os.getpid()
         self._opened = monotonic()
-        self._tasks = count(1)
         self._poisoned: list[tuple[ProcessFuture, Death]] = []
-        self._error: BaseException | None = None
         self._stuck_forks = 0
         self._dispatch = Dispatch(
             launcher, base_seed, new_inbox, round_robin=round_robin, reports_generators=reports_generators
@@ -110,36 +101,8 @@ class ProcessPool:
             self._budget.begin()  # the worker builds while this process reads files
         return future
 
-    def wait_any(self, futures: Iterable[ProcessFuture]) -> ProcessFuture:
-        """See `WorkerPool`."""
-        futures = list(futures)
-        with self._lock:
-            self._wait(lambda: any(future.settled for future in futures))
-        return next(future for future in futures if future.settled)
-
-    def poll(self, future: ProcessFuture) -> bool:
-        """See `FutureOwner`."""
-        with self._lock:
-            if not self._closed and self._error is None:
-                self._step(0)
-        return future.settled
-
-    def wait_briefly(self, future: ProcessFuture, limit_s: float) -> bool:
-        """See `FutureOwner`."""
-        end_s = monotonic() + limit_s
-        with self._lock:
-            ended = self._closed or os.getpid() != self._owner
-            while not (future.settled or ended or self._error) and (left_s := end_s - monotonic()) > 0:
-                self._step(left_s)
-        return future.settled
-
-    def wait_for(self, future: ProcessFuture) -> None:
-        """See `FutureOwner`."""
-        with self._lock:
-            self._wait(lambda: future.settled)
-
     def drop(self, future: ProcessFuture) -> None:
-        """See `FutureOwner`."""
+        """See `FuturePool`."""
         self._dispatch.dropped.append(future)
 
     def resize(self, num_workers: int) -> None:
@@ -168,43 +131,19 @@ class ProcessPool:
             status_fd=self._dispatch.worker_set.status.fd,
         )
 
-    def close(self) -> None:
-        """See `WorkerPool`. Workers get `GRACE_S` to finish their current request."""
-        if self._closed or os.getpid() != self._owner:  # a forked child must not end its parent's workers
-            return
-        self._closed = True
-        finalizers.run(self._close)  # garbage collection may close it while this thread asks for a pid
-
     def _close(self) -> None:
+        """See `FuturePool`. Workers get `GRACE_S` to finish their current request."""
         if not self._lock.acquire(timeout=GRACE_S):
-            # Another thread holds the lock and waits for a batch. The deaths wake it, and it finds the pool closed.
-            for process in self.processes:
+            # Another thread holds the lock and waits for a batch, or for a probe. Each death wakes it, and it finds the
+            # pool closed. No limit here: what it may still do is start a process or unpickle a batch, and closing
+            # descriptors under it would mix up its answers.
+            for process in list(self._dispatch.worker_set.processes.values()):
                 process.kill()
             self._lock.acquire()
         try:
             self._dispatch.close(GRACE_S)
         finally:
             self._lock.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._closed:
-            raise WorkerError("the worker processes of this iterator have been closed")
-        if os.getpid() != self._owner:
-            raise WorkerError(
-                f"these worker processes belong to process {self._owner}, not to {os.getpid()}, which was forked from "
-                "it: call iter(loader) again there"
-            )
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         self._until(lambda: ready() or bool(self._poisoned))

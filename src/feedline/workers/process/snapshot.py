@@ -91,6 +91,7 @@ class SnapshotProcessGroup(ZygoteProcessGroup):
         if self._has_forked:
             return super().launch(setup, worker_channels)
         try:
+            # Before the fork: after an interrupt behind it, the handler below asks whether there is a snapshot.
             self._has_forked = True
             # Where the system reaps children, only the snapshot learns exit codes: it sets that right for itself.
             if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
@@ -103,7 +104,7 @@ class SnapshotProcessGroup(ZygoteProcessGroup):
                 self._first.end(0)
             raise
         finally:
-            if self._has_forked:
+            if self._has_forked:  # the snapshot's copy must be the only one: its end then shows on ours
                 self._theirs.close()
 
     def abandon(self) -> None:
@@ -177,7 +178,7 @@ class Origin(NamedTuple):
     handlers: dict[int, Any]
     """Python functions, and ignored signals, by signal number."""
     collects: bool
-    """Whether the garbage collector is on."""
+    """True if the garbage collector is on."""
     in_main_thread: bool
     has_stderr: bool
     """False if the process started without standard error: descriptor 2 may then be any file of the user."""

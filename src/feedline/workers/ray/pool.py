@@ -6,29 +6,25 @@ Their requests are resubmitted. No background thread runs: all work happens insi
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
-from itertools import count
+from collections.abc import Callable
 from time import monotonic, monotonic_ns
-from typing import Any, Self
+from typing import Any
 
-from feedline.core import finalizers
 from feedline.core.batch import BatchResult
 from feedline.core.telemetry import MAIN
 from feedline.errors import ArgumentError, WorkerDiedError, WorkerError, WorkerStalledError
 from feedline.workers.base import Builder, PoolOptions, PoolStatistics
 from feedline.workers.process import exceptions
-from feedline.workers.process.deaths import describe_work
+from feedline.workers.process.deaths import DeathCount, describe_work
 from feedline.workers.process.dispatch import PROBE, WorkerGenerators
-from feedline.workers.process.futures import ProcessFuture
+from feedline.workers.process.futures import FuturePool, ProcessFuture
 from feedline.workers.process.watchdog import StallTimer
 from feedline.workers.process.worker_main import BUILT, WorkerSetup
 from feedline.workers.ray.actor import ActorAnswer
 from feedline.workers.ray.answers import EncodedBatch, StoredBatches
-from feedline.workers.ray.budget import DeathBudget, describe_death
 from feedline.workers.ray.members import RayMember, RayMembers
 from feedline.workers.ray.suspects import STRIKES, SuspectRequests
 
@@ -41,14 +37,27 @@ _FEWEST_EACH = 2
 """Requests that a worker has at least: one that it builds, one that follows."""
 
 
-class RayPool:
+class _DeathBudget(DeathCount):
+    """Counts deaths of actors; those of a node count as one."""
+
+    def add(self, workers: int) -> None:
+        """Count the death of these workers, which ended together."""
+        self.restarts += workers
+        self._count += 1
+
+    def log(self, text: str) -> None:
+        """Log a death within the limit."""
+        _log.warning(
+            "%s\nA new actor takes its place. Deaths in this epoch: %d of %d allowed.", text, self._count, self._limit
+        )
+
+
+class RayPool(FuturePool):
     """Pool of actors over `builder`; see `ray_pool` for `of_worker` and `start_timeout_s`.
 
     An idle worker takes the next request. With partitions or without a seed, a request goes to one worker: its `turn`
     modulo the number of workers. Thread-safe: calls are serialized.
     """
-
-    _closed = True  # for `__del__` after an interrupt in the constructor
 
     def __init__(
         self,
@@ -57,18 +66,15 @@ class RayPool:
         of_worker: Callable[[int], dict[str, Any]],
         start_timeout_s: float,
     ) -> None:
+        super().__init__("Ray actors")
         self._builder, self._options = builder, options
         self._takes_turns = options.partitions or options.unseeded
-        self._lock = threading.RLock()
-        self._owner = os.getpid()
-        self._tasks = count(1)
         self._open: dict[int, ProcessFuture] = {}
         self._waiting: dict[int, deque[ProcessFuture]] = defaultdict(deque)
         self._generators: dict[int, WorkerGenerators] | None = {} if options.unseeded else None
         self._built: dict[int, tuple[int, Any]] = {}
         """Epoch and latest mark of each partition of a live stream, whose batches cannot be built twice."""
-        self._budget = DeathBudget(options.recovery)
-        self._error: BaseException | None = None
+        self._budget = _DeathBudget(options.recovery)
         self._num_workers, self._has_warned = 0, False
         self.members = RayMembers(builder, options.worker_init_fn, of_worker, start_timeout_s)
         self._stored = StoredBatches(self.members.own_capacity(), options.allocate)
@@ -97,35 +103,8 @@ class RayPool:
             self.members.pull_ahead()
         return future
 
-    def wait_any(self, futures: Iterable[ProcessFuture]) -> ProcessFuture:
-        """See `WorkerPool`."""
-        futures = list(futures)
-        with self._lock:
-            self._wait(lambda: any(future.settled for future in futures))
-        return next(future for future in futures if future.settled)
-
-    def poll(self, future: ProcessFuture) -> bool:
-        """See `FutureOwner`."""
-        with self._lock:
-            if not self._closed and self._error is None:
-                self._step(0)
-        return future.settled
-
-    def wait_briefly(self, future: ProcessFuture, limit_s: float) -> bool:
-        """See `FutureOwner`."""
-        end_s = monotonic() + limit_s
-        with self._lock:
-            while not (future.settled or self._closed or self._error) and (left_s := end_s - monotonic()) > 0:
-                self._step(left_s)
-        return future.settled
-
-    def wait_for(self, future: ProcessFuture) -> None:
-        """See `FutureOwner`."""
-        with self._lock:
-            self._wait(lambda: future.settled)
-
     def drop(self, future: ProcessFuture) -> None:
-        """See `FutureOwner`. Its worker builds it if it has it already."""
+        """See `FuturePool`. Its worker builds it if it has it already."""
 
     def resize(self, num_workers: int) -> None:
         """See `WorkerPool`. Surplus workers finish their requests."""
@@ -154,43 +133,17 @@ class RayPool:
             pids=tuple(m.pid for m in members if m.is_alive() and m.pid is not None and self.members.is_here(m)),
         )
 
-    def close(self) -> None:
-        """See `WorkerPool`. Actors are killed.
+    def _close(self) -> None:
+        """See `FuturePool`. Actors are killed.
 
         Those of this machine have ended when it returns.
         """
-        if self._closed or os.getpid() != self._owner:
-            return
-        self._closed = True
-        finalizers.run(self._close)  # garbage collection may close it while this thread holds a lock
-
-    def _close(self) -> None:
         with self._lock:
             self._open.clear()
             self._waiting.clear()
             members = list(self.members.all.values())
             self.members.all.clear()
             self.members.end(members, wait=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._closed:
-            raise WorkerError("the Ray actors of this iterator have been closed")
-        if os.getpid() != self._owner:
-            raise WorkerError(
-                f"these Ray actors belong to process {self._owner}, not to {os.getpid()}, which was forked from it: "
-                "call iter(loader) again there"
-            )
 
     def _turn(self, future: ProcessFuture) -> int:
         return future.work.turn % self._num_workers if self._takes_turns else 0
@@ -376,7 +329,7 @@ class RayPool:
         self.members.end(dead)
         self.members.open_waiting()
         doing = "" if head is None else describe_work(head.work, -1)
-        text = describe_death(member, doing, reason, "Its node has died." if node_died else "")
+        text = _describe_death(member, doing, reason, "Its node has died." if node_died else "")
         if head is not None and head.strikes == STRIKES:
             # The request probably caused these deaths: they do not count against the limit until that is known.
             self._budget.adjust(-STRIKES)
@@ -428,3 +381,11 @@ class RayPool:
 
 def _is_live(request: Any) -> bool:
     return getattr(request, "continues", False)
+
+
+def _describe_death(member: RayMember, doing: str, reason: BaseException, advice: str = "") -> str:
+    """Compose the message about a dead worker; it begins like torch's."""
+    what = str(reason).strip()
+    pid = "" if member.pid is None else f" (pid(s) {member.pid})"
+    parts = [f"DataLoader worker{pid} exited unexpectedly: {member}, a Ray actor{doing}.", f"Ray reports: {what}"]
+    return "\n".join([*parts, advice] if advice else parts)

@@ -33,7 +33,7 @@ class SharedFile:
         self.address: int = np.frombuffer(self._mapped, np.uint8).__array_interface__["data"][0]
         status = os.fstat(file.fd)
         self.identity = status.st_dev, status.st_ino  # unique while the file is open
-        _files[self.address] = self
+        _files[self.address] = self  # weakly: only arrays keep a file
 
     @property
     def fd(self) -> int:

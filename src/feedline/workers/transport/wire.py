@@ -51,7 +51,7 @@ class MessageContents(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Self:
-        regions, places, views = pickle.loads(data)
+        regions, places, views = pickle.loads(data)  # plain tuples: see `encode`
         return cls(
             [SlotRange(*region) if type(region) is tuple else region for region in regions],
             [ViewPlace(*place) for place in places],
