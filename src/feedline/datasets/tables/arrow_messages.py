@@ -156,7 +156,10 @@ class _Forward:
 
 
 def layout_of(
-    nbytes: int, read: Read, blocks: Callable[[int], Iterator[tuple[int, memoryview]]], first_read: EndRead | None = None
+    nbytes: int,
+    read: Read,
+    blocks: Callable[[int], Iterator[tuple[int, memoryview]]],
+    first_read: EndRead | None = None,
 ) -> bytes:
     """Read the layout of an object, packed for `unpack_layout`.
 

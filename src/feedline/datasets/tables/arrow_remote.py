@@ -206,7 +206,9 @@ class SingleRows(CachedRows):
 def _read_layouts(blobs: FileSet, cache: MetadataCache) -> list[Layout]:
     """Layouts of all objects, from the index or the objects."""
     keys = [key_of(blobs.name(number), blobs.info(number)) for number in range(len(blobs))]
-    described = cache.collect("messages of Arrow objects", blobs.names, keys, partial(_examine, blobs, EndRead(GLANCE_NBYTES)))
+    described = cache.collect(
+        "messages of Arrow objects", blobs.names, keys, partial(_examine, blobs, EndRead(GLANCE_NBYTES))
+    )
     heads: dict[bytes, bytes] = {}  # equal schemas are kept and pickled once
     layouts = list(map(unpack_layout, described))
     return [layout._replace(head=heads.setdefault(layout.head, layout.head)) for layout in layouts]
