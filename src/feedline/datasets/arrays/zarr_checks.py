@@ -1,65 +1,23 @@
 """Arrays of zarr whose Blosc frames are checked before they are decompressed.
 
-numcodecs does not tell c-blosc how long a chunk is. c-blosc believes the chunk's header, and reads beyond the end of a
-truncated one. README_HEADER.rst of c-blosc 1 describes the header.
+Codecs behind those of Blosc, also within shards, see a chunk first.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from types import new_class
 from typing import Any, TypeVar
 
-import numpy as np
-
 from feedline.core import optional
+from feedline.datasets.arrays.frames import check_blosc
 
 C = TypeVar("C")
 
-_HEADER = struct.Struct("<4B3i")
-
-
-_NEWEST_VERSION = 2
-
-
-_COPIED = 2
-"""Flag of a frame whose data are not compressed."""
-
-
 _BLOSC = "Blosc", "BloscCodec"
 """Names of the codecs: of numcodecs, with its wrapper for Zarr 3, and of zarr."""
-
-
-def check_frame(data: Any) -> None:
-    """Raise ValueError for a Blosc frame whose header or offsets of blocks do not fit its length."""
-    frame = memoryview(data).cast("B")
-    if frame.nbytes < _HEADER.size:
-        raise ValueError(f"a Blosc frame of {frame.nbytes} bytes has no header")
-    version, _, flags, itemsize, nbytes, block_nbytes, stored_nbytes = _HEADER.unpack_from(frame)
-    if stored_nbytes != frame.nbytes:
-        raise ValueError(f"its Blosc frame has {stored_nbytes} bytes, but {frame.nbytes} are stored")
-    if not 1 <= version <= _NEWEST_VERSION:
-        raise ValueError(f"version {version} of Blosc frames is unknown")
-    if nbytes < 0 or (nbytes and not (itemsize and 0 < block_nbytes <= nbytes)):
-        raise ValueError(f"its Blosc frame claims blocks of {block_nbytes} bytes for {nbytes} bytes of data")
-    if flags & _COPIED:
-        if stored_nbytes != nbytes + _HEADER.size:
-            raise ValueError(f"its Blosc frame claims to hold {nbytes} bytes uncompressed")
-    elif nbytes:
-        _check_offsets(frame, -(-nbytes // block_nbytes))
-
-
-def _check_offsets(frame: memoryview, num_blocks: int) -> None:
-    """Raise ValueError unless each block begins between the table of offsets and the end."""
-    start = _HEADER.size + 4 * num_blocks
-    if start > frame.nbytes:
-        raise ValueError(f"its Blosc frame claims {num_blocks} blocks")
-    offsets = np.frombuffer(frame, "<i4", num_blocks, _HEADER.size)
-    if offsets.min() < start or offsets.max() > frame.nbytes - 4:
-        raise ValueError("a block of its Blosc frame lies outside it")
 
 
 def with_checked_frames(array: Any) -> Any:
@@ -123,7 +81,7 @@ class _NumcodecsCheck:
         return buf
 
     def decode(self, buf: Any, out: Any = None) -> Any:  # noqa: ARG002 - numcodecs' signature
-        check_frame(buf)
+        check_blosc(buf)
         return buf
 
 
@@ -136,7 +94,7 @@ class _ZarrCheck:
         chunks = [chunk for chunk, _ in chunks_and_specs]
         for chunk in chunks:
             if chunk is not None:
-                check_frame(chunk.as_numpy_array())
+                check_blosc(chunk.as_numpy_array())
         return chunks
 
     def compute_encoded_size(self, nbytes: int, spec: Any) -> int:  # noqa: ARG002 - zarr's signature
