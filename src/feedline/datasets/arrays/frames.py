@@ -8,9 +8,8 @@ of Blosc, the README of bitshuffle its chunks in HDF5.
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from typing import Any
-
-import numpy as np
 
 _HEADER = struct.Struct("<4B3i")
 
@@ -20,6 +19,9 @@ _NEWEST_VERSION = 2
 
 _COPIED = 2
 """Flag of a frame whose data are not compressed."""
+
+
+_LENGTH = struct.Struct(">I")
 
 
 _BLOCK_ELEMENTS = 8
@@ -54,8 +56,8 @@ def _check_offsets(frame: memoryview, num_blocks: int) -> None:
     start = _HEADER.size + 4 * num_blocks
     if start > frame.nbytes:
         raise ValueError(f"its Blosc frame claims {num_blocks} blocks")
-    offsets = np.frombuffer(frame, "<i4", num_blocks, _HEADER.size)
-    if offsets.min() < start or offsets.max() > frame.nbytes - 4:
+    offsets = struct.unpack_from(f"<{num_blocks}i", frame, _HEADER.size)
+    if min(offsets) < start or max(offsets) > frame.nbytes - 4:
         raise ValueError("a block of its Blosc frame lies outside it")
 
 
@@ -70,13 +72,13 @@ def check_bitshuffle(data: Any, itemsize: int, expected_nbytes: int | None = Non
     remaining, block_nbytes = struct.unpack_from(">QI", chunk)
     _check_size(remaining, expected_nbytes)
     unit = _BLOCK_ELEMENTS * itemsize
-    if not block_nbytes or block_nbytes % unit:
+    if not (unit and block_nbytes) or block_nbytes % unit:
         raise ValueError(f"a chunk of bitshuffle claims blocks of {block_nbytes} bytes")
-    at = 12
-    while remaining >= unit and at + 4 <= chunk.nbytes:
-        remaining -= min(block_nbytes, remaining // unit * unit)
-        at += 4 + int.from_bytes(chunk[at : at + 4], "big")
-    if at + remaining != chunk.nbytes:
+    copied, at = remaining % unit, 12
+    with suppress(struct.error):  # a block that begins beyond the end
+        for _ in range(-(-(remaining - copied) // block_nbytes)):
+            at += 4 + _LENGTH.unpack_from(chunk, at)[0]
+    if at + copied != chunk.nbytes:
         raise ValueError(f"the blocks of a chunk of bitshuffle do not fill its {chunk.nbytes} bytes")
 
 
