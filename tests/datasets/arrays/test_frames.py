@@ -127,10 +127,22 @@ def test_chunks_of_hdf5_are_checked_before_a_filter_reads_them(code: int, shuffl
 
 
 def test_blocks_of_bitshuffle() -> None:
-    blocks = (5).to_bytes(4, "big") + bytes(5) + (0).to_bytes(4, "big")
-    sound = struct.pack(">QI", 150, 64) + blocks + (2).to_bytes(4, "big") + bytes(2) + bytes(150 - 128 - 0)
-    check_bitshuffle(sound[:-16], 2, 150)
+    """150 bytes: two blocks of 64, one of 16, and 6 bytes that are copied."""
+    blocks = (5).to_bytes(4, "big") + bytes(5) + bytes(4) + (2).to_bytes(4, "big") + bytes(2)
+    sound = struct.pack(">QI", 150, 64) + blocks + bytes(6)
+    check_bitshuffle(sound, 2, 150)
     check_bitshuffle(struct.pack(">QI", 6, 64) + bytes(6), 4)
-    for damaged in (sound[:11], sound, sound[:-17], sound[:11] + b"\x07" + sound[12:-16], bytes(12) + sound[12:-16]):
-        with pytest.raises(ValueError, match=r"bitshuffle|claims to hold"):
-            check_bitshuffle(damaged, 2, 150)
+    smaller_blocks = struct.pack(">QI", 144, 32) + blocks
+    for damaged in (
+        sound[:11],
+        sound + b"\0",
+        sound[:-1],
+        sound[:11] + b"\x07" + sound[12:],
+        bytes(12) + sound[12:],
+        smaller_blocks,
+        struct.pack(">QI", 128, 64),
+    ):
+        with pytest.raises(ValueError, match="bitshuffle"):
+            check_bitshuffle(damaged, 2)
+    with pytest.raises(ValueError, match="claims to hold 150 bytes, but the chunk has 151"):
+        check_bitshuffle(sound, 2, 151)

@@ -8,7 +8,6 @@ of Blosc, the README of bitshuffle its chunks in HDF5.
 from __future__ import annotations
 
 import struct
-from contextlib import suppress
 from typing import Any
 
 _HEADER = struct.Struct("<4B3i")
@@ -75,10 +74,12 @@ def check_bitshuffle(data: Any, itemsize: int, expected_nbytes: int | None = Non
     if not (unit and block_nbytes) or block_nbytes % unit:
         raise ValueError(f"a chunk of bitshuffle claims blocks of {block_nbytes} bytes")
     copied, at = remaining % unit, 12
-    with suppress(struct.error):  # a block that begins beyond the end
+    try:
         for _ in range(-(-(remaining - copied) // block_nbytes)):
             at += 4 + _LENGTH.unpack_from(chunk, at)[0]
-    if at + copied != chunk.nbytes:
+    except struct.error:  # this block begins beyond the end
+        at = -1
+    if at < 0 or at + copied != chunk.nbytes:
         raise ValueError(f"the blocks of a chunk of bitshuffle do not fill its {chunk.nbytes} bytes")
 
 
