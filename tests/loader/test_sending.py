@@ -12,11 +12,12 @@ import torch
 from torch.utils.data import Dataset
 
 import feedline as fl
+from feedline.loader import sending as sending_module
 from feedline.loader.monitor import LOOK_NS
 from feedline.loader.report.context import SendingCost
 from feedline.loader.report.model import TRANSPORT, Model
 from feedline.loader.report.replay import PROCESS, EngineSetting, Task
-from feedline.loader.sending import MOST_NBYTES, sending_cost
+from feedline.loader.sending import MOST_NBYTES, SHARE, SendingMeasurement, sending_cost
 
 
 def objects() -> list[Any]:
@@ -62,8 +63,24 @@ def plain_list(samples: list[Any]) -> list[Any]:
     return samples
 
 
+@pytest.mark.parametrize("collated", [False, True])
+def test_a_large_batch_is_measured_once_the_loop_lasts_long_enough(collated: bool) -> None:
+    batch = torch.zeros(1 << 20, dtype=torch.uint8) if collated else [bytes(1 << 19)] * 2
+    second_ns = 1_000_000_000
+    measurement = SendingMeasurement()
+    assert measurement.is_due(5 * second_ns)
+    measurement.measure(batch, 5 * second_ns, collated=collated)
+    assert measurement.cost is None
+    assert not measurement.is_due(5 * second_ns + SHARE * 500_000)  # half a millisecond for a copy of 1 MiB, or less
+    assert measurement.is_due(6 * second_ns)
+    measurement.measure(batch, 6 * second_ns, collated=collated)
+    assert not measurement.is_due(10**6 * second_ns)
+    assert [measurement.cost] != [None]
+
+
 @pytest.mark.parametrize("method", ["inline", "thread", "process"])
-def test_a_loop_without_processes_measures_one_batch(method: str) -> None:
+def test_a_loop_without_processes_measures_one_batch(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending_module, "SHARE", 0)  # at the first look, however long the loop lasts
     workers: dict[str, Any] = {} if method == "inline" else {"num_workers": 1, "worker_method": method}
     with fl.DataLoader(Slow(), batch_size=2, collate_fn=plain_list, **workers) as loader:
         for _ in loader:

@@ -14,6 +14,7 @@ from typing import Any
 
 from feedline.core.paths import Pathlike, expand_user, is_special, missing, special_entry
 from feedline.core.threads import DaemonPool
+from feedline.datasets.signatures import FOLDERS
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store
 from feedline.stores.files import FileSet, local_info
@@ -110,6 +111,8 @@ def _no_match(pattern: str, exception: str) -> ObjectNotFoundError:
     full = os.path.abspath(pattern)  # noqa: PTH100 - of a pattern
     message = f"no files: {full!r} matches none{exception}"
     folder = next(each for each in Path(full).parents if not glob.has_magic(str(each)))
+    kind = next((what for name, what in FOLDERS.items() if (folder / name).exists()), "")
+    message += f"; {folder} is {kind}" if kind else ""
     return ObjectNotFoundError(message) if folder.exists() else missing(folder, f"{message}: no such folder")
 
 

@@ -88,6 +88,25 @@ SIGNATURES = (
 )
 
 
+_LANCE = "write it as Parquet: pyarrow.parquet.write_table(lance.dataset(...).to_table(), ...)"
+
+
+_ENDINGS = {".lance": Signature(b"", "a data file of a Lance table", _LANCE)}
+"""Formats whose files begin with their data."""
+
+
+FOLDERS = {
+    "_versions": f"a table of Lance; {_LANCE}",
+    "__schema": "an array of TileDB; save its arrays as .npy files or in a Zarr store",
+    "version_control_info.json": "a dataset of Deep Lake; write its samples in a format that feedline reads",
+    "zarr.json": "a Zarr store; read it with Zarr",
+    ".zgroup": "a Zarr store; read it with Zarr",
+    ".zarray": "a Zarr store; read it with Zarr",
+    "data.mdb": "an LMDB environment; read it with LMDB",
+}
+"""What a folder is, with a remedy, by a name in it."""
+
+
 _TEXT = Signature(b"", "text", "read it with CSV, JSONL or Lines", True)
 
 
@@ -98,9 +117,12 @@ _FEWEST_NBYTES = 8
 """Fewer bytes may be the truncated magic of any format."""
 
 
-def recognize(begin: bytes) -> Signature | None:
-    """The format of a file by its first bytes; None if unknown."""
+def recognize(begin: bytes, name: str = "") -> Signature | None:
+    """The format of a file by its first bytes, or by its name; None if unknown."""
     begin = begin[:BEGIN_NBYTES]
+    for ending, signature in _ENDINGS.items():
+        if name.endswith(ending):
+            return signature
     for signature in SIGNATURES:
         if signature.fits(begin):
             return signature
@@ -118,7 +140,7 @@ def check_format(name: str, form: str, begin: bytes) -> None:
 
     `form` is the name of the dataset that should read it.
     """
-    found = recognize(begin)
+    found = recognize(begin, name)
     if found is not None and found.dataset != form:
         raise SampleError(f"{name} is {found.what}, not {form}; {found.remedy}")
 

@@ -25,7 +25,7 @@ def verdict_of(loader: Any, *, quick: bool, lines: bool = False) -> Verdict:
     stats, recent = loader._monitor.judged()
     context = replace(
         loader._pools.context(loader),
-        sending=loader._monitor.sending,
+        sending=loader._monitor.sending.cost,
         memory_left_nbytes=memory_left(Cgroup.of_process()) if grows(stats) else None,  # takes milliseconds
     )
     verdict = diagnose(stats, context, recent, quick=quick)

@@ -33,7 +33,6 @@ from feedline.loader.pools import LoaderPools
 from feedline.loader.progress import Progress
 from feedline.loader.report import Stats, Totals, Verdict
 from feedline.loader.report.audit_log import AuditLog, audit_path
-from feedline.loader.report.context import SendingCost
 from feedline.loader.report.figures import figures_of, plain_indices, verdict_figures, what_if
 from feedline.loader.report.page_html import RankReport
 from feedline.loader.report.page_html import page as page_text
@@ -41,7 +40,7 @@ from feedline.loader.report.run_log import History, HistoryPoint, RunLog, path_o
 from feedline.loader.report.stats import SlowBatch
 from feedline.loader.report.verdict import FEW
 from feedline.loader.resources import LockSamples, OtherPrograms, resident_nbytes
-from feedline.loader.sending import sending_cost
+from feedline.loader.sending import SendingMeasurement
 
 _log = logging.getLogger("feedline")
 
@@ -134,10 +133,9 @@ class Monitor:
         self._memory = MemoryTrend()
         self._publication_due_ns = 0
         self._padding = PaddingSums()
-        self.sending: SendingCost | None = None
-        """What a batch would cost on its way from a worker process; None for loops that have them."""
+        self.sending = SendingMeasurement()
+        """What a batch would cost on its way from a worker process, for loops that have none."""
         self._locks = LockSamples()
-        self._measures_sending = True
         self._addresses: dict[Any, str] = {}
         self.verdict: dict[str, Any] = {}
         self._advice_due_ns = monotonic_ns() + _VERDICT_NS  # a loader of a few seconds ends before anything reads it
@@ -306,7 +304,7 @@ class Monitor:
         """Look for workers that wait for each other.
 
         More often than publications, which cost more. A loop without worker processes measures once what they would
-        cost, if it lasts until the first look.
+        cost, if it lasts long enough.
         """
         pids = () if self._sources is None else self._sources.pools.pool_statistics().pids
         due_ns = self._publication_due_ns
@@ -314,14 +312,13 @@ class Monitor:
             self._locks.look(pids)
             ended_ns = monotonic_ns()
             due_ns = min(due_ns, ended_ns + max(LOOK_NS, SHARE * (ended_ns - began_ns)))
-        elif self._measures_sending and self._sources is not None and self._sources.stays:
-            self._measures_sending = False
+        elif self._sources is not None and self._sources.stays and self.sending.is_due(began_ns):
             self._heartbeat.inspect = self._measure_sending
         self._heartbeat.due_ns = due_ns
 
     def _measure_sending(self, batch: Any) -> None:
         assert self._sources is not None
-        self.sending = sending_cost(batch, collated=self._sources.collated)
+        self.sending.measure(batch, monotonic_ns(), collated=self._sources.collated)
 
     def _judge(self, now_ns: int) -> None:
         """Update the verdict, which takes longer than the figures."""

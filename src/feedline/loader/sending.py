@@ -11,12 +11,44 @@ from typing import Any
 import torch
 
 from feedline.core.tree import map_leaves
+from feedline.loader.heartbeat import NEVER_NS
 from feedline.loader.report.context import SendingCost
 from feedline.loader.report.replay import Task
 from feedline.workers.transport import Arena, Inbox
 
 MOST_NBYTES = 64 << 20
 """Largest message of which a loop makes a copy to measure it."""
+
+
+SHARE = 100
+"""A measurement takes at most this part of a loop's time."""
+
+
+_COPY_NS, _COLLATED_NS, _LEAF_NS, _LEAST_NS = 4.0, 0.5, 1000.0, 50_000.0
+"""Assumed cost of a measurement: of a byte, of one in memory that is sent, of a value, and of any batch."""
+
+
+class SendingMeasurement:
+    """Cost of sending a batch, measured once in a loop that lasts long enough."""
+
+    def __init__(self) -> None:
+        self.cost: SendingCost | None = None
+        self._began_ns: int | None = None
+        self._due_ns = 0
+
+    def is_due(self, now_ns: int) -> bool:
+        """True if the next batch should be given to `measure`."""
+        if self._began_ns is None:
+            self._began_ns = now_ns
+        return now_ns >= self._due_ns
+
+    def measure(self, batch: Any, now_ns: int, *, collated: bool) -> None:
+        """Measure the cost with this batch, unless that would take too much of the loop's time so far."""
+        began_ns = now_ns if self._began_ns is None else self._began_ns
+        self._due_ns = began_ns + int(SHARE * _expected_ns(batch, collated=collated))
+        if now_ns >= self._due_ns:
+            self._due_ns = NEVER_NS
+            self.cost = sending_cost(batch, collated=collated)
 
 
 def sending_cost(batch: Any, *, collated: bool) -> SendingCost | None:
@@ -54,18 +86,37 @@ def _timed(act: Callable[[], Any]) -> tuple[Any, Task]:
     return result, Task(0.0, min(cpu_s, (monotonic_ns() - wall_ns) / 1e9))
 
 
+def _expected_ns(batch: Any, *, collated: bool) -> float:
+    """Time of a measurement, by the size of the batch."""
+    expected_ns = _LEAST_NS
+
+    def add(leaf: Any) -> Any:
+        nonlocal expected_ns
+        shared = collated and isinstance(leaf, torch.Tensor)
+        expected_ns += _LEAF_NS + _nbytes_of(leaf) * (_COLLATED_NS if shared else _COPY_NS)
+        return leaf
+
+    map_leaves(add, batch)
+    return expected_ns
+
+
 def _is_small(batch: Any) -> bool:
     """True if a batch may be copied for a measurement."""
     nbytes = 0
 
     def add(leaf: Any) -> Any:
         nonlocal nbytes
-        if isinstance(leaf, torch.Tensor):
-            nbytes += leaf.nbytes if leaf.device.type == "cpu" else MOST_NBYTES + 1
+        on_device = isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"
+        nbytes += MOST_NBYTES + 1 if on_device else _nbytes_of(leaf)
         return leaf
 
     map_leaves(add, batch)
     return nbytes <= MOST_NBYTES
+
+
+def _nbytes_of(leaf: Any) -> int:
+    """Size of a tensor, array or text; 0 for other values."""
+    return len(leaf) if isinstance(leaf, (bytes, str)) else int(getattr(leaf, "nbytes", 0))
 
 
 def _in_arena(arena: Arena, leaf: Any) -> Any:

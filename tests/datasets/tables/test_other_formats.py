@@ -126,6 +126,33 @@ def test_other_readers_name_a_file_of_another_format(kind: str, tmp_path: Path) 
             read(path)[0]  # type: ignore[operator]
 
 
+def test_a_file_of_lance_is_named_by_its_ending(tmp_path: Path) -> None:
+    path = tmp_path / "a.lance"
+    path.write_bytes(b"0" + bytes(300) + b"\2\0\2\0LANC")
+    for read in (*TABLES.values(), HDF5, TFRecord, Lines, JSONL):
+        with pytest.raises(SampleError, match=r"a\.lance is a data file of a Lance table, not .*lance\.dataset"):
+            read(path)  # type: ignore[operator]
+
+
+FOLDERS = {
+    "_versions/1.manifest": r"a table of Lance; write it as Parquet: .*lance\.dataset",
+    "__schema/__1": r"an array of TileDB; save its arrays as \.npy",
+    "version_control_info.json": "a dataset of Deep Lake; write its samples",
+    "zarr.json": "a Zarr store; read it with Zarr",
+    "data.mdb": "an LMDB environment; read it with LMDB",
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_of_another_format_is_named(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).touch()
+    for read in (*TABLES.values(), HDF5, TFRecord, Lines, TarShards):
+        with pytest.raises(FileNotFoundError, match=rf"no files: .* matches none.*folder is {FOLDERS[name]}"):
+            read(folder)  # type: ignore[operator]
+
+
 @pytest.mark.parametrize("reader", TABLES)
 def test_other_bytes_are_called_damaged(reader: str, tmp_path: Path) -> None:
     for content in (b"", b"PAR", b"Obj", b"\xff\xfe\xfd" * 40, bytes(100)):

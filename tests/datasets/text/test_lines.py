@@ -290,6 +290,44 @@ class TestCSV:
         dataset = CSV(path, delimiter=delimiter)
         assert [tuple(row.values()) for row in all_of(dataset)] == rows
 
+    @settings(suppress_health_check=FRESH)
+    @given(
+        rows=st.lists(st.tuples(*[st.text(st.sampled_from('aé表,;"\\ \n'), max_size=6)] * 2), max_size=6),
+        encoding=st.sampled_from(["utf-8", "utf-16", "shift_jisx0213"]),
+        quoting=st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL, csv.QUOTE_NONE]),
+    )
+    def test_escaped_quotes_are_read_as_they_were_written(
+        self, tmp_path: Path, rows: list[Any], encoding: str, quoting: Any
+    ) -> None:
+        path = tmp_path / "t.csv"
+        with open(path, "w", newline="", encoding=encoding) as file:
+            writer = csv.writer(file, doublequote=False, escapechar="\\", quoting=quoting, lineterminator="\n")
+            writer.writerows([("p", "q"), *rows])
+        for index in tmp_path.glob("*-index"):
+            index.unlink()
+        dataset = CSV(path, escape="\\", encoding=encoding, index_dir=tmp_path, cache=tmp_path)
+        assert [list(row.values()) for row in all_of(dataset)] == list(map(list, rows))
+
+    @pytest.mark.parametrize("text", [r'"say \"hi\"",2', r'"a \" b",2', '"a\\"",1\n"b\\"",2', r'"end \"",2'])
+    def test_escaped_quotes_are_not_misread_without_a_word(self, tmp_path: Path, text: str) -> None:
+        path = written(tmp_path / "t.csv", f'x,y\n{text}\n"z",3\n')
+        with pytest.raises(SampleError, match=r't\.csv, line 2, is not in the default .* pass escape="\\\\"'):
+            CSV(path)[0]
+        rows = all_of(CSV(path, escape="\\"))
+        assert rows[-1] == {"x": "z", "y": "3"}
+        assert [row["x"].count('"') for row in rows[:-1]] == [line.count('\\"') for line in text.split("\n")]
+        with pytest.raises(SampleError, match=r't\.csv: the first row is not CSV .*pass escape="\\\\"'):
+            CSV(written(tmp_path / "t.csv", text))
+
+    def test_a_backslash_at_the_end_of_a_field_is_no_escape(self, tmp_path: Path) -> None:
+        path = written(tmp_path / "t.csv", 'x,y\n"C:\\",2\n5\\" disc,3\n')
+        assert all_of(CSV(path)) == [{"x": "C:\\", "y": "2"}, {"x": '5\\" disc', "y": "3"}]
+
+    @pytest.mark.parametrize("escape", ["", ",", '"', "\n", "é", 3])
+    def test_what_is_no_escape(self, tmp_path: Path, escape: Any) -> None:
+        with pytest.raises(ArgumentError, match=r"escape=.* must be one ASCII character that is not a quote, blank"):
+            CSV(written(tmp_path / "t.csv", "x\n"), escape=escape)
+
     def test_a_value_that_cannot_be_converted_is_named(self, tmp_path: Path) -> None:
         dataset = CSV(written(tmp_path / "t.csv", 'x,y\n1,"a\nb"\noops,2\n3,4\n'), {"x": float})
         with pytest.raises(SampleError, match=r"t\.csv, line 4, column 'x': cannot convert 'oops' to float"):

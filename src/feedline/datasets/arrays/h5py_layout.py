@@ -21,6 +21,7 @@ from feedline.core import optional
 from feedline.core.paths import missing
 from feedline.core.tensors import torch_dtype
 from feedline.datasets.arrays.chunked import ByteLayout, ReadRows, Shape
+from feedline.datasets.arrays.h5py_checks import chunk_check
 from feedline.datasets.arrays.records import decode_texts, delivered_dtype
 from feedline.datasets.arrays.rows import ArrayLayout
 from feedline.datasets.signatures import BEGIN_NBYTES, check_format
@@ -343,12 +344,15 @@ def array_layout(dataset: Any) -> ArrayLayout:
 
 
 def row_reader(dataset: Any) -> ReadRows:
-    """Function that reads and decodes spans of rows."""
+    """Function that checks, reads and decodes spans of rows."""
+    check = chunk_check(dataset)
     strings = library().check_string_dtype(dataset.dtype)
     readable = dataset.asstr() if strings is not None else dataset
 
     def read(spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
         for start, stop in spans:
+            if check is not None:
+                check(start, stop)
             yield decode_texts(readable[start:stop])
 
     return read

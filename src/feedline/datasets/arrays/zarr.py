@@ -35,6 +35,7 @@ from feedline.datasets.arrays.chunked import (
 )
 from feedline.datasets.arrays.records import delivered_dtype
 from feedline.datasets.arrays.stored_arrays import CHUNK_CACHE_NBYTES, StoredArrays
+from feedline.datasets.arrays.zarr_checks import with_checked_frames
 from feedline.datasets.content_digest import digest_of_folder, digest_of_objects, versioned
 from feedline.datasets.decoding import DAMAGE
 from feedline.datasets.formats import ShardSummary
@@ -265,7 +266,7 @@ class _ZarrSource:
         return _open_root(place if self._store is None else adapt_store(self._store), self.name)
 
     def _rows(self, array: Any, shape: Shape, cache: ChunkCache) -> ArrayRows | ChunkedRows:
-        chunks = _ZarrChunks(self._store if self.is_remote else None, array)
+        chunks = _ZarrChunks(self._store if self.is_remote else None, with_checked_frames(array))
         return ChunkedRows(self.name, shape, chunks.read, cache, chunks.ranges if self.is_remote else None)
 
 

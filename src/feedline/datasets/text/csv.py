@@ -60,6 +60,13 @@ _NO_TEXT = b"\xff"
 """Replaces a delimiter of several bytes, possible in UTF-8 only, where this byte does not occur."""
 
 
+_ESCAPED = '\\"'
+"""A quote as some programs write it in quoted fields."""
+
+
+_ESCAPED_HINT = 'quotes in its fields are written as \\": pass escape="\\\\"'
+
+
 _SEPARATOR_LINE = re.compile(rb'"?sep=.{1,3}"?', re.IGNORECASE)
 """Excel's line before the first row. A column named so has an unlikely name."""
 
@@ -68,14 +75,16 @@ Convert = Callable[[str], Any]
 
 
 class CSV(TextRecords):
-    """Rows of CSV files as dicts by column.
+    r"""Rows of CSV files as dicts by column.
 
     The first row names the columns and has to be the same in all files. Where it is one name with semicolons, tabs or
     bars, `delimiter` must be given, or `columns` must be that name. `columns` is a list of names, or a dict of
     conversions by name, `{"x": float}`: types or functions of the text. Without a conversion, values are `str`. `bool`
     accepts true and false, yes and no, 1 and 0.
 
-    Rows are read as by Python's csv module in its default dialect, with `delimiter`. Empty lines are skipped.
+    Rows are read as by Python's csv module in its default dialect, with `delimiter`. Empty lines are skipped. Where
+    quotes in quoted fields are written as \" instead of twice, pass `escape="\\"`: as with the module's `escapechar`,
+    the character after it is taken as it is.
     `transform(row)` or `transform(row, rng)` is applied to each row. `paths`, `encoding`, `index_dir`, compressed files
     and `max_record_nbytes`, here the largest row, are as in `Lines`. Objects of stores are cached in the folder
     `cache`, if given; `options` are those of `open_store`.
@@ -89,6 +98,7 @@ class CSV(TextRecords):
         columns: Sequence[str] | Mapping[str, Convert] | None = None,
         *,
         delimiter: str = ",",
+        escape: str | None = None,
         transform: Transform | None = None,
         index_dir: Pathlike | None = None,
         encoding: str = "utf-8",
@@ -97,23 +107,24 @@ class CSV(TextRecords):
         options: Options = None,
     ) -> None:
         _check_delimiter(delimiter)
+        _check_escape(escape, delimiter)
         check_columns(columns)
         found = find(paths, FORMATS["csv"].pattern, cache=cache, options=options)
-        blobs, encoding = plain_text(found, encoding, cache, delimiter)
+        blobs, encoding = plain_text(found, encoding, cache, f"{delimiter}{escape or ''}")
         reading = text_reading(index_dir, encoding, max_record_nbytes)
         mark = _encode_delimiter(delimiter, reading.encoding)
-        # Row bounds depend on the delimiter: indexes for two delimiters must not replace each other.
-        suffix = f"csv{int.from_bytes(mark)}-index"
-        scan = partial(row_bounds, mark=mark, held_nbytes=max_record_nbytes)
+        # Row bounds depend on the dialect: indexes for two dialects must not replace each other.
+        suffix = f"csv{int.from_bytes(mark)}{'' if escape is None else f'e{ord(escape)}'}-index"
+        scan = partial(row_bounds, mark=mark, escape=escape, held_nbytes=max_record_nbytes)
         super().__init__(blobs, IndexRecipe(lambda name: f"{name}.{suffix}", scan, _is_valid), reading, transform)
-        self._delimiter = delimiter
+        self._dialect: dict[str, Any] = {"delimiter": delimiter, "escapechar": escape}
         self._header = self._shared_header()
         _check_names(columns, self._header, delimiter, self.paths[0])
         self._columns = _select_columns(columns, self._header, self.paths[0])
 
     def _shared_header(self) -> list[str]:
         first_rows = [bytes(each.open_arrays()[_FIRST_ROW]) for each in self._indexes]
-        header = partial(_header, delimiter=self._delimiter, encoding=self._encoding)
+        header = partial(_header, dialect=self._dialect, encoding=self._encoding)
         headers = {row: header(row, path) for row, path in zip(first_rows, self.paths, strict=True)}
         for path, row in zip(self.paths, first_rows, strict=True):
             if headers[row] != headers[first_rows[0]]:
@@ -134,7 +145,7 @@ class CSV(TextRecords):
 
     def _fields(self, text: str, file: int, at: int) -> list[str]:
         try:
-            return next(csv.reader([text], delimiter=self._delimiter))
+            return _parse_row(text, self._dialect)
         except csv.Error as error:
             raise SampleError(f"{self._describe(file, at)} {_describe_csv_error(error)}") from error
 
@@ -156,6 +167,26 @@ def _check_delimiter(delimiter: object) -> None:
         raise ArgumentError(f"delimiter={delimiter!r} must be one character that is not a quote, line end or NUL")
 
 
+def _check_escape(escape: object, delimiter: str) -> None:
+    if escape is None:
+        return
+    if not isinstance(escape, str) or len(escape) != 1 or not escape.isascii() or escape in f'"\r\n\0 {delimiter}':
+        raise ArgumentError(
+            f"escape={escape!r} must be one ASCII character that is not a quote, blank, line end, NUL or the delimiter"
+        )
+
+
+def _parse_row(text: str, dialect: Mapping[str, Any]) -> list[str]:
+    """Fields of a row; csv.Error, too, if its quotes are escaped in a way that `dialect` takes for ends of fields."""
+    fields = next(csv.reader([text], **dialect))
+    if _ESCAPED in text and dialect["escapechar"] is None:
+        try:
+            next(csv.reader([text], strict=True, **dialect))
+        except csv.Error as error:  # text after a closing quote, which is joined to the field where it is not strict
+            raise csv.Error(_ESCAPED_HINT) from error
+    return fields
+
+
 def _encode_delimiter(delimiter: str, encoding: str) -> bytes:
     """The bytes of a delimiter, which occur as that character only."""
     mark = delimiter.encode(encoding, "ignore")
@@ -168,14 +199,16 @@ def _describe_csv_error(error: csv.Error) -> str:
     """Describe a row that the csv module cannot parse, with a remedy."""
     if _LIMIT in str(error):
         return f"is not CSV ({error}); is a quote missing? csv.field_size_limit raises the limit for long fields"
+    if str(error) == _ESCAPED_HINT:
+        return f"is not in the default dialect of CSV; {error}"
     return f"is not CSV ({error}); quote the field, or pass on_error='skip' to the loader"
 
 
-def _header(row: bytes, path: str, delimiter: str, encoding: str) -> list[str]:
+def _header(row: bytes, path: str, dialect: Mapping[str, Any], encoding: str) -> list[str]:
     if not row:
         raise SampleError(f"{path} is empty; its first row has to name the columns")
     try:
-        names = next(csv.reader([row.decode(encoding)], delimiter=delimiter))
+        names = _parse_row(row.decode(encoding), dialect)
     except UnicodeDecodeError as error:
         raise SampleError(f"{path}: the first row {describe_undecodable(encoding, error)}") from error
     except csv.Error as error:
@@ -224,9 +257,9 @@ def _bool(text: str) -> bool:
     raise ValueError("neither true nor false")
 
 
-def row_bounds(blob: Blob, mark: bytes, held_nbytes: int) -> Columns:
+def row_bounds(blob: Blob, mark: bytes, held_nbytes: int, escape: str | None = None) -> Columns:
     """Bounds of all rows but the first, and its bytes."""
-    bounds = concatenate_bounds(_rows(blob, mark, held_nbytes))
+    bounds = concatenate_bounds(_rows(blob, mark, escape, held_nbytes))
     starts, stops = bounds["starts"], bounds["stops"]
     first = blob.read([(int(starts[0]), int(stops[0]))])[0] if len(starts) else b""
     return {"starts": starts[1:], "stops": stops[1:], _FIRST_ROW: np.frombuffer(bytes(first), np.uint8)}
@@ -239,13 +272,15 @@ def _is_valid(blob: Blob, arrays: Columns) -> bool:
     return bool(first) and begin.removeprefix(BOM).startswith(first) and bounds_match(blob, arrays)
 
 
-def _rows(blob: Blob, mark: bytes, held_nbytes: int) -> Iterator[Bounds]:
+def _rows(blob: Blob, mark: bytes, escape: str | None, held_nbytes: int) -> Iterator[Bounds]:
     """Bounds of the rows that are not empty."""
+    special = (b'"',) if escape is None else (b'"', escape.encode())
     remaining = _checked_pieces(blob, held_nbytes)
     for piece in remaining:
-        if b'"' in bytes(piece.data):
-            # From here on a line end may be quoted. All earlier lines are complete rows.
-            yield _parse_rows(chain([piece], remaining), mark, blob.name)
+        data = bytes(piece.data)
+        if any(each in data for each in special):
+            # From here on a line end may be quoted or escaped. All earlier lines are complete rows.
+            yield _parse_rows(chain([piece], remaining), mark, escape, blob.name)
             return
         starts, stops = bounds_in(piece)
         filled = starts < stops
@@ -262,7 +297,7 @@ def _checked_pieces(blob: Blob, held_nbytes: int) -> Iterator[LinePiece]:
         yield piece
 
 
-def _parse_rows(remaining: Iterator[LinePiece], mark: bytes, name: str) -> Bounds:
+def _parse_rows(remaining: Iterator[LinePiece], mark: bytes, escape: str | None, name: str) -> Bounds:
     """Bounds of rows as Python's csv module finds them.
 
     A row that it cannot parse is kept, and raises when it is read.
@@ -279,7 +314,8 @@ def _parse_rows(remaining: Iterator[LinePiece], mark: bytes, name: str) -> Bound
                 # Latin-1 maps each byte to one character, whatever the encoding: the parser only needs the structure.
                 yield (line if len(mark) == 1 else line.replace(mark, _NO_TEXT)).decode("latin-1")
 
-    rows = csv.reader(lines(), delimiter=(mark if len(mark) == 1 else _NO_TEXT).decode("latin-1"))
+    delimiter = (mark if len(mark) == 1 else _NO_TEXT).decode("latin-1")
+    rows = csv.reader(lines(), delimiter=delimiter, escapechar=escape)
     while True:
         try:
             filled = bool(next(rows))

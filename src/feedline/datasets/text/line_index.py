@@ -163,7 +163,7 @@ def line_pieces(blob: Blob, held_nbytes: int) -> Iterator[LinePiece]:
 
 def _check_is_text(name: str, begin: bytes) -> None:
     """Raise SampleError for files of other formats, by their first bytes."""
-    found = recognize(begin)
+    found = recognize(begin, name)
     if found is not None and not found.may_be_text:
         remedy = found.remedy if found.also else _REMEDIES.get(found.magic, found.remedy)
         raise SampleError(f"{name} is {found.what}, not text; {remedy}")

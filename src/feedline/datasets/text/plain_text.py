@@ -16,15 +16,16 @@ from feedline.stores.files import Blob, FileSet
 
 
 def plain_text(
-    blobs: FileSet, encoding: str, cache: Cache | Pathlike | None, delimiter: str = ","
+    blobs: FileSet, encoding: str, cache: Cache | Pathlike | None, special: str = ","
 ) -> tuple[FileSet, str]:
-    """Files whose lines can be found from single bytes, and their encoding.
+    """Files whose lines and `special` characters can be found from single bytes, and their encoding.
 
     Compressed files are decompressed into `cache`, or the user's cache, once for each of their versions. All files are
-    converted to UTF-8 there if lines of the encoding do not end as in ASCII. ArgumentError for an unknown encoding.
+    converted to UTF-8 there if the encoding does not write line ends and these characters as ASCII does. ArgumentError
+    for an unknown encoding.
     """
     name = encoding_name(encoding)
-    unlike = None if has_plain_lines(name, delimiter) else name
+    unlike = None if has_plain_lines(name, special) else name
     ways = [_way(each, unlike) for each in blobs.names]
     if any(ways):
         blobs = PlainFiles(blobs, ways, cache)

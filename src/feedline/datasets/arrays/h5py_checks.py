@@ -1,0 +1,74 @@
+"""Chunks of HDF5 datasets that are checked before a plugin decompresses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from math import prod
+from typing import Any
+
+from feedline.datasets.arrays.frames import check_bitshuffle, check_blosc
+
+_BLOSC, _BITSHUFFLE = 32001, 32008
+
+
+_COMPRESSIONS = 2, 3
+"""LZ4 and Zstandard of bitshuffle. Without them, its chunks have no header."""
+
+
+def chunk_check(dataset: Any) -> Callable[[int, int], None] | None:
+    """A function that checks the chunks of rows; None for a dataset that needs none.
+
+    It raises ValueError for a damaged chunk.
+    """
+    if dataset.chunks is None:
+        return None
+    settings = dataset.id.get_create_plist()
+    filters = [settings.get_filter(number) for number in range(settings.get_nfilters())]
+    nbytes = int(prod(dataset.chunks)) * int(dataset.id.get_type().get_size())
+    check = _frame_check(filters, nbytes) if filters else None
+    return None if check is None else _StoredChunks(dataset, nbytes, 1 << len(filters) - 1, check).check
+
+
+def _frame_check(filters: list[Any], chunk_nbytes: int) -> Callable[[bytes], None] | None:
+    """The check of the filter that reads a stored chunk first."""
+    code, _, values, _ = filters[-1]
+    # Other filters may change the size that this one sees.
+    nbytes = chunk_nbytes if len(filters) == 1 else None
+    if code == _BLOSC:
+        return partial(check_blosc, expected_nbytes=nbytes)
+    if code == _BITSHUFFLE and len(values) > 4 and values[4] in _COMPRESSIONS:
+        return partial(check_bitshuffle, itemsize=values[2], expected_nbytes=nbytes)
+    return None
+
+
+class _StoredChunks:
+    """Chunks of one dataset as they are stored; `left_out` is the mask of a chunk without the last filter.
+
+    What h5py tells of a dataset is asked for once: each question takes as long as the check of a small chunk.
+    """
+
+    def __init__(self, dataset: Any, nbytes: int, left_out: int, check: Callable[[bytes], None]) -> None:
+        self._id, self._nbytes, self._left_out, self._check = dataset.id, nbytes, left_out, check
+        self._sizes, self._shape = dataset.chunks, dataset.shape
+
+    def check(self, start: int, stop: int) -> None:
+        """ValueError if a chunk of these rows is damaged."""
+        for place in self._places(start, stop):
+            info = self._id.get_chunk_info_by_coord(place)
+            written = info.byte_offset is not None  # h5py must not read any other chunk directly
+            if written and not info.filter_mask & self._left_out and not self._may_be_plain(place, info.size):
+                self._check(self._id.read_direct_chunk(place)[1])
+
+    def _places(self, start: int, stop: int) -> Iterator[tuple[int, ...]]:
+        """First elements of the chunks that hold these rows."""
+        first, *others = self._sizes
+        rows = range(start // first * first, stop, first)
+        return product(rows, *(range(0, self._shape[axis], size) for axis, size in enumerate(others, 1)))
+
+    def _may_be_plain(self, place: tuple[int, ...], nbytes: int) -> bool:
+        """True for a chunk at an edge with the size of its data: HDF5 can leave such chunks as they are."""
+        return nbytes == self._nbytes and any(
+            at + size > length for at, size, length in zip(place, self._sizes, self._shape, strict=True)
+        )

@@ -1,0 +1,101 @@
+"""Arrays of zarr whose Blosc frames are checked before they are decompressed.
+
+Codecs behind those of Blosc, also within shards, see a chunk first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from types import new_class
+from typing import Any, TypeVar
+
+from feedline.core import optional
+from feedline.datasets.arrays.frames import check_blosc
+
+C = TypeVar("C")
+
+_BLOSC = "Blosc", "BloscCodec"
+"""Names of the codecs: of numcodecs, with its wrapper for Zarr 3, and of zarr."""
+
+
+def with_checked_frames(array: Any) -> Any:
+    """The same array of zarr; its Blosc frames are checked before they are decompressed."""
+    metadata = array.metadata
+    if metadata.zarr_format == 2:
+        codecs = (*(metadata.filters or ()), *([] if metadata.compressor is None else [metadata.compressor]))
+        checked = _followed(codecs, _numcodecs_check)
+        changes = {"filters": checked[:-1] or None, "compressor": checked[-1]} if checked != codecs else {}
+    else:
+        checked = _checked_codecs(metadata.codecs)
+        changes = {"codecs": checked} if checked != metadata.codecs else {}
+    if not changes:
+        return array
+    zarr = _load("zarr")
+    return zarr.Array(zarr.AsyncArray(metadata=replace(metadata, **changes), store_path=array.store_path))
+
+
+def _checked_codecs(codecs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Codecs of Zarr 3, and of its shards, with checks."""
+    return _followed(tuple(map(_checked_shard, codecs)), _zarr_check)
+
+
+def _checked_shard(codec: Any) -> Any:
+    changes = {
+        name: checked
+        for name in ("codecs", "index_codecs")
+        if (checked := _checked_codecs(getattr(codec, name, ()))) != getattr(codec, name, ())
+    }
+    return replace(codec, **changes) if changes else codec
+
+
+def _followed(codecs: tuple[C, ...], check: Any) -> tuple[C, ...]:
+    """Each Blosc codec with a check behind it, which decoding meets first."""
+    return tuple(
+        each for codec in codecs for each in ((codec, check()) if type(codec).__name__ in _BLOSC else (codec,))
+    )
+
+
+def _load(module: str) -> Any:
+    return optional.load(module, "zarr", "datasets.Zarr")
+
+
+# zarr and numcodecs are optional dependencies, so their base classes are not available on import.
+@cache
+def _numcodecs_check() -> Any:
+    return new_class("FrameCheck", (_NumcodecsCheck, _load("numcodecs.abc").Codec))()
+
+
+@cache
+def _zarr_check() -> Any:
+    return new_class("FrameCheck", (_ZarrCheck, _load("zarr.abc.codec").BytesBytesCodec))()
+
+
+class _NumcodecsCheck:
+    """Codec of numcodecs that passes on what it is given; ValueError for a damaged frame."""
+
+    codec_id = "feedline_frame_check"
+
+    def encode(self, buf: Any) -> Any:
+        return buf
+
+    def decode(self, buf: Any, out: Any = None) -> Any:  # noqa: ARG002 - numcodecs' signature
+        check_blosc(buf)
+        return buf
+
+
+class _ZarrCheck:
+    """Codec of zarr that passes on what it is given; ValueError for a damaged frame."""
+
+    is_fixed_size = False
+
+    async def decode(self, chunks_and_specs: Iterable[tuple[Any, Any]]) -> Iterable[Any]:
+        chunks = [chunk for chunk, _ in chunks_and_specs]
+        for chunk in chunks:
+            if chunk is not None:
+                check_blosc(chunk.as_numpy_array())
+        return chunks
+
+    def compute_encoded_size(self, nbytes: int, spec: Any) -> int:  # noqa: ARG002 - zarr's signature
+        return nbytes
