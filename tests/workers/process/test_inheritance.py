@@ -15,6 +15,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,14 @@ def test_children_that_the_process_ignores(loader_class: Any, caplog: Any) -> No
 def test_an_embedded_interpreter_without_an_executable(monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "executable", None)
     assert only(list(fl.DataLoader(Asking(lambda: 1), 2, num_workers=2, collate_fn=list))) == 1
+
+
+def test_a_thread_of_an_executor_forks_workers_that_end_quietly(capfd: pytest.CaptureFixture[str]) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        loader = fl.DataLoader(Asking(lambda: 1), 2, num_workers=2, collate_fn=list)
+        assert only(executor.submit(list, loader).result()) == 1
+        executor.submit(loader.close).result()
+    assert capfd.readouterr().err == ""
 
 
 def test_handlers_of_signals(fork_load: Callable[..., list[Any]]) -> None:
