@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import decimal
+import importlib
 import logging
 import multiprocessing
 import os
@@ -268,7 +269,9 @@ class Ranks(IterableDataset[Any]):
 
 
 def test_the_process_group(fork_load: Callable[..., list[Any]], tmp_path: Path) -> None:
-    dist.init_process_group("fake", rank=1, world_size=2, store=dist.HashStore())
+    # Registers the backend.
+    fake = importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group("fake", rank=1, world_size=2, store=fake.FakeStore())
     try:
         assert fork_load(Ranks(), num_workers=1, batch_size=4) == [[1, 3, 5, 7]]
     finally:
