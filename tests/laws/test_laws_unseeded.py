@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import signal
 from collections.abc import Callable, Iterator
@@ -175,3 +176,123 @@ def test_a_killed_worker_changes_nothing(tmp_path: Path, deadly: Any, at: int, p
     killed = run(fl.DataLoader, lambda: deadly(once, at), **arguments)
     assert once.exists()
     assert same(killed, whole)
+
+
+class Kept:
+    """What a dataset keeps from sample to sample: generators, counters, lists, and a part with the same."""
+
+    def __init__(self, part: Any = None) -> None:
+        self.python, self.numpy, self.torch = random.Random(1), np.random.default_rng(2), torch.Generator()
+        self.count, self.seen, self.part, self.lazy = 0, [0], part, None
+
+    def draw(self) -> list[float]:
+        self.count += 1
+        self.seen = [*self.seen[-3:], self.count]
+        self.lazy = self.lazy or np.random.RandomState(4)
+        own = [self.python.random(), self.numpy.random(), torch.rand((), generator=self.torch).item()]
+        return [
+            *own,
+            self.lazy.rand(),
+            float(self.count),
+            float(sum(self.seen)),
+            *(self.part.draw() if self.part else []),
+        ]
+
+
+class Mortal:
+    """Kills its worker at one of the samples that it counts, if the file `once` does not exist yet."""
+
+    def __init__(self, once: Path, at: int) -> None:
+        self.once, self.at, self.kept, self.epoch = once, at, Kept(Kept()), 0
+
+    def sample(self) -> list[float]:
+        drawn = self.kept.draw()
+        if self.kept.count == self.at and worker() == 2 and not self.once.exists():
+            self.once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [*drawn, float(self.epoch), *draws()]
+
+
+class MortalMap(Mortal, Dataset[Any]):
+    def __len__(self) -> int:
+        return 14
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [float(index), *self.sample()]
+
+
+class MortalStream(Mortal, IterableDataset[Any]):
+    def __iter__(self) -> Iterator[list[float]]:
+        self.epoch += 1
+        order = random.sample(range(7), 7)
+        for index in order:
+            yield [float(worker()), float(index), *self.sample()]
+
+
+class MortalState(Mortal, IterableDataset[Any]):
+    """Keeps its place in an iterator, which cannot be copied, and so brings a state of its own."""
+
+    place = 0
+
+    def __iter__(self) -> Iterator[list[float]]:
+        self.numbers = iter(range(self.place, 7))
+        for number in self.numbers:
+            drawn = self.sample()
+            self.place = number + 1
+            yield [float(worker()), *drawn]
+        self.place, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place, "epoch": self.epoch, "kept": pickle.dumps(self.kept)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place, self.epoch, self.kept = state["place"], state["epoch"], pickle.loads(state["kept"])
+
+
+@pytest.mark.parametrize(
+    ("mortal", "at", "persistent"),
+    [
+        *((MortalMap, at, persistent) for at, persistent in ((5, False), (17, True))),
+        *((MortalStream, at, True) for at in (3, 15, 16)),
+        *((MortalState, at, True) for at in (3, 16)),
+    ],
+)
+def test_a_killed_worker_changes_nothing_that_its_dataset_keeps(
+    tmp_path: Path, mortal: Any, at: int, persistent: bool
+) -> None:
+    arguments: dict[str, Any] = {"num_workers": 2, "persistent_workers": persistent}
+
+    def outcome(loader_class: Any, *, kills: bool) -> list[Any]:
+        once = tmp_path / "once"
+        once.unlink() if kills else once.touch()
+        seed_everything()
+        outcome = epochs(loader_class(mortal(once, at), batch_size=2, **arguments), 3)
+        assert once.exists()
+        return [outcome, None]
+
+    theirs = outcome(torch.utils.data.DataLoader, kills=False)
+    assert same(outcome(fl.DataLoader, kills=False), theirs)
+    assert same(outcome(fl.DataLoader, kills=True), theirs)
+
+
+class Iterating(Mortal, Dataset[Any]):
+    """Takes its values from an iterator, which nothing can copy."""
+
+    def __init__(self, once: Path, at: int) -> None:
+        super().__init__(once, at)
+        self.values = iter(range(0))
+
+    def __len__(self) -> int:
+        return 14
+
+    def __getitem__(self, index: int) -> list[float]:
+        self.sample()
+        self.values = iter([*self.values, index])
+        return [float(index)]
+
+
+def test_changes_that_a_replacement_starts_without_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    batches = list(fl.DataLoader(Iterating(tmp_path / "once", 5), batch_size=2, num_workers=2))
+    assert len(batches) == 7
+    text = next(record.getMessage() for record in caplog.records if "starts without" in record.getMessage())
+    assert "dataset.values" in text

@@ -34,6 +34,11 @@ class Opening(NamedTuple):
     """At the start of the epoch, from where a partition is replayed; None for the state of a new worker."""
 
 
+def epoch_of(request: Any) -> tuple[int, int]:
+    """Run and epoch of a request; requests of samples have no run."""
+    return getattr(request, "run", 0), request.epoch
+
+
 class BatchRequest(NamedTuple):
     """Everything a worker needs to build one batch.
 

@@ -20,7 +20,7 @@ from feedline.core.dataset import has_traits, is_stream, traits_of
 from feedline.core.live import LiveSamples
 from feedline.core.rng import Address, RowKeys, addressed, derive
 from feedline.core.rng_globals import global_states, restore_globals, seed_globals
-from feedline.core.schedule import Opening, PartitionRequest
+from feedline.core.schedule import Opening, PartitionRequest, epoch_of
 from feedline.core.telemetry import Recorder, recorder_of_thread
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import note
@@ -33,6 +33,8 @@ from feedline.loader.partitions import (
     copy_for_epoch,
     load_dataset,
 )
+from feedline.workers.object_changes import restore_objects
+from feedline.workers.process.worker_main import PartitionReplay
 
 _DIGEST_BATCHES = 2
 
@@ -62,12 +64,15 @@ class PartitionBuilder:
     skips_failed: bool = False
     """Leave out messages of a live stream that cannot be decoded."""
     progress: Callable[[int], None] | None = field(default=None, compare=False)
-    resumed_generators: bytes | None = field(default=None, compare=False)
-    """Generator states after the last batch of the dead worker that this one replaces."""
+    replay: PartitionReplay | None = field(default=None, compare=False)
+    """States of the dead worker that this one replaces."""
     _at_first: bytes | None = field(init=False, default=None, compare=False)
     _redraws: bool = field(init=False, default=False, compare=False)
     _hosts: bool = field(init=False, default=False, compare=False)
     _open: dict[tuple[int, int, int], _OpenPartition] = field(init=False, default_factory=dict, compare=False)
+
+    dataset_state: Any = field(init=False, default=None, compare=False)
+    """The state of the dataset itself after the latest batch, if it keeps one from epoch to epoch."""
 
     vectorized = False
     is_stateful = False
@@ -138,6 +143,8 @@ class PartitionBuilder:
     def _partition(self, request: PartitionRequest, address: Address) -> _OpenPartition:
         """The open partition, positioned before batch `request.number`."""
         key = request.run, request.epoch, request.partition
+        if self.replay is not None and not self._open:
+            self._begin_replay(self.replay, request)
         partition = self._open.get(key)
         if partition is None or partition.mark.batches > request.number:
             for run, epoch, number in list(self._open):
@@ -151,10 +158,19 @@ class PartitionBuilder:
         while partition.mark.batches < request.number:
             if self._replay(partition, request, address, self.batch_size or 1) is EMPTY_BATCH:
                 break
-        if self.resumed_generators is not None:
-            restore_globals(self.resumed_generators)
-            self.resumed_generators = None
+        if self.replay is not None:
+            restore_globals(self.replay.generators)
+            self.replay = None
         return partition
+
+    def _begin_replay(self, replay: PartitionReplay, request: PartitionRequest) -> None:
+        """Restore the dataset as it was when the partition was opened."""
+        if epoch_of(request) == replay.epoch:
+            restore_objects(self, replay.objects_at_start)
+        else:  # the worker died between two epochs, or before the first answer of this one
+            restore_objects(self, replay.objects)
+            restore_globals(replay.generators)
+            self.replay = None
 
     @contextmanager
     def _opening(self, opening: Opening | None) -> Iterator[None]:
@@ -277,15 +293,17 @@ class PartitionBuilder:
         They are collated too if a collate function may draw from the same generators.
         """
         samples = self._draw(partition, request, address, size)
-        draws_again = self._redraws or self.resumed_generators is not None
+        draws_again = self._redraws or self.replay is not None
         if samples is not EMPTY_BATCH and draws_again and self.collate_fn is not None:
             with suppress(Exception):  # the first run raised it as well
                 self._collate(samples if self.batch_size is not None else samples[0], allocate_tensor)
         return samples
 
-    @staticmethod
-    def _state(partition: _OpenPartition) -> Any:
-        return partition.source.state_dict()
+    def _state(self, partition: _OpenPartition) -> Any:
+        state = partition.source.state_dict()
+        if state is not None and not self._hosts and not is_stream(self.dataset):
+            self.dataset_state = state[0]
+        return state
 
     def _collate(self, samples: Any, allocate: Allocator) -> Any:
         if self.collate_fn is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import decimal
+import importlib
 import logging
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 from typing import Any
@@ -267,7 +269,9 @@ class Ranks(IterableDataset[Any]):
 
 
 def test_the_process_group(fork_load: Callable[..., list[Any]], tmp_path: Path) -> None:
-    dist.init_process_group("fake", rank=1, world_size=2, store=dist.HashStore())
+    # Registers the backend.
+    fake = importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group("fake", rank=1, world_size=2, store=fake.FakeStore())
     try:
         assert fork_load(Ranks(), num_workers=1, batch_size=4) == [[1, 3, 5, 7]]
     finally:
@@ -288,6 +292,14 @@ def test_children_that_the_process_ignores(loader_class: Any, caplog: Any) -> No
 def test_an_embedded_interpreter_without_an_executable(monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "executable", None)
     assert only(list(fl.DataLoader(Asking(lambda: 1), 2, num_workers=2, collate_fn=list))) == 1
+
+
+def test_a_thread_of_an_executor_forks_workers_that_end_quietly(capfd: pytest.CaptureFixture[str]) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        loader = fl.DataLoader(Asking(lambda: 1), 2, num_workers=2, collate_fn=list)
+        assert only(executor.submit(list, loader).result()) == 1
+        executor.submit(loader.close).result()
+    assert capfd.readouterr().err == ""
 
 
 def test_handlers_of_signals(fork_load: Callable[..., list[Any]]) -> None:

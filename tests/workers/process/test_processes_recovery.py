@@ -9,6 +9,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from process_cases import (
 from feedline.core.batch import EMPTY_BATCH
 from feedline.core.cursor import PartitionOffset
 from feedline.core.schedule import PartitionRequest
-from feedline.errors import FeedlineError, WorkerDiedError
+from feedline.errors import FeedlineError, WorkerDiedError, WorkerError
 from feedline.loader.builder import BatchBuilder
 from feedline.loader.partition_builder import PartitionBuilder
 from feedline.workers.base import Recovery
@@ -285,10 +286,28 @@ def test_a_fork_server_that_cannot_start_is_an_error(open_pool: OpenPool, monkey
     fork_server.stop()
     monkeypatch.setattr("feedline.workers.process.fork_server._BOOT", "raise SystemExit(4)")
     pool = open_pool(squares(), 2, kind="zygote")
-    with pytest.raises(WorkerDiedError, match="the process that had forked it was killed"):
+    with pytest.raises(WorkerDiedError, match=r"has ended with exit code 4; .*set_executable"):
         numbers(pool, 1)
     monkeypatch.undo()
     fork_server.stop()
+    fork_server.start()
+
+
+@pytest.mark.parametrize(
+    ("executable", "text"), [("", "sys.executable is empty"), ("/no/such/python", "need a Python interpreter")]
+)
+def test_a_program_that_embeds_python_and_names_no_interpreter(executable: str, text: str) -> None:
+    fork_server.stop()
+    former = spawn.get_executable()
+    spawn.set_executable(executable)
+    try:
+        with pytest.raises((WorkerError, FileNotFoundError)) as caught:
+            fork_server.start()
+    finally:
+        spawn.set_executable(former)
+    told = f"{caught.value} {getattr(caught.value, '__notes__', '')}"
+    assert text in told
+    assert "multiprocessing.set_executable" in told
     fork_server.start()
 
 

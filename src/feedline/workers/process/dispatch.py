@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -10,14 +11,19 @@ from itertools import count
 from time import monotonic_ns
 from typing import Any, NamedTuple
 
+from feedline.core.schedule import epoch_of
 from feedline.core.telemetry import MAIN
+from feedline.workers.object_changes import lost_changes, unpack_changes
 from feedline.workers.process import exceptions
 from feedline.workers.process.channels import MOST_WORKERS, RequestQueue
 from feedline.workers.process.futures import ProcessFuture
 from feedline.workers.process.launch import Launcher
 from feedline.workers.process.members import Death, WorkerAnswer, WorkerHandle, WorkerSet
-from feedline.workers.process.worker_main import BUILT, WorkerSetup
+from feedline.workers.process.worker_main import BUILT, PartitionReplay, WorkerSetup
 from feedline.workers.transport import Inbox
+
+_log = logging.getLogger("feedline")
+
 
 PROBE = MOST_WORKERS - 1
 """Id of the worker that runs one suspicious request and nothing else."""
@@ -32,15 +38,17 @@ class StepResult(NamedTuple):
 
 @dataclass(slots=True)
 class WorkerGenerators:
-    """Recorded states of one worker's random generators.
+    """Recorded states of one worker's random generators, and changes of its dataset.
 
-    The states after its last answer are kept, and those at the start of its epoch: a replacement may have to replay a
+    Those after its last answer are kept, and those at the start of its epoch: a replacement may have to replay a
     partition from its beginning, with all its draws.
     """
 
     latest: bytes | None = None
     epoch_start: bytes | None = None
-    epoch: int | None = None
+    objects: bytes = b""
+    objects_at_start: bytes = b""
+    epoch: tuple[int, int] | None = None
     replays: bool = False
 
     @property
@@ -48,11 +56,32 @@ class WorkerGenerators:
         """Start states of a replacement; None means those of the base seed."""
         return self.epoch_start if self.replays else self.latest
 
-    def add(self, request: Any, states: bytes) -> None:
-        """Record an answer; empty `states` mean no draws since the previous one."""
-        if request.epoch != self.epoch:
-            self.epoch, self.epoch_start, self.replays = request.epoch, self.latest, request.partition is not None
-        self.latest = states or self.latest
+    def opening_objects(self, worker_id: int) -> bytes:
+        """Changes that a replacement starts from; logs what it starts without."""
+        if lost := lost_changes(self.objects):
+            _log.warning(
+                "the replacement of worker %d starts without changes that the dead one made to %s: if batches depend "
+                "on them, they may now differ. Give the dataset state_dict() and load_state_dict(), or reset these "
+                "attributes in each epoch.",
+                worker_id, ", ".join(lost),
+            )  # fmt: skip
+        return b"" if self.replays else self.objects
+
+    @property
+    def replay(self) -> PartitionReplay | None:
+        """For the replacement of a worker of partitions."""
+        if not self.replays or self.epoch is None or self.latest is None:
+            return None
+        return PartitionReplay(self.epoch, self.latest, self.objects_at_start, self.objects)
+
+    def add(self, request: Any, changes: bytes) -> None:
+        """Record an answer; empty `changes` mean none since the previous one."""
+        if (epoch := epoch_of(request)) != self.epoch:
+            self.epoch, self.replays = epoch, request.partition is not None
+            self.epoch_start, self.objects_at_start = self.latest, self.objects
+        if changes:
+            generators, self.objects = unpack_changes(changes)
+            self.latest = generators or self.latest
 
 
 class Dispatch:
@@ -248,7 +277,8 @@ class Dispatch:
             setup = setup._replace(
                 reports_generators=True,
                 opening_generators=states.opening,
-                latest_generators=states.latest if states.replays else None,
+                opening_objects=states.opening_objects(worker_id),
+                replay=states.replay,
             )
         return self.worker_set.start(setup, queue)
 

@@ -13,8 +13,10 @@ import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import count
+from multiprocessing import spawn
 from typing import NamedTuple
 
+from feedline.errors import WorkerDiedError, WorkerError, note
 from feedline.workers.base import Closeable
 from feedline.workers.process import channels
 from feedline.workers.process.imports import SINGLE_THREADED, ImportRecord, Imports
@@ -28,6 +30,12 @@ _BOOT = (
 
 
 _GRACE_S = 2.0
+
+
+_NO_INTERPRETER = (
+    "If this program embeds Python, name one by multiprocessing.set_executable('/path/to/python'), or fork workers "
+    "with multiprocessing_context='fork'"
+)
 
 
 class ForkZygote(NamedTuple):
@@ -105,16 +113,22 @@ class ForkServer(Forking):
         theirs = self._theirs
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         # -P: a module of the user's in the current directory must not shadow one of Python's.
-        program = [sys.executable, *flags, "-P", "-c", _BOOT, __name__]
+        self._executable = _find_executable()
+        program = [self._executable, *flags, "-P", "-c", _BOOT, __name__]
         path = json.dumps([str(folder) for folder in sys.path])
-        with theirs:
-            self._process = subprocess.Popen(
-                [*program, str(theirs.fileno()), str(os.getpid()), path],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C in a terminal goes to the group of the training process
-                env={**os.environ, **SINGLE_THREADED},
-            )
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [*program, str(theirs.fileno()), str(os.getpid()), path],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    process_group=0,  # Ctrl-C in a terminal goes to the group of the training process
+                    env={**os.environ, **SINGLE_THREADED},
+                )
+        except OSError as error:
+            super().close()
+            note(error, f"feedline: worker processes need a Python interpreter. {_NO_INTERPRETER}")
+            raise
 
     @property
     def pid(self) -> int:
@@ -124,6 +138,14 @@ class ForkServer(Forking):
     def is_alive(self) -> bool:
         """True while the process runs; it may still be importing."""
         return self._process.poll() is None
+
+    def check_exit(self) -> None:
+        """`WorkerDiedError` if the process has ended by itself, which Python does only if it cannot start."""
+        if (self._process.poll() or 0) > 0:
+            raise WorkerDiedError(
+                f"the process that forks DataLoader workers, started as {self._executable!r}, has ended with exit code "
+                f"{self._process.returncode}; its own message is above. {_NO_INTERPRETER}"
+            )
 
     def with_imports(self, imports: Imports, fds: Sequence[int]) -> Forking:
         """The process that has imported these modules.
@@ -158,6 +180,14 @@ class ForkServer(Forking):
             self._process.wait()
 
 
+def _find_executable() -> str:
+    """The interpreter that multiprocessing starts; `WorkerError` if a program that embeds Python names none."""
+    executable = os.fsdecode(spawn.get_executable() or "")
+    if not executable:
+        raise WorkerError(f"worker processes need a Python interpreter, and sys.executable is empty. {_NO_INTERPRETER}")
+    return executable
+
+
 class _ForkServers:
     """Fork server of each process, and the pools to close at exit.
 
@@ -176,7 +206,9 @@ class _ForkServers:
         with self._lock:
             fork_server = self._by_pid.get(os.getpid())
             if fork_server is not None and not fork_server.is_alive():
+                del self._by_pid[os.getpid()]
                 fork_server.close()
+                fork_server.check_exit()
                 fork_server = None
             if fork_server is None:
                 fork_server = self._by_pid[os.getpid()] = ForkServer()

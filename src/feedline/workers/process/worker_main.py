@@ -24,6 +24,7 @@ import torch.utils.data._utils.worker as torch_worker
 from feedline.core import store_metrics, telemetry
 from feedline.core.optional import after_import
 from feedline.core.rng_globals import GlobalStateChanges, restore_globals
+from feedline.workers.object_changes import ObjectChanges, pack_changes, restore_objects
 from feedline.workers.process import channels, exceptions
 from feedline.workers.process.channels import STOP, RequestReader, StatusRow, StatusTable
 from feedline.workers.process.environment import is_allocator_set, keep_freed_memory
@@ -40,6 +41,17 @@ HEADER = struct.Struct("<bqqqi")
 BUILT, FAILED, STOPPED = range(3)
 
 
+class PartitionReplay(NamedTuple):
+    """What the replacement of a worker of partitions needs beyond the states at the start of the epoch."""
+
+    epoch: tuple[int, int]
+    """Run and epoch that it may have to replay; a request of another one finds the latest states."""
+    generators: bytes
+    """States after the last answered batch, to restore once the earlier batches have been replayed."""
+    objects_at_start: bytes
+    objects: bytes
+
+
 class WorkerSetup(NamedTuple):
     """Picklable parameters of a new worker."""
 
@@ -50,8 +62,10 @@ class WorkerSetup(NamedTuple):
     """Whether answers carry the states of the worker's random generators."""
     opening_generators: bytes | None = None
     """States to start from, instead of those set by `base_seed` and `worker_init_fn`."""
-    latest_generators: bytes | None = None
-    """States after the last answered batch, to restore once the earlier batches of a partition have been replayed."""
+    opening_objects: bytes = b""
+    """Changes of dataset and `collate_fn` to start from."""
+    replay: PartitionReplay | None = None
+    """For partitions, whose builder restores the objects itself."""
 
 
 class WorkerChannels(NamedTuple):
@@ -74,26 +88,27 @@ def run_worker(
     _install_signal_handlers(worker_channels.stacks)
     status_row.set_ready()
     name_process(f"feedline-{setup.worker_id}")
-    build = open_builder(builder, init_fn, setup, status_row.progress)
+    build, take_changes = open_builder(builder, init_fn, setup, status_row.progress)
     # A copy: the original descriptor stays open until the process ends, so the pool sees the end of the process.
     answers = channels.connect(os.dup(worker_channels.answers))
     # ConnectionError: the pool was closed while a batch was being built
     with answers, RequestReader(worker_channels.queue) as reader, suppress(ConnectionError):
-        _answer_all(build, status_row, reader, answers, changes_of(builder) if setup.reports_generators else bytes)
+        _answer_all(build, status_row, reader, answers, take_changes)
 
 
 def open_builder(
     builder: Any, init_fn: Callable[[int], object] | None, setup: WorkerSetup, progress: Callable[[int], None]
-) -> Callable[..., Any]:
+) -> tuple[Callable[..., Any], Callable[[], bytes]]:
     """Make this process a worker of torch's kind; return its builder.
 
     Seeds the global generators, sets torch's worker information, and runs `init_fn`, whose error every request raises.
+    Also returns a function whose result is for `WorkerGenerators.add`.
     """
     keep_freed_memory()
     _seed(setup)
     builder.progress = progress
-    if setup.latest_generators is not None:
-        builder.resumed_generators = setup.latest_generators
+    if setup.replay is not None:
+        builder.replay = setup.replay
     telemetry.work_as(setup.worker_id, own_process=True)
     dataset = builder.dataset
     torch_worker._worker_info = torch_worker.WorkerInfo(
@@ -105,13 +120,30 @@ def open_builder(
     elif (accelerated_pillow := sys.modules.get("feedline.images.accelerate")) is not None:
         accelerated_pillow.restore_pillow()  # this process may have been forked from an accelerated one
     build = builder if init_fn is None else _run_init_fn(builder, init_fn, setup.worker_id)
+    take_changes = _changes_of(builder) if setup.reports_generators else bytes
+    restore_objects(builder, setup.opening_objects)
     if setup.opening_generators is not None:
         getattr(builder, "restore", restore_globals)(setup.opening_generators)
-    return build
+    return build, take_changes
 
 
-def changes_of(builder: Any) -> Callable[[], bytes]:
+def _changes_of(builder: Any) -> Callable[[], bytes]:
     """A function that returns changed state after a batch, or b""."""
+    take_generators, take_objects = _generators_of(builder), ObjectChanges(builder).take
+    reported = b""
+
+    def take() -> bytes:
+        nonlocal reported
+        generators, objects = take_generators(), take_objects()
+        if not generators and objects == reported:
+            return b""
+        reported = objects
+        return pack_changes(generators, objects)
+
+    return take
+
+
+def _generators_of(builder: Any) -> Callable[[], bytes]:
     if not getattr(builder, "is_stateful", False):
         return GlobalStateChanges().take
     reported = b""

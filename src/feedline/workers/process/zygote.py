@@ -288,7 +288,8 @@ class ZygoteLauncher:
         try:
             group = self._zygote.new_group()
         except ConnectionError:
-            self._zygote.close(kill=True)
+            former, self._zygote = self._zygote, None  # it stays None if there can be no other one
+            former.close(kill=True)
             self._zygote = ZygoteClient(self._dumped)
             group = self._zygote.new_group()
         self._groups.add(group)
@@ -318,13 +319,18 @@ class ZygoteClient:
         start = ZygoteStart(process_context, dumped.skeleton, has_tracker=tracker is not None)
         own = [channels.spill(pickle.dumps(start)), *map(_dup_or_null, (1, 2, -1 if tracker is None else tracker))]
         branch = channels.spill(pickle.dumps(process_context))
-        with theirs, branch:
-            fds = [each.fd for each in own]
-            self._forking, self._number = fork_server.fork(
-                [theirs.fileno(), *fds, *dumped.fds], imports_of(dumped.modules), [branch.fd, *fds[1:3]]
-            )
-        for each in own:
-            each.close()
+        try:
+            with theirs, branch:
+                fds = [each.fd for each in own]
+                self._forking, self._number = fork_server.fork(
+                    [theirs.fileno(), *fds, *dumped.fds], imports_of(dumped.modules), [branch.fd, *fds[1:3]]
+                )
+        except BaseException:
+            self._control.close()
+            raise
+        finally:
+            for each in own:
+                each.close()
 
     def is_ours(self) -> bool:
         """False in a forked child, which must not use its parent's zygote."""

@@ -63,8 +63,12 @@ class ForkedWorker(ForkProcess):
     def run_here(self, parent: int, parent_name: str) -> NoReturn:
         """Be the calling process, which process `parent` has forked; it then ends."""
         self._parent_pid, self._parent_name = parent, parent_name
-        # A pidfd, as the pipe that multiprocessing uses, is readable once the process has ended.
-        os._exit(self._bootstrap(parent_sentinel=os.pidfd_open(parent)))  # type: ignore[attr-defined]
+        code = 1
+        try:
+            # A pidfd, as the pipe that multiprocessing uses, is readable once the process has ended.
+            code = self._bootstrap(parent_sentinel=os.pidfd_open(parent))  # type: ignore[attr-defined]
+        finally:  # at the end, `threading` joins threads of executors: an error if this one was forked by one of them
+            os._exit(code)
 
 
 def new_worker(

@@ -30,7 +30,6 @@ from feedline.workers.process.worker_main import (
     FAILED,
     STACK_SIGNAL,
     WorkerSetup,
-    changes_of,
     import_for_workers,
     name_process,
     open_builder,
@@ -124,9 +123,9 @@ class BatchActor:
                     return ActorAnswer(STALE, None)
                 raise
             work = self._load(opening, skeleton)
-            self._build = open_builder(work.builder, work.worker_init_fn, opening.setup, self._row.progress)
-            if opening.setup.reports_generators:
-                self._take_changes = changes_of(work.builder)
+            self._build, self._take_changes = open_builder(
+                work.builder, work.worker_init_fn, opening.setup, self._row.progress
+            )
             return ActorAnswer(BUILT, [_describe(file.fd) for file in self._files], ended_ns=monotonic_ns())
         except Exception as error:  # noqa: BLE001 - it is raised again in the training process
             return ActorAnswer(FAILED, pickle.dumps(exceptions.pack(error)))

@@ -298,7 +298,8 @@ class RayPool(FuturePool):
         return setup._replace(
             reports_generators=True,
             opening_generators=states.opening,
-            latest_generators=states.latest if states.replays else None,
+            opening_objects=states.opening_objects(worker_id),
+            replay=states.replay,
         )
 
     def _look_for_places(self) -> None:
