@@ -1,4 +1,4 @@
-"""The code of every tutorial with only the import changed: torchvision's and Hugging Face's own datasets.
+"""The code of every tutorial with only the import changed: torchvision, Hugging Face, OpenCV with albumentations.
 
 All loaders have two worker processes and their defaults, and give equal batches. Arguments choose the contests whose
 names contain them.
@@ -7,6 +7,7 @@ names contain them.
 from __future__ import annotations
 
 import io
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -24,10 +25,15 @@ from harness import Contest
 from loaders import rate
 
 sys.path.insert(1, str(Path(__file__).parents[1] / "tests/helpers"))
+from peers import albumentations as installed_albumentations
 from peers import torchvision
 
 sys.path.insert(1, str(torchvision()))
+sys.path.append(str(installed_albumentations()))
+os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # it would ask the network for its newest version
 
+import albumentations
+import cv2
 from torchvision import datasets, transforms
 
 import datasets as hugging_face
@@ -101,6 +107,26 @@ def image_table(files: list[bytes]) -> Any:
     return hugging_face.Dataset.from_dict(rows, features).with_transform(prepared)
 
 
+class ByOpenCV:
+    """A dataset that the user wrote, with OpenCV and albumentations, which nothing accelerates."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+        steps = (
+            albumentations.RandomResizedCrop((224, 224)),
+            albumentations.HorizontalFlip(),
+            albumentations.Normalize(),
+        )
+        self.pipeline = albumentations.Compose(steps)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        image = cv2.cvtColor(cv2.imread(self.paths[index]), cv2.COLOR_BGR2RGB)
+        return torch.from_numpy(self.pipeline(image=image)["image"].transpose(2, 0, 1).copy()), index % 10
+
+
 def compare(name: str, unit: str, make: Callable[[], Any], batch: int) -> None:
     if not all(word in name for word in sys.argv[1:]):
         return
@@ -125,6 +151,8 @@ def main() -> None:
         compare("ImageFolder, uint8", "images", lambda: datasets.ImageFolder(root, crop(transforms.PILToTensor())), 64)
         normalized = crop(transforms.ToTensor(), transforms.Normalize(MEAN, STD))
         compare("ImageFolder, normalized float32", "images", lambda: datasets.ImageFolder(root, normalized), 64)
+        paths = sorted(map(str, root.rglob("*.jpg")))
+        compare("OpenCV and albumentations", "images", lambda: ByOpenCV(paths), 64)
     compare("CIFAR10, padded crop and flip", "images", cifar, 128)
     with tempfile.TemporaryDirectory() as name:
         compare("Hugging Face table, rows", "rows", lambda: table(Path(name), "torch"), 1_024)

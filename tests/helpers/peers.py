@@ -49,6 +49,12 @@ LOGGERS = (
 TORCHVISION = "torchvision==0.28.0"
 """Its Python part is enough: the compiled one belongs to another build of torch, and does not load with this one."""
 
+ALBUMENTATIONS = (
+    *("albumentations==2.0.8", "albucore==0.0.24", "opencv-python-headless==5.0.0.93"),
+    *("simsimd==6.5.16", "stringzilla==4.6.3"),
+)
+"""albumentations and OpenCV, for benchmarks."""
+
 OPERATORS = """
 
 if not _has_ops():
@@ -82,6 +88,11 @@ def trainers() -> list[Path]:
 def loggers() -> Path:
     """The folder that Weights & Biases and MLflow are installed in."""
     return _once("loggers", repr(LOGGERS), lambda place: _install(place, LOGGERS))
+
+
+def albumentations() -> Path:
+    """The folder that albumentations and OpenCV are installed in."""
+    return _once("albumentations", repr(ALBUMENTATIONS), lambda place: _install(place, ALBUMENTATIONS))
 
 
 def torchvision() -> Path:

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from simulated_pipeline import Pipeline
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 import feedline as fl
 from feedline.core.dataset import Traits
+from feedline.loader.report import diagnose
 from feedline.loader.report.sources import SampleSource, shards_itself, source_of
 
 
@@ -100,6 +102,17 @@ def test_the_call_its_line_and_the_own_answer(dataset: Any, call: str, answer: s
     file, _, line = source.where.partition(":")
     assert file == "test_sources.py"
     assert call.rpartition(".")[2] in Path(__file__).read_text(encoding="utf-8").splitlines()[int(line) - 1]
+
+
+@pytest.mark.parametrize("dataset", [ByOpenCV(), ByTorchvision()], ids=["opencv", "torchvision"])
+def test_the_verdict_says_what_the_own_way_would_gain(dataset: Any) -> None:
+    """Nothing accelerates decoders of other libraries, so the verdict has to say that there is a faster way."""
+    pipeline = Pipeline(fetch=(0, 60), step=(2, 4), workers=2)
+    run = pipeline.run()
+    verdict = diagnose(run.stats, pipeline.context(source=source_of(dataset)), run.recent)
+    (advice,) = (advice for advice in verdict.advice if "feedline.datasets.ImageFolder" in advice.text)
+    assert advice.gain > 1
+    assert f"at most {advice.high:.1f} ×" in str(verdict)
 
 
 def test_what_the_constructor_opens_counts(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import os
 import platform
 import resource
 import signal
+import subprocess
 import sys
 import traceback
 import types
@@ -115,6 +116,17 @@ def test_settings_of_libraries(load: Callable[..., list[Any]], monkeypatch: Any)
     finally:
         torch.use_deterministic_algorithms(False)
         sys.setrecursionlimit(limit)
+
+
+def test_settings_that_nobody_has_changed_import_nothing() -> None:
+    """torch imports its compiler for `use_deterministic_algorithms`: every clean worker would wait for that."""
+    script = (
+        "import sys; from feedline.workers.process import zygote_main, zygote; "
+        "captured = zygote.LibrarySettings.capture(); before = set(sys.modules); captured.apply(); "
+        "print(sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("limit", [None, 7])

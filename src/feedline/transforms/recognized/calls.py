@@ -68,7 +68,7 @@ class _Calls:
         self._transform = transform
         self._seen = 0
         self._chain: Chain | None = None
-        self._proven = self._disabled = False
+        self._suits = self._proven = self._disabled = False
 
     def __call__(self, image: Image.Image, original: Call) -> Any:
         """The result of `original(image)`."""
@@ -88,9 +88,11 @@ class _Calls:
 
     def _is_suitable(self) -> bool:
         if self._chain is None or not self._chain.is_current(self._transform):
-            self._chain, self._proven = Chain(self._transform), False
-        # A step of the user's own might be run twice, after a refusal.
-        return self._chain.uses_kernels and self._chain.is_repeatable and self._chain.gives_tensors
+            self._chain = chain = Chain(self._transform)
+            self._proven = False
+            # A step of the user's own might be run twice, after a refusal.
+            self._suits = chain.uses_kernels and chain.is_repeatable and chain.gives_tensors
+        return self._suits
 
     def _prove(self, frame: Frame, image: Image.Image, original: Call) -> bool:
         """Compare the first image with the library's own result."""

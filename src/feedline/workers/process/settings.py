@@ -41,14 +41,15 @@ class LibrarySettings(NamedTuple):
         """Capture the settings of this process and thread."""
         loggers = [logging.root, *logging.root.manager.loggerDict.values()]
         levels = {logger.name: logger.level for logger in loggers if isinstance(logger, logging.Logger)}
+        deterministic, warns = _determinism()
         return cls(
             recursion_limit=sys.getrecursionlimit(),
             locale=locale.setlocale(locale.LC_ALL),
             decimal=decimal.getcontext().copy(),
             log_levels={name: level for name, level in levels.items() if level != logging.NOTSET},
             numpy_errors=dict(np.geterr()),
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-            deterministic_warns=torch.is_deterministic_algorithms_warn_only_enabled(),
+            deterministic=deterministic,
+            deterministic_warns=warns,
             grad=torch.is_grad_enabled(),
             authkey=bytes(multiprocessing.current_process().authkey),
             pillow=_pillow_settings(),
@@ -64,13 +65,20 @@ class LibrarySettings(NamedTuple):
         for name, level in self.log_levels.items():
             logging.getLogger(None if name == "root" else name).setLevel(level)
         np.seterr(**self.numpy_errors)
-        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.deterministic_warns)
+        if (self.deterministic, self.deterministic_warns) != _determinism():
+            # Only then: torch imports its compiler with SymPy for this, which takes longer than to import torch.
+            torch.use_deterministic_algorithms(self.deterministic, warn_only=self.deterministic_warns)
         torch.set_grad_enabled(self.grad)
         multiprocessing.current_process().authkey = self.authkey
         for place, value in self.pillow.items():
             module, _, name = place.rpartition(".")
             with suppress(ImportError):
                 setattr(importlib.import_module(module), name, value)
+
+
+def _determinism() -> tuple[bool, bool]:
+    """True if torch has to be deterministic, and if it only warns."""
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 _PILLOW_DEFAULTS = {"PIL.ImageFile.LOAD_TRUNCATED_IMAGES": False, "PIL.Image.MAX_IMAGE_PIXELS": 89478485}
