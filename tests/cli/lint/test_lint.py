@@ -196,6 +196,6 @@ def test_another_file_of_the_same_package_may_have_what_a_rule_misses(tmp_path: 
 
 
 def test_places_in_files_are_never_cut() -> None:
-    place = "/a/long/folder/of/some/project/datasets/pictures.py:123"
-    text = render([Finding(place, "a mistake that is told in words", Severity.NOTE)], 40, names_first=True)
+    place = "/a/long/folder/of/some/project/datasets/images.py:123"
+    text = render([Finding(place, "a mistake that is described in words", Severity.NOTE)], 40, names_first=True)
     assert f"{place}:" in text.plain
