@@ -19,6 +19,7 @@ from feedline.cli import attempt as attempting
 from feedline.cli.app import app
 from feedline.cli.attempt import Attempt, attempt, parse_arguments
 from feedline.cli.bench.trial import Round, measure
+from feedline.cli.doctor import command as doctor
 from feedline.errors import ArgumentError
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.report import Verdict
@@ -120,3 +121,33 @@ def test_the_command_prints_one_json_object(tmp_path: Path) -> None:
     summary = json.loads(outcome.stdout)
     assert summary["arguments"] == {"num_workers": 2}
     assert summary["measured"]["gain"] > 0
+
+
+BROKEN = """
+import torch, feedline as fl
+class Broken(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        raise KeyError("no row")
+loader = fl.DataLoader(Broken(), batch_size=2)
+empty = fl.DataLoader(torch.arange(0), batch_size=2)
+"""
+
+
+@pytest.mark.parametrize(("name", "problem"), [("loader", "KeyError: 'no row'"), ("empty", "has no batches")])
+def test_a_loader_without_batches_is_one_clear_error(name: str, problem: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(BROKEN)
+    outcome = CliRunner().invoke(app, ["try", f"{script}:{name}", "--seconds", "0.3"])
+    assert isinstance(outcome.exception, ArgumentError)  # which `main` prints without a traceback
+    assert problem in str(outcome.exception)
+
+
+def test_doctor_names_an_error_of_samples_once_and_a_remedy_that_fits(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(BROKEN)
+    texts = [finding.evidence for finding in doctor.run(f"{script}:loader").loader]
+    assert sum("no row" in text for text in texts) == 1
+    (missing,) = doctor.run(f"{tmp_path / 'typo.py'}:loader").loader
+    assert "path" in missing.remedy

@@ -14,13 +14,19 @@ import pytest
 import torch
 from debris import DebrisGuard
 from gated import Gated, hanging_loop
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, TensorDataset
 from tqdm import tqdm
 
 import feedline as fl
-from feedline.core.page import FoundPage, PageContent, PageReader, find_pages
+from feedline.core.page import BATCHES, FoundPage, PageContent, PageReader, find_pages
 from feedline.core.proc import TICK_S, CpuTicks, ProcessStat
+from feedline.loader import monitor as monitor_module
 from feedline.loader import resources
+from feedline.loader.diagnosis import verdict_pause_ns
+from feedline.loader.monitor import Monitor
+from feedline.loader.report import Verdict
 from feedline.workers.process.channels import StatusTable
 
 WORKERS = [(0, "auto"), (2, "thread"), (2, "process")]
@@ -260,3 +266,29 @@ def test_a_verdict_is_about_the_epoch_before_until_the_new_one_has_some_batches(
     for _ in range(11):
         next(batches)
     assert "12 batches" in loader.report().notes[-1]
+
+
+@given(st.integers(0, 10**11), st.integers(1, 10**11))
+def test_verdicts_take_less_than_a_hundredth_of_the_loop(last_ns: int, expected_ns: int) -> None:
+    pause_ns = verdict_pause_ns(last_ns, expected_ns)
+    assert pause_ns >= 2_000_000_000
+    assert expected_ns <= pause_ns / 100
+    assert last_ns <= pause_ns / 100
+
+
+def test_the_first_verdict_waits_until_the_loop_is_long_enough_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, clock = list[float](), [0]
+
+    def quick_verdict() -> Verdict:
+        asked.append(clock[0])
+        clock[0] += 50_000_000
+        return Verdict("nothing", 0.0, "", "")
+
+    monkeypatch.setattr(monitor_module, "monotonic_ns", lambda: clock[0])
+    monitor = Monitor(lambda: quick_verdict)
+    monitor._heartbeat.page.words[BATCHES] = 1
+    while clock[0] < 60_000_000_000:
+        monitor._judge(clock[0])
+        assert len(asked) * 50_000_000 <= clock[0] / 100
+        clock[0] += 100_000_000
+    assert asked

@@ -18,7 +18,7 @@ from feedline.cli.arguments import AsJson, Loader, Step, print_json
 from feedline.cli.bench.command import parse_step
 from feedline.cli.bench.trial import measure
 from feedline.cli.progress import bars
-from feedline.errors import ArgumentError
+from feedline.errors import ArgumentError, FeedlineError
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.report import Verdict
 from feedline.loader.report.advice import predict
@@ -83,7 +83,12 @@ def run(target: str, arguments: Mapping[str, Any], seconds: float, step_s: float
     """
     loader = targets.load(target)
     with bars(console) as step:
-        return attempt(loader, arguments, seconds / (2 * ROUNDS), step_s, step)
+        try:
+            return attempt(loader, arguments, seconds / (2 * ROUNDS), step_s, step)
+        except FeedlineError:
+            raise
+        except Exception as error:
+            raise targets.failure(target, error) from error
 
 
 def attempt(

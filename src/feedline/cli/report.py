@@ -27,12 +27,16 @@ def run(paths: Sequence[str], out: Path) -> list[RankReport]:
 
 
 def _expand(paths: Sequence[str]) -> list[Path]:
-    """The files of paths and patterns; OSError for one that is missing."""
+    """The files of paths and patterns."""
     return [Path(name) for path in paths for name in (sorted(glob(path)) or [path])]  # noqa: PTH207 - a whole path
 
 
 def _lines(path: Path) -> list[dict[str, object]]:
-    lines = read_log(path)
+    try:
+        lines = read_log(path)
+    except FileNotFoundError:
+        remedy = "FEEDLINE_LOG=run.jsonl, or log= of the DataLoader, writes one"
+        raise ArgumentError(f"there is no run log {path}: {remedy}") from None
     if not lines or not {"rank", "loader", "wall_s", "time_s"} <= lines[-1].keys():
         raise ArgumentError(
             f"{path} is not a run log of feedline, or is empty: FEEDLINE_LOG=run.jsonl, or log= of the DataLoader, "

@@ -25,6 +25,13 @@ SCRIPT = "feedline_target"
 class TargetError(ArgumentError):
     """A name on the command line does not lead to a loader."""
 
+    def __init__(self, message: str, remedy: str = "run the script by itself to see where") -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
+_NAME_ONE = "name a global that is a DataLoader, or a function without arguments that returns one"
+
 
 def load(target: str) -> TorchDataLoader[Any]:
     """The loader that `target` names.
@@ -37,7 +44,7 @@ def load(target: str) -> TorchDataLoader[Any]:
     if not isinstance(found, TorchDataLoader) and callable(found):
         found = _call(found, target)
     if not isinstance(found, TorchDataLoader):
-        raise TargetError(f"{target} is a {type(found).__name__}, not a DataLoader")
+        raise TargetError(f"{target} is a {type(found).__name__}, not a DataLoader", _NAME_ONE)
     return found
 
 
@@ -95,7 +102,7 @@ def _globals_of(source: str) -> dict[str, Any]:
     if script.suffix != ".py" and not script.is_file():
         return _import(source)
     if not script.is_file():
-        raise TargetError(f"there is no file {source}")
+        raise TargetError(f"there is no file {source}", "give the path of the script from this folder")
     with _like_python(script):
         try:
             return runpy.run_path(str(script), run_name=SCRIPT)
@@ -131,16 +138,18 @@ def _find(source: str, variables: dict[str, Any], path: str) -> Any:
         try:
             return attrgetter(rest)(variables[name]) if rest else variables[name]
         except (KeyError, AttributeError):
-            raise TargetError(f"{source} defines no {path}{_names_of_loaders(variables)}") from None
+            message = f"{source} defines no {path}{_names_of_loaders(variables)}"
+            raise TargetError(message, _NAME_ONE) from None
     loaders = {name: value for name, value in variables.items() if isinstance(value, TorchDataLoader)}
     if len(loaders) == 1:
         return next(iter(loaders.values()))
     if not loaders:
         raise TargetError(
             f"{source} has no DataLoader among its globals. Name a function without arguments that returns one: "
-            f"{source}:make_loader"
+            f"{source}:make_loader",
+            _NAME_ONE,
         )
-    raise TargetError(f"{source} has several loaders: name one{_names_of_loaders(variables)}")
+    raise TargetError(f"{source} has several loaders: name one{_names_of_loaders(variables)}", f"{source}:NAME")
 
 
 def _names_of_loaders(variables: dict[str, Any]) -> str:
@@ -153,6 +162,14 @@ def _call(function: Any, target: str) -> Any:
         return function()
     except Exception as error:
         raise TargetError(f"{target}() raised {_describe(error)}") from error
+
+
+def failure(target: str, error: Exception) -> TargetError:
+    """Error that names the loader whose code raised, with the notes of the first."""
+    result = TargetError(f"{target} raised {_describe(error)}")
+    for note in getattr(error, "__notes__", ()):
+        result.add_note(note)
+    return result
 
 
 def _describe(error: BaseException) -> str:

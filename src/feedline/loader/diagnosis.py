@@ -16,6 +16,23 @@ from feedline.loader.pools import builder_of
 from feedline.loader.report import Advice, Verdict, diagnose
 from feedline.loader.report.verdict import grows
 
+_VERDICT_NS = 2_000_000_000
+
+
+_VERDICT_SHARE = 2000
+"""Verdicts take at most this part of the time, unless that were too rare."""
+
+
+_MOST_VERDICT_NS = 120_000_000_000
+
+
+_LEAST_VERDICT_SHARE = 200
+"""Verdicts take at most this part of the time, however rare that makes them."""
+
+
+USUAL_VERDICT_NS = 40_000_000
+"""Assumed time of the first verdict."""
+
 
 def verdict_of(loader: Any, *, quick: bool, lines: bool = False) -> Verdict:
     """The limit of the current epoch, and advice.
@@ -56,3 +73,9 @@ def _workers_are_free(loader: Any) -> bool:
         return isinstance(loader.dataset, PartitionedDataset) and loader.seed is not None
     builder = builder_of(loader)
     return not is_stateful(loader.dataset) and (loader.seed is not None or not getattr(builder, "draws", True))
+
+
+def verdict_pause_ns(last_ns: int, expected_ns: int) -> int:
+    """Time without a verdict after one that took `last_ns`, if the next one may take `expected_ns`."""
+    usual_ns = min(max(_VERDICT_NS, _VERDICT_SHARE * last_ns), _MOST_VERDICT_NS)
+    return max(usual_ns, _LEAST_VERDICT_SHARE * max(last_ns, expected_ns))

@@ -23,6 +23,7 @@ from feedline.core.page import BATCHES, SINCE, Page
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import Span
 from feedline.errors import ArgumentError
+from feedline.loader.diagnosis import USUAL_VERDICT_NS, verdict_pause_ns
 from feedline.loader.heartbeat import NEVER_NS, Heartbeat, QueueState
 from feedline.loader.identity import identity_of, log_path
 from feedline.loader.live import delivered_batches
@@ -70,16 +71,6 @@ _OF_NOW = (
 
 _MACHINE_S = 1.0
 """Age up to which figures of the machine are reused: each costs a system call per worker."""
-
-
-_VERDICT_NS = 2_000_000_000
-
-
-_VERDICT_SHARE = 2000
-"""Verdicts take at most this part of the time, unless that were too rare."""
-
-
-_MOST_VERDICT_NS = 120_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +129,9 @@ class Monitor:
         self._locks = LockSamples()
         self._addresses: dict[Any, str] = {}
         self.verdict: dict[str, Any] = {}
-        self._advice_due_ns = monotonic_ns() + _VERDICT_NS  # a loader of a few seconds ends before anything reads it
+        self._verdict_ns = USUAL_VERDICT_NS
+        # A loader of a few seconds ends before anything reads its verdict.
+        self._advice_due_ns = monotonic_ns() + verdict_pause_ns(0, self._verdict_ns)
         self._page: Page | None = None
         self._owner = 0
 
@@ -332,7 +325,9 @@ class Monitor:
             _log.warning("feedline cannot diagnose this loop; please report this error", exc_info=True)
             return
         ended_ns = monotonic_ns()
-        self._advice_due_ns = ended_ns + min(max(_VERDICT_NS, _VERDICT_SHARE * (ended_ns - now_ns)), _MOST_VERDICT_NS)
+        # The verdict on a first batch has nothing to replay: the next one will take longer.
+        self._advice_due_ns = ended_ns + verdict_pause_ns(ended_ns - now_ns, self._verdict_ns)
+        self._verdict_ns = max(ended_ns - now_ns, self._verdict_ns // 2)
 
     def _watch_others(self, *, epoch_ends: bool) -> None:
         """Renew the figure of other programs.

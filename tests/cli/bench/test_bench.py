@@ -88,7 +88,8 @@ def test_an_error_ends_its_trial_only() -> None:
     assert recommend(trials, 0.0) is None
     empty = Trial(Setting())
     empty.run(TorchDataLoader(Numbers(), batch_sampler=[]), 0.01, 0.0)
-    assert empty.error == "ValueError: the loader has no batches"
+    assert empty.error is not None
+    assert "the loader has no batches" in empty.error
 
 
 @pytest.mark.parametrize("setting", [Setting(), Setting(is_torch=True), Setting(batch_size=3)])

@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from feedline.cli.app import app
-from feedline.cli.doctor.findings import Severity
+from feedline.cli.doctor.findings import Finding, Severity, render
 from feedline.cli.lint import command
 from feedline.cli.lint.command import Hit, LintSurvey
 from feedline.cli.lint.rules import RULES
@@ -193,3 +193,9 @@ def test_another_file_of_the_same_package_may_have_what_a_rule_misses(tmp_path: 
     assert [(hit.code, hit.severity) for hit in together.hits] == [("duplicate-stream", Severity.NOTE)]
     (package / "__init__.py").unlink()
     assert not command.run([str(tmp_path)]).is_clean, "scripts of one folder are no package"
+
+
+def test_places_in_files_are_never_cut() -> None:
+    place = "/a/long/folder/of/some/project/datasets/images.py:123"
+    text = render([Finding(place, "a mistake that is described in words", Severity.NOTE)], 40, names_first=True)
+    assert f"{place}:" in text.plain

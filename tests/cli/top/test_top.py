@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 import feedline as fl
 from feedline.cli.app import app
+from feedline.cli.top import command
 from feedline.cli.top.command import report
 from feedline.cli.top.keys import View, keyboard
-from feedline.cli.top.reading import LoaderReading, WorkerReading
+from feedline.cli.top.reading import LoaderReading, WorkerReading, read_all
 from feedline.cli.top.screen import screen, sparkline
 from feedline.core.page import find_pages
 
@@ -87,6 +88,14 @@ def test_many_workers_do_not_fill_the_screen() -> None:
 
 def test_sparklines() -> None:
     assert sparkline([0, 0.5, 1]) == "▁▅█"
+
+
+@pytest.fixture(autouse=True)
+def without_loaders_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what other tests of this process have not closed yet."""
+    known = {reading.key for reading in read_all(os.getpid())}
+    ours = lambda pid: [reading for reading in read_all(pid) if reading.key not in known]  # noqa: E731
+    monkeypatch.setattr(command, "read_all", ours)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"num_workers": 2, "worker_method": "process"}])

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import feedline as fl
+from feedline.loader.report import run_log
 from feedline.loader.report.run_log import RunLog, path_of_rank, read_log
 
 DATA = TensorDataset(torch.arange(40))
@@ -24,8 +25,9 @@ def test_a_loader_writes_each_epoch(tmp_path: Path) -> None:
     for _ in range(3):
         list(loader)
     lines = read_log(path)
-    assert [line["event"] for line in lines] == ["interval", "epoch", "epoch", "epoch"]
-    assert [(line["epoch"], line["batches"], line["position"]) for line in lines[1:]] == [
+    assert lines[0]["event"] == "interval"
+    ends = [line for line in lines if line["event"] == "epoch"]
+    assert [(line["epoch"], line["batches"], line["position"]) for line in ends] == [
         (0, 10, 10),
         (1, 20, 10),
         (2, 30, 10),
@@ -60,7 +62,7 @@ def test_paths_of_ranks(path: str, rank: int, world_size: int, expected: str) ->
 
 
 def test_lines_are_written_at_intervals(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "run.jsonl", interval_s=3600)
+    log = RunLog(tmp_path / "run.jsonl", first_s=3600, interval_s=3600)
     for number in range(5):
         log.write({"number": number})
     log.write({"number": 5}, epoch_ends=True)
@@ -102,3 +104,13 @@ def test_two_loaders_share_a_log(tmp_path: Path) -> None:
     for loader in loaders:
         list(loader)
     assert len({line["loader"] for line in read_log(path)}) == 2
+
+
+def test_the_first_intervals_are_short_and_double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(run_log.time, "monotonic", lambda: clock[0])
+    log = RunLog(tmp_path / "run.jsonl", interval_s=10)
+    for tenth in range(400):
+        clock[0] = tenth / 10
+        log.write({"time_s": clock[0]})
+    assert [line["time_s"] for line in read_log(log.path)] == [0, 1, 3, 7, 15, 25, 35]

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.cli.target import as_feedline, as_torch
 from feedline.core import proc, tree
+from feedline.errors import ArgumentError
 
 
 class Setting(NamedTuple):
@@ -166,14 +167,14 @@ def measure(loader: TorchDataLoader[Any], seconds: float, step_s: float) -> Roun
 
 
 def _endless(loader: TorchDataLoader[Any]) -> Iterator[Any]:
-    """Batches of all epochs; ValueError if an epoch has none."""
+    """Batches of all epochs; `ArgumentError` if an epoch has none."""
     while True:
         empty = True
         for batch in loader:
             empty = False
             yield batch
         if empty:
-            raise ValueError("the loader has no batches")
+            raise ArgumentError("the loader has no batches: its dataset is empty, or shorter than a batch of drop_last")
 
 
 def _rows(batch: Any) -> int:

@@ -47,9 +47,7 @@ def run(target: str | None, *, ranks: int = 1) -> Examination:
     try:
         loader = targets.load(target)
     except targets.TargetError as error:
-        trouble = Finding(
-            "loader", str(error), Severity.BAD, "run the script by itself, or name a function that returns the loader"
-        )
+        trouble = Finding("loader", str(error), Severity.BAD, error.remedy)
         return Examination(target, findings, [trouble])
     return Examination(target, findings, loader_checks.examine(loader, ranks=ranks))
 

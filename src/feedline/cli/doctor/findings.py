@@ -118,7 +118,9 @@ def _render_trouble(finding: Finding, width: int, marks: Marks, *, wide: bool) -
     indent = " " * (NAME_COLUMNS + 2 if wide else 2)
     name = f"{finding.name:<{NAME_COLUMNS}}" if wide else f"{finding.name}: "
     text = Text(f"{marks.sign(finding.severity)} ", style=_COLORS[finding.severity])
-    text.append(_wrap(name + marks.adapt(finding.evidence), width, "  ", indent).removeprefix("  "), style="none")
+    # A place in a file stays whole, beyond the edge if need be: it is copied, and terminals make links of it.
+    evidence = _wrap(name + marks.adapt(finding.evidence), width, "  ", indent, cuts=len(name) <= width)
+    text.append(evidence.removeprefix("  "), style="none")
     if finding.remedy:
         text.append(
             "\n" + _wrap(f"{marks.arrow} {marks.adapt(finding.remedy)}", width, indent, indent + "  "), style="yellow"
@@ -142,6 +144,8 @@ def _pack(findings: Sequence[Finding], width: int, marks: Marks) -> Iterator[str
         yield line
 
 
-def _wrap(text: str, width: int, first: str, further: str) -> str:
-    lines = textwrap.wrap(text, width, initial_indent=first, subsequent_indent=further, break_on_hyphens=False)
+def _wrap(text: str, width: int, first: str, further: str, *, cuts: bool = True) -> str:
+    lines = textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=further, break_on_hyphens=False, break_long_words=cuts
+    )
     return "\n".join(lines)

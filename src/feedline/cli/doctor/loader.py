@@ -74,9 +74,10 @@ def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
         try:
             findings += check()
         except Exception as error:  # noqa: BLE001 - user code runs in every check; the others stay useful
-            findings.append(
-                Finding("error", f"{type(error).__name__}: {error}", Severity.BAD, "see the traceback in a run")
-            )
+            evidence = f"{type(error).__name__}: {error}"
+            if any(evidence in finding.evidence for finding in findings):
+                continue  # a sample that raises does so in several checks
+            findings.append(Finding("error", evidence, Severity.BAD, "see the traceback in a run"))
     return findings
 
 

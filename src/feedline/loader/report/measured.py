@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Self
 
 from feedline.core.telemetry import CPU, MAIN, RUN_DELAY, Span
@@ -27,7 +28,7 @@ LEAST_BATCHES = 8
 """Number of batches needed to compare the run delay, which is read ten times a second, with the computing time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measured:
     """Batches of the latest spans, and what they took.
 
@@ -123,6 +124,13 @@ class Measured:
 
     def mean(self, stage: str) -> Task:
         """Mean task of a stage; empty for one that did not run."""
+        return self._means[stage]
+
+    @cached_property
+    def _means(self) -> dict[str, Task]:
+        return {stage: self._mean_of(stage) for stage in (*WORK, *_OURS)}
+
+    def _mean_of(self, stage: str) -> Task:
         tasks = [batch.work.get(stage, NO_TASK) if stage in WORK else getattr(batch, stage) for batch in self.batches]
         if not tasks:
             return NO_TASK
@@ -130,7 +138,7 @@ class Measured:
         held_s = _mean(task.held_s for task in tasks)
         return Task(_mean(task.wait_s for task in tasks), _mean(task.cpu_s for task in tasks), width or 1.0, held_s)
 
-    @property
+    @cached_property
     def concurrency(self) -> float:
         """CPUs in use on average, by workers and loop."""
         stages = (*WORK, *_OURS)

@@ -101,7 +101,14 @@ class Model:
 
     def gain(self, case: Case) -> float:
         """Speed-up of the whole loop, start-up included."""
-        return self._epoch_gain(self.now_s, case.period_s(self.measured.batches), case.setting)
+        if case not in self._gains:  # several remedies ask for the same numbers of workers
+            after_s = case.period_s(self.measured.batches)
+            self._gains[case] = self._epoch_gain(self.now_s, after_s, case.setting)
+        return self._gains[case]
+
+    @cached_property
+    def _gains(self) -> dict[Case, float]:
+        return {}
 
     def range_of(self, case: Case, other: Case | None = None) -> Gain:
         """The gain with its range, from resampled batches.

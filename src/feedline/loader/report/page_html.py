@@ -17,7 +17,7 @@ from typing import Any
 from feedline.core.telemetry import MAIN
 from feedline.loader.report.charts import Series, bars, line_chart, timeline
 from feedline.loader.report.figures import rates
-from feedline.loader.report.stats import is_wall, seconds, share, size
+from feedline.loader.report.stats import count, is_wall, seconds, share, size
 from feedline.loader.report.totals import RecentBatch
 
 _SHOWN_BATCHES = 24
@@ -66,8 +66,8 @@ def _header(report: RankReport, ranks: int) -> str:
     where = f"{figures['host']} · process {figures['pid']}" if ranks == 1 else f"{ranks} ranks"
     return (
         f"<header><h1>{escape(figures['script'])} · {escape(figures['loader'])}</h1>"
-        f"<p>{escape(where)} · {when} · epoch {figures['epoch']}, {figures['batches']:,} batches, "
-        f"{figures['samples']:,} samples</p></header>\n"
+        f"<p>{escape(where)} · {when} · epoch {figures['epoch']}, {count(figures['batches'], 'batch')}, "
+        f"{count(figures['samples'], 'sample')}</p></header>\n"
     )
 
 

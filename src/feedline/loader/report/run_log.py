@@ -20,6 +20,10 @@ INTERVAL_S = 10.0
 """Time between two lines."""
 
 
+FIRST_INTERVAL_S = 1.0
+"""Time between the first two lines: it doubles until it is the usual one."""
+
+
 MAX_NBYTES = 8 << 20
 """Size from which lines close in time are removed, and the interval is doubled: the whole run stays in the log."""
 
@@ -30,8 +34,16 @@ class RunLog:
     A failure to write, such as a full disk, is logged once and ends the log, but not the run.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, interval_s: float = INTERVAL_S, max_nbytes: int = MAX_NBYTES):
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        first_s: float = FIRST_INTERVAL_S,
+        interval_s: float = INTERVAL_S,
+        max_nbytes: int = MAX_NBYTES,
+    ) -> None:
         self.path = Path(path)
+        self._next_s = first_s
         self._interval_s, self._max_nbytes = interval_s, max_nbytes
         self._due_s = 0.0
         self._failed = False
@@ -41,7 +53,9 @@ class RunLog:
         now_s = time.monotonic()
         if self._failed or not (epoch_ends or now_s >= self._due_s):
             return
-        self._due_s = now_s + self._interval_s
+        # The first intervals are short and double: a run that is left or killed early has its latest lines, too.
+        self._due_s = now_s + min(self._next_s, self._interval_s)
+        self._next_s *= 2
         line = _line({**figures, "event": "epoch" if epoch_ends else "interval"})
         try:
             with self.path.open("a", encoding="utf-8") as file:
@@ -100,9 +114,6 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 MOST_POINTS = 240
 """Points that are kept: more than a chart has columns."""
-
-
-FIRST_INTERVAL_S = 1.0
 
 
 class HistoryPoint(NamedTuple):
