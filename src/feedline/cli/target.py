@@ -165,7 +165,7 @@ def _call(function: Any, target: str) -> Any:
 
 
 def failure(target: str, error: Exception) -> TargetError:
-    """Error that names the loader whose code raised, with the notes of the first."""
+    """Error that names the failing loader, with the notes of `error`."""
     result = TargetError(f"{target} raised {_describe(error)}")
     for note in getattr(error, "__notes__", ()):
         result.add_note(note)

@@ -47,7 +47,7 @@ _collections = _Collections()
 
 
 class _ForkedChild:
-    """Finalizers that garbage collections call in a forked child before its fork handlers have run.
+    """Finalizers of collections in a child whose fork handlers still run.
 
     Python's own handler forgets every thread that started in the child before it, and that thread fails.
     """

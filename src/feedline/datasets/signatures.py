@@ -118,7 +118,7 @@ _FEWEST_NBYTES = 8
 
 
 def recognize(begin: bytes, name: str = "") -> Signature | None:
-    """The format of a file by its first bytes, or by its name; None if unknown."""
+    """Format of a file by first bytes or name; None if unknown."""
     begin = begin[:BEGIN_NBYTES]
     for ending, signature in _ENDINGS.items():
         if name.endswith(ending):

@@ -177,7 +177,10 @@ class DataLoader(TorchDataLoader[T_co]):
         return iteration
 
     def check_worker_number_rationality(self) -> None:
-        """Warn as torch does of more workers than CPUs, unless they run on other machines."""
+        """Warn of more workers than CPUs, as torch does.
+
+        Workers on other machines are left out.
+        """
         if not runs_elsewhere(self.worker_method):
             super().check_worker_number_rationality()
 

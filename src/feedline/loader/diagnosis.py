@@ -76,6 +76,6 @@ def _workers_are_free(loader: Any) -> bool:
 
 
 def verdict_pause_ns(last_ns: int, expected_ns: int) -> int:
-    """Time without a verdict after one that took `last_ns`, if the next one may take `expected_ns`."""
+    """Pause after a verdict of `last_ns` before one of `expected_ns`."""
     usual_ns = min(max(_VERDICT_NS, _VERDICT_SHARE * last_ns), _MOST_VERDICT_NS)
     return max(usual_ns, _LEAST_VERDICT_SHARE * max(last_ns, expected_ns))

@@ -93,7 +93,10 @@ class StepState:
         self._first, self._state = 0, dict[str, Any]()
 
     def at(self, run: Any, delivered: int, together: int, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The state of the step in which batch `delivered` of `run` is fetched; `make()` returns the present one."""
+        """The state of the step that fetches batch `delivered` of `run`.
+
+        `make()` returns the present one.
+        """
         if run is not self._run or not self._first <= delivered < self._first + together:
             self._run, self._first, self._state = run, delivered, make()
         return dict(self._state)

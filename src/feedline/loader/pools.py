@@ -50,7 +50,7 @@ def check_method(loader: Any) -> None:
 
 
 def runs_elsewhere(method: str) -> bool:
-    """True if the workers of a `worker_method` have CPUs of their own, such as those of a cluster."""
+    """True if workers have CPUs of their own, such as a cluster's."""
     kind = POOLS.get(method)
     return kind is not None and kind.cpus is not None
 

@@ -29,7 +29,7 @@ _COPY_NS, _COLLATED_NS, _LEAF_NS, _LEAST_NS = 4.0, 0.5, 1000.0, 50_000.0
 
 
 class SendingMeasurement:
-    """Cost of sending a batch, measured once in a loop that lasts long enough."""
+    """Cost of sending a batch, measured once in a long loop."""
 
     def __init__(self) -> None:
         self.cost: SendingCost | None = None
@@ -43,7 +43,7 @@ class SendingMeasurement:
         return now_ns >= self._due_ns
 
     def measure(self, batch: Any, now_ns: int, *, collated: bool) -> None:
-        """Measure the cost with this batch, unless that would take too much of the loop's time so far."""
+        """Measure the cost, unless that would take too long."""
         began_ns = now_ns if self._began_ns is None else self._began_ns
         self._due_ns = began_ns + int(SHARE * _expected_ns(batch, collated=collated))
         if now_ns >= self._due_ns:

@@ -59,7 +59,10 @@ class Fingerprint:
 
 
 def _differing(one: Any, other: Any) -> tuple[str, str]:
-    """Two values as text; of long texts, the parts that differ, with what stands around them."""
+    """Two values as text.
+
+    Of long texts, the parts that differ, with what stands around them.
+    """
     if not (isinstance(one, str) and isinstance(other, str)) or max(len(one), len(other)) <= _LONG:
         return repr(one), repr(other)
     start = max(0, _common(one, other) - _LONG // 2)

@@ -50,7 +50,7 @@ def _begun_later(dataset: Iterable[Any]) -> Iterator[Any]:
 
 
 class _LiveMessages:
-    """Messages of a partition of a live stream up to its end, as those of an ordinary dataset."""
+    """Messages of a live partition up to its end, as a dataset's."""
 
     def __init__(self, dataset: Any, samples: Any, place: FlowPlace) -> None:
         self._dataset, self._samples, self._place = dataset, samples, place
@@ -71,7 +71,10 @@ class _LiveMessages:
 
 
 def _check_ending(dataset: Any) -> None:
-    """Raise `ArgumentError` for a live stream that is more than messages up to an end."""
+    """Raise `ArgumentError` for a live stream without an end.
+
+    Groups and `stop_after` are refused, too.
+    """
     terms = getattr(dataset, "terms", None)
     if not is_live(dataset) or not isinstance(terms, LiveTerms):
         return

@@ -1,4 +1,4 @@
-"""Changes that a worker makes to its dataset and `collate_fn`, for its replacement.
+"""Changes of dataset and `collate_fn` in a worker, for its replacement.
 
 A replacement is forked from the objects as they were when the workers started. What can be copied without harm, such as
 random generators, counters and short lists, is recorded with each answer and restored there.
@@ -82,7 +82,7 @@ _GENERATORS: tuple[tuple[type, Any, Any], ...] = (
 
 @dataclass(slots=True)
 class _Holder:
-    """A watched object: its attributes, or those of its elements that are generators."""
+    """A watched object, its attributes, or its elements that are generators."""
 
     path: Path
     attributes: dict[str, Any]
@@ -118,7 +118,7 @@ class _Holder:
 
 
 class ObjectChanges:
-    """Changes of the dataset and the `collate_fn` of `builder` since this was created."""
+    """Changes of the dataset and `collate_fn` since this was created."""
 
     def __init__(self, builder: Any) -> None:
         self._builder = builder
@@ -166,7 +166,7 @@ class ObjectChanges:
 
 
 def pack_changes(generators: bytes, objects: bytes) -> bytes:
-    """What one answer reports of a worker; empty `generators` mean no draws."""
+    """Report of a worker in one answer; empty `generators` mean no draws."""
     return len(generators).to_bytes(8, "little") + generators + objects
 
 
@@ -264,7 +264,7 @@ def _generator_kind(value: Any) -> Any:
 
 
 def _is_plain(value: Any, left: list[int]) -> bool:
-    """True for a value that a copy can stand for; at most `left[0]` elements."""
+    """True if a copy can replace it; at most `left[0]` elements."""
     left[0] -= 1
     if left[0] < 0:
         return False
@@ -284,7 +284,7 @@ def _may_mutate(value: Any) -> bool:
 
 
 def _is_descriptor(was: Any, now: bytes) -> bool:
-    """True for the number of an open file that was not open before."""
+    """True for the descriptor of a newly opened file."""
     value, former = pickle.loads(now), pickle.loads(was) if isinstance(was, bytes) else None
     if type(value) is not int or value <= 2 or (type(former) is int and former >= 0):
         return False

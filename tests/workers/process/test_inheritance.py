@@ -118,7 +118,7 @@ def test_settings_of_libraries(load: Callable[..., list[Any]], monkeypatch: Any)
         sys.setrecursionlimit(limit)
 
 
-def test_settings_that_nobody_has_changed_import_nothing() -> None:
+def test_unchanged_settings_import_nothing() -> None:
     """torch imports its compiler for `use_deterministic_algorithms`: every clean worker would wait for that."""
     script = (
         "import sys; from feedline.workers.process import zygote_main, zygote; "

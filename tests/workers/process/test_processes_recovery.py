@@ -305,9 +305,9 @@ def test_a_program_that_embeds_python_and_names_no_interpreter(executable: str, 
             fork_server.start()
     finally:
         spawn.set_executable(former)
-    told = f"{caught.value} {getattr(caught.value, '__notes__', '')}"
-    assert text in told
-    assert "multiprocessing.set_executable" in told
+    message = f"{caught.value} {getattr(caught.value, '__notes__', '')}"
+    assert text in message
+    assert "multiprocessing.set_executable" in message
     fork_server.start()
 
 

@@ -184,7 +184,7 @@ def shared_memory(directory: Path = Path("/dev") / "shm") -> Finding:
 
 
 def cache(folder: Path) -> Finding:
-    """Folder of indexes, and of cached objects, where no other one is given."""
+    """Default folder of indexes and cached objects."""
     present = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(present, os.W_OK | os.X_OK) or not present.is_dir():
         remedy = (
@@ -204,7 +204,7 @@ ANSWER_S = 2.0
 
 
 def ray(directory: Path = Path("/dev") / "shm") -> Iterator[Finding]:
-    """Ray, if it is installed: its cluster, and the memory of its object store."""
+    """Ray's cluster, and the memory of its object store, if installed."""
     if find_spec("ray") is None:
         return
     address = os.environ.get("RAY_ADDRESS", "")

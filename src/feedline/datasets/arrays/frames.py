@@ -28,7 +28,7 @@ _BLOCK_ELEMENTS = 8
 
 
 def check_blosc(data: Any, expected_nbytes: int | None = None) -> None:
-    """Raise ValueError for a Blosc frame whose header or offsets of blocks do not fit its length.
+    """Raise ValueError for a damaged header or offset of a Blosc frame.
 
     `expected_nbytes` is the size of its data, if that is known.
     """
@@ -51,7 +51,7 @@ def check_blosc(data: Any, expected_nbytes: int | None = None) -> None:
 
 
 def _check_offsets(frame: memoryview, num_blocks: int) -> None:
-    """Raise ValueError unless each block begins between the table of offsets and the end."""
+    """Raise ValueError unless each block begins behind the table of offsets."""
     start = _HEADER.size + 4 * num_blocks
     if start > frame.nbytes:
         raise ValueError(f"its Blosc frame claims {num_blocks} blocks")
@@ -61,7 +61,7 @@ def _check_offsets(frame: memoryview, num_blocks: int) -> None:
 
 
 def check_bitshuffle(data: Any, itemsize: int, expected_nbytes: int | None = None) -> None:
-    """Raise ValueError for a compressed chunk of bitshuffle whose blocks do not fill it.
+    """Raise ValueError unless the blocks of bitshuffle fill the chunk.
 
     `expected_nbytes` is the size of its data, if that is known.
     """

@@ -18,7 +18,7 @@ _COMPRESSIONS = 2, 3
 
 
 def chunk_check(dataset: Any) -> Callable[[int, int], None] | None:
-    """A function that checks the chunks of rows; None for a dataset that needs none.
+    """A check of the chunks of rows; None if not needed.
 
     It raises ValueError for a damaged chunk.
     """
@@ -44,7 +44,9 @@ def _frame_check(filters: list[Any], chunk_nbytes: int) -> Callable[[bytes], Non
 
 
 class _StoredChunks:
-    """Chunks of one dataset as they are stored; `left_out` is the mask of a chunk without the last filter.
+    """Stored chunks of one dataset.
+
+    `left_out` is the mask of a chunk without the last filter.
 
     What h5py tells of a dataset is asked for once: each question takes as long as the check of a small chunk.
     """
@@ -68,7 +70,10 @@ class _StoredChunks:
         return product(rows, *(range(0, self._shape[axis], size) for axis, size in enumerate(others, 1)))
 
     def _may_be_plain(self, place: tuple[int, ...], nbytes: int) -> bool:
-        """True for a chunk at an edge with the size of its data: HDF5 can leave such chunks as they are."""
+        """True for an unfiltered chunk at an edge.
+
+        HDF5 can leave such chunks as they are, with the size of their data.
+        """
         return nbytes == self._nbytes and any(
             at + size > length for at, size, length in zip(place, self._sizes, self._shape, strict=True)
         )

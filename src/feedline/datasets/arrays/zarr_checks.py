@@ -21,7 +21,7 @@ _BLOSC = "Blosc", "BloscCodec"
 
 
 def with_checked_frames(array: Any) -> Any:
-    """The same array of zarr; its Blosc frames are checked before they are decompressed."""
+    """The same array, with Blosc frames checked before their decompression."""
     metadata = array.metadata
     if metadata.zarr_format == 2:
         codecs = (*(metadata.filters or ()), *([] if metadata.compressor is None else [metadata.compressor]))
@@ -73,7 +73,7 @@ def _zarr_check() -> Any:
 
 
 class _NumcodecsCheck:
-    """Codec of numcodecs that passes on what it is given; ValueError for a damaged frame."""
+    """Pass-through codec of numcodecs; ValueError for a damaged frame."""
 
     codec_id = "feedline_frame_check"
 
@@ -86,7 +86,7 @@ class _NumcodecsCheck:
 
 
 class _ZarrCheck:
-    """Codec of zarr that passes on what it is given; ValueError for a damaged frame."""
+    """Pass-through codec of zarr; ValueError for a damaged frame."""
 
     is_fixed_size = False
 

@@ -177,7 +177,10 @@ def _check_escape(escape: object, delimiter: str) -> None:
 
 
 def _parse_row(text: str, dialect: Mapping[str, Any]) -> list[str]:
-    """Fields of a row; csv.Error, too, if its quotes are escaped in a way that `dialect` takes for ends of fields."""
+    """Fields of a row.
+
+    csv.Error, too, if its quotes are escaped in a way that `dialect` takes for ends of fields.
+    """
     fields = next(csv.reader([text], **dialect))
     if _ESCAPED in text and dialect["escapechar"] is None:
         try:

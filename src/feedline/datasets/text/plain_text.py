@@ -18,7 +18,7 @@ from feedline.stores.files import Blob, FileSet
 def plain_text(
     blobs: FileSet, encoding: str, cache: Cache | Pathlike | None, special: str = ","
 ) -> tuple[FileSet, str]:
-    """Files whose lines and `special` characters can be found from single bytes, and their encoding.
+    """Files with lines and `special` characters found from single bytes, and encoding.
 
     Compressed files are decompressed into `cache`, or the user's cache, once for each of their versions. All files are
     converted to UTF-8 there if the encoding does not write line ends and these characters as ASCII does. ArgumentError

@@ -140,7 +140,10 @@ class ForkServer(Forking):
         return self._process.poll() is None
 
     def check_exit(self) -> None:
-        """`WorkerDiedError` if the process has ended by itself, which Python does only if it cannot start."""
+        """Raise `WorkerDiedError` if the process has ended by itself.
+
+        Python does so only if it cannot start.
+        """
         if (self._process.poll() or 0) > 0:
             raise WorkerDiedError(
                 f"the process that forks DataLoader workers, started as {self._executable!r}, has ended with exit code "
@@ -181,7 +184,10 @@ class ForkServer(Forking):
 
 
 def _find_executable() -> str:
-    """The interpreter that multiprocessing starts; `WorkerError` if a program that embeds Python names none."""
+    """The interpreter that multiprocessing starts.
+
+    `WorkerError` if a program that embeds Python names none.
+    """
     executable = os.fsdecode(spawn.get_executable() or "")
     if not executable:
         raise WorkerError(f"worker processes need a Python interpreter, and sys.executable is empty. {_NO_INTERPRETER}")

@@ -42,7 +42,7 @@ BUILT, FAILED, STOPPED = range(3)
 
 
 class PartitionReplay(NamedTuple):
-    """What the replacement of a worker of partitions needs beyond the states at the start of the epoch."""
+    """Needs of a replacement beyond the states at the epoch's start."""
 
     epoch: tuple[int, int]
     """Run and epoch that it may have to replay; a request of another one finds the latest states."""
