@@ -30,7 +30,7 @@ _LEAST_VERDICT_SHARE = 200
 """Verdicts take at most this part of the time, however rare that makes them."""
 
 
-USUAL_VERDICT_NS = 40_000_000
+USUAL_VERDICT_NS = 80_000_000
 """Assumed time of the first verdict."""
 
 

@@ -130,6 +130,7 @@ class Monitor:
         self._addresses: dict[Any, str] = {}
         self.verdict: dict[str, Any] = {}
         self._verdict_ns = USUAL_VERDICT_NS
+        self._judged_few = False
         # A loader of a few seconds ends before anything reads its verdict.
         self._advice_due_ns = monotonic_ns() + verdict_pause_ns(0, self._verdict_ns)
         self._page: Page | None = None
@@ -276,6 +277,8 @@ class Monitor:
         if epoch_ends and statistics.pids:
             self._memory.add(sources.progress.cursor.epoch, resident_nbytes(statistics.pids), ends=True)
         self._watch_others(epoch_ends=epoch_ends)
+        if epoch_ends and self._log is not None and self._judged_few:
+            self._advice_due_ns = 0  # a short run, whose log is to say more than a first impression
         self._judge(began_ns)
         figures = self.figures()
         now_s = figures["time_s"]
@@ -315,8 +318,10 @@ class Monitor:
 
     def _judge(self, now_ns: int) -> None:
         """Update the verdict, which takes longer than the figures."""
-        if now_ns < self._advice_due_ns or not self._heartbeat.page.words[BATCHES]:
+        batches = self._heartbeat.page.words[BATCHES]
+        if now_ns < self._advice_due_ns or not batches:
             return
+        self._judged_few = batches < FEW
         verdict = self._verdict()
         try:
             self.verdict = {} if verdict is None else verdict_figures(verdict())

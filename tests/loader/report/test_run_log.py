@@ -39,6 +39,15 @@ def test_a_loader_writes_each_epoch(tmp_path: Path) -> None:
     assert last["since_epoch"]["batches"] == 10
 
 
+def test_the_log_of_a_short_run_ends_with_a_verdict_on_all_its_batches(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    for _ in fl.DataLoader(DATA, 4, log=path):
+        pass
+    explanations = [line["verdict"]["explanation"] for line in read_log(path)]
+    assert "first impression" in explanations[0]
+    assert "first impression" not in explanations[-1]
+
+
 def test_the_variable_names_the_log_of_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEEDLINE_LOG", str(tmp_path / "run.jsonl"))
     for rank in range(2):
