@@ -181,7 +181,8 @@ class DataLoader(TorchDataLoader[T_co]):
 
         Workers on other machines are left out.
         """
-        if not runs_elsewhere(self.worker_method):
+        # torchdata's StatefulDataLoader, a subclass of this one after `patch_torch`, has no such attribute yet.
+        if not runs_elsewhere(getattr(self, "worker_method", "")):
             super().check_worker_number_rationality()
 
     def _get_iterator(self) -> Any:
