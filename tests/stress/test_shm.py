@@ -72,8 +72,13 @@ def test_large_batches_with_a_dev_shm_of_one_megabyte() -> None:
 
 
 @pytest.mark.skipif(not may_contain(), reason="namespaces of its own need root")
-def test_a_run_in_a_hardened_container(tmp_path: Path) -> None:
-    shards = tmp_path / "shards"
+def test_a_run_in_a_hardened_container() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # the path of a socket must be short
+        check_hardened_container(Path(folder))
+
+
+def check_hardened_container(folder: Path) -> None:
+    shards = folder / "shards"
     shards.mkdir()
     for number in range(2):
         with tarfile.open(shards / f"{number}.tar", "w") as tar:
@@ -82,9 +87,9 @@ def test_a_run_in_a_hardened_container(tmp_path: Path) -> None:
                 info.size = 1
                 tar.addfile(info, io.BytesIO(b"1"))
     warnings = "-Wignore:This DataLoader will create"
-    done = in_a_container(tmp_path, sys.executable, warnings, str(CONTAINED), str(shards))
+    done = in_a_container(folder, sys.executable, warnings, str(CONTAINED), str(shards))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "writable": [], "capabilities": 0, "equal": [True] * 3, "samples": 4, "indexed": True,
-        "temporary": str(tmp_path / "TMPDIR"), "services": ["good", "good"], "cache": "good",
+        "temporary": str(folder / "TMPDIR"), "services": ["good", "good"], "cache": "good",
     }  # fmt: skip
