@@ -257,7 +257,8 @@ class EndRead:
     """Bytes to read first from the ends of files with similar footers.
 
     `most` until the length of a footer is known. Each rank reads the footers of all files, so on many ranks these bytes
-    weigh more than their share of the data. A footer that is longer costs a second request.
+    weigh more than their share of the data. A footer that is longer costs a second request. What was learned is not
+    pickled: it is no property of a dataset.
     """
 
     def __init__(self, most: int) -> None:
@@ -269,6 +270,9 @@ class EndRead:
         self._latest = (*self._latest[1 - _LEARNED :], footer_nbytes)
         likely = sorted(self._latest)[(len(self._latest) - 1) * 3 // 4]  # a single long one does not count
         self.nbytes = min(self._most, likely + likely // 8 + 256)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EndRead, (self._most,)
 
 
 class MetadataCache:
