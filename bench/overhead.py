@@ -60,7 +60,7 @@ def audit() -> None:
         requests = list(plan.requests(Cursor(0), Cursor, 0))
 
         def record() -> None:
-            log, cursor = AuditLog(Path(folder) / "audit", identity, plan), Cursor(0)
+            log, cursor = AuditLog(Path(folder) / "audit", identity, plan, dataset, resumed=False), Cursor(0)
             for request in requests:
                 log.add(request, cursor, None)
                 cursor = cursor.after(request.start, request.stop)
