@@ -42,7 +42,7 @@ def main(device: str) -> None:
     feedlines = fl.DataLoader(fl.datasets.DeviceDataset((images, labels), device=device), seed=0, **arguments)
     tensors = fl.DataLoader(TensorDataset(*there), seed=0, **arguments)
     copied = fl.DataLoader(TensorDataset(images, labels), seed=0, num_workers=2, device=device, **arguments)
-    contest = Contest(f"device dataset on {device}", unit="batches/s", baseline="torch, TensorDataset")
+    contest = Contest("device dataset on " + device, unit="batches/s", baseline="torch, TensorDataset")
     contest.add("torch, TensorDataset", first(torchs), BATCHES)
     contest.add("torch, __getitems__ by hand", first(by_hand), BATCHES)
     if device != "cpu":
