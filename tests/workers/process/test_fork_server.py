@@ -53,6 +53,7 @@ def answer(pool: ProcessPool) -> Any:
 
 
 def test_there_is_one_and_it_is_single_threaded(open_pool: OpenPool) -> None:
+    fork_server.stop()  # after the death of a branch, which other tests cause, the next pool does without one
     first, second = open_pool(squares()), open_pool(squares())
     for pool in (first, second):
         assert squares_of(pool.submit(request(0)).result().batch)[0] == 0
