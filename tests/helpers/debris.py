@@ -75,9 +75,12 @@ def left_names(before: set[str]) -> set[str]:
     between, and what a process that is not of ours has mapped is not of ours, either.
     """
     end = time.monotonic() + GRACE_S
-    while (new := shared_names() - before) and time.monotonic() < end:
+    new = shared_names() - before
+    while new and time.monotonic() < end:
         time.sleep(0.01)
-    return new - _names_mapped_elsewhere() if new else new
+        new &= shared_names()  # what came later belongs to others: nothing of the test runs any more
+    # Maps of all processes take seconds on a busy machine, in which another process may unmap and unlink what it had.
+    return (new - _names_mapped_elsewhere()) & shared_names() if new else new
 
 
 def _names_mapped_elsewhere() -> set[str]:

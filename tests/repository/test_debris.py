@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import subprocess
@@ -74,6 +75,27 @@ def test_a_name_in_dev_shm_that_goes_at_once_is_no_debris() -> None:
     name.touch()
     threading.Timer(0.1, name.unlink).start()
     guard.check()
+
+
+def test_names_that_others_create_and_unlink_in_turn_are_no_debris(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as those of other test processes, of which there is always one at some time."""
+    others = (f"sem.{number}" for number in itertools.count())
+    monkeypatch.setattr(debris, "shared_names", lambda: {"ours before", next(others)})
+    monkeypatch.setattr(debris, "_names_mapped_elsewhere", set)
+    assert debris.left_names({"ours before"}) == set()
+
+
+def test_a_name_that_goes_while_maps_are_read_is_no_debris(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"sem.0", "sem.1"}
+
+    def unlink_while_reading() -> set[str]:
+        names.remove("sem.0")
+        return set()
+
+    monkeypatch.setattr(debris, "GRACE_S", 0.0)
+    monkeypatch.setattr(debris, "shared_names", lambda: set(names))
+    monkeypatch.setattr(debris, "_names_mapped_elsewhere", unlink_while_reading)
+    assert debris.left_names(set()) == {"sem.1"}
 
 
 SHARE = """
