@@ -10,6 +10,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain, count
 from pathlib import Path
 from time import monotonic, monotonic_ns, time
@@ -69,8 +70,27 @@ _OF_NOW = (
 """Figures that are not of an epoch."""
 
 
+EARLY_SHARE = 50
+"""Largest share of the time for publications before that interval, of all loaders of the process.
+
+They are those of a loader's first batch and of ends of epochs. Many loops take less time than a publication.
+"""
+
+
+_PAUSE_S = 0.02
+"""Time between two epochs that counts as one loop."""
+
+
 _MACHINE_S = 1.0
 """Age up to which figures of the machine are reused: each costs a system call per worker."""
+
+
+@dataclass(slots=True)
+class _EarlyPublications:
+    due_ns: int = 0
+
+
+_early = _EarlyPublications()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +140,7 @@ class Monitor:
         self._others: OtherPrograms | None = None
         self._others_cpus: float | None = None
         self._others_due_s = 0.0
+        self._left_s = -1e9
         self._stores_before: StoreStatistics | None = None
         self._memory = MemoryTrend()
         self._publication_due_ns = 0
@@ -155,9 +176,9 @@ class Monitor:
         collated = loader.collate_fn in (None, default_collate) and loader.batch_size is not None
         self._sources = _Sources(pools, progress, plan, loader.dataset, _length(plan), stays, collated)
         self._memory.persistent = loader.persistent_workers
-        self._others = self._others_cpus = None
-        self._others_due_s = monotonic() + _MACHINE_S
-        self._publication_due_ns = 0
+        if monotonic() - self._left_s > _PAUSE_S:  # in between, other programs could do anything
+            self._others = self._others_cpus = None
+            self._others_due_s = monotonic() + _MACHINE_S
         progress.totals = Totals(whole=self.whole)
         if self._log is not None:
             # An iteration that was left before its first batch has no record.
@@ -274,6 +295,12 @@ class Monitor:
         if sources is None or page is None:
             return
         statistics = sources.pools.pool_statistics()
+        if epoch_ends:
+            self._left_s = monotonic()
+        is_early = began_ns < self._publication_due_ns or not self._publication_due_ns
+        if is_early and began_ns < _early.due_ns and not statistics.pids and self._log is None:
+            self._postpone(page, sources, began_ns)
+            return
         if epoch_ends and statistics.pids:
             self._memory.add(sources.progress.cursor.epoch, resident_nbytes(statistics.pids), ends=True)
         self._watch_others(epoch_ends=epoch_ends)
@@ -294,7 +321,19 @@ class Monitor:
         self._heartbeat.inspect = self._padding.add
         ended_ns = monotonic_ns()
         self._publication_due_ns = ended_ns + min(max(INTERVAL_NS, SHARE * (ended_ns - began_ns)), MOST_NS)
+        if is_early:
+            _early.due_ns = ended_ns + EARLY_SHARE * (ended_ns - began_ns)
         self._heartbeat.due_ns = min(self._publication_due_ns, ended_ns + LOOK_NS)
+
+    def _postpone(self, page: Page, sources: _Sources, began_ns: int) -> None:
+        """Leave figures for later, except those that name the loader."""
+        if not self._publication_due_ns:
+            self._publication_due_ns = began_ns + INTERVAL_NS
+            known = {"epoch": sources.progress.cursor.epoch, "length": sources.length}
+            live = {"ahead": self._queue.ahead, "status_fd": -1, "history": []}
+            page.publish({"time_s": time(), **self.identity, **_no_figures(), **known, "verdict": {}, **live})
+        self._heartbeat.due_ns = self._publication_due_ns
+        self._heartbeat.inspect = self._padding.add
 
     def _look(self, began_ns: int) -> None:
         """Look for workers that wait for each other.
@@ -302,6 +341,8 @@ class Monitor:
         More often than publications, which cost more. A loop without worker processes measures once what they would
         cost, if it lasts long enough.
         """
+        if self._others is None:
+            self._others = OtherPrograms(_pids_of_all())
         pids = () if self._sources is None else self._sources.pools.pool_statistics().pids
         due_ns = self._publication_due_ns
         if pids:
@@ -379,6 +420,11 @@ class Monitor:
             except Exception as error:  # noqa: BLE001 - an error of the user's `address`: a label is not worth it
                 self._addresses[index] = f"unknown: address({index!r}) raised {type(error).__name__}: {error}"
         return self._addresses[index]
+
+
+@cache
+def _no_figures() -> dict[str, Any]:
+    return figures_of(Stats(since_epoch=Stats()))
 
 
 def _length(plan: Plan) -> int | None:

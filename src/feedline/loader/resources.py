@@ -59,8 +59,8 @@ class OtherPrograms:
 
         `pids` are the workers of this process, which count as its own.
         """
-        elapsed_s, now = monotonic() - self._began_s, self._ticks(pids)
-        if now is None or self._before is None or elapsed_s < _LEAST_S:
+        elapsed_s = monotonic() - self._began_s
+        if self._before is None or elapsed_s < _LEAST_S or (now := self._ticks(pids)) is None:
             return None
         return max((now - self._before) * TICK_S / elapsed_s, 0.0)
 
