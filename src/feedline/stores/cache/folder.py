@@ -113,7 +113,7 @@ class Folder:
         self._maps: LRUCache[str, _MappedEntry] = LRUCache(max(8, min(_MAPPED, mapped_nbytes // cache.piece_nbytes)))
 
     def _prepare(self) -> None:
-        for part in ("temporary", *(f"objects/{number:02x}" for number in range(256))):
+        for part in ("temporary", "objects"):
             (self._root / part).mkdir(parents=True, exist_ok=True)
 
     def _tidy(self) -> None:
@@ -288,7 +288,11 @@ class Folder:
                 os.fsync(fd)
             # Renamed when sealed, so that a final name means a complete file. Small ones are not synced: after a power
             # loss the checksum tells.
-            temp.replace(self._path(name))
+            try:
+                temp.replace(self._path(name))
+            except FileNotFoundError:  # the first piece of its part of the names
+                self._path(name).parent.mkdir(exist_ok=True)
+                temp.replace(self._path(name))
             self._trusted.put(name, status.st_ino)
 
     def _book(self, needed: int, take: Callable[[], T]) -> T:
