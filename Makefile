@@ -10,8 +10,6 @@ DEMO_ARGS ?=
 BIN := .venv/bin
 DONE := .venv/done
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-FORKING_TESTS := $(addprefix tests/,collate conformance core laws loader samplers stress workers)
-OTHER_TESTS := $(filter-out $(FORKING_TESTS),$(patsubst %/,%,$(wildcard tests/*/)))
 # A test process that dies ends the run: pytest-xdist would wait forever for what it had.
 # Three for two cores: the tests wait for a quarter of their time, for processes, servers and timeouts.
 TEST_PROCESSES ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)))
@@ -49,8 +47,8 @@ demo: $(DONE)/installed
 # be empty, which pytest reports with exit code 5.
 test: lint $(DONE)/services
 	@$(BIN)/python tests/helpers/peers.py
-	@$(SHARED_TESTS) $(addprefix --ignore=,$(OTHER_TESTS)) $(PYTEST_ARGS) || [ $$? -eq 5 ]
-	@$(SHARED_TESTS) $(addprefix --ignore=,$(FORKING_TESTS)) $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	@$(SHARED_TESTS) --part forking $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	@$(SHARED_TESTS) --part others $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	@$(BIN)/python -m pytest -m 'alone and not nightly' $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 # The conformance tests state what torch does. Whether that is true depends on torch alone, so it is not part of `test`.

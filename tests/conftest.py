@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,20 @@ LONGEST_FILES = (
     *("test_huggingface_stream", "test_formats_s3", "test_bench", "test_layers", "test_deploy"),
 )
 """The files that run first, the longest ones of each part of the suite; `scripts/test_costs.py` measures them."""
+
+TESTS = Path(__file__).parent
+
+FORKING_FOLDERS = {"collate", "conformance", "core", "laws", "loader", "samplers", "stress", "workers"}
+"""Folders of the tests that start many processes."""
+
+LARGE_FILES = {
+    *("test_batch_reads", "test_libraries", "test_lightning", "test_trainer_ranks", "test_paths", "test_checkpoints"),
+    *("test_dataset_fingerprint", "test_formats_laws", "test_table_formats_laws", "test_tables_laws"),
+    *("test_arrow_columns_laws", "test_live_kills"),
+}
+"""Files of those folders that import large libraries: they run with the other folders."""
+
+LARGE_LIBRARIES = {"lightning", "matplotlib", "pandas", "pyarrow", "scipy", "sklearn", "sympy", "transformers"}
 
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile(
@@ -53,6 +68,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the tests marked `reference`, and only those: torch's own leg of the conformance tests",
     )
+    parser.addoption(
+        "--part",
+        choices=("forking", "others"),
+        help="run the tests that start many processes, or all others; small processes fork several times faster",
+    )
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -74,13 +94,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files that have no test marked `alone`, if only those are wanted: to import all takes 20 seconds."""
-    is_sought = config.option.markexpr == "alone" and collection_path.suffix == ".py"
+    """Leave out files of the other part; and without a test marked `alone`, if those are wanted: they take seconds."""
+    part, (folder, *_) = config.getoption("--part"), (*collection_path.parts[len(TESTS.parts) :], "")
+    if part == "forking" and folder and folder not in FORKING_FOLDERS:
+        return True  # not even its conftest.py
+    if collection_path.suffix != ".py":
+        return None
+    if part is not None and collection_path.stem.startswith("test_"):
+        forks = folder in FORKING_FOLDERS and collection_path.stem not in LARGE_FILES
+        return True if forks != (part == "forking") else None
+    is_sought = config.option.markexpr.startswith("alone")
     return True if is_sought and "mark.alone" not in collection_path.read_text(encoding="utf-8") else None
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave what was imported out of all later garbage collections: each would visit 700,000 objects."""
+    imported = LARGE_LIBRARIES & sys.modules.keys()
+    if session.config.getoption("--part") == "forking" and imported:
+        raise pytest.UsageError(f"tests of the forking part import {', '.join(imported)}: add to LARGE_FILES")
     gc.collect()
     gc.freeze()
 

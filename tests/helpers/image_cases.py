@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import io
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_sample_image
 
 from feedline.images import Geometry
 
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
+def sample_photograph(name: str) -> Image.Image:
+    """A photograph of scikit-learn's, which is not imported: large test processes fork slowly."""
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    return Image.open(Path(package.origin).parent / "datasets" / "images" / name).convert("RGB")
+
+
 @cache
 def photograph() -> Image.Image:
     """Of 1280 × 854 pixels."""
-    return Image.fromarray(load_sample_image("china.jpg")).resize((1280, 854), Image.Resampling.LANCZOS)
+    return sample_photograph("china.jpg").resize((1280, 854), Image.Resampling.LANCZOS)
 
 
 def photo(width: int, height: int, seed: int = 0) -> Image.Image:

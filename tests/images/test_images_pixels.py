@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from image_cases import apart, by_pillow, encoded, intervals, jpeg, photo, rgb
+from image_cases import apart, by_pillow, encoded, intervals, jpeg, photo, rgb, sample_photograph
 from PIL import Image
-from sklearn.datasets import load_sample_image
 
 from feedline import images
 from feedline.images import CropPolicy, Recipe, native
@@ -297,7 +296,7 @@ def rows(sources: list, recipe: Recipe, keys: np.ndarray | None, **options: obje
 @pytest.mark.parametrize("name", ["china.jpg", "flower.jpg"])
 @pytest.mark.parametrize("size", [(213 // 2, 160), (53, 80), (26, 40)])
 def test_scaled_decoding_stays_close_to_a_resize_of_all_pixels(name: str, size: tuple[int, int]) -> None:
-    data = encoded(Image.fromarray(load_sample_image(name)), quality=92)
+    data = encoded(sample_photograph(name), quality=92)
     recipe = Recipe(size, images.WholeBox())
     some, every = (images.read_one(data, replace(recipe, scaled_decode=scaled)).double() for scaled in (True, False))
     assert not torch.equal(some, every)

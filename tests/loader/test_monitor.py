@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 from tqdm import tqdm
 
 import feedline as fl
-from feedline.core.page import BATCHES, FoundPage, PageContent, PageReader, find_pages
+from feedline.core.page import BATCHES, FoundPage, Page, PageContent, PageReader, find_pages
 from feedline.core.proc import TICK_S, CpuTicks, ProcessStat
 from feedline.loader import monitor as monitor_module
 from feedline.loader import resources
@@ -292,3 +292,24 @@ def test_the_first_verdict_waits_until_the_loop_is_long_enough_for_it(monkeypatc
         assert len(asked) * 50_000_000 <= clock[0] / 100
         clock[0] += 100_000_000
     assert asked
+
+
+def test_short_epochs_are_published_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publication takes longer than an epoch of a few batches; figures asked for here are always complete."""
+    now_ns, published = [10**9], []
+
+    def publish(_: Page, figures: dict[str, Any]) -> None:
+        now_ns[0] += 1_000_000
+        published.append(figures["epoch"])
+
+    monkeypatch.setattr(Page, "publish", publish)
+    monkeypatch.setattr(monitor_module, "_early", monitor_module._EarlyPublications())
+    monkeypatch.setattr(monitor_module, "monotonic_ns", lambda: now_ns[0])
+    loader = fl.DataLoader(DATA, 4)
+    for _ in range(30):
+        list(loader)
+    assert published == [0]
+    assert loader.stats().batches == 300
+    now_ns[0] += monitor_module.EARLY_SHARE * 1_000_000
+    list(loader)
+    assert published == [0, 30]

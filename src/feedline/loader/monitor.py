@@ -187,7 +187,8 @@ class Monitor:
             progress.audit = AuditLog(audited, self.identity, plan, loader.dataset, resumed=resumed)
         page = self._open_page()
         page.words[BATCHES] = self.whole.batches
-        progress.heartbeat = self._heartbeat = Heartbeat(page, due_ns=0, publish=self._weak_publisher())
+        due_ns = min(self._publication_due_ns, monotonic_ns() + LOOK_NS)  # short epochs end before
+        progress.heartbeat = self._heartbeat = Heartbeat(page, due_ns=due_ns, publish=self._weak_publisher())
 
     def stats(self) -> Stats:
         """The figures so far."""
@@ -290,13 +291,11 @@ class Monitor:
         if sources is not None and sources.progress.audit is not None:
             sources.progress.audit.settle(ended=epoch_ends)
         self._heartbeat.due_ns = NEVER_NS  # an error below must not come again with each batch
-        self._queue = queue()
+        self._queue, self._left_s = queue(), monotonic()
         page = self._page
         if sources is None or page is None:
             return
         statistics = sources.pools.pool_statistics()
-        if epoch_ends:
-            self._left_s = monotonic()
         is_early = began_ns < self._publication_due_ns or not self._publication_due_ns
         if is_early and began_ns < _early.due_ns and not statistics.pids and self._log is None:
             self._postpone(page, sources, began_ns)
@@ -319,6 +318,10 @@ class Monitor:
         live = {"ahead": self._queue.ahead, "status_fd": statistics.status_fd, "history": recent}
         page.publish({**figures, **live})
         self._heartbeat.inspect = self._padding.add
+        self._plan_next(began_ns, is_early=is_early)
+
+    def _plan_next(self, began_ns: int, *, is_early: bool) -> None:
+        """Set when the next publication is due, after one that is complete."""
         ended_ns = monotonic_ns()
         self._publication_due_ns = ended_ns + min(max(INTERVAL_NS, SHARE * (ended_ns - began_ns)), MOST_NS)
         if is_early:
