@@ -35,7 +35,7 @@ USUAL_VERDICT_NS = 80_000_000
 
 
 class Arguments:
-    """Arguments of a loader, for verdicts on a loop that alone is left of it."""
+    """Arguments of a loader that may be gone while its loop runs."""
 
     def __init__(self, loader: Any, length: int | None) -> None:
         vars(self).update({name: getattr(loader, name) for name in _ARGUMENTS})
