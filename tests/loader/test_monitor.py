@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import sleep
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -279,13 +280,15 @@ def test_verdicts_take_less_than_a_hundredth_of_the_loop(last_ns: int, expected_
 def test_the_first_verdict_waits_until_the_loop_is_long_enough_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, clock = list[float](), [0]
 
-    def quick_verdict() -> Verdict:
+    def quick_verdict(*_: Any, quick: bool) -> Verdict:
         asked.append(clock[0])
         clock[0] += 50_000_000
         return Verdict("nothing", 0.0, "", "")
 
     monkeypatch.setattr(monitor_module, "monotonic_ns", lambda: clock[0])
-    monitor = Monitor(lambda: quick_verdict)
+    monkeypatch.setattr(monitor_module, "verdict_of", quick_verdict)
+    monitor = Monitor()
+    monitor._sources = Mock()
     monitor._heartbeat.page.words[BATCHES] = 1
     while clock[0] < 60_000_000_000:
         monitor._judge(clock[0])

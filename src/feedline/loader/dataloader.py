@@ -380,10 +380,7 @@ class DataLoader(TorchDataLoader[T_co]):
         Until the epoch has ten batches, of the one before, if there was one. With `lines`, samples are read in this
         process for a second, and the verdict also names the lines of the user's code that take the time.
         """
-        return diagnosis.verdict_of(self, quick=False, lines=lines)
-
-    def _diagnose(self) -> Verdict:
-        return diagnosis.verdict_of(self, quick=True)
+        return diagnosis.verdict_of(self, self._monitor, self._pools, quick=False, lines=lines)
 
     def tune(self) -> tuple[Advice, ...]:
         """Take advice that changes neither order nor values; return it.
@@ -452,7 +449,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._progress = None
         self._plan = None
         self._live = weakref.WeakSet()
-        self._monitor = Monitor(weakref.WeakMethod(self._diagnose))
+        self._monitor = Monitor()
         self._contract = Contract()
         self._step = frameworks.StepState()
 

@@ -12,7 +12,7 @@ from feedline.loader.captures import is_stateful
 from feedline.loader.lines import costly_lines
 from feedline.loader.memory_trend import memory_left
 from feedline.loader.partitions import PartitionedDataset
-from feedline.loader.pools import builder_of
+from feedline.loader.pools import LoaderPools, builder_of
 from feedline.loader.report import Advice, Verdict, diagnose
 from feedline.loader.report.verdict import grows
 
@@ -34,15 +34,36 @@ USUAL_VERDICT_NS = 80_000_000
 """Assumed time of the first verdict."""
 
 
-def verdict_of(loader: Any, *, quick: bool, lines: bool = False) -> Verdict:
+class Arguments:
+    """Arguments of a loader that may be gone while its loop runs."""
+
+    def __init__(self, loader: Any, length: int | None) -> None:
+        vars(self).update({name: getattr(loader, name) for name in _ARGUMENTS})
+        self._length = length
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError("the loader has no length")
+        return self._length
+
+
+_ARGUMENTS = (
+    "dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "collate_fn", "num_workers", "prefetch_factor",
+    "in_order", "persistent_workers", "worker_method", "worker_init_fn", "multiprocessing_context", "accelerate",
+    "seed", "device", "_adapts", "_policy", "_world_size",
+)  # fmt: skip
+"""Attributes of a loader that its context is made of."""
+
+
+def verdict_of(loader: Any, monitor: Any, pools: LoaderPools, *, quick: bool, lines: bool = False) -> Verdict:
     """The limit of the current epoch, and advice.
 
-    With `lines`, also the user's lines that take the time.
+    `loader` is the loader, or its `Arguments`. With `lines`, also the user's lines that take the time.
     """
-    stats, recent = loader._monitor.judged()
+    stats, recent = monitor.judged()
     context = replace(
-        loader._pools.context(loader),
-        sending=loader._monitor.sending.cost,
+        pools.context(loader),
+        sending=monitor.sending.cost,
         memory_left_nbytes=memory_left(Cgroup.of_process()) if grows(stats) else None,  # takes milliseconds
     )
     verdict = diagnose(stats, context, recent, quick=quick)

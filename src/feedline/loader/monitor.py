@@ -24,7 +24,7 @@ from feedline.core.page import BATCHES, SINCE, Page
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import Span
 from feedline.errors import ArgumentError
-from feedline.loader.diagnosis import USUAL_VERDICT_NS, verdict_pause_ns
+from feedline.loader.diagnosis import USUAL_VERDICT_NS, Arguments, verdict_of, verdict_pause_ns
 from feedline.loader.heartbeat import NEVER_NS, Heartbeat, QueueState
 from feedline.loader.identity import identity_of, log_path
 from feedline.loader.live import delivered_batches
@@ -124,11 +124,12 @@ class Monitor:
     `stats` may be called by any thread, and never waits for a batch. Everything else belongs to the thread of the loop.
     """
 
-    def __init__(self, verdict: Callable[[], Callable[[], Verdict] | None]) -> None:
+    def __init__(self) -> None:
         self.whole = Totals()
         self.history = History()
         self.identity: dict[str, Any] = {}
-        self._verdict = verdict
+        self._loader: Callable[[], Any] = lambda: None
+        self._arguments: Arguments | None = None
         self._log: RunLog | None = None
         self._sources: _Sources | None = None
         self._former: Totals | None = None
@@ -175,6 +176,8 @@ class Monitor:
         stays = loader.device is None and not loader.pin_memory
         collated = loader.collate_fn in (None, default_collate) and loader.batch_size is not None
         self._sources = _Sources(pools, progress, plan, loader.dataset, _length(plan), stays, collated)
+        # `for batch in DataLoader(...)` drops the loader at once: its arguments tell what a verdict needs.
+        self._loader, self._arguments = weakref.ref(loader), Arguments(loader, self._sources.length)
         self._memory.persistent = loader.persistent_workers
         if monotonic() - self._left_s > _PAUSE_S:  # in between, other programs could do anything
             self._others = self._others_cpus = None
@@ -366,9 +369,12 @@ class Monitor:
         if now_ns < self._advice_due_ns or not batches:
             return
         self._judged_few = batches < FEW
-        verdict = self._verdict()
+        loader = self._loader()
+        if loader is None:  # no `or`: a loader without batches is false
+            loader = self._arguments
         try:
-            self.verdict = {} if verdict is None else verdict_figures(verdict())
+            assert self._sources is not None
+            self.verdict = verdict_figures(verdict_of(loader, self, self._sources.pools, quick=True))
         except Exception:  # noqa: BLE001 - the loop goes on, whatever is wrong with its diagnosis
             self.verdict, self._advice_due_ns = {}, NEVER_NS
             _log.warning("feedline cannot diagnose this loop; please report this error", exc_info=True)

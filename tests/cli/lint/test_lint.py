@@ -15,6 +15,7 @@ from feedline.cli.doctor.findings import Finding, Severity, render
 from feedline.cli.lint import command
 from feedline.cli.lint.command import Hit, LintSurvey
 from feedline.cli.lint.rules import RULES
+from feedline.cli.lint.source import Place
 from feedline.errors import ArgumentError
 
 TRY = "class A(Dataset):\n def __getitem__(self, i):\n  try:\n   return f(i)\n  except Exception as e:\n   "
@@ -47,7 +48,10 @@ CASES = {
     ),
     "duplicate-stream": (
         "class A(IterableDataset):\n def __iter__(self):\n  yield 1",
-        "class A(IterableDataset):\n def __iter__(self):\n  info = D.get_worker_info()\n  yield 1",
+        (
+            "class A(IterableDataset):\n def __iter__(self):\n  info = D.get_worker_info()\n  yield 1\n"
+            "class B(IterableDataset):\n def __iter__(self):\n  for x in self.dataset: yield x"
+        ),
     ),
     "device-in-getitem": (
         "class A(D.Dataset):\n def __getitem__(self, i):\n  return self.x[i].to('cuda')",
@@ -64,7 +68,14 @@ CASES = {
     ),
     "list-of-objects": (
         "class A(Dataset):\n def __init__(self, p):\n  self.rows = [r.split() for r in open(p)]",
-        "class A(Dataset):\n def __init__(self, p):\n  self.rows = np.load(p)\n  self.two = [f(x) for x in (1, 2)]",
+        (
+            "class A(Dataset):\n def __init__(self, p):\n  self.rows = np.load(p)\n"
+            "  self.two = [f(x) for x in (1, 2)]\n  self.names = {v: k for k, v in p.items()}\n"
+            "  self.sizes = sorted(list(set(p)))\n  self.x = list(tuple())\n"
+            "  self.none = [None for _ in p]\n"
+            "class PaddedBatch:\n def __init__(self, p):\n  self.keys = list(p)\n"
+            " def __len__(self): return 1\n def __getitem__(self, i): return i"
+        ),
     ),
     "no-workers": (
         "DataLoader(data, 32, True)",
@@ -83,8 +94,11 @@ CASES = {
         "x = y.shuffle(100)",
     ),
     "sync-per-step": (
-        "for x in loader:\n total += loss(x).item()",
-        "for n, x in enumerate(loader):\n if n % 100 == 0:\n  print(loss(x).item())",
+        "for x in loader:\n total += loss(model(x)).item()",
+        (
+            "for n, x in enumerate(loader):\n if n % 100 == 0:\n  print(loss(model(x)).item())\n"
+            "for x in loader:\n for label in x[1]: counts[label.item()] += 1"
+        ),
     ),
     "torch-import": ("from torch.utils.data import DataLoader", "from torch.utils.data import Dataset"),
     "torch-name": ("x = D.DataLoader(data)", "x = D.Subset(data)"),
@@ -143,10 +157,11 @@ def test_notebooks_are_read_by_cells_and_folders_of_others_are_not(tmp_path: Pat
 
 
 def test_files_that_cannot_be_parsed_are_listed_and_the_rest_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("def (:")
-    (tmp_path / "b.py").write_bytes(b"x = 1\0")
+    (tmp_path / "a.py").write_text("class A(Dataset):\n def (:")
+    (tmp_path / "b.py").write_bytes(b"Dataset = 1\0")
     (tmp_path / "c.py").write_text("from torch.utils.data import DataLoader")
-    (tmp_path / "d.ipynb").write_text("{")
+    (tmp_path / "d.ipynb").write_text("{ Dataset")
+    (tmp_path / "e.py").write_text("def (: # nothing that loads data")
     survey = command.run([str(tmp_path)])
     assert [Path(file.path).name for file in survey.unreadable] == ["a.py", "b.py", "d.ipynb"]
     assert [hit.code for hit in survey.hits] == ["torch-import"]
@@ -199,3 +214,7 @@ def test_places_in_files_are_never_cut() -> None:
     place = "/a/long/folder/of/some/project/datasets/images.py:123"
     text = render([Finding(place, "a mistake that is described in words", Severity.NOTE)], 40, names_first=True)
     assert f"{place}:" in text.plain
+    screen = StringIO()
+    hit = Hit(Place(place[:-4], 123), "no-workers", Severity.NOTE, "a mistake in words", "mend it")
+    command.show(LintSurvey(1, [hit], []), Console(width=40, file=screen))
+    assert f"! {place}:\n" in screen.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 from itertools import pairwise
@@ -14,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 import feedline as fl
 from feedline.loader import monitor
+from feedline.loader.diagnosis import Arguments
 from feedline.loader.report import run_log
 from feedline.loader.report.run_log import RunLog, path_of_rank, read_log
 
@@ -49,6 +51,22 @@ def test_the_log_of_a_short_run_ends_with_a_verdict_on_all_its_batches(
     during = [loader._monitor.verdict for _ in loader]
     assert "first impression" in during[-1]["explanation"]
     assert "first impression" not in read_log(path)[-1]["verdict"]["explanation"]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_workers": 1, "worker_method": "thread"}], ids=["inline", "threads"])
+def test_a_loader_that_only_its_loop_holds_has_a_verdict_in_its_log(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    path = tmp_path / "run.jsonl"
+    for _ in fl.DataLoader(DATA, 4, log=path, **arguments):
+        gc.collect()  # the loader is gone
+    verdict = read_log(path)[-1]["verdict"]
+    assert verdict["headline"].startswith("The loop waits for data ")
+    assert verdict["limiting_stage"] != "nothing"
+
+
+def test_the_arguments_of_a_loader_describe_its_loop_as_the_loader_does() -> None:
+    loader = fl.DataLoader(DATA, 4, shuffle=True, num_workers=1, worker_method="thread", prefetch_factor=3)
+    list(loader)
+    assert loader._pools.context(Arguments(loader, len(loader))) == loader._pools.context(loader)
 
 
 def test_the_variable_names_the_log_of_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,8 @@ def show(survey: LintSurvey, console: Console) -> None:
         for hit in hits:
             severity = hit.severity if hit in mistakes else Severity.NOTE
             finding = Finding(str(hit.place), f"{hit.text} [{hit.code}]", severity, hit.remedy)
-            console.print(render([finding], console.width, marks, names_first=True), end="")
+            # Wrapped already, except for long places, which stay whole.
+            console.print(render([finding], console.width, marks, names_first=True), end="", soft_wrap=True)
     for file in survey.unreadable:
         console.print(f"{file.path} cannot be read: {file.reason}", markup=False, highlight=False)
     console.print(_closing_line(survey), style="bold")

@@ -6,6 +6,7 @@ A rule yields violations: the node, the mistake, and the code to write instead.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -134,13 +135,19 @@ def seed_per_sample(source: SourceFile) -> Iterator[Violation]:
 def list_of_objects(source: SourceFile) -> Iterator[Violation]:
     """Long lists of Python objects, whose pages forked workers copy."""
     for definition in _datasets(source):
+        seen = set[str]()
         for assignment in _own_assignments(_method(definition, "__init__")):
-            if _makes_objects(source, assignment.value):
+            attribute = ast.unparse(assignment.targets[0] if isinstance(assignment, ast.Assign) else assignment.target)
+            if attribute not in seen and attribute not in _FEW and _makes_objects(source, assignment.value):
+                seen.add(attribute)
                 text = (
                     f"{definition.name} keeps Python objects: each worker copies their pages when it counts references"
                 )
                 remedy = "feedline.datasets.PackedStrings or a NumPy array holds them once; ignore this for short lists"
                 yield Violation(assignment, text, remedy)
+
+
+_FEW = ("self.datasets", "self.transforms")
 
 
 def device_in_getitem(source: SourceFile) -> Iterator[Violation]:
@@ -171,9 +178,14 @@ def duplicate_stream(source: SourceFile) -> Iterator[Violation]:
         method = _method(definition, "__iter__") if source.inherits(definition, *STREAMS) else None
         if method is None or "get_worker_info" in source.text or _method(definition, "partition"):
             continue
+        if _WRAPS.search(ast.unparse(method)):  # what it iterates over decides
+            continue
         text = f"each worker would read all of {definition.name}: every sample would come num_workers times"
         remedy = "derive from feedline.PartitionedDataset, or use get_worker_info() in __iter__"
         yield Violation(definition, text, remedy)
+
+
+_WRAPS = re.compile(r"(\bin |\biter\()(self\.)?\w*(loader|dataset|stream)\b")
 
 
 def loader_per_epoch(source: SourceFile) -> Iterator[Violation]:
@@ -245,7 +257,7 @@ def small_buffer(source: SourceFile) -> Iterator[Violation]:
 def sync_per_step(source: SourceFile) -> Iterator[Violation]:
     """`.item()` on each step, which waits for the device."""
     for node in source.nodes:
-        if not isinstance(node, ast.For) or "load" not in ast.unparse(node.iter).lower():
+        if not isinstance(node, ast.For) or "load" not in ast.unparse(node.iter).lower() or not _uses_device(node):
             continue
         for _, call in source.calls(node):
             is_item = isinstance(call.func, ast.Attribute) and call.func.attr == "item" and not call.args
@@ -253,6 +265,15 @@ def sync_per_step(source: SourceFile) -> Iterator[Violation]:
                 text = f"{ast.unparse(call)} in each step waits for the device"
                 yield Violation(call, text, "sum tensors on the device, and call .item() every few hundred steps")
                 break
+
+
+_DEVICE_WORDS = (".to(", ".cuda(", ".backward(", "model(", "net(")
+
+
+def _uses_device(loop: ast.For) -> bool:
+    """True for loops that move data to a device, or call a model."""
+    text = ast.unparse(loop)
+    return any(word in text for word in _DEVICE_WORDS)
 
 
 def seeding_init_fn(source: SourceFile) -> Iterator[Violation]:
@@ -300,10 +321,16 @@ RULES: tuple[Rule, ...] = (
 
 def _datasets(source: SourceFile) -> Iterator[ast.ClassDef]:
     for definition in source.classes:
-        if source.inherits(definition, *DATASETS, *STREAMS) or (
-            _method(definition, "__getitem__") and _method(definition, "__len__")
-        ):
+        # Without the base class, any container has these methods: the name decides.
+        has_samples = _method(definition, "__getitem__") and _method(definition, "__len__") and not definition.bases
+        if source.inherits(definition, *DATASETS, *STREAMS) or (has_samples and _NAMES.search(definition.name)):
             yield definition
+
+
+_NAMES = re.compile(
+    r"data(?!base|loader|frame)|set$|reader|corpus|samples|images|photos|records|rows|files", re.IGNORECASE
+)
+"""Names of classes that give samples."""
 
 
 def _method(definition: ast.ClassDef, name: str) -> ast.FunctionDef | None:
@@ -338,10 +365,16 @@ _OBJECT_SOURCES = ("json.load", "json.loads", "pickle.load", "sorted", "list", "
 
 
 def _makes_objects(source: SourceFile, value: ast.AST | None) -> bool:
-    """True for expressions that give long lists or dicts."""
+    """True for expressions that give long lists or dicts.
+
+    Maps of maps, and lists of distinct values, are mostly of classes and thus short.
+    """
+    if isinstance(value, ast.DictComp) and ast.unparse(value.generators[0].iter).endswith((".items()", "_keys")):
+        return False
     if isinstance(value, (ast.ListComp, ast.DictComp)):
-        return not isinstance(value.generators[0].iter, (ast.List, ast.Tuple))
-    if not isinstance(value, ast.Call):
+        item = value.elt if isinstance(value, ast.ListComp) else value.value
+        return not isinstance(item, ast.Constant) and not isinstance(value.generators[0].iter, (ast.List, ast.Tuple))
+    if not isinstance(value, ast.Call) or (value.args and _is_short(source, value.args[0])):
         return False
     is_method = isinstance(value.func, ast.Attribute) and value.func.attr in (
         "tolist",
@@ -350,6 +383,15 @@ def _makes_objects(source: SourceFile, value: ast.AST | None) -> bool:
         "splitlines",
     )
     return is_method or (source.qualified_name(value.func) in _OBJECT_SOURCES and bool(value.args))
+
+
+def _is_short(source: SourceFile, value: ast.expr) -> bool:
+    """True for empty collections and distinct values."""
+    if not isinstance(value, ast.Call):
+        return isinstance(value, (ast.List, ast.Tuple, ast.Set))
+    name = source.qualified_name(value.func)
+    is_empty = name in ("list", "tuple", "dict") and not value.args
+    return is_empty or name == "set" or (name in ("list", "sorted") and _is_short(source, value.args[0]))
 
 
 def _moves_to_device(call: ast.Call) -> bool:

@@ -24,6 +24,10 @@ LARGEST_NBYTES = 2_000_000
 _IGNORED = re.compile(r"#\s*feedline:\s*ignore(?:\[([\w, -]+)\])?")
 
 
+_SUBJECT = re.compile(r"DataLoader|Dataset|Sampler|__getitem__|sharing_strategy|shuffle\(|next\(\s*iter|\.item\(")
+"""Words without which no rule finds anything."""
+
+
 class Place(NamedTuple):
     """Place of a node, in the form of compilers."""
 
@@ -78,9 +82,16 @@ class SourceFile:
 
     def calls(self, within: ast.AST | None = None) -> Iterator[tuple[str, ast.Call]]:
         """Calls with the qualified names of their functions."""
-        for node in self.nodes if within is None else ast.walk(within):
+        if within is None:
+            yield from self._calls
+            return
+        for node in ast.walk(within):
             if isinstance(node, ast.Call):
                 yield self.qualified_name(node.func), node
+
+    @cached_property
+    def _calls(self) -> list[tuple[str, ast.Call]]:
+        return [(self.qualified_name(node.func), node) for node in self.nodes if isinstance(node, ast.Call)]
 
     def enclosing(self, node: ast.AST) -> Iterator[ast.AST]:
         """Enclosing nodes, inner ones first."""
@@ -148,9 +159,14 @@ def package_of(path: Path) -> Path:
 
 
 def parse(path: Path) -> list[SourceFile] | UnreadableFile:
-    """The file, or the code cells of a notebook."""
+    """The file, or the code cells of a notebook.
+
+    Files that do not load data are not parsed: their tree is empty.
+    """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
+        if _SUBJECT.search(text) is None:
+            return [SourceFile(str(path), text, ast.Module([], []))]
         if path.suffix == ".ipynb":
             return list(_cells(str(path), json.loads(text)))
         return [_parse_text(str(path), text)]
