@@ -28,7 +28,6 @@ from feedline.loader.heartbeat import NEVER_NS, Heartbeat, QueueState
 from feedline.loader.identity import identity_of, log_path
 from feedline.loader.live import delivered_batches
 from feedline.loader.memory_trend import MemoryTrend
-from feedline.loader.padding import PaddingSums
 from feedline.loader.plan import Plan
 from feedline.loader.pools import LoaderPools
 from feedline.loader.progress import Progress
@@ -123,7 +122,6 @@ class Monitor:
         self._stores_before: StoreStatistics | None = None
         self._memory = MemoryTrend()
         self._publication_due_ns = 0
-        self._padding = PaddingSums()
         self.sending = SendingMeasurement()
         """What a batch would cost on its way from a worker process, for loops that have none."""
         self._locks = LockSamples()
@@ -183,7 +181,6 @@ class Monitor:
             "in_flight": self._queue.in_flight,
             "worker_nbytes": machine.worker_nbytes,
             "worker_growth_nbytes": self._memory.growth(),
-            "padding_share": self._padding.share,
             "throttled_share": machine.throttled_share,
             "contended_share": self._locks.share,
             "others_cpus": self._others_cpus,
@@ -291,7 +288,6 @@ class Monitor:
         recent = self.history.points[-_SHOWN:]
         live = {"ahead": self._queue.ahead, "status_fd": statistics.status_fd, "history": recent}
         page.publish({**figures, **live})
-        self._heartbeat.inspect = self._padding.add
         ended_ns = monotonic_ns()
         self._publication_due_ns = ended_ns + min(max(INTERVAL_NS, SHARE * (ended_ns - began_ns)), MOST_NS)
         self._heartbeat.due_ns = min(self._publication_due_ns, ended_ns + LOOK_NS)
