@@ -173,6 +173,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over the next epoch, or the rest of a loaded one."""
+        frameworks.warn_of_fetching_ahead(sys._getframe(1))
         iteration: Iterator[Any] = self._get_iterator()
         return iteration
 
@@ -267,6 +268,16 @@ class DataLoader(TorchDataLoader[T_co]):
     @multiprocessing_context.setter
     def multiprocessing_context(self, context: Any) -> None:
         TorchDataLoader.multiprocessing_context.fset(self, context)  # type: ignore[attr-defined]
+
+    @property
+    def worker_init_fn(self) -> Any:
+        """The user's function that each worker calls first, or None."""
+        frameworks.warn_of_rebuild(self, sys._getframe(1))
+        return self.__dict__.get("worker_init_fn")
+
+    @worker_init_fn.setter
+    def worker_init_fn(self, function: Any) -> None:
+        self.__dict__["worker_init_fn"] = function
 
     def __len__(self) -> int:
         """Batches per epoch on this rank, counted as in torch."""

@@ -21,8 +21,24 @@ OWN = {"seed": None, "worker_method": "auto", "on_error": "raise", "recovery": R
 _ARGUMENTS = "feedline_arguments"  # attribute of the batch sampler that a loader has made
 
 
-_REBUILDERS = {"accelerate.data_loader": ("DataLoader",), "opacus.data_loader": ("DataLoader", "DPDataLoader")}
+_RAY = "ray.train.torch.train_loop_utils"
+
+
+_REBUILDERS = {
+    "accelerate.data_loader": ("DataLoader",),
+    "opacus.data_loader": ("DataLoader", "DPDataLoader"),
+    _RAY: (),  # it passes neither batch sampler nor seed on, whatever class it builds
+}
 """Modules that build a loader of torch's class from the attributes of another, and their names for that class."""
+
+
+_REMEDY = "Call feedline.patch_torch() before, so that it builds feedline's; see docs/how-to/frameworks.md"
+
+
+_REMEDY_FOR_RAY = (
+    "Leave prepare_data_loader out: distributed='auto' shares the batches, and device=ray.train.torch.get_device()"
+    " moves them; see docs/how-to/trainers/ray-train.md"
+)
 
 
 def note_arguments(loader: Any) -> None:
@@ -113,7 +129,16 @@ def warn_of_rebuild(loader: Any, reader: FrameType) -> None:
     lost = f"{', '.join(given)}, exact resume" if given else "exact resume"
     warnings.warn(
         f"{module} reads the arguments of this feedline.DataLoader and builds torch's DataLoader from them: {lost} and"
-        " worker recovery are lost. Call feedline.patch_torch() before, so that it builds feedline's; see"
-        " docs/how-to/frameworks.md",
+        f" worker recovery are lost. {_REMEDY_FOR_RAY if module == _RAY else _REMEDY}",
         stacklevel=4,
     )
+
+
+def warn_of_fetching_ahead(caller: FrameType) -> None:
+    """Warn if `caller` fetches a batch before the loop has asked for it."""
+    if caller.f_globals.get("__name__") == _RAY:
+        warnings.warn(
+            f"{_RAY} fetches one batch before the loop asks for it, so loader.state_dict() is one batch ahead of the"
+            f" loop: a resume would lose it. {_REMEDY_FOR_RAY}",
+            stacklevel=3,
+        )
