@@ -127,9 +127,10 @@ def test_a_framework_that_is_about_to_build_torchs_loader_is_named() -> None:
     rebuild_in("a_users_module", TORCH)(loader)
 
 
-def test_what_ray_train_takes_apart_or_reads_ahead_is_named() -> None:
+@pytest.mark.parametrize("version", ["", "v2."])
+def test_what_ray_train_takes_apart_or_reads_ahead_is_named(version: str) -> None:
     """`tests/stress/test_ray_train.py` runs the real package."""
-    ray = types.ModuleType("ray.train.torch.train_loop_utils")
+    ray = types.ModuleType(f"ray.train.{version}torch.train_loop_utils")
     exec("def read(loader):\n    loader.worker_init_fn\n\n\ndef begin(loader):\n    return iter(loader)", vars(ray))
     loader = fl.DataLoader(NUMBERS, 2, seed=4, distributed=(0, 2))
     with pytest.warns(

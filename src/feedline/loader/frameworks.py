@@ -21,13 +21,13 @@ OWN = {"seed": None, "worker_method": "auto", "on_error": "raise", "recovery": R
 _ARGUMENTS = "feedline_arguments"  # attribute of the batch sampler that a loader has made
 
 
-_RAY = "ray.train.torch.train_loop_utils"
+_RAY = "ray.train.torch.train_loop_utils", "ray.train.v2.torch.train_loop_utils"
 
 
 _REBUILDERS = {
     "accelerate.data_loader": ("DataLoader",),
     "opacus.data_loader": ("DataLoader", "DPDataLoader"),
-    _RAY: (),  # it passes neither batch sampler nor seed on, whatever class it builds
+    **dict.fromkeys(_RAY, ()),  # it passes neither batch sampler nor seed on, whatever class it builds
 }
 """Modules that build a loader of torch's class from the attributes of another, and their names for that class."""
 
@@ -129,16 +129,17 @@ def warn_of_rebuild(loader: Any, reader: FrameType) -> None:
     lost = f"{', '.join(given)}, exact resume" if given else "exact resume"
     warnings.warn(
         f"{module} reads the arguments of this feedline.DataLoader and builds torch's DataLoader from them: {lost} and"
-        f" worker recovery are lost. {_REMEDY_FOR_RAY if module == _RAY else _REMEDY}",
+        f" worker recovery are lost. {_REMEDY_FOR_RAY if module in _RAY else _REMEDY}",
         stacklevel=4,
     )
 
 
 def warn_of_fetching_ahead(caller: FrameType) -> None:
     """Warn if `caller` fetches a batch before the loop has asked for it."""
-    if caller.f_globals.get("__name__") == _RAY:
+    module = caller.f_globals.get("__name__")
+    if module in _RAY:
         warnings.warn(
-            f"{_RAY} fetches one batch before the loop asks for it, so loader.state_dict() is one batch ahead of the"
+            f"{module} fetches one batch before the loop asks for it, so loader.state_dict() is one batch ahead of the"
             f" loop: a resume would lose it. {_REMEDY_FOR_RAY}",
             stacklevel=3,
         )
