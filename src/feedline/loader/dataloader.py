@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, IterableDataset
 from feedline.core.devices import target
 from feedline.core.live import is_live
 from feedline.core.rng_globals import global_states
-from feedline.errors import ArgumentError
+from feedline.errors import ArgumentError, note_rank
 from feedline.loader import checks, diagnosis, frameworks
 from feedline.loader.agreement import Agreement
 from feedline.loader.captures import is_stateful
@@ -174,7 +174,11 @@ class DataLoader(TorchDataLoader[T_co]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over the next epoch, or the rest of a loaded one."""
         frameworks.warn_of_fetching_ahead(sys._getframe(1))
-        iteration: Iterator[Any] = self._get_iterator()
+        try:
+            iteration: Iterator[Any] = self._get_iterator()
+        except Exception as error:
+            note_rank(error, self._rank, self._world_size)
+            raise
         return iteration
 
     def check_worker_number_rationality(self) -> None:
@@ -216,7 +220,7 @@ class DataLoader(TorchDataLoader[T_co]):
         serve_if_configured()
         self._monitor.begin(progress, plan, self._pools, self)
         iteration = self._pools.iterate(self, plan, progress)
-        iteration.monitor = self._monitor
+        iteration.monitor, iteration.rank = self._monitor, (self._rank, self._world_size)
         if is_in_step(self._ranks):
             iteration.agreement = Agreement(
                 self._ranks.uneven, lambda: batches_from(self, plan, plan.start_of(progress.cursor.epoch))
