@@ -276,7 +276,7 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def worker_init_fn(self) -> Any:
         """The user's function that each worker calls first, or None."""
-        frameworks.warn_of_rebuild(self, sys._getframe(1))
+        frameworks.warn_of_rebuild(self, sys._getframe(1), by_ray=True)
         return self.__dict__.get("worker_init_fn")
 
     @worker_init_fn.setter
