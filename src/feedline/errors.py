@@ -17,6 +17,13 @@ def note(error: BaseException, text: str) -> None:
         error.add_note(text)
 
 
+def note_rank(error: BaseException, rank: int, world_size: int) -> None:
+    """Add a note with the rank, if there are several."""
+    text = f"feedline: on rank {rank} of {world_size}"
+    if world_size > 1 and text not in getattr(error, "__notes__", ()):
+        note(error, text)
+
+
 class FeedlineError(Exception):
     """The root of all exceptions that feedline raises."""
 

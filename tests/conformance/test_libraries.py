@@ -15,7 +15,7 @@ import feedline as fl
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # their imports of torch warn
-    from accelerate import Accelerator, skip_first_batches
+    from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
     from ignite.engine import DeterministicEngine, Engine, Events
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -83,6 +83,14 @@ def test_accelerate_keeps_what_a_loader_was_made_with_and_its_state_resumes() ->
 def test_accelerate_without_the_patch_is_named() -> None:
     with pytest.warns(UserWarning, match=r"accelerate\.data_loader reads.*seed=5.*patch_torch"):
         Accelerator(cpu=True).prepare(fl.DataLoader(Rows(), 4, seed=5))
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital")
+def test_accelerates_switch_for_another_stateful_loader_is_named() -> None:
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))
+    said = r"builds torchdata's StatefulDataLoader.*seed=5, exact resume.*Leave use_stateful_dataloader out"
+    with fl.patch_torch(), pytest.warns(UserWarning, match=said):
+        accelerator.prepare(fl.DataLoader(Rows(), 4, seed=5))
 
 
 @pytest.mark.parametrize("engine_class", [Engine, DeterministicEngine])

@@ -36,7 +36,16 @@ def mixed_after_packing() -> Any:
         streams.from_dataset(documents(30, first), partitions=4).shuffle(4).pack(16, buffer=5)  # type: ignore[arg-type]
         for first in (10_000, 20_000)
     )
-    return streams.mix([web, code], [1, 2], stop="all_exhausted", max_passes=2, seed=4)
+    return streams.mix([web, code], [1, 2], stop="all_exhausted", max_repeats=2, seed=4)
+
+
+def in_phases() -> Any:
+    parts = [
+        streams.from_dataset(documents(30, first), fl.samplers.Shuffled(30, 1), partitions=4)  # type: ignore[arg-type]
+        for first in (10_000, 20_000)
+    ]
+    course = streams.curriculum(parts, [(21, [9, 1]), (40, [1, 1]), (30, [1, 9])], temperature=1.5, seed=2)
+    return course.shuffle(5).pack(16, buffer=6)
 
 
 def rows_of(batch: Any) -> list[tuple[int, ...]]:
@@ -51,7 +60,7 @@ def saved(loader: Any) -> Any:
     return json.loads(json.dumps(loader.state_dict()))
 
 
-@pytest.mark.parametrize("make", [packed_after_mixing, mixed_after_packing])
+@pytest.mark.parametrize("make", [packed_after_mixing, mixed_after_packing, in_phases])
 def test_each_row_of_packed_tokens_comes_once(make: Any) -> None:
     whole = Counter(steps_of(fl.DataLoader(make(), 1, seed=1), None))
     draw, cuts = random.Random(7), 0

@@ -120,9 +120,11 @@ STEPS: dict[str, Callable[[Any, int], Any]] = {
     "repeat": lambda s, _: s.repeat(2),
     "pack": lambda s, n: s.map(list).pack(16, buffer=n, long="split").map(tokens),
     "mix, first": lambda s, n: streams.mix([s, other()], [n, 1], seed=4),
-    "mix, all": lambda s, n: streams.mix([s, other().shuffle(n)], [1, 2], stop="all_exhausted", max_passes=2, seed=4),
+    "mix, all": lambda s, n: streams.mix([s, other().shuffle(n)], [1, 2], stop="all_exhausted", max_repeats=2, seed=4),
     "mix, once": lambda s, n: streams.mix([other(), s], [1, n], stop="each_once"),
-    "curriculum": lambda s, n: streams.mix([s, other()], lambda epoch: (epoch + 1, n), stop="each_once", seed=5),
+    "mix, weights": lambda s, n: streams.mix([s, other()], lambda epoch: (epoch + 1, n), stop="each_once", seed=5),
+    "mix, number": lambda s, n: streams.mix([s, other()], [n, 1], stop=7 * n, temperature=2.0, seed=4),
+    "curriculum": lambda s, n: streams.curriculum([other(), s], [(5, [n, 1]), (2 * n, [1, 2]), (4, [1, 0])]),
 }
 CHAINS = st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(1, 6)), min_size=1, max_size=4)
 

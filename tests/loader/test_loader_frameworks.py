@@ -127,6 +127,21 @@ def test_a_framework_that_is_about_to_build_torchs_loader_is_named() -> None:
     rebuild_in("a_users_module", TORCH)(loader)
 
 
+@pytest.mark.parametrize("version", ["", "v2."])
+def test_what_ray_train_takes_apart_or_reads_ahead_is_named(version: str) -> None:
+    """`tests/stress/test_ray_train.py` runs the real package."""
+    ray = types.ModuleType(f"ray.train.{version}torch.train_loop_utils")
+    exec("def read(loader):\n    loader.worker_init_fn\n\n\ndef begin(loader):\n    return iter(loader)", vars(ray))
+    loader = fl.DataLoader(NUMBERS, 2, seed=4, distributed=(0, 2))
+    with pytest.warns(
+        UserWarning, match=r"ray.*seed=4, distributed=.*exact resume.*prepare_data_loader out.*get_device"
+    ):
+        ray.read(loader)  # type: ignore[attr-defined]
+    with pytest.warns(UserWarning, match="one batch ahead of the loop.*prepare_data_loader out"):
+        ray.begin(loader)  # type: ignore[attr-defined]
+    assert fl.DataLoader(NUMBERS, 2, num_workers=1, worker_init_fn=print).worker_init_fn is print
+
+
 def loaded_by_lightning(loader: Any, state: Any) -> None:
     module = types.ModuleType("lightning.pytorch.utilities.combined_loader")
     exec("def load(loader, state):\n    loader.load_state_dict(state)", vars(module))

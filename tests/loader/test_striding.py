@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import tarfile
+import warnings
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +125,38 @@ def test_a_stream_of_datasets_is_shared_by_its_shards() -> None:
         seen.append([number for batch in made for number in batch["x"].tolist()])
     assert sorted(seen[0] + seen[1]) == list(range(40))
     assert seen[0][:5] == [0, 1, 2, 3, 4], "a rank reads a run of each shard, not every second sample"
+
+
+def test_files_and_shards_are_shared_by_partition_without_a_warning(tmp_path: Path) -> None:
+    """Each rank opens its own files only; one tar is a partition, too."""
+    opened: list[str] = []
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_text("".join(f"{100 * number + row}\n" for row in range(3 + number)))
+        with tarfile.open(tmp_path / f"{number}.tar", "w") as tar:
+            tar.add(tmp_path / f"{number}.txt", "numbers.txt")
+
+    def lines(path: Path) -> Iterator[int]:
+        opened.append(path.stem)
+        if path.suffix == ".txt":
+            yield from map(int, path.read_text().split())
+            return
+        with tarfile.open(path) as tar:
+            for member in tar:
+                yield from map(int, tar.extractfile(member).read().split())  # type: ignore[union-attr]
+
+    everything = sorted(100 * number + row for number in range(5) for row in range(3 + number))
+    for suffix in ("txt", "tar"):
+        stream = fl.streams.from_items(sorted(tmp_path.glob(f"*.{suffix}")), lines)
+        seen, of_ranks = list[int](), []
+        for rank in range(2):
+            opened.clear()
+            policy = fl.RankPolicy((rank, 2), uneven="stop")
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                seen += [number for batch in fl.DataLoader(stream, 2, distributed=policy) for number in batch.tolist()]
+            of_ranks.append(sorted(opened))
+        assert sorted(seen) == everything
+        assert of_ranks == [["0", "2", "4"], ["1", "3"]]
 
 
 def test_fewer_partitions_than_ranks_are_refused() -> None:

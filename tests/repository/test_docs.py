@@ -58,8 +58,9 @@ def with_trainers() -> Iterator[Preloaded]:
 
 
 TRAINERS = ROOT / "docs/how-to/trainers"
+NIGHTLY = {"ray-train", "torchrun"}
 ALL = [block for page in PAGES for block in blocks(page)]
-OF_TRAINERS = [block for block in ALL if block.page.parent == TRAINERS and block.page.stem != "torchrun"]
+OF_TRAINERS = [block for block in ALL if block.page.parent == TRAINERS and block.page.stem not in NIGHTLY]
 ALL = [block for block in ALL if block.page.parent != TRAINERS]
 
 
@@ -73,7 +74,7 @@ def test_block_runs(block: Block, preloaded: Preloaded, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", OF_TRAINERS, ids=lambda block: block.page.stem)
 def test_a_page_of_a_trainer_runs(block: Block, with_trainers: Preloaded, tmp_path: Path) -> None:
-    """`tests/stress/test_elastic.py` runs the page on torchrun."""
+    """`tests/stress/test_elastic.py` and `test_ray_train.py` run the pages on torchrun and Ray Train."""
     test_block_runs(block, with_trainers, tmp_path)
 
 

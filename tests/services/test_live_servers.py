@@ -6,13 +6,16 @@ The laws of all live streams are in tests/streams/test_live.py; here each source
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from live_sources import PARTITIONS, SOURCES, Source
+from nats_server import nats_server
 from redis_server import redis_server
 
 import feedline as fl
@@ -161,6 +164,75 @@ def test_credentials_of_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             iter(fl.DataLoader(streams.Redis("k", server=address, until="latest"), 4))
         monkeypatch.setenv("REDIS_URL", address.replace("//", "//:right@"))
         assert received(fl.DataLoader(streams.Redis("k", server="env:REDIS_URL", until="latest"), 4)) == []
+
+
+def test_credentials_of_nats(tmp_path: Path) -> None:
+    with nats_server(tmp_path, password="right") as address:
+        source = SOURCES["nats"](address.replace("//", "//me:right@"), "guarded")
+        source.send([7])
+        assert received(fl.DataLoader(source.stream(until="latest", **QUICK), 4)) == [7]
+        for wrong in (address, address.replace("//", "//me:wrong@")):
+            stream = source.stream(server=wrong, limits=streams.LiveLimits(connect_s=5), **QUICK)
+            with pytest.raises(errors.SourceAccessError, match=r"credentials are refused.*in settings=") as raised:
+                iter(fl.DataLoader(stream, 4))
+            assert "wrong" not in str(raised.value)
+
+
+def test_credentials_that_are_withdrawn_from_a_running_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes at once, not when the patience with a server that is away ends; and nothing is lost."""
+    with redis_server(tmp_path, password="old") as address:
+        source = SOURCES["redis"](address.replace("//", "//:old@"), "withdrawn")
+        source.send(range(6))
+        stream = source.stream(limits=streams.LiveLimits(patience_s=3600), **QUICK)
+        with fl.DataLoader(stream, 2, seed=0) as loader:
+            iterator = iter(loader)
+            seen = next(iterator).tolist()
+            with redis.Redis.from_url(source.address) as client:
+                client.config_set("requirepass", "new")
+                client.client_kill_filter(_type="normal", skipme=True)
+            with pytest.raises(errors.SourceAccessError, match=r"refuses the credentials.*server='env:NAME'"):
+                seen.extend(number for batch in iterator for number in batch.tolist())
+            state = loader.state_dict()
+        source.address = address.replace("//", "//:new@")
+        resumed = fl.DataLoader(source.stream(until="latest", **QUICK), 2, seed=0)
+        resumed.load_state_dict(state)
+        assert sorted(seen + received(resumed)) == list(range(6))
+
+
+def test_messages_that_are_too_large_are_named_with_their_place(source: Source) -> None:
+    source.send_texts([(0, b"1"), (0, b'"' + b"x" * 2000 + b'"'), (0, b"3")])
+    terms = {"until": "latest", "limits": streams.LiveLimits(message_nbytes=1000), **QUICK}
+    with pytest.raises(errors.MessageTooLargeError, match=r"larger than LiveLimits\.message_nbytes.*1,000") as raised:
+        received(fl.DataLoader(source.stream(**terms), 1))
+    assert "on_error='skip' leaves out such messages" in "".join(raised.value.__notes__)
+    assert sorted(received(fl.DataLoader(source.stream(**terms), 1, on_error="skip"))) == [1, 3]
+
+
+def test_more_ranks_than_partitions_are_named(source: Source) -> None:
+    source.send(range(4))
+    stream = source.stream(until="latest", **QUICK)
+    count = stream.num_partitions
+    said = rf"{count} partitions, fewer than the {count + 1} ranks: rank {count} would have no data"
+    with pytest.raises(errors.ArgumentError, match=said) as raised:
+        iter(fl.DataLoader(stream, 1, distributed=fl.RankPolicy((1, count + 1))))
+    assert f"on rank 1 of {count + 1}" in "".join(raised.value.__notes__)
+
+
+def test_errors_of_ranks_name_rank_partition_and_place(source: Source) -> None:
+    source.send_texts([(0, b"1"), (1, b"{broken"), (2, b"3")])
+    found = []
+    for rank in range(2):
+        stream = source.stream(until="latest", **QUICK)
+        loader = fl.DataLoader(stream, 1, seed=0, distributed=fl.RankPolicy((rank, 2), uneven="stop"))
+        try:
+            received(loader)
+        except json.JSONDecodeError as error:
+            found.append((rank, "\n".join(error.__notes__)))
+    ((rank, notes),) = found
+    assert re.search(r"(@|id = )\S+ cannot be decoded", notes)
+    (partition,) = re.findall(r"of partition (\d) of \d \(epoch 0\)", notes)
+    assert f"on rank {int(partition) % 2} of 2" in notes
+    assert rank == int(partition) % 2
 
 
 def test_fields_of_redis(redis_address: str) -> None:

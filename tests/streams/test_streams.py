@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -89,7 +90,9 @@ STEPS: dict[str, Callable[[Any], Any]] = {
     "repeat": lambda s: s.shuffle(4).repeat(3),
     "batch": lambda s: s.shuffle(4).batch(3, collate_fn=list).map(sum),
     "mixed": lambda s: streams.mix([s.shuffle(3), items().map(augmented).map(first)], [2, 1], seed=4),
-    "all exhausted": lambda s: streams.mix([s, stateful().shuffle(4)], [5, 1], stop="all_exhausted", max_passes=3),
+    "all exhausted": lambda s: streams.mix([s, stateful().shuffle(4)], [5, 1], stop="all_exhausted", max_repeats=3),
+    "number": lambda s: streams.mix([s, stateful().shuffle(4)], [5, 1], stop=61, max_repeats=9, seed=2),
+    "phases": lambda s: streams.curriculum([s, stateful()], [(8, [0, 1]), (17, [1, 2]), (30, [3, 1])], temperature=3.0),
     "each once": lambda s: streams.mix([s, items()], [1, 1], stop="each_once").shuffle(4),
     "nested": lambda s: streams.mix([streams.mix([s, items()], [1, 2]), shuffled()], [1, 1], stop="each_once"),
 }
@@ -216,9 +219,70 @@ def test_weights_may_be_a_function_of_the_epoch() -> None:
 
 def test_repeats_are_capped() -> None:
     small, large = streams.from_items([range(5)], iter), streams.from_items([range(100, 200)], iter)
-    counts = Counter(streams.mix([small, large], [1, 1], stop="all_exhausted", max_passes=4).partition(0, 0))
+    counts = Counter(streams.mix([small, large], [1, 1], stop="all_exhausted", max_repeats=4).partition(0, 0))
     assert {counts[number] for number in range(5)} == {4}
     assert {counts[number] for number in range(100, 200)} == {1}
+
+
+def test_a_temperature_draws_more_from_small_streams() -> None:
+    parts = [streams.from_items([range(1_000 * k, 1_000 * k + 300)], iter) for k in range(3)]
+
+    def shares(weights: Any, temperature: float) -> list[float]:
+        mixed = streams.mix(parts, weights, temperature=temperature).partition(0, 1)
+        counts = Counter(number // 1_000 for number in islice(mixed, 300))
+        return [counts[part] / 300 for part in range(3)]
+
+    for temperature in (0.5, 1.0, 3.0, 1e6):
+        expected = np.array([0.64, 0.32, 0.04]) ** (1 / temperature)
+        for weights in ([64, 32, 4], lambda _: (16, 8, 1)):
+            assert shares(weights, temperature) == pytest.approx(expected / expected.sum(), abs=0.01)
+            sampler = fl.samplers.Mixture([300] * 3, [64, 32, 4], temperature=temperature)
+            assert sampler.weights / sampler.weights.sum() == pytest.approx(expected / expected.sum())
+
+
+def test_an_epoch_of_a_number_of_samples_repeats_streams_up_to_a_cap() -> None:
+    small, large = streams.from_items([range(5), range(5, 10)], iter), streams.from_items([range(100, 300)] * 2, iter)
+    drawn = list(fl.DataLoader(streams.mix([small, large], [1, 1], stop=131, max_repeats=4), None))
+    assert len(drawn) == 131
+    counts = Counter(drawn)
+    assert {counts[number] for number in range(10)} == {4}
+    assert sum(number >= 100 for number in drawn) == 131 - 40
+    orders = [list(streams.mix([small.shuffle(5)], [1], stop=20).partition(0, epoch)) for epoch in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+    assert orders[0][:5] != orders[0][5:]
+    assert {Counter(orders[0])[number] for number in range(5)} == {2}
+
+
+def test_phases_change_the_shares_and_go_on_with_the_streams() -> None:
+    parts = [
+        streams.from_items([range(first + 500 * k, first + 500 * k + 300) for k in range(2)], iter)
+        for first in (0, 5_000)
+    ]
+    course = streams.curriculum(parts, [(201, [1, 0]), (200, [1, 3]), (100, [0, 1])], seed=3)
+    drawn = [list(course.partition(partition, 0)) for partition in range(2)]
+    assert list(map(len, drawn)) == [251, 250]
+    for partition, numbers in enumerate(drawn):
+        shares = [
+            sum(number >= 5_000 for number in numbers[start : start + 100]) / 100 for start in (0, 101 - partition)
+        ]
+        assert shares == [0, 0.75]
+        assert all(number >= 5_000 for number in numbers[201 - partition :])
+        for first in (0, 5_000):  # nothing comes again before all have come
+            own = [number for number in numbers if first <= number < first + 5_000]
+            assert own == [*range(first + 500 * partition, first + 500 * partition + len(own))]
+
+
+def test_streams_that_end_before_the_number_are_named() -> None:
+    parts = [streams.from_items([range(5), range(5)], iter), streams.from_items([range(7), range(7)], iter)]
+    loader = fl.DataLoader(streams.mix(parts, [1, 1], stop=80, max_repeats=2), 4)
+    with pytest.raises(
+        fl.errors.ArgumentError,
+        match=r"partition 0 of 2 \(epoch 0, phase 0\).* \[0, 1\] have ended after 24 of 40 samples.*max_repeats=2",
+    ):
+        list(loader)
+    nothing = streams.mix([items().filter(lambda _: False)], [1], stop=10)
+    with pytest.raises(fl.errors.ArgumentError, match=r"after 0 of 2 samples.*without any sample cannot be repeated"):
+        list(nothing.partition(0, 0))
 
 
 def test_each_end_of_a_mixture() -> None:
@@ -269,9 +333,8 @@ def test_packing_resumes_at_every_row() -> None:
 def test_packed_batches_report_their_padding() -> None:
     loader = fl.DataLoader(packing(), 4, seed=0)
     segments = torch.cat([batch["segments"] for batch in loader])
-    share = loader.stats().padding_share
-    assert share is not None
-    assert 0 <= share < 0.5
+    padding = int(np.count_nonzero(segments.numpy() == 0))
+    assert loader.stats().padding_share == padding / segments.numel()
     assert segments.shape[1] == 24
 
 
@@ -301,7 +364,16 @@ def test_documents_longer_than_a_row() -> None:
         (lambda: streams.mix(items(), [1]), "takes a list of streams; got SampleStream"),
         (lambda: items().shuffle(2.5), "buffer must be an integer of at least 1, but is 2.5"),
         (lambda: streams.mix([items()], [1], stop="never"), "stop must be one of 'first_exhausted'"),
-        (lambda: streams.mix([items()], [1], max_passes=2), "max_passes= is for stop='all_exhausted'"),
+        (lambda: streams.mix([items()], [1], max_repeats=2), "max_repeats= is for stop='all_exhausted'"),
+        (lambda: streams.mix([items()], [1], stop=0), "stop must be at least 1, but is 0"),
+        (lambda: streams.mix([items()], [1], stop=2.5), "stop must be an integer"),
+        (lambda: streams.mix([items()], [1], stop=5, max_repeats=0), "max_repeats must be at least 1"),
+        (lambda: streams.mix([items()], [1], temperature=0), "temperature must be above 0, but is 0"),
+        (lambda: streams.curriculum([items()], []), "phases is empty"),
+        (lambda: streams.curriculum([items()], [5]), r"phases\[0\] is 5: pass \(samples, weights\)"),
+        (lambda: streams.curriculum([items()], [(5, [1]), (0, [1])]), r"phases\[1\] must be at least 1"),
+        (lambda: streams.curriculum([items()], [(5, [-1])]), r"phases\[0\]: weights\[0\] is -1.0"),
+        (lambda: streams.curriculum(items(), [(5, [1])]), r"curriculum\(\) takes a list of streams"),
         (lambda: streams.from_dataset(range(3), partitions=4), "partitions=4 is more than the 3 samples"),
         (lambda: streams.from_dataset(Plain(), partitions=4), "are for map-style datasets"),
         (lambda: streams.from_dataset(range(3), [0, 1, 2]), "must be a sampler of fl.samplers"),

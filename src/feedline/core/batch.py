@@ -46,6 +46,8 @@ class BatchResult(NamedTuple):
     """Store metrics of the worker process since its last batch."""
     worker_state: bytes | None = None
     """What the builder's `capture()` returned in the worker after this batch; None if it is not reported."""
+    padding: tuple[int, int] | None = None
+    """Padded places and all places of the batch; None if it does not tell them."""
 
 
 def new_result(batch: Any, spans: list[SpanTuple]) -> BatchResult:
@@ -53,4 +55,4 @@ def new_result(batch: Any, spans: list[SpanTuple]) -> BatchResult:
 
     tuple's constructor costs a third of the named tuple's.
     """
-    return tuple.__new__(BatchResult, (batch, spans, (), None, None, None, None))
+    return tuple.__new__(BatchResult, (batch, spans, (), None, None, None, None, None))

@@ -30,6 +30,7 @@ from feedline.core.telemetry import Recorder, SpanTuple, recorder_of_thread
 from feedline.core.tensors import Allocator, allocate_tensor, as_yielded
 from feedline.errors import SampleIndexError, note
 from feedline.loader.captures import is_stateful, split_capture, traveling_schemes
+from feedline.loader.padding import with_padding
 
 NEIGHBORS = 8
 """Number of following indices that `on_error="replace"` tries before it skips the sample."""
@@ -150,7 +151,7 @@ class BatchBuilder:
         # Threads share the generators and the dataset with the training process: there is nothing to restore.
         if request.opening is not None and request.opening.latest is not None and not telemetry.is_thread():
             self.restore(request.opening.latest)
-        result = self._build(request, allocate)
+        result = with_padding(self._build(request, allocate))
         if self.is_stateful:
             self._dataset_state = self.dataset.state_dict()
         return result

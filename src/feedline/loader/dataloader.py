@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, IterableDataset
 from feedline.core.devices import target
 from feedline.core.live import is_live
 from feedline.core.rng_globals import global_states
-from feedline.errors import ArgumentError
+from feedline.errors import ArgumentError, note_rank
 from feedline.loader import checks, diagnosis, frameworks
 from feedline.loader.agreement import Agreement
 from feedline.loader.captures import is_stateful
@@ -173,7 +173,12 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over the next epoch, or the rest of a loaded one."""
-        iteration: Iterator[Any] = self._get_iterator()
+        frameworks.warn_of_fetching_ahead(sys._getframe(1))
+        try:
+            iteration: Iterator[Any] = self._get_iterator()
+        except Exception as error:
+            note_rank(error, self._rank, self._world_size)
+            raise
         return iteration
 
     def check_worker_number_rationality(self) -> None:
@@ -215,7 +220,7 @@ class DataLoader(TorchDataLoader[T_co]):
         serve_if_configured()
         self._monitor.begin(progress, plan, self._pools, self)
         iteration = self._pools.iterate(self, plan, progress)
-        iteration.monitor = self._monitor
+        iteration.monitor, iteration.rank = self._monitor, (self._rank, self._world_size)
         if is_in_step(self._ranks):
             iteration.agreement = Agreement(
                 self._ranks.uneven, lambda: batches_from(self, plan, plan.start_of(progress.cursor.epoch))
@@ -267,6 +272,16 @@ class DataLoader(TorchDataLoader[T_co]):
     @multiprocessing_context.setter
     def multiprocessing_context(self, context: Any) -> None:
         TorchDataLoader.multiprocessing_context.fset(self, context)  # type: ignore[attr-defined]
+
+    @property
+    def worker_init_fn(self) -> Any:
+        """The user's function that each worker calls first, or None."""
+        frameworks.warn_of_rebuild(self, sys._getframe(1), by_ray=True)
+        return self.__dict__.get("worker_init_fn")
+
+    @worker_init_fn.setter
+    def worker_init_fn(self, function: Any) -> None:
+        self.__dict__["worker_init_fn"] = function
 
     def __len__(self) -> int:
         """Batches per epoch on this rank, counted as in torch."""

@@ -21,8 +21,30 @@ OWN = {"seed": None, "worker_method": "auto", "on_error": "raise", "recovery": R
 _ARGUMENTS = "feedline_arguments"  # attribute of the batch sampler that a loader has made
 
 
-_REBUILDERS = {"accelerate.data_loader": ("DataLoader",), "opacus.data_loader": ("DataLoader", "DPDataLoader")}
+_RAY = "ray.train.torch.train_loop_utils", "ray.train.v2.torch.train_loop_utils"
+
+
+_REBUILDERS = {
+    "accelerate.data_loader": ("DataLoader",),
+    "opacus.data_loader": ("DataLoader", "DPDataLoader"),
+    **dict.fromkeys(_RAY, ()),  # it passes neither batch sampler nor seed on, whatever class it builds
+}
 """Modules that build a loader of torch's class from the attributes of another, and their names for that class."""
+
+
+_REMEDY = "Call feedline.patch_torch() before, so that it builds feedline's; see docs/how-to/frameworks.md"
+
+
+_REMEDY_FOR_STATEFUL = (
+    "Leave use_stateful_dataloader out, and call feedline.patch_torch() before: the prepared loader then has"
+    " state_dict() of its own; see docs/how-to/trainers/accelerate.md"
+)
+
+
+_REMEDY_FOR_RAY = (
+    "Leave prepare_data_loader out: distributed='auto' shares the batches, and device=ray.train.torch.get_device()"
+    " moves them; see docs/how-to/trainers/ray-train.md"
+)
 
 
 def note_arguments(loader: Any) -> None:
@@ -102,18 +124,37 @@ class StepState:
         return dict(self._state)
 
 
-def warn_of_rebuild(loader: Any, reader: FrameType) -> None:
-    """Warn if `reader` is about to build torch's loader from this one."""
-    module = reader.f_globals.get("__name__")
-    names = _REBUILDERS.get(str(module))
-    if names is None or any(issubclass(reader.f_globals.get(name, object), type(loader)) for name in names):
+def warn_of_rebuild(loader: Any, reader: FrameType, *, by_ray: bool = False) -> None:
+    """Warn if `reader` is about to build another loader from this one.
+
+    `by_ray` for an attribute that only Ray reads then.
+    """
+    module = str(reader.f_globals.get("__name__"))
+    names = _REBUILDERS.get(module)
+    if names is None or (module in _RAY) != by_ray:
+        return
+    builds, remedy = "torch's DataLoader", _REMEDY_FOR_RAY if by_ray else _REMEDY
+    # Before Python 3.12 a comprehension, which may be the reader, has a frame of its own.
+    if any(each is not None and each.f_locals.get("use_stateful_dataloader") for each in (reader, reader.f_back)):
+        builds, remedy = "torchdata's StatefulDataLoader", _REMEDY_FOR_STATEFUL
+    elif any(issubclass(reader.f_globals.get(name, object), type(loader)) for name in names):
         return
     given = _changed_arguments({name: getattr(loader, name, None) for name in OWN})
     given += [f"{name}={getattr(loader, name)!r}" for name in ("distributed", "device") if getattr(loader, name)]
     lost = f"{', '.join(given)}, exact resume" if given else "exact resume"
     warnings.warn(
-        f"{module} reads the arguments of this feedline.DataLoader and builds torch's DataLoader from them: {lost} and"
-        " worker recovery are lost. Call feedline.patch_torch() before, so that it builds feedline's; see"
-        " docs/how-to/frameworks.md",
+        f"{module} reads the arguments of this feedline.DataLoader and builds {builds} from them: {lost} and"
+        f" worker recovery are lost. {remedy}",
         stacklevel=4,
     )
+
+
+def warn_of_fetching_ahead(caller: FrameType) -> None:
+    """Warn if `caller` fetches a batch before the loop has asked for it."""
+    module = caller.f_globals.get("__name__")
+    if module in _RAY:
+        warnings.warn(
+            f"{module} fetches one batch before the loop asks for it, so loader.state_dict() is one batch ahead of the"
+            f" loop: a resume would lose it. {_REMEDY_FOR_RAY}",
+            stacklevel=3,
+        )

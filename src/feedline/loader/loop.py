@@ -16,7 +16,7 @@ from feedline.core import finalizers
 from feedline.core.batch import EMPTY_BATCH, BatchResult
 from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.telemetry import CPU, CPU_EVERY_NS, MAIN, SWITCHES, SpanTuple, add_run_delay, waits_of_thread
-from feedline.errors import WorkerStalledError, note
+from feedline.errors import WorkerStalledError, note, note_rank
 from feedline.loader.agreement import Agreement, Entry
 from feedline.loader.autoscale import Autoscale
 from feedline.loader.device import Delivered, Stage
@@ -102,6 +102,8 @@ class Iteration(_BaseDataLoaderIter):
         """Called before the first batch. Returns requests that replace those of the constructor, or None."""
         self.monitor: object = None
         """The loader's monitor. It must outlive the loader, which `for batch in DataLoader(...)` drops at once."""
+        self.rank = (0, 1)
+        """Rank and number of ranks, for errors."""
         self.agreement: Agreement | None = None
         """The rule for ranks with different numbers of batches."""
         self.last_steps: Callable[[Any, Delivered], Any] | None = None
@@ -119,8 +121,10 @@ class Iteration(_BaseDataLoaderIter):
             if _profiler_enabled():
                 return self._deliver_profiled()
             return self._deliver()
-        except BaseException:
+        except BaseException as error:
             self._progress.heartbeat.mark_idle()
+            if not isinstance(error, StopIteration):
+                note_rank(error, *self.rank)
             raise
 
     def _deliver_profiled(self) -> Any:

@@ -29,7 +29,6 @@ from feedline.loader.heartbeat import NEVER_NS, Heartbeat, QueueState
 from feedline.loader.identity import identity_of, log_path
 from feedline.loader.live import delivered_batches
 from feedline.loader.memory_trend import MemoryTrend
-from feedline.loader.padding import PaddingSums
 from feedline.loader.plan import Plan
 from feedline.loader.pools import LoaderPools
 from feedline.loader.progress import Progress
@@ -145,7 +144,6 @@ class Monitor:
         self._stores_before: StoreStatistics | None = None
         self._memory = MemoryTrend()
         self._publication_due_ns = 0
-        self._padding = PaddingSums()
         self.sending = SendingMeasurement()
         """What a batch would cost on its way from a worker process, for loops that have none."""
         self._locks = LockSamples()
@@ -208,7 +206,6 @@ class Monitor:
             "in_flight": self._queue.in_flight,
             "worker_nbytes": machine.worker_nbytes,
             "worker_growth_nbytes": self._memory.growth(),
-            "padding_share": self._padding.share,
             "throttled_share": machine.throttled_share,
             "contended_share": self._locks.share,
             "others_cpus": self._others_cpus,
@@ -320,7 +317,6 @@ class Monitor:
         recent = self.history.points[-_SHOWN:]
         live = {"ahead": self._queue.ahead, "status_fd": statistics.status_fd, "history": recent}
         page.publish({**figures, **live})
-        self._heartbeat.inspect = self._padding.add
         self._plan_next(began_ns, is_early=is_early)
 
     def _plan_next(self, began_ns: int, *, is_early: bool) -> None:
@@ -339,7 +335,6 @@ class Monitor:
             live = {"ahead": self._queue.ahead, "status_fd": -1, "history": []}
             page.publish({"time_s": time(), **self.identity, **_no_figures(), **known, "verdict": {}, **live})
         self._heartbeat.due_ns = self._publication_due_ns
-        self._heartbeat.inspect = self._padding.add
 
     def _look(self, began_ns: int) -> None:
         """Look for workers that wait for each other.

@@ -9,56 +9,83 @@ from typing import Any
 import numpy as np
 import torch
 
-_MASKS = ("attention_mask", "mask", "padding_mask", "pixel_mask", "segments")
-"""Usual names of masks; `padding_mask` is True on padding, the others are on data.
+from feedline.core.batch import BatchResult
 
-The `segments` of packed rows are 0 on padding.
+_MASKS = {"attention_mask": 2, "mask": 2, "padding_mask": 2, "pixel_mask": 3, "segments": 2}
+"""Usual names of masks, and their dimensions; `padding_mask` is True on padding, the others are on data.
+
+The `segments` of packed rows are 0 on padding. A mask with other dimensions is of something else, such as segmentation.
 """
 
 
 _LENGTHS = ("lengths", "length", "seq_lens")
 
 
+_NAMES = frozenset((*_MASKS, *_LENGTHS))
+
+
 _DEPTH = 3
 """Depth of containers searched for a mask: deeper ones belong to the samples."""
 
 
+_WITHOUT_FIELDS = frozenset((torch.Tensor, np.ndarray, int, float, bool, str, bytes, type(None)))
+
+
 @dataclass(slots=True)
 class PaddingSums:
-    """Shares of padding, summed over the batches that were examined."""
+    """Places and padded ones, summed over all batches that tell them."""
 
-    batches: int = 0
-    total: float = 0.0
+    padded: int = 0
+    places: int = 0
 
-    def add(self, batch: Any) -> None:
-        """Examine a batch."""
-        try:
-            share = padding_share(batch)
-        except Exception:  # noqa: BLE001 - an unknown batch type: this figure is not worth an error
-            return
-        if share is not None:
-            self.batches, self.total = self.batches + 1, self.total + share
+    def add(self, padding: tuple[int, int]) -> None:
+        """Add the counts of a batch."""
+        self.padded, self.places = self.padded + padding[0], self.places + padding[1]
 
     @property
     def share(self) -> float | None:
-        """The mean share, 0 to 1; None if no batch has any."""
-        return self.total / self.batches if self.batches else None
+        """The share of padding, 0 to 1; None if no batch has places."""
+        return self.padded / self.places if self.places else None
 
 
-def padding_share(batch: Any) -> float | None:
-    """Share of padding in a batch, 0 to 1.
+def with_padding(result: BatchResult) -> BatchResult:
+    """The result, with the counts of its batch if it tells them."""
+    padding = padding_counts(result.batch)
+    return result if padding is None else result._replace(padding=padding)
+
+
+def padding_counts(batch: Any) -> tuple[int, int] | None:
+    """Padded places and all places of a batch.
 
     None if it has neither mask nor lengths. Only masks on the CPU are read: reading others would wait for the device.
     """
+    if _tells_nothing(batch):
+        return None
+    try:
+        return _counts(batch)
+    except Exception:  # noqa: BLE001 - an unknown batch type: this figure is not worth an error
+        return None
+
+
+def _tells_nothing(batch: Any) -> bool:
+    """True for the usual batches without padding, at a small part of the cost of a search."""
+    kind = type(batch)
+    if kind is dict:
+        return _NAMES.isdisjoint(batch) and _WITHOUT_FIELDS.issuperset(map(type, batch.values()))
+    return kind in _WITHOUT_FIELDS or ((kind is list or kind is tuple) and _WITHOUT_FIELDS.issuperset(map(type, batch)))
+
+
+def _counts(batch: Any) -> tuple[int, int] | None:
     for fields in _mappings(batch, _DEPTH):
-        for name in _MASKS:
-            share = _share_of_mask(fields.get(name))
-            if share is not None:
-                return 1 - share if name == "padding_mask" else share
+        for name, dimensions in _MASKS.items():
+            mask = _array(fields.get(name))
+            if mask is not None and mask.ndim == dimensions and mask.size and mask.dtype.kind in "biuf":
+                true = int(np.count_nonzero(mask))
+                return (true if name == "padding_mask" else mask.size - true), mask.size
         for name in _LENGTHS:
-            share = _share_of_lengths(fields.get(name))
-            if share is not None:
-                return share
+            counts = _counts_of_lengths(fields.get(name))
+            if counts is not None:
+                return counts
     return None
 
 
@@ -71,26 +98,22 @@ def _mappings(value: Any, depth: int) -> Iterator[Mapping[Any, Any]]:
     if depth and isinstance(value, Mapping | tuple | list):
         parts = value.values() if isinstance(value, Mapping) else value
         for part in list(parts)[:16]:
-            yield from _mappings(part, depth - 1)
+            if type(part) not in _WITHOUT_FIELDS:
+                yield from _mappings(part, depth - 1)
 
 
-def _share_of_mask(mask: Any) -> float | None:
-    array = _array(mask)
-    if array is None or array.ndim < 2 or not array.size:
-        return None
-    return 1 - float(np.count_nonzero(array)) / array.size
-
-
-def _share_of_lengths(lengths: Any) -> float | None:
-    """Share under the assumption that rows are padded to the longest one."""
+def _counts_of_lengths(lengths: Any) -> tuple[int, int] | None:
+    """Counts under the assumption that rows are padded to the longest one."""
     array = _array(lengths)
     if array is None or array.ndim != 1 or not array.size or array.dtype.kind not in "iu" or array.max() <= 0:
         return None
-    return 1 - float(array.mean()) / float(array.max())
+    places = int(array.max()) * array.size
+    return places - int(array.sum()), places
 
 
 def _array(value: Any) -> np.ndarray[Any, Any] | None:
     if isinstance(value, torch.Tensor):
-        plain = type(value) is torch.Tensor and value.device.type == "cpu" and value.layout is torch.strided
-        return value.detach().numpy() if plain and value.dtype is not torch.bfloat16 else None
+        if type(value) is not torch.Tensor or value.device.type != "cpu" or value.layout is not torch.strided:
+            return None
+        return (value != 0 if value.dtype is torch.bfloat16 else value.detach()).numpy()
     return value if isinstance(value, np.ndarray) else None

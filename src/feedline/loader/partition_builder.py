@@ -26,6 +26,7 @@ from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import note
 from feedline.loader.builder import run_collate
 from feedline.loader.captures import traveling_schemes
+from feedline.loader.padding import with_padding
 from feedline.loader.partitions import (
     PartitionedDataset,
     StreamSource,
@@ -109,7 +110,7 @@ class PartitionBuilder:
         outer = recorder.begin()
         try:
             with addressed(None) as address, self._as_partition(request):
-                return self._build(request, allocate, recorder, address)
+                return with_padding(self._build(request, allocate, recorder, address))
         except Exception as error:
             note(error, f"feedline: while working on {request} of {type(self.dataset).__name__}")
             raise

@@ -55,6 +55,8 @@ class Progress:
             self.duplicate_check.add(request.partition, result.digest)
         if self.length_check is not None and result.batch is not EMPTY_BATCH:
             self.length_check.count()
+        if result.padding is not None:
+            self.totals.add_padding(result.padding)
         if result.store_counts:
             store_metrics.count(**result.store_counts)
         left_out = 0

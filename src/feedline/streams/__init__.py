@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from feedline.streams.sources import from_dataset, from_items
-from feedline.streams.stream import SampleStream, mix
+from feedline.streams.stream import SampleStream, curriculum, mix
 
 if TYPE_CHECKING:
     from feedline.streams.live.kafka import Kafka
@@ -24,6 +24,7 @@ __all__ = [
     "SQLRows",
     "SampleStream",
     "SocketLines",
+    "curriculum",
     "from_dataset",
     "from_items",
     "mix",

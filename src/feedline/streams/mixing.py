@@ -27,7 +27,7 @@ class MixSource:
     sources: tuple[FlowSource, ...]
     weights: Sequence[float] | WeightsAt
     stop: Stop
-    max_passes: int | None
+    max_repeats: int | None
 
     @property
     def num_partitions(self) -> int:
@@ -49,7 +49,7 @@ class MixSource:
             return Chained([partial(source.open, each) for each in places])
 
         repeats = self.stop == "all_exhausted"
-        return Passes(opened, place, self.max_passes if repeats else 1)
+        return Passes(opened, place, self.max_repeats if repeats else 1)
 
 
 class _Mixed:

@@ -17,6 +17,7 @@ from feedline.core.rng import derive
 from feedline.errors import ArgumentError
 from feedline.streams.flow import FlowPlace, FlowSource, OpenFlow, SampleFlow, check_count, describe
 from feedline.streams.mixing import MixSource, Stop, WeightsAt, check_weights
+from feedline.streams.phases import Phase, PhasedSource, TemperedWeights, phases_of, temper
 from feedline.streams.steps import (
     BatchStep,
     FilterStep,
@@ -142,32 +143,59 @@ def _opening(step: StreamStep, upstream: OpenFlow, place: FlowPlace) -> OpenFlow
 
 
 def mix(
-    streams: Sequence[SampleStream], weights: Sequence[float] | WeightsAt, *, stop: Stop = "first_exhausted",
-    max_passes: int | None = None, seed: int = 0,
+    streams: Sequence[SampleStream], weights: Sequence[float] | WeightsAt, *, stop: Stop | int = "first_exhausted",
+    temperature: float = 1.0, max_repeats: int | None = None, seed: int = 0,
 ) -> SampleStream:  # fmt: skip
     """Streams mixed by weights, which are scaled to a sum of 1.
 
-    `weights` may be a function of the epoch: a curriculum. Shares hold over any stretch of a partition to within one
-    sample of each stream. `stop`: "first_exhausted" ends a partition where one of its streams ends; "all_exhausted"
-    where each has ended once, and begins those again that end earlier, in another order, but at most `max_passes`
-    times; "each_once" gives each sample once, and goes on with the streams that are left. The mixture has as many
-    partitions as the stream with the fewest. `seed` fixes the order of the streams, and the random numbers of steps.
+    `weights` may be a function of the epoch. Shares hold over any stretch of a partition to within one sample of each
+    stream. `stop`: "first_exhausted" ends a partition where one of its streams ends; "all_exhausted" where each has
+    ended once, and begins those again that end earlier, in another order; "each_once" gives each sample once, and goes
+    on with the streams that are left; a number ends an epoch after so many samples, dealt out to the partitions, and
+    begins each stream again that ends. `max_repeats` bounds how often a sample may come in an epoch where streams begin
+    again; the share of a stream that would exceed it goes to the others. Too few samples for a number are an
+    `ArgumentError` where they end. `temperature` T scales each weight w to w ** (1 / T): with sizes as weights, T > 1
+    draws more from small streams. The mixture has as many partitions as the stream with the fewest. `seed` fixes the
+    order of the streams, and the random numbers of steps.
     """
-    _check_streams(streams)
-    check_one_of("stop", stop, get_args(Stop))
-    if max_passes is not None and stop != "all_exhausted":
-        raise ArgumentError("max_passes= is for stop='all_exhausted': no other mixture repeats samples")
+    _check_streams("mix", streams)
+    if max_repeats is not None and stop in ("first_exhausted", "each_once"):
+        raise ArgumentError(
+            "max_repeats= is for stop='all_exhausted', or a number of samples: no other mixture repeats samples"
+        )
+    repeats = None if max_repeats is None else check_count("max_repeats", max_repeats)
     if not callable(weights):
-        weights = check_weights(weights, len(streams))
-    passes = None if max_passes is None else check_count("max_passes", max_passes)
-    return SampleStream(MixSource(tuple(streams), weights, stop, passes), seed=seed)
+        weights = temper(check_weights(weights, len(streams)), temperature)
+    elif temperature != 1:
+        weights = TemperedWeights(weights, temperature)
+    if isinstance(stop, str):
+        check_one_of("stop", stop, get_args(Stop))
+        return SampleStream(MixSource(tuple(streams), weights, stop, repeats), seed=seed)
+    samples = check_count("stop", stop)
+    return SampleStream(PhasedSource(tuple(streams), (Phase(samples, weights),), repeats), seed=seed)
 
 
-def _check_streams(streams: Any) -> None:
+def curriculum(
+    streams: Sequence[SampleStream], phases: Sequence[tuple[int, Sequence[float]]], *,
+    temperature: float = 1.0, max_repeats: int | None = None, seed: int = 0,
+) -> SampleStream:  # fmt: skip
+    """Streams mixed in phases, each with its number of samples and its weights.
+
+    A phase goes on with each stream where the earlier ones left it, and its samples are dealt out to the partitions. An
+    epoch is the sum of the phases; streams that end within it begin again, in another order. Partitions, `temperature`,
+    `max_repeats`, `seed` and errors are those of `mix` with a number as `stop`.
+    """
+    _check_streams("curriculum", streams)
+    repeats = None if max_repeats is None else check_count("max_repeats", max_repeats)
+    made = phases_of(phases, len(streams), temperature, check_count)
+    return SampleStream(PhasedSource(tuple(streams), made, repeats), seed=seed)
+
+
+def _check_streams(name: str, streams: Any) -> None:
     if isinstance(streams, SampleStream) or not isinstance(streams, Sequence):
-        raise ArgumentError(f"mix() takes a list of streams; got {type(streams).__name__}")
+        raise ArgumentError(f"{name}() takes a list of streams; got {type(streams).__name__}")
     if not streams:
-        raise ArgumentError("mix() needs at least one stream")
+        raise ArgumentError(f"{name}() needs at least one stream")
     for number, each in enumerate(streams):
         if not isinstance(each, SampleStream):
             raise ArgumentError(

@@ -145,7 +145,7 @@ class Stats:
     worker_growth_nbytes: float | None = None
     """Growth of `worker_nbytes` per epoch; None before the end of the second epoch, and without worker processes."""
     padding_share: float | None = None
-    """Share of padding in batches with a mask or lengths, 0 to 1, from some of them; None if there are none."""
+    """Share of padding in all batches with a mask or lengths, 0 to 1; None if there are none."""
     throttled_share: float | None = None
     """Share of the periods in which the CPU quota of the process's group was used up, since the first iteration; None
     without a quota.

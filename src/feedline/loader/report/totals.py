@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from feedline.core.histogram import LOOP, SpanSum, SpanSums, add_counts, is_building, new_sums
 from feedline.core.telemetry import CPU, LOCK, MAIN, RUN_DELAY, SWITCHES, Span, SpanTuple
+from feedline.loader.padding import PaddingSums
 from feedline.loader.report.stats import SlowBatch, StageTimes, Stats, is_wall
 
 RECENT = 256
@@ -41,6 +42,7 @@ class Totals:
         self._recent = recent
         self._slowest: list[SlowBatch] = []
         self._closing_ns = 0
+        self._padding = PaddingSums()
         self._whole = whole
 
     @property
@@ -62,6 +64,11 @@ class Totals:
             self.sums.add(spans, samples)
         elif self.sums.add(spans, samples, request.epoch, request.number) > self.slow_ns:
             self.keep_slow(spans, request)
+
+    def add_padding(self, padding: tuple[int, int]) -> None:
+        """Count padded places and all places of a batch."""
+        for totals in self._each():
+            totals._padding.add(padding)
 
     def opened(self, elapsed_ns: int) -> None:
         """Count the time of `iter(loader)` as waiting for the first batch."""
@@ -121,6 +128,7 @@ class Totals:
             stages={stage: times for stage, times in stages.items() if stage not in LOOP},
             loop={stage: times for stage, times in stages.items() if stage in LOOP},
             slowest=tuple(self._slowest),
+            padding_share=self._padding.share,
         )
 
     def stages(self) -> dict[str, StageTimes]:

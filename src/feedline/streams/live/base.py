@@ -228,9 +228,10 @@ class LiveStream(IterableDataset[Any]):
         place = self._start(client, number, kept) if state is None else state["place"]
         if client.is_lost(number, place, kept):
             place = self._after_loss(number, place, kept)
-        if state is not None and state["epoch"] == epoch:
-            return {**state, "place": place}
         stop = kept.end if self.terms.until == "latest" else None
+        if state is not None and state["epoch"] == epoch:
+            kept_stop = state["stop"]  # None in an epoch that began without an end, and may get one now
+            return {**state, "place": place, "stop": stop if kept_stop is None else kept_stop}
         return {"place": place, "epoch": epoch, "count": 0, "batches": 0, "stop": stop}
 
     def _start(self, client: LiveClient, number: int, kept: Kept) -> Place:

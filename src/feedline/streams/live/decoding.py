@@ -80,16 +80,18 @@ class MessageDecoder:
     def _all_at_once(self, messages: Sequence[Any]) -> list[Any] | None:
         """The samples of all messages; None if one of them fails."""
         try:
-            if max(map(len, messages), default=0) > self.largest:
+            size = _size_of_row if messages and isinstance(messages[0], dict) else len
+            if max(map(size, messages), default=0) > self.largest:
                 return None
             return list(map(self.function, messages))
         except Exception:  # noqa: BLE001 - it is raised again for the message
             return None
 
     def _checked(self, message: Any) -> Any:
-        if isinstance(message, bytes) and len(message) > self.largest:
+        size = len(message) if isinstance(message, bytes) else _size_of_row(message)
+        if size > self.largest:
             raise MessageTooLargeError(
-                f"a message of {len(message):,} bytes is larger than LiveLimits.message_nbytes={self.largest:,}: "
+                f"a message of {size:,} bytes is larger than LiveLimits.message_nbytes={self.largest:,}: "
                 "raise the limit, or leave out such messages by on_error='skip'"
             )
         if isinstance(message, Exception):  # what the source says of a message that it could not make
@@ -104,6 +106,12 @@ def decoder_of(decode: Decode, largest: int) -> MessageDecoder:
     if decode not in DECODERS:
         raise ArgumentError(f"decode must be a function of a message, or one of {', '.join(DECODERS)}; got {decode!r}")
     return MessageDecoder(DECODERS[decode], largest, is_pure=True)
+
+
+def _size_of_row(message: Any) -> int:
+    """Bytes of the texts and binary values of a row; 0 for what is no row."""
+    values = message.values() if isinstance(message, dict) else ()
+    return sum(len(value) for value in values if isinstance(value, bytes | str))
 
 
 def _base64(message: Any) -> str:

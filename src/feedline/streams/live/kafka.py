@@ -212,7 +212,8 @@ class KafkaClient:
             )
         if name in _AWAY:
             raise SourceUnavailableError(
-                f"{who} do not answer ({text}): check servers=, and that this machine reaches them"
+                f"{who} do not answer ({text}): check servers=, security.protocol in settings=, and that this"
+                " machine reaches them"
             )
         if name in ("OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET"):
             raise OffsetLostError(

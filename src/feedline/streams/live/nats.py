@@ -186,7 +186,14 @@ class NATSClient:
 
         servers = [each.strip() for each in look_up(self._stream.servers, "servers").split(",")]
         known = {"allow_reconnect": False, "connect_timeout": self._limit_s, "error_cb": note}
-        return await self._nats.connect(servers, **{**known, **self._stream.settings})
+        connection = self._nats.NATS()
+        try:
+            await connection.connect(servers, **{**known, **self._stream.settings})
+        except BaseException:
+            with suppress(Exception):  # a connection that was refused has a socket, too
+                await connection.close()
+            raise
+        return connection
 
     async def _kept(self, subject: str) -> Kept:
         state = (await self._jetstream.stream_info(self._stream.stream)).state
