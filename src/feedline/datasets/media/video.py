@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,10 +84,11 @@ class FrameTable:
         keys, key_order = np.split(both, 2)
         return cls(Fraction(numerator, denominator), end, height, width, pts, keys, order, key_order)
 
-    def last_decoded_before(self, number: int) -> int:
-        """The frame shown last of those decoded up to this one."""
-        before = np.flatnonzero(self.order[number : number + _MOST_REORDERED] <= self.order[number])
-        return number + int(before[-1])
+    def last_decoded_before(self) -> NDArray[np.int64]:
+        """For each frame, the one shown last of those decoded up to it."""
+        earliest_behind = np.minimum.accumulate(self.order[::-1])[::-1]
+        last = np.searchsorted(earliest_behind, self.order, "right") - 1
+        return np.minimum(last, np.arange(len(self.pts)) + _MOST_REORDERED)
 
     def may_refer(self, number: int, pts: int) -> bool:
         """True if a frame may need that of time stamp `pts`.
@@ -138,18 +139,22 @@ class _BytesFile:
 @contextmanager
 def _damage(what: str, file: _BytesFile | None = None) -> Iterator[None]:
     """Turn errors of FFmpeg about the content of a file into SampleErrors."""
-    av = pyav()
     try:
         yield
-    except av.FFmpegError as error:
-        if file is not None and file.failure is not None:
-            raise file.failure from None
-        if isinstance(error, OSError) and not isinstance(error, ValueError):  # of the file system
-            raise
-        raise SampleError(
-            f"{what} cannot be decoded ({type(error).__name__}: {error.strerror}): the file is damaged or not a video;"
-            " replace it, or pass on_error='skip' to the loader"
-        ) from error
+    except pyav().FFmpegError as error:
+        _report(error, what, file)
+
+
+def _report(error: Any, what: str, file: _BytesFile | None) -> NoReturn:
+    """Raise a SampleError; or the error of reading, if that failed."""
+    if file is not None and file.failure is not None:
+        raise file.failure from None
+    if isinstance(error, OSError) and not isinstance(error, ValueError):  # of the file system
+        raise error
+    raise SampleError(
+        f"{what} cannot be decoded ({type(error).__name__}: {error.strerror}): the file is damaged or not a video;"
+        " replace it, or pass on_error='skip' to the loader"
+    ) from error
 
 
 class OpenVideo:
@@ -259,34 +264,6 @@ def _promised_end(video: OpenVideo) -> Fraction | None:
     return None
 
 
-def _decoded(video: OpenVideo, wanted: int, damaged: set[int]) -> Iterator[Any]:
-    """Decode from the present place on.
-
-    Adds the time stamps of damaged frames to `damaged`. Frames before the time stamp `wanted` are decoded only if
-    others refer to them. Frames that are displayed before the
-    first keyframe may refer to frames before it, which were not decoded: their errors mean nothing.
-    """
-    first, context = None, video.stream.codec_context
-    for packet in video.container.demux(video.stream):
-        context.skip_frame = "NONREF" if packet.pts is not None and packet.pts < wanted else "DEFAULT"
-        if first is None and packet.is_keyframe:
-            first = packet.pts
-        frames = []
-        try:
-            frames = packet.decode()
-            is_damaged = packet.is_corrupt
-        except pyav().FFmpegError as error:
-            if packet.pts is None or (isinstance(error, OSError) and not isinstance(error, ValueError)):
-                raise
-            is_damaged = first is not None and packet.pts >= first
-        if is_damaged and packet.pts is not None:
-            damaged.add(packet.pts)
-        for frame in frames:
-            if frame.is_corrupt and frame.pts is not None:
-                damaged.add(frame.pts)
-            yield frame
-
-
 class VideoReader:
     """Decodes chosen frames of one video; for one thread at a time."""
 
@@ -294,12 +271,17 @@ class VideoReader:
         self._source = source
         self._video = OpenVideo(source, name)
         self._table, self._name = table, name
+        self._last_before = table.last_decoded_before()
         self._to_rgb = pyav().video.reformatter.VideoReformatter()
+        self._failure = pyav().FFmpegError
         self._coming: Iterator[Any] = iter(())
         self._ahead: deque[Any] = deque()
         """Frames that were decoded to see whether they are damaged."""
         self._damaged: set[int] = set()
         """Time stamps of the damaged frames since decoding began here."""
+        self._wanted: frozenset[int] = frozenset()
+        self._until = 0
+        """Time stamps of the frames to read, and the last of them."""
         self._next: int | None = None
         """The number of the frame that decoding comes to next; None if it has to seek."""
         self._attempt = 0
@@ -312,15 +294,19 @@ class VideoReader:
 
         Those that are in `kept` are not decoded again. SampleError names a frame that cannot be decoded.
         """
-        found = {}
-        for number in wanted.tolist():
-            held = None if kept is None else kept.get(number)
-            found[number] = self._frame(number) if held is None else held
+        found = {number: kept[number] for number in wanted.tolist() if number in kept} if kept else {}
+        missing = [number for number in wanted.tolist() if number not in found]
+        if missing:
+            pts = self._table.pts[missing]
+            self._wanted, self._until = frozenset(pts.tolist()), int(pts[-1])
+            keys = np.searchsorted(self._table.keyframes, pts, "right") - 1
+            for number, key in zip(missing, keys.tolist(), strict=True):
+                found[number] = self._frame(number, key)
         return found
 
-    def _frame(self, number: int) -> NDArray[np.uint8]:
+    def _frame(self, number: int, key: int) -> NDArray[np.uint8]:
+        """A frame of the group that keyframe `key` begins."""
         pts, keys = self._table.pts, self._table.keyframes
-        key = int(np.searchsorted(keys, pts[number], "right")) - 1
         if self._next is not None and self._next <= number and pts[self._next] >= keys[key]:
             with suppress(SampleError):  # what a seek finds is the verdict: it passes over frames that are not needed
                 return self._pixels(self._decode_until(number), number)
@@ -330,12 +316,12 @@ class VideoReader:
         return self._read_from(key, _ATTEMPTS, number)
 
     def _read_from(self, key: int, attempt: int, number: int) -> NDArray[np.uint8]:
-        self._seek(key, attempt, int(self._table.pts[number]))
+        self._seek(key, attempt)
         frame = self._decode_until(number)
         self._attempt = attempt
         return self._pixels(frame, number)
 
-    def _seek(self, key: int, attempt: int, wanted: int) -> None:
+    def _seek(self, key: int, attempt: int) -> None:
         """Seek to keyframe `key`, or before it on later attempts.
 
         Some formats seek by the time of decoding, which is before that of display; and in an open GOP
@@ -344,7 +330,7 @@ class VideoReader:
         self._next = None
         video, first = self._video, key - max(0, attempt - 1)
         if first < 0 or (attempt == _ATTEMPTS and first == 0):
-            self._reopen(wanted)
+            self._reopen()
             return
         place = int(self._table.keyframes[first])
         if attempt:
@@ -353,28 +339,60 @@ class VideoReader:
             with _damage(self._name, video.file):
                 video.container.seek(place, stream=video.stream)
         except PermissionError:  # by this name FFmpeg reports that a format has no place before the one asked for
-            self._reopen(wanted)
+            self._reopen()
         else:
-            self._begin(wanted)
+            self._begin()
 
-    def _reopen(self, wanted: int) -> None:
+    def _reopen(self) -> None:
         """Decode from the very beginning."""
         self._video.close()
         self._video = OpenVideo(self._source, self._name)
-        self._begin(wanted)
+        self._begin()
 
-    def _begin(self, wanted: int) -> None:
+    def _begin(self) -> None:
         self._ahead.clear()
         self._damaged = set()
-        self._coming = _decoded(self._video, wanted, self._damaged)
+        self._coming = self._decode()
+
+    def _decode(self) -> Iterator[Any]:
+        """Decode from the present place on.
+
+        Frames that are not wanted are decoded only if others refer to them. Frames that are displayed before the first
+        keyframe may refer to frames before it, which were not decoded: their errors mean nothing.
+        """
+        first, context, damaged = None, self._video.stream.codec_context, self._damaged
+        skips, context.skip_frame = False, "DEFAULT"
+        for packet in self._video.container.demux(self._video.stream):
+            pts = packet.pts
+            if skips != (pts is not None and pts < self._until and pts not in self._wanted):
+                skips = not skips
+                context.skip_frame = "NONREF" if skips else "DEFAULT"
+            if first is None and packet.is_keyframe:
+                first = pts
+            frames = []
+            try:
+                frames = packet.decode()
+                is_damaged = packet.is_corrupt
+            except self._failure as error:
+                if pts is None or (isinstance(error, OSError) and not isinstance(error, ValueError)):
+                    raise
+                is_damaged = first is not None and pts >= first
+            if is_damaged and pts is not None:
+                damaged.add(pts)
+            for frame in frames:
+                if frame.is_corrupt and frame.pts is not None:
+                    damaged.add(frame.pts)
+                yield frame
 
     def _decode_until(self, number: int) -> Any:
         """Decode up to a frame; SampleError if it is missing or damaged."""
         place = int(self._table.pts[number])
-        with _damage(self._where(number), self._video.file):
+        try:
             while (found := self._take()) is not None and (found.pts is None or found.pts < place):
                 pass
             self._look_ahead(number)
+        except self._failure as error:
+            _report(error, self._where(number), self._video.file)
         if found is None or found.pts != place:
             self._next = None
             raise SampleError(f"{self._where(number)} is missing: {_REPLACE}")
@@ -393,7 +411,7 @@ class VideoReader:
 
         Damage shows when a frame comes out.
         """
-        last = self._table.last_decoded_before(number)
+        last = int(self._last_before[number])
         until = int(self._table.pts[last])
         while last > number and not (self._ahead and self._ahead[-1].pts >= until):
             frame = next(self._coming, None)
@@ -403,8 +421,10 @@ class VideoReader:
                 self._ahead.append(frame)
 
     def _pixels(self, frame: Any, number: int) -> NDArray[np.uint8]:
-        with _damage(self._where(number)):
+        try:
             rgb = self._to_rgb.reformat(frame, format="rgb24", threads=1)
+        except self._failure as error:
+            _report(error, self._where(number), None)
         plane = rgb.planes[0]
         shape, strides = (rgb.height, rgb.width, 3), (plane.line_size, 3, 1)
         pixels: NDArray[np.uint8] = np.ndarray(shape, np.uint8, plane, strides=strides)
