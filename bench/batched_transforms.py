@@ -2,7 +2,8 @@
 
 torchvision draws one set of numbers for the whole batch, unless it is called for each image; feedline and kornia draw
 for each image. "by image" and "kornia" do the same work as feedline. A crop with one draw copies nothing, and a flip
-with one draw is done or not: no draws per image can be as fast. Peers are found in the folder that PEERS names, where
+with one draw is done or not: no draws per image can be as fast. "In place" writes to its own copy of the batch, as
+a `Delivery` may. Peers are found in the folder that PEERS names, where
 `pip install --no-deps --target` has put them. On the CPU all run in one thread. Arguments: the device, a word that
 chooses operators, and "check" to run each once and store nothing.
 """
@@ -110,12 +111,14 @@ def main(device: str, only: str, check: str) -> None:
         if only not in name:
             continue
         batch = images.float().div(255) if is_numbers else images
-        on_batch = transforms.OnBatch(ours)
+        on_batch, in_place = transforms.OnBatch(ours), transforms.OnBatch(ours, inplace=True)
+        own = batch.clone()
         contend(f"{name} on {device}", check, {
             "v2 of torchvision, one draw": lambda theirs=theirs, batch=batch: theirs(batch),
             "v2 of torchvision, by image": lambda theirs=theirs, batch=batch: torch.stack(list(map(theirs, batch))),
             "kornia": lambda cornea=cornea, batch=batch: cornea(batch),
             "feedline": lambda on_batch=on_batch, batch=batch: on_batch(batch, keys),
+            "feedline, in place": lambda in_place=in_place, own=own: in_place(own, keys),
         })  # fmt: skip
     numbers = images.float().div(255)
     for name in ("MixUp", "CutMix"):

@@ -47,6 +47,20 @@ def test_augmentation_on_the_device_is_the_same_for_all_workers_and_after_a_resu
         check_same(expected, begun + list(resumed), "a resumed loader must go on with the same numbers")
 
 
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+def test_augmentation_in_place_leaves_the_data_alone(kind: str) -> None:
+    flips = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.RandomVerticalFlip()])
+    workers: dict[str, Any] = {} if kind == "inline" else {"num_workers": 1, "worker_method": kind}
+    before = IMAGES.clone()
+    with (
+        loader(transform=transforms.OnBatch(flips)) as copying,
+        loader(transform=transforms.OnBatch(flips, inplace=True), **workers) as writing,
+    ):
+        for _ in range(2):
+            check_same(list(copying), list(writing), "batches must be the same in place")
+    assert torch.equal(IMAGES, before)
+
+
 def test_the_numbers_of_a_row_are_its_own_for_every_batch_size() -> None:
     flip = transforms.OnBatch(transforms.RandomErasing(1.0))
     delivery = fl.Delivery("cpu", transform=flip)
