@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import islice
 from typing import Any
 
@@ -231,6 +232,36 @@ def test_an_error_of_the_transform_names_the_batch_and_the_next_one_comes() -> N
             next(batches)
         assert any("on cpu, after the copy of" in note for note in caught.value.__notes__)
         assert len(list(batches)) == 3
+
+
+class TooLarge:
+    """A batch that its device has no memory for."""
+
+    nbytes = host_nbytes = 5 << 30
+
+    def to(self, device: Any) -> Any:
+        raise torch.OutOfMemoryError(f"{device} out of memory")
+
+
+def full(batch: Any) -> Any:
+    raise torch.OutOfMemoryError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "notes"),
+    [
+        ({"collate_fn": lambda _: TooLarge()}, (r"batch of 5368709120 bytes was copied to cpu", r"batch 0 of epoch 0")),
+        ({"transform": full, "prefetch": 3}, (r"batch 0 of epoch 0", r"has 2920 bytes there.*prefetch=2\)")),
+        ({"transform": full, "prefetch": 1}, (r"batch 0 of epoch 0", r"prefetch=1: make it smaller")),
+        ({"transform": full, "prefetch": "1 GiB"}, (r"batch 0 of epoch 0", r"a smaller Delivery\(..., prefetch=\)")),
+    ],
+    ids=["copy", "transform", "one", "amount"],
+)
+def test_a_batch_without_memory_for_it_is_named(arguments: dict[str, Any], notes: tuple[str, ...]) -> None:
+    with loader(**arguments) as failing, pytest.raises(torch.OutOfMemoryError) as caught:
+        next(iter(failing))
+    text = "\n".join(caught.value.__notes__)
+    assert all(re.search(note, text) for note in notes), text
 
 
 @pytest.mark.parametrize(
