@@ -2,8 +2,10 @@
 
 torchvision draws one set of numbers for the whole batch, unless it is called for each image; feedline and kornia draw
 for each image. "by image" and "kornia" do the same work as feedline. A crop with one draw copies nothing, and a flip
-with one draw is done or not: no draws per image can be as fast. Peers are found in the folder that PEERS names, where
-`pip install --no-deps --target` has put them. On the CPU all run in one thread.
+with one draw is done or not: no draws per image can be as fast. "In place" writes to its own copy of the batch, as
+a `Delivery` may. Peers are found in the folder that PEERS names, where
+`pip install --no-deps --target` has put them. On the CPU all run in one thread. Arguments: the device, a word that
+chooses operators, and "check" to run each once and store nothing.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ class Scaled:
         return self.step(images.float().div_(255))
 
 
-def main(device: str, only: str) -> None:
+def main(device: str, only: str, check: str) -> None:
     torch.set_num_threads(1)
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (BATCH, 3, HEIGHT, WIDTH), np.uint8)).to(device)
     keys = np.random.default_rng(0).integers(0, 2**64, BATCH, np.uint64)
@@ -109,29 +111,34 @@ def main(device: str, only: str) -> None:
         if only not in name:
             continue
         batch = images.float().div(255) if is_numbers else images
-        on_batch = transforms.OnBatch(ours)
-        contend(f"{name} on {device}", {
+        on_batch, in_place = transforms.OnBatch(ours), transforms.OnBatch(ours, inplace=True)
+        own = batch.clone()
+        contend(f"{name} on {device}", check, {
             "v2 of torchvision, one draw": lambda theirs=theirs, batch=batch: theirs(batch),
             "v2 of torchvision, by image": lambda theirs=theirs, batch=batch: torch.stack(list(map(theirs, batch))),
             "kornia": lambda cornea=cornea, batch=batch: cornea(batch),
             "feedline": lambda on_batch=on_batch, batch=batch: on_batch(batch, keys),
+            "feedline, in place": lambda in_place=in_place, own=own: in_place(own, keys),
         })  # fmt: skip
     numbers = images.float().div(255)
     for name in ("MixUp", "CutMix"):
         ours, theirs = transforms.OnBatch(getattr(transforms, name)(CLASSES)), getattr(v2, name)(num_classes=CLASSES)
-        contend(f"{name} on {device}", {
+        contend(f"{name} on {device}", check, {
             "v2 of torchvision, one draw": lambda theirs=theirs: theirs(numbers, labels),
             "feedline": lambda ours=ours: ours((numbers, labels), keys),
         })  # fmt: skip
 
 
-def contend(name: str, contestants: dict[str, Callable[[], object]]) -> None:
+def contend(name: str, check: str, contestants: dict[str, Callable[[], object]]) -> None:
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     contest = Contest(f"batched {name}", unit="images/s", baseline=next(iter(contestants)))
     for contestant, run in contestants.items():
         contest.add(contestant, lambda run=run: (run(), wait()), BATCH)
-    contest.run().publish("kornia", "torchvision")
+    if check:
+        contest.run(rounds=1, warm_up=0).show()
+    else:
+        contest.run().publish("kornia", "torchvision")
 
 
 if __name__ == "__main__":
-    main(*(sys.argv[1:3] + ["cpu", ""][len(sys.argv) - 1 :]))
+    main(*(sys.argv[1:4] + ["cpu", "", ""][len(sys.argv) - 1 :]))

@@ -16,6 +16,8 @@ import os
 import platform
 import re
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -63,9 +65,13 @@ class Outcome:
             table.add_row(escape(s.name), _short(s.median), f"{_short(s.low)} … {_short(s.high)}", f"{s.ratio:.2f}")
         return table
 
+    def show(self) -> None:
+        """Print the table."""
+        Console().print(self.table())
+
     def publish(self, *packages: str) -> None:
         """Print the table, and write `results/<name>.json` with the versions of `packages` and the usual ones."""
-        Console().print(self.table())
+        self.show()
         RESULTS.mkdir(exist_ok=True)
         extra = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -131,7 +137,18 @@ def machine() -> dict[str, str | int]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
+        **_gpu(),
     }
+
+
+def _gpu() -> dict[str, str]:
+    """Name and driver of the GPU that torch uses; nothing without one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return {}
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    return {"gpu": torch.cuda.get_device_name(), "driver": driver, "cuda": str(torch.version.cuda)}
 
 
 def _cpu_name() -> str:

@@ -1,8 +1,9 @@
 """Claim: `DecodeOnDevice` feeds a GPU faster than all CPUs of the machine decode.
 
 JPEGs of 500×375 pixels through the training pipeline of ImageNet, into batches on the device. The peers are feedline's
-workers, which decode on the CPUs, and DALI with mixed decoding, where it is installed. With "cpu" as its argument the
-script runs without a GPU, to check itself.
+workers, which decode on all CPUs, and where they are installed torchvision behind torch's DataLoader with the
+prefetcher of tutorials, DALI with mixed decoding, and FFCV. With "cpu" as its argument the script runs without a GPU,
+to check itself.
 """
 
 from __future__ import annotations
@@ -11,20 +12,17 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
+from peers import Batches, Contest, add_optional, dali_jpegs, ffcv, prefetched, publish
 from PIL import Image
 
 import feedline as fl
 from feedline import transforms
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from harness import Contest
 
 ON_CUDA = sys.argv[1:2] != ["cpu"]
 IMAGES, BATCH, SIZE, ROUNDS = (4096, 256, 224, 5) if ON_CUDA else (16, 8, 64, 1)
@@ -62,23 +60,19 @@ def epoch(batches: Callable[[], Iterator[Any]], device: str) -> Callable[[], Non
     return run
 
 
-def dali(folder: Path) -> Callable[[], Iterator[Any]]:
-    """DALI's own ImageNet pipeline."""
-    from nvidia.dali import fn, pipeline_def, types
-    from nvidia.dali.plugin.pytorch import DALIClassificationIterator
+def torchvision(folder: Path, device: str) -> Batches:
+    """torch's DataLoader with its pin thread, torchvision's ImageFolder and v2, and the prefetcher of tutorials."""
+    from torchvision import datasets
+    from torchvision.transforms import v2
 
-    mean, std = ([255 * value for value in each] for each in (transforms.IMAGENET_MEAN, transforms.IMAGENET_STD))
-
-    @pipeline_def(batch_size=BATCH, num_threads=WORKERS, device_id=0)
-    def pipeline() -> Any:
-        files, labels = fn.readers.file(file_root=str(folder), random_shuffle=True, name="reader")
-        images = fn.decoders.image_random_crop(files, device="mixed", output_type=types.RGB)
-        images = fn.resize(images, size=(SIZE, SIZE))
-        flip = fn.random.coin_flip()
-        return fn.crop_mirror_normalize(images, mean=mean, std=std, mirror=flip, output_layout="CHW"), labels
-
-    iterator = DALIClassificationIterator([pipeline()], reader_name="reader", auto_reset=True)
-    return lambda: ((each[0]["data"], each[0]["label"]) for each in iterator)
+    scale = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    normalize = v2.Normalize(transforms.IMAGENET_MEAN, transforms.IMAGENET_STD)
+    steps = v2.Compose([v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip(), *scale, normalize])
+    loader = torch.utils.data.DataLoader(
+        datasets.ImageFolder(str(folder), steps), BATCH, shuffle=True, drop_last=True, num_workers=WORKERS,
+        persistent_workers=True, pin_memory=device == "cuda",
+    )  # fmt: skip
+    return lambda: prefetched(iter(loader))
 
 
 def main(device: str) -> None:
@@ -99,13 +93,13 @@ def main(device: str) -> None:
         split = transforms.DecodeOnDevice.measured(train, files, device, WORKERS)
         both = loader(folder, split, device)
         contest.add(f"feedline, {split.cpu_share:.0%} by workers", epoch(lambda: iter(both), device), count)
-        if device == "cuda" and find_spec("nvidia.dali") is not None:
-            contest.add("DALI", epoch(dali(folder), device), count)
-        outcome = contest.run(rounds=ROUNDS)
-        if device == "cuda":
-            outcome.publish()
-        else:
-            print(*outcome.standings, sep="\n")
+        timed = lambda batches: epoch(batches, device)  # noqa: E731
+        add_optional(contest, "torch and torchvision", lambda: torchvision(folder, device), timed, count)
+        add_optional(contest, "DALI", lambda: dali_jpegs(folder, BATCH, SIZE, WORKERS, device), timed, count)
+        pictures = [(Image.open(path).convert("RGB"), 0) for path in sorted(folder.rglob("*.jpg"))]
+        file = folder.with_suffix(".beton")
+        add_optional(contest, "FFCV", lambda: ffcv(pictures, file, BATCH, WORKERS, device, SIZE), timed, count)
+        publish(contest.run(ROUNDS, warm_up=int(ON_CUDA)), on_cuda=device == "cuda")
         stats = there.stats()
         print(f"decoded on the device: {stats.decoded_on_device}, of them by the CPU: {stats.decode_fallbacks}")
 

@@ -1,10 +1,11 @@
 """Claim: `device="cuda"` copies at the rate of page-locked memory and keeps the GPU as busy as resident batches.
 
 Batches of 256 images (3×224×224, uint8, 38.5 MB) from worker processes feed a ResNet-50 in bfloat16. The peers are
-torch's DataLoader with its pin thread and `non_blocking` copies, the same with the prefetcher that tutorials show, and
-one batch that is already on the device. With "cpu" as its argument the script runs without a GPU, to check
-itself: a small model, and no figures of copies. "GPU busy" is the time between events around the steps, divided by the
-wall time of the same runs; "copy hidden" is the part of the copying that the loop did not wait for.
+torch's DataLoader with its pin thread and `non_blocking` copies, the same with the prefetcher that tutorials show, DALI
+and FFCV where they are installed, and one batch that is already on the device. With "cpu" as its argument the script
+runs without a GPU, to check itself: a small model, and no figures of copies. "GPU busy" is the time between events
+around the steps, divided by the wall time of the same runs; "copy hidden" is the part of the copying that the loop did
+not wait for.
 """
 
 from __future__ import annotations
@@ -17,22 +18,21 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 import torch
+from peers import Batches, Contest, dali_memory, ffcv, optional, prefetched, publish
 from torch import Tensor, nn
 
 import feedline as fl
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from harness import Contest, Outcome
 
 ON_CUDA = sys.argv[1:2] != ["cpu"]
 DEVICE = "cuda" if ON_CUDA else "cpu"
 BATCH_SIZE, IMAGE_COUNT, SIDE = (256, 4096, 224) if ON_CUDA else (4, 32, 32)
 NUM_WORKERS = min(8, len(os.sched_getaffinity(0))) if ON_CUDA else 1
-WARM_UP, STEPS, ROUNDS = (10, 60, 5) if ON_CUDA else (1, 4, 1)
+WARM_UP, STEPS, ROUNDS, WARM_ROUNDS = (10, 60, 5, 1) if ON_CUDA else (1, 4, 1, 0)
 THERE, OURS, THEIRS, LIMIT = "batch on the device", "feedline", "torch, pin thread", "page-locked memory alone"
 TUTORIAL = "torch, pin thread and prefetcher"
 
@@ -186,6 +186,13 @@ def tutorial(data: RandomImages, training: Training) -> Run:
         return measure(training, moved)
 
 
+def peer(batches: Batches, training: Training) -> Run:
+    """A loader of another library, epoch after epoch."""
+    steps = ((images, labels.flatten()) for _ in iter(int, 1) for images, labels in batches())
+    with closing(steps):
+        return measure(training, steps)
+
+
 def pinning(data: RandomImages) -> torch.utils.data.DataLoader[Batch]:
     return torch.utils.data.DataLoader(
         data, BATCH_SIZE, shuffle=True, drop_last=True, num_workers=NUM_WORKERS, persistent_workers=True,
@@ -193,28 +200,12 @@ def pinning(data: RandomImages) -> torch.utils.data.DataLoader[Batch]:
     )  # fmt: skip
 
 
-def prefetched(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """One batch ahead: its copy runs while the loop computes."""
-    side = torch.cuda.Stream() if ON_CUDA else None
-    upcoming: Batch | None = None
-    for batch in batches:
-        with torch.cuda.stream(side):
-            copied = to_device(batch)
-        if upcoming is not None:
-            yield upcoming
-        if side is not None:
-            torch.cuda.current_stream().wait_stream(side)
-            for tensor in copied:
-                tensor.record_stream(torch.cuda.current_stream())
-        upcoming = copied
-
-
 def to_device(batch: Batch) -> Batch:
     images, labels = batch
     return images.to(DEVICE, non_blocking=True), labels.to(DEVICE, non_blocking=True)
 
 
-def epochs(loader: torch.utils.data.DataLoader[Batch]) -> Iterator[Batch]:
+def epochs(loader: torch.utils.data.DataLoader[Batch]) -> Iterator[Any]:
     """One epoch after the other, without end."""
     while True:
         yield from loader
@@ -245,31 +236,23 @@ def compare(runners: dict[str, Callable[[], Run]]) -> None:
     speed = Contest("gpu_prefetch", unit="images/s", baseline=THEIRS)
     for name in runners:
         speed.measure(name, lambda name=name: recorded(name))
-    publish(speed.run(ROUNDS, warm_up=1))
+    publish(speed.run(ROUNDS, WARM_ROUNDS), on_cuda=ON_CUDA)
 
     busy = Contest("gpu_busy", unit="share", baseline=THEIRS)
     for name in runners:
-        busy.measure(name, iter([run.busy_share for run in runs[name][1:]]).__next__)
-    publish(busy.run(ROUNDS, warm_up=0))
+        busy.measure(name, iter([run.busy_share for run in runs[name][WARM_ROUNDS:]]).__next__)
+    publish(busy.run(ROUNDS, warm_up=0), on_cuda=ON_CUDA)
     if not ON_CUDA:
         return
 
     copies = Contest("gpu_copies", unit="GB/s", baseline=LIMIT)
     copies.measure(LIMIT, alone)
-    copies.measure(OURS, iter([run.copied_gb_per_s for run in runs[OURS][1:]]).__next__)
-    copies.run(ROUNDS, warm_up=0).publish()
+    copies.measure(OURS, iter([run.copied_gb_per_s for run in runs[OURS][WARM_ROUNDS:]]).__next__)
+    publish(copies.run(ROUNDS, warm_up=0), on_cuda=True)
 
     hidden = Contest("gpu_copy_hidden", unit="share", baseline=OURS)
-    hidden.measure(OURS, iter([run.hidden_share for run in runs[OURS][1:]]).__next__)
-    hidden.run(ROUNDS, warm_up=0).publish()
-
-
-def publish(outcome: Outcome) -> None:
-    """Print the table; figures of a GPU are also stored."""
-    if ON_CUDA:
-        outcome.publish()
-    else:
-        print(*outcome.standings, sep="\n")
+    hidden.measure(OURS, iter([run.hidden_share for run in runs[OURS][WARM_ROUNDS:]]).__next__)
+    publish(hidden.run(ROUNDS, warm_up=0), on_cuda=True)
 
 
 def main() -> None:
@@ -277,12 +260,25 @@ def main() -> None:
         print("bench/gpu/prefetch.py: no CUDA device, nothing to measure")
         return
     data, training = RandomImages(), Training()
-    compare({
+    runners = {
+        THERE: lambda: there(training),
         THEIRS: lambda: theirs(data, training),
         TUTORIAL: lambda: tutorial(data, training),
         OURS: lambda: ours(data, training),
-        THERE: lambda: there(training),
-    })  # fmt: skip
+    }
+    with TemporaryDirectory() as folder:
+        images, labels = data.images.numpy(), torch.arange(IMAGE_COUNT).remainder(1000).numpy()
+        rows = [(image.transpose(1, 2, 0), int(label)) for image, label in zip(images, labels, strict=True)]
+        file = Path(folder) / "images.beton"
+        others = {
+            "DALI": lambda: dali_memory(images, labels, BATCH_SIZE, NUM_WORKERS, DEVICE),
+            "FFCV": lambda: ffcv(rows, file, BATCH_SIZE, NUM_WORKERS, DEVICE),
+        }
+        for name, make in others.items():
+            batches = optional(name, make)
+            if batches is not None:
+                runners[name] = lambda batches=batches: peer(batches, training)
+        compare(runners)
 
 
 if __name__ == "__main__":

@@ -132,6 +132,11 @@ class FarFile(RangeFile):
         self._blocks: LRUCache[int, memoryview] = LRUCache(_BLOCKS)
         self._here = _ThreadSpans()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file or object."""
+        return self._nbytes
+
     @contextmanager
     def holding(self, spans: Sequence[Range]) -> Iterator[None]:
         """Load these spans at once for this thread, for the block's duration."""

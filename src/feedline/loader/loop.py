@@ -429,7 +429,9 @@ class Iteration(_BaseDataLoaderIter):
 
 
 def _name_row(error: Exception, request: Any) -> None:
-    """Name the sample, if the error knows its row."""
+    """Name the sample, if the error knows its row; or the batch that does not fit."""
+    if isinstance(error, torch.OutOfMemoryError):
+        note(error, f"feedline: {request}, stage device")
     row = getattr(error, "row", None)
     if row is not None and row < len(getattr(request, "positions", ())):
         place = f"epoch {request.epoch}, position {request.positions[row]}, stage device"

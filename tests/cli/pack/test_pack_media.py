@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import subprocess
 from pathlib import Path
 
+import av
+import numpy as np
 import pytest
+import soundfile
+import torch
 from image_cases import jpeg
 from packing_cases import feedline, members, packed
 
-from feedline.datasets import TarShards
+from feedline.datasets import Clips, TarShards, Waveforms
 
 WAV = b"RIFF....WAVE"
 
@@ -46,6 +52,36 @@ def test_sounds_and_videos_are_samples_with_their_texts(tmp_path: Path) -> None:
     assert any("files ending in .txt" in note for note in report["notes"])
     data = TarShards(tmp_path / "out", ("wav", "cls"))
     assert [data[0][0], data[1]] == [b"its sound", (WAV, 1)]
+
+
+def test_real_videos_and_sounds_are_read_from_the_shards_as_from_their_folders(tmp_path: Path) -> None:
+    """By the user's own decoder: `Clips` and `Waveforms` read files, shards hold them unchanged."""
+    make = "ffmpeg -nostdin -loglevel error -f lavfi -i"
+    for label, rate in (("ball", 10), ("grid", 12)):
+        (tmp_path / "in" / label).mkdir(parents=True)
+        target = tmp_path / "in" / label / "a"
+        video = f"{make} testsrc2=size=48x32:rate={rate}:duration=1 -c:v mpeg4 {target}.mp4"
+        sound = f"{make} sine=frequency={40 * rate}:duration=0.2 {target}.flac"
+        for command in (video, sound):
+            subprocess.run(command.split(), check=True, timeout=120)
+    packed(tmp_path / "in", tmp_path / "out", "--no-shuffle")
+
+    def frames(content: bytes) -> torch.Tensor:
+        with av.open(io.BytesIO(content)) as container:
+            rgb = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        return torch.from_numpy(np.stack(rgb)).permute(0, 3, 1, 2)
+
+    def waveform(content: bytes) -> torch.Tensor:
+        return torch.from_numpy(soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)[0].T)
+
+    shards = TarShards(tmp_path / "out", ("mp4", "flac", "cls"), decode={"mp4": frames, "flac": waveform})
+    clips = Clips(tmp_path / "in", frames=None, index_dir=tmp_path)
+    sounds = Waveforms(tmp_path / "in", index_dir=tmp_path)
+    assert len(shards) == len(clips) == len(sounds) == 2
+    for number, (video, sound, label) in enumerate(shards[row] for row in range(2)):
+        assert torch.equal(video, clips[number]["frames"])
+        assert torch.equal(sound, sounds[number]["waveform"])
+        assert label == clips[number]["label"] == sounds[number]["label"]
 
 
 def test_sounds_of_an_image_belong_to_its_sample(tmp_path: Path) -> None:

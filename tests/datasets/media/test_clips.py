@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
 import os
@@ -7,7 +8,7 @@ import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import av
 import numpy as np
@@ -252,7 +253,14 @@ def test_positions_of_clips() -> None:
 
 @pytest.fixture
 def server(videos: Path) -> Iterator[str]:
-    handler = functools.partial(_Ranges, directory=str(videos))
+    with serving(videos) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    _Ranges.asked.clear()
+    handler = functools.partial(_Ranges, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -264,10 +272,13 @@ def server(videos: Path) -> Iterator[str]:
 class _Ranges(http.server.SimpleHTTPRequestHandler):
     """Files with ranges, of which the standard library's server knows nothing."""
 
+    asked: ClassVar[list[tuple[int, int]]] = []
+
     def do_GET(self) -> None:
         data = Path(self.translate_path(self.path)).read_bytes()
         first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
         start, stop = int(first), min(int(last) + 1 if last else len(data), len(data))
+        self.asked.append((start, stop))
         self.send_response(206 if "Range" in self.headers else 200)
         self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
         self.send_header("Content-Length", str(stop - start))
@@ -288,3 +299,27 @@ def test_objects_are_read_by_ranges(videos: Path, server: str, tmp_path: Path) -
     far = Clips([f"{server}/{name}" for name in names], options={"allow_http": True}, **settings)
     for number in range(6):
         assert torch.equal(far[number]["frames"], near[number]["frames"])
+
+
+@pytest.mark.parametrize("name", ["large.mp4", "large.mkv"])
+def test_of_a_large_object_a_clip_is_one_request_for_what_it_needs(name: str, tmp_path: Path) -> None:
+    noise = "-f lavfi -i testsrc2=size=192x144:rate=30:duration=4,noise=alls=80:allf=t -c:v mpeg4 -q:v 1 -g 10"
+    ffmpeg(f"{noise} {name}", tmp_path)
+    with av.open(str(tmp_path / name)) as container:
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+    settings: dict[str, Any] = {"frames": 6, "sampling": "regular", "clips_per_video": 5, "index_dir": tmp_path}
+    near = Clips(tmp_path / name, **settings)
+    with serving(tmp_path) as address:
+        far = Clips(f"{address}/{name}", options={"allow_http": True}, **settings)
+        far[4]  # opens the file: its header and its index
+        for number in (2, 0, 3):
+            _Ranges.asked.clear()
+            clip = far[number]
+            assert torch.equal(clip["frames"], near[number]["frames"])
+            ((start, stop),) = _Ranges.asked
+            first, last = (round(second * 30) for second in clip["seconds"][[0, -1]].tolist())
+            needed = packets[first - first % 10 : last + 1]
+            assert start <= needed[0].pos
+            assert stop >= needed[-1].pos + needed[-1].size
+            behind = sum(packet.size for packet in packets[last + 1 : last + 5])
+            assert stop - start <= sum(packet.size for packet in needed) + behind + 2 * (64 << 10) + (4 << 10)

@@ -12,8 +12,8 @@ from media_files import ffmpeg
 
 from feedline.core.rng import Draws
 from feedline.datasets import Clips
+from feedline.datasets.media.frame_table import FrameTable
 from feedline.datasets.media.sampling import ClipRule, Times, TooShortError
-from feedline.datasets.media.video import FrameTable
 
 BASES = [Fraction(1, 1000), Fraction(1, 15360), Fraction(1, 90_000), Fraction(1001, 30_000)]
 RATES = [Fraction(1), Fraction(5), Fraction(7), Fraction(30), Fraction(30_000, 1001)]
@@ -31,7 +31,8 @@ def tables(draw: st.DrawFn) -> FrameTable:
     gaps = draw(st.lists(st.integers(least, 9 * least), min_size=1, max_size=60))
     ends = draw(st.integers(0, 5 * least)) + np.cumsum([0, *gaps])
     pts = ends[:-1].astype(np.int64)
-    return FrameTable(base, int(ends[-1]), 64, 96, pts, pts[:1], np.arange(len(pts)), np.zeros(1, np.int64))
+    order, unknown = np.arange(len(pts)), np.full(len(pts), -1)
+    return FrameTable(base, int(ends[-1]), 64, 96, pts, pts[:1], order, order[:1], unknown, unknown, unknown[:1])
 
 
 def times_of(table: FrameTable) -> Times:

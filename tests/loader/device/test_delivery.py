@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import islice
 from typing import Any
 
@@ -45,6 +46,20 @@ def test_augmentation_on_the_device_is_the_same_for_all_workers_and_after_a_resu
         begun = list(islice(cut, 2))
         resumed.load_state_dict(json.loads(json.dumps(cut.state_dict())))
         check_same(expected, begun + list(resumed), "a resumed loader must go on with the same numbers")
+
+
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+def test_augmentation_in_place_leaves_the_data_alone(kind: str) -> None:
+    flips = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.RandomVerticalFlip()])
+    workers: dict[str, Any] = {} if kind == "inline" else {"num_workers": 1, "worker_method": kind}
+    before = IMAGES.clone()
+    with (
+        loader(transform=transforms.OnBatch(flips)) as copying,
+        loader(transform=transforms.OnBatch(flips, inplace=True), **workers) as writing,
+    ):
+        for _ in range(2):
+            check_same(list(copying), list(writing), "batches must be the same in place")
+    assert torch.equal(IMAGES, before)
 
 
 def test_the_numbers_of_a_row_are_its_own_for_every_batch_size() -> None:
@@ -217,6 +232,36 @@ def test_an_error_of_the_transform_names_the_batch_and_the_next_one_comes() -> N
             next(batches)
         assert any("on cpu, after the copy of" in note for note in caught.value.__notes__)
         assert len(list(batches)) == 3
+
+
+class TooLarge:
+    """A batch that its device has no memory for."""
+
+    nbytes = host_nbytes = 5 << 30
+
+    def to(self, device: Any) -> Any:
+        raise torch.OutOfMemoryError(f"{device} out of memory")
+
+
+def full(batch: Any) -> Any:
+    raise torch.OutOfMemoryError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "notes"),
+    [
+        ({"collate_fn": lambda _: TooLarge()}, (r"batch of 5368709120 bytes was copied to cpu", r"batch 0 of epoch 0")),
+        ({"transform": full, "prefetch": 3}, (r"batch 0 of epoch 0", r"has 2920 bytes there.*prefetch=2\)")),
+        ({"transform": full, "prefetch": 1}, (r"batch 0 of epoch 0", r"prefetch=1: make it smaller")),
+        ({"transform": full, "prefetch": "1 GiB"}, (r"batch 0 of epoch 0", r"a smaller Delivery\(..., prefetch=\)")),
+    ],
+    ids=["copy", "transform", "one", "amount"],
+)
+def test_a_batch_without_memory_for_it_is_named(arguments: dict[str, Any], notes: tuple[str, ...]) -> None:
+    with loader(**arguments) as failing, pytest.raises(torch.OutOfMemoryError) as caught:
+        next(iter(failing))
+    text = "\n".join(caught.value.__notes__)
+    assert all(re.search(note, text) for note in notes), text
 
 
 @pytest.mark.parametrize(

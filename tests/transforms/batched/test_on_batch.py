@@ -112,6 +112,35 @@ def test_batches_equal_samples(ways: Iterator[str], name: str) -> None:
         assert torch.equal(BATCH, before), way
 
 
+@pytest.mark.parametrize("name", EXACT)
+def test_in_place_the_images_are_the_same(ways: Iterator[str], name: str) -> None:
+    wanted = expected(EXACT[name])
+    for way in ways:
+        images = BATCH.clone()
+        got = T.OnBatch(EXACT[name], inplace=True)(images, KEYS)
+        assert torch.equal(got, wanted), way
+
+
+def test_in_place_only_what_changes_is_written() -> None:
+    for transform, images in (
+        (T.Compose([T.RandomHorizontalFlip(), T.RandomVerticalFlip()]), BATCH.clone()),
+        (T.RandomErasing(0.8, value=0.5), BATCH / 255),
+    ):
+        before, wanted = images.clone(), T.OnBatch(transform)(images, KEYS)
+        assert torch.equal(images, before)
+        got = T.OnBatch(transform, inplace=True)(images, KEYS)
+        assert got.data_ptr() == images.data_ptr()
+        assert torch.equal(got, wanted)
+
+
+def test_in_place_rows_that_share_memory_are_left_alone() -> None:
+    one = BATCH[:1].clone()
+    flip = T.RandomHorizontalFlip()
+    got = T.OnBatch(flip, inplace=True)(one.expand(COUNT, -1, -1, -1), KEYS)
+    assert torch.equal(one, BATCH[:1])
+    assert torch.equal(got, T.OnBatch(flip)(one.repeat(COUNT, 1, 1, 1), KEYS))
+
+
 @pytest.mark.parametrize("name", CLOSE)
 def test_resampled_batches_are_one_level_away_at_most(ways: Iterator[str], name: str) -> None:
     wanted = expected(CLOSE[name]).int()

@@ -18,8 +18,9 @@ from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, within
 from feedline.datasets.decoding import ImageDecoder
 from feedline.datasets.media.base import MediaClips, sampling_of
 from feedline.datasets.media.files import MediaFiles, Piece
+from feedline.datasets.media.frame_table import FrameTable, pyav, scan_frames
 from feedline.datasets.media.sampling import ClipRule, Short, Times, TooShortError
-from feedline.datasets.media.video import FrameTable, VideoReader, pyav, scan_frames
+from feedline.datasets.media.video import VideoReader
 from feedline.errors import SampleError
 from feedline.images import ImageError
 from feedline.stores import Cache
@@ -94,7 +95,7 @@ class Clips(MediaClips[VideoReader]):
         sampling = sampling_of(sampling, frames)
         self._rule = ClipRule(frames, 1 if stride is None else stride, fps, sampling, clips_per_video, step, short)
         media = MediaFiles(paths, manifest, VIDEO_EXTENSIONS, cache, options)
-        super().__init__(media, "video-frames-and-order", FrameTable.parse, index_dir, open_videos, transform)
+        super().__init__(media, "video-frames-and-bytes", FrameTable.parse, index_dir, open_videos, transform)
         self._images = ImageDecoder(transform, np.asarray) if plan(transform) is not None else None
         self._has_one_shape = self._images.batchable if self._images is not None else self._has_one_size()
 

@@ -232,7 +232,12 @@ class PlainStage(Closing):
 
     def finish(self, moving: Any) -> Any:
         """Move all objects with `to` to the device."""
-        return map_leaves(self._to, moving, moves_itself)
+        try:
+            return map_leaves(self._to, moving, moves_itself)
+        except torch.OutOfMemoryError as error:
+            nbytes = host_nbytes(moving)
+            note(error, f"feedline: while a batch of {nbytes} bytes was copied to {self._device}: make it smaller")
+            raise
 
     def has_room(self) -> bool:
         """False: starting early has no effect."""

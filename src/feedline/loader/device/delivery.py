@@ -114,7 +114,16 @@ class DeliverySteps:
                 return self._settle(batch) if self._delivery.static else batch
             except Exception as error:
                 note(error, f"feedline: on {self._delivery.device}, after the copy of {delivered.request}")
+                if isinstance(error, torch.OutOfMemoryError):
+                    note(error, self._explain_memory(batch))
                 raise
+
+    def _explain_memory(self, batch: Any) -> str:
+        nbytes = sum(leaf.nbytes for leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
+        ahead = self._delivery.prefetch
+        fewer = f"pass Delivery(..., prefetch={ahead - 1})" if isinstance(ahead, int) and ahead > 1 else None
+        less = fewer or ("pass a smaller Delivery(..., prefetch=)" if isinstance(ahead, str) else "make it smaller")
+        return f"feedline: the batch has {nbytes} bytes there, and prefetch={ahead!r}: {less}, or free memory there"
 
     def _apply_transform(self, batch: Any, delivered: Delivered) -> Any:
         transform = self._delivery.transform

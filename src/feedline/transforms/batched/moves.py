@@ -63,6 +63,28 @@ def moved(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> tor
     return _taken(images, lines, columns, fill, out)
 
 
+def flip_in_place(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> bool:
+    """Flip images within their memory; False, with nothing done, for other steps than flips.
+
+    Only the images that are flipped are read and written.
+    """
+    if any(type(planned.step) not in FLIPS for planned in steps):
+        return False
+    axes: dict[int, list[int]] = {}
+    for planned in steps:
+        step = planned.step
+        assert isinstance(step, FLIPS)
+        axis = -1 if isinstance(step, RandomHorizontalFlip) else -2
+        for row in np.flatnonzero(DrawsEach(planned.keys(keys)).unit() < step.p).tolist():
+            turned = axes.setdefault(row, [])
+            turned.remove(axis) if axis in turned else turned.append(axis)
+    for row, turned in axes.items():
+        if turned:  # one image at a time: its copy stays in the cache
+            image = images[row]
+            image.copy_(image.flip(turned))
+    return True
+
+
 def cropped(step: RandomCrop, draws: DrawsEach, lines: Places, columns: Places) -> tuple[Places, Places]:
     """Lines and columns, (batch, side), of a random crop.
 
@@ -79,8 +101,11 @@ def cropped(step: RandomCrop, draws: DrawsEach, lines: Places, columns: Places) 
             inside = (chosen >= 0) & (chosen < length)
             inside = None if inside.all() else inside
             chosen = chosen if inside is None else np.where(inside, chosen, 0)
-        rows = np.zeros(1, np.int64) if len(all_places) == 1 else np.arange(len(all_places))
-        part = all_places[rows[:, None], chosen]
+        if len(all_places) == 1 and all_places[0, 0] == 0:  # nothing has been flipped: each place is its own number
+            part = chosen
+        else:
+            rows = np.zeros(1, np.int64) if len(all_places) == 1 else np.arange(len(all_places))
+            part = all_places[rows[:, None], chosen]
         parts.append(part if inside is None else np.where(inside, part, -1))
     return parts[0], parts[1]
 

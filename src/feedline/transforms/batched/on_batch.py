@@ -40,7 +40,9 @@ class OnBatch:
     On the CPU, uint8 images go through the native kernels where these are faster, and the results are those of single
     images. On other devices each transform is one launch, or a few, and results differ by at most one level where an
     image is resized or blurred; all others are equal. The input is left as it is, and the result may share memory with
-    it. Callables of other libraries, and subclasses with an `apply` of their own, are an ArgumentError.
+    it. With `inplace`, a tensor of images may be written to, which spares a copy where flips and erasing change a part
+    of it: for batches that nothing else refers to, such as those of a `Delivery`. Callables of other libraries, and
+    subclasses with an `apply` of their own, are an ArgumentError.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class OnBatch:
         *,
         images: Field = 0,
         labels: Field = 1,
+        inplace: bool = False,
     ) -> None:
         parts = [transforms] if isinstance(transforms, (Transform, SampleMixing)) else list(transforms)
         self._mixtures = [(place, part) for place, part in enumerate(parts) if isinstance(part, SampleMixing)]
@@ -56,7 +59,7 @@ class OnBatch:
         if any(place < first for place, _ in self._mixtures):
             raise ArgumentError("OnBatch: transforms of images come before MixUp and CutMix")
         self.transforms = tuple(parts)
-        self.images, self.labels = images, labels
+        self.images, self.labels, self.inplace = images, labels, inplace
         # A single transform keeps its keys: it draws what it draws for samples.
         whole = transforms if isinstance(transforms, Transform) else Compose(self.transforms[:first])
         self._plan: ImagePlan = whole.plan
@@ -73,13 +76,23 @@ class OnBatch:
         if _all_levels(images) and uses_kernels(images[0], self._plan):
             done = _by_kernels(images, self._plan, keys)
         else:
-            done = stacked(apply_steps(self._plan.steps, ImageRows(images), keys), "OnBatch")
+            done = stacked(
+                apply_steps(self._plan.steps, ImageRows(images, is_owned=self._owns(images)), keys), "OnBatch"
+            )
         if is_bare:
             return self._mix(done, None, keys)[0]
         labels = self._field(batch, self.labels) if self._mixtures else None
         done, labels = self._mix(done, labels, keys)
         changes = {self.images: done, **({self.labels: labels} if self._mixtures else {})}
         return _replace(batch, changes)
+
+    def _owns(self, images: Any) -> bool:
+        """True if the operators may write to these images.
+
+        Not to rows that share memory, as those of expanded tensors do.
+        """
+        is_tensor = self.inplace and isinstance(images, torch.Tensor)
+        return is_tensor and 0 not in images.stride() and not images.requires_grad
 
     def _mix(self, images: torch.Tensor, labels: Any, keys: Keys) -> tuple[torch.Tensor, Any]:
         for place, mixture in self._mixtures:
@@ -99,7 +112,7 @@ class OnBatch:
             ) from error
 
     def __repr__(self) -> str:
-        return f"OnBatch({list(self.transforms)!r})"
+        return f"OnBatch({list(self.transforms)!r}{', inplace=True' if self.inplace else ''})"
 
 
 def uses_kernels(image: torch.Tensor, plan: ImagePlan) -> bool:
@@ -108,7 +121,9 @@ def uses_kernels(image: torch.Tensor, plan: ImagePlan) -> bool:
 
 
 def _all_levels(images: Any) -> bool:
-    return len(images) > 0 and all(image.dtype == torch.uint8 for image in images)
+    if isinstance(images, torch.Tensor):
+        return len(images) > 0 and images.dtype == torch.uint8
+    return all(image.dtype == torch.uint8 for image in images)
 
 
 def _by_kernels(images: Any, plan: ImagePlan, keys: Keys) -> torch.Tensor:

@@ -16,7 +16,7 @@ from feedline.errors import ArgumentError, SampleError, note
 from feedline.images.crops import center_offset
 from feedline.transforms import erasing
 from feedline.transforms.batched import levels, resample
-from feedline.transforms.batched.moves import cropped, leading_moves, moved
+from feedline.transforms.batched.moves import cropped, flip_in_place, leading_moves, moved
 from feedline.transforms.color import SATURATION, ColorJitter, GaussianBlur, Grayscale, RandomGrayscale, gaussian
 from feedline.transforms.compose import ApplyWithProbability, RandomChoice
 from feedline.transforms.erasing import RandomErasing
@@ -63,6 +63,8 @@ def _move(moves: Sequence[PlannedStep], rows: ImageRows, keys: Keys) -> ImageRow
         parts = [moved(image[None], moves, keys[row : row + 1]) for row, image in enumerate(rows.images)]
         return ImageRows(torch.cat(parts), is_owned=True)
     before = stacked(rows, type(moves[0].step).__name__)
+    if rows.is_owned and flip_in_place(before, moves, keys):
+        return ImageRows(before, is_owned=True)
     after = moved(before, moves, keys)
     return ImageRows(after, is_owned=rows.is_owned or after is not rows.images)
 

@@ -1,0 +1,283 @@
+"""The table of a video's frames, made by a scan without decoding, with PyAV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from feedline.core import optional
+from feedline.datasets.media.files import Source
+from feedline.errors import SampleError
+
+WHAT = "datasets.Clips"
+
+
+_FINE_S = Fraction(1, 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTable:
+    """The frames of a video in the order of their display.
+
+    `pts`: the time stamp of each, in units of `time_base` seconds, int64. `keyframes`: the time stamps of those at
+    which decoding can begin, also of hidden ones. `order` and `key_order` are their places in the order of decoding.
+    `end` is the time stamp at which the last frame ends. `height` and `width` are those that the file declares.
+    `starts` and `stops` are the bytes of each frame in the file, `key_starts` those at which keyframes begin; -1 if
+    unknown.
+    """
+
+    time_base: Fraction
+    end: int
+    height: int
+    width: int
+    pts: NDArray[np.int64]
+    keyframes: NDArray[np.int64]
+    order: NDArray[np.int64]
+    key_order: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    key_starts: NDArray[np.int64]
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """The time of each frame, from the start that the file declares."""
+        return self.pts * self.time_base.numerator / self.time_base.denominator
+
+    @property
+    def end_s(self) -> float:
+        """The time at which the last frame ends."""
+        return self.end * self.time_base.numerator / self.time_base.denominator
+
+    @property
+    def rounding_s(self) -> float:
+        """The rounding of time stamps in seconds: half a unit.
+
+        That is 0.5 ms in Matroska. Units of more than a millisecond are those of formats that count frames,
+        which round nothing.
+        """
+        return max(1e-6, float(self.time_base) / 2) if self.time_base <= _FINE_S else 1e-6
+
+    def pack(self) -> bytes:
+        """The table as bytes."""
+        base = self.time_base
+        head = [base.numerator, base.denominator, self.end, self.height, self.width, len(self.pts)]
+        each, keys = [self.pts, self.order, self.starts, self.stops], [self.keyframes, self.key_order, self.key_starts]
+        parts = [np.array(head), *each, *keys]
+        return np.concatenate(parts).astype("<i8").tobytes()
+
+    @classmethod
+    def parse(cls, packed: bytes) -> FrameTable:
+        """The table that `pack` made."""
+        numbers = np.frombuffer(packed, "<i8")
+        numerator, denominator, end, height, width, count = numbers[:6].tolist()
+        each, both = np.split(numbers[6:], [4 * count])
+        pts, order, starts, stops = each.reshape(4, count)
+        keys, key_order, key_starts = both.reshape(3, -1)
+        base = Fraction(numerator, denominator)
+        return cls(base, end, height, width, pts, keys, order, key_order, starts, stops, key_starts)
+
+    def extent(self, key: int, number: int) -> tuple[int, int]:
+        """Bytes from keyframe `key` to frame `number`, and to some behind it; (-1, -1) if unknown.
+
+        A decoder gives a frame out when it has got some more.
+        """
+        last = self.order[number] + _DECODED_BEHIND
+        stops = self.stops[(self.order >= self.key_order[key]) & (self.order <= last)]
+        start, stop = int(self.key_starts[key]), int(stops.max(initial=-1))
+        return (start, stop) if 0 <= start < stop else (-1, -1)
+
+    def last_decoded_before(self) -> NDArray[np.int64]:
+        """For each frame, the one shown last of those decoded up to it."""
+        earliest_behind = np.minimum.accumulate(self.order[::-1])[::-1]
+        last = np.searchsorted(earliest_behind, self.order, "right") - 1
+        return np.minimum(last, np.arange(len(self.pts)) + _MOST_REORDERED)
+
+    def may_refer(self, number: int, pts: int) -> bool:
+        """True if a frame may need that of time stamp `pts`.
+
+        Codecs forbid that frames behind a keyframe refer to those that are shown before it. After a seek to the
+        keyframe, these lack what they refer to, and the decoder's verdict on them means nothing.
+        """
+        order = self.order[number]
+        at = int(np.searchsorted(self.pts, pts))
+        is_shown = at < len(self.pts) and self.pts[at] == pts
+        place = self.order[at] if is_shown else self.key_order[_last(self.keyframes, pts)]
+        key = _last(self.key_order, order)
+        if self.pts[number] < self.keyframes[key]:  # shown before the keyframe, it refers to frames before that, too
+            return bool(self.key_order[max(0, key - 1)] <= place <= order)
+        return bool(self.key_order[key] <= place <= order and pts >= self.keyframes[key])
+
+
+_DECODED_BEHIND = 4
+
+
+_MOST_REORDERED = 64
+"""More frames than any codec decodes before one that is shown earlier."""
+
+
+def _last(ascending: NDArray[np.int64], value: int) -> int:
+    """The place of the last number up to `value`; else 0."""
+    return max(0, int(np.searchsorted(ascending, value, "right")) - 1)
+
+
+def pyav() -> Any:
+    """The module `av`; MissingExtraError without it."""
+    return optional.load("av", "video", WHAT)
+
+
+class _BytesFile:
+    """A file object for PyAV, which takes bytes only."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+        self.failure: Exception | None = None
+
+    def read(self, size: int) -> bytes:
+        try:
+            return bytes(self._file.read(size))
+        except Exception as error:
+            self.failure = error  # FFmpeg reports no more than that reading failed
+            raise
+
+
+@contextmanager
+def naming_damage(what: str, file: _BytesFile | None = None) -> Iterator[None]:
+    """Turn errors of FFmpeg about the content of a file into SampleErrors."""
+    try:
+        yield
+    except pyav().FFmpegError as error:
+        report(error, what, file)
+
+
+def report(error: Any, what: str, file: _BytesFile | None) -> NoReturn:
+    """Raise a SampleError; or the error of reading, if that failed."""
+    if file is not None and file.failure is not None:
+        raise file.failure from None
+    if isinstance(error, OSError) and not isinstance(error, ValueError):  # of the file system
+        raise error
+    raise SampleError(
+        f"{what} cannot be decoded ({type(error).__name__}: {error.strerror}): the file is damaged or not a video;"
+        " replace it, or pass on_error='skip' to the loader"
+    ) from error
+
+
+class OpenVideo:
+    """A video opened with PyAV: container, and the video stream."""
+
+    def __init__(self, source: Source, name: str) -> None:
+        self.name = name
+        self.file = None if isinstance(source, str) else _BytesFile(source)
+        if self.file is not None:
+            self.file.seek(0)
+        target = f"file:{source}" if self.file is None else self.file  # no other protocol by a file's name
+        with naming_damage(name, self.file):
+            self.container = pyav().open(target, metadata_errors="ignore")
+        streams = [each for each in self.container.streams.video if not _is_cover(each)]
+        if not streams:
+            self.close()
+            raise SampleError(
+                f"{name} has no video stream: remove it from the dataset, or pass on_error='skip' to the loader"
+            )
+        self.stream = streams[0]
+        if self.stream.codec_context is None:
+            self.close()
+            raise SampleError(
+                f"{name} has a codec that this FFmpeg cannot decode: convert it (ffmpeg -i {name} -c:v libx264 out.mp4)"
+            )
+        for other in self.container.streams:
+            if other is not self.stream:
+                other.discard = pyav().stream.Discard.all
+        # Workers are many already: threads of each decoder would only compete.
+        self.stream.codec_context.thread_count = 1
+        self.stream.codec_context.thread_type = "NONE"
+
+    def close(self) -> None:
+        self.container.close()
+
+
+def _is_cover(stream: Any) -> bool:
+    return bool(stream.disposition & type(stream.disposition).attached_pic)
+
+
+def scan_frames(source: Source, name: str) -> FrameTable:
+    """List the frames of a video; SampleError without any."""
+    video = OpenVideo(source, name)
+    try:
+        with naming_damage(name, video.file):
+            packets, is_partial = _packets(video)
+        context, base = video.stream.codec_context, video.stream.time_base
+        height, width, promised = context.height, context.width, _promised_end(video)
+        is_partial = is_partial or _ends_early(video)
+    finally:
+        video.close()
+    if any(packet[0] is None for packet in packets):
+        raise SampleError(
+            f"{name} has no time stamps: write it again with some (ffmpeg -fflags +genpts -i {name} -c copy out.mp4)"
+        )
+    keys = {packet[0]: order for order, packet in enumerate(packets) if packet[1]}
+    first = min(keys, default=None)
+    # Frames before the first keyframe refer to frames that were cut off; hidden ones are left out by an edit list.
+    shown = {
+        at: (order, duration)
+        for order, (at, _, is_hidden, duration, _) in enumerate(packets)
+        if not is_hidden and first is not None and at >= first
+    }
+    if not shown:
+        raise SampleError(f"{name} has no video frames: remove it, or pass on_error='skip' to the loader")
+    pts, keyframes = np.array(sorted(shown), np.int64), np.array(sorted(keys), np.int64)
+    last = shown[int(pts[-1])][1]
+    end = int(pts[-1]) + (last or (int(np.median(np.diff(pts))) if len(pts) > 1 else 1))
+    if is_partial or (promised is not None and end * base < promised - (end - int(pts[-1])) * base * 3 / 2):
+        raise SampleError(
+            f"{name} is truncated: it ends after {len(pts)} frames, at {float(end * base):.3f} s, and its header "
+            f"promises more. Fetch it again; or keep what there is (ffmpeg -i {name} -c copy out.mkv); or pass "
+            "on_error='skip' to the loader"
+        )
+    order = np.array([shown[int(at)][0] for at in pts], np.int64)
+    key_order = np.array([keys[int(at)] for at in keyframes], np.int64)
+    places = np.array([packet[4] for packet in packets], np.int64)
+    starts, stops = places[order].T
+    return FrameTable(base, end, height, width, pts, keyframes, order, key_order, starts, stops, places[key_order, 0])
+
+
+_Packet = tuple[int, bool, bool, int, tuple[int, int]]
+
+
+def _packets(video: OpenVideo) -> tuple[list[_Packet], bool]:
+    """Each packet, and True if the last one is cut.
+
+    A packet is its time stamp, "is a keyframe", "is hidden", its duration, and its bytes, (-1, -1) if unknown.
+    """
+    packets, is_cut = [], False
+    for packet in video.container.demux(video.stream):
+        if packet.size:
+            place = packet.pos if packet.pos is not None else -1
+            bytes_at = (place, place + packet.size) if place >= 0 else (-1, -1)
+            packets.append((packet.pts, packet.is_keyframe, packet.is_discard, packet.duration or 0, bytes_at))
+            is_cut = packet.is_corrupt
+    return packets, is_cut
+
+
+def _ends_early(video: OpenVideo) -> bool:
+    """True if the index lists packets behind the end of the file."""
+    nbytes = video.container.size
+    return nbytes > 0 and any(entry.pos + entry.size > nbytes for entry in video.stream.index_entries)
+
+
+def _promised_end(video: OpenVideo) -> Fraction | None:
+    """The end in seconds that the header declares; None without one."""
+    names = video.container.format.name.split(",")
+    text = video.stream.metadata.get("DURATION", "")
+    if "matroska" in names and text.count(":") == 2:
+        hours, minutes, seconds = map(Fraction, text.rstrip("\0 ").split(":"))
+        return 3600 * hours + 60 * minutes + seconds
+    if ("matroska" in names or "flv" in names) and len(video.container.streams) == 1 and video.container.duration:
+        return Fraction(video.container.duration, pyav().time_base)
+    return None
