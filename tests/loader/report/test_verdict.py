@@ -159,6 +159,26 @@ def test_a_known_library_gets_the_own_answer_with_its_line() -> None:
     )
 
 
+def test_worker_processes_may_decode_faster_than_the_training_process() -> None:
+    inline = replace(BASE, fetch=(0, 60), workers=0)
+    first = verdict_of(inline, accelerates=True).advice[0]
+    plain = verdict_of(inline).advice[0]
+    assert first.arguments["num_workers"] >= 1
+    assert "feedline's kernels" in first.text
+    assert first.gain == plain.gain
+    assert first.high > 1.5 * plain.high
+    assert "kernels" not in str(verdict_of(replace(inline, workers=1), accelerates=True).advice[0])
+
+
+def test_threads_that_wait_for_servers_gain_what_the_lock_of_python_leaves() -> None:
+    pipeline = replace(BASE, fetch=(110, 8), step=(4, 0), workers=2, method="thread", locks=True, batches=400)
+    first = verdict_of(pipeline).advice[0]
+    workers = first.arguments["num_workers"]
+    truth = pipeline.run().period_s / replace(pipeline, workers=workers).run().period_s
+    assert workers > 4
+    assert first.gain == pytest.approx(truth, rel=0.2)
+
+
 def test_a_stream_is_read_by_its_iterator() -> None:
     run = replace(BASE, fetch=(0, 40)).run()
     text = str(diagnose(run.stats, BASE.context(reads_by="__iter__", shards_itself=False), run.recent))

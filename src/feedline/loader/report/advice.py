@@ -31,6 +31,11 @@ COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 MOST_SHOWN = 5
 
 
+_ACCELERATION = 3.0
+"""Speed of datasets that open JPEGs with Pillow in worker processes, as a multiple of that elsewhere; see
+bench/existing_code.py."""
+
+
 MOSTLY = 0.5
 """Share of waiting from which more workers depend on what they wait for: a server or a lock may serve one at a time."""
 
@@ -105,8 +110,19 @@ def more_or_fewer_workers(model: Model, _: Stats) -> Iterator[Advice]:
         return
     half = next((number for number, gain in gains.items() if gain - 1 >= 0.6 * (best - 1)), wanted)
     for number in dict.fromkeys((wanted, half)):
-        text = _reason_for_workers(model, number)
+        text = _reason_for_workers(model, number) + _mention_of_kernels(model, cases[number])
         yield from _advice(model, cases[number], text, {"num_workers": number}, _doubtful_case(model, cases[number]))
+
+
+def _mention_of_kernels(model: Model, case: Case) -> str:
+    if not _begins_to_accelerate(model, case):
+        return ""
+    return "; worker processes also decode Pillow's JPEGs by feedline's kernels, which may gain as much again"
+
+
+def _begins_to_accelerate(model: Model, case: Case) -> bool:
+    """True if the change would let feedline's kernels decode for Pillow."""
+    return model.context.accelerates and case.setting.method == PROCESS != model.present.setting.method
 
 
 def _counts(context: Context) -> list[int]:
@@ -128,9 +144,12 @@ def _doubtful_case(model: Model, case: Case) -> Case:
     """The same change under the other assumption about what cannot be measured.
 
     The CPUs that other programs leave are either a fixed share, as under autogroup, or grow with the number of workers.
-    A lock is held for all of the computing time, or for a part of it.
+    A lock is held for all of the computing time, or for a part of it. Pillow's images are JPEGs, or others.
     """
     machine = case.machine
+    if _begins_to_accelerate(model, case):
+        change = case.change or (lambda batch: batch)
+        case = case._replace(change=lambda batch: change(batch).scale("fetch", 1 / _ACCELERATION))
     if case.setting.method == THREAD:
         machine = replace(machine, gil=1.0 if machine.gil <= UNKNOWN_GIL else UNKNOWN_GIL)
     cpus = model.context.cpus

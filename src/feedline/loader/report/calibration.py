@@ -116,6 +116,8 @@ def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]
         return measured, machine
     if used > 1.2:  # the lock is held by one thread at a time, so a part of the work does without it
         return measured, replace(machine, gil=min(UNKNOWN_GIL, 1 / used))
+    if _mostly_waits(measured):
+        return measured, replace(machine, gil=1.0)
     if not _waits_for_lock(measured, setting):
         return measured, machine
     machine = replace(machine, gil=1.0)
@@ -128,12 +130,16 @@ def is_throttled(measured: Measured, context: Context) -> bool:
     return context.throttled and measured.concurrency > _MOST_OF_QUOTA * context.cpus
 
 
+def _mostly_waits(measured: Measured) -> bool:
+    """True if worker threads wait for files or servers, whose clients compute in Python."""
+    work = [measured.mean(stage) for stage in WORK]
+    return sum(task.wait_s for task in work) > sum(task.cpu_s for task in work) / _LOCKED
+
+
 def _waits_for_lock(measured: Measured, setting: EngineSetting) -> bool:
     """True if worker threads wait for Python's lock, and not for files."""
     work = [measured.mean(stage) for stage in WORK]
     wait_s, cpu_s = sum(task.wait_s for task in work), sum(task.cpu_s for task in work)
-    if wait_s > cpu_s / _LOCKED:
-        return False
     if measured.lock_s is not None or measured.loop_lock_s is not None:
         # With n threads, the probe of a worker waits for n - 1 others.
         workers = setting.num_workers / 2

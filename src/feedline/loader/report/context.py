@@ -75,6 +75,8 @@ class Context:
     """Batches per epoch; None where unknown."""
     source: SampleSource = field(default_factory=SampleSource)
     """Library call with which the dataset reads its samples."""
+    accelerates: bool = False
+    """True if worker processes decode Pillow's JPEGs by feedline's kernels, which other pools do not."""
     sending: SendingCost | None = None
     """Measured with a batch of a loop whose workers are no processes; None where it was not."""
     memory_left_nbytes: int | None = None
@@ -108,6 +110,7 @@ def context_of(loader: Any, builder: Any, kind: PoolKind, kind_with_workers: Poo
     is_stream = isinstance(dataset, IterableDataset)
     throttling = group.throttling()
     draws = loader.seed is None and builder.draws if not is_stream else True
+    source = source_of(dataset)
     return Context(
         dataset=type(dataset).__name__,
         reads_by="__iter__" if is_stream else "__getitem__",
@@ -129,7 +132,8 @@ def context_of(loader: Any, builder: Any, kind: PoolKind, kind_with_workers: Poo
         sampler=_sampler_of(loader),
         collate_fn=_collate_fn_of(loader),
         epoch_batches=_length_of(loader),
-        source=source_of(dataset),
+        source=source,
+        accelerates=bool(loader.accelerate) and source.library == "PIL",
     )
 
 

@@ -49,6 +49,8 @@ class SampleSource:
     """File and line, such as "data.py:31"."""
     answer: str = ""
     """feedline's own way to read the same data; empty if there is none."""
+    library: str = ""
+    """Top-level module of the call, such as "PIL"."""
 
 
 def source_of(dataset: Any) -> SampleSource:
@@ -64,7 +66,7 @@ def source_of(dataset: Any) -> SampleSource:
         for answer in _ANSWERS:
             for target, call, where in calls:
                 if any(target == name or target.startswith(name + ".") for name in answer.names):
-                    return SampleSource(call, where, answer.text)
+                    return SampleSource(call, where, answer.text, target.partition(".")[0])
     return SampleSource()
 
 
