@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from time import sleep
 from types import FrameType
 from typing import Any
 
 import pytest
 import torch
+from gated import Gated
 
 import feedline as fl
 
@@ -73,3 +79,28 @@ def test_nothing_is_lost_or_repeated(arguments: dict[str, Any], no_debris: Any) 
             assert seen == expected, interrupter.place
             if not interrupter.place:
                 return
+
+
+@pytest.mark.parametrize("method", ["thread", "process"])
+def test_a_handler_that_closes_the_loader_ends_a_loop_that_waits(method: str, tmp_path: Path) -> None:
+    gate, received = tmp_path / "gate", list[list[int]]()
+    loader = fl.DataLoader(Gated(gate), 4, num_workers=1, worker_method=method)
+
+    def signal_when_it_waits() -> None:
+        while loader.delivered < 5 or not loader._monitor.waiting_s():
+            sleep(0.01)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def close(*_: object) -> None:
+        gate.touch()
+        loader.close()
+
+    former = signal.signal(signal.SIGUSR1, close)
+    try:
+        waker = threading.Thread(target=signal_when_it_waits)
+        waker.start()
+        received += [batch.tolist() for batch in loader]
+        waker.join()
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert received == [list(range(start, start + 4)) for start in range(0, 20, 4)]

@@ -402,6 +402,14 @@ class Iteration(_BaseDataLoaderIter):
         return bool(window) and (window[0].done() if self._flow.in_order else any(future.done() for future in window))
 
     def _result(self) -> Entry | None:
+        try:
+            return self._receive()
+        except Exception:
+            if self._closed:  # by a signal handler, while this call waited
+                return None
+            raise
+
+    def _receive(self) -> Entry | None:
         window = self._window
         if self._taken is None or self._stage is not None:
             if len(window) <= self._flow.ahead:
@@ -415,17 +423,26 @@ class Iteration(_BaseDataLoaderIter):
             except (WorkerStalledError, KeyboardInterrupt):
                 raise  # the batch is still due: the next call continues to wait
             except BaseException:
-                window.remove(future)
+                if future in window:  # a signal handler that closes the loader clears it
+                    window.remove(future)
                 raise
+            if self._closed:
+                self._taken = None
+                return None
         request, result, _ = self._taken
+        self._drop(request)
+        return request, result, None
+
+    def _drop(self, request: Any) -> None:
+        """Remove a request from the window."""
+        window = self._window
         if window and window[0].request is request:
             del window[0]
-            return request, result, None
+            return
         for future in window:
             if future.request is request:
                 window.remove(future)
-                break
-        return request, result, None
+                return
 
 
 def _name_row(error: Exception, request: Any) -> None:
