@@ -150,7 +150,7 @@ def warn_of_rebuild(loader: Any, reader: FrameType, *, by_ray: bool = False) -> 
 
 
 def warn_of_fetching_ahead(caller: FrameType) -> None:
-    """Warn if `caller` fetches a batch before the loop has asked for it."""
+    """Warn if `caller` fetches a batch before the loop asks."""
     module = caller.f_globals.get("__name__")
     if module in _RAY:
         warnings.warn(

@@ -446,7 +446,7 @@ class Iteration(_BaseDataLoaderIter):
 
 
 def _name_row(error: Exception, request: Any) -> None:
-    """Name the sample, if the error knows its row; or the batch that does not fit."""
+    """Name the failed sample, or the batch without device memory."""
     if isinstance(error, torch.OutOfMemoryError):
         note(error, f"feedline: {request}, stage device")
     row = getattr(error, "row", None)

@@ -44,7 +44,7 @@ class PaddingSums:
 
     @property
     def share(self) -> float | None:
-        """The share of padding, 0 to 1; None if no batch has places."""
+        """Share of padding, 0 to 1; None without padded batches."""
         return self.padded / self.places if self.places else None
 
 
@@ -68,7 +68,7 @@ def padding_counts(batch: Any) -> tuple[int, int] | None:
 
 
 def _tells_nothing(batch: Any) -> bool:
-    """True for the usual batches without padding, at a small part of the cost of a search."""
+    """True for the usual batches without padding, found without a search."""
     kind = type(batch)
     if kind is dict:
         return _NAMES.isdisjoint(batch) and _WITHOUT_FIELDS.issuperset(map(type, batch.values()))

@@ -179,11 +179,12 @@ def curriculum(
     streams: Sequence[SampleStream], phases: Sequence[tuple[int, Sequence[float]]], *,
     temperature: float = 1.0, max_repeats: int | None = None, seed: int = 0,
 ) -> SampleStream:  # fmt: skip
-    """Streams mixed in phases, each with its number of samples and its weights.
+    """Streams mixed in phases of different weights.
 
-    A phase goes on with each stream where the earlier ones left it, and its samples are dealt out to the partitions. An
-    epoch is the sum of the phases; streams that end within it begin again, in another order. Partitions, `temperature`,
-    `max_repeats`, `seed` and errors are those of `mix` with a number as `stop`.
+    A phase is a number of samples and a weight for each stream. It goes on with each stream where the earlier ones left
+    it, and its samples are dealt out to the partitions. An epoch is the sum of the phases; streams that end within it
+    begin again, in another order. Partitions, `temperature`, `max_repeats`, `seed` and errors are those of `mix` with a
+    number as `stop`.
     """
     _check_streams("curriculum", streams)
     repeats = None if max_repeats is None else check_count("max_repeats", max_repeats)

@@ -271,7 +271,7 @@ _DEVICE_WORDS = (".to(", ".cuda(", ".backward(", "model(", "net(")
 
 
 def _uses_device(loop: ast.For) -> bool:
-    """True for loops that move data to a device, or call a model."""
+    """True if the loop moves data or calls a model."""
     text = ast.unparse(loop)
     return any(word in text for word in _DEVICE_WORDS)
 

@@ -1,4 +1,4 @@
-"""The table of a video's frames, made by a scan without decoding, with PyAV."""
+"""Table of a video's frames, made with PyAV without decoding."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ class FrameTable:
         return cls(base, end, height, width, pts, keys, order, key_order, starts, stops, key_starts)
 
     def extent(self, key: int, number: int) -> tuple[int, int]:
-        """Bytes from keyframe `key` to frame `number`, and to some behind it; (-1, -1) if unknown.
+        """Byte range from keyframe `key` to frame `number`.
 
-        A decoder gives a frame out when it has got some more.
+        (-1, -1) if unknown. A few later frames are included: a decoder returns a frame after it has read some more.
         """
         last = self.order[number] + _DECODED_BEHIND
         stops = self.stops[(self.order >= self.key_order[key]) & (self.order <= last)]
@@ -93,7 +93,7 @@ class FrameTable:
         return (start, stop) if 0 <= start < stop else (-1, -1)
 
     def last_decoded_before(self) -> NDArray[np.int64]:
-        """For each frame, the one shown last of those decoded up to it."""
+        """For each frame, the latest shown frame decoded so far."""
         earliest_behind = np.minimum.accumulate(self.order[::-1])[::-1]
         last = np.searchsorted(earliest_behind, self.order, "right") - 1
         return np.minimum(last, np.arange(len(self.pts)) + _MOST_REORDERED)

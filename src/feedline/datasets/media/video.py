@@ -66,7 +66,10 @@ class VideoReader:
         return found
 
     def _fetched(self, numbers: list[int], keys: list[int]) -> AbstractContextManager[None]:
-        """Fetch the bytes of these frames at once, if the video is an object; what else is read, block by block."""
+        """Fetch the bytes of these frames of an object at once.
+
+        Other bytes are read block by block.
+        """
         if isinstance(self._source, str):
             return nullcontext()
         firsts, lasts = dict(zip(keys[::-1], numbers[::-1], strict=True)), dict(zip(keys, numbers, strict=True))
@@ -83,7 +86,7 @@ class VideoReader:
         return self._source.holding(merged) if is_little else nullcontext()
 
     def _goes_on(self, number: int, key: int) -> bool:
-        """True if decoding comes to this frame of the group of `key` without a seek."""
+        """True if decoding reaches this frame without a seek."""
         table = self._table
         return self._next is not None and self._next <= number and bool(table.pts[self._next] >= table.keyframes[key])
 

@@ -131,7 +131,7 @@ def is_throttled(measured: Measured, context: Context) -> bool:
 
 
 def _mostly_waits(measured: Measured) -> bool:
-    """True if worker threads wait for files or servers, whose clients compute in Python."""
+    """True if worker threads mostly wait for files or servers."""
     work = [measured.mean(stage) for stage in WORK]
     return sum(task.wait_s for task in work) > sum(task.cpu_s for task in work) / _LOCKED
 

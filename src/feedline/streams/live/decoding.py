@@ -109,7 +109,7 @@ def decoder_of(decode: Decode, largest: int) -> MessageDecoder:
 
 
 def _size_of_row(message: Any) -> int:
-    """Bytes of the texts and binary values of a row; 0 for what is no row."""
+    """Bytes of texts and binaries in a row; 0 without one."""
     values = message.values() if isinstance(message, dict) else ()
     return sum(len(value) for value in values if isinstance(value, bytes | str))
 

@@ -64,9 +64,9 @@ def moved(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> tor
 
 
 def flip_in_place(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> bool:
-    """Flip images within their memory; False, with nothing done, for other steps than flips.
+    """Flip images within their memory.
 
-    Only the images that are flipped are read and written.
+    Returns False, with nothing done, if a step is not a flip. Only the images that are flipped are read and written.
     """
     if any(type(planned.step) not in FLIPS for planned in steps):
         return False
