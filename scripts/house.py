@@ -70,6 +70,9 @@ MOST_WORDS = 12
 FEWEST_LINES = 120
 """A shorter file with a single importer may be a part of that file."""
 
+DELICATE = "workers", "stores.cache"
+"""Packages of forks, shared memory, locks and files that several processes write."""
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -440,7 +443,10 @@ def measure(tree: SourceTree) -> dict[str, Any]:
         "first_lines": [str(remark) for remark in first],
         "names_twice": names_twice(tree),
         "private_files": private_files(tree),
-        "comment_lines_per_100": 100 * _share(sum(file.comment_lines for file in tree.files), lines),
+        "comment_lines_per_100": _comments_per_100(tree.files),
+        "delicate_comment_lines_per_100": _comments_per_100(
+            [file for file in tree.files if any(file.module.startswith(f"{room}.") for room in DELICATE)]
+        ),
         "banned_words": dict(Counter(remark.text for remark in banned)),
         "banned_places": [str(remark) for remark in banned],
     }
@@ -448,6 +454,10 @@ def measure(tree: SourceTree) -> dict[str, Any]:
 
 def _is_clause(remark: Remark) -> bool:
     return remark.text.split()[0].rstrip(",:") in CLAUSES
+
+
+def _comments_per_100(files: list[SourceFile]) -> float:
+    return 100 * _share(sum(file.comment_lines for file in files), sum(file.lines for file in files))
 
 
 def _share(part: int, whole: int) -> float:
@@ -480,6 +490,7 @@ def table(figures: dict[str, Any]) -> str:
         ("class names twice", f"{len(figures['names_twice'])}"),
         (f"one importer, < {FEWEST_LINES}", f"{len(figures['private_files'])}"),
         ("comment lines per 100", f"{figures['comment_lines_per_100']:.2f}"),
+        (" where it is delicate", f"{figures['delicate_comment_lines_per_100']:.2f}"),
         ("banned words", _count_cases(figures["banned_words"])),
         ("extensions", f"{len(figures['extensions'])} in one file each, {len(figures['inner_imports'])} inner imports"),
         ("test functions", f"{figures['test_functions']:,}"),

@@ -58,6 +58,7 @@ def test_a_clean_tree_passes(root: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert figures["function_lines"] == {"functions": 1, "median": 5, "p95": 5, "max": 5}
     assert figures["import_share"] == 4 / 25
     assert figures["comment_lines_per_100"] == 4
+    assert figures["delicate_comment_lines_per_100"] == 0
     assert figures["test_functions"] == 1
     assert not any(figures[name] for name in (*house.BROKEN, "not_placed", "banned_words"))
 

@@ -23,7 +23,7 @@ from feedline.datasets.arrays.chunked import (
     WholeRows,
     check_unchanged,
 )
-from feedline.datasets.arrays.h5py_heaps import LocalHeapFile, RemoteHeapFile
+from feedline.datasets.arrays.h5py_checks import LocalHeapFile, RemoteHeapFile
 from feedline.datasets.arrays.rows import FileArrays
 from feedline.datasets.arrays.stored_arrays import CHUNK_CACHE_NBYTES, StoredArrays
 from feedline.datasets.formats import FORMATS, ShardSummary
