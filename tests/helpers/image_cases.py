@@ -17,11 +17,12 @@ FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BI
 
 
 def sample_photograph(name: str) -> Image.Image:
-    """A photograph of scikit-learn's, which is not imported: large test processes fork slowly."""
+    """The pixels of a photograph of scikit-learn's, which is not imported: large test processes fork slowly."""
     package = find_spec("sklearn")
     assert package is not None
     assert package.origin is not None
-    return Image.open(Path(package.origin).parent / "datasets" / "images" / name).convert("RGB")
+    image = Image.open(Path(package.origin).parent / "datasets" / "images" / name).convert("RGB")
+    return Image.fromarray(np.asarray(image))  # without the color profile, which would be in all files made of it
 
 
 @cache

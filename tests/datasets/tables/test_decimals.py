@@ -24,7 +24,8 @@ def columns(draw: Any) -> tuple[list[Decimal | None], Any]:
     """Decimals, some of them null, and their Arrow type."""
     make = draw(st.sampled_from([*WIDTHS]))
     precision = draw(st.integers(1, WIDTHS[make]))
-    scale = draw(st.integers(-3, precision))
+    # pyarrow makes a value of a negative scale from one of scale 0, which must fit in the width.
+    scale = draw(st.integers(max(-3, precision - WIDTHS[make]), precision))
     limit = 10**precision - 1
     unscaled = draw(st.lists(st.none() | st.integers(-limit, limit), min_size=1, max_size=20))
     exact = Context(prec=100)
