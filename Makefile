@@ -20,8 +20,11 @@ BENCHES := $(filter-out bench/harness.py $(TABLES),$(wildcard bench/*.py))
 # Each of the many processes of the tests would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Debian's packages come while pip's do, and the other peers while mypy runs.
+MAKEFLAGS += --jobs=2
+
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-reference test-nightly lint format coverage fuzz bench bench-images clean
+.PHONY: help setup demo peers test test-reference test-nightly lint format coverage fuzz bench bench-images clean
 
 help:
 	@echo "make demo            train a small network on real images, with torch's DataLoader and with feedline's (DEMO_ARGS=--help)"
@@ -45,8 +48,7 @@ demo: $(DONE)/installed
 # First the tests that start many processes, then those that import many libraries, each on all cores: a process forks the more
 # slowly the larger it is. Last those that measure time or memory, one by one. With PYTEST_ARGS some of the three parts may
 # be empty, which pytest reports with exit code 5.
-test: lint $(DONE)/services
-	@$(BIN)/python tests/helpers/peers.py
+test: lint peers $(DONE)/services
 	@$(SHARED_TESTS) --part forking $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	@$(SHARED_TESTS) --part others $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	@$(BIN)/python -m pytest -m 'alone and not nightly' $(PYTEST_ARGS) || [ $$? -eq 5 ]
@@ -56,9 +58,12 @@ test-reference: $(DONE)/installed
 	@$(BIN)/python -m pytest -n auto --dist loadfile --reference tests/conformance $(PYTEST_ARGS)
 
 # Tests that take minutes because of the timeouts of others, such as the rendezvous of torchrun.
-test-nightly: $(DONE)/services
-	@$(BIN)/python tests/helpers/peers.py
+test-nightly: peers $(DONE)/services
 	@$(BIN)/python -m pytest -m nightly $(PYTEST_ARGS)
+
+# Packages that stay out of the environment, such as torchvision, in folders of their own.
+peers: $(DONE)/installed
+	@$(BIN)/python tests/helpers/peers.py
 
 lint: $(DONE)/installed
 	@$(BIN)/ruff check .
@@ -100,7 +105,7 @@ $(DONE)/system: scripts/system-packages
 	@mkdir -p $(DONE) && touch $@
 
 # The servers for the tests and for the remote benchmarks.
-$(DONE)/services: scripts/system-packages
+$(DONE)/services: scripts/system-packages | $(DONE)/system
 	@scripts/system-packages --test
 	@mkdir -p $(DONE) && touch $@
 
