@@ -18,6 +18,8 @@ import torch
 from gated import Gated
 
 import feedline as fl
+from feedline.loader import pools
+from feedline.loader.device import PlainStage
 
 
 class Numbers:
@@ -33,6 +35,7 @@ class Numbers:
 class Interrupter:
     """Raises KeyboardInterrupt at the entry of the function that is called as the `at`-th one of feedline's loop.
 
+    Ranges of torch's profiler, which the loop enters and leaves, count too.
     A generator that is collected is entered too, where no signal could arrive. Only the model of the loop has such.
     """
 
@@ -41,7 +44,8 @@ class Interrupter:
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         path = frame.f_code.co_filename
-        if event == "call" and "feedline/loader" in path and not path.endswith("report/replay.py"):
+        is_loop = "feedline/loader" in path and not path.endswith("report/replay.py")
+        if event == "call" and (is_loop or path.endswith("torch/autograd/profiler.py")):
             self.count += 1
             if self.count == self.at:
                 self.place = f"{path}:{frame.f_lineno} {frame.f_code.co_name}"
@@ -64,8 +68,20 @@ PROCESS = {"num_workers": 1, "worker_method": "process", "persistent_workers": T
 """One process for hundreds of iterators: a new one for each would cost minutes, and no line of the loop differs."""
 
 
-@pytest.mark.parametrize("arguments", [{}, {"shuffle": True, "seed": 1}, {**PROCESS, "seed": 0}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"shuffle": True, "seed": 1}, {**PROCESS, "seed": 0}, {"device": fl.Delivery("cpu", dtype=torch.float64)}],
+)
 def test_nothing_is_lost_or_repeated(arguments: dict[str, Any], no_debris: Any) -> None:
+    interrupt_everywhere(arguments)
+
+
+def test_nothing_is_lost_or_repeated_under_the_profiler(no_debris: Any) -> None:
+    with torch.autograd.profiler.profile():
+        interrupt_everywhere({"seed": 0})
+
+
+def interrupt_everywhere(arguments: dict[str, Any]) -> None:
     with fl.DataLoader(Numbers(), 4, **arguments) as loader:
         expected = [int(batch[0, 0]) for batch in loader]
         for at in range(1, 1000):
@@ -79,6 +95,59 @@ def test_nothing_is_lost_or_repeated(arguments: dict[str, Any], no_debris: Any) 
             assert seen == expected, interrupter.place
             if not interrupter.place:
                 return
+
+
+class InterruptedSampler:
+    """16 random numbers; the `at`-th draw of all raises KeyboardInterrupt."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.drawn = at, 0
+
+    def __len__(self) -> int:
+        return 16
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(16):
+            self.drawn += 1
+            if self.drawn == self.at:
+                raise KeyboardInterrupt
+            yield int(torch.randint(1000, ()))
+
+
+class EagerStage(PlainStage):
+    """A stage that starts each batch as soon as it is there."""
+
+    def has_room(self) -> bool:
+        return True
+
+
+def first_elements(sampler: InterruptedSampler, **arguments: Any) -> list[int]:
+    torch.manual_seed(0)
+    seen: list[int] = []
+    with fl.DataLoader(Numbers(), 2, sampler=sampler, **arguments) as loader:
+        iterator = None
+        while iterator is None or not iterator.closed:
+            try:
+                iterator = iterator or iter(loader)
+                seen += (int(batch[0, 0]) for batch in iterator)
+            except KeyboardInterrupt:
+                continue
+    return seen
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("arguments", [{}, {"num_workers": 1, "worker_method": "process", "seed": 0}])
+def test_an_interrupted_sampler_goes_on(
+    device: str | None, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device is not None:
+        monkeypatch.setattr(pools, "open_stage", lambda *_, **__: EagerStage(torch.device("cpu")))
+    expected = first_elements(InterruptedSampler(-1), device=device, **arguments)
+    assert len(set(expected)) > 4
+    for at in range(6, 17):  # the first four are drawn by iter(loader), which may not give an iterator then
+        sampler = InterruptedSampler(at)
+        assert first_elements(sampler, device=device, **arguments) == expected, at
+        assert sampler.drawn > 16
 
 
 @pytest.mark.parametrize("method", ["thread", "process"])

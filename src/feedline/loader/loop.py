@@ -87,6 +87,7 @@ class Iteration(_BaseDataLoaderIter):
         # call finds it there.
         self._unsent: Any = None
         self._taken: PendingBatch | None = None
+        self._staged_head: PendingBatch | None = None
         self._restart = restart
         self._closed = self._profiling = self._asked = False
         # The CPU time of a step includes the threads that compute it, but not those that build batches.
@@ -120,7 +121,9 @@ class Iteration(_BaseDataLoaderIter):
         try:
             if _profiler_enabled():
                 return self._deliver_profiled()
-            return self._deliver()
+            batch = self._deliver()
+            self._forget()
+            return batch
         except BaseException as error:
             self._progress.heartbeat.mark_idle()
             if not isinstance(error, StopIteration):
@@ -130,7 +133,9 @@ class Iteration(_BaseDataLoaderIter):
     def _deliver_profiled(self) -> Any:
         self._profiling = True
         try:
-            return _in_range("enumerate(DataLoader)#feedline.__next__", self._deliver)
+            batch = _in_range("enumerate(DataLoader)#feedline.__next__", self._deliver)
+            self._forget()
+            return batch
         finally:
             self._profiling = False
 
@@ -168,7 +173,6 @@ class Iteration(_BaseDataLoaderIter):
             self._begin_step(monotonic_ns())
         if heartbeat.inspect is not None or self._flow.tuner is not None:
             self._observe(batch)
-        self._taken = None
         return batch
 
     def _observe(self, batch: Any) -> None:
@@ -217,10 +221,16 @@ class Iteration(_BaseDataLoaderIter):
                 batch = self._finish(self._stage, moving)
             except Exception as error:
                 _name_row(error, request)
+                self._forget()
                 raise
         if self.last_steps is None:
             return batch
-        return self.last_steps(batch, Delivered(request, result, self._progress.cursor))
+        due = self._staged_head or self._taken
+        try:
+            return self.last_steps(batch, Delivered(request, result, (due or self._progress).cursor))
+        except Exception:
+            self._forget()
+            raise
 
     def _next_with_batch(self) -> Entry | None:
         """The next entry that has a batch; None at the end."""
@@ -232,7 +242,7 @@ class Iteration(_BaseDataLoaderIter):
             if due is None or due[1].batch is not EMPTY_BATCH:
                 return due
             self._advance(due[0], due[1])
-            self._taken = None
+            self._forget()
 
     def _finish(self, stage: Stage, moving: Any) -> Any:
         if self._profiling:
@@ -244,16 +254,26 @@ class Iteration(_BaseDataLoaderIter):
 
         A later interrupt, before the batch is returned, does not change that.
         """
-        taken, progress = self._taken, self._progress
+        taken, progress = self._taken if self._stage is None else self._staged_head, self._progress
         if self.agreement is not None and self.agreement.repeats:
             return 0
-        if self._stage is None and taken is not None and taken.cursor is not progress.cursor:
+        if taken is not None and taken.cursor is not progress.cursor:
             return 0
         try:
             return progress.advance(request, result)
         except Exception:  # such as too many skipped samples: the next call goes on after this batch
-            self._taken = None
+            self._forget()
             raise
+
+    def _forget(self) -> None:
+        """Go on to the next batch."""
+        # No calls here: an interrupt may follow each.
+        if self._stage is None:
+            self._taken = None
+        elif self._staged_head is not None:
+            self._staged_head = None
+            if self._staged:  # a signal handler that closes the loader clears it
+                del self._staged[0]
 
     def __len__(self) -> int:
         return self._length()
@@ -360,8 +380,9 @@ class Iteration(_BaseDataLoaderIter):
             return iter(())
         # The requests in flight are still due: the new generator begins behind them.
         cursor: Any = self._progress.cursor
-        for future in self._window:
-            cursor, _ = future.request.advance(cursor, None)
+        staged = [entry[0] for entry in self._staged if not isinstance(entry, Exception)]
+        for request in (*staged, *(future.request for future in self._window)):
+            cursor, _ = request.advance(cursor, None)
         return self._restart(cursor)
 
     def _due(self) -> Entry | None:
@@ -372,29 +393,35 @@ class Iteration(_BaseDataLoaderIter):
             return None
         while self._next_is_done() and stage.has_room() and self._stage_one(stage):
             pass
-        entry = self._staged.popleft()
+        entry = self._staged[0]
         if isinstance(entry, BaseException):
+            del self._staged[0]
             raise entry
+        # It stays in its place until it is delivered: after an interrupt, the next call delivers it.
+        if self._staged_head is None:
+            self._staged_head = PendingBatch(entry[0], entry[1], self._progress.cursor)
         return entry
 
     def _stage_one(self, stage: Stage) -> bool:
         """Start the stage for the next result; keep its error until due."""
         entry: Entry | None = None
+        staged: Entry | Exception
         try:
             entry = self._result()
             if entry is None:
                 return False
             request, result, _ = entry
             if result.batch is not EMPTY_BATCH:  # from here on the stage owns the host memory
-                moving = stage.start(result.batch)
-                result = result._replace(batch=None)
-                self._staged.append((request, result, moving))
+                staged = request, result._replace(batch=None), stage.start(result.batch)
             else:
-                self._staged.append(entry)
+                staged = entry
         except Exception as error:  # noqa: BLE001 - raised when its turn comes
             if entry is not None:
                 _name_row(error, entry[0])
-            self._staged.append(error)
+            staged = error
+        # Not `append`: an interrupt may follow a call, and the batch would be staged again.
+        self._staged += (staged,)
+        self._taken = None
         return True
 
     def _next_is_done(self) -> bool:
@@ -411,7 +438,7 @@ class Iteration(_BaseDataLoaderIter):
 
     def _receive(self) -> Entry | None:
         window = self._window
-        if self._taken is None or self._stage is not None:
+        if self._taken is None:
             if len(window) <= self._flow.ahead:
                 self._fill(self._flow.ahead + 1)
             if not window:

@@ -167,7 +167,15 @@ class MaterializedSampler(Sampler[Any]):
         self._check(epoch, start)
         missing = stop - len(self._items)
         if missing > 0 and not self._ended:
-            items = self._run.pull(missing)
+            try:
+                items = self._run.pull(missing)
+            except Exception:
+                raise
+            except BaseException:
+                # An interrupt has ended the sampler's iterator: a new one repeats what the old one gave.
+                self.restore(self._run.record(len(self._items)))
+                self.begin(epoch)
+                raise
             self._ended = len(items) < missing
             self._items.extend(items)
         return self._items.span(start, stop)
