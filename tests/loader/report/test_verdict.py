@@ -81,11 +81,21 @@ def test_the_first_advice_keeps_its_promise(name: str) -> None:
 
 def test_advice_is_sorted_worth_it_and_never_set_already() -> None:
     verdict = verdict_of(replace(BASE, fetch=(60, 1)))
-    keys = [(advice.basis == "bound", -round(advice.gain, 1)) for advice in verdict.advice]
+    keys = [(advice.basis == "bound", -round(advice.gain, 1)) for advice in verdict.advice if advice.gain >= 1.5]
+    assert len(keys) > 2
     assert keys == sorted(keys)
     assert all(advice.gain >= LEAST_GAIN for advice in verdict.advice)
     assert all(advice.arguments != {"num_workers": 2} for advice in verdict.advice)
     assert len({str(advice) for advice in verdict.advice}) == len(verdict.advice)
+
+
+def test_a_small_gain_does_not_come_before_the_remedy_of_the_limit() -> None:
+    """Without workers the loop is a tenth faster; with a cheap sampler it is twice as fast."""
+    verdict = verdict_of(replace(BASE, sample=50, fetch=(0, 1), collate=(0, 1), encode=(0, 4), decode=10, step=(30, 0)))
+    assert verdict.limiting_stage == "sample"
+    assert "draw the order of an epoch at once" in verdict.advice[0].text, str(verdict)
+    small = next(advice for advice in verdict.advice if advice.arguments)
+    assert 1.05 <= small.gain < 1.25
 
 
 def test_a_stream_that_does_not_share_itself_out_gets_no_workers() -> None:

@@ -67,13 +67,23 @@ class Advice:
 def advise(model: Model, stats: Stats) -> tuple[Advice, ...]:
     """Find changes that gain at least `LEAST_GAIN`, sorted.
 
-    Predictions come first, then bounds, each by gain. Among changes whose gains are equal to one decimal, the cheapest
-    comes first: memory, then processes, then the order.
+    Predictions come first, then bounds; but a small prediction comes after a bound that promises much. Among changes
+    whose gains are equal to one decimal, the cheapest comes first: memory, then processes, then the order.
     """
     found = [advice for find in _REMEDIES for advice in find(model, stats) if not model.context.has(advice.arguments)]
     worth = [advice for advice in found if advice.gain >= LEAST_GAIN]
-    worth.sort(key=lambda advice: (advice.basis == "bound", -round(advice.gain, 1)))
+    worth.sort(key=lambda advice: (_rank(advice), -round(advice.gain, 1)))
     return tuple(worth[:MOST_SHOWN])
+
+
+def _rank(advice: Advice) -> int:
+    if advice.basis == "bound":
+        return 1 if advice.gain >= _MUCH else 3
+    return 0 if advice.gain >= _LITTLE else 2
+
+
+_LITTLE, _MUCH = 1.25, 1.5
+"""Predicted gain below which a change comes after bounds of at least the second figure."""
 
 
 def _advice(

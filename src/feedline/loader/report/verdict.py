@@ -66,7 +66,10 @@ class Verdict:
     headline: str
     explanation: str
     advice: tuple[Advice, ...] = ()
-    """Worthwhile changes: predictions first, then bounds, each sorted by gain."""
+    """Worthwhile changes: predictions first, then bounds, each sorted by gain.
+
+    A prediction below 1.25 comes after bounds of 1.5 and more.
+    """
     notes: tuple[str, ...] = ()
     """Restarts, skips, and the basis of the verdict."""
     period_s: float = 0.0
