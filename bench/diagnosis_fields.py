@@ -117,10 +117,10 @@ class Rows(_Listed):
 
 
 class Nodes(_Listed):
-    """Numbers of nodes, whose neighbors the collate function samples."""
+    """Numbers of nodes of a graph, whose neighbors the collate function samples."""
 
     def __getitem__(self, index: int) -> int:
-        return index
+        return index % 20_000
 
 
 class Neighbors:

@@ -17,8 +17,8 @@ from simulated_pipeline import Pipeline
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import MAIN, Span
 from feedline.loader.report import Advice, StageTimes, Stats, Totals, Verdict, diagnose
-from feedline.loader.report.advice import LEAST_GAIN
 from feedline.loader.report.context import Context
+from feedline.loader.report.remedy import LEAST_GAIN
 from feedline.loader.report.sources import SampleSource
 from feedline.workers.registry import INLINE, PROCESSES, THREADS
 
@@ -221,14 +221,20 @@ def test_a_quota_that_stops_the_job_is_the_limit_of_its_workers() -> None:
 
 
 def test_the_device_copies_all_the_time() -> None:
-    run = replace(BASE, step=(40, 0)).run()
-    stats = replace(run.stats, copy_s=0.95 * run.stats.wall_s, copied_nbytes=50 << 30, staged_nbytes=25 << 30)
-    verdict = diagnose(stats, BASE.context(device="cuda"), run.recent)
+    on_threads = replace(BASE, step=(40, 0), method="thread")
+    run = on_threads.run()
+    copied = replace(run.stats, copy_s=0.95 * run.stats.wall_s, copied_nbytes=50 << 30, staged_nbytes=25 << 30)
+    verdict = diagnose(copied, on_threads.context(device="cuda"), run.recent)
     assert verdict.limiting_stage == "copy"
     assert "Its steps wait for copies to the device." in verdict.headline
-    assert any("uint8" in advice.text for advice in verdict.advice)
+    (smaller,) = (advice for advice in verdict.advice if "uint8" in advice.text)
+    assert smaller.gain == pytest.approx(1 / (0.05 + 0.95 / 4), rel=0.05)
     assert any("50 % of the bytes were copied twice" in advice.text for advice in verdict.advice)
-    assert diagnose(stats, BASE.context(), run.recent).limiting_stage == "step"
+    assert diagnose(copied, on_threads.context(), run.recent).limiting_stage == "step"
+    hidden = replace(copied, hidden_copy_s=0.94 * run.stats.wall_s)
+    verdict = diagnose(hidden, on_threads.context(device="cuda"), run.recent)
+    assert verdict.limiting_stage == "step", "copies behind the step cost nothing"
+    assert not any("uint8" in advice.text for advice in verdict.advice)
 
 
 def test_what_is_not_explained_is_said() -> None:

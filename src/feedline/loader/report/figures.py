@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from feedline.loader.report.advice import Advice, case_of
+from feedline.loader.report.advice import case_of
 from feedline.loader.report.model import Model
+from feedline.loader.report.remedy import Advice
 from feedline.loader.report.stats import SlowBatch, StageTimes, Stats
 from feedline.loader.report.verdict import Verdict
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from textwrap import fill, wrap
 
-from feedline.loader.report.advice import Advice
+from feedline.loader.report.remedy import Advice
 from feedline.loader.report.stats import seconds
 
 WIDTH = 80
