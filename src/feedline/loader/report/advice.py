@@ -269,7 +269,9 @@ def cached_objects(model: Model, stats: Stats) -> Iterator[Advice]:
     rate = size(stores.nbytes / max(stats.wall_s, 1e-9))
     text = f"cache= of the dataset: stores send {rate}/s, {count(stores.requests, 'request')} so far"
     if looked_up:
-        text = f"the next epoch: {share(stores.cache_hits / looked_up)} of the pieces were in the cache so far"
+        # No share: a piece that was fetched ahead is found in the cache when it is read.
+        pieces = count(stores.cache_misses, "piece")
+        text = f"the next epoch: {pieces} had to be fetched into the cache so far, at {rate}/s"
     gain = model.range_of(model.present._replace(change=_without_waiting))
     yield Advice(f"{text}; from the second epoch on they are local", {}, gain.gain, 1.0, gain.high, "bound")
 
