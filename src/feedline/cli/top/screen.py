@@ -11,6 +11,7 @@ from rich.text import Text
 
 from feedline.cli.top.keys import View
 from feedline.cli.top.reading import LoaderReading, WorkerReading
+from feedline.core.wrapping import wrap
 from feedline.loader.report.figures import rates
 from feedline.loader.report.stats import seconds, share, size
 
@@ -238,11 +239,5 @@ def _verdict(now: LoaderReading, width: int, view: View) -> list[Text]:
 
 
 def _wrap(text: Text, width: int) -> list[Text]:
-    lines: list[Text] = []
-    line = Text(style=text.style)
-    for word in text.plain.split(" "):
-        if line.plain and line.cell_len + 1 + len(word) > width:
-            lines.append(line)
-            line = Text("  " if text.plain.startswith("→") else "", style=text.style)
-        line.append(("" if not line.plain.strip() else " ") + word)
-    return [*lines, line]
+    further = "  " if text.plain.startswith("→") else ""
+    return [Text(line, style=text.style) for line in wrap(text.plain, width, subsequent_indent=further)]

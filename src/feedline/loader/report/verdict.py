@@ -70,7 +70,7 @@ class Verdict:
     advice: tuple[Advice, ...] = ()
     """Worthwhile changes: predictions first, then bounds, each sorted by gain.
 
-    Of a bound one may get only a part: beside predictions below 1.25, it counts half of its gain.
+    Of a bound one may get only a part: next to predictions below 1.25, it counts half of its gain.
     """
     notes: tuple[str, ...] = ()
     """Restarts, skips, and the basis of the verdict."""
