@@ -176,3 +176,10 @@ def test_keys_are_read_one_by_one_and_the_terminal_is_restored() -> None:
     with keyboard() as keys:  # pytest has no terminal
         assert not keys.is_there
         assert keys.wait(0) == ""
+
+
+def test_the_use_of_the_gpu_is_shown_where_it_is_known() -> None:
+    assert not any("GPU" in line for line in text_of(NOW, 80))
+    for stores in (FIGURES["stores"], {}):
+        known = replace(NOW, figures={**FIGURES, "gpu_utilization": 0.87, "stores": stores})
+        assert any(line.startswith("GPU 87 %") for line in text_of(known, 40))

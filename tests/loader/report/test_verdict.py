@@ -351,3 +351,10 @@ def test_advice_is_text_arguments_and_figures() -> None:
 
 def test_the_loop_is_the_worker_of_its_own_stages() -> None:
     assert all(span.worker == MAIN for spans in BASE.run().recent for span in spans if span.stage in ("step", "sample"))
+
+
+def test_the_use_of_the_gpu_is_said_where_it_is_known() -> None:
+    run = BASE.run()
+    assert "GPU" not in str(diagnose(run.stats, BASE.context(), run.recent))
+    known = replace(run.stats, gpu_utilization=0.34)
+    assert diagnose(known, BASE.context(), run.recent).notes[-1].endswith("The GPU was in use for 34 % of the time.")

@@ -204,16 +204,16 @@ def _age(worker: WorkerReading) -> str:
 
 
 def _stores(now: LoaderReading) -> Text | None:
-    stores = now.figures["stores"]
-    if not stores:
-        return None
-    parts = [f"stores {size(stores.get('nbytes', 0))}", f"{stores.get('requests', 0):,} requests"]
+    stores, gpu = now.figures["stores"], now.figures.get("gpu_utilization")
+    parts = [] if gpu is None else [f"GPU {share(gpu)}"]
+    if stores:
+        parts += [f"stores {size(stores.get('nbytes', 0))}", f"{stores.get('requests', 0):,} requests"]
     if stores.get("retries"):
         parts.append(f"{stores['retries']:,} retries")
     looked_up = stores.get("cache_hits", 0) + stores.get("cache_misses", 0)
     if looked_up:
         parts.append(f"cache {share(stores.get('cache_hits', 0) / looked_up)}")
-    return Text(" · ".join(parts))
+    return Text(" · ".join(parts)) if parts else None
 
 
 def _incidents(now: LoaderReading) -> Text | None:
