@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from feedline.loader.report.advice import case_of
+from feedline.loader.report.layout import number
 from feedline.loader.report.model import Model
 from feedline.loader.report.remedy import Advice
 from feedline.loader.report.stats import SlowBatch, StageTimes, Stats
@@ -76,8 +77,8 @@ def plain_index(index: Any) -> Any:
 def advice_text(advice: Advice) -> str:
     """A piece of advice in words, with its predicted gain."""
     if advice.basis == "bound":
-        return f"{advice} (at most {advice.high:.1f} ×)"
-    return f"{advice} ({advice.gain:.1f} ×, {advice.low:.1f}–{advice.high:.1f})"
+        return f"{advice} (at most {number(advice.high)} ×)"
+    return f"{advice} ({number(advice.gain)} ×, {number(advice.low)}–{number(advice.high)})"
 
 
 def verdict_figures(verdict: Verdict) -> dict[str, Any]:
