@@ -140,6 +140,16 @@ class Neighbors:
         return torch.from_numpy(self.features[kept]), torch.from_numpy(inverse)
 
 
+class Prepared:
+    """A batch of neighbors that is there already: it only has to be sent."""
+
+    def __init__(self, neighbors: Neighbors, number: int) -> None:
+        self.batch = neighbors(list(range(number)))
+
+    def __call__(self, _: list[int]) -> Any:
+        return self.batch
+
+
 class Prioritized(Sampler[list[int]]):
     """Batches of transitions, drawn by their priorities as they are now."""
 
@@ -201,6 +211,7 @@ class Downloads(Dataset[Any]):
 def fields(folder: Path, url: str) -> list[Pipeline]:
     """Ten loops on files below `folder` and the server at `url`."""
     one, two = {**PROCESSES, "num_workers": 1}, {**PROCESSES, "num_workers": 2}
+    neighbors = Neighbors(20_000)
     shards = Shards([folder / f"{number}.tar" for number in range(8)])
     return [
         Pipeline("audio: FLAC to spectrograms", ("fetch",), {"dataset": Speech(folder, 480)}, sleep_step(0.01)),
@@ -215,8 +226,8 @@ def fields(folder: Path, url: str) -> list[Pipeline]:
         Pipeline("SQLite: a scan for each row", ("fetch",), {"dataset": Rows(folder, 4800), "batch_size": 16},
                  sleep_step(0.002)),
         Pipeline("graph: neighbors while collating", ("collate",),
-                 {"dataset": Nodes(folder, 25_600), **one, "batch_size": 128, "collate_fn": Neighbors(20_000)},
-                 sleep_step(0.003), {"collate_fn": None}),
+                 {"dataset": Nodes(folder, 25_600), **one, "batch_size": 128, "collate_fn": neighbors},
+                 sleep_step(0.003), {"collate_fn": Prepared(neighbors, 128)}),
         Pipeline("replay: prioritized batches", ("sample",),
                  {"dataset": Samples(400_000), **two, "batch_size": 1, "batch_sampler": Prioritized(400_000, 200)},
                  sleep_step(0.003), {"batch_sampler": None, "batch_size": 2000}),
