@@ -2,7 +2,8 @@
 
 Each loop runs as it is; the first remedy of its verdict is taken; and both run in turn, for whole epochs. Prints a
 table, with the mean absolute error of the predicted gains; `--write` keeps it in bench/results/diagnosis.json, from
-which `bench/docs_tables.py` makes the table of the docs. `--only TEXT` runs the loops whose names contain it.
+which `bench/docs_tables.py` makes the table of the docs. `--only TEXT` runs the loops whose names contain it, and
+`--fields` ten others, written as users of ten fields write them.
 
 Quiet machines only: where other programs take the CPUs, the truth changes from run to run.
 """
@@ -19,6 +20,7 @@ from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
+from diagnosis_fields import fields, write_field_files
 from diagnosis_pipelines import Pipeline, real, server, synthetic, temporary_folder, write_files
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.report import Advice, Verdict
@@ -69,20 +71,29 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--write", action="store_true", help="write the results file")
+    parser.add_argument("--fields", action="store_true", help="run ten other loops")
     options = parser.parse_args()
-    if options.only and options.write:
-        parser.error("--write keeps a whole run: leave out --only")
+    if (options.only or options.fields) and options.write:
+        parser.error("--write keeps a whole run: leave out --only and --fields")
     warnings.filterwarnings("ignore", "This DataLoader will create")
     outcomes = []
     with server() as url, temporary_folder() as folder:
-        write_files(Path(folder))
-        for pipeline in [*synthetic(), *real(Path(folder), url)]:
+        for pipeline in pipelines(Path(folder), url, of_fields=options.fields):
             if options.only in pipeline.name:
                 outcomes.append(examine(pipeline, options.rounds))
                 print(line(outcomes[-1]), flush=True)
     print("\n".join(summary(outcomes)), flush=True)
     if options.write:
         write(outcomes)
+
+
+def pipelines(folder: Path, url: str, *, of_fields: bool) -> list[Pipeline]:
+    """The loops, with their files below `folder`."""
+    if of_fields:
+        write_field_files(folder)
+        return fields(folder, url)
+    write_files(folder)
+    return [*synthetic(), *real(folder, url)]
 
 
 def write(outcomes: list[Outcome], folder: Path = RESULTS) -> None:

@@ -119,3 +119,11 @@ def test_out_of_memory_kills_are_counted(
 def test_the_group_of_this_process_can_be_read() -> None:
     limit = Cgroup.of_process().memory_limit()
     assert limit is None or limit > 0
+
+
+def test_files_that_cannot_be_read_are_as_if_they_were_not_there(tmp_path: Path) -> None:
+    for name in ("cpu.max", "cpu.stat", "memory.max", "memory.events"):
+        (tmp_path / name).mkdir()  # reading it fails even for root
+    group = Cgroup(cpu=(tmp_path,), memory=(tmp_path,))
+    figures = (group.cpu_quota(), group.throttling(), group.memory_limit(), group.memory_used())
+    assert figures == (None, None, None, None)

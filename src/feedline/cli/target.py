@@ -6,17 +6,22 @@ import importlib
 import os
 import runpy
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from pathlib import Path
+from time import monotonic
 from typing import Any
+from unittest.mock import patch
 
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from feedline.errors import ArgumentError
 from feedline.loader.dataloader import DataLoader
+from feedline.loader.loop import Iteration
 
 SCRIPT = "feedline_target"
 """`__name__` of an executed script: the block behind `if __name__ == "__main__"` does not run."""
@@ -103,9 +108,11 @@ def _globals_of(source: str) -> dict[str, Any]:
         return _import(source)
     if not script.is_file():
         raise TargetError(f"there is no file {source}", "give the path of the script from this folder")
-    with _like_python(script):
+    with _like_python(script), _without_training(MOST_TRAINING_S):
         try:
             return runpy.run_path(str(script), run_name=SCRIPT)
+        except _TrainingStop as stop:
+            return _globals_at(stop, source)
         except (Exception, SystemExit) as error:
             raise TargetError(f"{source} raised {_describe(error)} before it could be examined") from error
 
@@ -116,6 +123,47 @@ def _import(name: str) -> dict[str, Any]:
         return vars(importlib.import_module(name))
     except (Exception, SystemExit) as error:
         raise TargetError(f"module {name} cannot be imported: {_describe(error)}") from error
+
+
+MOST_TRAINING_S = 5.0
+"""Seconds for which a script may read its loaders before it is examined: enough for a look at a batch."""
+
+
+class _TrainingStop(BaseException):
+    """Ends a script that trains where it should only define its loader.
+
+    No `Exception`: the script must not handle it.
+    """
+
+
+@contextmanager
+def _without_training(most_s: float) -> Iterator[None]:
+    """Stop a block that reads loaders for longer than `most_s`."""
+    first_s: list[float] = []
+
+    def stopping(take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def take_or_stop(iteration: Any) -> Any:
+            if not first_s:
+                first_s.append(monotonic())
+            if monotonic() > first_s[0] + most_s:
+                raise _TrainingStop
+            return take(iteration)
+
+        return take_or_stop
+
+    with ExitStack() as patches:
+        for kind in (_BaseDataLoaderIter, Iteration):
+            patches.enter_context(patch.object(kind, "__next__", stopping(kind.__next__)))
+        yield
+
+
+def _globals_at(stop: _TrainingStop, source: str) -> dict[str, Any]:
+    """Globals of a script that was stopped; says so."""
+    frames = traceback.walk_tb(stop.__traceback__)
+    frame, line = next((frame, line) for frame, line in frames if frame.f_globals.get("__name__") == SCRIPT)
+    remedy = 'put the loop under if __name__ == "__main__":'
+    print(f"{source}:{line} reads a loader when it is imported: stopped there; {remedy}", file=sys.stderr)
+    return dict(frame.f_globals)
 
 
 @contextmanager

@@ -128,6 +128,19 @@ def free_nbytes(device: torch.device) -> int:
     return int(free + unused)
 
 
+def gpu_utilization() -> float | None:
+    """Share of the last moments in which kernels ran on the current CUDA device, 0 to 1, as NVML tells.
+
+    None without NVML or its package `nvidia-ml-py`, and before this process uses CUDA.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # asking would create a context
+        return None
+    try:
+        return torch.cuda.utilization() / 100
+    except Exception:  # noqa: BLE001 - no package, no driver, no permission: each has an error of its own
+        return None
+
+
 def _free_host_nbytes() -> int:
     free, group = meminfo()["MemAvailable"], Cgroup.of_process()
     limit, used = group.memory_limit(), group.memory_used()

@@ -89,7 +89,7 @@ class Iteration(_BaseDataLoaderIter):
         self._taken: PendingBatch | None = None
         self._staged_head: PendingBatch | None = None
         self._restart = restart
-        self._closed = self._profiling = self._asked = False
+        self._closed = self._profiling = self._asked = self._reads_clocks = False
         # The CPU time of a step includes the threads that compute it, but not those that build batches.
         self._cpu_clock = process_time_ns if pool.processes or not flow.ahead else thread_time_ns
         self._left_waits = 0
@@ -143,7 +143,7 @@ class Iteration(_BaseDataLoaderIter):
         progress = self._progress
         heartbeat = progress.heartbeat
         called_ns = heartbeat.clock.call()
-        reads_clocks = called_ns >= self._next_cpu_ns
+        self._reads_clocks = called_ns >= self._next_cpu_ns
         if self._left_cpu_ns is not None:
             self._end_step(self._left_cpu_ns)
         # Before the wait: if it never ends, its request is on the page.
@@ -169,7 +169,7 @@ class Iteration(_BaseDataLoaderIter):
         totals = progress.totals
         if heartbeat.clock.deliver(totals.sums, spans, samples, request.epoch, request.number) > totals.slow_ns:
             totals.keep_slow(spans, request)
-        if reads_clocks:
+        if self._reads_clocks:
             self._begin_step(monotonic_ns())
         if heartbeat.inspect is not None or self._flow.tuner is not None:
             self._observe(batch)
@@ -218,7 +218,7 @@ class Iteration(_BaseDataLoaderIter):
         batch = result.batch
         if self._stage is not None:
             try:
-                batch = self._finish(self._stage, moving)
+                batch = self._timed("copy", self._finish, self._stage, moving)
             except Exception as error:
                 _name_row(error, request)
                 self._forget()
@@ -226,11 +226,22 @@ class Iteration(_BaseDataLoaderIter):
         if self.last_steps is None:
             return batch
         due = self._staged_head or self._taken
+        delivered = Delivered(request, result, (due or self._progress).cursor)
         try:
-            return self.last_steps(batch, Delivered(request, result, (due or self._progress).cursor))
+            return self._timed("transform", self.last_steps, batch, delivered)
         except Exception:
             self._forget()
             raise
+
+    def _timed(self, stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function, and record it as a stage of the next batch to be delivered."""
+        before_ns, began_ns = self._cpu_clock() if self._reads_clocks else 0, monotonic_ns()
+        try:
+            return function(*arguments)
+        finally:
+            self._further.append((stage, began_ns, monotonic_ns(), MAIN))
+            if self._reads_clocks:
+                self._further.append((stage + CPU, before_ns, self._cpu_clock(), MAIN))
 
     def _next_with_batch(self) -> Entry | None:
         """The next entry that has a batch; None at the end."""
@@ -412,7 +423,8 @@ class Iteration(_BaseDataLoaderIter):
                 return False
             request, result, _ = entry
             if result.batch is not EMPTY_BATCH:  # from here on the stage owns the host memory
-                staged = request, result._replace(batch=None), stage.start(result.batch)
+                moving = self._timed("copy", stage.start, result.batch)
+                staged = request, result._replace(batch=None), moving
             else:
                 staged = entry
         except Exception as error:  # noqa: BLE001 - raised when its turn comes

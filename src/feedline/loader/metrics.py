@@ -110,6 +110,9 @@ MEASURES = (
     Measure("arena_bytes", "gauge", "Transport memory of the workers.", _plain(lambda s: s.arena_nbytes)),
     Measure("worker_resident_bytes", "gauge", "Memory of the workers.", _plain(lambda s: s.worker_nbytes)),
     Measure("padding_share", "gauge", "Share of padding in batches, 0 to 1.", _plain(lambda s: s.padding_share)),
+    Measure(
+        "gpu_utilization", "gauge", "Share of time in which the GPU computed.", _plain(lambda s: s.gpu_utilization)
+    ),
     Measure("throttled_share", "gauge", "Share of periods cut by the quota.", _plain(lambda s: s.throttled_share)),
     Measure("contended_share", "gauge", "Share of waits for other workers.", _plain(lambda s: s.contended_share)),
     Measure("waiting_seconds", "gauge", "Age of the current wait.", lambda reading: [({}, reading.waiting_s)]),

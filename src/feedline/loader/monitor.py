@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from feedline.core import store_metrics
+from feedline.core import devices, store_metrics
 from feedline.core.cgroups import Cgroup, Throttling
 from feedline.core.page import BATCHES, SINCE, Page
 from feedline.core.store_metrics import StoreStatistics
@@ -64,7 +64,8 @@ MOST_NS = 2_000_000_000
 
 _OF_NOW = (
     "stores", "epoch", "position", "length", "ready", "in_flight", "worker_nbytes", "worker_growth_nbytes",
-    "padding_share", "throttled_share", "contended_share", "others_cpus", "workers", "restarts", "skipped",
+    "padding_share", "throttled_share", "contended_share", "gpu_utilization", "others_cpus", "workers", "restarts",
+    "skipped",
 )  # fmt: skip
 """Figures that are not of an epoch."""
 
@@ -100,6 +101,7 @@ class _SystemFigures:
     pids: tuple[int, ...] = ()
     worker_nbytes: int = 0
     throttled_share: float | None = None
+    gpu_utilization: float | None = None
 
 
 @dataclass(slots=True)
@@ -207,6 +209,7 @@ class Monitor:
             "worker_nbytes": machine.worker_nbytes,
             "worker_growth_nbytes": self._memory.growth(),
             "throttled_share": machine.throttled_share,
+            "gpu_utilization": machine.gpu_utilization,
             "contended_share": self._locks.share,
             "others_cpus": self._others_cpus,
         }
@@ -400,7 +403,9 @@ class Monitor:
             return machine
         if self._group is None:
             self._group = Cgroup.of_process()
-        self._machine = _SystemFigures(now_s, pids, resident_nbytes(pids), self._throttled_share(self._group))
+        self._machine = _SystemFigures(
+            now_s, pids, resident_nbytes(pids), self._throttled_share(self._group), devices.gpu_utilization()
+        )
         return self._machine
 
     def _throttled_share(self, group: Cgroup) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from feedline.cli.bench import command, show
 from feedline.cli.bench.sweep import Sweep, Threshold, default_workers, recommend, settings_of
@@ -90,6 +91,28 @@ def test_an_error_ends_its_trial_only() -> None:
     empty.run(TorchDataLoader(Numbers(), batch_sampler=[]), 0.01, 0.0)
     assert empty.error is not None
     assert "the loader has no batches" in empty.error
+
+
+class Fatal(Numbers):
+    """Its samples end the worker that reads them."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if get_worker_info() is not None:
+            os._exit(3)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("is_torch", [False, True])
+def test_a_worker_that_dies_ends_its_trial_only(is_torch: bool) -> None:
+    settings = (
+        Setting(),
+        Setting(num_workers=1, worker_method="process", is_torch=is_torch),
+        Setting(batch_size=2),
+    )
+    trials = Sweep(settings, 1, 0.01).run(TorchDataLoader(Fatal(), batch_size=4), silent)
+    assert [bool(part.error) for part in trials] == [False, True, False], [part.error for part in trials]
+    assert "worker" in trials[1].error
+    assert recommend(trials, 0.0) in (trials[0], trials[2])
 
 
 @pytest.mark.parametrize("setting", [Setting(), Setting(is_torch=True), Setting(batch_size=3)])

@@ -31,7 +31,7 @@ def group(folder: Path, quota: str = "max", throttled: int = 0) -> Cgroup:
     [
         ("max", 0, Severity.GOOD, "16 of 32"),
         ("150000", 0, Severity.NOTE, "quota 1.5 of 16"),
-        ("300000", 31, Severity.BAD, "throttled in 31% of its periods"),
+        ("300000", 31, Severity.BAD, "throttled in 31 % of its periods"),
     ],
 )
 def test_a_quota_below_the_cpus_is_shown_with_its_throttling(
@@ -47,7 +47,7 @@ def test_a_quota_below_the_cpus_is_shown_with_its_throttling(
     ("use", "severity", "text"),
     [
         (CpuUse(0.1, 0.0, 0.02), Severity.GOOD, "0.1 CPUs"),
-        (CpuUse(1.3, 0.0, 0.78), Severity.NOTE, "other programs use 1.3 CPUs (CPU pressure 78%)"),
+        (CpuUse(1.3, 0.0, 0.78), Severity.NOTE, "other programs use 1.3 CPUs (CPU pressure 78 %)"),
         (CpuUse(1.3, 0.9, None), Severity.NOTE, "the hypervisor gives 0.9 CPUs"),
     ],
 )

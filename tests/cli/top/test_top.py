@@ -64,6 +64,13 @@ def test_a_loop_at_80_columns() -> None:
     assert lines[7] == "2 samples skipped · 1 workers restarted · CPU quota used up in 31 % of the time"
 
 
+def test_a_page_of_the_epoch_before_shows_the_present_one() -> None:
+    later = replace(NOW, batches=NOW.batches + 48_000)
+    assert "epoch 4 · 12,288 of 48,000 · 12 min left" in text_of(later, 80)[0]
+    ended = replace(NOW, batches=NOW.batches + 48_000 - 12_288)
+    assert "epoch 3 · 48,000 of 48,000" in text_of(ended, 80)[0]
+
+
 def test_a_loop_at_40_columns() -> None:
     lines = text_of(NOW, 40)
     assert max(map(len, lines)) <= 40
@@ -176,3 +183,10 @@ def test_keys_are_read_one_by_one_and_the_terminal_is_restored() -> None:
     with keyboard() as keys:  # pytest has no terminal
         assert not keys.is_there
         assert keys.wait(0) == ""
+
+
+def test_the_use_of_the_gpu_is_shown_where_it_is_known() -> None:
+    assert not any("GPU" in line for line in text_of(NOW, 80))
+    for stores in (FIGURES["stores"], {}):
+        known = replace(NOW, figures={**FIGURES, "gpu_utilization": 0.87, "stores": stores})
+        assert any(line.startswith("GPU 87 %") for line in text_of(known, 40))

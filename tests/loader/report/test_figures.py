@@ -18,6 +18,8 @@ WORKERS = Advice("fetch takes 94 ms", {"num_workers": 8}, 4.25, 4.0, 4.5)
 def test_advice_has_its_range_or_its_bound() -> None:
     assert advice_text(WORKERS) == "num_workers=8: fetch takes 94 ms (4.2 ×, 4.0–4.5)"
     assert advice_text(Advice("Do less.", {}, 2.0, 1.0, 2.5, "bound")) == "Do less. (at most 2.5 ×)"
+    small = Advice("", {"num_workers": 3}, 1.24, 1.18, 1.27, "replayed")
+    assert advice_text(small).endswith("(1.24 ×, 1.18–1.27)")
 
 
 def test_all_figures_are_json() -> None:

@@ -17,8 +17,8 @@ from simulated_pipeline import Pipeline
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import MAIN, Span
 from feedline.loader.report import Advice, StageTimes, Stats, Totals, Verdict, diagnose
-from feedline.loader.report.advice import LEAST_GAIN
 from feedline.loader.report.context import Context
+from feedline.loader.report.remedy import LEAST_GAIN
 from feedline.loader.report.sources import SampleSource
 from feedline.workers.registry import INLINE, PROCESSES, THREADS
 
@@ -81,11 +81,21 @@ def test_the_first_advice_keeps_its_promise(name: str) -> None:
 
 def test_advice_is_sorted_worth_it_and_never_set_already() -> None:
     verdict = verdict_of(replace(BASE, fetch=(60, 1)))
-    keys = [(advice.basis == "bound", -round(advice.gain, 1)) for advice in verdict.advice]
+    keys = [(advice.basis == "bound", -round(advice.gain, 1)) for advice in verdict.advice if advice.gain >= 1.5]
+    assert len(keys) > 2
     assert keys == sorted(keys)
     assert all(advice.gain >= LEAST_GAIN for advice in verdict.advice)
     assert all(advice.arguments != {"num_workers": 2} for advice in verdict.advice)
     assert len({str(advice) for advice in verdict.advice}) == len(verdict.advice)
+
+
+def test_a_small_gain_does_not_come_before_the_remedy_of_the_limit() -> None:
+    """Without workers the loop is a tenth faster; with a cheap sampler it is twice as fast."""
+    verdict = verdict_of(replace(BASE, sample=50, fetch=(0, 1), collate=(0, 1), encode=(0, 4), decode=10, step=(30, 0)))
+    assert verdict.limiting_stage == "sample"
+    assert "draw the order of an epoch at once" in verdict.advice[0].text, str(verdict)
+    small = next(advice for advice in verdict.advice if advice.arguments)
+    assert 1.05 <= small.gain < 1.25
 
 
 def test_a_stream_that_does_not_share_itself_out_gets_no_workers() -> None:
@@ -211,14 +221,20 @@ def test_a_quota_that_stops_the_job_is_the_limit_of_its_workers() -> None:
 
 
 def test_the_device_copies_all_the_time() -> None:
-    run = replace(BASE, step=(40, 0)).run()
-    stats = replace(run.stats, copy_s=0.95 * run.stats.wall_s, copied_nbytes=50 << 30, staged_nbytes=25 << 30)
-    verdict = diagnose(stats, BASE.context(device="cuda"), run.recent)
+    on_threads = replace(BASE, step=(40, 0), method="thread")
+    run = on_threads.run()
+    copied = replace(run.stats, copy_s=0.95 * run.stats.wall_s, copied_nbytes=50 << 30, staged_nbytes=25 << 30)
+    verdict = diagnose(copied, on_threads.context(device="cuda"), run.recent)
     assert verdict.limiting_stage == "copy"
     assert "Its steps wait for copies to the device." in verdict.headline
-    assert any("uint8" in advice.text for advice in verdict.advice)
+    (smaller,) = (advice for advice in verdict.advice if "uint8" in advice.text)
+    assert smaller.gain == pytest.approx(1 / (0.05 + 0.95 / 4), rel=0.05)
     assert any("50 % of the bytes were copied twice" in advice.text for advice in verdict.advice)
-    assert diagnose(stats, BASE.context(), run.recent).limiting_stage == "step"
+    assert diagnose(copied, on_threads.context(), run.recent).limiting_stage == "step"
+    hidden = replace(copied, hidden_copy_s=0.94 * run.stats.wall_s)
+    verdict = diagnose(hidden, on_threads.context(device="cuda"), run.recent)
+    assert verdict.limiting_stage == "step", "copies behind the step cost nothing"
+    assert not any("uint8" in advice.text for advice in verdict.advice)
 
 
 def test_what_is_not_explained_is_said() -> None:
@@ -335,3 +351,10 @@ def test_advice_is_text_arguments_and_figures() -> None:
 
 def test_the_loop_is_the_worker_of_its_own_stages() -> None:
     assert all(span.worker == MAIN for spans in BASE.run().recent for span in spans if span.stage in ("step", "sample"))
+
+
+def test_the_use_of_the_gpu_is_said_where_it_is_known() -> None:
+    run = BASE.run()
+    assert "GPU" not in str(diagnose(run.stats, BASE.context(), run.recent))
+    known = replace(run.stats, gpu_utilization=0.34)
+    assert diagnose(known, BASE.context(), run.recent).notes[-1].endswith("The GPU was in use for 34 % of the time.")

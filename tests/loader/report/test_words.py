@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from feedline.core.wrapping import wrap
 from feedline.loader.report import stats
 
 
@@ -46,3 +49,12 @@ def test_size(value: float, text: str) -> None:
 )
 def test_count(number: int, noun: str, text: str) -> None:
     assert stats.count(number, noun) == text
+
+
+@pytest.mark.parametrize("width", range(12, 40))
+def test_a_number_is_never_separated_from_its_unit(width: int) -> None:
+    text = "It waits 29 % of 3.5 ms: 2.4 × as fast, 12 GiB at 5 MB/s, and 7 s are left"
+    lines = wrap(text, width, subsequent_indent="  ")
+    assert all(len(line) <= width for line in lines)
+    assert " ".join(line.strip() for line in lines) == text
+    assert not any(re.match(r" *(%|ms|×|GiB|MB|s )", line) for line in lines)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
+
+from feedline.core.wrapping import wrap
 
 NAME_COLUMNS = 11
 """Width of the column of names, if the terminal has room for two columns."""
@@ -138,14 +139,11 @@ def _pack(findings: Sequence[Finding], width: int, marks: Marks) -> Iterator[str
             line = ""
         line = f"{line}   {entry}" if line else entry
         if len(line) > width:
-            *full, line = textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False)
+            *full, line = wrap(line, width, subsequent_indent="  ")
             yield from full
     if line:
         yield line
 
 
 def _wrap(text: str, width: int, first: str, further: str, *, cuts: bool = True) -> str:
-    lines = textwrap.wrap(
-        text, width, initial_indent=first, subsequent_indent=further, break_on_hyphens=False, break_long_words=cuts
-    )
-    return "\n".join(lines)
+    return "\n".join(wrap(text, width, initial_indent=first, subsequent_indent=further, break_long_words=cuts))

@@ -27,7 +27,7 @@ from feedline.core import tree
 from feedline.core.cgroups import Cgroup
 from feedline.core.dataset import has_traits
 from feedline.core.rng_globals import restoring_globals
-from feedline.loader.report.stats import seconds
+from feedline.loader.report.stats import seconds, share
 from feedline.workers.transport.explain import explain_unpicklable
 
 SAMPLES = 200
@@ -169,7 +169,7 @@ def storage(samples: SampleProbe) -> Iterator[Finding]:
     """Samples that wait for disk, network or a database rather than compute."""
     wall, cpu = sum(samples.wall_s), sum(samples.cpu_s)
     if samples.wall_s and wall - cpu > WAITING * wall and np.median(samples.wall_s) > 1e-3:
-        evidence = f"samples wait {(wall - cpu) / wall:.0%} of their time (disk, network, locks)"
+        evidence = f"samples wait {share((wall - cpu) / wall)} of their time (disk, network, locks)"
         remedy = "more workers than CPUs help here; cache= keeps objects of a store on this machine"
         yield Finding("storage", evidence, Severity.NOTE, remedy)
 

@@ -24,6 +24,7 @@ from feedline.core import numa
 from feedline.core.cgroups import Cgroup
 from feedline.core.paths import user_cache
 from feedline.core.proc import TICK_S, CpuTicks, cpu_ticks, meminfo
+from feedline.loader.report.stats import share
 from feedline.loader.resources import affine_cpus
 
 FILES_NEEDED = 1024
@@ -91,7 +92,7 @@ def cpus(affinity: int, present: int, cgroup: Cgroup) -> Finding:
         return Finding("CPUs", f"{affinity} of {present}")
     evidence = f"quota {quota:g} of {affinity} (cgroup {_short(cgroup.cpu[0])})"
     if throttling is not None and throttling.share >= THROTTLED:
-        evidence += f"; throttled in {throttling.share:.0%} of its periods"
+        evidence += f"; throttled in {share(throttling.share)} of its periods"
         severity = Severity.BAD
     else:
         severity = Severity.NOTE
@@ -125,7 +126,7 @@ class CpuUse(NamedTuple):
 
 def load(use: CpuUse) -> Finding:
     """CPUs that other programs take from a run."""
-    pressure = "" if use.pressure is None else f" (CPU pressure {use.pressure:.0%})"
+    pressure = "" if use.pressure is None else f" (CPU pressure {share(use.pressure)})"
     if use.stolen >= OTHERS_CPUS:
         evidence = f"the hypervisor gives {use.stolen:.1f} CPUs to other machines{pressure}"
         return Finding("load", evidence, Severity.NOTE, "measured times will vary; use a machine with dedicated CPUs")

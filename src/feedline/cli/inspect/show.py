@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feedline.cli.progress import format_bytes
+from feedline.loader.report.stats import share
 
 if TYPE_CHECKING:
     from feedline.cli.inspect.order import WindowComparison
@@ -155,7 +156,7 @@ def _facts(result: Survey) -> list[tuple[str, str]]:
         facts.append(("formats", ", ".join(f"{name} {number:,}" for name, number in headers.formats.most_common())))
         facts.append(("sizes", _common_sizes(headers.sizes)))
     if headers.progressive:
-        facts.append(("progressive", f"{headers.progressive / headers.jpegs:.1%} of the JPEGs: slow to decode"))
+        facts.append(("progressive", f"{share(headers.progressive / headers.jpegs)} of the JPEGs: slow to decode"))
     if headers.turned:
         facts.append(("rotated", f"{headers.turned:,} by EXIF orientation, which torchvision ignores"))
     return facts + [("note", note) for note in listing.notes]
@@ -163,7 +164,7 @@ def _facts(result: Survey) -> list[tuple[str, str]]:
 
 def _common_sizes(sizes: Sequence[tuple[int, int]]) -> str:
     common = Counter(sizes).most_common(3)
-    text = ", ".join(f"{width}×{height} ({number / len(sizes):.0%})" for (width, height), number in common)
+    text = ", ".join(f"{width}×{height} ({share(number / len(sizes))})" for (width, height), number in common)
     return text if len(set(sizes)) <= 3 else f"{text}, {len(set(sizes)) - 3:,} others"
 
 
@@ -212,7 +213,7 @@ def _render_order(order: WindowComparison) -> RenderableType:
     for mixed in order.windows:
         cells = (
             f"{mixed.window}",
-            f"{mixed.same_shard_pairs:.1%}",
+            f"{share(mixed.same_shard_pairs)}",
             f"{mixed.shards_per_batch:.1f}",
             format_bytes(mixed.window_nbytes),
             format_bytes(mixed.nbytes_per_sample),
@@ -229,11 +230,11 @@ def _explain_ranks(order: WindowComparison) -> Iterator[str]:
     yield (
         f"{ranks.world} ranks on {count_noun(ranks.nodes, 'node')}: with ShardShuffled(partitions={ranks.partitions}, "
         f"global_batch_size={ranks.global_batch_size}) a node reads {format_bytes(ranks.nbytes_per_node)} of "
-        f"{format_bytes(ranks.nbytes)} ({ranks.nbytes_per_node / max(ranks.nbytes, 1):.1%}), "
+        f"{format_bytes(ranks.nbytes)} ({share(ranks.nbytes_per_node / max(ranks.nbytes, 1))}), "
         f"{ranks.shards_per_node:,} {order.unit}s; without partitions all of it."
     )
     yield (
-        f"A rank has at most {count_noun(ranks.open_shards, order.unit)} open; {ranks.same_shard_pairs:.1%} of the "
+        f"A rank has at most {count_noun(ranks.open_shards, order.unit)} open; {share(ranks.same_shard_pairs)} of the "
         f"pairs of a rank's batch come from one {order.unit}."
     )
 

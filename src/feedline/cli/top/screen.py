@@ -11,6 +11,7 @@ from rich.text import Text
 
 from feedline.cli.top.keys import View
 from feedline.cli.top.reading import LoaderReading, WorkerReading
+from feedline.core.wrapping import wrap
 from feedline.loader.report.figures import rates
 from feedline.loader.report.stats import seconds, share, size
 
@@ -54,10 +55,11 @@ def _head(now: LoaderReading, width: int) -> Text:
     figures = now.figures
     rank = f" · rank {figures['rank']}" if figures["world_size"] > 1 else ""
     length = figures["length"]
-    place = f"{_due(now):,}" + (f" of {length:,}" if length else "")
+    number, due = _due(now)
+    place = f"{due:,}" + (f" of {length:,}" if length else "")
     if width < NARROW:
-        return Text(f"{figures['loader']}{rank} · epoch {figures['epoch']} · {place}", style="bold")
-    what = f"{figures['loader']}{rank} · epoch {figures['epoch']} · {place}{_time_left(now)}"
+        return Text(f"{figures['loader']}{rank} · epoch {number} · {place}", style="bold")
+    what = f"{figures['loader']}{rank} · epoch {number} · {place}{_time_left(now)}"
     names = (f"feedline · {figures['script']} {now.pid} · ", f"{figures['script']} {now.pid} · ", f"{now.pid} · ")
     text = Text(next((name + what for name in names if len(name + what) <= width), what), style="bold")
     clock = strftime("%H:%M:%S", localtime(figures["time_s"]))
@@ -70,9 +72,10 @@ def _time_left(now: LoaderReading) -> str:
     """Time until the end of the epoch, at its speed so far."""
     figures = now.figures
     epoch = figures.get("since_epoch", {})
-    if not figures["length"] or not epoch.get("batches") or figures["position"] >= figures["length"]:
+    _, due = _due(now)
+    if not figures["length"] or not epoch.get("batches") or due >= figures["length"]:
         return ""
-    left_s = (figures["length"] - figures["position"]) * epoch["wall_s"] / epoch["batches"]
+    left_s = (figures["length"] - due) * epoch["wall_s"] / epoch["batches"]
     return f" · {_duration(left_s)} left"
 
 
@@ -86,7 +89,7 @@ def _duration(value: float) -> str:
 def _loop(before: LoaderReading | None, now: LoaderReading, width: int) -> Text:
     if now.waiting_s >= _LONG_S:
         state = Text.assemble("loop   ", (f"waits since {_duration(now.waiting_s)}", "bold red"))
-        return state if width < NARROW else state.append(f"  for batch {_due(now):,}")
+        return state if width < NARROW else state.append(f"  for batch {_due(now)[1]:,}")
     history = now.figures["history"]
     samples_per_s, wait_share = _rates(before, now, history)
     if not now.since_ns:
@@ -100,10 +103,19 @@ def _loop(before: LoaderReading | None, now: LoaderReading, width: int) -> Text:
     return text
 
 
-def _due(now: LoaderReading) -> int:
-    """Number of the batch that the loop waits for, in its epoch."""
+def _due(now: LoaderReading) -> tuple[int, int]:
+    """Epoch, and number of the batch that is due in it.
+
+    The figures may be of an epoch before: the count of batches is always of now.
+    """
     figures = now.figures
-    return int(figures["position"] + now.batches - figures["batches"])
+    number, due, length = (
+        figures["epoch"],
+        int(figures["position"] + now.batches - figures["batches"]),
+        figures["length"],
+    )
+    over = max(due - 1, 0) // length if length else 0
+    return number + over, due - over * length if over else due
 
 
 def _rates(before: LoaderReading | None, now: LoaderReading, history: Sequence[Any]) -> tuple[float, float]:
@@ -203,16 +215,16 @@ def _age(worker: WorkerReading) -> str:
 
 
 def _stores(now: LoaderReading) -> Text | None:
-    stores = now.figures["stores"]
-    if not stores:
-        return None
-    parts = [f"stores {size(stores.get('nbytes', 0))}", f"{stores.get('requests', 0):,} requests"]
+    stores, gpu = now.figures["stores"], now.figures.get("gpu_utilization")
+    parts = [] if gpu is None else [f"GPU {share(gpu)}"]
+    if stores:
+        parts += [f"stores {size(stores.get('nbytes', 0))}", f"{stores.get('requests', 0):,} requests"]
     if stores.get("retries"):
         parts.append(f"{stores['retries']:,} retries")
     looked_up = stores.get("cache_hits", 0) + stores.get("cache_misses", 0)
     if looked_up:
         parts.append(f"cache {share(stores.get('cache_hits', 0) / looked_up)}")
-    return Text(" · ".join(parts))
+    return Text(" · ".join(parts)) if parts else None
 
 
 def _incidents(now: LoaderReading) -> Text | None:
@@ -238,11 +250,5 @@ def _verdict(now: LoaderReading, width: int, view: View) -> list[Text]:
 
 
 def _wrap(text: Text, width: int) -> list[Text]:
-    lines: list[Text] = []
-    line = Text(style=text.style)
-    for word in text.plain.split(" "):
-        if line.plain and line.cell_len + 1 + len(word) > width:
-            lines.append(line)
-            line = Text("  " if text.plain.startswith("→") else "", style=text.style)
-        line.append(("" if not line.plain.strip() else " ") + word)
-    return [*lines, line]
+    further = "  " if text.plain.startswith("→") else ""
+    return [Text(line, style=text.style) for line in wrap(text.plain, width, subsequent_indent=further)]

@@ -3,8 +3,8 @@
 All functions are pure, except `context.context_of`, which asks the loader and the machine.
 """
 
-from feedline.loader.report.advice import Advice
 from feedline.loader.report.context import Context, context_of
+from feedline.loader.report.remedy import Advice
 from feedline.loader.report.stats import SlowBatch, StageTimes, Stats
 from feedline.loader.report.totals import Totals
 from feedline.loader.report.verdict import Verdict, diagnose

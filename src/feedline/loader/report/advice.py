@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from feedline.loader.report.calibration import UNKNOWN_GIL
 from feedline.loader.report.context import Context, method_of
+from feedline.loader.report.copies import cheaper_transform, fewer_bytes, one_copy
 from feedline.loader.report.model import Case, Gain, Model
+from feedline.loader.report.remedy import LEAST_GAIN, Advice, Basis, upper_bound
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, EngineSetting, Task
 from feedline.loader.report.stats import Stats, count, seconds, share, size
 from feedline.workers.registry import find_pool
-
-Basis = Literal["replayed", "measured", "bound"]
-
-
-LEAST_GAIN = 1.05
-"""Gain below which a change is not worth it."""
-
 
 ENOUGH = 0.95
 """Share of the best gain that is enough to advise a smaller change."""
@@ -40,40 +35,26 @@ MOSTLY = 0.5
 """Share of waiting from which more workers depend on what they wait for: a server or a lock may serve one at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """One change, and what it is worth to the whole loop."""
-
-    text: str
-    """The reason, with the figures behind the gain."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the loader to set; empty for a change of code or of the machine."""
-    gain: float = 1.0
-    """Speed of the loop after the change, as a multiple of today's."""
-    low: float = 1.0
-    high: float = 1.0
-    basis: Basis = "replayed"
-    """"replayed" by the model; "measured"; or "bound", the gain if a stage took no time at all."""
-
-    @property
-    def change(self) -> str:
-        """The arguments as in code; for other changes the text."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.arguments.items()) or self.text
-
-    def __str__(self) -> str:
-        return self.change if not self.arguments else f"{self.change}: {self.text}"
-
-
 def advise(model: Model, stats: Stats) -> tuple[Advice, ...]:
     """Find changes that gain at least `LEAST_GAIN`, sorted.
 
-    Predictions come first, then bounds, each by gain. Among changes whose gains are equal to one decimal, the cheapest
-    comes first: memory, then processes, then the order.
+    Predictions of at least `_LITTLE` come first. Then a bound counts half of its gain, because one may get only a part.
+    Among changes that are equal to one decimal, the cheapest comes first: memory, then processes, then the order.
     """
     found = [advice for find in _REMEDIES for advice in find(model, stats) if not model.context.has(advice.arguments)]
     worth = [advice for advice in found if advice.gain >= LEAST_GAIN]
-    worth.sort(key=lambda advice: (advice.basis == "bound", -round(advice.gain, 1)))
+    worth.sort(key=_rank)
     return tuple(worth[:MOST_SHOWN])
+
+
+def _rank(advice: Advice) -> tuple[bool, float, bool]:
+    is_bound = advice.basis == "bound"
+    counted = (1 + advice.gain) / 2 if is_bound else advice.gain
+    return is_bound or counted < _LITTLE, -round(counted, 1), is_bound
+
+
+_LITTLE = 1.25
+"""Predicted gain below which a change may come after bounds."""
 
 
 def _advice(
@@ -88,13 +69,6 @@ def _advice(
     if model.gain(case) >= LEAST_GAIN:
         gain = model.range_of(case, other)
         yield Advice(text, dict(arguments), *gain, basis=basis)
-
-
-def _upper_bound(model: Model, stage: str, text: str) -> Iterator[Advice]:
-    case = model.removal(stage)
-    if model.gain(case) >= LEAST_GAIN:
-        gain = model.range_of(case)
-        yield Advice(text, {}, gain.gain, 1.0, gain.high, "bound")
 
 
 def more_or_fewer_workers(model: Model, _: Stats) -> Iterator[Advice]:
@@ -252,7 +226,7 @@ def faster_sampler(model: Model, _: Stats) -> Iterator[Advice]:
     name = model.context.sampler
     answer = next((text for part, text in _SAMPLERS.items() if part in name.lower()), _SAMPLERS[""])
     draws = f"{name or 'the sampler'} takes {seconds(model.measured.mean('sample').alone_s)} a batch"
-    yield from _upper_bound(model, "sample", f"{answer}: {draws} in the training process, where no worker helps")
+    yield from upper_bound(model, "sample", f"{answer}: {draws} in the training process, where no worker helps")
 
 
 _SAMPLERS = {
@@ -270,7 +244,7 @@ def cheaper_collate(model: Model, _: Stats) -> Iterator[Advice]:
         f"a cheaper {name}: it takes {seconds(model.measured.mean('collate').alone_s)} a batch; let the dataset return "
         "arrays, and only stack or pad them there (feedline.collate)"
     )
-    yield from _upper_bound(model, "collate", text)
+    yield from upper_bound(model, "collate", text)
 
 
 def fewer_objects(model: Model, _: Stats) -> Iterator[Advice]:
@@ -295,7 +269,9 @@ def cached_objects(model: Model, stats: Stats) -> Iterator[Advice]:
     rate = size(stores.nbytes / max(stats.wall_s, 1e-9))
     text = f"cache= of the dataset: stores send {rate}/s, {count(stores.requests, 'request')} so far"
     if looked_up:
-        text = f"the next epoch: {share(stores.cache_hits / looked_up)} of the pieces were in the cache so far"
+        # No share: a piece that was fetched ahead is found in the cache when it is read.
+        pieces = count(stores.cache_misses, "piece")
+        text = f"the next epoch: {pieces} had to be fetched into the cache so far, at {rate}/s"
     gain = model.range_of(model.present._replace(change=_without_waiting))
     yield Advice(f"{text}; from the second epoch on they are local", {}, gain.gain, 1.0, gain.high, "bound")
 
@@ -319,7 +295,7 @@ def cheaper_fetch(model: Model, _: Stats) -> Iterator[Advice]:
             f"do less in {method}, or fetch many samples at once: __getitems__, or feedline.datasets.ArrayFile for "
             "rows of arrays"
         )
-    yield from _upper_bound(model, "fetch", text)
+    yield from upper_bound(model, "fetch", text)
 
 
 def less_locking(model: Model, _: Stats) -> Iterator[Advice]:
@@ -376,23 +352,6 @@ def _one_thread(batch: BatchTimes) -> BatchTimes:
     return replace(batch, work={**batch.work, "fetch": fetch._replace(width=1.0)})
 
 
-def fewer_bytes(model: Model, stats: Stats) -> Iterator[Advice]:
-    """Copies to the device that are a quarter as large."""
-    copy_s = stats.copy_s / max(stats.batches, 1)
-    if model.context.device is None or not stats.copied_nbytes or copy_s < 0.5 * model.measured.period_s:
-        return
-    rate = size(stats.copied_nbytes / max(stats.copy_s, 1e-9))
-    each = size(stats.copied_nbytes / max(stats.batches, 1))
-    text = f"uint8 instead of float32, converted on the device: {each} a batch at {rate}/s"
-    others_s = max(model.measured.period_s - copy_s, copy_s / 4)
-    gain = Gain(model.measured.period_s / max(others_s, 1e-9), 1.0, 4.0)
-    yield Advice(text, {}, min(gain.gain, 4.0), gain.low, gain.high, "bound")
-    if stats.staged_nbytes > 0.05 * stats.copied_nbytes:
-        part = share(min(stats.staged_nbytes / stats.copied_nbytes, 1.0))
-        text = f"worker processes send in page-locked memory: {part} of the bytes were copied twice"
-        yield Advice(text, {"worker_method": "process"}, min(gain.gain, 2.0), 1.0, 2.0, "bound")
-
-
 _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
     persistent_workers,
     deeper_prefetch,
@@ -404,6 +363,8 @@ _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
     more_cpus,
     single_threads,
     fewer_bytes,
+    one_copy,
+    cheaper_transform,
     faster_sampler,
     cheaper_collate,
     fewer_objects,

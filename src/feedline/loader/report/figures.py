@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from feedline.loader.report.advice import Advice, case_of
+from feedline.loader.report.advice import case_of
+from feedline.loader.report.layout import number
 from feedline.loader.report.model import Model
+from feedline.loader.report.remedy import Advice
 from feedline.loader.report.stats import SlowBatch, StageTimes, Stats
 from feedline.loader.report.verdict import Verdict
 
@@ -17,7 +19,7 @@ _PLAIN = (
     "batches", "samples", "wall_s", "wait_s", "startup_s", "closing_s", "step_s", "step_cpu_s", "run_delay_s",
     "lock_s", "others_cpus", "in_flight_nbytes", "arena_nbytes", "copied_nbytes", "copy_s", "restarts", "skipped",
     "workers", "epoch", "position", "length", "ready", "in_flight", "worker_nbytes", "worker_growth_nbytes",
-    "padding_share", "throttled_share", "contended_share",
+    "padding_share", "throttled_share", "contended_share", "gpu_utilization",
 )  # fmt: skip
 
 
@@ -75,8 +77,8 @@ def plain_index(index: Any) -> Any:
 def advice_text(advice: Advice) -> str:
     """A piece of advice in words, with its predicted gain."""
     if advice.basis == "bound":
-        return f"{advice} (at most {advice.high:.1f} ×)"
-    return f"{advice} ({advice.gain:.1f} ×, {advice.low:.1f}–{advice.high:.1f})"
+        return f"{advice} (at most {number(advice.high)} ×)"
+    return f"{advice} ({number(advice.gain)} ×, {number(advice.low)}–{number(advice.high)})"
 
 
 def verdict_figures(verdict: Verdict) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
-from textwrap import fill, wrap
 
-from feedline.loader.report.advice import Advice
+from feedline.core.wrapping import wrap
+from feedline.loader.report.remedy import Advice
 from feedline.loader.report.stats import seconds
 
 WIDTH = 80
@@ -39,7 +39,7 @@ def printable(text: str, encoding: str | None) -> str:
 
 def paragraph(text: str, width: int) -> str:
     """Wrapped text."""
-    return fill(text, width, break_long_words=True, break_on_hyphens=False)
+    return "\n".join(wrap(text, width))
 
 
 def table(advice: Iterable[Advice], period_s: float, width: int) -> Iterator[str]:
@@ -89,4 +89,4 @@ def _narrow(advice: Advice, period_s: float, width: int) -> Iterator[str]:
 
 
 def _indent(text: str, width: int, first: str = "  ") -> list[str]:
-    return wrap(text, width, initial_indent=first, subsequent_indent="  ", break_on_hyphens=False)
+    return wrap(text, width, initial_indent=first, subsequent_indent="  ")

@@ -9,15 +9,11 @@ from functools import cached_property
 from typing import Self
 
 from feedline.core.telemetry import CPU, MAIN, RUN_DELAY, Span
-from feedline.loader.report.replay import NO_TASK, BatchTimes, Task
+from feedline.loader.report.replay import NO_TASK, OURS, BatchTimes, Task
 from feedline.loader.report.stats import Stats, is_wall
 
 WORK = ("fetch", "collate", "encode")
 """Stages of building a batch, in their order. Other spans lie within these."""
-
-
-_OURS = {"sample": "sample", "decode": "decode", "step": "step"}
-"""Stages of the training process: those of every loader."""
 
 
 WIDE = 1.1
@@ -105,9 +101,8 @@ class Measured:
         step = _task(step_s, None if stats.step_cpu_s is None else stats.step_cpu_s / later, 0.0)
         batch = BatchTimes(
             {stage: tasks[stage] for stage in WORK if stage in tasks},
-            tasks.get("sample", NO_TASK),
-            tasks.get("decode", NO_TASK),
-            step,
+            **{stage: tasks.get(stage, NO_TASK) for stage in OURS if stage != "step"},
+            step=step,
         )
         wait_s = max(stats.wait_s - stats.startup_s, 0.0) / later
         return cls((batch,), step_s + wait_s, wait_s, step_s, stats.startup_s, stats.closing_s)
@@ -120,7 +115,7 @@ class Measured:
     @property
     def preempted_share(self) -> float:
         """Run delay per time that workers and loop worked, 0 to 1."""
-        return _share(self.delayed_s, sum(self.mean(stage).alone_s for stage in (*WORK, *_OURS)))
+        return _share(self.delayed_s, sum(self.mean(stage).alone_s for stage in (*WORK, *OURS)))
 
     def mean(self, stage: str) -> Task:
         """Mean task of a stage; empty for one that did not run."""
@@ -128,7 +123,7 @@ class Measured:
 
     @cached_property
     def _means(self) -> dict[str, Task]:
-        return {stage: self._mean_of(stage) for stage in (*WORK, *_OURS)}
+        return {stage: self._mean_of(stage) for stage in (*WORK, *OURS)}
 
     def _mean_of(self, stage: str) -> Task:
         tasks = [batch.work.get(stage, NO_TASK) if stage in WORK else getattr(batch, stage) for batch in self.batches]
@@ -141,7 +136,7 @@ class Measured:
     @cached_property
     def concurrency(self) -> float:
         """CPUs in use on average, by workers and loop."""
-        stages = (*WORK, *_OURS)
+        stages = (*WORK, *OURS)
         used_s = sum(task.cpu_s * task.width for task in map(self.mean, stages))
         return used_s / self.period_s if self.period_s else 0.0
 
@@ -177,7 +172,7 @@ class _BatchSpans:
     def batch(self, ratios: Mapping[str, float], delay: Mapping[int, float]) -> BatchTimes:
         """The tasks of this batch."""
         work = {stage: self._task(stage, ratios, delay.get(self.worker, 0.0)) for stage in WORK if stage in self.wall}
-        ours = {name: self._task(stage, ratios, delay.get(MAIN, 0.0)) for name, stage in _OURS.items()}
+        ours = {stage: self._task(stage, ratios, delay.get(MAIN, 0.0)) for stage in OURS}
         return BatchTimes(work, **ours)
 
     def _task(self, stage: str, ratios: Mapping[str, float], delay: float) -> Task:
@@ -234,7 +229,7 @@ def _delays(tables: Sequence[_BatchSpans]) -> dict[int, float]:
         for worker, seconds in table.delay.items():
             delay[worker] += seconds
         for stage, seconds in table.wall.items():
-            if stage in WORK or stage in _OURS:
+            if stage in WORK or stage in OURS:
                 owner = table.worker if stage in WORK else MAIN
                 cpu[owner] += table.cpu.get(stage, min(ratios.get(stage, 1.0), 1.0) * seconds)
     # CPU times of stages without a CPU clock contain their delay.

@@ -14,7 +14,7 @@ from feedline.loader.report.context import Context, SendingCost
 from feedline.loader.report.measured import WORK, Measured
 from feedline.loader.report.replay import PROCESS, THREAD, BatchTimes, EngineSetting, Machine, Task, replay
 
-STAGES = ("sample", *WORK, "decode")
+STAGES = ("sample", *WORK, "decode", "copy", "transform")
 """Stages that a prediction can remove."""
 
 

@@ -285,6 +285,8 @@ def _incidents(report: RankReport) -> str:
         rows.append(["padding in batches", share(figures["padding_share"])])
     if figures["throttled_share"] is not None:
         rows.append(["periods cut short by the CPU quota", share(figures["throttled_share"])])
+    if figures.get("gpu_utilization") is not None:
+        rows.append(["GPU in use at the end", share(figures["gpu_utilization"])])
     if figures.get("contended_share"):
         rows.append(["workers waited for a lock of another worker", share(figures["contended_share"])])
     if figures["worker_growth_nbytes"] is not None:

@@ -41,6 +41,10 @@ class Task(NamedTuple):
 NO_TASK = Task()
 
 
+OURS = ("sample", "decode", "copy", "transform", "step")
+"""Stages of the training process: those of every loader."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
     """Tasks of one batch, each as on an idle machine."""
@@ -51,6 +55,10 @@ class BatchTimes:
     """The sampler, in the training process."""
     decode: Task = NO_TASK
     """Receiving, in the training process."""
+    copy: Task = NO_TASK
+    """Delivery to page-locked memory or a device, as far as the training process waits for it."""
+    transform: Task = NO_TASK
+    """The transform on the device."""
     step: Task = NO_TASK
     """The loop's own work."""
 
@@ -62,7 +70,7 @@ class BatchTimes:
         """The batch with the time of one stage multiplied."""
         if stage in self.work:
             return replace(self, work={**self.work, stage: _scale(self.work[stage], factor)})
-        if stage not in ("sample", "decode", "step"):
+        if stage not in OURS:
             return self  # a stage that other batches have
         changed: dict[str, Any] = {stage: _scale(getattr(self, stage), factor)}
         return replace(self, **changed)
@@ -265,6 +273,8 @@ class _Engine:
             else:
                 yield from self._work[turn]
             window.remove(self._due(window))
+            yield from _phases(self._batches[turn].copy)
+            yield from _phases(self._batches[turn].transform)
             yield (self._machine.latency_s, 0.0, 1.0)
             self.delivered_s.append(self._clock.now)
             yield from self._step(self._batches[turn].step)

@@ -154,6 +154,8 @@ class Stats:
     """Share of the time of worker processes in which they wait for a lock of another process, 0 to 1, from samples;
     None if unknown.
     """
+    gpu_utilization: float | None = None
+    """Share of the last moments in which the GPU computed, 0 to 1, as NVML tells; None if unknown."""
     since_epoch: Stats | None = None
     """The same figures since the current epoch began in this process; None before the first."""
 

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 from feedline.core.telemetry import Span
 from feedline.errors import ArgumentError
 from feedline.loader.report import layout
-from feedline.loader.report.advice import LEAST_GAIN, Advice, advise, predict
+from feedline.loader.report.advice import advise, predict
 from feedline.loader.report.context import THROTTLED, Context
+from feedline.loader.report.copies import copies_of
 from feedline.loader.report.measured import WORK, Measured
 from feedline.loader.report.model import Gain, Model
-from feedline.loader.report.replay import INLINE, LEAST, NO_TASK, THREAD, BatchTimes, Task
+from feedline.loader.report.remedy import LEAST_GAIN, Advice
+from feedline.loader.report.replay import INLINE, LEAST, NO_TASK, OURS, THREAD, BatchTimes, Task
 from feedline.loader.report.stats import Stats, count, seconds, share, size
 
 FEW = 10
@@ -26,8 +28,8 @@ EXPLAINED = 0.9
 """Share of the waiting that the stages should explain."""
 
 
-COPYING = 0.8
-"""Copying share above which a device can hardly copy more."""
+_COPY_GAIN = 1.25
+"""Gain without the waiting for copies of the device from which they are the limit."""
 
 
 STRAGGLING = 3.0
@@ -59,14 +61,17 @@ class Verdict:
     """
 
     limiting_stage: str
-    """A stage ("sample", "fetch", "collate", "encode", "decode", "copy"), or "step", "startup", "straggler",
-    "overhead", "cpus"; "nothing" before the first batch."""
+    """A stage ("sample", "fetch", "collate", "encode", "decode", "copy", "transform"), or "step", "startup",
+    "straggler", "overhead", "cpus"; "nothing" before the first batch."""
     wait_share: float
     """Waiting time of the loop as a share of the wall time, 0 to 1."""
     headline: str
     explanation: str
     advice: tuple[Advice, ...] = ()
-    """Worthwhile changes: predictions first, then bounds, each sorted by gain."""
+    """Worthwhile changes: predictions first, then bounds, each sorted by gain.
+
+    Of a bound one may get only a part: next to predictions below 1.25, it counts half of its gain.
+    """
     notes: tuple[str, ...] = ()
     """Restarts, skips, and the basis of the verdict."""
     period_s: float = 0.0
@@ -176,9 +181,9 @@ def model_of(stats: Stats, context: Context, recent: Sequence[Sequence[Span]], *
 
 def limiting_stage(model: Model, stats: Stats) -> str:
     """The stage whose removal gains most; "step" if free data gains little."""
-    if _copies(model, stats) >= COPYING:
-        return "copy"
     gains = {**model.removal_gains, "overhead": model.gain(model.removal("latency"))}
+    if copies_of(stats, model).gain(0.0) >= max(_COPY_GAIN, *gains.values()):
+        return "copy"
     startup = 1.0 if model.context.persistent_workers else model.without_startup()
     if startup >= max(LEAST_GAIN, *gains.values()):
         return "startup"
@@ -188,12 +193,6 @@ def limiting_stage(model: Model, stats: Stats) -> str:
         return "cpus"
     stage = max(gains, key=gains.__getitem__)
     return "straggler" if stage in WORK and _straggles(model) else stage
-
-
-def _copies(model: Model, stats: Stats) -> float:
-    if model.context.device is None or not stats.wall_s:
-        return 0.0
-    return stats.copy_s / stats.wall_s
 
 
 def _is_preempted(model: Model) -> bool:
@@ -237,7 +236,7 @@ def _headline(model: Model, stats: Stats, stage: str) -> str:
         f"The loop waits for data {share(stats.wait_share)} of the time: {seconds(measured.step_s)} of step and "
         f"{seconds(measured.wait_s)} of waiting per batch."
     )
-    if stage == "copy":
+    if stage == "copy" and copies_of(stats, model).exposed_s:
         return f"{waits} Its steps wait for copies to the device."
     if stage == "step":
         return f"{waits} It is not bound by its data: the data alone is {layout.number(model.data_gain)} × as fast."
@@ -272,7 +271,7 @@ def _explain_stage(model: Model, stats: Stats, stage: str) -> str:
 
 
 def _where(workers: int, method: str, stage: str) -> str:
-    if stage in ("sample", "decode") or method == INLINE:
+    if stage in OURS or method == INLINE:
         return "in the training process, where no worker helps" if method != INLINE else "in the training process"
     return f"on {count(workers, 'worker')}"
 
@@ -315,11 +314,13 @@ def _fewer_workers(model: Model) -> int:
     return 0
 
 
-def _explain_copy(model: Model, stats: Stats, _: str) -> str:
-    rate = size(stats.copied_nbytes / max(stats.copy_s, 1e-9))
+def _explain_copy(model: Model, stats: Stats, stage: str) -> str:
+    copies = copies_of(stats, model)
+    if not copies.exposed_s:
+        return _explain_stage(model, stats, stage)
     return (
-        f"Why: the device copied for {share(min(_copies(model, stats), 1.0))} of the time, "
-        f"{size(stats.copied_nbytes / stats.batches)} a batch at {rate}/s, whatever the host does."
+        f"Why: the device copies {size(copies.nbytes)} a batch in {seconds(copies.total_s)}, at {size(copies.rate)}/s, "
+        f"and its steps wait for {seconds(copies.exposed_s)} of that, whatever the host does."
     )
 
 
@@ -379,7 +380,10 @@ def _basis(model: Model, stats: Stats) -> str:
     if model.explained_share < EXPLAINED:
         missing_s = (1 - model.explained_share) * model.measured.wait_s
         explained = f"Not explained: {seconds(missing_s)} of {seconds(model.measured.wait_s)} of waiting per batch."
-    return f"{explained} {count(stats.batches, 'batch')}, {seconds(stats.wall_s)}."
+    gpu = (
+        "" if stats.gpu_utilization is None else f" The GPU was in use for {share(stats.gpu_utilization)} of the time."
+    )
+    return f"{explained} {count(stats.batches, 'batch')}, {seconds(stats.wall_s)}.{gpu}"
 
 
 GROWTH = 0.02
