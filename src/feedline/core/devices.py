@@ -129,7 +129,7 @@ def free_nbytes(device: torch.device) -> int:
 
 
 def gpu_utilization() -> float | None:
-    """Share of the last moments in which kernels ran on the current CUDA device, 0 to 1, as NVML tells.
+    """Recent utilization of the current CUDA device by NVML, 0 to 1.
 
     None without NVML or its package `nvidia-ml-py`, and before this process uses CUDA.
     """

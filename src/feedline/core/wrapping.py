@@ -12,6 +12,6 @@ _FIXED = "\u00a0"
 
 
 def wrap(text: str, width: int, **options: Any) -> list[str]:
-    """Lines of at most `width` columns, as by `textwrap.wrap` with the same options."""
+    """Lines of at most `width` columns, as by `textwrap.wrap`."""
     lines = wrap_words(_BEFORE_UNIT.sub(_FIXED, text), width, break_on_hyphens=False, **options)
     return [line.replace(_FIXED, " ") for line in lines]

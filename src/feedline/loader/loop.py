@@ -234,7 +234,7 @@ class Iteration(_BaseDataLoaderIter):
             raise
 
     def _timed(self, stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function, and record it as a stage of the next batch to be delivered."""
+        """Call a function, and record it as a stage."""
         before_ns, began_ns = self._cpu_clock() if self._reads_clocks else 0, monotonic_ns()
         try:
             return function(*arguments)

@@ -1,4 +1,4 @@
-"""Parts of HDF5 files that are checked before HDF5 or a plugin reads them.
+"""Checks of HDF5 files before HDF5 or a plugin reads them.
 
 HDF5 keeps strings and rows of variable length in global heaps: pages of objects that follow each other. It reads a
 damaged page for ever if an object without a number has the size 0, as in a page of zeros. Plugins that decompress

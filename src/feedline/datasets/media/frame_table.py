@@ -93,7 +93,7 @@ class FrameTable:
         return (start, stop) if 0 <= start < stop else (-1, -1)
 
     def last_decoded_before(self) -> NDArray[np.int64]:
-        """For each frame, the last shown one that is decoded up to it."""
+        """For each frame, the last shown one decoded up to it."""
         earliest_behind = np.minimum.accumulate(self.order[::-1])[::-1]
         last = np.searchsorted(earliest_behind, self.order, "right") - 1
         return np.minimum(last, np.arange(len(self.pts)) + _MOST_REORDERED)

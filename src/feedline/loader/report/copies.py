@@ -12,7 +12,7 @@ from feedline.loader.report.stats import Stats, seconds, share, size
 
 
 class DeviceCopies(NamedTuple):
-    """Copies of the device per batch, in seconds, as its events tell them."""
+    """Copies of the device per batch, in seconds."""
 
     nbytes: float = 0.0
     total_s: float = 0.0

@@ -40,7 +40,7 @@ class Advice:
 
 
 def upper_bound(model: Model, stage: str, text: str) -> Iterator[Advice]:
-    """Advice that would leave nothing of a stage; none where the gain is too small."""
+    """Advice that would remove a stage, if that gains enough."""
     case = model.removal(stage)
     if model.gain(case) >= LEAST_GAIN:
         gain = model.range_of(case)
