@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from time import monotonic_ns, process_time_ns, thread_time_ns
+from time import monotonic_ns
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import torch
@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from feedline.core import finalizers
 from feedline.core.batch import EMPTY_BATCH, BatchResult
 from feedline.core.cursor import Cursor, PartitionCursor
-from feedline.core.telemetry import CPU, CPU_EVERY_NS, MAIN, SWITCHES, SpanTuple, add_run_delay, waits_of_thread
+from feedline.core.telemetry import SpanTuple
 from feedline.errors import WorkerStalledError, note, note_rank
 from feedline.loader.agreement import Agreement, Entry
 from feedline.loader.autoscale import Autoscale
@@ -23,6 +23,7 @@ from feedline.loader.device import Delivered, Stage
 from feedline.loader.heartbeat import QueueState
 from feedline.loader.live import LiveRun
 from feedline.loader.progress import Progress
+from feedline.loader.step_clocks import StepClocks
 from feedline.workers.base import BatchFuture, WorkerPool
 
 T = TypeVar("T")
@@ -89,14 +90,8 @@ class Iteration(_BaseDataLoaderIter):
         self._taken: PendingBatch | None = None
         self._staged_head: PendingBatch | None = None
         self._restart = restart
-        self._closed = self._profiling = self._asked = self._reads_clocks = False
-        # The CPU time of a step includes the threads that compute it, but not those that build batches.
-        self._cpu_clock = process_time_ns if pool.processes or not flow.ahead else thread_time_ns
-        self._left_waits = 0
-        self._among_threads = bool(flow.ahead) and not pool.processes
-        self._next_cpu_ns = 0
-        self._left_cpu_ns: int | None = None
-        self._further: list[SpanTuple] = []
+        self._closed = self._profiling = self._asked = False
+        self._clocks = StepClocks(has_processes=bool(pool.processes), works_ahead=bool(flow.ahead))
         self.on_shutdown: Callable[[], Callable[[], None] | None] = lambda: None
         """Returns the function that stops persistent workers, or None once the loader is gone."""
         self.late_start: Callable[[], Iterator[Any] | None] | None = None
@@ -140,12 +135,10 @@ class Iteration(_BaseDataLoaderIter):
             self._profiling = False
 
     def _deliver(self) -> Any:
-        progress = self._progress
+        progress, clocks = self._progress, self._clocks
         heartbeat = progress.heartbeat
         called_ns = heartbeat.clock.call()
-        self._reads_clocks = called_ns >= self._next_cpu_ns
-        if self._left_cpu_ns is not None:
-            self._end_step(self._left_cpu_ns)
+        clocks.call(called_ns)
         # Before the wait: if it never ends, its request is on the page.
         if called_ns >= heartbeat.due_ns and not self._comes_at_once():
             heartbeat.publish(self.queue)
@@ -163,14 +156,14 @@ class Iteration(_BaseDataLoaderIter):
         batch = result.batch if on_host else self._place(request, result, moving)
         samples = self._advance(request, result)
         spans = result.spans
-        if self._further:
-            spans += self._further
-            self._further = []
+        if clocks.spans:
+            spans += clocks.spans
+            clocks.spans = []
         totals = progress.totals
         if heartbeat.clock.deliver(totals.sums, spans, samples, request.epoch, request.number) > totals.slow_ns:
             totals.keep_slow(spans, request)
-        if self._reads_clocks:
-            self._begin_step(monotonic_ns())
+        if clocks.read:
+            clocks.deliver()
         if heartbeat.inspect is not None or self._flow.tuner is not None:
             self._observe(batch)
         return batch
@@ -194,18 +187,6 @@ class Iteration(_BaseDataLoaderIter):
         wait = getattr(self._window[0], "wait", None)
         return wait is not None and bool(wait(_AT_ONCE_S))
 
-    def _begin_step(self, now_ns: int) -> None:
-        """Read the clocks that cost more than a wall clock."""
-        add_run_delay(self._further, now_ns, among_threads=self._among_threads)
-        self._next_cpu_ns, self._left_cpu_ns = now_ns + CPU_EVERY_NS, self._cpu_clock()
-        self._left_waits = waits_of_thread()
-
-    def _end_step(self, before_ns: int) -> None:
-        """Record the CPU time of the step, and how often it waited."""
-        self._left_cpu_ns = None
-        self._further.append(("step" + CPU, before_ns, self._cpu_clock(), MAIN))
-        self._further.append(("step" + SWITCHES, self._left_waits, waits_of_thread(), MAIN))
-
     def _come_back(self) -> None:
         """Note that the loop has come back for a batch."""
         if self.late_start is not None:
@@ -218,7 +199,7 @@ class Iteration(_BaseDataLoaderIter):
         batch = result.batch
         if self._stage is not None:
             try:
-                batch = self._timed("copy", self._finish, self._stage, moving)
+                batch = self._clocks.timed("copy", self._finish, self._stage, moving)
             except Exception as error:
                 _name_row(error, request)
                 self._forget()
@@ -228,20 +209,10 @@ class Iteration(_BaseDataLoaderIter):
         due = self._staged_head or self._taken
         delivered = Delivered(request, result, (due or self._progress).cursor)
         try:
-            return self._timed("transform", self.last_steps, batch, delivered)
+            return self._clocks.timed("transform", self.last_steps, batch, delivered)
         except Exception:
             self._forget()
             raise
-
-    def _timed(self, stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function, and record it as a stage."""
-        before_ns, began_ns = self._cpu_clock() if self._reads_clocks else 0, monotonic_ns()
-        try:
-            return function(*arguments)
-        finally:
-            self._further.append((stage, began_ns, monotonic_ns(), MAIN))
-            if self._reads_clocks:
-                self._further.append((stage + CPU, before_ns, self._cpu_clock(), MAIN))
 
     def _next_with_batch(self) -> Entry | None:
         """The next entry that has a batch; None at the end."""
@@ -423,7 +394,7 @@ class Iteration(_BaseDataLoaderIter):
                 return False
             request, result, _ = entry
             if result.batch is not EMPTY_BATCH:  # from here on the stage owns the host memory
-                moving = self._timed("copy", stage.start, result.batch)
+                moving = self._clocks.timed("copy", stage.start, result.batch)
                 staged = request, result._replace(batch=None), moving
             else:
                 staged = entry

@@ -1,0 +1,49 @@
+"""Clocks of the loop's thread that cost more than a wall clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic_ns, process_time_ns, thread_time_ns
+from typing import Any
+
+from feedline.core.telemetry import CPU, CPU_EVERY_NS, MAIN, SWITCHES, SpanTuple, add_run_delay, waits_of_thread
+
+
+class StepClocks:
+    """CPU time and waits of the loop's steps, read every few milliseconds."""
+
+    def __init__(self, *, has_processes: bool, works_ahead: bool) -> None:
+        # The CPU time of a step includes the threads that compute it, but not those that build batches.
+        self._cpu_clock = process_time_ns if has_processes or not works_ahead else thread_time_ns
+        self._among_threads = works_ahead and not has_processes
+        self._due_ns = self._left_waits = 0
+        self._left_cpu_ns: int | None = None
+        self.read = False
+        """True while the call for a batch runs in which they are read."""
+        self.spans: list[SpanTuple] = []
+        """Spans for the next batch to be delivered."""
+
+    def call(self, called_ns: int) -> None:
+        """Record the end of a step: the loop calls for a batch."""
+        self.read = called_ns >= self._due_ns
+        if self._left_cpu_ns is not None:
+            self.spans.append(("step" + CPU, self._left_cpu_ns, self._cpu_clock(), MAIN))
+            self.spans.append(("step" + SWITCHES, self._left_waits, waits_of_thread(), MAIN))
+            self._left_cpu_ns = None
+
+    def deliver(self) -> None:
+        """Record the start of a step, where the clocks are read."""
+        now_ns = monotonic_ns()
+        add_run_delay(self.spans, now_ns, among_threads=self._among_threads)
+        self._due_ns, self._left_cpu_ns = now_ns + CPU_EVERY_NS, self._cpu_clock()
+        self._left_waits = waits_of_thread()
+
+    def timed(self, stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function, and record it as a stage."""
+        before_ns, began_ns = self._cpu_clock() if self.read else 0, monotonic_ns()
+        try:
+            return function(*arguments)
+        finally:
+            self.spans.append((stage, began_ns, monotonic_ns(), MAIN))
+            if self.read:
+                self.spans.append((stage + CPU, before_ns, self._cpu_clock(), MAIN))
