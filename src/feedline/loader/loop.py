@@ -117,7 +117,10 @@ class Iteration(_BaseDataLoaderIter):
             if _profiler_enabled():
                 return self._deliver_profiled()
             batch = self._deliver()
-            self._forget()
+            if self._stage is None:  # the usual case, without a call
+                self._taken = None
+            else:
+                self._forget()
             return batch
         except BaseException as error:
             self._progress.heartbeat.mark_idle()
@@ -138,7 +141,8 @@ class Iteration(_BaseDataLoaderIter):
         progress, clocks = self._progress, self._clocks
         heartbeat = progress.heartbeat
         called_ns = heartbeat.clock.call()
-        clocks.call(called_ns)
+        if called_ns >= clocks.due_ns:
+            clocks.call(called_ns)
         # Before the wait: if it never ends, its request is on the page.
         if called_ns >= heartbeat.due_ns and not self._comes_at_once():
             heartbeat.publish(self.queue)

@@ -16,27 +16,29 @@ class StepClocks:
         # The CPU time of a step includes the threads that compute it, but not those that build batches.
         self._cpu_clock = process_time_ns if has_processes or not works_ahead else thread_time_ns
         self._among_threads = works_ahead and not has_processes
-        self._due_ns = self._left_waits = 0
+        self._next_ns = self._left_waits = 0
         self._left_cpu_ns: int | None = None
+        self.due_ns = 0
+        """The time from which a call is to be recorded."""
         self.read = False
-        """True while the call for a batch runs in which they are read."""
+        """True during a call in which the clocks are read."""
         self.spans: list[SpanTuple] = []
         """Spans for the next batch to be delivered."""
 
     def call(self, called_ns: int) -> None:
         """Record the end of a step: the loop calls for a batch."""
-        self.read = called_ns >= self._due_ns
         if self._left_cpu_ns is not None:
             self.spans.append(("step" + CPU, self._left_cpu_ns, self._cpu_clock(), MAIN))
             self.spans.append(("step" + SWITCHES, self._left_waits, waits_of_thread(), MAIN))
-            self._left_cpu_ns = None
+            self._left_cpu_ns, self.due_ns = None, self._next_ns
+        self.read = called_ns >= self.due_ns
 
     def deliver(self) -> None:
-        """Record the start of a step, where the clocks are read."""
+        """Record the start of a step; the next call ends it."""
         now_ns = monotonic_ns()
         add_run_delay(self.spans, now_ns, among_threads=self._among_threads)
-        self._due_ns, self._left_cpu_ns = now_ns + CPU_EVERY_NS, self._cpu_clock()
-        self._left_waits = waits_of_thread()
+        self.read, self.due_ns, self._next_ns = False, 0, now_ns + CPU_EVERY_NS
+        self._left_cpu_ns, self._left_waits = self._cpu_clock(), waits_of_thread()
 
     def timed(self, stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function, and record it as a stage."""
