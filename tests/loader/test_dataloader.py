@@ -7,6 +7,7 @@ import inspect
 import json
 import pickle
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch.utils.data import DistributedSampler, IterableDataset, Subset, Tensor
 
 import feedline as fl
 from feedline.datasets import JSONL
+from feedline.samplers.adapters import as_index_sampler
+from feedline.workers.threads import GlobalRngCheck
 
 PLACES = [(0, "auto"), (2, "thread"), (2, "process")]
 
@@ -467,6 +470,31 @@ def test_threads_never_seed_what_they_share_and_say_so_when_a_transform_draws_fr
     ):
         drawn = [value for batch in loader for value in batch.tolist()]
     assert len(set(drawn)) == len(drawn)
+
+
+class Dice:
+    """Sampler that draws each index from torch's global generator."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __iter__(self) -> Iterator[int]:
+        return (int(torch.randint(40, ())) for _ in range(64))
+
+
+def test_draws_of_a_sampler_are_not_taken_for_those_of_the_dataset() -> None:
+    order = as_index_sampler(Dice())
+    order.begin(0)
+
+    def build(_request: Any, _allocate: Any) -> Any:
+        training = threading.Thread(target=order.take, args=(0, 0, 1))
+        training.start()
+        training.join()
+        return len(order._items)
+
+    state = torch.get_rng_state()
+    assert GlobalRngCheck(build, Drawing())(None, None) == 1
+    assert not torch.equal(state, torch.get_rng_state())
 
 
 def test_without_reseeding_inline_batches_still_differ() -> None:

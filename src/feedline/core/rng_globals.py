@@ -7,6 +7,7 @@ import pickle
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,19 @@ def restoring_globals() -> Iterator[None]:
         random.setstate(python)
         np.random.set_state(numpy_state)  # noqa: NPY002 - as above
         torch.set_rng_state(torch_state)
+
+
+@dataclass(slots=True)
+class SamplerSteps:
+    """Steps of foreign samplers, which may draw from the process-wide generators."""
+
+    running: int = 0
+    draws: int = 0
+    """Steps that have drawn."""
+
+
+SAMPLER_STEPS = SamplerSteps()
+"""Those of this process. Worker threads share its generators, and must not take these draws for their own."""
 
 
 class GlobalStateChanges:

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
 from feedline.core.packing import pack_or_keep, unpack
+from feedline.core.rng_globals import SAMPLER_STEPS
 from feedline.errors import StateError
 from feedline.samplers.generator_state import GeneratorState, nested_samplers, select_states, sources
 
@@ -195,12 +196,16 @@ class RecordedRun:
                     self._overrides[source] = state
 
     def _observe(self, at: int, step: Callable[[], Any]) -> Any:
-        with self._overridden_generators():
-            before = [source.read() for source in self._sources]
-            try:
-                return step()
-            finally:
-                self._note(at, before)
+        SAMPLER_STEPS.running += 1
+        try:
+            with self._overridden_generators():
+                before = [source.read() for source in self._sources]
+                try:
+                    return step()
+                finally:
+                    self._note(at, before)
+        finally:
+            SAMPLER_STEPS.running -= 1
 
     @contextmanager
     def _overridden_generators(self) -> Iterator[None]:
@@ -219,6 +224,7 @@ class RecordedRun:
         for source, state in zip(self._sources, before, strict=True):
             after = source.read()
             if after != state:
+                SAMPLER_STEPS.draws += 1
                 if self._left.get(source) != state:
                     states[source.path] = source.pack(state)
                 self._left[source] = after

@@ -22,6 +22,7 @@ import torch
 
 from feedline.core import finalizers, telemetry
 from feedline.core.batch import BatchResult
+from feedline.core.rng_globals import SAMPLER_STEPS
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.core.threads import WAKE_S, CancelScope
 from feedline.errors import WorkerStalledError
@@ -253,10 +254,11 @@ class GlobalRngCheck:
         # Later calls run at the same time as others: a changed state could not be attributed to one of them.
         if not self._first.acquire(blocking=False):
             return self._builder(request, allocate)
-        before = _rng_states()
+        sampled, before = SAMPLER_STEPS.draws, _rng_states()
         result = self._builder(request, allocate)
         drawn = [name for name, state in _rng_states().items() if state != before[name]]
-        if drawn:
+        # A sampler of the user draws in the training thread, maybe at the same time: that is no draw of the dataset.
+        if drawn and not SAMPLER_STEPS.running and SAMPLER_STEPS.draws == sampled:
             warnings.warn(
                 f"{type(self._dataset).__name__} draws from {' and '.join(drawn)}, which all worker threads share: "
                 "its random numbers are not fixed by seed=. Draw from feedline.sample_rng(), or use "
