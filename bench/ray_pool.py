@@ -3,9 +3,9 @@
 Both build batches of 32 in order, with the same function, in two actors of one CPU each, and 12 batches ahead: of JPEGs
 that are decoded and cropped, and of images that lie in memory, where the cost of the pool itself shows. Each sample
 tells when and where it was made: the figures count from the moment at which both actors work until the last batch is
-delivered, and only what was made in that time, without the first third. So nobody pays for the start of actors (Ray
-Data starts new ones for each epoch), or gains by samples made before. Nor for their end: each waits until the processes
-of the other are at rest. The numbers that Ray Data maps lie in its store before.
+delivered, and only what was made in that time, without the first third. So neither pays for the start of actors (Ray
+Data starts new ones for each epoch), gains by samples made before, or pays for the end of the other: each waits until
+the processes of the other are at rest. The numbers that Ray Data maps lie in its store before.
 """
 
 from __future__ import annotations

@@ -171,9 +171,9 @@ def main() -> None:
 
 
 def by_gigabit(far: S3, bucket: str, folder: Path) -> None:
-    race = _beside_bare("an epoch of tars from S3 40 ms away, cold", far, bucket)
+    race = _against_bare("an epoch of tars from S3 40 ms away, cold", far, bucket)
     for name, method in (("threads", "thread"), ("processes", "process")):
-        race.add(f"feedline, {name}, cold cache", ours(far, bucket, method, _anew(folder)), MEGABYTES)
+        race.add(f"feedline, {name}, cold cache", ours(far, bucket, method, _fresh_cache(folder)), MEGABYTES)
     race.add("feedline, threads, cold cache, no index", without_index(far, bucket, folder), MEGABYTES)
     race.add("feedline, threads, no cache", ours(far, bucket, "thread", lambda: None), MEGABYTES)
     _with_peers(race, far, bucket, folder)
@@ -181,20 +181,20 @@ def by_gigabit(far: S3, bucket: str, folder: Path) -> None:
 
 
 def by_requests(far: S3, bucket: str, folder: Path) -> None:
-    race = _beside_bare("an epoch of tars from S3, 85 MB a second each request, cold", far, bucket)
+    race = _against_bare("an epoch of tars from S3, 85 MB a second each request, cold", far, bucket)
     for name, method in (("threads", "thread"), ("processes", "process")):
-        race.add(f"feedline, {name}, cold cache", ours(far, bucket, method, _anew(folder)), MEGABYTES)
+        race.add(f"feedline, {name}, cold cache", ours(far, bucket, method, _fresh_cache(folder)), MEGABYTES)
     _with_peers(race, far, bucket, folder)
     race.run(rounds=3, warm_up=0).publish("obstore")
 
 
-def _beside_bare(title: str, far: S3, bucket: str) -> Contest:
+def _against_bare(title: str, far: S3, bucket: str) -> Contest:
     race = Contest(title, unit="MB/s", baseline="bare range requests")
     race.add("bare range requests", bare(far, bucket), MEGABYTES)
     return race
 
 
-def _anew(folder: Path) -> Callable[[], Path]:
+def _fresh_cache(folder: Path) -> Callable[[], Path]:
     return lambda: folder / uuid4().hex
 
 
@@ -203,7 +203,7 @@ def _with_peers(race: Contest, far: S3, bucket: str, folder: Path) -> None:
     race.measure(
         "WebDataset, pipe:curl", peer("torch", "webdataset_tars.py", far, lambda: {"urls": urls, "samples": SAMPLES})
     )
-    shards = lambda: {"remote": f"s3://{bucket}/mds", "local": str(_anew(folder)()), "samples": SAMPLES}  # noqa: E731
+    shards = lambda: {"remote": f"s3://{bucket}/mds", "local": str(_fresh_cache(folder)()), "samples": SAMPLES}  # noqa: E731
     race.measure("Mosaic, its own shards", peer("mosaic", "mosaic_shards.py", far, shards))
 
 

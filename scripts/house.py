@@ -22,8 +22,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 PACKAGE = "feedline"
 FACE = "face"
@@ -143,6 +144,18 @@ class SourceFile:
         return [(node.body[0].lineno, text) for node in documented if (text := ast.get_docstring(node))]
 
     @cached_property
+    def attribute_docstrings(self) -> list[tuple[int, str]]:
+        """Line and text of every string after an assignment, in a module or class."""
+        pairs = (
+            pair for node in self.nodes if isinstance(node, (ast.Module, ast.ClassDef)) for pair in pairwise(node.body)
+        )
+        return [
+            (after.lineno, after.value.value)
+            for before, after in pairs
+            if isinstance(before, (ast.Assign, ast.AnnAssign)) and _is_bare_string(after)
+        ]
+
+    @cached_property
     def comments(self) -> list[tuple[int, str]]:
         """Line and text of every comment, those behind code included."""
         tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
@@ -177,15 +190,16 @@ class SourceFile:
         return [(node.lineno, node.value) for node in literals if isinstance(node.value, str) and " " in node.value]
 
     def _bare_strings(self) -> list[ast.Expr]:
-        return [
-            node
-            for node in self.nodes
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        ]
+        return [node for node in self.nodes if _is_bare_string(node)]
 
     def _lines_at(self, numbers: Iterator[int]) -> list[str]:
         lines = self.text.splitlines()
         return [lines[number - 1] for number in numbers]
+
+
+def _is_bare_string(node: ast.AST) -> TypeGuard[Any]:
+    """True for a string that is a statement, such as a docstring."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 class SourceTree:
@@ -205,6 +219,16 @@ class SourceTree:
             for file in self.files
             for name, line in imported_names(file.tree)
             if (imported := self._module(name)) is not None and imported != file.module
+        ]
+
+    @cached_property
+    def references(self) -> list[Arrow]:
+        """Every module of another file that is named in a string, to be loaded by its name."""
+        return [
+            Arrow(file.module, module, line)
+            for file in self.files
+            for name, line in named_modules(file)
+            if (module := self._module(name)) and module != file.module
         ]
 
     @property
@@ -235,6 +259,16 @@ def imported_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
                 yield name.value, node.lineno
 
 
+_REFERENCE = re.compile(rf"{PACKAGE}(\.[A-Za-z_]\w*)+\.?(:\w+)?")
+
+
+def named_modules(file: SourceFile) -> Iterator[tuple[str, int]]:
+    """Texts that are nothing but the name of a module or of an object in one, with lines."""
+    for node in file.nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _REFERENCE.fullmatch(node.value):
+            yield node.value.partition(":")[0].rstrip("."), node.lineno
+
+
 def _call_text(node: ast.Call) -> str:
     if isinstance(node.func, ast.Attribute):
         return node.func.attr
@@ -256,16 +290,16 @@ def not_placed(tree: SourceTree) -> list[str]:
 
 
 def room_arrows(tree: SourceTree) -> list[tuple[str, str]]:
-    """Distinct pairs of rooms of which the first imports the second."""
-    pairs = {(_room(arrow.importer), _room(arrow.imported)) for arrow in tree.arrows}
+    """Distinct pairs of rooms of which the first imports the second, or loads it by name."""
+    pairs = {(_room(arrow.importer), _room(arrow.imported)) for arrow in (*tree.arrows, *tree.references)}
     return sorted((importer, imported) for importer, imported in pairs if importer != imported)
 
 
 def arrows_up(tree: SourceTree) -> list[str]:
-    """Imports between placed rooms that do not go to a lower floor."""
+    """Imports between placed rooms that do not go to a lower floor, those by name included."""
     level = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
     found = []
-    for arrow in tree.arrows:
+    for arrow in (*tree.arrows, *tree.references):
         importer, imported = _room(arrow.importer), _room(arrow.imported)
         if importer != imported and {importer, imported} <= set(level) and level[importer] <= level[imported]:
             found.append(str(arrow))
@@ -325,7 +359,7 @@ def names_twice(tree: SourceTree) -> dict[str, list[str]]:
 
 
 def first_lines(tree: SourceTree) -> list[Remark]:
-    """First lines of docstrings that are relative clauses or longer than `MOST_WORDS` words."""
+    """First lines of docstrings that are clauses, and those over `MOST_WORDS` words, but for attributes."""
     remarks = []
     for file in tree.files:
         for line, text in file.docstrings:
@@ -333,6 +367,10 @@ def first_lines(tree: SourceTree) -> list[Remark]:
             words = first.split()
             if words[0].rstrip(",:") in CLAUSES or len(words) > MOST_WORDS:
                 remarks.append(Remark(str(file.path), line, first))
+        # An attribute's docstring is one text, not a line above others: it may be longer.
+        for line, text in file.attribute_docstrings:
+            if text.split()[0].rstrip(",:") in CLAUSES:
+                remarks.append(Remark(str(file.path), line, text.splitlines()[0]))
     return remarks
 
 
@@ -349,7 +387,10 @@ def banned_words(tree: SourceTree) -> list[Remark]:
     ]
 
 
-PROSE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "examples", "native", "scripts", "tests")
+PROSE = (
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench", "deploy", "docs", "examples"),
+    *("native", "scripts", "tests"),
+)
 """Files and folders outside of the package whose words are checked, names in code included."""
 
 UNCHECKED = ("scripts/house.py", "tests/repository/test_house.py", "tests/repository/test_bench_images.py")

@@ -96,9 +96,9 @@ def main(device: str) -> None:
         timed = lambda batches: epoch(batches, device)  # noqa: E731
         add_optional(contest, "torch and torchvision", lambda: torchvision(folder, device), timed, count)
         add_optional(contest, "DALI", lambda: dali_jpegs(folder, BATCH, SIZE, WORKERS, device), timed, count)
-        pictures = [(Image.open(path).convert("RGB"), 0) for path in sorted(folder.rglob("*.jpg"))]
+        images = [(Image.open(path).convert("RGB"), 0) for path in sorted(folder.rglob("*.jpg"))]
         file = folder.with_suffix(".beton")
-        add_optional(contest, "FFCV", lambda: ffcv(pictures, file, BATCH, WORKERS, device, SIZE), timed, count)
+        add_optional(contest, "FFCV", lambda: ffcv(images, file, BATCH, WORKERS, device, SIZE), timed, count)
         publish(contest.run(ROUNDS, warm_up=int(ON_CUDA)), on_cuda=device == "cuda")
         stats = there.stats()
         print(f"decoded on the device: {stats.decoded_on_device}, of them by the CPU: {stats.decode_fallbacks}")

@@ -17,7 +17,7 @@ from pyarrow import feather
 from torch.utils.data import ConcatDataset, Subset
 
 import feedline as fl
-from feedline.core.dataset import digest_of, listing_fingerprint_of
+from feedline.core.listing import digest_of, listing_fingerprint_of
 from feedline.datasets import Arrow, Files, Map, Parquet, TarShards, TokenFile, Zip
 from feedline.errors import StateError
 

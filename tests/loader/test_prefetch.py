@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, ConcatDataset, RandomSampler, StackDataset, Subset
 
 import feedline as fl
-from feedline.core.dataset import ranges_of
+from feedline.core.torch_wrappers import ranges_of
 from feedline.datasets.cached_map import CachedMap
 from feedline.datasets.paths import find
 from feedline.datasets.wrappers import Filter, Map, Zip

@@ -80,6 +80,13 @@ def test_names_given_to_import_module_are_imports(root: Path) -> None:
     assert house.arrows_up(write(root, "core/late.py", text)) == ["core.late:3 imports loader.loop"]
 
 
+def test_modules_loaded_by_their_name_are_arrows_but_make_no_cycle(root: Path) -> None:
+    text = 'LOOP = "feedline.loader.loop:Loop"\nOURS = "feedline.loader."\nSPAN = "feedline.copy"\nX = "feedline is"\n'
+    tree = write(root, "core/tree.py", text)
+    assert house.arrows_up(tree) == ["core.tree:1 imports loader.loop", "core.tree:2 imports loader"]
+    assert not house.cycles(tree)
+
+
 def test_rooms_without_a_floor_are_listed_and_not_judged(root: Path) -> None:
     tree = write(root, "attic.py", "import feedline.loader.loop\n")
     assert house.not_placed(tree) == ["attic"]
@@ -113,6 +120,11 @@ def test_first_lines_that_are_clauses_are_found(root: Path, word: str) -> None:
         root, "core/prose.py", f'"""Good.\n\n{word} follows is free."""\n\ndef f():\n    """{word} it is."""\n'
     )
     assert [str(remark) for remark in house.first_lines(tree)] == [f"core/prose.py:6: {word} it is."]
+
+
+def test_docstrings_of_attributes_that_are_clauses_are_found(root: Path) -> None:
+    text = '"""Good."""\n\nX = 1\n"""What it is."""\n\nclass A:\n    y: int\n    """How it is."""\n    "Where."\n'
+    assert [remark.line for remark in house.first_lines(write(root, "core/prose.py", text))] == [4, 8]
 
 
 def test_first_lines_that_are_too_long_are_found(root: Path) -> None:

@@ -80,6 +80,14 @@ def test_the_framework_of_datasets_imports_no_format(tree: house.SourceTree) -> 
     assert [text for text in found if not text.endswith("imports datasets.shards.files")] == []
 
 
+def test_the_guide_to_the_code_lists_the_floors() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "CONTRIBUTING.md").read_text().partition("## Tests")[0], re.MULTILINE)
+    floors = [tuple(re.findall(r"\w+", row)) for row in rows if re.fullmatch(r"(`\w+`(, )?)+", row)]
+    floors = floors[floors.index(("cli",)) :][: len(house.FLOORS)]
+    names = {house.FACE: house.PACKAGE}
+    assert floors[::-1] == [tuple(names.get(room, room) for room in rooms) for rooms in house.FLOORS]
+
+
 def test_a_class_name_exists_once(tree: house.SourceTree) -> None:
     assert not house.names_twice(tree)
 

@@ -45,7 +45,7 @@ class BatchResult(NamedTuple):
     store_counts: Mapping[str, float] | None = None
     """Store metrics of the worker process since its last batch."""
     worker_state: bytes | None = None
-    """What the builder's `capture()` returned in the worker after this batch; None if it is not reported."""
+    """Result of the builder's `capture()` in the worker after this batch; None if it is not reported."""
     padding: tuple[int, int] | None = None
     """Padded places and all places of the batch; None if it does not tell them."""
 

@@ -1,12 +1,9 @@
-"""Recognition of datasets of other libraries."""
+"""Findings about datasets of other libraries."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Protocol
-
-from torch.utils.data import ConcatDataset, Subset
 
 
 class SampleReader(Protocol):
@@ -63,30 +60,3 @@ class Recognition:
     reason: str = ""
     findings: tuple[StepFinding, ...] = ()
     parts: tuple[Recognition, ...] = ()
-
-
-_LIBRARIES = frozenset({"torchvision"})
-"""Packages whose datasets may be recognized."""
-
-
-_RECOGNIZER = "feedline.datasets.recognized.recognition:recognize"
-"""Imported late: most loaders do without the image kernels."""
-
-
-def may_be_recognized(dataset: Any) -> bool:
-    """True if the dataset's class comes from a library that feedline knows.
-
-    Datasets inside torch's wrappers count.
-    """
-    if type(dataset) is Subset:
-        return may_be_recognized(dataset.dataset)
-    if type(dataset) is ConcatDataset:
-        return any(map(may_be_recognized, dataset.datasets))
-    return type(dataset).__module__.partition(".")[0] in _LIBRARIES
-
-
-def recognize(dataset: Any) -> Recognition:
-    """Examine a dataset, and the datasets inside torch's wrappers."""
-    module, _, name = _RECOGNIZER.partition(":")
-    found: Recognition = getattr(import_module(module), name)(dataset)
-    return found

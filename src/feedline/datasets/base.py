@@ -16,16 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from feedline import collate
-from feedline.core.dataset import (
-    READS_SAMPLES,
-    Batch,
-    BatchRead,
-    Keys,
-    Traits,
-    Transform,
-    check_reads_batches,
-    digest_of,
-)
+from feedline.core.dataset import READS_SAMPLES, Batch, BatchRead, Keys, Traits, Transform, check_reads_batches
+from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.rng import torch_keys
 from feedline.core.shard_offsets import ShardOffsets

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import Keys, Transform, digest_of
+from feedline.core.dataset import Keys, Transform
+from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.tensors import Allocator, as_indices, within
 from feedline.datasets.base import DecodedRecords

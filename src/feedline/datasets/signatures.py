@@ -104,7 +104,7 @@ FOLDERS = {
     ".zarray": "a Zarr store; read it with Zarr",
     "data.mdb": "an LMDB environment; read it with LMDB",
 }
-"""What a folder is, with a remedy, by a name in it."""
+"""Kind of a folder and the remedy, by a name in it."""
 
 
 _TEXT = Signature(b"", "text", "read it with CSV, JSONL or Lines", True)

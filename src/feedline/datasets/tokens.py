@@ -17,7 +17,8 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import DTypeLike, NDArray
 
 from feedline.core import kernels
-from feedline.core.dataset import READS_BATCHES, Batch, BatchRead, digest_of
+from feedline.core.dataset import READS_BATCHES, Batch, BatchRead
+from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import allocate_tensor, as_indices, one_within, torch_dtype, within

@@ -16,19 +16,12 @@ from numpy.typing import NDArray
 from torch.utils.data import StackDataset
 
 from feedline.collate.batch_reads import READERS, stack_reader, subset_reader
-from feedline.core.dataset import (
-    Int64s,
-    Ranges,
-    Traits,
-    Transform,
-    batch_getter,
-    listing_fingerprint_of,
-    ranges_of,
-    traits_of,
-)
+from feedline.core.dataset import Int64s, Ranges, Traits, Transform, traits_of
+from feedline.core.listing import listing_fingerprint_of
 from feedline.core.paths import Pathlike
 from feedline.core.rng import SampleRng, derive, sample_rng
 from feedline.core.tensors import as_indices, one_within, within
+from feedline.core.torch_wrappers import batch_getter, ranges_of
 from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.fingerprints import fingerprint
 from feedline.datasets.indexes import BuiltIndex

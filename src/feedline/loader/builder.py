@@ -20,16 +20,18 @@ from feedline.collate.default import is_standard
 from feedline.collate.rows import RowBuffer
 from feedline.core import telemetry
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample, new_result
-from feedline.core.dataset import BatchRead, Keys, adapt, batch_getter, plain_samples, stack_getter, traits_of
+from feedline.core.dataset import BatchRead, Keys, traits_of
 from feedline.core.devices import for_device
-from feedline.core.recognition import SampleReader, may_be_recognized, recognize
+from feedline.core.recognition import SampleReader
 from feedline.core.rng import Address, RowKeys, addressed, derive, derive_each, is_addressed
 from feedline.core.rng_globals import global_states, restore_globals, seed_globals
 from feedline.core.schedule import BatchRequest
 from feedline.core.telemetry import Recorder, SpanTuple, recorder_of_thread
 from feedline.core.tensors import Allocator, allocate_tensor, as_yielded
+from feedline.core.torch_wrappers import batch_getter, stack_getter
 from feedline.errors import SampleIndexError, note
 from feedline.loader.captures import is_stateful, split_capture, traveling_schemes
+from feedline.loader.foreign import adapt, may_be_recognized, plain_samples, recognize
 from feedline.loader.padding import with_padding
 
 NEIGHBORS = 8

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
-from feedline.core.dataset import batch_getter
 from feedline.core.rng_globals import restoring_globals
+from feedline.core.torch_wrappers import batch_getter
 from feedline.loader.report.verdict import LineShare
 
 SECONDS = 1.0

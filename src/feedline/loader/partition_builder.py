@@ -16,7 +16,8 @@ from feedline import collate
 from feedline.core import telemetry
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
 from feedline.core.cursor import PartitionOffset
-from feedline.core.dataset import has_traits, is_stream, traits_of
+from feedline.core.dataset import has_traits, traits_of
+from feedline.core.huggingface import is_stream
 from feedline.core.live import LiveSamples
 from feedline.core.rng import Address, RowKeys, addressed, derive
 from feedline.core.rng_globals import global_states, restore_globals, seed_globals

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 from feedline.core.cursor import Cursor, PartitionCursor
-from feedline.core.dataset import is_stream, loses_shuffle_buffer
+from feedline.core.huggingface import is_stream, loses_shuffle_buffer
 from feedline.core.rng import Address
 from feedline.loader.captures import is_stateful
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, IterDataPipe, RandomSampler
 
 from feedline.core.cursor import Cursor, PartitionCursor
-from feedline.core.dataset import listing_fingerprint_of
+from feedline.core.listing import listing_fingerprint_of
 from feedline.core.live import is_live
 from feedline.core.packing import to_leaf
 from feedline.core.rng import derive

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate, default_convert
 
 from feedline.core import finalizers
-from feedline.core.dataset import ranges_of, traits_of
+from feedline.core.dataset import traits_of
 from feedline.core.live import is_live
 from feedline.core.numa import on_cpus
 from feedline.core.schedule import PartitionSchedule
+from feedline.core.torch_wrappers import ranges_of
 from feedline.errors import ArgumentError
 from feedline.loader import checks
 from feedline.loader.autoscale import MOST_WORKERS, Autoscale, kind_by_measurement

@@ -14,7 +14,7 @@ _SMALL_NBYTES = 64 << 10
 
 
 _PARTS, _SMALLEST_NBYTES = 32, 16 << 10
-"""How many parts a range arrives in, and their least size: what is lost when the connection breaks is one part."""
+"""Number of parts that a range arrives in, and their least size: a broken connection loses one part."""
 
 
 def _do_nothing() -> None:

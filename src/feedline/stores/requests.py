@@ -160,7 +160,7 @@ _HEDGE_SHARE = 0.1
 
 
 _QUICK_S = 0.5
-"""Where even slow requests take less than this, starting one again costs less than copying its parts together."""
+"""Up to this duration of a slow request, starting it again costs less than joining its parts."""
 
 
 class _Size:

@@ -8,9 +8,10 @@ from typing import Any, Self, cast
 
 from torch.utils.data import IterableDataset
 
-from feedline.core.dataset import batch_getter, traits_of
+from feedline.core.dataset import traits_of
 from feedline.core.live import is_live
 from feedline.core.rng import addressed
+from feedline.core.torch_wrappers import batch_getter
 from feedline.errors import ArgumentError
 from feedline.samplers import IndexSampler, Sequential
 from feedline.streams.flow import FlowPlace, ReadingFlow, SampleFlow, check_count

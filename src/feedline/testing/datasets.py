@@ -12,9 +12,10 @@ import numpy as np
 
 from feedline import collate
 from feedline.collate.batch_reads import reader_of
-from feedline.core.dataset import BatchRead, batch_getter, has_traits, traits_of
+from feedline.core.dataset import BatchRead, has_traits, traits_of
 from feedline.core.rng import addressed, derive_each
 from feedline.core.tensors import allocate_tensor
+from feedline.core.torch_wrappers import batch_getter
 from feedline.loader.dataloader import DataLoader
 from feedline.testing.difference import check_same
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from feedline.core.arguments import one_of_error
-from feedline.core.dataset import is_stream
+from feedline.core.huggingface import is_stream
 from feedline.errors import ArgumentError, NotPicklableError
 from feedline.workers.base import Builder, PoolKind, PoolOptions, WorkerPool
 from feedline.workers.inline import InlinePool

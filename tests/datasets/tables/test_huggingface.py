@@ -18,10 +18,11 @@ import datasets
 import feedline as fl
 from datasets import ClassLabel, Features, Image, List, Value
 from feedline.collate.batch_reads import reader_of
-from feedline.core.dataset import BatchRead, adapt
+from feedline.core.dataset import BatchRead
 from feedline.core.tree import leaves
 from feedline.datasets import HuggingFace
 from feedline.errors import ArgumentError, SampleError
+from feedline.loader.foreign import adapt
 
 N = 60
 DTYPES = [

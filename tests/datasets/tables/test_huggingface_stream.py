@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import datasets
 import feedline as fl
-from feedline.core.dataset import loses_shuffle_buffer
+from feedline.core.huggingface import loses_shuffle_buffer
 from feedline.datasets import HuggingFaceStream
 from feedline.errors import ArgumentError
 

@@ -46,7 +46,7 @@ class NamedFiles(NamedTuple):
     paths: list[Path]
     """Those that were looked at."""
     nbytes: int
-    """Of all files, as far as those that were looked at show."""
+    """Size of all files, estimated from those that were examined."""
     number: int
 
     @classmethod

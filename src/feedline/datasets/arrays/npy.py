@@ -13,10 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import (
-    Transform,
-    digest_of,
-)
+from feedline.core.dataset import Transform
+from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.tensors import (
     Allocator,

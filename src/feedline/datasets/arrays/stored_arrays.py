@@ -11,10 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.caches import LoadingCache, PerProcess
-from feedline.core.dataset import (
-    Transform,
-    digest_of,
-)
+from feedline.core.dataset import Transform
+from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, one_within, torch_dtype, within

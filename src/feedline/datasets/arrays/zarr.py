@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core import optional
-from feedline.core.dataset import digest_of
+from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike, missing
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.chunked import (

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import BatchRead, Traits, Transform, check_reads_batches, digest_of
+from feedline.core.dataset import BatchRead, Traits, Transform, check_reads_batches
+from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike, expand_user, missing
 from feedline.core.rng import sample_rng, torch_keys
 from feedline.core.tensors import numpy_view, within

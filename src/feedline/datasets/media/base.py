@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core.caches import PerProcess
-from feedline.core.dataset import Transform, digest_of
+from feedline.core.dataset import Transform
+from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import one_within, within

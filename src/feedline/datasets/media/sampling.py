@@ -16,7 +16,7 @@ from feedline.core.rng import Draws
 from feedline.errors import ArgumentError, SampleError
 
 Short = Literal["error", "repeat_last", "wrap"]
-"""What to do with a video that is shorter than a clip."""
+"""Treatment of a video that is shorter than a clip."""
 
 
 _SAME_TIME_S = 1e-6

@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import ConcatDataset, Subset
 
 from feedline.collate.rows import RowBuffer
-from feedline.core.dataset import is_table
+from feedline.core.huggingface import is_table
 from feedline.core.recognition import Recognition, SampleReader
 from feedline.datasets.recognized.vision import VISION, VisionReader, why_not
 from feedline.transforms.recognized.origin import qualified_name, why_modified

@@ -16,18 +16,11 @@ from torch.utils.data import TensorDataset
 
 from feedline import collate
 from feedline.collate.batch_reads import BatchReader, reader_of
-from feedline.core.dataset import (
-    Batch,
-    BatchRead,
-    Int64s,
-    Ranges,
-    Traits,
-    listing_fingerprint_of,
-    ranges_of,
-    traits_of,
-)
+from feedline.core.dataset import Batch, BatchRead, Int64s, Ranges, Traits, traits_of
 from feedline.core.devices import Device, budget_nbytes, free_nbytes, target
+from feedline.core.listing import listing_fingerprint_of
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, one_within, within
+from feedline.core.torch_wrappers import ranges_of
 from feedline.core.tree import leaves, map_leaves
 from feedline.datasets.resident.columns import Column, HostColumn, TensorColumn, check_alike
 from feedline.datasets.wrappers import samples_of

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import READS_BATCHES, Batch, BatchRead, Ranges, Traits, check_reads_batches, digest_of
+from feedline.core.dataset import READS_BATCHES, Batch, BatchRead, Ranges, Traits, check_reads_batches
+from feedline.core.listing import digest_of
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.tables.cells import Cells

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from feedline import collate
-from feedline.core.dataset import Batch, BatchRead, Keys, Traits, Transform, check_reads_batches, is_table
+from feedline.core.dataset import Batch, BatchRead, Keys, Traits, Transform, check_reads_batches
+from feedline.core.huggingface import is_table
 from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.base import _keys_of
 from feedline.datasets.decoding import SampleTransform, decoder_of, split_transform

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.utils.data._utils.worker as torch_worker
 
-from feedline.core.dataset import counts_across_shards, loses_shuffle_buffer
+from feedline.core.huggingface import counts_across_shards, loses_shuffle_buffer
 from feedline.core.rng import derive, permuted
 from feedline.errors import ArgumentError
 

@@ -127,7 +127,7 @@ class DeliveredRun:
     pending: list[Any] = field(default_factory=list)
     head: bytes = b""
     places: tuple[Any, Any] | None = None
-    """Where the run of a live partition begins and ends."""
+    """Start and end of the run of a live partition."""
 
     def settle(self, *, batches: bool) -> None:
         """Add the pending requests to the sums and the digest."""

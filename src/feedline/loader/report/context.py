@@ -11,7 +11,8 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 
 from feedline.collate.batch_reads import reader_of
 from feedline.core.cgroups import Cgroup
-from feedline.core.dataset import batch_getter, traits_of
+from feedline.core.dataset import traits_of
+from feedline.core.torch_wrappers import batch_getter
 from feedline.loader.device import Delivery
 from feedline.loader.partitions import PartitionedDataset
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, EngineSetting, Task

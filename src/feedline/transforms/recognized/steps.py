@@ -301,7 +301,7 @@ FRAME_STEPS: dict[str, FrameStep] = {
     _V2 + "_color.RandomGrayscale": FrameStep(random_grayscale),
     _V2 + "_color.ColorJitter": FrameStep(color_jitter_v2),
 }
-"""How a class of torchvision works on a frame."""
+"""Function that executes a class of torchvision on a frame."""
 
 
 CONVERSIONS = frozenset(

@@ -59,7 +59,7 @@ class WorkerSetup(NamedTuple):
     num_workers: int
     base_seed: int
     reports_generators: bool = False
-    """Whether answers carry the states of the worker's random generators."""
+    """True if answers carry the states of the worker's random generators."""
     opening_generators: bytes | None = None
     """States to start from, instead of those set by `base_seed` and `worker_init_fn`."""
     opening_objects: bytes = b""

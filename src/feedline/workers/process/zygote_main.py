@@ -101,7 +101,7 @@ class ZygoteStart(NamedTuple):
     process_context: ProcessContext
     skeleton: bytes
     has_tracker: bool
-    """Whether a descriptor leads to the resource tracker of the training process."""
+    """True if a descriptor leads to the resource tracker of the training process."""
 
 
 class Launch(NamedTuple):

@@ -1,0 +1,49 @@
+"""Digests of the files of a dataset, in their order."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import ConcatDataset, StackDataset, Subset
+
+from feedline.core.dataset import has_traits
+from feedline.core.torch_wrappers import parts_of
+
+_SAMPLED = 4096
+"""Entries of a longer list that are hashed, evenly spread: a changed order moves most of them."""
+
+
+def digest_of(names: Sequence[str], counts: Sequence[int] | NDArray[np.int64] = ()) -> str:
+    """A digest of files in their order, 16 hexadecimal digits.
+
+    Only the last part of a name counts, so a copy in another folder has the same digest. `counts` are the numbers of
+    samples of each file, or of each of its parts.
+    """
+    last_names = [names[place].rstrip("/").rpartition("/")[2] for place in _spread(len(names))]
+    numbers = [int(counts[place]) for place in _spread(len(counts))]
+    return _digest(len(names), last_names, numbers)
+
+
+def listing_fingerprint_of(dataset: Any) -> str | None:
+    """`listing_fingerprint` of a dataset, or of those in torch's wrappers, or None."""
+    own = getattr(dataset, "listing_fingerprint", None)
+    if isinstance(own, str) and has_traits(dataset):
+        return own
+    if isinstance(dataset, Subset):
+        return listing_fingerprint_of(dataset.dataset)
+    if isinstance(dataset, (ConcatDataset, StackDataset)):
+        digests = list(map(listing_fingerprint_of, parts_of(dataset)))
+        return _digest(digests) if any(digests) else None
+    return None
+
+
+def _spread(length: int) -> range:
+    return range(0, length, max(1, length // _SAMPLED))
+
+
+def _digest(*values: Any) -> str:
+    return hashlib.blake2b(repr(values).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()

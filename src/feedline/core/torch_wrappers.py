@@ -1,0 +1,91 @@
+"""The dataset protocol through torch's Subset, ConcatDataset and StackDataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import ConcatDataset, StackDataset, Subset
+
+from feedline.core.dataset import Int64s, Ranges, RangesOf, has_traits, overrides_samples, traits_of
+from feedline.core.shard_offsets import ShardOffsets
+
+
+def parts_of(dataset: Any) -> Sequence[Any]:
+    """The datasets that a ConcatDataset or StackDataset holds."""
+    parts = dataset.datasets
+    return list(parts.values()) if isinstance(parts, dict) else list(parts)
+
+
+def ranges_of(dataset: Any) -> RangesOf | None:
+    """The method `ranges` of a dataset, or None.
+
+    torch's Subset, ConcatDataset and StackDataset have the ranges of the datasets they wrap.
+    """
+    own: RangesOf | None = getattr(dataset, "ranges", None)
+    if own is not None and has_traits(dataset):
+        return own if traits_of(dataset).has_ranges else None
+    if isinstance(dataset, Subset):
+        return _ranges_of_subset(dataset)
+    if isinstance(dataset, ConcatDataset):
+        return _ranges_of_concat(dataset)
+    return _join_ranges(list(map(ranges_of, parts_of(dataset)))) if isinstance(dataset, StackDataset) else None
+
+
+def _join_ranges(parts: Sequence[RangesOf | None]) -> RangesOf | None:
+    """The ranges of several datasets for the same indices."""
+    present = [part for part in parts if part is not None]
+    return (lambda indices: [each for part in present for each in part(indices)]) if present else None
+
+
+def _ranges_of_subset(subset: Subset[Any]) -> RangesOf | None:
+    inner = ranges_of(subset.dataset)
+    if inner is None:
+        return None
+    return lambda indices: inner(np.array([subset.indices[index] for index in indices.tolist()], np.int64))
+
+
+def _ranges_of_concat(whole: ConcatDataset[Any]) -> RangesOf | None:
+    parts = [ranges_of(part) for part in whole.datasets]
+    if not any(parts):
+        return None
+    offsets = ShardOffsets(np.diff(whole.cumulative_sizes, prepend=0))
+
+    def ranges(indices: Int64s) -> Ranges:
+        wanted: Ranges = []
+        for number, _, rows in offsets.by_shard(np.where(indices < 0, indices + len(offsets), indices)):
+            part = parts[number]
+            if part is not None:
+                wanted += part(rows)
+        return wanted
+
+    return ranges
+
+
+def batch_getter(dataset: Any) -> Callable[..., Any] | None:
+    """The dataset's `__getitems__`, or None if it only calls `__getitem__`.
+
+    torch's Subset and StackDataset always have the method; their inner datasets decide.
+    """
+    return getattr(dataset, "__getitems__", None) if _has_batch_getter(dataset) else None
+
+
+def _has_batch_getter(dataset: Any) -> bool:
+    if isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
+        return _has_batch_getter(dataset.dataset)
+    if isinstance(dataset, StackDataset) and type(dataset).__getitems__ is StackDataset.__getitems__:
+        parts = dataset.datasets
+        return all(map(_has_batch_getter, parts.values() if isinstance(parts, dict) else parts))
+    return hasattr(dataset, "__getitems__") and not overrides_samples(dataset, "__getitems__")
+
+
+def stack_getter(dataset: Any) -> Callable[..., Any] | None:
+    """`__getitems__` of a StackDataset, also through Subset; None for others.
+
+    It asks one part after another for all samples of a batch, and random numbers are drawn in that order.
+    """
+    inner = dataset
+    while isinstance(inner, Subset) and type(inner).__getitems__ is Subset.__getitems__:
+        inner = inner.dataset
+    return dataset.__getitems__ if isinstance(inner, StackDataset) else None
