@@ -9,7 +9,9 @@ DEMO_ARGS ?=
 
 BIN := .venv/bin
 DONE := .venv/done
+# Python compiles each file at its first import: pip would compile thousands that nothing imports.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP_INSTALL := $(PIP) install --no-compile
 # A test process that dies ends the run: pytest-xdist would wait forever for what it had.
 # Three for two cores: the tests wait for a quarter of their time, for processes, servers and timeouts.
 TEST_PROCESSES ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)))
@@ -117,14 +119,14 @@ $(DONE)/environment: $(DONE)/system
 # pinned, so that no later package replaces it.
 $(DONE)/torch.txt: $(DONE)/environment
 	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' \
-		|| $(PIP) install 'torch==$(TORCH)'
+		|| $(PIP_INSTALL) 'torch==$(TORCH)'
 	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $@
 
 $(DONE)/build-tools: $(DONE)/torch.txt
-	@$(PIP) install --quiet cmake ninja nanobind scikit-build-core
+	@$(PIP_INSTALL) --quiet cmake ninja nanobind scikit-build-core
 	@touch $@
 
 # Built with the tools of the environment, not in isolation: a rebuild of native/ takes seconds instead of a minute.
 $(DONE)/installed: $(DONE)/build-tools pyproject.toml CMakeLists.txt $(wildcard native/* native/*/*)
-	@$(PIP) install --quiet --no-build-isolation --constraint $(DONE)/torch.txt --editable '.[dev]'
+	@$(PIP_INSTALL) --quiet --no-build-isolation --constraint $(DONE)/torch.txt --editable '.[dev]'
 	@touch $@

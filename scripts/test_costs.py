@@ -63,7 +63,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if (path := config.getoption("--costs")) is not None:
+    # The processes of pytest-xdist run the tests; the one that hands them out would record each a second time.
+    runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    if runs_tests and (path := config.getoption("--costs")) is not None:
         config.pluginmanager.register(_Recorder(path.resolve()), "costs-recorder")
 
 
