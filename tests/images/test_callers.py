@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from feedline.images.callers import result_is_discarded
+from feedline.images.accelerate import result_is_discarded
 
 
 class Watched:
