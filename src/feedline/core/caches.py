@@ -178,8 +178,13 @@ class LoadingCache(Generic[K, V]):
         with self._lock:
             self.loads += 1
             self._nbytes += value.nbytes
-            for old in [other for other, cached in self._futures.items() if cached.done() and other != key]:
-                if self._nbytes <= self.limit_nbytes:
-                    break
-                self._nbytes -= self._futures.pop(old).result().nbytes
+            if self._nbytes > self.limit_nbytes:
+                self._evict(key)
         return value
+
+    def _evict(self, latest: K) -> None:
+        """Drop the oldest values, but not the latest one or those being made, until the rest fits."""
+        for old in [other for other, cached in self._futures.items() if cached.done() and other != latest]:
+            self._nbytes -= self._futures.pop(old).result().nbytes
+            if self._nbytes <= self.limit_nbytes:
+                break

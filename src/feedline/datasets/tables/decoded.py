@@ -201,11 +201,13 @@ class CachedRows:
         # Cached chunks first: decoding the missing ones may evict them, and they would be decoded twice.
         chunks = chain(map(self._chunk, cached), self._chunks.each(self._chunk, missing, self._cache_nbytes))
         run: dict[int, StructChunk] = {}
+        nbytes = 0
         for count, (number, chunk) in enumerate(zip([*cached, *missing], chunks, strict=True), start=1):
             run[number] = chunk
-            if count == len(touched) or sum(each.nbytes for each in run.values()) >= self._cache_nbytes:
+            nbytes += chunk.nbytes
+            if count == len(touched) or nbytes >= self._cache_nbytes:
                 yield self._run(which, rows, run, are_all=len(run) == len(touched))
-                run = {}
+                run, nbytes = {}, 0
 
     def _chunk(self, number: int) -> StructChunk:
         return self.decoded.get(number, partial(self._chunks.decoded, number))
