@@ -86,7 +86,7 @@ class RankError(FeedlineError, RuntimeError):
 
 
 class ReprError(FeedlineError, RuntimeError):
-    """The repr of a worker's exception that could not be pickled."""
+    """A worker's exception that could not be pickled, as its repr."""
 
 
 class StoreError(FeedlineError, OSError):

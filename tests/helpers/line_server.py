@@ -41,7 +41,7 @@ class LineServer(socketserver.ThreadingTCPServer):
             del self.lines[: before - self.first]
             self.first = before
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Close all connections."""
         with self.changed:
             for each in self.open:
@@ -121,7 +121,7 @@ def line_server(port: int = 0, token: str = "") -> Iterator[LineServer]:
             yield server
         finally:
             server.shutdown()
-            server.hang_up()
+            server.disconnect()
             thread.join()
             with server.changed:
                 server.changed.wait_for(lambda: not server.running, 10)

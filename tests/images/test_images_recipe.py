@@ -21,7 +21,7 @@ WHOLE = Recipe((20, 30), images.WholeBox())
     [
         ({"size": 224}, "size must be 2 numbers, not 224"),
         ({"size": (224,)}, "size must be 2 numbers"),
-        ({"size": (0, 10)}, "size counts pixels, from 1 to 65,500; got 0"),
+        ({"size": (0, 10)}, "size must be a whole number of pixels from 1 to 65,500; got 0"),
         ({"size": (10, 2.5)}, "got 2.5"),
         ({"size": (10, 10**6)}, "got 1000000"),
         ({"crop": "random"}, "crop must be a RandomBox, CenterBox or WholeBox, not 'random'"),
@@ -53,7 +53,7 @@ def test_recipes_that_cannot_work_are_refused(changes: dict[str, Any], message: 
         (lambda: images.RandomBox(scale=(0.5, 0.1)), "RandomBox.scale must be two positive numbers, the smaller first"),
         (lambda: images.RandomBox(ratio=(0, 1)), "RandomBox.ratio must be two positive numbers"),
         (lambda: images.RandomBox(scale=0.5), "RandomBox.scale must be 2 numbers"),
-        (lambda: images.CenterBox(0), "CenterBox.shorter counts pixels"),
+        (lambda: images.CenterBox(0), "CenterBox.shorter must be a whole number of pixels"),
     ],
 )
 def test_crop_policies_that_cannot_work_are_refused(make: Any, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Interrupts between a batch and the loop: the same iterator goes on without a loss or a repetition."""
+"""Interrupts between a batch and the loop: the same iterator continues without a loss or a repetition."""
 
 from __future__ import annotations
 

@@ -299,7 +299,7 @@ def test_a_lost_connection_loses_nothing(servers: list[LineServer]) -> None:
     iterator = iter(loader)
     seen = [number for batch in islice(iterator, 4) for number in batch.tolist()]
     for server in servers:
-        server.hang_up()
+        server.disconnect()
     fill(servers, 30, 60)
     seen += [number for batch in iterator for number in batch.tolist()]
     assert Counter(seen) == Counter(range(60))

@@ -1,4 +1,4 @@
-"""The audit of a job whose processes are killed at random, and that goes on with other numbers of ranks each time.
+"""The audit of a job whose processes are killed at random, and that continues with other numbers of ranks each time.
 
 `test_audit_kills.py 100` makes as many kills, and prints what the audit found.
 """

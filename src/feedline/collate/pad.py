@@ -120,7 +120,7 @@ def _time_first(rows: Sequence[torch.Tensor], dim: int, path: Path) -> Sequence[
         return rows
     few = next((row for row in rows if not -row.ndim <= dim < row.ndim), None)
     if few is not None:
-        raise CollateError(f"{place(path)}: dim={dim} is no dimension of a sequence of shape {tuple(few.shape)}")
+        raise CollateError(f"{place(path)}: dim={dim} is out of range for a sequence of shape {tuple(few.shape)}")
     return [row.movedim(dim, 0) for row in rows]
 
 

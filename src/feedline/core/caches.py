@@ -183,7 +183,10 @@ class LoadingCache(Generic[K, V]):
         return value
 
     def _evict(self, latest: K) -> None:
-        """Drop the oldest values, but not the latest one or those being made, until the rest fits."""
+        """Drop the oldest values until the rest fits.
+
+        The latest one and those that are still being made stay.
+        """
         for old in [other for other, cached in self._futures.items() if cached.done() and other != latest]:
             self._nbytes -= self._futures.pop(old).result().nbytes
             if self._nbytes <= self.limit_nbytes:

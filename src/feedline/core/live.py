@@ -82,7 +82,7 @@ class LiveDataset(Protocol):
     def stop_waiting(self) -> None:
         """End draws of this process that wait for messages."""
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Close connections of this process."""
 
 

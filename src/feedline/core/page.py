@@ -147,7 +147,9 @@ class PageReader:
             self._memory = mmap.mmap(file.fileno(), _NBYTES, prot=mmap.PROT_READ)
         self._words = memoryview(self._memory).cast("q")[:_WORDS]
         if self._words[_MAGIC_WORD] != _MAGIC:
-            raise ValueError(f"{path} is not a page of this version of feedline")
+            raise ValueError(
+                f"{path} is not a page of this version of feedline: use the version of the training script"
+            )
 
     def read(self) -> PageContent:
         """The current content; empty figures before the first publication."""

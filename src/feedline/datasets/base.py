@@ -256,7 +256,7 @@ class ShardedRecords(Records):
         return self._content.ranges([Extent(shard, *self._span(shard, row)) for shard, row in found])
 
     def _at(self, at: int) -> tuple[int, int]:
-        """Shard of a sample, and its row therein."""
+        """Shard of a sample, and its row in it."""
         return self._shard_offsets.one(at)
 
     def _read(self, places: Iterable[int]) -> list[Record]:

@@ -152,7 +152,7 @@ def check_numbers(name: str, values: Any, count: int) -> tuple[Any, ...]:
 
 def check_side(name: str, value: Any) -> int:
     if value != int(value) or not 1 <= value <= _LARGEST:
-        raise ArgumentError(f"{name} counts pixels, from 1 to {_LARGEST:,}; got {value!r}")
+        raise ArgumentError(f"{name} must be a whole number of pixels from 1 to {_LARGEST:,}; got {value!r}")
     return int(value)
 
 

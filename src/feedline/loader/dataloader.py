@@ -200,7 +200,25 @@ class DataLoader(TorchDataLoader[T_co]):
         began_ns = monotonic_ns()
         if self._iterator is not None:
             self._iterator.close()
-        state, former = self._resume, self._progress
+        plan, progress = self._begin_epoch(self._resume)
+        serve_if_configured()
+        self._monitor.begin(progress, plan, self._pools, self)
+        iteration = self._open_iteration(plan, progress)
+        # Only now: after an error above, the loaded state is still there for another try.
+        self._plan, self._progress, self._resume, self._epoch = plan, progress, None, progress.cursor.epoch + 1
+        self._live.add(iteration)
+        if self.persistent_workers:
+            self._iterator = iteration
+        progress.totals.opened(monotonic_ns() - began_ns)
+        return iteration
+
+    def _begin_epoch(self, state: Mapping[str, Any] | None) -> tuple[Plan, Progress]:
+        """Plan and progress of the next epoch, or of a loaded one.
+
+        The order of these steps matters: checks come before anything is drawn or counted, and seeds are drawn as torch
+        draws them.
+        """
+        former = self._progress
         if self._has_own_order:
             checks.equal_ranks(self.dataset, self.distributed)
         plan = self._restored_plan(state)
@@ -216,9 +234,10 @@ class DataLoader(TorchDataLoader[T_co]):
         starts_workers = bool(self.num_workers) and self.seed is None and not self._pools.has_idle_pool
         plan.begin(cursor.epoch, state, with_workers=starts_workers)
         quarantine = resume_quarantine(self._policy, None if former is None else former.quarantine, state)
-        progress = Progress.of(self, cursor, plan, quarantine)
-        serve_if_configured()
-        self._monitor.begin(progress, plan, self._pools, self)
+        return plan, Progress.of(self, cursor, plan, quarantine)
+
+    def _open_iteration(self, plan: Plan, progress: Progress) -> Iteration:
+        """The iteration, connected to the loader's monitor, ranks and workers."""
         iteration = self._pools.iterate(self, plan, progress)
         iteration.monitor, iteration.rank = self._monitor, (self._rank, self._world_size)
         if is_in_step(self._ranks):
@@ -231,12 +250,6 @@ class DataLoader(TorchDataLoader[T_co]):
         if self.seed is not None or not self.num_workers:  # workers without a seed have begun, as torch's
             start = weakref.WeakMethod(self._start_late)  # the iteration must not keep the loader alive
             iteration.late_start = lambda: None if (late := start()) is None else late(plan, progress)
-        # Only now: after an error above, the loaded state is still there for another try.
-        self._plan, self._progress, self._resume, self._epoch = plan, progress, None, cursor.epoch + 1
-        self._live.add(iteration)
-        if self.persistent_workers:
-            self._iterator = iteration
-        progress.totals.opened(monotonic_ns() - began_ns)
         return iteration
 
     def _start_late(self, plan: Plan, progress: Progress) -> Iterator[Any] | None:

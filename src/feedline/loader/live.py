@@ -55,7 +55,7 @@ class LiveRun:
         try:
             self.dataset.acknowledge({}, now=True)
         finally:
-            self.dataset.hang_up()
+            self.dataset.disconnect()
 
 
 def delivered_batches(dataset: Any, plan: Plan, cursor: Any) -> int:

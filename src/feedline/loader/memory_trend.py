@@ -33,7 +33,7 @@ class MemoryTrend:
     _readings: list[_Reading] = field(default_factory=list)
 
     def add(self, epochs: float, nbytes: int, *, ends: bool = False) -> None:
-        """Add a reading after so many `epochs`.
+        """Add a reading after a number of `epochs`.
 
         `ends` is True at the end of one.
         """

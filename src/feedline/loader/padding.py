@@ -59,7 +59,7 @@ def padding_counts(batch: Any) -> tuple[int, int] | None:
 
     None if it has neither mask nor lengths. Only masks on the CPU are read: reading others would wait for the device.
     """
-    if _tells_nothing(batch):
+    if _has_no_padding(batch):
         return None
     try:
         return _counts(batch)
@@ -67,7 +67,7 @@ def padding_counts(batch: Any) -> tuple[int, int] | None:
         return None
 
 
-def _tells_nothing(batch: Any) -> bool:
+def _has_no_padding(batch: Any) -> bool:
     """True for the usual batches without padding, found without a search."""
     kind = type(batch)
     if kind is dict:

@@ -195,7 +195,7 @@ def resume_workers(
     elif count == 0:
         states.dataset = next((split_capture(each)[1] for _, each in sorted(held.items())), None)
     else:
-        states.latest = held if former == count else _dealt_out(held, count)
+        states.latest = held if former == count else _distribute_states(held, count)
     return states
 
 
@@ -210,7 +210,7 @@ def _start(worker: int, former: int, count: int, starts: dict[int, bytes], base_
     return first_states(base_seed, worker)
 
 
-def _dealt_out(held: dict[int, bytes], count: int) -> dict[int, bytes]:
+def _distribute_states(held: dict[int, bytes], count: int) -> dict[int, bytes]:
     """The dataset states of other workers, dealt out in turn."""
     states = [state for _, each in sorted(held.items()) if (state := split_capture(each)[1]) is not None]
     return {worker: of_dataset(states[worker % len(states)]) for worker in range(count)} if states else {}

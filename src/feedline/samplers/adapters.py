@@ -203,8 +203,8 @@ class MaterializedSampler(Sampler[Any]):
     def record(self, position: int | None = None) -> dict[str, Any]:
         """JSON from which `restore` repeats this epoch, at least from `position` on.
 
-        {} before the first item, and if nothing random was drawn. A sampler's state that only pickle can store is an
-        `OpaqueState` inside.
+        It is {} before the first item, and if nothing random was drawn. A sampler's state that only pickle can store is
+        an `OpaqueState` inside.
         """
         return self._script or self._run.record(position)
 

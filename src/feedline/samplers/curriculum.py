@@ -20,8 +20,8 @@ class Curriculum(IndexSampler):
     """Mixture in phases, each with its own length and weights.
 
     A phase is a number of samples and the weights of the datasets in it. Indices, `samplers`, `sizes` and `seed` are
-    those of `Mixture`. A phase goes on with each dataset where the earlier ones ended, so no sample comes again before
-    all of its dataset have come. An epoch is the sum of the phases, and the next one goes on with other samples, too.
+    those of `Mixture`. A phase continues each dataset where the earlier ones ended: samples of a dataset repeat only
+    after all of them were drawn. An epoch is the sum of the phases; the next one continues the datasets, too.
     """
 
     def __init__(

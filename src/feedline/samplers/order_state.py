@@ -333,7 +333,7 @@ def _check_script(script: dict[str, Any]) -> dict[str, Any]:
             raise StateError(f"a damaged state: {entry!r} is not a record of draws")
     cut = script.get("cut")
     if cut is not None and not all(name in cut and isinstance(cut[name], kinds) for name, kinds in _CUT.items()):
-        raise StateError(f"a damaged state: {str(cut)[:80]} is not the cut of a sampler's order")
+        raise StateError(f"a damaged state: 'cut' of a sampler's order is {str(cut)[:80]}; load an earlier state")
     return script
 
 

@@ -149,14 +149,17 @@ def mix(
     """Streams mixed by weights, which are scaled to a sum of 1.
 
     `weights` may be a function of the epoch. Shares hold over any stretch of a partition to within one sample of each
-    stream. `stop`: "first_exhausted" ends a partition where one of its streams ends; "all_exhausted" where each has
-    ended once, and begins those again that end earlier, in another order; "each_once" gives each sample once, and goes
-    on with the streams that are left; a number ends an epoch after so many samples, dealt out to the partitions, and
-    begins each stream again that ends. `max_repeats` bounds how often a sample may come in an epoch where streams begin
-    again; the share of a stream that would exceed it goes to the others. Too few samples for a number are an
-    `ArgumentError` where they end. `temperature` T scales each weight w to w ** (1 / T): with sizes as weights, T > 1
-    draws more from small streams. The mixture has as many partitions as the stream with the fewest. `seed` fixes the
-    order of the streams, and the random numbers of steps.
+    stream. `temperature` T scales each weight w to w ** (1 / T): with sizes as weights, T > 1 draws more from small
+    streams. The mixture has as many partitions as the stream with the fewest. `seed` fixes the order of the streams,
+    and the random numbers of steps. `stop` is the end of a partition, or of an epoch:
+
+    - "first_exhausted": where one of its streams ends;
+    - "all_exhausted": where each has ended once. Those that end earlier begin again, in another order;
+    - "each_once": after each sample has come once. Streams that have ended are left out;
+    - a number: after that number of samples, which the partitions share. Streams that end begin again.
+
+    `max_repeats` limits the repetitions of a sample in an epoch where streams begin again; the share of a stream that
+    would exceed it goes to the others. `ArgumentError` where they end before the number of samples is reached.
     """
     _check_streams("mix", streams)
     if max_repeats is not None and stop in ("first_exhausted", "each_once"):
@@ -181,8 +184,8 @@ def curriculum(
 ) -> SampleStream:  # fmt: skip
     """Streams mixed in phases of different weights.
 
-    A phase is a number of samples and a weight for each stream. It goes on with each stream where the earlier ones left
-    it, and its samples are dealt out to the partitions. An epoch is the sum of the phases; streams that end within it
+    A phase is a number of samples and a weight for each stream. It continues each stream where the earlier ones ended,
+    and its samples are shared by the partitions. An epoch is the sum of the phases; streams that end within it
     begin again, in another order. Partitions, `temperature`, `max_repeats`, `seed` and errors are those of `mix` with a
     number as `stop`.
     """

@@ -129,7 +129,7 @@ def test_the_promises_of_a_pool(nodes: Any) -> None:
 
 
 def test_without_a_seed_batches_equal_torchs_and_survive_a_kill(nodes: Any) -> None:
-    """Batch b belongs to worker b modulo 2; a replacement goes on with its random values, and so does a resume."""
+    """Batch b belongs to worker b modulo 2; a replacement continues with its random values, and so does a resume."""
     arguments: dict[str, Any] = {"num_workers": 2, "shuffle": True, "worker_init_fn": mark}
     torch.manual_seed(4)
     expected = list(torch.utils.data.DataLoader(Drawn(), 3, **arguments))

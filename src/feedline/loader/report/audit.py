@@ -269,7 +269,7 @@ class _Read:
     def roll_back(self, place: Any, count: int) -> None:
         """Forget deliveries behind a place.
 
-        A state counts so many messages before it.
+        `count` is the number of messages before it.
         """
         stretches = self.stretches
         while len(stretches) > 1 and stretches[-1].begun >= place:

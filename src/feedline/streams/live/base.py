@@ -150,9 +150,9 @@ class LiveStream(IterableDataset[Any]):
         marks = {int(entry[0]): unpack(from_leaf(entry[3], "partitions")) for entry in state["partitions"]}
         self.acknowledge({number: mark[1] for number, mark in marks.items() if mark is not None}, now=True)
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Close connections of this process."""
-        _hang_up(self._readers, self._commits, self._pid)
+        _disconnect(self._readers, self._commits, self._pid)
 
     def stop_waiting(self) -> None:
         """End draws of this process that wait for messages."""
@@ -211,7 +211,7 @@ class LiveStream(IterableDataset[Any]):
         self._readers = {}
         self._commits = _Commits()
         self._pid = os.getpid()
-        self._finalizer = weakref.finalize(self, finalizers.run, _hang_up, self._readers, self._commits, self._pid)
+        self._finalizer = weakref.finalize(self, finalizers.run, _disconnect, self._readers, self._commits, self._pid)
 
     def _commit(self, commits: _Commits) -> None:
         changed = {number: place for number, place in commits.pending.items() if commits.done.get(number) != place}
@@ -247,13 +247,13 @@ class LiveStream(IterableDataset[Any]):
             f" and {kept.end!r}, so messages were deleted before they were delivered"
         )
         if self.terms.lost == "raise":
-            raise OffsetLostError(f"{what}. Keep messages for longer; lost='skip' goes on with the oldest one")
+            raise OffsetLostError(f"{what}. Keep messages for longer; lost='skip' continues with the oldest one")
         warnings.warn(f"{what}; going on with the oldest one", stacklevel=2)
         return kept.first
 
 
 # A finalizer, so it must not refer to the stream.
-def _hang_up(readers: dict[int, LiveReader], commits: _Commits, pid: int) -> None:
+def _disconnect(readers: dict[int, LiveReader], commits: _Commits, pid: int) -> None:
     if pid != os.getpid():
         return
     while readers:

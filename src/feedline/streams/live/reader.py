@@ -108,7 +108,7 @@ class LiveReader:
     def close(self) -> None:
         """End waiting draws, and close the connection."""
         self.stop()
-        self._hang_up()
+        self._disconnect()
 
     def _is_due(self, buffer: _Buffer, size: int, now_s: float) -> bool:
         if len(buffer.messages) >= size or self._reaches_stop(buffer, buffer.end):
@@ -170,7 +170,7 @@ class LiveReader:
         """Reach the source again; raise the latest error when patience ends."""
         give_up_s = monotonic() + self._terms.limits.patience_s
         while monotonic() < give_up_s and not self._closed.is_set():
-            self._hang_up()
+            self._disconnect()
             self._closed.wait(_RETRY_S)
             try:
                 self._connected()
@@ -179,7 +179,7 @@ class LiveReader:
                 error = again
         raise error
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             with suppress(FeedlineError):  # it is given up; what it did not send is read again

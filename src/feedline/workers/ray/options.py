@@ -48,8 +48,8 @@ def ray_pool(
 
     `actor_options` are those of `ray.remote`, such as `num_cpus` (default 1), `resources`, `label_selector`,
     `scheduling_strategy` and `runtime_env`. `placement(worker_id)` returns further options for one worker, for example
-    the node that holds its files. After `start_timeout_s` seconds without a place for a worker, the pool goes on with
-    the others, or raises `WorkerError` if it cannot. Raises `ArgumentError` for options that belong to the pool.
+    the node that holds its files. After `start_timeout_s` seconds without a place for a worker, the pool continues
+    with the others, or raises `WorkerError` if it cannot. Raises `ArgumentError` for options that belong to the pool.
     """
     _check(actor_options)
     if not start_timeout_s > 0:

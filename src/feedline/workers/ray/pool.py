@@ -200,7 +200,7 @@ class RayPool(FuturePool):
             self._fail_all(WorkerError(f"{member}: {error}"))
             return False
         except errors.RayError as error:
-            self._bury(member, error)
+            self._replace_dead(member, error)
             return False
         if member.ref is not None:
             if (failure := self.members.advance(member, value)) is not None:
@@ -314,7 +314,7 @@ class RayPool(FuturePool):
             self._has_warned = True
             _log.warning("%s\nThe others go on without it.", self.members.no_place(late[0]))
 
-    def _bury(self, member: RayMember, reason: BaseException) -> None:
+    def _replace_dead(self, member: RayMember, reason: BaseException) -> None:
         """Count a death, and take back the requests of the dead.
 
         A node dies with all of its actors.
