@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,31 @@ def test_orders_are_fixed_for_all_time() -> None:
     assert Mixture([5, 3], [2, 1]).take(0, 0, 9).tolist() == [1, 6, 4, 5, 0, 7]
     assert [b.tolist() for b in StratifiedBatches([0, 0, 0, 1, 1], 3).take_batches(0, 0, 9)] == [[3, 2, 1], [1, 4, 0]]
     assert [b.tolist() for b in LengthBuckets([5, 1, 5, 1, 5], 2).take_batches(0, 0, 9)] == [[1, 4], [3], [2, 0]]
+
+
+MIXED: dict[str, tuple[Mixture | Curriculum, int, str]] = {
+    "few blocks": (Mixture([500, 300, 170], [6, 3, 1], 5, "all_exhausted"), 0, "ee20a1b6f81393cf"),
+    "many blocks": (Mixture([60_000, 30_000, 10_000], [6, 3, 1]), 777, "afbf31c3db97f4a0"),
+    "weights that are no short fractions": (
+        Mixture([9_000, 70, 8], [0.004, 0.01, 3.14159], 1, 10**15),
+        10**14,
+        "17765ce8a26970c1",
+    ),
+    "phases": (
+        Curriculum([9_000, 500, 70], [(7_000, [0.8, 0.1, 0.1]), (3_000, [0, 1, 0]), (9_000, [1, 2, 3])], 4),
+        0,
+        "55a22750ccad91f7",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_long_mixture_is_fixed_for_all_time_however_it_is_cut(name: str) -> None:
+    order, start, digest = MIXED[name]
+    stop = min(start + 19_000, len(order))
+    for size in (257, 1_024, 5_000, 19_000):
+        pieces = [order.take(2, first, min(first + size, stop)) for first in range(start, stop, size)]
+        assert blake2b(np.concatenate(pieces).tobytes(), digest_size=8).hexdigest() == digest, size
 
 
 def test_a_far_position_of_a_huge_order_is_there_at_once() -> None:

@@ -10,7 +10,7 @@ from feedline.core.rng import derive
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
 from feedline.samplers.base import IndexSampler, Indices
-from feedline.samplers.mixture import Mixture
+from feedline.samplers.mixture import Mixture, SpanDraws
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,11 +54,11 @@ class Curriculum(IndexSampler):
         return int(self._stops.searchsorted(position, side="right"))
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
-        owners, draws = [], []
+        parts = []
         for number in range(self.phase(start), self.phase(stop - 1) + 1):
             end = int(self._stops[number])
             first = end - self.phases[number][0]
-            owner, drawn = self._mixtures[number].allocation(max(start - first, 0), min(stop, end) - first)
-            owners.append(owner)
-            draws.append(drawn + self._drawn_before[number][owner])
-        return self._mixtures[0].drawn(epoch, np.concatenate(owners), np.concatenate(draws), self._passes)
+            part = self._mixtures[number].allocation(max(start - first, 0), min(stop, end) - first)
+            parts.append(part._replace(firsts=part.firsts + self._drawn_before[number]))
+        allocation = parts[0] if len(parts) == 1 else SpanDraws.join(parts)
+        return self._mixtures[0].drawn(epoch, allocation, self._passes)
