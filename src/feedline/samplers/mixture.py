@@ -32,6 +32,10 @@ _STOPS = ("first_exhausted", "all_exhausted")
 _SMALLEST_SHARE = 2.0**-20
 
 
+_TABLE_ITEMS = 1024
+"""Numbers of a table of draws, about: small enough to be made within a batch, large enough to be made seldom."""
+
+
 _FEW = 2
 """Blocks of a span up to which they are kept: the next span may begin in the last of them."""
 
@@ -111,29 +115,36 @@ class Mixture(IndexSampler):
         self._block_size = _block_size(shares)
         self._shares = shares
         self._bounds = [bound.as_integer_ratio() for bound in (Fraction(0), *accumulate(shares))]
+        self._table_blocks = max(1, _TABLE_ITEMS // len(shares))
+        self._table = RecentResults(self._make_table)
         self._keys = derive(self.seed, "jitter"), derive(self.seed, "begin")
         self._block = RecentResults(self._make_block, keep=8)
         self.stop = stop
         self.length = self._count_positions()
         self._passes = [-(-draws // len(each)) for draws, each in zip(self.draws(), self.samplers, strict=True)]
 
-    def _before(self, blocks: range) -> Indices:
-        """Draws from every dataset before each block, and after the last.
+    def _make_table(self, number: int) -> Indices:
+        """Draws from every dataset before each of the blocks of a table.
 
         Exact shares, rounded so that they add up to the position.
         """
         # Whole numbers: floats would be off by a draw far into an endless order, and blocks would overlap.
+        size, blocks = self._block_size, self._table_blocks
         denominators = [denominator for _, denominator in self._bounds]
+        dtype = np.int64 if max(denominators) * blocks < 1 << 63 else object  # Python's integers
         begin, step = (
-            [divmod(numerator * position, denominator) for numerator, denominator in self._bounds]
-            for position in (blocks.start * self._block_size, self._block_size)
+            np.array([divmod(each * position, of) for each, of in self._bounds], dtype).T
+            for position in (number * blocks * size, size)
         )
-        dtype = np.int64 if max(denominators) * (len(blocks) + 1) < 1 << 63 else object  # Python's integers
-        (ends, rests), (more, more_rests) = np.array(begin, dtype).T, np.array(step, dtype).T
-        after = np.arange(len(blocks) + 1).astype(dtype)[:, None]
-        ends = ends + after * more + (rests + after * more_rests) // np.array(denominators, dtype)
+        after = np.arange(blocks).astype(dtype)[:, None]
+        (first, rests), (more, more_rests) = begin, step
+        ends = first + after * more + (rests + after * more_rests) // np.array(denominators, dtype)
         before: Indices = np.diff(ends).astype(np.int64, copy=False)
         return before
+
+    def _before(self, blocks: range) -> Indices:
+        """Draws from every dataset before each block, and after the last."""
+        return from_blocks(self._table, self._table_blocks, blocks.start, blocks.stop + 1)
 
     def _owners(self, blocks: range, before: Indices) -> NDArray[np.int32]:
         """The dataset of each position of those blocks."""
@@ -200,9 +211,14 @@ class Mixture(IndexSampler):
 
     def _position(self, dataset: int, draw: int) -> int:
         """The position of a draw from a dataset."""
-        share = self._shares[dataset]
-        numbers = range(int((draw + 2) / share) // self._block_size + 2)
-        number = bisect_right(numbers, draw, key=lambda each: int(self._before(range(each, each))[0, dataset])) - 1
+        numbers = range(int((draw + 2) / self._shares[dataset]) // self._block_size + 2)
+        (low, of_low), (high, of_high) = self._bounds[dataset : dataset + 2]
+
+        def before(number: int) -> int:
+            position = number * self._block_size
+            return high * position // of_high - low * position // of_low
+
+        number = bisect_right(numbers, draw, key=before) - 1
         owners, draws = self._make_block(number)
         return number * self._block_size + int(((owners == dataset) & (draws == draw)).argmax())
 
