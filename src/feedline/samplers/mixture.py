@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from fractions import Fraction
 from itertools import accumulate
 from math import ceil
@@ -98,8 +99,10 @@ class Mixture(IndexSampler):
         max_repeats: float | None = None,
     ) -> None:
         self.seed = _arguments.seed(seed)
+        if isinstance(samplers, Sampler) or not isinstance(samplers, Iterable):
+            raise ArgumentError(f"samplers must be a list of lengths or samplers, but is {samplers!r}")
         self.samplers = [_sampler(number, each, self.seed) for number, each in enumerate(samplers)]
-        self.weights = tempered(_arguments.weights("weights", weights), temperature)
+        self.weights = tempered(_arguments.weights("weights", weights, "dataset"), temperature)
         self.temperature, self.max_repeats = float(temperature), max_repeats
         if len(self.weights) != len(self.samplers):
             raise ArgumentError(f"{len(self.weights)} weights for {len(self.samplers)} datasets: pass one for each")
