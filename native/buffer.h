@@ -36,12 +36,21 @@ public:
 
     // Numbers of one contiguous axis of int64; raises TypeError for anything else.
     std::int64_t* int64_items() const {
-        if (view_.ndim != 1 || view_.itemsize != 8 || (view_.shape[0] > 1 && view_.strides[0] != 8))
-            throw nanobind::type_error("expected one axis of int64 without gaps");
+        if (!has_items(8)) throw nanobind::type_error("expected one axis of int64 without gaps");
         return static_cast<std::int64_t*>(view_.buf);
     }
 
+    // The same of int32.
+    std::int32_t* int32_items() const {
+        if (!has_items(4)) throw nanobind::type_error("expected one axis of int32 without gaps");
+        return static_cast<std::int32_t*>(view_.buf);
+    }
+
 private:
+    bool has_items(std::int64_t nbytes) const {
+        return view_.ndim == 1 && view_.itemsize == nbytes && (view_.shape[0] <= 1 || view_.strides[0] == nbytes);
+    }
+
     Py_buffer view_;
 };
 

@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 
-from numpy import float32, generic, int64, uint8, uint16, uint64
+from numpy import float32, generic, int32, int64, uint8, uint16, uint64
 from numpy.typing import NDArray
 
 def permuted(key: int, length: int, start: int, out: NDArray[int64]) -> None: ...
@@ -19,13 +19,14 @@ def take_planes(
 ) -> bool: ...
 def mixture_blocks(
     counts: NDArray[int64],
-    firsts: NDArray[int64],
-    keys: NDArray[int64],
-    owners: NDArray[int64],
-    draws: NDArray[int64],
+    datasets: int,
+    first: int,
+    jitter_key: int,
+    begin_key: int,
+    owners: NDArray[int32],
 ) -> None: ...
 def interleave(
-    owners: NDArray[int64],
+    owners: NDArray[int32],
     parts: NDArray[int64],
     starts: NDArray[int64],
     shifts: NDArray[int64],

@@ -327,10 +327,13 @@ def test_without_native_kernels_the_results_are_the_same_and_it_is_said_once() -
         lambda native: native.permuted_at(0, 10, np.zeros(4, np.int64)[::2], np.empty(2, np.int64)),
         lambda native: native.gather_rows(np.zeros((3, 3)), np.zeros((1, 1), np.int64), np.empty((1, 3)), 1),
         lambda native: native.gather_rows(np.zeros((3, 3)), np.zeros(4, np.int64)[::2], np.empty((2, 3)), 1),
+        lambda native: native.mixture_blocks(np.ones(2, np.int32), 1, 0, 1, 2, np.empty(2, np.int32)),
+        lambda native: native.mixture_blocks(np.ones(2, np.int64), 1, 0, 1, 2, np.empty(2, np.int64)),
+        lambda native: native.mixture_blocks(np.ones(2, np.int64), 1, 0, 1, 2, np.empty(4, np.int32)[::2]),
     ],
 )
 def test_the_extension_checks_what_it_is_given(call: Callable[[Any], object]) -> None:
-    with pytest.raises(TypeError, match="one axis of int64 without gaps"):
+    with pytest.raises(TypeError, match=r"one axis of int(64|32) without gaps"):
         call(_kernels.native)
 
 
@@ -348,26 +351,50 @@ def test_a_range_outside_the_permutation_is_refused(kernels: Any) -> None:
 
 
 @given(
-    st.lists(st.lists(st.integers(0, 60), min_size=3, max_size=3).filter(any), min_size=1, max_size=4),
-    keys,
+    st.integers(1, 4).flatmap(
+        lambda datasets: st.lists(st.lists(st.integers(0, 60), min_size=datasets, max_size=datasets), min_size=1)
+    ),
+    st.tuples(keys, keys),
     st.integers(0, 1 << 40),
 )
-def test_blocks_of_a_mixture_equal_their_numpy_form(counts: list[list[int]], key: int, first: int) -> None:
+def test_blocks_of_a_mixture_equal_their_numpy_form(counts: list[list[int]], pair: tuple[int, int], first: int) -> None:
     counted = np.array(counts)
-    firsts = first + np.cumsum(counted, axis=0)
-    key_pairs = np.array([[key, key ^ number] for number in range(len(counts))], np.uint64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        expected = [
-            _kernels._mixture_block_numpy(*block) for block in zip(counted, firsts, key_pairs.tolist(), strict=True)
-        ]
-    owners, draws = _kernels.mixture_blocks(counted, firsts, key_pairs)
-    assert owners.tolist() == [owner for block, _ in expected for owner in block]
-    assert draws.tolist() == [draw for _, block in expected for draw in block]
+        expected = [_kernels._mixture_block_numpy(row, first + n, pair) for n, row in enumerate(counted)]
+    owners = _kernels.mixture_blocks(counted, first, pair)
+    assert owners.dtype == np.int32
+    assert owners.tolist() == np.concatenate(expected).tolist()
+    assert np.bincount(owners, minlength=len(counts[0])).tolist() == counted.sum(axis=0).tolist()
+
+
+def test_a_large_block_of_a_mixture_equals_its_numpy_form(kernels: Any) -> None:
+    counts = np.array([[70_000, 1, 0, 30_000]])
+    expected = _kernels._mixture_block_numpy(counts[0], 9, (3, 4))
+    assert np.array_equal(kernels.mixture_blocks(counts, 9, (3, 4)), expected)
+
+
+@pytest.mark.parametrize(
+    ("counts", "datasets", "message"),
+    [
+        ([3, 2, 1], 2, "a row for each block"),
+        ([3, 2], 0, "a row for each block"),
+        ([3, 2], 2, "add up to the length of owners"),
+        ([3, 4], 2, "add up to the length of owners"),
+        ([7, -1], 2, "add up to the length of owners"),
+        ([1 << 62, 1 << 62], 1, "add up to the length of owners"),
+    ],
+)
+def test_counts_that_do_not_fit_their_owners_are_refused(counts: list[int], datasets: int, message: str) -> None:
+    owners = np.full(6, -1, np.int32)
+    with pytest.raises(ValueError, match=message):
+        _kernels.native.mixture_blocks(np.array(counts), datasets, 0, 1, 2, owners)
+    assert owners.tolist() == [-1] * 6
 
 
 @given(st.lists(st.integers(0, 4), max_size=200), st.integers(-5, 5))
 def test_interleaved_parts_equal_their_numpy_form(owners: list[int], shift: int) -> None:
-    owner, counts = np.array(owners, np.int64), np.bincount(np.array(owners, np.int64), minlength=5)
+    owner = np.array(owners, np.int32)
+    counts = np.bincount(owner, minlength=5)
     parts, shifts = np.arange(len(owners)) * 7, np.arange(5) * 1000 + shift
     starts = np.concatenate([[0], np.cumsum(counts)])
     assert np.array_equal(
@@ -385,7 +412,7 @@ def test_interleaved_parts_equal_their_numpy_form(owners: list[int], shift: int)
 )
 def test_parts_that_do_not_fit_their_owners_are_refused(arguments: Any) -> None:
     with pytest.raises(ValueError, match="starts must divide the parts among the owners"):
-        _kernels.interleave(*(np.array(each) for each in arguments))
+        _kernels.interleave(np.array(arguments[0], np.int32), *(np.array(each) for each in arguments[1:]))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "float64", "bool"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,14 @@ def test_repeats_are_bounded_and_the_rest_goes_to_the_others() -> None:
     assert np.diff([0, *np.cumsum(counts)[[99, 1_099, 1_149]]]).tolist() == pytest.approx([300, 550, 150], abs=5)
 
 
+def test_weights_of_a_mixture_need_no_sum() -> None:
+    """They are shares of their sum."""
+    sums = [10, 1.25, 100]
+    orders = [Mixture([50, 30, 20], [0.5 * of, 0.3 * of, 0.2 * of], 3, stop=120) for of in sums]
+    assert [order.draws() for order in orders] == [[60, 36, 24]] * 3
+    assert len({tuple(order.take(0, 0, 120).tolist()) for order in orders}) == 1
+
+
 def test_phases_of_a_curriculum_go_on_where_the_others_ended() -> None:
     course = Curriculum([500, 300], [(400, [3, 1]), (100, [0, 1]), (200, [1, 1])], seed=2)
     order = course.take(0, 0, 700)
@@ -79,6 +88,31 @@ def test_orders_are_fixed_for_all_time() -> None:
     assert Mixture([5, 3], [2, 1]).take(0, 0, 9).tolist() == [1, 6, 4, 5, 0, 7]
     assert [b.tolist() for b in StratifiedBatches([0, 0, 0, 1, 1], 3).take_batches(0, 0, 9)] == [[3, 2, 1], [1, 4, 0]]
     assert [b.tolist() for b in LengthBuckets([5, 1, 5, 1, 5], 2).take_batches(0, 0, 9)] == [[1, 4], [3], [2, 0]]
+
+
+MIXED: dict[str, tuple[Mixture | Curriculum, int, str]] = {
+    "few blocks": (Mixture([500, 300, 170], [6, 3, 1], 5, "all_exhausted"), 0, "ee20a1b6f81393cf"),
+    "many blocks": (Mixture([60_000, 30_000, 10_000], [6, 3, 1]), 777, "afbf31c3db97f4a0"),
+    "weights that are no short fractions": (
+        Mixture([9_000, 70, 8], [0.004, 0.01, 3.14159], 1, 10**15),
+        10**14,
+        "17765ce8a26970c1",
+    ),
+    "phases": (
+        Curriculum([9_000, 500, 70], [(7_000, [0.8, 0.1, 0.1]), (3_000, [0, 1, 0]), (9_000, [1, 2, 3])], 4),
+        0,
+        "55a22750ccad91f7",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_long_mixture_is_fixed_for_all_time_however_it_is_cut(name: str) -> None:
+    order, start, digest = MIXED[name]
+    stop = min(start + 19_000, len(order))
+    for size in (257, 1_024, 5_000, 19_000):
+        pieces = [order.take(2, first, min(first + size, stop)) for first in range(start, stop, size)]
+        assert blake2b(np.concatenate(pieces).tobytes(), digest_size=8).hexdigest() == digest, size
 
 
 def test_a_far_position_of_a_huge_order_is_there_at_once() -> None:
@@ -341,8 +375,15 @@ def wrong(match: str, make: Any) -> Any:
         wrong("31 samples are more than", lambda: Mixture([5, 5], [1, 1], stop=31, max_repeats=3)),
         wrong("phases is empty", lambda: Curriculum([5], [])),
         wrong(r"phases\[1\] must be at least 1, but is 0", lambda: Curriculum([5], [(3, [1]), (0, [1])])),
-        wrong(r"weights\[0\] is -1", lambda: Curriculum([5], [(3, [-1])])),
-        wrong("2 weights for 1 datasets", lambda: Curriculum([5], [(3, [1, 2])])),
+        wrong(r"phases\[1\]: weights .*weights\[0\] is -1", lambda: Curriculum([5], [(3, [1]), (3, [-1])])),
+        wrong(r"phases\[0\]: 2 weights for 1 datasets", lambda: Curriculum([5], [(3, [1, 2])])),
+        wrong(r"phases\[0\]: weights are all zero: at least one dataset needs", lambda: Curriculum([5], [(3, [0])])),
+        wrong(r"phases\[1\] is 3: pass \(samples, weights\)", lambda: Curriculum([5], [(3, [1]), 3])),  # type: ignore[list-item]
+        wrong(r"weights must be finite and not negative, but weights\[1\] is -1", lambda: Mixture([5, 5], [1, -1])),
+        wrong(r"weights\[0\] is nan", lambda: Mixture([5, 5], [float("nan"), 1])),
+        wrong("weights are all zero: at least one dataset needs a weight above 0", lambda: Mixture([5, 5], [0, 0])),
+        wrong("weights must hold numbers", lambda: Mixture([5, 5], ["a", 1])),  # type: ignore[list-item]
+        wrong("samplers must be a list of lengths or samplers, but is 5", lambda: Mixture(5, [1])),  # type: ignore[arg-type]
         wrong("is already endless", lambda: Infinite(Infinite(Sequential(3)))),
         wrong("is empty", lambda: Infinite(Sequential(0))),
         wrong("have no random access", lambda: Infinite(MaterializedSampler([1]))),  # type: ignore[arg-type]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -440,6 +441,67 @@ def test_messages_that_were_deleted_are_not_passed_over_in_silence(servers: list
     skipping.load_state_dict(state)
     with pytest.warns(UserWarning, match="going on with the oldest one"):
         assert received(skipping) == list(range(10, 20))
+
+
+def nothing(_server: LineServer) -> None:
+    pass
+
+
+FAULTS: dict[str, tuple[list[bytes], Callable[[LineServer], None], dict[str, Any], type[Exception], str]] = {
+    "out of retention": (
+        [],
+        lambda server: server.drop(9),
+        {},
+        errors.OffsetLostError,
+        r"{server}@3 is out of retention.*lost='skip' goes on",
+    ),
+    "too large": (
+        [b"7" * 500],
+        nothing,
+        {"limits": streams.LiveLimits(message_nbytes=100)},
+        errors.MessageTooLargeError,
+        r"larger than LiveLimits.message_nbytes=100: raise the limit, or leave out.*{server}@10 ",
+    ),
+    "not parsed": ([b"?"], nothing, {}, ValueError, r"{server}@10 cannot be decoded; on_error='skip' leaves out"),
+    "token": (
+        [],
+        lambda server: setattr(server, "token", "new"),
+        {},
+        errors.SourceAccessError,
+        r"{server} refuses the credentials: access denied; check token=",
+    ),
+}
+
+
+@pytest.mark.parametrize("hands", HANDS[::2], ids=NAMES[::2])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_error_names_rank_partition_place_and_remedy_and_nothing_is_lost(
+    servers: list[LineServer], hands: dict[str, Any], fault: str
+) -> None:
+    messages, spoil, terms, kind, said = FAULTS[fault]
+    fill(servers, 0, 30)
+    servers[1].send(messages)
+    more = {**hands, "distributed": fl.RankPolicy((1, 2), uneven="stop"), "seed": 0}
+    with fl.DataLoader(lines(servers, **terms), 4, **more) as loader:
+        seen = received(loader, 1)
+        state = loader.state_dict()
+    spoil(servers[1])
+    with fl.DataLoader(lines(servers, **terms), 4, **more) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(kind) as raised:
+            seen.extend(number for batch in loader for number in batch.tolist())
+        state = loader.state_dict()
+    text = " ".join((str(raised.value), *raised.value.__notes__))
+    assert re.search(said.format(server=re.escape(servers[1].address)), text, re.DOTALL)
+    assert re.search(r"partition 1 (of 3 )?\(epoch 0\)", text)
+    assert "on rank 1 of 2" in text
+    servers[1].token = ""
+    is_lost = kind is errors.OffsetLostError
+    warned = pytest.warns(UserWarning, match="going on with the oldest one") if is_lost else nullcontext()
+    with fl.DataLoader(lines(servers, lost="skip", **terms), 4, on_error="skip", **more) as loader, warned:
+        loader.load_state_dict(state)
+        seen += received(loader)
+    assert sorted(seen) == [n for n in range(1, 30, 3) if not (is_lost and 12 < n < 28)]
 
 
 def test_wrong_credentials_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -16,6 +16,9 @@ Array = NDArray[Any]
 
 
 Int64s = NDArray[np.int64]
+
+
+Int32s = NDArray[np.int32]
 
 
 _ROUNDS = 8
@@ -115,26 +118,25 @@ def take_planes(images: Array, lines: Int64s, columns: Int64s, fill: Array, out:
     return out
 
 
-def mixture_blocks(counts: Int64s, firsts: Int64s, keys: NDArray[np.uint64]) -> tuple[Int64s, Int64s]:
-    """Dataset and draw of each position in blocks of a mixture.
+def mixture_blocks(counts: Int64s, first: int, keys: tuple[int, int]) -> Int32s:
+    """Dataset of each position in blocks of a mixture.
 
     Each block is a circle. A dataset with n draws divides it into n equal parts, with one draw at a random place in
     each. The first part of each dataset begins at a random place: datasets with the same boundaries would alternate.
 
-    `counts` and `firsts`, int64 (blocks, datasets): the positions of a dataset in a block, and the number of its first
-    draw there. `keys`, uint64 (blocks, 2), are for the places in the parts, and for the beginnings.
+    `counts`, int64 (blocks, datasets): the positions of a dataset in a block. `first` is the number of the first block.
+    `keys` are for the places in the parts, and for the beginnings; a block's are `derive(..., number)` of them.
     """
-    counts, firsts = _int64s(counts), _int64s(firsts)
+    counts = _int64s(counts)
     if native is None:
         _warn_slow()
-        blocks = [_mixture_block_numpy(*block) for block in zip(counts, firsts, keys.tolist(), strict=True)]
-        return np.concatenate([owners for owners, _ in blocks]), np.concatenate([draws for _, draws in blocks])
-    owners, draws = np.empty((2, int(counts.sum())), np.int64)
-    native.mixture_blocks(counts.ravel(), firsts.ravel(), keys.view(np.int64).ravel(), owners, draws)
-    return owners, draws
+        return np.concatenate([_mixture_block_numpy(row, first + n, keys) for n, row in enumerate(counts)])
+    owners = np.empty(int(counts.sum()), np.int32)
+    native.mixture_blocks(counts.ravel(), counts.shape[1], first, *keys, owners)
+    return owners
 
 
-def interleave(owners: Int64s, parts: Int64s, counts: Int64s, shifts: Int64s) -> Int64s:
+def interleave(owners: Int32s, parts: Int64s, counts: Int64s, shifts: Int64s) -> Int64s:
     """Elements of several parts, one after the other, by their owners.
 
     `parts` holds `counts[d]` elements of each owner d in turn. The n-th position of owner d gets its n-th element plus
@@ -145,7 +147,7 @@ def interleave(owners: Int64s, parts: Int64s, counts: Int64s, shifts: Int64s) ->
         _warn_slow()
         return _interleave_numpy(owners, parts, starts, shifts)
     out = np.empty(len(owners), np.int64)
-    native.interleave(_int64s(owners), _int64s(parts), starts, _int64s(shifts), out)
+    native.interleave(np.ascontiguousarray(owners, np.int32), _int64s(parts), starts, _int64s(shifts), out)
     return out
 
 
@@ -255,20 +257,17 @@ def _hash32(x: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
     return x ^ x >> np.uint64(16)
 
 
-def _mixture_block_numpy(counts: Int64s, firsts: Int64s, keys: Sequence[int]) -> tuple[Int64s, Int64s]:
-    jitter_key, begin_key = keys
+def _mixture_block_numpy(counts: Int64s, number: int, keys: tuple[int, int]) -> Int32s:
+    jitter_key, begin_key = (mix64((key ^ number) + GOLDEN & MASK64) for key in keys)
     size = int(counts.sum())
-    owner = np.repeat(np.arange(len(counts)), counts)
+    owner = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     within = np.arange(size) - np.repeat(np.cumsum(counts) - counts, counts)
     begin = uniform(begin_key, 0, len(counts))[owner]
     places = ((within + uniform(jitter_key, 0, size)) / counts[owner] + begin) % 1.0
-    owners = owner[places.argsort(kind="stable")]
-    draws = np.empty(size, np.int64)
-    draws[owners.argsort(kind="stable")] = firsts[owner] + within
-    return owners, draws
+    return owner[places.argsort(kind="stable")]
 
 
-def _interleave_numpy(owners: Int64s, parts: Int64s, starts: Int64s, shifts: Int64s) -> Int64s:
+def _interleave_numpy(owners: Int32s, parts: Int64s, starts: Int64s, shifts: Int64s) -> Int64s:
     out = np.empty(len(owners), np.int64)
     for owner, shift in enumerate(shifts.tolist()):
         out[owners == owner] = parts[starts[owner] : starts[owner + 1]] + shift

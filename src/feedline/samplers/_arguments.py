@@ -74,8 +74,8 @@ def integers(name: str, values: Any, low: int) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def weights(name: str, values: Any) -> NDArray[np.float64]:
-    """`values` as a 1-D float64 array of weights.
+def weights(name: str, values: Any, what: str = "sample") -> NDArray[np.float64]:
+    """`values` as a 1-D float64 array of weights, one for each `what`.
 
     ArgumentError for negative or non-finite elements, and if all are zero.
     """
@@ -88,7 +88,7 @@ def weights(name: str, values: Any) -> NDArray[np.float64]:
         at = int(wrong.argmax())
         raise ArgumentError(f"{name} must be finite and not negative, but {name}[{at}] is {array[at]}: 0 means never")
     if not array.any():
-        raise ArgumentError(f"{name} are all zero: at least one sample needs a weight above 0")
+        raise ArgumentError(f"{name} are all zero: at least one {what} needs a weight above 0")
     return array
 
 

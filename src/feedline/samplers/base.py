@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 
 Indices = NDArray[np.int64]
+
+
+Item = TypeVar("Item", bound=np.generic)
 
 
 LONGEST = 1 << 62
@@ -177,7 +180,7 @@ class BatchIndexSampler(Sampler[list[int]]):
         return self.length
 
 
-def from_blocks(block: Callable[[int], Indices], size: int, start: int, stop: int) -> Indices:
+def from_blocks(block: Callable[[int], NDArray[Item]], size: int, start: int, stop: int) -> NDArray[Item]:
     """Elements [start, stop) of a sequence that is computed in blocks.
 
     `block(n)` gives block `n`, of `size` elements. The result is a new array.

@@ -10,7 +10,7 @@ from feedline.core.rng import derive
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
 from feedline.samplers.base import IndexSampler, Indices
-from feedline.samplers.mixture import Mixture
+from feedline.samplers.mixture import Mixture, SpanDraws
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,14 +34,11 @@ class Curriculum(IndexSampler):
         if not len(phases):
             raise ArgumentError("phases is empty: a curriculum needs at least one (samples, weights)")
         self.seed = _arguments.seed(seed)
-        counts = [_arguments.integer(f"phases[{n}]", count, 1) for n, (count, _) in enumerate(phases)]
-        self.phases = [(count, weights) for count, (_, weights) in zip(counts, phases, strict=True)]
+        self.phases = [_phase(number, phase) for number, phase in enumerate(phases)]
+        counts = [count for count, _ in self.phases]
         first = Mixture(samplers, [1.0] * len(samplers), self.seed, 1, sizes)
         self.samplers, self.sizes, self.extent = first.samplers, first.sizes, first.extent
-        self._mixtures = [
-            Mixture(first.samplers, weights, derive(self.seed, "phase", number), count, first.sizes.tolist())
-            for number, (count, weights) in enumerate(self.phases)
-        ]
+        self._mixtures = [self._mixture(first, number) for number in range(len(phases))]
         self._stops = np.cumsum(counts)
         self.length = int(self._stops[-1])
         drawn = np.array([mixture.draws() for mixture in self._mixtures])
@@ -49,16 +46,31 @@ class Curriculum(IndexSampler):
         totals = drawn.sum(axis=0).tolist()
         self._passes = [-(-total // len(each)) for total, each in zip(totals, self.samplers, strict=True)]
 
+    def _mixture(self, first: Mixture, number: int) -> Mixture:
+        count, weights = self.phases[number]
+        try:
+            return Mixture(first.samplers, weights, derive(self.seed, "phase", number), count, first.sizes.tolist())
+        except ArgumentError as error:
+            raise ArgumentError(f"phases[{number}]: {error}") from None
+
     def phase(self, position: int) -> int:
         """The number of the phase of a position."""
         return int(self._stops.searchsorted(position, side="right"))
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
-        owners, draws = [], []
+        parts = []
         for number in range(self.phase(start), self.phase(stop - 1) + 1):
             end = int(self._stops[number])
             first = end - self.phases[number][0]
-            owner, drawn = self._mixtures[number].allocation(max(start - first, 0), min(stop, end) - first)
-            owners.append(owner)
-            draws.append(drawn + self._drawn_before[number][owner])
-        return self._mixtures[0].drawn(epoch, np.concatenate(owners), np.concatenate(draws), self._passes)
+            part = self._mixtures[number].allocation(max(start - first, 0), min(stop, end) - first)
+            parts.append(part._replace(firsts=part.firsts + self._drawn_before[number]))
+        allocation = parts[0] if len(parts) == 1 else SpanDraws.join(parts)
+        return self._mixtures[0].drawn(epoch, allocation, self._passes)
+
+
+def _phase(number: int, phase: tuple[int, Sequence[float]]) -> tuple[int, Sequence[float]]:
+    try:
+        count, weights = phase
+    except (TypeError, ValueError):
+        raise ArgumentError(f"phases[{number}] is {phase!r}: pass (samples, weights)") from None
+    return _arguments.integer(f"phases[{number}]", count, 1), weights

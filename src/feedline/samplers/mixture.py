@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from fractions import Fraction
 from itertools import accumulate
 from math import ceil
@@ -17,7 +18,7 @@ from feedline.core.rng import derive
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
-from feedline.samplers.base import IndexSampler, Indices, from_blocks
+from feedline.samplers.base import LONGEST, IndexSampler, Indices, from_blocks
 from feedline.samplers.basic import Shuffled, check_finite, endless
 
 if TYPE_CHECKING:
@@ -32,18 +33,37 @@ _STOPS = ("first_exhausted", "all_exhausted")
 _SMALLEST_SHARE = 2.0**-20
 
 
+_TABLE_ITEMS = 1024
+"""Numbers of a table of draws, about: small enough to be made within a batch, large enough to be made seldom."""
+
+
 _FEW = 2
 """Blocks of a span up to which they are kept: the next span may begin in the last of them."""
 
 
-class _AllocationBlock(NamedTuple):
-    """One block of the allocation of positions to datasets.
+class SpanDraws(NamedTuple):
+    """Datasets of the positions of a span.
 
-    `datasets` holds the dataset of each position; `draws` the number of that draw among all draws from the dataset,
-    counted from 0.
+    `owners` holds the dataset of each position, int32. `counts` are the draws from each dataset in the span, and
+    `firsts` the number of the first of them, counted from 0 at position 0. A dataset without draws in the span has a
+    `first` that is not below its next draw.
     """
 
-    datasets: Indices
+    owners: NDArray[np.int32]
+    firsts: Indices
+    counts: Indices
+
+    @classmethod
+    def join(cls, parts: Sequence[SpanDraws]) -> SpanDraws:
+        """The allocation of spans that follow one another."""
+        owners, firsts, counts = zip(*parts, strict=True)
+        return cls(np.concatenate(owners), np.min(firsts, axis=0), np.sum(counts, axis=0))
+
+
+class _Block(NamedTuple):
+    """Dataset of each position of a block, and its draw's number."""
+
+    owners: NDArray[np.int32]
     draws: Indices
 
 
@@ -79,8 +99,10 @@ class Mixture(IndexSampler):
         max_repeats: float | None = None,
     ) -> None:
         self.seed = _arguments.seed(seed)
+        if isinstance(samplers, Sampler) or not isinstance(samplers, Iterable):
+            raise ArgumentError(f"samplers must be a list of lengths or samplers, but is {samplers!r}")
         self.samplers = [_sampler(number, each, self.seed) for number, each in enumerate(samplers)]
-        self.weights = tempered(_arguments.weights("weights", weights), temperature)
+        self.weights = tempered(_arguments.weights("weights", weights, "dataset"), temperature)
         self.temperature, self.max_repeats = float(temperature), max_repeats
         if len(self.weights) != len(self.samplers):
             raise ArgumentError(f"{len(self.weights)} weights for {len(self.samplers)} datasets: pass one for each")
@@ -96,61 +118,88 @@ class Mixture(IndexSampler):
         self._block_size = _block_size(shares)
         self._shares = shares
         self._bounds = [bound.as_integer_ratio() for bound in (Fraction(0), *accumulate(shares))]
-        self._block = RecentResults(self._allocate, keep=8)
+        self._table_blocks = max(1, _TABLE_ITEMS // len(shares))
+        self._table = RecentResults(self._make_table)
+        self._keys = derive(self.seed, "jitter"), derive(self.seed, "begin")
+        self._block = RecentResults(self._make_block, keep=8)
         self.stop = stop
         self.length = self._count_positions()
         self._passes = [-(-draws // len(each)) for draws, each in zip(self.draws(), self.samplers, strict=True)]
 
-    def _before(self, block: int) -> Indices:
-        """Draws from every dataset before that block.
+    def _make_table(self, number: int) -> Indices:
+        """Draws from every dataset before each of the blocks of a table.
 
         Exact shares, rounded so that they add up to the position.
         """
         # Whole numbers: floats would be off by a draw far into an endless order, and blocks would overlap.
-        position = block * self._block_size
-        ends = [numerator * position // denominator for numerator, denominator in self._bounds]
-        return np.diff(ends)
+        size, blocks = self._block_size, self._table_blocks
+        denominators = [denominator for _, denominator in self._bounds]
+        dtype = np.int64 if max(denominators) * blocks < 1 << 63 else object  # Python's integers
+        begin, step = (
+            np.array([divmod(each * position, of) for each, of in self._bounds], dtype).T
+            for position in (number * blocks * size, size)
+        )
+        after = np.arange(blocks).astype(dtype)[:, None]
+        (first, rests), (more, more_rests) = begin, step
+        ends = first + after * more + (rests + after * more_rests) // np.array(denominators, dtype)
+        before: Indices = np.diff(ends).astype(np.int64, copy=False)
+        return before
 
-    def _allocate(self, block: int) -> _AllocationBlock:
-        """The allocation of one block."""
-        return self._allocate_all(range(block, block + 1))
+    def _before(self, blocks: range) -> Indices:
+        """Draws from every dataset before each block, and after the last."""
+        return from_blocks(self._table, self._table_blocks, blocks.start, blocks.stop + 1)
 
-    def _allocate_all(self, blocks: range) -> _AllocationBlock:
-        """The allocation of blocks that follow one another."""
-        before = np.array([self._before(block) for block in (*blocks, blocks.stop)])
-        keys = [(derive(self.seed, "jitter", block), derive(self.seed, "begin", block)) for block in blocks]
-        return _AllocationBlock(*mixture_blocks(np.diff(before, axis=0), before[:-1], np.array(keys, np.uint64)))
+    def _owners(self, blocks: range, before: Indices) -> NDArray[np.int32]:
+        """The dataset of each position of those blocks."""
+        return mixture_blocks(np.diff(before, axis=0), blocks.start, self._keys)
+
+    def _make_block(self, number: int) -> _Block:
+        blocks = range(number, number + 1)
+        before = self._before(blocks)
+        owners, counts = self._owners(blocks, before), before[1] - before[0]
+        draws = np.arange(len(owners))  # each dataset's after those of the one before
+        return _Block(owners, interleave(owners, draws, counts, before[1] - np.cumsum(counts)))
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
-        return self.drawn(epoch, *self.allocation(start, stop), self._passes)
+        return self.drawn(epoch, self.allocation(start, stop), self._passes)
 
-    def allocation(self, start: int, stop: int) -> tuple[Indices, Indices]:
-        """The dataset and the number of the draw of each position.
-
-        Draws from a dataset are counted from 0 at position 0.
-        """
+    def allocation(self, start: int, stop: int) -> SpanDraws:
+        """The datasets of positions [start, stop)."""
         size = self._block_size
-        numbers = range(start // size, (stop - 1) // size + 1)
-        if len(numbers) > _FEW:  # one call for all: a loader asks for many positions at once
-            datasets, draws = self._allocate_all(numbers)
-            within = slice(start - numbers.start * size, stop - numbers.start * size)
-            return datasets[within], draws[within]
-        blocks = {number: self._block(number) for number in numbers}
-        owner = from_blocks(lambda number: blocks[number].datasets, size, start, stop)
-        return owner, from_blocks(lambda number: blocks[number].draws, size, start, stop)
+        blocks = range(start // size, (stop - 1) // size + 1)
+        if len(blocks) <= _FEW:
+            return self._kept_allocation(blocks, start, stop)
+        before = self._before(blocks)  # one call for all: a loader asks for many positions at once
+        owners = self._owners(blocks, before)
+        head, tail = start - blocks.start * size, stop - blocks.start * size
+        firsts = before[0] + self._count(owners[:head])
+        return SpanDraws(owners[head:tail], firsts, before[-1] - self._count(owners[tail:]) - firsts)
 
-    def drawn(self, epoch: int, owner: Indices, draws: Indices, passes: Sequence[int]) -> Indices:
-        """The indices of draws from datasets.
+    def _kept_allocation(self, numbers: range, start: int, stop: int) -> SpanDraws:
+        """The allocation of a span in blocks that are kept.
+
+        Its time does not grow with the size of a block.
+        """
+        blocks = {number: self._block(number) for number in numbers}
+        owners = from_blocks(lambda number: blocks[number].owners, self._block_size, start, stop)
+        draws = from_blocks(lambda number: blocks[number].draws, self._block_size, start, stop)
+        firsts = np.full(len(self.samplers), LONGEST)
+        np.minimum.at(firsts, owners, draws)
+        return SpanDraws(owners, firsts, self._count(owners))
+
+    def _count(self, owners: NDArray[np.int32]) -> Indices:
+        """The positions of each dataset."""
+        return np.bincount(owners, minlength=len(self.samplers))
+
+    def drawn(self, epoch: int, allocation: SpanDraws, passes: Sequence[int]) -> Indices:
+        """The indices of the draws of a span.
 
         `passes` are the epochs of each dataset in one epoch of the mixture.
         """
-        counts = np.bincount(owner, minlength=len(self.samplers))
-        parts = []
-        for dataset in np.flatnonzero(counts).tolist():
-            first = int(draws[(owner == dataset).argmax()])  # they are consecutive
-            first_epoch = epoch * passes[dataset]
-            parts.append(endless(self.samplers[dataset], first_epoch, first, first + int(counts[dataset])))
-        return interleave(owner, np.concatenate(parts), counts, self._starts)
+        owners, firsts, counts = allocation
+        spans = zip(self.samplers, passes, firsts.tolist(), counts.tolist(), strict=True)
+        parts = [endless(each, epoch * number, first, first + count) for each, number, first, count in spans if count]
+        return interleave(owners, np.concatenate(parts), counts, self._starts)
 
     def locate(self, indices: Indices) -> tuple[Indices, Indices]:
         """The dataset number and the index within the dataset, for each index."""
@@ -165,17 +214,23 @@ class Mixture(IndexSampler):
 
     def _position(self, dataset: int, draw: int) -> int:
         """The position of a draw from a dataset."""
-        share = self._shares[dataset]
-        blocks = range(int((draw + 2) / share) // self._block_size + 2)
-        block = bisect_right(blocks, draw, key=lambda number: int(self._before(number)[dataset])) - 1
-        datasets, draws = self._allocate(block)
-        return block * self._block_size + int(((datasets == dataset) & (draws == draw)).argmax())
+        numbers = range(int((draw + 2) / self._shares[dataset]) // self._block_size + 2)
+        (low, of_low), (high, of_high) = self._bounds[dataset : dataset + 2]
+
+        def before(number: int) -> int:
+            position = number * self._block_size
+            return high * position // of_high - low * position // of_low
+
+        number = bisect_right(numbers, draw, key=before) - 1
+        owners, draws = self._make_block(number)
+        return number * self._block_size + int(((owners == dataset) & (draws == draw)).argmax())
 
     def draws(self) -> list[int]:
         """Draws from every dataset in one epoch."""
-        block, within = divmod(len(self), self._block_size)
-        part = np.bincount(self._allocate(block).datasets[:within], minlength=len(self.samplers))
-        draws: list[int] = (self._before(block) + part).tolist()
+        number, within = divmod(len(self), self._block_size)
+        blocks = range(number, number + 1)
+        before = self._before(blocks)
+        draws: list[int] = (before[0] + self._count(self._owners(blocks, before)[:within])).tolist()
         return draws
 
 

@@ -21,7 +21,7 @@ from feedline.core.dataset import Traits
 from feedline.core.live import LiveDraw
 from feedline.core.packing import from_leaf, unpack
 from feedline.core.rng import addressed, derive
-from feedline.errors import ArgumentError, OffsetLostError
+from feedline.errors import ArgumentError, FeedlineError, OffsetLostError, note
 from feedline.streams.live.decoding import decoder_of
 from feedline.streams.live.reader import LiveReader
 from feedline.streams.live.terms import Kept, LiveClient, LiveTerms, Place
@@ -117,7 +117,7 @@ class LiveStream(IterableDataset[Any]):
         `states` has earlier ones, or None. `OffsetLostError` if the source no longer has the messages behind a state.
         """
         with closing(self.open_client()) as client:
-            return {number: self._begun(client, number, epoch, state) for number, state in states.items()}
+            return {number: self._begin_partition(client, number, epoch, state) for number, state in states.items()}
 
     def is_over(self, epoch: int, states: Sequence[Any]) -> bool:
         """True if the epoch ends here by `stop_after`."""
@@ -222,6 +222,13 @@ class LiveStream(IterableDataset[Any]):
         commits.done.update(changed)
         commits.pending.clear()
         commits.at_s = monotonic()
+
+    def _begin_partition(self, client: LiveClient, number: int, epoch: int, state: Any) -> dict[str, Any]:
+        try:
+            return self._begun(client, number, epoch, state)
+        except FeedlineError as error:
+            note(error, f"feedline: while opening partition {number} (epoch {epoch}) of {type(self).__name__}")
+            raise
 
     def _begun(self, client: LiveClient, number: int, epoch: int, state: Any) -> dict[str, Any]:
         kept = client.kept(number)
