@@ -170,6 +170,34 @@ def test_a_stream_that_is_its_own_iterator(make_loader: Make, batch_size: int | 
     assert values(loader) == []
 
 
+class Rewinding(IterableDataset[int]):
+    """Its own iterator: one that goes back to its first sample at its end."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.at, self.ends = n, 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == self.n:
+            self.at, self.ends = 0, self.ends + 1
+            raise StopIteration
+        self.at += 1
+        return 100 * self.ends + self.at
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("n", [4, 5])
+def test_an_iterator_is_not_asked_again_after_its_end(loader_class: Loader, n: int, drop_last: bool) -> None:
+    loader = loader_class(
+        Rewinding(n), batch_size=2, num_workers=1, prefetch_factor=3, drop_last=drop_last, persistent_workers=True
+    )
+    rest = [[5]] if n == 5 and not drop_last else []
+    expected = [[1, 2], [3, 4], *rest]
+    assert [values(loader) for _ in range(2)] == [expected, [[100 + each for each in batch] for batch in expected]]
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_chains_of_streams(make_loader: Make, num_workers: int) -> None:
     first, second = CountingStream(4), CountingStream(3)

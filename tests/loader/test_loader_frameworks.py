@@ -227,6 +227,61 @@ def test_the_iterator_of_a_subclass_is_ours(workers: int, no_debris: Any) -> Non
     loader.iterator._shutdown_workers()
 
 
+class Saveable(fl.DataLoader[Any]):
+    """As `SaveableDataLoader` of SpeechBrain 1.1.2, whose checkpoints hold a number of batches.
+
+    SpeechBrain lets the constructor of torch's iterators skip that number.
+    """
+
+    def __init__(self, *args: Any, **arguments: Any) -> None:
+        super().__init__(*args, **arguments)
+        self._speechbrain_recovery_skip_to: int | None = None
+        self._speechbrain_iterator: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self._speechbrain_iterator = super().__iter__()
+        return self._speechbrain_iterator  # type: ignore[no-any-return]
+
+    def save(self) -> int:
+        return self._speechbrain_iterator._num_yielded  # type: ignore[no-any-return]
+
+
+SAVEABLE: dict[str, dict[str, Any]] = {
+    "in order": {},
+    "shuffled": {"shuffle": True},
+    "seeded": {"shuffle": True, "seed": 1},
+    "single": {"batch_size": None},
+    "batches": {"batch_sampler": [[3, 1], [2], [4, 0], [5]], "batch_size": 1},
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", SAVEABLE)
+def test_a_checkpoint_of_speechbrain_skips_the_batches_before_it(name: str, workers: int) -> None:
+    arguments = {"batch_size": 2, "num_workers": workers, **SAVEABLE[name]}
+
+    def epochs(loader: Any, number: int) -> list[Any]:
+        torch.manual_seed(2)
+        return [[torch.as_tensor(batch).tolist() for batch in loader] for _ in range(number)]
+
+    first, second = epochs(Saveable(NUMBERS, **arguments), 2)
+    loader = Saveable(NUMBERS, **arguments)
+    for _ in zip(range(3), loader, strict=False):
+        pass
+    assert loader.save() == 3
+    again = Saveable(NUMBERS, **arguments)
+    again._speechbrain_recovery_skip_to = loader.save()
+    assert epochs(again, 2) == [first[3:], second]
+    assert again.save() == len(second)
+    assert again._speechbrain_recovery_skip_to is None
+
+
+def test_a_checkpoint_of_speechbrain_with_more_batches_than_the_epoch_has_ends_it() -> None:
+    loader = Saveable(NUMBERS, 4)
+    loader._speechbrain_recovery_skip_to = 9
+    assert [len(list(loader)) for _ in range(2)] == [0, 3]
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_are_shut_down_under_torchs_name(persistent: bool, no_debris: Any) -> None:
     loader = fl.DataLoader(NUMBERS, 2, num_workers=1, persistent_workers=persistent)

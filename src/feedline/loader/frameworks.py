@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from types import FrameType
 from typing import Any
 
 from torch.utils.data import BatchSampler
 
+from feedline.core.cursor import Cursor
 from feedline.core.rng import derive
 from feedline.workers.base import Recovery
 
@@ -105,6 +107,24 @@ def batches_together(caller: FrameType) -> int:
 
 
 _DISPATCHER = "accelerate.data_loader", "DataLoaderDispatcher"
+
+
+_BATCHES_TO_SKIP = "_speechbrain_recovery_skip_to"
+
+
+def skip_delivered(loader: Any, progress: Any, requests: Iterator[Any]) -> None:
+    """Skip the batches before a checkpoint of SpeechBrain.
+
+    It holds their number, which SpeechBrain lets the iterators of torch skip. A stream saves its own position.
+    """
+    count = vars(loader).get(_BATCHES_TO_SKIP)
+    if count is None:
+        return
+    setattr(loader, _BATCHES_TO_SKIP, None)
+    if count and isinstance(progress.cursor, Cursor):
+        progress.samples = None
+        for request in islice(requests, count):
+            progress.cursor, _ = request.advance(progress.cursor, None)
 
 
 class StepState:

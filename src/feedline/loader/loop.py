@@ -104,6 +104,8 @@ class Iteration(_BaseDataLoaderIter):
         """The rule for ranks with different numbers of batches."""
         self.last_steps: Callable[[Any, Delivered], Any] | None = None
         """`last_steps(batch, delivered)` returns the batch to deliver, after the stage."""
+        self.delivered: Callable[[], int] = lambda: 0
+        """Number of batches of the epoch that the loop has received, before a resume too."""
         self.live: LiveRun | None = None
         """The epoch of a live stream."""
         # Not __del__: an iterator held by a traceback dies in a cycle, maybe after the objects it refers to.
@@ -280,6 +282,11 @@ class Iteration(_BaseDataLoaderIter):
     def _workers(self) -> list[Any]:
         """The worker processes, under torch's name for them, which other tools read."""
         return self._pool.processes
+
+    @property
+    def _num_yielded(self) -> int:  # type: ignore[override]
+        """Torch's name for `delivered()`, which checkpoints of SpeechBrain read."""
+        return self.delivered()
 
     def start(self) -> None:
         """Submit the first requests before the loop asks for a batch."""

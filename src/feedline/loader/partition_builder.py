@@ -127,8 +127,8 @@ class PartitionBuilder:
             samples, failed = self._draw_live(partition, request)
         else:
             samples = self._draw(partition, request, address, self.batch_size or 1)
-        if samples is EMPTY_BATCH:
-            partition.samples = iter(())  # stays open: requests past its end may be in flight
+        if samples is EMPTY_BATCH:  # it stays open: requests past its end may be in flight
+            partition.samples = iter(())
             spans = recorder.finish("fetch", None)
             # The state again: a dataset may reset it when it ends.
             ended = replace(partition.mark, ended=True, state=self._state(partition))
@@ -249,6 +249,7 @@ class PartitionBuilder:
             try:
                 drawn.append(next(partition.samples))
             except StopIteration:
+                partition.samples = iter(())  # asked again, an iterator might begin again
                 break
             except Exception:
                 # The loop gets the error in place of this batch; the next batch begins after the failed sample.

@@ -18,7 +18,7 @@ from feedline.core.numa import on_cpus
 from feedline.core.schedule import PartitionSchedule
 from feedline.core.torch_wrappers import ranges_of
 from feedline.errors import ArgumentError
-from feedline.loader import checks
+from feedline.loader import checks, frameworks
 from feedline.loader.autoscale import MOST_WORKERS, Autoscale, kind_by_measurement
 from feedline.loader.builder import BatchBuilder
 from feedline.loader.device import Delivery, DeliverySteps, DeviceStage, Stage, StageStatistics, open_stage
@@ -199,8 +199,9 @@ class LoaderPools:
         if keeps and pool is not self._kept:
             self._kept = pool
             self._closes_kept = weakref.finalize(self, finalizers.run, pool.close)
-        before = plan.delivered(progress.cursor)
         requests = plan.requests(progress.cursor, lambda: progress.cursor, progress.run)
+        frameworks.skip_delivered(loader, progress, requests)
+        before = plan.delivered(progress.cursor)
         ranges = ranges_of(loader.dataset) if plan.allows_lookahead else None
         ahead = None if ranges is None else PrefetchingRequests(requests, ranges)
         self._flow = _flow(loader, kind, pool, self._together)
@@ -211,6 +212,7 @@ class LoaderPools:
             on_close=partial(self._release, pool, ahead, live),
             restart=lambda cursor: plan.requests(cursor, lambda: progress.cursor, progress.run),
         )  # fmt: skip
+        iteration.delivered = lambda: plan.delivered(progress.end or progress.cursor)
         iteration.live = live
         iteration.last_steps = self._last_steps(loader.device)
         if kind.works_ahead:

@@ -29,6 +29,8 @@ class Progress:
     length_check: LengthCheck | None = None
     workers: WorkerStates = field(default_factory=lambda: WorkerStates(0))
     over: bool = False
+    end: Cursor | PartitionCursor | None = None
+    """The cursor at the end of the epoch, once it is over."""
     samples: int | None = None
     """Samples delivered in this epoch; None after a mid-epoch resume, where the count is unknown."""
     stores_before: store_metrics.StoreStatistics = field(default_factory=store_metrics.statistics)
@@ -77,6 +79,6 @@ class Progress:
         """Record the end of the epoch; ErrorLimitError if all its samples failed."""
         if self.samples == 0:
             self.quarantine.check_not_empty()
-        self.cursor = self.cursor.next_epoch()
+        self.end, self.cursor = self.cursor, self.cursor.next_epoch()
         self.quarantine.end_epoch()
         self.over = True
