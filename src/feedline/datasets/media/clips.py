@@ -182,7 +182,8 @@ class Clips(MediaClips[VideoReader]):
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """Row and pixels of each clip, video by video.
 
-        The tensors are made by `allocate(row, shape, dtype)`. Channels are last, unless a transform of the project has put them first.
+        The tensors are made by `allocate(row, shape, dtype)`. Channels are last, unless a transform of the project has
+        put them first.
         """
         order = sorted(range(len(chosen)), key=lambda row: (chosen[row].piece.file, int(chosen[row].frames.min())))
         kept: Frames = {}
