@@ -49,7 +49,8 @@ class Clips(MediaClips[VideoReader]):
     `paths` is a folder, a path, an address, a pattern, or a list of these. The folders in a single folder are classes:
     labels are the indices of their sorted names, `classes`. With a `manifest`, an iterable of mappings such as a
     `CSV`, `paths` is the folder of its "path"s; "label" is an int, or a string that becomes an index of `classes`;
-    "start" and "stop" are seconds that limit the clips of a row.
+    "start" and "stop" are seconds that limit the clips of a row. Of tar shards, the members that are videos are read;
+    `classes` are those of the `classes.json` that `feedline pack` writes, or labels the numbers in the members "cls".
 
     A clip has `frames` frames: every `stride`-th of the video (by default each), or with `fps` those shown `1 / fps`
     seconds apart, exact for variable frame rates. `sampling` places it, by default "random", or "whole" without
@@ -95,7 +96,7 @@ class Clips(MediaClips[VideoReader]):
         pyav()  # before the files are searched
         sampling = sampling_of(sampling, frames)
         self._rule = ClipRule(frames, 1 if stride is None else stride, fps, sampling, clips_per_video, step, short)
-        media = MediaFiles(paths, manifest, VIDEO_EXTENSIONS, cache, options)
+        media = MediaFiles(paths, manifest, VIDEO_EXTENSIONS, cache, options, index_dir)
         super().__init__(media, "video-frames-and-bytes", FrameTable.parse, index_dir, open_videos, transform)
         self._images = ImageDecoder(transform, np.asarray) if plan(transform) is not None else None
         self._has_one_shape = self._images.batchable if self._images is not None else self._has_one_size()
@@ -263,10 +264,10 @@ class Clips(MediaClips[VideoReader]):
         return self._rule.count(_times(known, piece))
 
     def _describe(self, number: int) -> bytes:
-        return scan_frames(self._media.open(number), self._media.files.name(number)).pack()
+        return scan_frames(self._media.files.source(number), self._media.files.name(number)).pack()
 
     def _open(self, number: int) -> VideoReader:
-        return VideoReader(self._media.open(number), self._known[number], self._media.files.name(number))
+        return VideoReader(self._media.files.source(number), self._known[number], self._media.files.name(number))
 
     def __repr__(self) -> str:
         return f"<Clips: {len(self)} clips of {len(self.paths)} videos>"
