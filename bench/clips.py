@@ -1,15 +1,23 @@
-"""Clips of 16 frames: feedline, torchcodec's own sampler, and loops that open, seek and decode for each sample.
+"""Clips of 16 frames: feedline, and loops that open, seek and decode for each sample with PyAV, decord and torchcodec.
 
-torchcodec's wheels need a build of torch with CUDA; where it cannot be imported, it is left out. The videos are made by
-FFmpeg: H.264, 320 × 240, a keyframe every 30 frames.
+All read the same frames, which is checked first, without workers. Rates are per second of CPU time, of all threads:
+wall time depends on how many idle cores PyAV's, decord's and torch's threads find.
+"libavcodec alone" decodes what these frames refer to from decoders that stay open, and drops it: no reader that uses
+one thread of libavcodec can be faster. decord is installed in a folder of its own; torchcodec's wheels need a build of
+torch with CUDA, and where it cannot be imported, it is left out. The videos are made by FFmpeg: H.264, 320 × 240, a
+keyframe every 30 frames, 20 seconds or 10 minutes long.
 """
 
 from __future__ import annotations
 
+import importlib
 import subprocess
+import sys
 import tempfile
+from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import av
@@ -21,29 +29,38 @@ from torch.utils.data import DataLoader, Dataset
 import feedline as fl
 from harness import Contest
 
-VIDEOS, CLIPS, FRAMES, BATCH = 4, 8, 16, 4
+sys.path.insert(1, str(Path(__file__).parents[1] / "tests" / "helpers"))
+
+from peers import decord as installed_decord
+
+VIDEOS, CLIPS, FRAMES, BATCH, RATE = 4, 8, 16, 4, 30
+REPEATS = 30
+"""How often a long video repeats a short one."""
 SOUNDS, RANGES = 16, 16
+
+Read = Callable[[str, int], torch.Tensor]
+"""The frames of the clip that begins with this frame of a video."""
 
 
 class Loop(Dataset[Any]):
     """One sample by a function of path and number."""
 
-    def __init__(self, paths: list[str], count: int, read: Callable[[str, int], torch.Tensor]) -> None:
-        self.paths, self.count, self.read = paths, count, read
+    def __init__(self, paths: list[str], numbers: list[int], read: Read) -> None:
+        self.paths, self.numbers, self.read = paths, numbers, read
 
     def __len__(self) -> int:
-        return len(self.paths) * self.count
+        return len(self.paths) * len(self.numbers)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return self.read(self.paths[index // self.count], index)
+        path, number = divmod(index, len(self.numbers))
+        return self.read(self.paths[path], self.numbers[number])
 
 
-def by_pyav(path: str, index: int) -> torch.Tensor:
+def by_pyav(path: str, start: int) -> torch.Tensor:
     """As people write it: open, seek, decode up to the clip."""
     with av.open(path) as container:
         stream = container.streams.video[0]
-        start = int(np.random.default_rng(index).integers(0, stream.frames - FRAMES))
-        first = int(start / stream.average_rate / stream.time_base)
+        first = round(start / stream.average_rate / stream.time_base)
         container.seek(first, stream=stream)
         frames = []
         for frame in container.decode(stream):
@@ -54,13 +71,36 @@ def by_pyav(path: str, index: int) -> torch.Tensor:
     return torch.stack(frames)
 
 
-def by_torchcodec(path: str, index: int) -> torch.Tensor:
-    from torchcodec.decoders import VideoDecoder
-    from torchcodec.samplers import clips_at_random_indices
+def by_decord(path: str, start: int) -> torch.Tensor:
+    clip = importlib.import_module("decord").VideoReader(path, num_threads=1).get_batch(range(start, start + FRAMES))
+    return torch.from_numpy(clip.asnumpy()).permute(0, 3, 1, 2)
 
-    torch.manual_seed(index)
-    clip: torch.Tensor = clips_at_random_indices(VideoDecoder(path), num_clips=1, num_frames_per_clip=FRAMES).data[0]
+
+def by_torchcodec(path: str, start: int) -> torch.Tensor:
+    decoder = importlib.import_module("torchcodec.decoders").VideoDecoder(path)
+    clip: torch.Tensor = decoder.get_frames_in_range(start, start + FRAMES).data
     return clip
+
+
+class LibavcodecAlone:
+    """Decoding of the packets that a clip needs, in decoders that stay open; no pixels are returned."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.streams = {path: av.open(path).streams.video[0] for path in paths}
+        packets = [packet for packet in av.open(paths[0]).demux(video=0) if packet.pts is not None]
+        self.order = {packet.pts: number for number, packet in enumerate(packets)}
+        self.shown, self.keys = sorted(self.order), [packet.pts for packet in packets if packet.is_keyframe]
+
+    def __call__(self, path: str, start: int) -> None:
+        stream, wanted = self.streams[path], set(self.shown[start : start + FRAMES])
+        first, last = min(wanted), max(wanted, key=self.order.__getitem__)
+        stream.container.seek(self.keys[bisect_right(self.keys, first) - 1], stream=stream)
+        for packet in stream.container.demux(stream):
+            stream.codec_context.skip_frame = "NONREF" if packet.pts < first else "DEFAULT"
+            packet.decode()
+            if packet.pts == last:
+                break
+        stream.codec_context.decode(None)
 
 
 def by_soundfile(path: str, index: int) -> torch.Tensor:
@@ -74,33 +114,64 @@ def drained(loader: Any) -> None:
         pass
 
 
-def has_torchcodec() -> bool:
+def available(name: str) -> bool:
     try:
-        import torchcodec.decoders  # noqa: F401
+        importlib.import_module(name)
     except Exception as error:  # noqa: BLE001 - a wheel of another build fails in many ways
-        print(f"torchcodec is left out: {type(error).__name__}: {error!s:.100}")
+        print(f"{name} is left out: {type(error).__name__}: {error!s:.100}")
         return False
     return True
 
 
+def write_videos(folder: Path) -> tuple[list[str], list[str]]:
+    """The paths of short and of long videos."""
+    short, long = ([str(folder / f"{kind}{number}.mp4") for number in range(VIDEOS)] for kind in ("short", "long"))
+    source = ["-f", "lavfi", "-i", f"testsrc2=size=320x240:rate={RATE}:duration=20"]
+    for path, longer in zip(short, long, strict=True):
+        encode = [*source, "-c:v", "libx264", "-g", str(RATE), path]
+        repeat = ["-stream_loop", str(REPEATS - 1), "-i", path, "-c", "copy", longer]
+        for command in (encode, repeat):
+            subprocess.run(["ffmpeg", "-loglevel", "error", *command], check=True)
+    return short, long
+
+
+def compare_clips(name: str, videos: list[str], folder: str, loops: dict[str, Read]) -> None:
+    clips = fl.datasets.Clips(videos, frames=FRAMES, sampling="regular", clips_per_video=CLIPS, index_dir=folder)
+    numbers = [round(clips[number]["seconds"][0].item() * RATE) for number in range(CLIPS)]
+    contest = Contest(f"clips of 16 frames of {name}", unit="clips/s of CPU", baseline="PyAV, a loop per sample")
+
+    def add(name: str, fn: Callable[[], object]) -> None:
+        def clips_per_cpu_second() -> float:
+            start = process_time()
+            fn()
+            return len(clips) / (process_time() - start)
+
+        contest.measure(name, clips_per_cpu_second)
+
+    for loop, read in loops.items():
+        dataset = Loop(videos, numbers, read)
+        for row in range(CLIPS):
+            assert torch.equal(dataset[row], clips[row]["frames"]), (loop, row)
+        theirs = DataLoader(dataset, BATCH, shuffle=True)
+        add(loop, lambda theirs=theirs: drained(theirs))
+    alone = LibavcodecAlone(videos)
+    places = [(path, number) for path in videos for number in numbers]
+    add("libavcodec alone", lambda: [alone(*place) for place in places])
+    ours = fl.DataLoader(clips, BATCH, shuffle=True, seed=0)
+    add("feedline", lambda: drained(ours))
+    contest.run(rounds=9).publish("av")
+
+
 def main() -> None:
+    torch.set_num_threads(1)
+    sys.path.append(str(installed_decord()))
+    loops = {"PyAV, a loop per sample": by_pyav, "decord, a loop per sample": by_decord}
+    if available("torchcodec.decoders"):
+        loops["torchcodec, a loop per sample"] = by_torchcodec
     with tempfile.TemporaryDirectory() as folder:
-        source = ["-f", "lavfi", "-i", "testsrc2=size=320x240:rate=30:duration=20"]
-        for number in range(VIDEOS):
-            out = ["-c:v", "libx264", "-g", "30", f"{folder}/{number}.mp4"]
-            subprocess.run(["ffmpeg", "-loglevel", "error", *source, *out], check=True)
-        videos = [str(path) for path in sorted(Path(folder).glob("*.mp4"))]
-        clips = fl.datasets.Clips(videos, frames=FRAMES, clips_per_video=CLIPS, index_dir=folder)
-        contest = Contest("clips of 16 frames", unit="clips/s", baseline="PyAV, a loop per sample")
-        loops = {"PyAV, a loop per sample": by_pyav}
-        if has_torchcodec():
-            loops["torchcodec, clips_at_random_indices"] = by_torchcodec
-        for name, read in loops.items():
-            theirs = DataLoader(Loop(videos, CLIPS, read), BATCH, shuffle=True)
-            contest.add(name, lambda theirs=theirs: drained(theirs), work=len(clips))
-        ours = fl.DataLoader(clips, BATCH, shuffle=True, seed=0)
-        contest.add("feedline", lambda: drained(ours), work=len(clips))
-        contest.run(rounds=5).publish()
+        short, long = write_videos(Path(folder))
+        compare_clips("20 seconds", short, folder, loops)
+        compare_clips("10 minutes", long, folder, loops)
 
         noise = np.random.default_rng(0).normal(0, 0.1, 44_100 * 60)
         for number in range(SOUNDS):
@@ -108,7 +179,7 @@ def main() -> None:
         sounds = [str(path) for path in sorted(Path(folder).glob("*.flac"))]
         ranges = fl.datasets.Waveforms(sounds, seconds=1.0, clips_per_file=RANGES, index_dir=folder)
         contest = Contest("ranges of a second of FLAC", unit="ranges/s", baseline="soundfile, a loop per sample")
-        theirs = DataLoader(Loop(sounds, RANGES, by_soundfile), 32, shuffle=True)
+        theirs = DataLoader(Loop(sounds, list(range(RANGES)), by_soundfile), 32, shuffle=True)
         contest.add("soundfile, a loop per sample", lambda: drained(theirs), work=len(ranges))
         mine = fl.DataLoader(ranges, 32, shuffle=True, seed=0)
         contest.add("feedline", lambda: drained(mine), work=len(ranges))

@@ -55,6 +55,9 @@ ALBUMENTATIONS = (
 )
 """albumentations and OpenCV, for benchmarks."""
 
+DECORD = "decord==0.6.0"
+"""A video loader, for benchmarks."""
+
 OPERATORS = """
 
 if not _has_ops():
@@ -93,6 +96,11 @@ def loggers() -> Path:
 def albumentations() -> Path:
     """The folder that albumentations and OpenCV are installed in."""
     return _once("albumentations", repr(ALBUMENTATIONS), lambda place: _install(place, ALBUMENTATIONS))
+
+
+def decord() -> Path:
+    """The folder that decord is installed in."""
+    return _once("decord", DECORD, lambda place: _install(place, [DECORD]))
 
 
 def torchvision() -> Path:

@@ -24,7 +24,7 @@ from typing import Self
 from feedline.core.caches import LRUCache
 from feedline.core.threads import DaemonPool
 from feedline.stores.base import Range
-from feedline.stores.files import Blob, LocalFile, RemoteBlob
+from feedline.stores.files import Blob, LocalFile
 from feedline.stores.requests import FetchedRanges, join_views
 
 
@@ -126,7 +126,7 @@ class FarFile(RangeFile):
     Spans loaded with `holding` are visible only to the loading thread.
     """
 
-    def __init__(self, blob: LocalFile | RemoteBlob) -> None:
+    def __init__(self, blob: Blob) -> None:
         super().__init__(blob.nbytes)
         self._blob = blob
         self._blocks: LRUCache[int, memoryview] = LRUCache(_BLOCKS)

@@ -16,7 +16,10 @@ import torch
 from image_cases import jpeg
 from packing_cases import feedline, members, packed
 
+from feedline.cli.pack import sources
 from feedline.datasets import Clips, TarShards, Waveforms
+from feedline.datasets.media import waveforms as audio
+from feedline.datasets.media.clips import VIDEO_EXTENSIONS
 
 WAV = b"RIFF....WAVE"
 
@@ -55,7 +58,7 @@ def test_sounds_and_videos_are_samples_with_their_texts(tmp_path: Path) -> None:
 
 
 def test_real_videos_and_sounds_are_read_from_the_shards_as_from_their_folders(tmp_path: Path) -> None:
-    """By the user's own decoder: `Clips` and `Waveforms` read files, shards hold them unchanged."""
+    """By the user's own decoder, which gets the files unchanged."""
     make = "ffmpeg -nostdin -loglevel error -f lavfi -i"
     for label, rate in (("ball", 10), ("grid", 12)):
         (tmp_path / "in" / label).mkdir(parents=True)
@@ -82,6 +85,11 @@ def test_real_videos_and_sounds_are_read_from_the_shards_as_from_their_folders(t
         assert torch.equal(video, clips[number]["frames"])
         assert torch.equal(sound, sounds[number]["waveform"])
         assert label == clips[number]["label"] == sounds[number]["label"]
+
+
+def test_all_that_clips_and_waveforms_read_from_folders_is_packed() -> None:
+    readable = {extension.removeprefix(".") for extension in (*VIDEO_EXTENSIONS, *audio.AUDIO_EXTENSIONS)}
+    assert readable <= sources.VIDEO_EXTENSIONS | sources.AUDIO_EXTENSIONS
 
 
 def test_sounds_of_an_image_belong_to_its_sample(tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ from media_files import ffmpeg, write_video, write_videos
 import feedline as fl
 from feedline.core.rng import Draws
 from feedline.datasets import Clips
+from feedline.datasets.media.frame_table import scan_frames
 from feedline.datasets.media.sampling import ClipRule, Times, TooShortError
+from feedline.datasets.media.video import VideoReader
 from feedline.errors import ArgumentError, SampleError, StateError
 
 CROP = fl.transforms.Compose([fl.transforms.RandomResizedCrop(32), fl.transforms.RandomHorizontalFlip()])
@@ -323,3 +325,59 @@ def test_of_a_large_object_a_clip_is_one_request_for_what_it_needs(name: str, tm
             assert stop >= needed[-1].pos + needed[-1].size
             behind = sum(packet.size for packet in packets[last + 1 : last + 5])
             assert stop - start <= sum(packet.size for packet in needed) + behind + 2 * (64 << 10) + (4 << 10)
+
+
+class _CountingContainer:
+    """A container that counts packets and seeks."""
+
+    def __init__(self, container: Any) -> None:
+        self.container, self.packets, self.seeks = container, 0, 0
+
+    def demux(self, stream: Any) -> Iterator[Any]:
+        for packet in self.container.demux(stream):
+            self.packets += 1
+            yield packet
+
+    def seek(self, place: int, stream: Any) -> None:
+        self.seeks += 1
+        self.container.seek(place, stream=stream)
+
+    def close(self) -> None:
+        self.container.close()
+
+
+@pytest.mark.parametrize("name", ["h264.mp4", "mpeg4.mp4", "vp9.webm"])
+def test_no_packet_behind_the_last_needed_one_is_decoded(videos: Path, name: str) -> None:
+    path = str(videos / name)
+    table, frames = scan_frames(path, name), reference(videos / name)
+    reader = VideoReader(path, table, name)
+    reader._video.container = counting = _CountingContainer(reader._video.container)
+    for number in range(len(table.pts)):
+        counting.packets = 0
+        [(_, pixels)] = reader.read(np.array([number]))
+        assert np.array_equal(pixels, frames[table.seconds[number]])
+        key = np.searchsorted(table.keyframes, table.pts[number], "right") - 1
+        assert counting.packets <= table.order[number] - table.key_order[key] + 1
+    reader.close()
+
+
+def test_frames_that_are_far_apart_are_read_by_seeks_and_near_ones_without(videos: Path) -> None:
+    path = str(videos / "h264.mp4")
+    table, frames = scan_frames(path, "h264.mp4"), reference(videos / "h264.mp4")
+    reader = VideoReader(path, table, "h264.mp4")
+    reader._video.container = counting = _CountingContainer(reader._video.container)
+
+    def check(wanted: list[int], seeks: int, then: int | None = None) -> None:
+        counting.seeks = 0
+        for number, pixels in reader.read(np.array(wanted, np.int64), then):
+            assert np.array_equal(pixels, frames[table.seconds[number]]), number
+        assert counting.seeks == seeks, wanted
+
+    check([], 0)
+    check([1, 3, 4, 30, 31, 55], 3)
+    check([30], 1, then=31)
+    check([31, 33, 34], 0, then=40)
+    check([36, 37], 1, then=36)
+    check([40, 41], 1, then=len(table.pts))
+    check([42], 1)
+    reader.close()

@@ -15,11 +15,11 @@ from itertools import accumulate, pairwise
 from feedline import images
 from feedline.cli.index import TarTarget, find_tar_targets, has_compressed, has_urls
 from feedline.cli.pack import find_tars, list_samples
-from feedline.cli.pack.sources import CLASSES, MemberSource, Readable, Sample, SampleList, samples_in
+from feedline.cli.pack.sources import MemberSource, Readable, Sample, SampleList, samples_in
 from feedline.cli.pack.sources import list_tars as tars_listed
 from feedline.core.threads import DaemonPool, WorkAhead
 from feedline.datasets.formats import ShardSummary
-from feedline.datasets.webdataset import is_image
+from feedline.datasets.webdataset import CLASSES, is_image
 from feedline.errors import FeedlineError, SampleError
 from feedline.images import Header
 from feedline.stores import AccessDeniedError, ObjectNotFoundError

@@ -19,11 +19,11 @@ from feedline.cli.pack import writer as writing
 from feedline.cli.pack.encode import EncodedSample, encode_sample
 from feedline.cli.pack.manifest import MANIFEST, FinishedShard, Manifest
 from feedline.cli.pack.options import PackOptions
-from feedline.cli.pack.sources import CLASSES, Sample, SampleList, list_samples
+from feedline.cli.pack.sources import Sample, SampleList, list_samples
 from feedline.cli.pack.writer import partial
 from feedline.core.rng import derive, permuted
 from feedline.core.threads import WorkAhead
-from feedline.datasets.webdataset import glance, write_index
+from feedline.datasets.webdataset import CLASSES, glance, write_index
 from feedline.errors import ArgumentError, SampleError, note
 
 _TEMPORARY = re.compile(r"\..*\.part|shard-\d{6,}\.tar\.index\.partial-[0-9a-f]+")

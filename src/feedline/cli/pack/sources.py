@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from feedline.datasets.webdataset import IMAGE_EXTENSIONS, TarIndex, build_index, glance, open_index, split
+from feedline.datasets.webdataset import CLASSES, IMAGE_EXTENSIONS, TarIndex, build_index, glance, open_index, split
 from feedline.errors import ArgumentError, SampleError
 
 
@@ -113,10 +113,10 @@ class SampleList:
         return replace(self, samples=samples, renamed=renamed)
 
 
-AUDIO_EXTENSIONS = frozenset("aac aif aiff flac m4a mp3 oga ogg opus wav wma".split())  # noqa: SIM905 - reads as a list
+AUDIO_EXTENSIONS = frozenset("aac aif aiff au caf flac m4a mp3 oga ogg opus w64 wav wma".split())  # noqa: SIM905 - reads as a list
 
 
-VIDEO_EXTENSIONS = frozenset("avi m4v mkv mov mp4 mpeg mpg ogv webm wmv".split())  # noqa: SIM905
+VIDEO_EXTENSIONS = frozenset("avi flv m4v mkv mov mp4 mpeg mpg ogv ts webm wmv".split())  # noqa: SIM905
 
 
 _MEDIA = IMAGE_EXTENSIONS | AUDIO_EXTENSIONS | VIDEO_EXTENSIONS
@@ -233,9 +233,6 @@ def _describe_kind(name: str) -> str:
 def _part(path: Path) -> MemberSource:
     kind = path.suffix[1:].lower()
     return MemberSource(_FIELD_NAMES.get(kind, kind), str(path), 0, path.stat().st_size)
-
-
-CLASSES = "classes.json"
 
 
 def list_tars(tars: Sequence[str]) -> SampleList:

@@ -93,14 +93,18 @@ class AudioReader:
         self._name = name
         if isinstance(source, str):
             open(source, "rb").close()  # libsndfile does not say why a file cannot be opened
-        else:
-            source.seek(0)
-        self._source = None if isinstance(source, str) else _QuietFile(source)
-        with _damage(name, self._source):
-            self._file = soundfile().SoundFile(self._source or source)
+        self._given, self._source = source, None if isinstance(source, str) else _QuietFile(source)
+        self._file = self._open()
         self.info = AudioInfo(self._file.samplerate, self._file.frames, self._file.channels)
         # libsndfile's seek in Vorbis may end at another sample.
         self._seeks = self._file.subtype != "VORBIS"
+        self._is_mpeg = self._file.subtype.startswith("MPEG_LAYER")
+
+    def _open(self) -> Any:
+        if not isinstance(self._given, str):
+            self._given.seek(0)
+        with _damage(self._name, self._source):
+            return soundfile().SoundFile(self._source or self._given)
 
     def close(self) -> None:
         self._file.close()
@@ -108,8 +112,8 @@ class AudioReader:
     def read(self, start: int, stop: int) -> Samples:
         """The samples `[start, stop)`; SampleError if the file ends before."""
         with _damage(self._name, self._source):
-            self._go_to(start)
-            samples: Samples = self._file.read(stop - start, dtype="float32", always_2d=True).T
+            lead = self._go_to(start)
+            samples: Samples = self._file.read(stop - start + lead, dtype="float32", always_2d=True).T[:, lead:]
         if samples.shape[1] != stop - start:
             end = start + samples.shape[1]
             raise SampleError(
@@ -118,24 +122,48 @@ class AudioReader:
             )
         return samples
 
-    def _go_to(self, start: int) -> None:
+    def _go_to(self, start: int) -> int:
+        """Go to a sample, or so many before it as are returned."""
+        if self._is_mpeg:
+            return self._reopen_before(start)
         at = self._file.tell()
         if at == start:
-            return
+            return 0
         if self._seeks:
             self._file.seek(start)
-            return
+            return 0
         if start < at:
             self._file.seek(0)
             at = 0
         while at < start:
             passed = len(self._file.read(min(start - at, _PASSED_AT_ONCE), dtype="float32", always_2d=True))
             if not passed:
-                return
+                break
             at += passed
+        return 0
+
+    def _reopen_before(self, start: int) -> int:
+        """Reopen an MPEG file some samples before `start`; their number.
+
+        After a seek, frames lack the bits that they have in earlier ones, and the filters hold what was read before, on
+        which the samples would depend. `SoundFile.read` ends with a seek, so the lead is read with the range.
+        """
+        self._file.close()
+        self._file = self._open()
+        place = max(0, start - _MPEG_LEAD) // _MPEG_PERIOD * _MPEG_PERIOD
+        self._file.seek(place)
+        return start - place
 
 
 _PASSED_AT_ONCE = 1 << 18
+
+
+_MPEG_PERIOD = 4608
+"""After so many samples, the filter bank of an MPEG decoder adds in the same order again."""
+
+
+_MPEG_LEAD = 3 * _MPEG_PERIOD
+"""More samples than those that a frame's bits and filters reach back to."""
 
 
 def with_channels(samples: Samples, channels: int | None, name: str) -> Samples:

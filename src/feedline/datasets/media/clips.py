@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from feedline.datasets.media.base import MediaClips, sampling_of
 from feedline.datasets.media.files import MediaFiles, Piece
 from feedline.datasets.media.frame_table import FrameTable, pyav, scan_frames
 from feedline.datasets.media.sampling import ClipRule, Short, Times, TooShortError
-from feedline.datasets.media.video import VideoReader
+from feedline.datasets.media.video import Frames, VideoReader
 from feedline.errors import SampleError
 from feedline.images import ImageError
 from feedline.stores import Cache
@@ -48,7 +49,8 @@ class Clips(MediaClips[VideoReader]):
     `paths` is a folder, a path, an address, a pattern, or a list of these. The folders in a single folder are classes:
     labels are the indices of their sorted names, `classes`. With a `manifest`, an iterable of mappings such as a
     `CSV`, `paths` is the folder of its "path"s; "label" is an int, or a string that becomes an index of `classes`;
-    "start" and "stop" are seconds that limit the clips of a row.
+    "start" and "stop" are seconds that limit the clips of a row. Of tar shards, the members that are videos are read;
+    `classes` are those of the `classes.json` that `feedline pack` writes, or labels the numbers in the members "cls".
 
     A clip has `frames` frames: every `stride`-th of the video (by default each), or with `fps` those shown `1 / fps`
     seconds apart, exact for variable frame rates. `sampling` places it, by default "random", or "whole" without
@@ -94,7 +96,7 @@ class Clips(MediaClips[VideoReader]):
         pyav()  # before the files are searched
         sampling = sampling_of(sampling, frames)
         self._rule = ClipRule(frames, 1 if stride is None else stride, fps, sampling, clips_per_video, step, short)
-        media = MediaFiles(paths, manifest, VIDEO_EXTENSIONS, cache, options)
+        media = MediaFiles(paths, manifest, VIDEO_EXTENSIONS, cache, options, index_dir)
         super().__init__(media, "video-frames-and-bytes", FrameTable.parse, index_dir, open_videos, transform)
         self._images = ImageDecoder(transform, np.asarray) if plan(transform) is not None else None
         self._has_one_shape = self._images.batchable if self._images is not None else self._has_one_size()
@@ -116,9 +118,12 @@ class Clips(MediaClips[VideoReader]):
             keys = torch_keys(len(places))
         chosen = self._choose(places, [0] * len(places) if keys is None else keys.tolist())
         out: list[torch.Tensor] = []
-        for row, frames in self._decoded(chosen):
+
+        def allocate(row: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
             name = self.paths[chosen[row].piece.file]
-            clip = self._transformed(chosen[row], frames, partial(_row, name, out, row, len(chosen), request.allocate))
+            return _row(name, out, row, len(chosen), request.allocate, shape, dtype)
+
+        for row, clip in self._read_clips(chosen, allocate):
             assert clip.data_ptr() == out[0][row].data_ptr()
         seconds = np.stack([_seconds(each) for each in chosen])
         batch = {"frames": _channels_first(out[0]), "seconds": request.allocate(seconds.shape, torch.float64)}
@@ -148,10 +153,10 @@ class Clips(MediaClips[VideoReader]):
         rngs = [sample_rng(row) if needs_rng else None for row in rows]
         chosen = self._choose(places, [0 if rng is None else rng.key for rng in rngs])
         samples: list[dict[str, Any]] = [{} for _ in chosen]
-        for row, frames in self._decoded(chosen):
-            each, rng = chosen[row], rngs[row]
-            clip: Any = self._transformed(each, frames, allocate_tensor)
-            clip = self._step.apply(clip, rng) if self._images is None else _channels_first(clip)
+        for row, pixels in self._read_clips(chosen, lambda _, shape, dtype: allocate_tensor(shape, dtype)):
+            each, clip = chosen[row], _channels_first(pixels)
+            if self._images is None:
+                clip = self._step.apply(clip, rngs[row])
             samples[row] = {"frames": clip, "seconds": torch.from_numpy(_seconds(each))}
             if each.piece.label is not None:
                 samples[row]["label"] = each.piece.label
@@ -173,42 +178,83 @@ class Clips(MediaClips[VideoReader]):
             chosen.append(_Chosen(piece, table, frames, key))
         return chosen
 
-    def _decoded(self, chosen: Sequence[_Chosen]) -> Iterator[tuple[int, list[NDArray[np.uint8]]]]:
-        """Row and frames of each clip, video by video."""
-        order = sorted(range(len(chosen)), key=lambda row: (chosen[row].piece.file, int(chosen[row].frames.min())))
-        before, kept = -1, dict[int, NDArray[np.uint8]]()
-        for row in order:
-            piece, _, numbers, _ = chosen[row]
-            with self._naming(self.paths[piece.file]), self._decoders.use(piece.file) as reader:
-                kept = reader.read(np.unique(numbers), kept if piece.file == before else None)
-            before = piece.file
-            yield row, [kept[number] for number in numbers.tolist()]
+    def _read_clips(
+        self, chosen: Sequence[_Chosen], allocate: Callable[[int, tuple[int, ...], torch.dtype], torch.Tensor]
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Row and pixels of each clip, video by video.
 
-    def _transformed(self, chosen: _Chosen, frames: Sequence[NDArray[np.uint8]], allocate: Allocator) -> torch.Tensor:
-        """The frames of a clip as one tensor.
-
-        Channels are last, unless a transform of the project has put them first.
+        The tensors are made by `allocate(row, shape, dtype)`. Channels are last, unless a transform of the project has
+        put them first.
         """
-        if self._images is not None and self._images.batchable:
-            keys: Keys = np.full(len(frames), chosen.key, np.uint64)
-            try:
-                return self._images.decode_batch([np.ascontiguousarray(frame) for frame in frames], keys, allocate)
-            except ImageError as error:
-                raise SampleError(f"{self.paths[chosen.piece.file]}: {error}") from error
-        if self._images is not None:
-            each = [self._images.value(np.ascontiguousarray(frame), SampleRng(chosen.key)) for frame in frames]
-            return torch.stack([torch.as_tensor(one) for one in each])
-        shapes = {frame.shape for frame in frames}
-        if len(shapes) > 1:
-            raise SampleError(
-                f"{self.paths[chosen.piece.file]}: its frames change size ({', '.join(map(str, sorted(shapes)))}): "
-                "pass a transform of fl.transforms that gives them one"
-            )
-        clip = allocate((len(frames), *frames[0].shape), torch.uint8)
-        pixels = numpy_view(clip)
-        for number, frame in enumerate(frames):
-            pixels[number] = frame
-        return _channels_first(clip)
+        order = sorted(range(len(chosen)), key=lambda row: (chosen[row].piece.file, int(chosen[row].frames.min())))
+        kept: Frames = {}
+        for row, following in zip(order, [*order[1:], None], strict=True):
+            one, then = chosen[row], None if following is None else chosen[following]
+            if then is not None and then.piece.file != one.piece.file:
+                then = None
+            to = partial(allocate, row)
+            with self._naming(self.paths[one.piece.file]), self._decoders.use(one.piece.file) as reader:
+                frames = self._frames(reader, one, then, kept)
+                clip, kept = self._copy(one, frames, to) if self._images is None else self._transform(one, frames, to)
+            kept = kept if then is not None else {}
+            yield row, clip
+
+    def _frames(
+        self, reader: VideoReader, chosen: _Chosen, then: _Chosen | None, kept: Frames
+    ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Number and pixels of the distinct frames.
+
+        Those in `kept` are not decoded again.
+        """
+        numbers = np.unique(chosen.frames)
+        missing = numbers[~np.isin(numbers, list(kept))] if kept else numbers
+        if then is not None:
+            following = min(set(then.frames.tolist()).difference(numbers.tolist()), default=None)
+        else:
+            # The next clip of a later batch is likely to begin there if an unshuffled loader reads one after the other.
+            following = int(numbers[-1]) + 1 if self._rule.sampling == "sliding" else None
+        yield from ((number, kept[number]) for number in numbers.tolist() if number in kept)
+        yield from reader.read(missing, following)
+
+    def _copy(
+        self, chosen: _Chosen, frames: Iterator[tuple[int, NDArray[np.uint8]]], allocate: Allocator
+    ) -> tuple[torch.Tensor, Frames]:
+        """The clip, and its frames by number, which are views of it.
+
+        Each frame is copied as soon as it is decoded: fresh memory costs more than the conversion to RGB.
+        """
+        rows: dict[int, list[int]] = {}
+        for at, number in enumerate(chosen.frames.tolist()):
+            rows.setdefault(number, []).append(at)
+        first = next(frames)
+        clip = allocate((len(chosen.frames), *first[1].shape), torch.uint8)
+        out, kept = numpy_view(clip), dict[int, NDArray[np.uint8]]()
+        for number, pixels in chain([first], frames):
+            if pixels.shape != out.shape[1:]:
+                raise SampleError(
+                    f"{self.paths[chosen.piece.file]}: its frames change size ({out.shape[1:]}, {pixels.shape}): pass "
+                    "a transform of fl.transforms that gives them one"
+                )
+            for at in rows[number]:
+                out[at] = pixels
+            kept[number] = out[rows[number][0]]
+        return clip, kept
+
+    def _transform(
+        self, chosen: _Chosen, frames: Iterator[tuple[int, NDArray[np.uint8]]], allocate: Allocator
+    ) -> tuple[torch.Tensor, Frames]:
+        """The transformed clip, and its decoded frames by number."""
+        assert self._images is not None
+        kept = dict(frames)
+        pixels = [np.ascontiguousarray(kept[number]) for number in chosen.frames.tolist()]
+        if not self._images.batchable:
+            each = [self._images.value(one, SampleRng(chosen.key)) for one in pixels]
+            return torch.stack([torch.as_tensor(one) for one in each]), kept
+        keys: Keys = np.full(len(pixels), chosen.key, np.uint64)
+        try:
+            return self._images.decode_batch(pixels, keys, allocate), kept
+        except ImageError as error:
+            raise SampleError(f"{self.paths[chosen.piece.file]}: {error}") from error
 
     @property
     def _same_count(self) -> int | None:
@@ -218,10 +264,10 @@ class Clips(MediaClips[VideoReader]):
         return self._rule.count(_times(known, piece))
 
     def _describe(self, number: int) -> bytes:
-        return scan_frames(self._media.open(number), self._media.files.name(number)).pack()
+        return scan_frames(self._media.files.source(number), self._media.files.name(number)).pack()
 
     def _open(self, number: int) -> VideoReader:
-        return VideoReader(self._media.open(number), self._known[number], self._media.files.name(number))
+        return VideoReader(self._media.files.source(number), self._known[number], self._media.files.name(number))
 
     def __repr__(self) -> str:
         return f"<Clips: {len(self)} clips of {len(self.paths)} videos>"

@@ -15,7 +15,10 @@ from feedline.core.caches import LRUCache
 from feedline.core.paths import Pathlike
 from feedline.datasets.file_objects import FarFile
 from feedline.datasets.indexes import MetadataCache, key_of, place_of
+from feedline.datasets.inflated import inflated
+from feedline.datasets.media.members import TAR_ENDINGS, TarMembers
 from feedline.datasets.paths import found, paths_of
+from feedline.datasets.webdataset.tar import opener_of
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache, ObjectInfo, Store
 from feedline.stores.files import FileSet, local_info
@@ -34,12 +37,26 @@ class Piece(NamedTuple):
     stop: float | None = None
 
 
-class MediaFiles:
-    """Files or objects with their labels, from folders or from a manifest.
+class WholeFiles(FileSet):
+    """Files and objects that decoders open as a whole."""
 
-    Arguments are those of `Clips`. `pieces` are the rows of the manifest, otherwise one per file. `classes` are the
-    names of the labels, if these have names.
+    def source(self, number: int) -> Source:
+        """A file for a decoder; StateError if it has changed."""
+        store, info = self.store(number), self.info(number)
+        if store is not None:
+            return FarFile(self.open(number))
+        info.state.check(local_info(info.path).state, info.path)
+        return info.path
+
+
+class MediaFiles:
+    """Files, objects or members of tars, with their labels.
+
+    They come from folders, from tar shards or from a manifest. Arguments are those of `Clips`. `pieces` are the rows of
+    the manifest, otherwise one per file. `classes` are the names of the labels, if these have names.
     """
+
+    files: WholeFiles | TarMembers
 
     def __init__(
         self,
@@ -48,16 +65,21 @@ class MediaFiles:
         extensions: tuple[str, ...],
         cache: Cache | Pathlike | None,
         options: Mapping[str, Any] | None,
+        index_dir: Pathlike | None,
     ) -> None:
         self.given = [os.fspath(absolute(each)) for each in paths_of(paths)]
         finding = partial(found, cache=cache, options=options)
         self.classes: list[str] = []
         if manifest is None:
             objects = _all_files(self.given, extensions, finding)
+            if all(info.path.lower().endswith(TAR_ENDINGS) for _, info in objects):
+                self.files = _tar_members(objects, extensions, cache, index_dir)
+                self.pieces, self.classes = _labeled(self.files), self.files.classes
+                return
             self.pieces = self._from_folders(objects)
         else:
             objects = self._from_manifest(list(manifest), finding)
-        self.files = FileSet(objects)
+        self.files = WholeFiles(objects)
 
     def _from_folders(self, objects: Sequence[tuple[Store | None, ObjectInfo]]) -> list[Piece]:
         below = _below(self.given, objects)
@@ -105,14 +127,6 @@ class MediaFiles:
                 )
             pieces.append(Piece(file, None if label is None else int(label), start, stop))
         return pieces
-
-    def open(self, number: int) -> Source:
-        """A file for a decoder; StateError if it has changed."""
-        store, info = self.files.store(number), self.files.info(number)
-        if store is not None:
-            return FarFile(self.files.open(number))
-        info.state.check(local_info(info.path).state, info.path)
-        return info.path
 
     @property
     def has_labels(self) -> bool:
@@ -187,10 +201,29 @@ def _all_files(
     chosen = []
     for meant, several in zip(given, finding(given, "**/*"), strict=True):
         is_folder = not glob.has_magic(meant) and not (len(several) == 1 and _is_path(meant, several[0]))
-        chosen += [each for each in several if not is_folder or each[1].path.lower().endswith(extensions)]
+        endings = extensions if any(each[1].path.lower().endswith(extensions) for each in several) else TAR_ENDINGS
+        chosen += [each for each in several if not is_folder or each[1].path.lower().endswith(endings)]
     if not chosen:
-        raise FileNotFoundError(f"no files in {', '.join(given)} end with {', '.join(extensions)}")
+        raise FileNotFoundError(f"no files in {', '.join(given)} end with {', '.join(extensions)}, or with .tar")
     return chosen
+
+
+def _tar_members(
+    objects: Sequence[tuple[Store | None, ObjectInfo]],
+    extensions: tuple[str, ...],
+    cache: Cache | Pathlike | None,
+    index_dir: Pathlike | None,
+) -> TarMembers:
+    tars = FileSet(objects)
+    return TarMembers(inflated(tars, [opener_of(name) for name in tars.names], cache), extensions, index_dir)
+
+
+def _labeled(members: TarMembers) -> list[Piece]:
+    """One piece per member; ArgumentError if only some have a label."""
+    missing = next((number for number, label in enumerate(members.labels) if label is None), None)
+    if missing is not None and any(label is not None for label in members.labels):
+        raise ArgumentError(f"{members.name(missing)} has no label, but others have one: give all or none")
+    return [Piece(number, label) for number, label in enumerate(members.labels)]
 
 
 def _is_path(meant: str, each: tuple[Store | None, ObjectInfo]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,15 @@ from feedline.errors import SampleError
 
 Frames = dict[int, NDArray[np.uint8]]
 """Frames (height, width, 3) in RGB, by number."""
+
+
+class _FrameRun(NamedTuple):
+    """Frames that are decoded after one seek, and their keyframes."""
+
+    numbers: list[int]
+    keys: list[int]
+    stop: int | None
+    """Time stamp of the last packet that they need; None if decoding goes on behind them."""
 
 
 class VideoReader:
@@ -42,6 +51,8 @@ class VideoReader:
         self._wanted: frozenset[int] = frozenset()
         self._until = 0
         """Time stamps of the frames to read, and the last of them."""
+        self._stop: int | None = None
+        """Time stamp of the last packet that is needed before the next seek; None if decoding may go on."""
         self._next: int | None = None
         """The number of the frame that decoding comes to next; None if it has to seek."""
         self._attempt = 0
@@ -49,21 +60,41 @@ class VideoReader:
     def close(self) -> None:
         self._video.close()
 
-    def read(self, wanted: NDArray[np.int64], kept: Frames | None = None) -> Frames:
-        """The frames of these numbers, ascending and distinct.
+    def read(self, wanted: NDArray[np.int64], then: int | None = None) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Number and pixels of these frames, ascending and distinct.
 
-        Those that are in `kept` are not decoded again. SampleError names a frame that cannot be decoded.
+        A frame may be kept; memory of dropped ones is used for those that follow. `then` is the frame that is expected
+        to be read next: if that takes a seek, none behind the wanted ones is decoded. SampleError names a frame that
+        cannot be decoded.
         """
-        found = {number: kept[number] for number in wanted.tolist() if number in kept} if kept else {}
-        missing = [number for number in wanted.tolist() if number not in found]
-        if missing:
-            pts = self._table.pts[missing]
-            self._wanted, self._until = frozenset(pts.tolist()), int(pts[-1])
-            keys = np.searchsorted(self._table.keyframes, pts, "right") - 1
-            with self._fetched(missing, keys.tolist()):
-                for number, key in zip(missing, keys.tolist(), strict=True):
-                    found[number] = self._frame(number, key)
-        return found
+        pts = self._table.pts[wanted]
+        self._wanted, self._until = frozenset(pts.tolist()), int(pts.max(initial=0))
+        keys = np.searchsorted(self._table.keyframes, pts, "right") - 1
+        with self._fetched(wanted.tolist(), keys.tolist()):
+            for run in self._runs(wanted, keys, then):
+                self._stop = run.stop
+                for number, key in zip(run.numbers, run.keys, strict=True):
+                    yield number, self._frame(number, key)
+                if run.stop is not None:
+                    self._next = None  # the decoder was drained
+
+    def _runs(self, wanted: NDArray[np.int64], keys: NDArray[np.intp], then: int | None) -> list[_FrameRun]:
+        """Divide the frames where decoding has to seek."""
+        if not len(wanted):
+            return []
+        table = self._table
+        has_next = then is not None and wanted[-1] < then < len(table.pts)
+        behind = np.array([then], np.int64) if has_next else np.empty(0, np.int64)
+        following = np.concatenate([wanted[1:], behind])
+        starts = table.keyframes[np.searchsorted(table.keyframes, table.pts[following], "right") - 1]
+        seeks = table.pts[wanted[: len(following)] + 1] < starts
+        parts = np.split(np.arange(len(wanted)), np.flatnonzero(seeks[: len(wanted) - 1]) + 1)
+        goes_on = has_next and not seeks[-1]
+        stops = [int(table.pts[wanted[part[np.argmax(table.order[wanted[part]])]]]) for part in parts]
+        return [
+            _FrameRun(wanted[part].tolist(), keys[part].tolist(), None if goes_on and part is parts[-1] else stop)
+            for part, stop in zip(parts, stops, strict=True)
+        ]
 
     def _fetched(self, numbers: list[int], keys: list[int]) -> AbstractContextManager[None]:
         """Fetch the bytes of these frames of an object at once.
@@ -143,7 +174,8 @@ class VideoReader:
         """Decode from the present place on.
 
         Frames that are not wanted are decoded only if others refer to them. Frames that are displayed before the first
-        keyframe may refer to frames before it, which were not decoded: their errors mean nothing.
+        keyframe may refer to frames before it, which were not decoded: their errors mean nothing. Behind the last
+        packet of a run the decoder is drained: it holds frames back, and would else decode some more to release them.
         """
         first, context, damaged = None, self._video.stream.codec_context, self._damaged
         skips, context.skip_frame = False, "DEFAULT"
@@ -154,9 +186,9 @@ class VideoReader:
                 context.skip_frame = "NONREF" if skips else "DEFAULT"
             if first is None and packet.is_keyframe:
                 first = pts
-            frames = []
+            frames, is_last = [], pts is not None and pts == self._stop and not packet.is_discard
             try:
-                frames = packet.decode()
+                frames = [*packet.decode(), *(context.decode(None) if is_last else ())]
                 is_damaged = packet.is_corrupt
             except self._failure as error:
                 if pts is None or (isinstance(error, OSError) and not isinstance(error, ValueError)):
@@ -164,10 +196,10 @@ class VideoReader:
                 is_damaged = first is not None and pts >= first
             if is_damaged and pts is not None:
                 damaged.add(pts)
-            for frame in frames:
-                if frame.is_corrupt and frame.pts is not None:
-                    damaged.add(frame.pts)
-                yield frame
+            damaged.update(frame.pts for frame in frames if frame.is_corrupt and frame.pts is not None)
+            yield from frames
+            if is_last:
+                return
 
     def _decode_until(self, number: int) -> Any:
         """Decode up to a frame; SampleError if it is missing or damaged."""

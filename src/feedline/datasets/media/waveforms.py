@@ -85,7 +85,7 @@ class Waveforms(MediaClips[AudioReader]):
         self.rate, self._channels = rate, channels
         self._check()
         self._mel = None if mel is None else _mel_of(mel, rate)
-        media = MediaFiles(paths, manifest, AUDIO_EXTENSIONS, cache, options)
+        media = MediaFiles(paths, manifest, AUDIO_EXTENSIONS, cache, options, index_dir)
         super().__init__(media, "audio-files", AudioInfo.parse, index_dir, open_files, transform)
 
     def _check(self) -> None:
@@ -196,7 +196,7 @@ class Waveforms(MediaClips[AudioReader]):
             reader.close()
 
     def _open(self, number: int) -> AudioReader:
-        return AudioReader(self._media.open(number), self._media.files.name(number))
+        return AudioReader(self._media.files.source(number), self._media.files.name(number))
 
     def __repr__(self) -> str:
         return f"<Waveforms: {len(self)} ranges of {len(self.paths)} files>"

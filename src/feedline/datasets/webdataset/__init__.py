@@ -14,9 +14,10 @@ from feedline.datasets.webdataset.shards import (
     ShardCache,
     Tars,
 )
-from feedline.datasets.webdataset.tar import ShardError, TarMember, is_image, members, split
+from feedline.datasets.webdataset.tar import CLASSES, ShardError, TarMember, is_image, members, split
 
 __all__ = [
+    "CLASSES",
     "IMAGE_EXTENSIONS",
     "Head",
     "MemberSpan",

@@ -99,6 +99,10 @@ def opener_of(name: str) -> Opener | None:
     return OPENERS.get(_SHORT_ENDINGS.get(ending, ending))
 
 
+CLASSES = "classes.json"
+"""The file next to the shards of `feedline pack` with the list of class names that labels index."""
+
+
 class ShardError(SampleError):
     """Unusable tar or index; the message names member and remedy."""
 
