@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from feedline.core.dataset import BatchRead, Keys, Traits, Transform, check_reads_batches
 from feedline.core.paths import Pathlike
 from feedline.core.rng import Draws, SampleRng, derive, sample_rng, torch_keys
+from feedline.core.telemetry import DECODING
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, within
 from feedline.datasets.decoding import ImageDecoder
 from feedline.datasets.media.base import MediaClips, sampling_of
@@ -179,7 +180,7 @@ class Clips(MediaClips[VideoReader]):
         before, kept = -1, dict[int, NDArray[np.uint8]]()
         for row in order:
             piece, _, numbers, _ = chosen[row]
-            with self._naming(self.paths[piece.file]), self._decoders.use(piece.file) as reader:
+            with self._naming(self.paths[piece.file]), self._decoders.use(piece.file) as reader, DECODING:
                 kept = reader.read(np.unique(numbers), kept if piece.file == before else None)
             before = piece.file
             yield row, [kept[number] for number in numbers.tolist()]

@@ -136,7 +136,7 @@ def _doubtful_case(model: Model, case: Case) -> Case:
 
 def _reason_for_workers(model: Model, number: int) -> str:
     measured, workers = model.measured, model.present.setting.num_workers
-    work = [measured.mean(stage) for stage in ("fetch", "collate", "encode")]
+    work = [measured.mean(stage) for stage in ("fetch", "collate", "serialize")]
     alone_s, waits_s = sum(task.alone_s for task in work), sum(task.wait_s for task in work)
     if number < workers:
         return f"{count(number, 'worker')} keep up, and leave CPUs to the step"
@@ -212,7 +212,7 @@ def other_pools(model: Model, _: Stats) -> Iterator[Advice]:
         text = f"threads share Python's lock, and compute on {model.measured.concurrency:.1f} CPUs together"
         yield from _advice(model, case, text, {"worker_method": "process"}, _doubtful_case(model, case))
     if setting.method != INLINE and not context.adapts:
-        sent_s = sum(model.measured.mean(stage).alone_s for stage in ("encode", "decode")) + model.machine.latency_s
+        sent_s = sum(model.measured.mean(stage).alone_s for stage in ("serialize", "receive")) + model.machine.latency_s
         text = f"a batch costs {seconds(sent_s)} on its way from the worker, and {_building(model)} to build"
         yield from _advice(model, model.with_setting(EngineSetting()), text, {"num_workers": 0})
 
@@ -249,12 +249,12 @@ def cheaper_collate(model: Model, _: Stats) -> Iterator[Advice]:
 
 def fewer_objects(model: Model, _: Stats) -> Iterator[Advice]:
     """Batches that cost nothing to send."""
-    sent = [model.measured.mean(stage) for stage in ("encode", "decode")]
+    sent = [model.measured.mean(stage) for stage in ("serialize", "receive")]
     text = (
         f"return few and large tensors or arrays: packing takes {seconds(sent[0].alone_s)} a batch and unpacking "
         f"{seconds(sent[1].alone_s)}; Python objects are sent one by one"
     )
-    case = model.present._replace(change=lambda batch: batch.without("encode").without("decode"))
+    case = model.present._replace(change=lambda batch: batch.without("serialize").without("receive"))
     if model.present.setting.method == PROCESS and model.gain(case) >= LEAST_GAIN:
         gain = model.range_of(case)
         yield Advice(text, {}, gain.gain, 1.0, gain.high, "bound")

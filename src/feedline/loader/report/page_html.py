@@ -17,7 +17,7 @@ from typing import Any
 from feedline.core.telemetry import MAIN
 from feedline.loader.report.charts import Series, bars, line_chart, timeline
 from feedline.loader.report.figures import rates
-from feedline.loader.report.stats import count, is_wall, seconds, share, size
+from feedline.loader.report.stats import count, is_block, seconds, share, size
 from feedline.loader.report.totals import RecentBatch
 
 _SHOWN_BATCHES = 24
@@ -237,7 +237,7 @@ def _timeline(report: RankReport) -> str:
         (_row_name(timed[3], timed[0]), timed[0], timed[1] / 1e9, timed[2] / 1e9, batch.number)
         for batch in batches
         for timed in batch.spans
-        if is_wall(timed[0])
+        if is_block(timed[0])
     ]
     if not blocks:
         return ""

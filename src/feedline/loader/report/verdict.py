@@ -61,7 +61,7 @@ class Verdict:
     """
 
     limiting_stage: str
-    """A stage ("sample", "fetch", "collate", "encode", "decode", "copy", "transform"), or "step", "startup",
+    """A stage ("sample", "fetch", "collate", "serialize", "receive", "copy", "device_transform"), or "step", "startup",
     "straggler", "overhead", "cpus"; "nothing" before the first batch."""
     wait_share: float
     """Waiting time of the loop as a share of the wall time, 0 to 1."""
