@@ -66,6 +66,61 @@ def test_the_limit_is_named_with_its_remedy_and_all_waiting_is_explained(name: s
     assert verdict.headline.startswith("The loop waits for data ")
 
 
+def with_parts(pipeline: Pipeline, **shares: float) -> tuple[Verdict, Stats]:
+    """The verdict where parts take these shares of building a batch."""
+    run = pipeline.run()
+    built_s = sum(run.stats.stages[stage].total_s for stage in ("fetch", "collate"))
+    parts = {
+        stage.replace("_", " "): StageTimes(run.stats.batches, part * built_s, 0.0, 1.0, (0, 1), 0.25 * part * built_s)
+        for stage, part in shares.items()
+    }
+    stats = replace(run.stats, stages={**run.stats.stages, **parts})
+    return diagnose(stats, pipeline.context(), run.recent), stats
+
+
+@pytest.mark.parametrize(
+    ("parts", "stage", "words", "remedy"),
+    [
+        ({"decode": 0.7, "transform": 0.1}, "decode", "70 % is decoding (75 % waiting), 10 % is transforms", "decoder"),
+        ({"transform": 0.8}, "transform", "80 % is transforms", "a cheaper transform for Photos"),
+        (
+            {"read_s3://photos": 0.6, "decode": 0.3},
+            "read s3://photos",
+            "60 % is reading from s3://photos",
+            "faster storage",
+        ),
+        ({"read_files": 0.6}, "read files", "60 % is reading files", "faster storage for Photos"),
+        (
+            {"decode": 0.4, "read_files": 0.02},
+            "fetch",
+            "a batch, 40 % is decoding (75 % waiting).",
+            "do less",
+        ),
+    ],
+)
+def test_the_part_that_takes_most_of_a_fetch_is_named(
+    parts: dict[str, float], stage: str, words: str, remedy: str
+) -> None:
+    verdict, _ = with_parts(replace(BASE, fetch=(0, 60)), **parts)
+    assert verdict.limiting_stage == stage, str(verdict)
+    assert words in verdict.explanation, str(verdict)
+    assert any(remedy in advice.text for advice in verdict.advice), str(verdict)
+
+
+def test_the_gain_of_a_cheaper_part_is_that_of_its_share() -> None:
+    pipeline = replace(BASE, fetch=(0, 60))
+    verdict, _ = with_parts(pipeline, decode=0.75)
+    (cheaper,) = (advice for advice in verdict.advice if "decoder" in advice.text)
+    truth = pipeline.run().period_s / replace(pipeline, fetch=(0, 15)).run().period_s
+    assert cheaper.gain == pytest.approx(truth, rel=0.15)
+    assert cheaper.basis == "bound"
+
+
+def test_parts_that_do_not_limit_are_not_named() -> None:
+    verdict, _ = with_parts(replace(BASE, step=(30, 5)), decode=0.9)
+    assert verdict.limiting_stage == "step"
+
+
 @pytest.mark.parametrize("name", ["waiting fetch", "inline fetch", "threads under a lock", "stragglers"])
 def test_the_first_advice_keeps_its_promise(name: str) -> None:
     pipeline = LIMITS[name][0]

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from feedline.core.telemetry import DECODE, TRANSFORM
 from feedline.loader.report.calibration import UNKNOWN_GIL
 from feedline.loader.report.context import Context, method_of
 from feedline.loader.report.copies import cheaper_transform, fewer_bytes, one_copy
 from feedline.loader.report.model import Case, Gain, Model
+from feedline.loader.report.parts import dominant_part
 from feedline.loader.report.remedy import LEAST_GAIN, Advice, Basis, upper_bound
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, EngineSetting, Task
 from feedline.loader.report.stats import Stats, count, seconds, share, size
@@ -281,8 +283,27 @@ def _without_waiting(batch: BatchTimes) -> BatchTimes:
     return replace(batch, work={**batch.work, "fetch": fetch._replace(wait_s=0.0)})
 
 
-def cheaper_fetch(model: Model, _: Stats) -> Iterator[Advice]:
+def cheaper_part(model: Model, stats: Stats) -> Iterator[Advice]:
+    """A decoder, transform or storage that takes no time."""
+    part = dominant_part(stats, "fetch")
+    if part is None:
+        return
+    dataset, takes = model.context.dataset, f"{share(part.share)} of building a batch is {part.words}"
+    answers = {
+        DECODE: f"a cheaper decoder for {dataset}: store samples in the size and format in which they are used",
+        TRANSFORM: f"a cheaper transform for {dataset}: store its results, or use the device (Delivery(transform=...))",
+    }
+    answer = answers.get(part.stage, f"faster storage for {dataset}")
+    case = model.present._replace(change=lambda batch: batch.scale("fetch", 1 - part.share))
+    if model.gain(case) >= LEAST_GAIN:
+        gain = model.range_of(case)
+        yield Advice(f"{answer}: {takes}", {}, gain.gain, 1.0, gain.high, "bound")
+
+
+def cheaper_fetch(model: Model, stats: Stats) -> Iterator[Advice]:
     """A dataset that takes no time."""
+    if dominant_part(stats, "fetch") is not None:  # of which `cheaper_part` says more
+        return
     context, source = model.context, model.context.source
     method = f"{context.dataset}.{context.reads_by}"
     if source.answer:
@@ -369,6 +390,7 @@ _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
     cheaper_collate,
     fewer_objects,
     cached_objects,
+    cheaper_part,
     cheaper_fetch,
 )
 
