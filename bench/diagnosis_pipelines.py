@@ -141,7 +141,7 @@ def synthetic() -> list[Pipeline]:
         Pipeline("slow collate", ("collate",),
                  {"dataset": Samples(1200), **processes, "collate_fn": slow_collate}, sleep_step(0.005),
                  {"collate_fn": None}),
-        Pipeline("Python objects", ("encode", "decode", "overhead"),
+        Pipeline("Python objects", ("serialize", "receive", "overhead"),
                  {"dataset": Records(4000), **processes, "batch_size": 32, "collate_fn": plain_list}, sleep_step(0.001),
                  {"dataset": Samples(4000), "collate_fn": None}),
         Pipeline("slow sampler", ("sample",),

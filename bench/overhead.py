@@ -42,7 +42,10 @@ def contest(batch_size: int, workers: int, method: str) -> None:
 
 def telemetry() -> None:
     """Recording the spans of one batch, compared with a batch of 1 ms: the share must stay below 1 %."""
-    totals, spans = Totals(), [Span(stage, 0, 1000, 0) for stage in ("fetch", "collate", "encode", "decode", "wait")]
+    totals, spans = (
+        Totals(),
+        [Span(stage, 0, 1000, 0) for stage in ("fetch", "collate", "serialize", "receive", "wait")],
+    )
     race = Contest("telemetry per batch", unit="s", baseline="a batch of 1 ms")
     race.measure("a batch of 1 ms", lambda: 1e-3)
     race.add("five spans added up", lambda: [totals.add(spans, 32) for _ in range(1000)], work=1000)

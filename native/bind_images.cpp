@@ -13,6 +13,7 @@
 
 #include "buffer.h"
 #include "crew.h"
+#include "image/file.h"
 #include "image/intact.h"
 #include "image/part.h"
 #include "image/quick.h"
@@ -337,6 +338,10 @@ void bind_images(nb::module_& m) {
     m.def("image_intact", &image_intact, nb::arg("jpeg"));
     m.def("image_part", &image_part, nb::arg("source"), nb::arg("size"), nb::arg("scale"), nb::arg("part"),
           nb::arg("resize").none(), nb::arg("rows"));
+    m.def("image_reads", [] {
+        const FileReader::Sum sum = FileReader::take();
+        return nb::make_tuple(sum.elapsed_ns, sum.nbytes);
+    });
     m.def("image_quick", &quick_is_sound, nb::call_guard<nb::gil_scoped_release>());
 }
 

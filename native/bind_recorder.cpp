@@ -1,7 +1,10 @@
 #include <Python.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <ctime>
+#include <deque>
+#include <vector>
 
 #include "module.h"
 #include "spans.h"
@@ -32,14 +35,44 @@ void append(nb::handle spans, nb::handle stage, nb::handle start, nb::handle sto
     if (!span.is_valid() || PyList_Append(spans.ptr(), span.ptr())) throw nb::python_error();
 }
 
+// Times of one part of the current stage, such as "decode".
+struct PartSum {
+    nb::object stage;
+    std::int64_t number = 0, total = 0, cpu_wall = 0, cpu = 0, nbytes = 0;
+};
+
+// Parts of one batch. A batch within another one, built by a dataset, has a frame of its own.
+struct Frame {
+    nb::object spans;
+    bool timed = false, has_cpu = false;
+    std::int64_t begun = 0, mark = 0, cpu_mark = 0, switches = 0, cpu_switches = 0;
+    std::vector<PartSum> sums;
+    std::vector<std::size_t> open;
+};
+
 // Spans and clocks of one thread. `cpu_` is negative where the CPU clock was not read for this batch.
 class Recorder {
 public:
-    Recorder(std::int64_t cpu_every_ns, const nb::str& cpu_suffix, const nb::object& when_due)
-        : spans(nb::none()), worker(nb::int_(-1)), every_ns_(cpu_every_ns), suffix_(cpu_suffix), when_due_(when_due) {}
+    // Further parts count as a part of the last one.
+    static constexpr std::size_t MOST_PARTS = 16;
+    // Switches between parts at which the CPU clock is read. The rest of a batch is taken to be like its beginning.
+    static constexpr std::int64_t CPU_SWITCHES = 32;
+    // Cost of a switch, and of one with the CPU clock. A batch is timed once in `REST` times of what it cost.
+    static constexpr std::int64_t SWITCH_NS = 80, CPU_SWITCH_NS = 500, REST = 250;
+
+    Recorder(std::int64_t cpu_every_ns, const nb::tuple& suffixes, const nb::str& timed, const nb::object& when_due)
+        : spans(nb::none()), worker(nb::int_(-1)), every_ns_(cpu_every_ns), suffix_(suffixes[0]), nbytes_(suffixes[1]),
+          timed_(timed), when_due_(when_due) {}
+    ~Recorder() {
+        if (current == this) current = nullptr;
+    }
+
+    // The recorder of this thread, from its first batch on.
+    static thread_local Recorder* current;
 
     nb::object begin() {
         nb::object outer = spans;
+        drop_stale_frames();
         spans = nb::list();
         mark_ns_ = clock_ns(CLOCK_MONOTONIC);
         mark_ = integer(mark_ns_);
@@ -48,42 +81,193 @@ public:
             next_cpu_ns = mark_ns_ + every_ns_;
             cpu_ = clock_ns(cpu_clock());
         }
+        current = this;
+        open_frame();
         return outer;
     }
 
     void end(nb::handle stage) {
         if (cpu_ >= 0) {  // before the wall clock: the span covers what is measured
             const std::int64_t cpu = clock_ns(cpu_clock());
-            append(spans, nb::steal(PyUnicode_Concat(stage.ptr(), suffix_.ptr())), integer(cpu_), integer(cpu), worker);
+            append_counter(stage, suffix_, cpu_, cpu);
             cpu_ = cpu;
         }
+        const std::int64_t begun_ns = mark_ns_;
         mark_ns_ = clock_ns(CLOCK_MONOTONIC);
         nb::object now = integer(mark_ns_);
         append(spans, stage, mark_, now, worker);
         mark_ = now;
+        if (Frame* const frame = timed_frame()) append_parts(*frame, begun_ns);
     }
 
     nb::object finish(nb::handle stage, const nb::object& outer) {
         end(stage);
+        if (Frame* const frame = timed_frame()) close_frame(*frame);
         if (mark_ns_ >= next_delay_ns) when_due_(spans, mark_);
         nb::object recorded = spans;
         spans = outer;
+        drop_stale_frames();
         return recorded;
+    }
+
+    // The frame of the current batch, if its parts are timed.
+    Frame* timed_frame() {
+        if (!depth_) return nullptr;
+        if (frames_[depth_ - 1].spans.ptr() != spans.ptr()) drop_stale_frames();
+        return depth_ && frames_[depth_ - 1].timed ? &frames_[depth_ - 1] : nullptr;
+    }
+
+    // Begin a part; a part around it pauses.
+    void enter(Frame& frame, nb::handle stage) {
+        change(frame);
+        frame.open.push_back(place_of(frame, stage));
+        frame.sums[frame.open.back()].number += 1;
+    }
+
+    void leave(Frame& frame) {
+        if (frame.open.empty()) return;  // begun before the batch
+        change(frame);
+        frame.open.pop_back();
+    }
+
+    static void count(Frame& frame, std::int64_t nbytes) {
+        if (!frame.open.empty()) frame.sums[frame.open.back()].nbytes += nbytes;
+    }
+
+    // Time of the innermost part that belongs to another one.
+    void claim(Frame& frame, nb::handle stage, std::int64_t elapsed, std::int64_t nbytes) {
+        if (frame.open.empty()) return;
+        PartSum& part = frame.sums[place_of(frame, stage)];  // first: it may move the others
+        PartSum& inner = frame.sums[frame.open.back()];
+        part.number += 1;
+        part.total += elapsed;
+        part.nbytes += nbytes;
+        inner.total -= elapsed;
+        if (frame.has_cpu && frame.cpu_switches && frame.cpu_switches < CPU_SWITCHES) inner.cpu_wall -= elapsed;
     }
 
     nb::object spans;
     nb::object worker;
     bool own_process = false;
-    std::int64_t next_cpu_ns = 0, next_delay_ns = 0, delay_ns = -1;
+    std::int64_t next_cpu_ns = 0, next_delay_ns = 0, delay_ns = -1, next_parts_ns = 0;
 
 private:
     clockid_t cpu_clock() const { return own_process ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_THREAD_CPUTIME_ID; }
 
+    void append_counter(nb::handle stage, const nb::object& suffix, std::int64_t start, std::int64_t stop) {
+        const nb::object name = nb::steal(PyUnicode_Concat(stage.ptr(), suffix.ptr()));
+        if (!name.is_valid()) throw nb::python_error();
+        append(spans, name, integer(start), integer(stop), worker);
+    }
+
+    // After an error, the frame of its batch is left.
+    void drop_stale_frames() {
+        while (depth_ && frames_[depth_ - 1].spans.ptr() != spans.ptr()) frames_[--depth_].spans = nb::object();
+    }
+
+    void open_frame() {
+        if (frames_.size() == depth_) frames_.emplace_back();
+        Frame& frame = frames_[depth_++];
+        frame.spans = spans;
+        frame.timed = mark_ns_ >= next_parts_ns;
+        frame.has_cpu = cpu_ >= 0;
+        frame.begun = mark_ns_;
+        frame.switches = frame.cpu_switches = 0;
+        frame.sums.clear();
+        frame.open.clear();
+    }
+
+    void close_frame(Frame& frame) {
+        if (!has_parts_) return;
+        append(spans, timed_, integer(frame.begun), mark_, worker);
+        const std::int64_t cost = frame.switches * SWITCH_NS + frame.cpu_switches * CPU_SWITCH_NS;
+        next_parts_ns = frame.begun + std::max(every_ns_, REST * cost);
+    }
+
+    std::size_t place_of(Frame& frame, nb::handle stage) {
+        has_parts_ = true;
+        for (std::size_t place = 0; place < frame.sums.size(); ++place)
+            if (frame.sums[place].stage.is(stage)) return place;
+        if (frame.sums.size() == MOST_PARTS) return MOST_PARTS - 1;
+        frame.sums.push_back({nb::borrow(stage)});
+        return frame.sums.size() - 1;
+    }
+
+    // Count the time since the last change for the innermost part.
+    void change(Frame& frame) {
+        const bool reads_cpu = frame.has_cpu && frame.cpu_switches < CPU_SWITCHES;
+        // The first switch only marks the clock.
+        const std::int64_t cpu = reads_cpu ? clock_ns(cpu_clock()) : 0;
+        const std::int64_t now = clock_ns(CLOCK_MONOTONIC);
+        if (!frame.open.empty()) {
+            PartSum& sum = frame.sums[frame.open.back()];
+            sum.total += now - frame.mark;
+            if (reads_cpu && frame.cpu_switches) sum.cpu_wall += now - frame.mark, sum.cpu += cpu - frame.cpu_mark;
+        }
+        frame.mark = now;
+        frame.cpu_mark = cpu;
+        frame.switches += 1;
+        frame.cpu_switches += reads_cpu;
+    }
+
+    // Spans of the parts, one behind the other from the start of their stage.
+    void append_parts(Frame& frame, std::int64_t start) {
+        for (PartSum& sum : frame.sums) {
+            if (!sum.number) continue;
+            append(spans, sum.stage, integer(start), integer(start + sum.total), worker);
+            start += sum.total;
+            if (sum.cpu_wall > 0) {
+                const double share = static_cast<double>(sum.total) / static_cast<double>(sum.cpu_wall);
+                append_counter(sum.stage, suffix_, 0, static_cast<std::int64_t>(static_cast<double>(sum.cpu) * share));
+            }
+            if (sum.nbytes) append_counter(sum.stage, nbytes_, 0, sum.nbytes);
+            sum.number = sum.total = sum.cpu_wall = sum.cpu = sum.nbytes = 0;
+        }
+    }
+
     std::int64_t every_ns_;
-    nb::str suffix_;
+    nb::object suffix_, nbytes_, timed_;
     nb::object when_due_;
     nb::object mark_;
     std::int64_t mark_ns_ = 0, cpu_ = -1;
+    bool has_parts_ = false;
+    std::size_t depth_ = 0;
+    std::deque<Frame> frames_;
+};
+
+thread_local Recorder* Recorder::current = nullptr;
+
+// A part of the stages of batches, for `with` statements. It has no state: threads share it.
+class Part {
+public:
+    explicit Part(const nb::str& stage) : stage(stage) {}
+
+    void enter() const {
+        Recorder* const recorder = Recorder::current;
+        if (!recorder) return;
+        if (Frame* const frame = recorder->timed_frame()) recorder->enter(*frame, stage);
+    }
+
+    void leave() const {
+        Recorder* const recorder = Recorder::current;
+        if (!recorder) return;
+        if (Frame* const frame = recorder->timed_frame()) recorder->leave(*frame);
+    }
+
+    bool timed() const { return Recorder::current && Recorder::current->timed_frame(); }
+
+    void count(std::int64_t nbytes) const {
+        if (!Recorder::current) return;
+        if (Frame* const frame = Recorder::current->timed_frame()) Recorder::count(*frame, nbytes);
+    }
+
+    void claim(std::int64_t elapsed_ns, std::int64_t nbytes) const {
+        if (!Recorder::current) return;
+        if (Frame* const frame = Recorder::current->timed_frame())
+            Recorder::current->claim(*frame, stage, elapsed_ns, nbytes);
+    }
+
+    nb::str stage;
 };
 
 // The words of a page. Without the GIL, the lock keeps `release` from unmapping them under a writer.
@@ -169,8 +353,8 @@ private:
 
 void bind_recorder(nb::module_& m) {
     nb::class_<Recorder>(m, "Recorder")
-        .def(nb::init<std::int64_t, nb::str, nb::object>(), nb::arg("cpu_every_ns"), nb::arg("cpu_suffix"),
-             nb::arg("when_due"))
+        .def(nb::init<std::int64_t, nb::tuple, nb::str, nb::object>(), nb::arg("cpu_every_ns"), nb::arg("suffixes"),
+             nb::arg("timed"), nb::arg("when_due"))
         .def("begin", &Recorder::begin)
         .def("end", &Recorder::end, nb::arg("stage"))
         .def("finish", &Recorder::finish, nb::arg("stage"), nb::arg("outer").none())
@@ -179,7 +363,17 @@ void bind_recorder(nb::module_& m) {
         .def_rw("own_process", &Recorder::own_process)
         .def_rw("next_cpu_ns", &Recorder::next_cpu_ns)
         .def_rw("next_delay_ns", &Recorder::next_delay_ns)
-        .def_rw("delay_ns", &Recorder::delay_ns);
+        .def_rw("delay_ns", &Recorder::delay_ns)
+        .def_rw("next_parts_ns", &Recorder::next_parts_ns);
+    nb::class_<Part>(m, "Part")
+        .def(nb::init<nb::str>(), nb::arg("stage"))
+        .def("__enter__", [](nb::object self) { nb::cast<const Part&>(self).enter(); return self; })
+        .def("__exit__", [](const Part& self, nb::handle, nb::handle, nb::handle) { self.leave(); },
+             nb::arg("kind").none(), nb::arg("error").none(), nb::arg("traceback").none())
+        .def("count", &Part::count, nb::arg("nbytes"))
+        .def("claim", &Part::claim, nb::arg("elapsed_ns"), nb::arg("nbytes"))
+        .def_prop_ro("timed", &Part::timed)
+        .def_ro("stage", &Part::stage);
     nb::class_<PageWords>(m, "PageWords")
         .def(nb::init<nb::handle>(), nb::arg("memory"))
         .def("__getitem__", &PageWords::get)

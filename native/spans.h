@@ -93,10 +93,15 @@ public:
         std::int64_t longest = -1;
         KeptBatch* const kept = keep(epoch, number);
         const bool first = batches == 0;
+        built_ns_ = -1;
         for (Py_ssize_t place = 0; place < PySequence_Fast_GET_SIZE(items.ptr()); ++place)
             count(Span(PySequence_Fast_GET_ITEM(items.ptr(), place)), kept, first, longest);
         for (const Own* each = own; each != own + owned; ++each)
             count(Span(each->stage, each->start, each->stop), kept, first, longest);
+        // A batch that was built before its predecessor waits for it.
+        if (in_order && built_ns_ >= 0 && built_ns_ < latest_built_ns_)
+            count(Span(reorder_.ptr(), built_ns_, latest_built_ns_), kept, first, longest);
+        latest_built_ns_ = std::max(latest_built_ns_, built_ns_);
         for (SpanSums* sums = this; sums; sums = sums->parent_) sums->batches += 1, sums->samples += samples;
         return longest;
     }
@@ -129,6 +134,7 @@ public:
     }
 
     std::int64_t batches = 0, samples = 0, opening_ns = 0, startup_ns = 0;
+    bool in_order = true;
 
 private:
     // The wait for the first batch begins with `iter(loader)`, and is start-up; the step before it is none.
@@ -146,7 +152,9 @@ private:
         const std::size_t bin = bin_of(elapsed, cell.latest_bin);
         cell.add(elapsed, bin);
         if (parent_) parent_->cells_[cell.in_parent].add(elapsed, bin);
-        if (cell.counts_as_building) longest = std::max(longest, elapsed);
+        if (!cell.counts_as_building) return;
+        longest = std::max(longest, elapsed);
+        if (span.worker >= 0) built_ns_ = std::max(built_ns_, span.stop);
     }
 
     static bool is_of_step(PyObject* stage) {
@@ -207,6 +215,8 @@ private:
     std::vector<Cell> cells_;
     std::size_t most_kept_, next_ = 0;
     std::vector<KeptBatch> kept_;
+    nb::object reorder_ = nb::steal(PyUnicode_InternFromString("reorder"));
+    std::int64_t built_ns_ = -1, latest_built_ns_ = -1;
 };
 
 }  // namespace feedline

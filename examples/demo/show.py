@@ -95,7 +95,7 @@ def _rows(outcome: Outcome) -> list[tuple[str, str, str]]:
         "trained": lambda side: _share(side.run, "step"),
         "a batch: fetch": lambda side: _milliseconds(side, "fetch"),
         "  collate": lambda side: _milliseconds(side, "collate"),
-        "  send, receive": lambda side: _milliseconds(side, "encode", "decode"),
+        "  send, receive": lambda side: _milliseconds(side, "serialize", "receive"),
         "loss, first to last": lambda side: f"{side.run.losses[0]:.3f} → {side.run.losses[-1]:.3f}",
         "accuracy at the end": lambda side: f"{side.run.accuracy:.0%}",
     }

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <ctime>
+#include <utility>
 
 namespace feedline {
 namespace {
@@ -27,9 +29,32 @@ private:
     int number_;
 };
 
+thread_local FileReader::Sum sum;
+
+std::int64_t now_ns() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+// Counts the time of a block.
+class Timer {
+public:
+    Timer() : begun_(now_ns()) {}
+    ~Timer() { sum.elapsed_ns += now_ns() - begun_; }
+    Timer(const Timer&) = delete;
+    Timer& operator=(const Timer&) = delete;
+
+private:
+    std::int64_t begun_;
+};
+
 }  // namespace
 
+FileReader::Sum FileReader::take() { return std::exchange(sum, {}); }
+
 Status FileReader::read(const char* path, std::size_t most, Bytes& bytes) {
+    const Timer timer;
     const Descriptor file(path);
     struct stat info;
     if (file < 0 || fstat(file, &info)) return Status::file(errno);
@@ -48,6 +73,7 @@ Status FileReader::read(const char* path, std::size_t most, Bytes& bytes) {
         if (count == 0) break;
         got += static_cast<std::size_t>(count);
     }
+    sum.nbytes += static_cast<std::int64_t>(got);
     bytes = {memory_.data(), got};
     return {};
 }

@@ -16,6 +16,12 @@ public:
 
     static constexpr std::size_t kMost = std::size_t{1} << 31;
 
+    // What this thread has read since the last call.
+    struct Sum {
+        std::int64_t elapsed_ns = 0, nbytes = 0;
+    };
+    static Sum take();
+
 private:
     std::vector<std::uint8_t> memory_;
 };

@@ -308,7 +308,7 @@ def run(losses: tuple[float, ...]) -> TrainingRun:
 
 
 def side(losses: tuple[float, ...], words: str) -> Side:
-    stages = {"fetch": StageTimes(2, 0.25, 0.1, 0.2, (0, 1)), "encode": StageTimes(2, 0.004, 0.001, 0.002, (0, 1))}
+    stages = {"fetch": StageTimes(2, 0.25, 0.1, 0.2, (0, 1)), "serialize": StageTimes(2, 0.004, 0.001, 0.002, (0, 1))}
     stats = Stats(batches=2, stages=stages)
     return Side(0.75, run(losses), stats, Verdict("fetch", 0.67, words, "", (Advice("More of that.", gain=2.0),)))
 

@@ -181,7 +181,7 @@ class Run:
         yield from self.stage(process, "fetch", wait * factor, compute * factor, job.spans)
         yield from self.stage(process, "collate", *pipeline.collate, job.spans)
         if self.workers and pipeline.method == "process":
-            yield from self.stage(process, "encode", *pipeline.encode, job.spans)
+            yield from self.stage(process, "serialize", *pipeline.encode, job.spans)
         if pipeline.locks and job.number % 16 == 15:
             yield from self.probe(process, job.spans)
         job.spans.append(Span("run_delay", ns(delay), ns(process.delay), process.worker))
@@ -222,7 +222,7 @@ class Run:
                     continue
                 job, start = self.ready.popleft(), self.now
                 yield 0, pipeline.decode
-                job.spans.append(Span("decode", ns(start), ns(self.now), MAIN))
+                job.spans.append(Span("receive", ns(start), ns(self.now), MAIN))
                 done.append(job)
             job = window[0] if pipeline.in_order else next(job for job in window if job in done)
             window.remove(job)

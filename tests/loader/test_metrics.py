@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from opentelemetry.sdk.metrics import MeterProvider
@@ -98,6 +99,22 @@ def test_every_family_is_named_and_explained(loader: fl.DataLoader[Any]) -> None
     waited = value(families, "feedline_stage_seconds_total", stage="fetch", kind="wait")
     assert cpu + waited == pytest.approx(loader.stats().stages["fetch"].total_s)
     assert "feedline_limiting" in families
+
+
+def test_parts_of_stages_are_served(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.zeros((64, 100), np.float32))
+    loader = fl.DataLoader(fl.datasets.ArrayFile(tmp_path / "rows.npy"), 8)
+    list(loader)
+    with fl.serve_metrics(0, "127.0.0.1") as server:
+        families = scrape(server.port)
+    assert "read files" in {sample.labels["stage"] for sample in families["feedline_stage_seconds"].samples}
+    assert value(families, "feedline_sample_read_bytes") == value(families, "feedline_sample_bytes") == 400
+
+
+def test_an_estimate_that_sinks_a_little_is_no_restart() -> None:
+    collector = metrics.MetricsCollector()
+    values = [collector._rising("stage_seconds", {"stage": "decode"}, each) for each in (10.0, 9.9, 11.0, 2.0, 3.0)]
+    assert values == [10.0, 10.0, 11.0, 2.0, 3.0]
 
 
 def test_several_loaders_and_odd_names_have_labels_of_their_own() -> None:

@@ -112,4 +112,4 @@ def test_an_unmeasured_batch_has_the_assumed_cost() -> None:
     model = replace(model, context=replace(model.context, sending=None))
     case = model.with_setting(EngineSetting(1, method=PROCESS))
     assert case.change is not None
-    assert case.change(model.measured.batches[0]).decode == TRANSPORT
+    assert case.change(model.measured.batches[0]).receive == TRANSPORT

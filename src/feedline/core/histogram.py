@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline.core.kernels import native
-from feedline.core.telemetry import CPU, LOCK, RUN_DELAY, SWITCHES, SpanTuple
+from feedline.core.telemetry import CPU, LOCK, MAIN, NBYTES, PARTS, RUN_DELAY, SWITCHES, SpanTuple
 
 PER_OCTAVE = 4
 """Bounds per doubling: a quantile is at most a tenth off."""
@@ -61,10 +61,14 @@ LOOP = ("wait", "step")
 _OF_STEP = ("step", "step" + CPU, "step" + SWITCHES)
 
 
-_NOT_BUILDING = frozenset((*LOOP, "sample", RUN_DELAY, LOCK))
+REORDER = "reorder"
+"""Stage of a batch that has been built and waits for an earlier one."""
 
 
-_OTHER_CLOCKS = (CPU, SWITCHES)
+_NOT_BUILDING = frozenset((*LOOP, "sample", REORDER, PARTS, RUN_DELAY, LOCK))
+
+
+_OTHER_CLOCKS = (CPU, SWITCHES, NBYTES)
 
 
 class SpanSums:
@@ -80,6 +84,9 @@ class SpanSums:
         self.batches = self.samples = self.startup_ns = 0
         self.opening_ns = 0
         """Time before the wait for the first batch that counts as a part of it: that of `iter(loader)`."""
+        self.in_order = True
+        """False if no batch waits for an earlier one."""
+        self._latest_built_ns = -1
 
     def add(self, spans: Sequence[SpanTuple], samples: int = 0, epoch: int = -1, number: int = -1) -> int:
         """Count the spans of a batch.
@@ -90,6 +97,7 @@ class SpanSums:
         started_ns = 0
         if not self.batches:
             spans = [timed for timed in spans if timed[0] not in _OF_STEP]
+        spans = [*spans, *self._reorder(spans)]
         self._recent.append((list(spans), epoch, number))
         if not self.batches:
             spans = [_earlier(timed, self.opening_ns) for timed in spans]
@@ -101,6 +109,12 @@ class SpanSums:
                 key = stage, worker
                 each._cells[key] = each._cells.get(key, SpanSum()).plus(stop_ns - start_ns)
         return max(-1, *(stop_ns - start_ns for stage, start_ns, stop_ns, _ in spans if is_building(stage)), -1)
+
+    def _reorder(self, spans: Sequence[SpanTuple]) -> list[SpanTuple]:
+        """The span of a batch that was built before its predecessor."""
+        built_ns = max((timed[2] for timed in spans if timed[3] >= 0 and is_building(timed[0])), default=-1)
+        latest_ns, self._latest_built_ns = self._latest_built_ns, max(self._latest_built_ns, built_ns)
+        return [(REORDER, built_ns, latest_ns, MAIN)] if self.in_order and 0 <= built_ns < latest_ns else []
 
     def recent(self, most: int) -> list[tuple[list[SpanTuple], int, int]]:
         """The latest batches, at most `most`, oldest first: spans, epoch and number."""

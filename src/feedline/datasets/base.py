@@ -21,6 +21,7 @@ from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.rng import torch_keys
 from feedline.core.shard_offsets import ShardOffsets
+from feedline.core.telemetry import DECODING
 from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.decoding import Decoder, SampleTransform, Where
 from feedline.datasets.indexes import BuiltIndex, Columns, IndexRecipe, indexes_of
@@ -245,7 +246,9 @@ class ShardedRecords(Records):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices, read concurrently."""
         places = within(as_indices(indices), len(self), type(self).__name__)
-        return [self._decode_record(record, row) for row, record in enumerate(self._read(places.tolist()))]
+        records = self._read(places.tolist())
+        with DECODING:
+            return [self._decode_record(record, row) for row, record in enumerate(records)]
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
@@ -267,7 +270,8 @@ class ShardedRecords(Records):
     def _sample(self, at: int, row: int | None) -> Any:
         shard, place = self._at(at)
         (view,) = self._content.read([Extent(shard, *self._span(shard, place))])
-        return self._decode_record(Record(shard, place, view), row)
+        with DECODING:
+            return self._decode_record(Record(shard, place, view), row)
 
 
 class RecordFiles(ShardedRecords):

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from feedline import images
 from feedline.core.dataset import Transform
 from feedline.core.rng import SampleRng, sample_rng, takes_rng
+from feedline.core.telemetry import DECODING, TRANSFORMING
 from feedline.core.tensors import Allocator, torch_dtype
 from feedline.datasets import array_container
 from feedline.errors import ArgumentError, SampleError
@@ -76,7 +77,8 @@ class SampleTransform:
         """The transformed sample, with this generator, which other fields may share."""
         if self.transform is None:
             return sample
-        return self.transform(sample, rng) if self.wants_rng else self.transform(sample)
+        with TRANSFORMING:
+            return self.transform(sample, rng) if self.wants_rng else self.transform(sample)
 
 
 def split_transform(
@@ -184,7 +186,8 @@ class ValueDecoder(Decoder):
 
     def __call__(self, source: Any, row: int | None, where: Where) -> Any:
         try:
-            value = self._decode(source)
+            with DECODING:
+                value = self._decode(source)
         except MemoryError:
             raise
         except self._damage as error:
@@ -297,8 +300,11 @@ class ImageDecoder(Decoder):
     def value(self, source: Any, rng: SampleRng | None, grid: Grid | None = None) -> Any:
         """Decode and transform one image; `rng` is required if it `draws`."""
         if self._plan is None:
-            return self.step.apply(self._load(source), rng)
-        return self._plan.sample(self._turn(source), SampleRng(0) if rng is None else rng, grid)
+            with DECODING:
+                loaded = self._load(source)
+            return self.step.apply(loaded, rng)
+        with TRANSFORMING:  # the decoder, within it, counts as decoding
+            return self._plan.sample(self._turn(source), SampleRng(0) if rng is None else rng, grid)
 
     def decode_batch(
         self,
@@ -314,7 +320,8 @@ class ImageDecoder(Decoder):
             keys = np.zeros(len(sources), np.uint64)  # the plan would draw them from torch
         if self._turns:
             sources, grids = [self._turn(source, row) for row, source in enumerate(sources)], None
-        return self._plan.batch(sources, keys, allocate, grids, threads)
+        with TRANSFORMING:  # as above
+            return self._plan.batch(sources, keys, allocate, grids, threads)
 
     def _turn(self, source: Any, row: int | None = None) -> Any:
         if not self._turns:

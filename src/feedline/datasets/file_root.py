@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.dataset import Transform
+from feedline.core.telemetry import READ_FILES, read_part
 from feedline.core.tensors import Allocator
 from feedline.datasets.decoding import Decode, Decoder, ImageDecoder, Where, decoder_of
 from feedline.errors import ArgumentError, SampleError, note
@@ -69,11 +70,19 @@ class FileRoot:
     def whole(self, fetched: Fetched) -> bytes | memoryview:
         """The content of a file."""
         try:
-            if not isinstance(fetched, str):
-                return fetched.result()
             if self.store is None:
-                return Path(self.local(fetched)).read_bytes()
-            return self._objects.read(self.store, fetched)
+                assert isinstance(fetched, str)
+                path = Path(self.local(fetched))
+                with READ_FILES as part:
+                    content = path.read_bytes()
+                    part.count(len(content))
+                return content
+            if not isinstance(fetched, str):
+                return self._objects.result(self.store, fetched)
+            with read_part(self.store.url) as part:
+                data = self._objects.read(self.store, fetched)
+                part.count(len(data))
+            return data
         except ArgumentError as error:  # a path that leads out of the store
             raise _PathError(f"cannot be read: {error}") from error
 

@@ -21,6 +21,7 @@ from feedline.core.dataset import READS_BATCHES, Batch, BatchRead
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
+from feedline.core.telemetry import READ_FILES
 from feedline.core.tensors import allocate_tensor, as_indices, one_within, torch_dtype, within
 from feedline.datasets.arrays.npy import TOGETHER_NBYTES
 from feedline.datasets.arrays.npy_files import ArrayFiles
@@ -234,7 +235,9 @@ class TokenFile(TokenStream):
         if mapped is None:
             self._fill_by_span([part.numpy() for part in parts], indices)
         else:
-            self._fill_from(mapped, [part.numpy() for part in parts], indices)
+            with READ_FILES as read:
+                self._fill_from(mapped, [part.numpy() for part in parts], indices)
+                read.count(sum(part.nbytes for part in parts) if read.timed else 0)
         return parts if self.targets else parts[0]
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:

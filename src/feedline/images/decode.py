@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.rng import torch_keys
+from feedline.core.telemetry import DECODING, READ_FILES, TRANSFORMING, Part
 from feedline.core.tensors import numpy_view
 from feedline.errors import ArgumentError
 from feedline.images import native, pillow
@@ -61,7 +62,9 @@ def read_batch(
     of its file. Rows after it may have been written.
     """
     _check(len(sources), recipe, out, keys, grids)
-    _Reader(sources, recipe, out, _draw_keys(keys, recipe, len(sources)), threads, range(len(sources))).run(grids)
+    keys = _draw_keys(keys, recipe, len(sources))
+    with _part(sources[0] if len(sources) else None):
+        _Reader(sources, recipe, out, keys, threads, range(len(sources))).run(grids)
 
 
 def read_one(source: Source, recipe: Recipe, key: int | None = None, *, grid: Grid | None = None) -> torch.Tensor:
@@ -72,8 +75,14 @@ def read_one(source: Source, recipe: Recipe, key: int | None = None, *, grid: Gr
     row = torch.empty(recipe.shape, dtype=recipe.dtype)
     keys = None if key is None else np.array([key & 0xFFFFFFFFFFFFFFFF], np.uint64)
     reader = _Reader((source,), recipe, numpy_view(row)[None], _draw_keys(keys, recipe, 1), 1, (None,))
-    reader.run(None if grid is None else (grid,))
+    with _part(source):
+        reader.run(None if grid is None else (grid,))
     return row
+
+
+def _part(source: Source | None) -> Part:
+    """Part of a batch: pixels are not decoded, but cropped and resized."""
+    return TRANSFORMING if source is not None and is_pixels(source) else DECODING
 
 
 def decode(source: Source, *, apply_exif_orientation: bool = False) -> NDArray[np.uint8]:
@@ -85,9 +94,14 @@ def decode(source: Source, *, apply_exif_orientation: bool = False) -> NDArray[n
     """
     if is_pixels(source):
         return np.asarray(source)
+    with DECODING:
+        return _decode_file(source, apply_exif_orientation)
+
+
+def _decode_file(source: Source, apply_exif_orientation: bool) -> NDArray[np.uint8]:
     if native.native is None:
         return pillow.pixels(source, None, apply_exif_orientation)
-    jpeg = Path(source).read_bytes() if isinstance(source, str | os.PathLike) else source
+    jpeg = _read_file(source) if isinstance(source, str | os.PathLike) else source
     header, unwritten = native.native.image_header(jpeg, pillow.pixel_limit())
     if unwritten is None:
         stored = np.empty((header[1], header[0], 3), np.uint8)
@@ -95,6 +109,13 @@ def decode(source: Source, *, apply_exif_orientation: bool = False) -> NDArray[n
         if unwritten is None:
             return _rotate_upright(stored, header[5]) if apply_exif_orientation else stored
     return _decode_unwritten(unwritten, source, None, apply_exif_orientation)
+
+
+def _read_file(path: str | os.PathLike[str]) -> bytes:
+    with READ_FILES as part:
+        content = Path(path).read_bytes()
+        part.count(len(content))
+    return content
 
 
 def _decode_unwritten(unwritten: Unwritten, source: Source, row: int | None, oriented: bool) -> NDArray[np.uint8]:
@@ -175,8 +196,28 @@ class _Reader:
         plan = native.plan_of(self.recipe)
         if plan is None:
             self._for_each(range(len(self.sources)), self._read_with_pillow)
-        elif unwritten := plan.read(self.sources, self.out, self.keys, grids, pillow.pixel_limit(), self.threads):
+            return
+        if self.sources and isinstance(self.sources[0], str | os.PathLike):
+            unwritten = self._read_files(plan, grids)
+        else:
+            unwritten = self._read(plan, grids)
+        if unwritten:
             self._finish(unwritten, plan)
+
+    def _read(self, plan: Any, grids: Sequence[Grid | None] | None) -> list[Unwritten] | None:
+        rows: list[Unwritten] | None = plan.read(
+            self.sources, self.out, self.keys, grids, pillow.pixel_limit(), self.threads
+        )
+        return rows
+
+    def _read_files(self, plan: Any, grids: Sequence[Grid | None] | None) -> list[Unwritten] | None:
+        """As `_read`; the kernels' reading of files is no decoding."""
+        native.native.image_reads()
+        unwritten = self._read(plan, grids)
+        elapsed_ns, nbytes = native.native.image_reads()
+        # Threads that share the rows read at the same time as this one, but count for themselves.
+        READ_FILES.claim(elapsed_ns, nbytes if self.threads == 1 else 0)
+        return unwritten
 
     def _finish(self, unwritten: list[Unwritten], plan: Any) -> None:
         """Decode with Pillow what the kernels left, up to the first error."""

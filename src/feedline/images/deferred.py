@@ -14,6 +14,7 @@ import PIL
 from numpy.typing import NDArray
 from PIL import Image
 
+from feedline.core.telemetry import DECODING
 from feedline.images import native
 from feedline.images.crops import Box
 
@@ -138,7 +139,8 @@ class Source:
     def _cut(self, part: Box) -> Pixels:
         if self._pixels is None:
             whole = self._decode((0, 0, *self.size), None)
-            self._pixels = self._fallback() if whole is None else whole
+            with DECODING:
+                self._pixels = self._fallback() if whole is None else whole
             self._jpeg = b""
         x, y, width, height = part
         return self._pixels[y : y + height, x : x + width]
@@ -147,10 +149,11 @@ class Source:
         jpeg = self._jpeg
         if not jpeg:  # another thread has just decoded all of it
             return None
-        if resize is not None:
-            return resize.read(jpeg, self._full_size, self._scale, part)
         rows = part[3], part[2]
-        content = native.native.image_part(jpeg, self._full_size, self._scale, part, None, rows)
+        with DECODING:
+            if resize is not None:
+                return resize.read(jpeg, self._full_size, self._scale, part)
+            content = native.native.image_part(jpeg, self._full_size, self._scale, part, None, rows)
         return None if content is None else np.ndarray((*rows, 3), np.uint8, content)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.core.telemetry import DECODING, TRANSFORMING
 from feedline.images import native
 from feedline.images.pillow import Source
 
@@ -57,7 +58,11 @@ class PlacedReader:
         window outside of the resized box are black. Images of more than `limit` pixels are refused; 0 is no limit.
         Returns None if all rows were written, else the row and reason of each that was not.
         """
-        unwritten: list[tuple[int, int, int, str]] | None = self._plan.read_placed(sources, out, placements, limit, 1)
+        is_decoded = len(sources) and isinstance(sources[0], np.ndarray)
+        with TRANSFORMING if is_decoded else DECODING:
+            unwritten: list[tuple[int, int, int, str]] | None = self._plan.read_placed(
+                sources, out, placements, limit, 1
+            )
         return unwritten
 
 

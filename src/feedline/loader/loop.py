@@ -169,7 +169,7 @@ class Iteration(_BaseDataLoaderIter):
         if heartbeat.clock.deliver(totals.sums, spans, samples, request.epoch, request.number) > totals.slow_ns:
             totals.keep_slow(spans, request)
         if clocks.read:
-            clocks.deliver()
+            clocks.deliver(batch)
         if heartbeat.inspect is not None or self._flow.tuner is not None:
             self._observe(batch)
         return batch
@@ -215,7 +215,7 @@ class Iteration(_BaseDataLoaderIter):
         due = self._staged_head or self._taken
         delivered = Delivered(request, result, (due or self._progress).cursor)
         try:
-            return self._clocks.timed("transform", self.last_steps, batch, delivered)
+            return self._clocks.timed("device_transform", self.last_steps, batch, delivered)
         except Exception:
             self._forget()
             raise

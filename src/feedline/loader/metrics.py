@@ -110,6 +110,8 @@ MEASURES = (
     Measure("arena_bytes", "gauge", "Transport memory of the workers.", _plain(lambda s: s.arena_nbytes)),
     Measure("worker_resident_bytes", "gauge", "Memory of the workers.", _plain(lambda s: s.worker_nbytes)),
     Measure("padding_share", "gauge", "Share of padding in batches, 0 to 1.", _plain(lambda s: s.padding_share)),
+    Measure("sample_read_bytes", "gauge", "Bytes that a sample has read.", _plain(lambda s: s.read_nbytes_per_sample)),
+    Measure("sample_bytes", "gauge", "Bytes of a delivered sample.", _plain(lambda s: s.delivered_nbytes_per_sample)),
     Measure(
         "gpu_utilization", "gauge", "Share of time in which the GPU computed.", _plain(lambda s: s.gpu_utilization)
     ),
@@ -132,6 +134,10 @@ def _reading(monitor: Monitor) -> Reading:
     return Reading(labels, monitor.stats(), monitor.waiting_s(), monitor.verdict)
 
 
+_RESTARTED = 0.5
+"""Share of its former value below which a counter has restarted: another loader has the name now."""
+
+
 class MetricsCollector:
     """Collector for a registry of prometheus_client.
 
@@ -140,6 +146,7 @@ class MetricsCollector:
 
     def __init__(self) -> None:
         self._core = load("prometheus_client.core", "metrics", "a Prometheus endpoint")
+        self._highest: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
 
     def collect(self) -> Iterator[Any]:
         """The families of all metrics, as prometheus_client calls them."""
@@ -159,8 +166,22 @@ class MetricsCollector:
         for reading in now:
             for labels, value in measure.values(reading):
                 if value is not None:
-                    family.add_sample(f"feedline_{measure.name}{suffix}", {**reading.labels, **labels}, value)
+                    all_labels = {**reading.labels, **labels}
+                    if measure.kind == "counter":
+                        value = self._rising(measure.name, all_labels, value)  # noqa: PLW2901 - the same figure
+                    family.add_sample(f"feedline_{measure.name}{suffix}", all_labels, value)
         return family
+
+    def _rising(self, name: str, labels: Labels, value: float) -> float:
+        """The value, or the one before if that was a little higher.
+
+        CPU times and parts of stages are estimates, which may sink a little. Prometheus would take that for a restart,
+        and count the whole value once more.
+        """
+        key = name, frozenset(labels.items())
+        before = self._highest.get(key, 0.0)
+        self._highest[key] = before if _RESTARTED * before <= value < before else value
+        return self._highest[key]
 
     def _histogram(self, name: str, text: str, values: Sequence[tuple[Labels, Reading, StageTimes | None]]) -> Any:
         family = self._core.HistogramMetricFamily(name, text)
@@ -169,9 +190,10 @@ class MetricsCollector:
                 all_labels = {**reading.labels, **labels}
                 for bound, number in octaves(times.histogram):
                     family.add_sample(f"{name}_bucket", {**all_labels, "le": repr(bound)}, number)
-                family.add_sample(f"{name}_bucket", {**all_labels, "le": "+Inf"}, times.count)
-                family.add_sample(f"{name}_count", all_labels, times.count)
-                family.add_sample(f"{name}_sum", all_labels, times.total_s)
+                counted = sum(times.histogram)  # of parts of stages, only those that were timed
+                family.add_sample(f"{name}_bucket", {**all_labels, "le": "+Inf"}, counted)
+                family.add_sample(f"{name}_count", all_labels, counted)
+                family.add_sample(f"{name}_sum", all_labels, times.mean_s * counted)
         return family
 
 

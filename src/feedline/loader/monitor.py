@@ -183,6 +183,7 @@ class Monitor:
             self._others = self._others_cpus = None
             self._others_due_s = monotonic() + _MACHINE_S
         progress.totals = Totals(whole=self.whole)
+        progress.totals.sums.in_order = loader.in_order
         if self._log is not None:
             # An iteration that was left before its first batch has no record.
             resumed = loader._resume is not None or _has_unwritten_resume(former)

@@ -6,7 +6,20 @@ from collections.abc import Callable
 from time import monotonic_ns, process_time_ns, thread_time_ns
 from typing import Any
 
-from feedline.core.telemetry import CPU, CPU_EVERY_NS, MAIN, SWITCHES, SpanTuple, add_run_delay, waits_of_thread
+import numpy as np
+import torch
+
+from feedline.core.telemetry import (
+    BATCH,
+    CPU,
+    CPU_EVERY_NS,
+    MAIN,
+    NBYTES,
+    SWITCHES,
+    SpanTuple,
+    add_run_delay,
+    waits_of_thread,
+)
 
 
 class StepClocks:
@@ -18,6 +31,7 @@ class StepClocks:
         self._among_threads = works_ahead and not has_processes
         self._next_ns = self._left_waits = 0
         self._left_cpu_ns: int | None = None
+        self._size_due_ns = 0
         self.due_ns = 0
         """The time from which a call is to be recorded."""
         self.read = False
@@ -33,9 +47,13 @@ class StepClocks:
             self._left_cpu_ns, self.due_ns = None, self._next_ns
         self.read = called_ns >= self.due_ns
 
-    def deliver(self) -> None:
+    def deliver(self, batch: Any) -> None:
         """Record the start of a step; the next call ends it."""
         now_ns = monotonic_ns()
+        if now_ns >= self._size_due_ns:
+            self.spans.append((BATCH + NBYTES, 0, _nbytes(batch), MAIN))
+            counted_ns = monotonic_ns()
+            self._size_due_ns, now_ns = counted_ns + _SIZE_SHARE * (counted_ns - now_ns), counted_ns
         add_run_delay(self.spans, now_ns, among_threads=self._among_threads)
         self.read, self.due_ns, self._next_ns = False, 0, now_ns + CPU_EVERY_NS
         self._left_cpu_ns, self._left_waits = self._cpu_clock(), waits_of_thread()
@@ -49,3 +67,29 @@ class StepClocks:
             self.spans.append((stage, began_ns, monotonic_ns(), MAIN))
             if self.read:
                 self.spans.append((stage + CPU, before_ns, self._cpu_clock(), MAIN))
+
+
+def _nbytes(batch: Any) -> int:
+    """Bytes of the tensors and arrays of a batch.
+
+    0 for a batch of an unknown type whose parts cannot be read.
+    """
+    if type(batch) is torch.Tensor:
+        return batch.nbytes
+    if type(batch) in (list, tuple, dict):
+        parts = batch.values() if type(batch) is dict else batch
+        if len(parts) <= _MOST_FIELDS:  # lists of Python objects may be as long as the batch
+            return sum(map(_nbytes, parts))
+        return 0
+    return batch.nbytes if isinstance(batch, np.ndarray | torch.Tensor) and _is_dense(batch) else 0
+
+
+_SIZE_SHARE = 400
+"""Counting the bytes of batches takes at most this part of the time."""
+
+
+_MOST_FIELDS = 64
+
+
+def _is_dense(batch: Any) -> bool:
+    return isinstance(batch, np.ndarray) or batch.layout is torch.strided

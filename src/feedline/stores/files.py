@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from feedline.core.caches import LRUCache, PerProcess
+from feedline.core.telemetry import READ_FILES, read_part
 from feedline.core.threads import CancelScope, DaemonPool
 from feedline.errors import ArgumentError
 from feedline.stores.base import FileVersion, ObjectInfo, Range, Store, Views
@@ -239,7 +240,18 @@ class FileSet:
         The first failure is raised.
         """
         if self.is_local:
-            return [self[blob].data[start:stop] for blob, start, stop in extents]  # type: ignore[index]
+            with READ_FILES as part:
+                local: Views = [self[blob].data[start:stop] for blob, start, stop in extents]  # type: ignore[index]
+                if part.timed:
+                    part.count(sum(map(len, local)))
+            return local
+        with read_part(self._stores[0].url) as part:
+            far = self._read_far(extents)
+            if part.timed:
+                part.count(sum(map(len, far)))
+        return far
+
+    def _read_far(self, extents: Sequence[Extent]) -> Views:
         wanted: dict[int, list[Range]] = {}
         for blob, start, stop in extents:
             wanted.setdefault(blob, []).append((start, stop))

@@ -44,7 +44,7 @@ class ForeignStore:
         self._url = url
         self._requests = requests
         self._system = PerProcess(lambda: _open(url, options))
-        self._transfers = Transfers(requests.max_concurrent, retry.hedge_quantile)
+        self._transfers = Transfers(requests.max_concurrent, retry.hedge_quantile, url=url)
         self._attempts = Attempts(retry, limit=self._transfers.limit)
 
     @property

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.paths import expand_user, is_special
+from feedline.core.telemetry import READ_FILES
 from feedline.errors import ObjectNotFoundError, RangeError
 from feedline.stores.base import FileVersion, ObjectInfo, Views, check_version
 from feedline.stores.requests import Requests, check_ranges, spans_for
@@ -83,6 +84,12 @@ class LocalStore:
 
     def read(self, path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> memoryview:
         """Read the bytes from `start` up to `stop`, or to the end."""
+        with READ_FILES as part:
+            data = self._read(path, start, stop, version)
+            part.count(len(data))
+        return data
+
+    def _read(self, path: str, start: int, stop: int | None, version: str | None) -> memoryview:
         status = self._status(path)
         if stop is None and 0 <= start <= status.st_size <= _SMALL_NBYTES:
             check_version(version, _version(status), self._file(path))
@@ -92,7 +99,11 @@ class LocalStore:
 
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Views:
         """One view for each range."""
-        return self._cut(path, self._status(path), ranges, version)
+        with READ_FILES as part:
+            views = self._cut(path, self._status(path), ranges, version)
+            if part.timed:
+                part.count(sum(map(len, views)))
+        return views
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """List every file whose path begins with `prefix`, sorted by path."""

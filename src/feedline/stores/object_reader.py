@@ -10,6 +10,7 @@ from threading import Lock
 import numpy as np
 
 from feedline.core.caches import PerProcess
+from feedline.core.telemetry import read_part
 from feedline.core.threads import CancelScope, DaemonPool
 from feedline.errors import ObjectChangedError
 from feedline.stores.base import ObjectInfo, Store, VersionedReader
@@ -82,6 +83,13 @@ class ObjectReader:
             return store.read(path)
         data, version = store.read_versioned(path)
         self._seen().check(unsigned(path), version, store.url)
+        return data
+
+    def result(self, store: Store, fetched: Future[memoryview]) -> memoryview:
+        """The content of an object that `reading` fetches."""
+        with read_part(store.url) as part:
+            data = fetched.result()
+            part.count(len(data))
         return data
 
     @contextmanager

@@ -40,7 +40,7 @@ class RemoteStore:
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._requests = requests
         self._client = PerProcess(lambda: _client(kind, root, options, retry.idle_timeout_s))
-        self._transfers = Transfers(requests.max_concurrent, retry.hedge_quantile)
+        self._transfers = Transfers(requests.max_concurrent, retry.hedge_quantile, url=root)
         self._attempts = Attempts(retry, limit=self._transfers.limit)
 
     @property

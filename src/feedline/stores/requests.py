@@ -14,7 +14,7 @@ from typing import NamedTuple, Self, TypeVar
 from feedline.core import threads
 from feedline.core.caches import PerProcess
 from feedline.core.store_metrics import count
-from feedline.core.telemetry import span
+from feedline.core.telemetry import read_part
 from feedline.core.threads import WAKE_S, CancelScope, DaemonPool, WaitCancelledError
 from feedline.errors import ArgumentError, RangeError
 from feedline.stores.base import ByteRange, Range
@@ -275,8 +275,10 @@ class Transfers:
     They end when idle, and when it is dropped. Safe to use from several threads, and after a fork.
     """
 
-    def __init__(self, max_concurrent: int, hedge_quantile: float | None, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
+    def __init__(
+        self, max_concurrent: int, hedge_quantile: float | None, clock: Clock | None = None, *, url: str = "a store"
+    ) -> None:
+        self._clock, self._url = clock or SystemClock(), url
         self._pools = PerProcess(lambda: _Pools(max_concurrent))
         self.limit = PerProcess(lambda: ConcurrencyLimit(max_concurrent))
         self._latencies = PerProcess(lambda: Latencies(hedge_quantile))
@@ -287,7 +289,7 @@ class Transfers:
         However it ends, nothing keeps waiting for the store but requests that are already sent.
         """
         run = _SupervisedCall(fetch, self._clock, self._latencies(), self._pools(), self.limit())
-        with span("read"):
+        with read_part(self._url):
             return run.results(spans)
 
     def read(self, fetch: Fetch, ranges: Sequence[Range], requests: Requests) -> list[memoryview]:
@@ -304,7 +306,7 @@ class Transfers:
 
         Ctrl-C and `CancelScope.cancel` end the wait for it.
         """
-        with span("read"):
+        with read_part(self._url):
             return self._pools().ordinary.call(ask)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, Self
 from feedline import collate
 from feedline.collate.base import Fill
 from feedline.core.rng import SampleRng, addressed, derive, permuted, takes_rng
+from feedline.core.telemetry import TRANSFORMING
 from feedline.errors import CollateError, note
 from feedline.streams.flow import FlowPlace, OpenFlow, SampleFlow
 
@@ -68,7 +69,7 @@ class _MappedSamples:
         key = self._random[self._count]
         self._count += 1
         try:
-            with addressed([key]):
+            with addressed([key]), TRANSFORMING:
                 return self._function(sample, SampleRng(key)) if self._takes_rng else self._function(sample)
         except Exception as error:
             place = f"sample {self._count - 1} of partition {self._place.partition} (epoch {self._place.epoch})"

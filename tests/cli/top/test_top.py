@@ -82,6 +82,20 @@ def test_a_loop_at_40_columns() -> None:
     ]
 
 
+def test_the_parts_of_building_a_batch_have_a_line() -> None:
+    totals = {"fetch": 90.0, "collate": 10.0, "read s3://photos": 31.0, "decode": 62.0, "transform": 2.0}
+    figures = {
+        **FIGURES, "stages": {stage: {"total_s": total_s} for stage, total_s in totals.items()},
+        "read_nbytes_per_sample": 110 << 10, "delivered_nbytes_per_sample": 147 << 10,
+    }  # fmt: skip
+    now = replace(NOW, figures=figures)
+    wide = "build  decode 62 %  read s3://photos 31 %  110 KiB read a sample"
+    assert wide in text_of(now, 80)
+    assert f"{wide}  147 KiB delivered a sample" in text_of(now, 100)
+    assert "build  decode 62 %" in text_of(now, 40)
+    assert not any(line.startswith("build") for line in text_of(NOW, 80))
+
+
 def test_a_wait_of_an_hour_is_the_first_thing_to_see() -> None:
     waiting = replace(NOW, since_ns=-(NOW.now_ns - 3600 * 10**9), batches=156_290)
     assert text_of(waiting, 80)[1] == "loop   waits since 60 min  for batch 12,290"

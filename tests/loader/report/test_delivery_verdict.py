@@ -68,6 +68,6 @@ def test_a_transform_on_the_device_is_a_stage() -> None:
         for _ in loader:
             pass
         verdict = loader.report()
-    assert verdict.limiting_stage == "transform", str(verdict)
+    assert verdict.limiting_stage == "device_transform", str(verdict)
     assert verdict.explained_share >= 0.9
     assert any("Delivery(transform=...)" in advice.text for advice in verdict.advice)

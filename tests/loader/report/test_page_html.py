@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -150,3 +151,18 @@ def test_a_file_that_is_no_log_is_named(text: str, tmp_path: Path) -> None:
     assert isinstance(result.exception, fl.errors.ArgumentError)
     assert "is not a run log of feedline" in str(result.exception)
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_shows_the_parts_of_a_fetch(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.zeros((64, 100), np.float32))
+    log = tmp_path / "run.jsonl"
+    loader = fl.DataLoader(fl.datasets.ArrayFile(tmp_path / "rows.npy"), 8, log=log)
+    list(loader)
+    loader.report_html(tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text()
+    assert "<span>· read files</span>" in html
+    assert "<b>400 bytes</b><span>read a sample</span>" in html
+    assert "<b>400 bytes</b><span>delivered a sample</span>" in html
+    last = read_log(log)[-1]
+    assert last["stages"]["read files"]["total_s"] > 0
+    assert last["read_nbytes_per_sample"] == last["delivered_nbytes_per_sample"] == 400

@@ -160,18 +160,18 @@ def test_the_gain_of_a_setting_is_predicted(name: str) -> None:
     assert gain_of(before, after, model_of(run)) == pytest.approx(truth, rel=0.15)
 
 
-@pytest.mark.parametrize("stage", ["sample", "collate", "decode", "fetch"])
+@pytest.mark.parametrize("stage", ["sample", "collate", "receive", "fetch"])
 def test_the_gain_of_a_free_stage_is_predicted(stage: str) -> None:
     slow = {
         "sample": {"sample": 30},
         "collate": {"collate": (0, 30)},
-        "decode": {"decode": 30},
+        "receive": {"receive": 30},
         "fetch": {"fetch": (20, 20)},
     }
     free = {
         "sample": {"sample": 0},
         "collate": {"collate": (0, 0)},
-        "decode": {"decode": 0},
+        "receive": {"receive": 0},
         "fetch": {"fetch": (0, 0)},
     }
     base = Pipeline(fetch=(2, 4), step=(2, 4), workers=2)

@@ -39,9 +39,9 @@ def test_count_sum_median_and_maximum_over_workers() -> None:
 
 def test_what_the_training_process_does_is_not_in_workers() -> None:
     totals = Totals()
-    totals.add([span("decode", 1), span("fetch", 1, 0), span("collate", 1, MAIN), span("collate", 1, 2)])
+    totals.add([span("receive", 1), span("fetch", 1, 0), span("collate", 1, MAIN), span("collate", 1, 2)])
     stages = totals.stats().stages
-    assert [stages[stage].in_workers for stage in ("decode", "fetch", "collate")] == [False, True, True]
+    assert [stages[stage].in_workers for stage in ("receive", "fetch", "collate")] == [False, True, True]
 
 
 def test_the_first_wait_is_the_start_up_and_no_step_goes_before_it() -> None:
@@ -80,7 +80,7 @@ def test_stats_can_be_written_as_json() -> None:
 
 SPANS = st.builds(
     lambda stage, start, length, worker: Span(stage, start, start + length, worker),
-    st.sampled_from(["fetch", "collate", "encode", "decode", "wait", "step"]),
+    st.sampled_from(["fetch", "collate", "serialize", "receive", "wait", "step"]),
     st.integers(0, 10**15),
     st.integers(0, 10**12),
     st.integers(-1, 3),

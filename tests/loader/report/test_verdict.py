@@ -34,8 +34,8 @@ LIMITS: dict[str, tuple[Pipeline, str, str]] = {
     "waiting fetch": (replace(BASE, fetch=(60, 1)), "fetch", "num_workers="),
     "inline fetch": (replace(BASE, fetch=(0, 20), workers=0), "fetch", "num_workers="),
     "slow collate": (replace(BASE, collate=(0, 50)), "collate", "collate"),
-    "packing": (replace(BASE, encode=(0, 50)), "encode", "num_workers=0"),
-    "receiving": (replace(BASE, decode=25), "decode", "num_workers=0"),
+    "packing": (replace(BASE, encode=(0, 50)), "serialize", "num_workers=0"),
+    "receiving": (replace(BASE, decode=25), "receive", "num_workers=0"),
     "sampler": (replace(BASE, sample=40), "sample", "draw the order of an epoch at once"),
     "step": (replace(BASE, step=(30, 5)), "step", ""),
     "computing step": (replace(BASE, fetch=(0, 2), step=(0, 30)), "step", ""),
@@ -64,6 +64,61 @@ def test_the_limit_is_named_with_its_remedy_and_all_waiting_is_explained(name: s
     assert verdict.explained_share >= 0.9 or stage == "step"
     assert (stage == "step") == (verdict.free_gain < LEAST_GAIN)
     assert verdict.headline.startswith("The loop waits for data ")
+
+
+def with_parts(pipeline: Pipeline, **shares: float) -> tuple[Verdict, Stats]:
+    """The verdict where parts take these shares of building a batch."""
+    run = pipeline.run()
+    built_s = sum(run.stats.stages[stage].total_s for stage in ("fetch", "collate"))
+    parts = {
+        stage.replace("_", " "): StageTimes(run.stats.batches, part * built_s, 0.0, 1.0, (0, 1), 0.25 * part * built_s)
+        for stage, part in shares.items()
+    }
+    stats = replace(run.stats, stages={**run.stats.stages, **parts})
+    return diagnose(stats, pipeline.context(), run.recent), stats
+
+
+@pytest.mark.parametrize(
+    ("parts", "stage", "words", "remedy"),
+    [
+        ({"decode": 0.7, "transform": 0.1}, "decode", "70 % is decoding (75 % waiting), 10 % is transforms", "decoder"),
+        ({"transform": 0.8}, "transform", "80 % is transforms", "a cheaper transform for Photos"),
+        (
+            {"read_s3://photos": 0.6, "decode": 0.3},
+            "read s3://photos",
+            "60 % is reading from s3://photos",
+            "faster storage",
+        ),
+        ({"read_files": 0.6}, "read files", "60 % is reading files", "faster storage for Photos"),
+        (
+            {"decode": 0.4, "read_files": 0.02},
+            "fetch",
+            "a batch, 40 % is decoding (75 % waiting).",
+            "do less",
+        ),
+    ],
+)
+def test_the_part_that_takes_most_of_a_fetch_is_named(
+    parts: dict[str, float], stage: str, words: str, remedy: str
+) -> None:
+    verdict, _ = with_parts(replace(BASE, fetch=(0, 60)), **parts)
+    assert verdict.limiting_stage == stage, str(verdict)
+    assert words in verdict.explanation, str(verdict)
+    assert any(remedy in advice.text for advice in verdict.advice), str(verdict)
+
+
+def test_the_gain_of_a_cheaper_part_is_that_of_its_share() -> None:
+    pipeline = replace(BASE, fetch=(0, 60))
+    verdict, _ = with_parts(pipeline, decode=0.75)
+    (cheaper,) = (advice for advice in verdict.advice if "decoder" in advice.text)
+    truth = pipeline.run().period_s / replace(pipeline, fetch=(0, 15)).run().period_s
+    assert cheaper.gain == pytest.approx(truth, rel=0.15)
+    assert cheaper.basis == "bound"
+
+
+def test_parts_that_do_not_limit_are_not_named() -> None:
+    verdict, _ = with_parts(replace(BASE, step=(30, 5)), decode=0.9)
+    assert verdict.limiting_stage == "step"
 
 
 @pytest.mark.parametrize("name", ["waiting fetch", "inline fetch", "threads under a lock", "stragglers"])
@@ -310,7 +365,7 @@ def statistics(draw: Any) -> Stats:
         startup_s=startup_s,
         step_s=step_s,
         step_cpu_s=draw(st.none() | SECONDS),
-        stages=draw(st.dictionaries(st.sampled_from(["fetch", "collate", "encode", "decode", "custom"]), TIMES)),
+        stages=draw(st.dictionaries(st.sampled_from(["fetch", "collate", "serialize", "receive", "custom"]), TIMES)),
         copied_nbytes=draw(st.integers(0, 10**15)),
         staged_nbytes=draw(st.integers(0, 10**15)),
         copy_s=draw(SECONDS),

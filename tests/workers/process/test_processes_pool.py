@@ -78,7 +78,7 @@ def test_batches_are_what_they_are_inline(open_pool: OpenPool, kind: str) -> Non
 
 def test_every_batch_tells_its_stages_and_worker(open_pool: OpenPool) -> None:
     spans = [Span(*span) for span in open_pool(squares(), 1).submit(request(0)).result().spans if is_wall(span[0])]
-    assert [span.stage for span in spans] == ["fetch", "collate", "encode", "decode"]
+    assert [span.stage for span in spans] == ["fetch", "collate", "serialize", "receive"]
     assert [span.worker for span in spans] == [0, 0, 0, -1]
     assert all(span.start_ns <= span.stop_ns for span in spans)
     assert [span.start_ns for span in spans] == sorted(span.start_ns for span in spans)

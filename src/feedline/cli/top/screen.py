@@ -13,6 +13,7 @@ from feedline.cli.top.keys import View
 from feedline.cli.top.reading import LoaderReading, WorkerReading
 from feedline.core.wrapping import wrap
 from feedline.loader.report.figures import rates
+from feedline.loader.report.parts import part_shares
 from feedline.loader.report.stats import seconds, share, size
 
 NARROW = 60
@@ -44,7 +45,7 @@ def screen(before: LoaderReading | None, now: LoaderReading, width: int, view: V
     view = view or View()
     lines = [_head(now, width), _loop(before, now, width), _queue(now, width)]
     lines += _workers(before, now, width, view)
-    lines += [line for line in (_stores(now), _incidents(now)) if line is not None]
+    lines += [line for line in (_parts(now, width), _stores(now), _incidents(now)) if line is not None]
     lines += _verdict(now, width, view)
     for line in lines:
         line.truncate(width, overflow="ellipsis")
@@ -156,6 +157,27 @@ def _queue(now: LoaderReading, width: int) -> Text:
     if width < NARROW:
         return Text(f"ready  {ready} of {ahead} batches")
     return Text.assemble("ready  ", (_bar(ready / ahead), "cyan"), f"  {ready} of {ahead} batches")
+
+
+def _parts(now: LoaderReading, width: int) -> Text | None:
+    """Parts of building a batch, and bytes of a sample."""
+    figures = now.figures
+    shares = part_shares({stage: times["total_s"] for stage, times in figures.get("stages", {}).items()})
+    shown = [f"{stage} {share(part)}" for stage, part in shares.items() if part >= _SHOWN_SHARE]
+    for name, verb in (("read_nbytes_per_sample", "read"), ("delivered_nbytes_per_sample", "delivered")):
+        if shown and figures.get(name):
+            shown.append(f"{size(figures[name])} {verb} a sample")
+    if not shown:
+        return None
+    text, *more = shown
+    for each in more if width >= NARROW else ():
+        if len(text) + len(each) + 9 <= width:
+            text = f"{text}  {each}"
+    return Text(f"build  {text}"[:width])
+
+
+_SHOWN_SHARE = 0.03
+"""Share of building a batch below which a part is left out."""
 
 
 def _bar(filled: float) -> str:

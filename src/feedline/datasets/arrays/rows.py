@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core import kernels
+from feedline.core.telemetry import READ_FILES
 from feedline.core.tensors import within
 from feedline.stores import CachedStore, ObjectRange
 from feedline.stores.files import Extent, FileSet, LocalFile
@@ -145,7 +146,9 @@ class FileArrays:
             if array is None:
                 _write(islice(fetched, len(places)), out)
             else:
-                _gather(array, places, out)
+                with READ_FILES as part:
+                    _gather(array, places, out)
+                    part.count(out.nbytes)
 
     def ranges(self, spans: Iterable[RowSpan]) -> list[tuple[CachedStore, ObjectRange]]:
         """Object ranges to prefetch into a cache for `read`."""

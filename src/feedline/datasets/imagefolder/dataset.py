@@ -27,7 +27,6 @@ from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError, note
 from feedline.images import ImageError
 from feedline.stores import Cache, CachedStore, ObjectNotFoundError, ObjectRange
-from feedline.stores.object_reader import Fetched
 from feedline.transforms.batched.encoded import decoded_on_device
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -175,7 +174,7 @@ class ImageFolder(GroupedRecords):
         with self._tree.fetching(self._samples, places, paths) as fetched:
             for number, (each, row, target) in enumerate(zip(fetched, rows, targets, strict=True)):
                 with self._naming(paths[number : number + 1], places[number:]):
-                    image = self._image(_content(each), row)
+                    image = self._image(self._tree.content(each), row)
                 samples.append((image, labeled(target)))
         return samples
 
@@ -233,7 +232,7 @@ class ImageFolder(GroupedRecords):
         with self._tree.fetching(self._samples, places, paths) as fetched:
             for number, each in enumerate(fetched):
                 with self._naming(paths[number : number + 1], places[number:]):
-                    contents.append(_content(each))
+                    contents.append(self._tree.content(each))
         return contents
 
     @contextmanager
@@ -256,10 +255,6 @@ class ImageFolder(GroupedRecords):
 
     def __repr__(self) -> str:
         return f"<ImageFolder {self.root}: {len(self)} images of {len(self.classes)} classes>"
-
-
-def _content(fetched: Fetched) -> str | memoryview:
-    return fetched if isinstance(fetched, str) else fetched.result()
 
 
 def _row_of(error: Exception, paths: Sequence[str]) -> int:

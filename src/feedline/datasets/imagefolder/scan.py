@@ -197,6 +197,13 @@ class ImageTree:
         """A context manager that fetches these images."""
         return self._objects.reading(self._known(samples, places, paths))
 
+    def content(self, fetched: Fetched) -> str | memoryview:
+        """The content of an object, or the path of a file."""
+        if isinstance(fetched, str):
+            return fetched
+        assert self.store is not None
+        return self._objects.result(self.store, fetched)
+
     def ranges(self, samples: Samples, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
         if not isinstance(self.store, CachedStore):

@@ -19,6 +19,7 @@ from feedline.core import optional
 from feedline.core.caches import PerProcess
 from feedline.core.dataset import Keys, Transform
 from feedline.core.paths import Pathlike
+from feedline.core.telemetry import READ_FILES
 from feedline.core.tensors import Allocator, as_indices, within
 from feedline.datasets.base import DecodedRecords
 from feedline.datasets.decoding import Decode, decoder_of
@@ -123,7 +124,10 @@ class LMDB(DecodedRecords):
     def _values(self, transaction: Any, keys: Sequence[bytes]) -> list[memoryview]:
         """Values of these keys, as views that end with the transaction."""
         try:
-            values = list(map(transaction.get, keys))
+            with READ_FILES as part:
+                values = list(map(transaction.get, keys))
+                if part.timed:
+                    part.count(sum(map(len, filter(None, values))))
         except optional.load("lmdb", "lmdb", "datasets.LMDB").Error as error:
             raise SampleError(f"{self.path} cannot be read: {error}; correct keys=, or copy it again") from error
         if None in values:

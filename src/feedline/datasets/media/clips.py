@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from feedline.core.dataset import BatchRead, Keys, Traits, Transform, check_reads_batches
 from feedline.core.paths import Pathlike
 from feedline.core.rng import Draws, SampleRng, derive, sample_rng, torch_keys
+from feedline.core.telemetry import DECODING
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, within
 from feedline.datasets.decoding import ImageDecoder
 from feedline.datasets.media.base import MediaClips, sampling_of
@@ -193,7 +194,7 @@ class Clips(MediaClips[VideoReader]):
             if then is not None and then.piece.file != one.piece.file:
                 then = None
             to = partial(allocate, row)
-            with self._naming(self.paths[one.piece.file]), self._decoders.use(one.piece.file) as reader:
+            with self._naming(self.paths[one.piece.file]), self._decoders.use(one.piece.file) as reader, DECODING:
                 frames = self._frames(reader, one, then, kept)
                 clip, kept = self._copy(one, frames, to) if self._images is None else self._transform(one, frames, to)
             kept = kept if then is not None else {}

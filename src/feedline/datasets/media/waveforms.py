@@ -14,6 +14,7 @@ from feedline.core.arguments import check_one_of
 from feedline.core.dataset import Traits, Transform
 from feedline.core.paths import Pathlike
 from feedline.core.rng import Draws, derive, sample_rng
+from feedline.core.telemetry import DECODING
 from feedline.datasets.media.audio import WHAT, AudioInfo, AudioReader, resampled, soundfile, with_channels
 from feedline.datasets.media.base import MediaClips, sampling_of
 from feedline.datasets.media.files import MediaFiles, Piece
@@ -168,7 +169,7 @@ class Waveforms(MediaClips[AudioReader]):
     def _waveform(self, chosen: _Range) -> torch.Tensor:
         piece, info, start, stop = chosen
         name = self.paths[piece.file]
-        with self._naming(name), self._decoders.use(piece.file) as reader:
+        with self._naming(name), self._decoders.use(piece.file) as reader, DECODING:
             samples = reader.read(start, stop)
         samples = with_channels(samples, self._channels, name)
         rate = self.rate or info.rate

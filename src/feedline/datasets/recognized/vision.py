@@ -17,6 +17,7 @@ from PIL import Image
 from feedline.collate.rows import RowBuffer
 from feedline.core.kernels import SlowKernelsWarning
 from feedline.core.recognition import StepFinding
+from feedline.core.telemetry import DECODING, READ_FILES, TRANSFORMING
 from feedline.images import native
 from feedline.images.placed import can_place
 from feedline.transforms.recognized.chain import PACKAGE, Chain
@@ -41,9 +42,12 @@ class ImageFiles:
         """Start of the chain, and the target."""
         path, target = self.item(dataset, index)
         if chain.opens_itself:
-            return _loader_of(dataset)(path), target
+            with DECODING:
+                return _loader_of(dataset)(path), target
         try:
-            encoded = _content(path)
+            with READ_FILES as part:
+                encoded = _content(path)
+                part.count(len(encoded))
         except OSError as error:
             raise RefusedError("the file cannot be read") from error
         limit = Image.MAX_IMAGE_PIXELS or 0  # Pillow warns above it
@@ -154,7 +158,8 @@ class VisionReader:
             value, target = self._known.begin(dataset, index, chain)
             if drawn is not None and rows is not None and rows.may_refuse and isinstance(value, Frame):
                 value.undo = partial(torch.set_rng_state, drawn)
-            image = chain(value, rows)
+            with TRANSFORMING:  # the decoder, within it, counts as decoding
+                image = chain(value, rows)
         except RefusedError:
             if drawn is not None:
                 torch.set_rng_state(drawn)

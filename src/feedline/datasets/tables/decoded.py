@@ -17,6 +17,7 @@ from feedline import collate
 from feedline.core.caches import LoadingCache, PerProcess
 from feedline.core.dataset import Ranges, Transform
 from feedline.core.shard_offsets import ShardOffsets
+from feedline.core.telemetry import DECODING
 from feedline.core.tensors import Allocator
 from feedline.core.threads import BoundedMap
 from feedline.datasets.decoding import Decode
@@ -164,17 +165,19 @@ class CachedRows:
     def samples(self, which: Int64s, rows: Int64s) -> list[dict[str, Any]]:
         """A dict for each row, given its chunk in `which`."""
         samples: list[Any] = [None] * len(rows)
-        for run in self._runs(which, rows):
-            _put(samples, run.places, run.chunks.samples(run.which, run.rows))
+        with DECODING:
+            for run in self._runs(which, rows):
+                _put(samples, run.places, run.chunks.samples(run.which, run.rows))
         return samples
 
     def batch(self, which: Int64s, rows: Int64s, allocate: Allocator) -> Any:
         """The samples default-collated, with tensors in memory from `allocate`."""
         samples: list[Any] = [None] * len(rows)
-        for run in self._runs(which, rows):
-            if len(run.places) == len(rows):
-                return run.chunks.batch(run.which, run.rows, allocate)
-            _put(samples, run.places, run.chunks.samples(run.which, run.rows))
+        with DECODING:
+            for run in self._runs(which, rows):
+                if len(run.places) == len(rows):
+                    return run.chunks.batch(run.which, run.rows, allocate)
+                _put(samples, run.places, run.chunks.samples(run.which, run.rows))
 
         def locate(at: int) -> str:
             return self.locate(int(which[at]), int(rows[at]))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from feedline import collate
 from feedline.core.dataset import Keys, Transform
 from feedline.core.rng import SampleRng
+from feedline.core.telemetry import DECODING
 from feedline.core.tensors import Allocator
 from feedline.datasets import array_container
 from feedline.datasets.compression import is_bomb, largest_nbytes
@@ -283,7 +284,8 @@ class TarColumn:
     def _decode(self, place: MemberPlace) -> Any:
         decode = self._decoders[place.field] or self._load_image
         try:
-            return decode(place.cell.data)
+            with DECODING:
+                return decode(place.cell.data)
         except DAMAGE as error:
             if self._is_own(place.field) and not isinstance(error, BAD_DATA):
                 raise  # a bug in the user's decoder, not bad data

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from feedline.core.telemetry import DECODE, TRANSFORM
 from feedline.loader.report.calibration import UNKNOWN_GIL
 from feedline.loader.report.context import Context, method_of
 from feedline.loader.report.copies import cheaper_transform, fewer_bytes, one_copy
 from feedline.loader.report.model import Case, Gain, Model
+from feedline.loader.report.parts import dominant_part
 from feedline.loader.report.remedy import LEAST_GAIN, Advice, Basis, upper_bound
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, EngineSetting, Task
 from feedline.loader.report.stats import Stats, count, seconds, share, size
@@ -136,7 +138,7 @@ def _doubtful_case(model: Model, case: Case) -> Case:
 
 def _reason_for_workers(model: Model, number: int) -> str:
     measured, workers = model.measured, model.present.setting.num_workers
-    work = [measured.mean(stage) for stage in ("fetch", "collate", "encode")]
+    work = [measured.mean(stage) for stage in ("fetch", "collate", "serialize")]
     alone_s, waits_s = sum(task.alone_s for task in work), sum(task.wait_s for task in work)
     if number < workers:
         return f"{count(number, 'worker')} keep up, and leave CPUs to the step"
@@ -212,7 +214,7 @@ def other_pools(model: Model, _: Stats) -> Iterator[Advice]:
         text = f"threads share Python's lock, and compute on {model.measured.concurrency:.1f} CPUs together"
         yield from _advice(model, case, text, {"worker_method": "process"}, _doubtful_case(model, case))
     if setting.method != INLINE and not context.adapts:
-        sent_s = sum(model.measured.mean(stage).alone_s for stage in ("encode", "decode")) + model.machine.latency_s
+        sent_s = sum(model.measured.mean(stage).alone_s for stage in ("serialize", "receive")) + model.machine.latency_s
         text = f"a batch costs {seconds(sent_s)} on its way from the worker, and {_building(model)} to build"
         yield from _advice(model, model.with_setting(EngineSetting()), text, {"num_workers": 0})
 
@@ -249,12 +251,12 @@ def cheaper_collate(model: Model, _: Stats) -> Iterator[Advice]:
 
 def fewer_objects(model: Model, _: Stats) -> Iterator[Advice]:
     """Batches that cost nothing to send."""
-    sent = [model.measured.mean(stage) for stage in ("encode", "decode")]
+    sent = [model.measured.mean(stage) for stage in ("serialize", "receive")]
     text = (
         f"return few and large tensors or arrays: packing takes {seconds(sent[0].alone_s)} a batch and unpacking "
         f"{seconds(sent[1].alone_s)}; Python objects are sent one by one"
     )
-    case = model.present._replace(change=lambda batch: batch.without("encode").without("decode"))
+    case = model.present._replace(change=lambda batch: batch.without("serialize").without("receive"))
     if model.present.setting.method == PROCESS and model.gain(case) >= LEAST_GAIN:
         gain = model.range_of(case)
         yield Advice(text, {}, gain.gain, 1.0, gain.high, "bound")
@@ -281,8 +283,27 @@ def _without_waiting(batch: BatchTimes) -> BatchTimes:
     return replace(batch, work={**batch.work, "fetch": fetch._replace(wait_s=0.0)})
 
 
-def cheaper_fetch(model: Model, _: Stats) -> Iterator[Advice]:
+def cheaper_part(model: Model, stats: Stats) -> Iterator[Advice]:
+    """A decoder, transform or storage that takes no time."""
+    part = dominant_part(stats, "fetch")
+    if part is None:
+        return
+    dataset, takes = model.context.dataset, f"{share(part.share)} of building a batch is {part.words}"
+    answers = {
+        DECODE: f"a cheaper decoder for {dataset}: store samples in the size and format in which they are used",
+        TRANSFORM: f"a cheaper transform for {dataset}: store its results, or use the device (Delivery(transform=...))",
+    }
+    answer = answers.get(part.stage, f"faster storage for {dataset}")
+    case = model.present._replace(change=lambda batch: batch.scale("fetch", 1 - part.share))
+    if model.gain(case) >= LEAST_GAIN:
+        gain = model.range_of(case)
+        yield Advice(f"{answer}: {takes}", {}, gain.gain, 1.0, gain.high, "bound")
+
+
+def cheaper_fetch(model: Model, stats: Stats) -> Iterator[Advice]:
     """A dataset that takes no time."""
+    if dominant_part(stats, "fetch") is not None:  # of which `cheaper_part` says more
+        return
     context, source = model.context, model.context.source
     method = f"{context.dataset}.{context.reads_by}"
     if source.answer:
@@ -369,6 +390,7 @@ _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
     cheaper_collate,
     fewer_objects,
     cached_objects,
+    cheaper_part,
     cheaper_fetch,
 )
 

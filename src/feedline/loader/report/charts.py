@@ -88,8 +88,12 @@ def timeline(blocks: Iterable[tuple[str, str, float, float, int]]) -> str:
     )
 
 
-_KNOWN = ("step", "wait", "fetch", "collate", "encode", "decode", "sample", "copy", "CPU", "waiting")
+_KNOWN = (
+    "step", "wait", "fetch", "read", "decode", "transform", "collate", "serialize", "receive", "sample", "copy", "CPU",
+    "waiting",
+)  # fmt: skip
 
 
 def _class(name: str) -> str:
-    return f"c-{name}" if name in _KNOWN else "c-other"
+    kind = name.partition(" ")[0]  # "read s3://bucket"
+    return f"c-{kind}" if kind in _KNOWN else "c-other"

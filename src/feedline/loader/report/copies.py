@@ -84,9 +84,9 @@ def one_copy(model: Model, stats: Stats) -> Iterator[Advice]:
 
 def cheaper_transform(model: Model, _: Stats) -> Iterator[Advice]:
     """A transform on the device that takes no time."""
-    takes = seconds(model.measured.mean("transform").alone_s)
+    takes = seconds(model.measured.mean("device_transform").alone_s)
     text = (
         f"a cheaper Delivery(transform=...): the training process spends {takes} a batch in it; "
         "torch.compile it, or let workers do what needs no device"
     )
-    yield from upper_bound(model, "transform", text)
+    yield from upper_bound(model, "device_transform", text)

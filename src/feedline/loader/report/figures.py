@@ -19,7 +19,8 @@ _PLAIN = (
     "batches", "samples", "wall_s", "wait_s", "startup_s", "closing_s", "step_s", "step_cpu_s", "run_delay_s",
     "lock_s", "others_cpus", "in_flight_nbytes", "arena_nbytes", "copied_nbytes", "copy_s", "restarts", "skipped",
     "workers", "epoch", "position", "length", "ready", "in_flight", "worker_nbytes", "worker_growth_nbytes",
-    "padding_share", "throttled_share", "contended_share", "gpu_utilization",
+    "padding_share", "throttled_share", "contended_share", "gpu_utilization", "read_nbytes_per_sample",
+    "delivered_nbytes_per_sample",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from feedline.core.telemetry import CPU, MAIN, RUN_DELAY, Span
 from feedline.loader.report.replay import NO_TASK, OURS, BatchTimes, Task
 from feedline.loader.report.stats import Stats, is_wall
 
-WORK = ("fetch", "collate", "encode")
+WORK = ("fetch", "collate", "serialize")
 """Stages of building a batch, in their order. Other spans lie within these."""
 
 

@@ -14,7 +14,7 @@ from feedline.loader.report.context import Context, SendingCost
 from feedline.loader.report.measured import WORK, Measured
 from feedline.loader.report.replay import PROCESS, THREAD, BatchTimes, EngineSetting, Machine, Task, replay
 
-STAGES = ("sample", *WORK, "decode", "copy", "transform")
+STAGES = ("sample", *WORK, "receive", "copy", "device_transform")
 """Stages that a prediction can remove."""
 
 
@@ -223,11 +223,11 @@ def _change_transport(method: str, sending: SendingCost | None) -> Change:
     """Change of a batch that comes from another kind of pool."""
 
     def change(batch: BatchTimes) -> BatchTimes:
-        work = {stage: task for stage, task in batch.work.items() if stage != "encode"}
+        work = {stage: task for stage, task in batch.work.items() if stage != "serialize"}
         if method == PROCESS:
             packing, unpacking = sending or (TRANSPORT, TRANSPORT)
-            return replace(batch, work={**work, "encode": packing}, decode=unpacking)
-        return replace(batch, work=work, decode=Task())
+            return replace(batch, work={**work, "serialize": packing}, receive=unpacking)
+        return replace(batch, work=work, receive=Task())
 
     return change
 

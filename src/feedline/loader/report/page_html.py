@@ -14,10 +14,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from feedline.core.telemetry import MAIN
+from feedline.core.histogram import REORDER
+from feedline.core.telemetry import MAIN, is_part
 from feedline.loader.report.charts import Series, bars, line_chart, timeline
 from feedline.loader.report.figures import rates
-from feedline.loader.report.stats import count, is_wall, seconds, share, size
+from feedline.loader.report.stats import count, is_block, seconds, share, size
 from feedline.loader.report.totals import RecentBatch
 
 _SHOWN_BATCHES = 24
@@ -147,6 +148,12 @@ def _tiles(report: RankReport) -> str:
         ("batches in memory", size(figures["in_flight_nbytes"])),
         ("workers' memory", size(figures["worker_nbytes"]) if figures["worker_nbytes"] else "–"),
     ]
+    for name, words in (
+        ("read_nbytes_per_sample", "read a sample"),
+        ("delivered_nbytes_per_sample", "delivered a sample"),
+    ):
+        if figures.get(name):
+            tiles.append((words, size(figures[name])))
     cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in tiles)
     return f'<section class="tiles">{cells}</section>\n'
 
@@ -201,13 +208,17 @@ def _where(report: RankReport) -> str:
     figures = report.figures
     rows = [("loop", [("step", figures["step_s"]), ("wait", figures["wait_s"])])]
     for stage, times in figures["stages"].items():
+        if stage == REORDER:  # which takes no time of a worker or the loop
+            continue
+        name = f"· {stage}" if is_part(stage) else stage
         if times["cpu_s"] is None:
-            rows.append((stage, [("CPU and waiting", times["total_s"])]))
+            rows.append((name, [("CPU and waiting", times["total_s"])]))
         else:
             cpu_s = min(times["cpu_s"], times["total_s"])
-            rows.append((stage, [("CPU", cpu_s), ("waiting", times["total_s"] - cpu_s)]))
+            rows.append((name, [("CPU", cpu_s), ("waiting", times["total_s"] - cpu_s)]))
     note = (
-        "<p>Stages are summed over workers. Waiting is time without the CPU: files, network, locks, other programs.</p>"
+        "<p>Stages are summed over workers; those with a dot are parts of fetch and collate. Waiting is time without "
+        "the CPU: files, network, locks, other programs.</p>"
     )
     return _section("Where the time goes", bars(rows) + note)
 
@@ -237,7 +248,7 @@ def _timeline(report: RankReport) -> str:
         (_row_name(timed[3], timed[0]), timed[0], timed[1] / 1e9, timed[2] / 1e9, batch.number)
         for batch in batches
         for timed in batch.spans
-        if is_wall(timed[0])
+        if is_block(timed[0])
     ]
     if not blocks:
         return ""

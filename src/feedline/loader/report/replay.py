@@ -41,7 +41,7 @@ class Task(NamedTuple):
 NO_TASK = Task()
 
 
-OURS = ("sample", "decode", "copy", "transform", "step")
+OURS = ("sample", "receive", "copy", "device_transform", "step")
 """Stages of the training process: those of every loader."""
 
 
@@ -50,14 +50,14 @@ class BatchTimes:
     """Tasks of one batch, each as on an idle machine."""
 
     work: Mapping[str, Task]
-    """By stage, in the order in which a worker does them: "fetch", "collate", "encode"."""
+    """By stage, in the order in which a worker does them: "fetch", "collate", "serialize"."""
     sample: Task = NO_TASK
     """The sampler, in the training process."""
-    decode: Task = NO_TASK
+    receive: Task = NO_TASK
     """Receiving, in the training process."""
     copy: Task = NO_TASK
     """Delivery to page-locked memory or a device, as far as the training process waits for it."""
-    transform: Task = NO_TASK
+    device_transform: Task = NO_TASK
     """The transform on the device."""
     step: Task = NO_TASK
     """The loop's own work."""
@@ -274,7 +274,7 @@ class _Engine:
                 yield from self._work[turn]
             window.remove(self._due(window))
             yield from _phases(self._batches[turn].copy)
-            yield from _phases(self._batches[turn].transform)
+            yield from _phases(self._batches[turn].device_transform)
             yield (self._machine.latency_s, 0.0, 1.0)
             self.delivered_s.append(self._clock.now)
             yield from self._step(self._batches[turn].step)
@@ -286,7 +286,7 @@ class _Engine:
         return next(number for number in window if number in self._received)
 
     def _receive(self, window: list[int]) -> _Process:
-        """Decode what has arrived until the due batch is decoded."""
+        """Unpack what has arrived until the due batch is there."""
         while not self._is_due(window):
             if not self._arrived:
                 self._loop_is_parked = True
@@ -295,7 +295,7 @@ class _Engine:
                     yield from self._take_lock(1.0)
             while self._arrived:
                 number = self._arrived.popleft()
-                yield from _phases(self._batches[number].decode)
+                yield from _phases(self._batches[number].receive)
                 self._received.add(number)
 
     def _step(self, step: Task) -> _Process:

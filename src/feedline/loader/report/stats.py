@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from feedline.core.histogram import quantile_s
+from feedline.core.histogram import REORDER, quantile_s
 from feedline.core.store_metrics import StoreStatistics
-from feedline.core.telemetry import CPU, LOCK, MAIN, RUN_DELAY, SWITCHES
+from feedline.core.telemetry import CPU, LOCK, MAIN, NBYTES, PARTS, RUN_DELAY, SWITCHES
 
 _FLAT = (
     "batches", "samples", "samples_per_s", "batches_per_s", "wait_share", "wait_s", "step_s", "epoch", "position",
     "ready", "restarts", "skipped", "in_flight_nbytes", "worker_nbytes", "padding_share", "throttled_share",
+    "read_nbytes_per_sample", "delivered_nbytes_per_sample",
 )  # fmt: skip
 
 
@@ -101,7 +103,7 @@ class Stats:
     others_cpus: float | None = None
     """CPUs that other programs used during the epoch, of those that this process may use; None if not known."""
     stages: Mapping[str, StageTimes] = field(default_factory=dict)
-    """Times of the stages that ran: "sample", "fetch", "collate", "encode", "decode" and others."""
+    """Times of the stages that ran: "sample", "fetch", "collate", "serialize", "receive" and others."""
     loop: Mapping[str, StageTimes] = field(default_factory=dict)
     """Times of the loop: "wait" for a batch, and "step" between batches."""
     in_flight_nbytes: int = 0
@@ -144,6 +146,10 @@ class Stats:
     """Resident memory of the worker processes, shared pages included, in bytes."""
     worker_growth_nbytes: float | None = None
     """Growth of `worker_nbytes` per epoch; None before the end of the second epoch, and without worker processes."""
+    read_nbytes: float | None = None
+    """Bytes of files and objects that a batch has read, in the mean; None if no file or store of feedline was read."""
+    delivered_nbytes: float | None = None
+    """Bytes of the tensors and arrays of a batch, in the mean; None before the first was counted."""
     padding_share: float | None = None
     """Share of padding in all batches with a mask or lengths, 0 to 1; None if there are none."""
     throttled_share: float | None = None
@@ -177,8 +183,9 @@ class Stats:
         """
         numbers = {name: getattr(self, name) for name in _FLAT}
         for stage, times in {**self.stages, **self.loop}.items():
-            numbers[f"{stage}_mean_s"] = times.mean_s
-            numbers[f"{stage}_p99_s"] = times.quantile_s(0.99)
+            name = re.sub(r"\W+", "_", stage)  # "read s3://bucket"
+            numbers[f"{name}_mean_s"] = times.mean_s
+            numbers[f"{name}_p99_s"] = times.quantile_s(0.99)
         return {prefix + name: float(number) for name, number in numbers.items() if number is not None}
 
     @property
@@ -192,17 +199,35 @@ class Stats:
         return self.batches / self.wall_s if self.wall_s else 0.0
 
     @property
+    def read_nbytes_per_sample(self) -> float | None:
+        """Bytes that a sample has read; None if unknown."""
+        return self._per_sample(self.read_nbytes)
+
+    @property
+    def delivered_nbytes_per_sample(self) -> float | None:
+        """Bytes of tensors and arrays of a sample; None if unknown."""
+        return self._per_sample(self.delivered_nbytes)
+
+    def _per_sample(self, nbytes: float | None) -> float | None:
+        return None if nbytes is None or not self.samples else nbytes * self.batches / self.samples
+
+    @property
     def wait_share(self) -> float:
         """Waiting time as a share of the wall time, 0 to 1."""
         return self.wait_s / self.wall_s if self.wall_s else 0.0
 
 
-_OTHER_CLOCKS = (RUN_DELAY, LOCK)
+_OTHER_CLOCKS = (RUN_DELAY, LOCK, PARTS)
 
 
 def is_wall(stage: str) -> bool:
     """True for stages on the wall clock."""
-    return stage not in _OTHER_CLOCKS and not stage.endswith((CPU, SWITCHES))
+    return stage not in _OTHER_CLOCKS and not stage.endswith((CPU, SWITCHES, NBYTES))
+
+
+def is_block(stage: str) -> bool:
+    """True for stages that follow each other, or nest, in their worker."""
+    return is_wall(stage) and stage != REORDER
 
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))

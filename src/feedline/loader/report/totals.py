@@ -7,7 +7,20 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from feedline.core.histogram import LOOP, SpanSum, SpanSums, add_counts, is_building, new_sums
-from feedline.core.telemetry import CPU, LOCK, MAIN, RUN_DELAY, SWITCHES, Span, SpanTuple
+from feedline.core.telemetry import (
+    BATCH,
+    CPU,
+    LOCK,
+    MAIN,
+    NBYTES,
+    PARTS,
+    READ,
+    RUN_DELAY,
+    SWITCHES,
+    Span,
+    SpanTuple,
+    is_part,
+)
 from feedline.loader.padding import PaddingSums
 from feedline.loader.report.stats import SlowBatch, StageTimes, Stats, is_wall
 
@@ -128,6 +141,8 @@ class Totals:
             stages={stage: times for stage, times in stages.items() if stage not in LOOP},
             loop={stage: times for stage, times in stages.items() if stage in LOOP},
             slowest=tuple(self._slowest),
+            read_nbytes=_read_nbytes(cells),
+            delivered_nbytes=_delivered_nbytes(cells),
             padding_share=self._padding.share,
         )
 
@@ -137,14 +152,53 @@ class Totals:
         for (stage, worker), cell in self._cells().items():
             cells.setdefault(stage, []).append((worker, cell))
         recent = _elapsed_ns(spans for spans, *_ in self.sums.recent(self._recent))
-        return {
-            stage: _times(parts, recent.get(stage, ()), cells.get(stage + CPU, ()))
+        scale = _scale_of_parts(cells)
+        times = {
+            stage: _times(parts, recent.get(stage, ()), cells.get(stage + CPU, ()), scale if is_part(stage) else 1.0)
             for stage, parts in cells.items()
             if is_wall(stage)
         }
+        return _with_parts_behind(times)
 
     def _cells(self) -> dict[tuple[str, int], SpanSum]:
         return {key: SpanSum(*fields) for key, fields in self.sums.cells().items()}
+
+
+def _with_parts_behind(times: dict[str, StageTimes]) -> dict[str, StageTimes]:
+    """The stages, with the parts of "fetch" behind it."""
+    parts = {stage: each for stage, each in times.items() if is_part(stage)}
+    names = sorted(parts, key=lambda stage: (not stage.startswith(READ), stage))
+    ordered: dict[str, StageTimes] = {}
+    for stage, each in times.items():
+        if stage not in parts:
+            ordered[stage] = each
+            if stage == "fetch":
+                ordered.update((name, parts[name]) for name in names)
+    return ordered | parts
+
+
+_BUILDING = ("fetch", "collate")
+"""Stages whose parts are timed."""
+
+
+def _scale_of_parts(cells: Mapping[str, Sequence[tuple[int, SpanSum]]]) -> float:
+    """Ratio of all building time to that with timed parts."""
+    built_ns = sum(cell.total_ns for stage in _BUILDING for _, cell in cells.get(stage, ()))
+    timed_ns = sum(cell.total_ns for _, cell in cells.get(PARTS, ()))
+    return max(built_ns / timed_ns, 1.0) if timed_ns else 1.0
+
+
+def _read_nbytes(cells: Mapping[tuple[str, int], SpanSum]) -> float | None:
+    """Mean bytes that a batch has read; None if unknown."""
+    read = [cell for (stage, _), cell in cells.items() if stage.startswith(READ) and stage.endswith(NBYTES)]
+    batches = sum(cell.number for (stage, _), cell in cells.items() if stage == PARTS)
+    return sum(cell.total_ns for cell in read) / batches if read and batches else None
+
+
+def _delivered_nbytes(cells: Mapping[tuple[str, int], SpanSum]) -> float | None:
+    """Mean bytes of the arrays of a batch; None if unknown."""
+    cell = cells.get((BATCH + NBYTES, MAIN))
+    return None if cell is None else cell.total_ns / cell.number
 
 
 def _lock_s(cells: Mapping[tuple[str, int], SpanSum], *, of_loop: bool) -> float | None:
@@ -189,18 +243,22 @@ def _elapsed_ns(batches: Iterable[Sequence[SpanTuple]]) -> dict[str, list[int]]:
 
 
 def _times(
-    cells: list[tuple[int, SpanSum]], recent_ns: Sequence[int], cpu_cells: Sequence[tuple[int, SpanSum]]
+    cells: list[tuple[int, SpanSum]],
+    recent_ns: Sequence[int],
+    cpu_cells: Sequence[tuple[int, SpanSum]],
+    scale: float = 1.0,
 ) -> StageTimes:
-    number, total_ns = sum(cell.number for _, cell in cells), sum(cell.total_ns for _, cell in cells)
+    """Times of a stage, extrapolated from some batches by `scale`."""
+    number, total_ns = sum(cell.number for _, cell in cells), sum(cell.total_ns for _, cell in cells) * scale
     # CPU times are measured for a part of the spans: those of short batches are left out, but they all compute alike.
     measured = sum(cell.number for _, cell in cpu_cells)
     cpu_ns = sum(cell.total_ns for _, cell in cpu_cells)
     return StageTimes(
-        count=number,
+        count=round(number * scale),
         total_s=total_ns / 1e9,
         median_s=(median(recent_ns) if recent_ns else 0) / 1e9,
         max_s=max(cell.max_ns for _, cell in cells) / 1e9,
         workers=tuple(sorted(worker for worker, _ in cells)),
-        cpu_s=cpu_ns / 1e9 * number / measured if measured else None,
+        cpu_s=cpu_ns / 1e9 * number * scale / measured if measured else None,
         histogram=add_counts([cell.counts for _, cell in cells]),
     )

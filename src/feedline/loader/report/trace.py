@@ -11,7 +11,7 @@ from typing import Any
 
 from feedline.core.histogram import LOOP
 from feedline.core.telemetry import MAIN, SpanTuple
-from feedline.loader.report.stats import is_wall
+from feedline.loader.report.stats import is_block
 from feedline.loader.report.totals import RecentBatch
 
 _CATEGORY = "feedline"
@@ -57,7 +57,7 @@ def _plain(identity: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _names(batches: Iterable[RecentBatch], process: int, identity: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    rows = {_row(timed) for batch in batches for timed in batch.spans if is_wall(timed[0])}
+    rows = {_row(timed) for batch in batches for timed in batch.spans if is_block(timed[0])}
     if not rows:
         return
     title = f"feedline {identity.get('loader', '')} · rank {process}".replace("  ", " ")
@@ -79,7 +79,7 @@ def _blocks(batch: RecentBatch, process: int) -> Iterator[dict[str, Any]]:
     place = {} if batch.number < 0 else {"batch": batch.number, "epoch": batch.epoch}
     for timed in batch.spans:
         stage, start_ns, stop_ns, _ = timed
-        if is_wall(stage):
+        if is_block(stage):
             yield {
                 "ph": "X",
                 "name": stage,
@@ -124,7 +124,7 @@ def _ready(batches: Iterable[RecentBatch], process: int) -> Iterator[dict[str, A
 
 def _last_build_span(batch: RecentBatch) -> SpanTuple | None:
     return max(
-        (timed for timed in batch.spans if timed[3] != MAIN and is_wall(timed[0])),
+        (timed for timed in batch.spans if timed[3] != MAIN and is_block(timed[0])),
         key=lambda timed: timed[2],
         default=None,
     )

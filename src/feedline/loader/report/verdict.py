@@ -16,6 +16,7 @@ from feedline.loader.report.context import THROTTLED, Context
 from feedline.loader.report.copies import copies_of
 from feedline.loader.report.measured import WORK, Measured
 from feedline.loader.report.model import Gain, Model
+from feedline.loader.report.parts import BUILDING, dominant_part, sentence
 from feedline.loader.report.remedy import LEAST_GAIN, Advice
 from feedline.loader.report.replay import INLINE, LEAST, NO_TASK, OURS, THREAD, BatchTimes, Task
 from feedline.loader.report.stats import Stats, count, seconds, share, size
@@ -61,8 +62,9 @@ class Verdict:
     """
 
     limiting_stage: str
-    """A stage ("sample", "fetch", "collate", "encode", "decode", "copy", "transform"), or "step", "startup",
-    "straggler", "overhead", "cpus"; "nothing" before the first batch."""
+    """A stage ("sample", "fetch", "collate", "serialize", "receive", "copy", "device_transform"), or "step", "startup",
+    "straggler", "overhead", "cpus"; "nothing" before the first batch. In place of "fetch" or "collate", the part that
+    takes most of it ("read s3://bucket", "read files", "decode", "transform"), where feedline reads the samples."""
     wait_share: float
     """Waiting time of the loop as a share of the wall time, 0 to 1."""
     headline: str
@@ -150,8 +152,9 @@ def diagnose(
     if model is None:
         return _after_one_batch(stats, context)
     stage = limiting_stage(model, stats)
+    part = dominant_part(stats, stage)
     return Verdict(
-        stage,
+        stage if part is None else part.stage,
         stats.wait_share,
         _headline(model, stats, stage),
         _explanation(model, stats, stage),
@@ -267,7 +270,8 @@ def _explain_stage(model: Model, stats: Stats, stage: str) -> str:
             f"Why: {name} holds a lock for {seconds(task.held_s)} a batch, and one worker at a time has it: "
             f"{count(setting.num_workers, 'worker')} wait for it {waits} of their time. {_machine(model)}"
         )
-    return f"Why: {name} takes {seconds(task.alone_s)} a batch{each}{waiting}{place}, {where}. {_machine(model)}"
+    parts = f"{sentence(stats)} " if stage in BUILDING and sentence(stats) else ""
+    return f"Why: {name} takes {seconds(task.alone_s)} a batch{each}{waiting}{place}, {where}. {parts}{_machine(model)}"
 
 
 def _where(workers: int, method: str, stage: str) -> str:

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.store_metrics import count
+from feedline.core.telemetry import read_part
 from feedline.core.threads import DaemonPool
 from feedline.errors import ObjectChangedError, RangeError, StoreError
 from feedline.stores.base import ObjectInfo, Range, Store, VersionedObject, Views, check_version
@@ -99,6 +100,10 @@ class CachedStore:
 
     def read_many(self, path: str, ranges: Sequence[Range], *, version: str | None = None) -> Views:
         """One view for each range."""
+        with read_part(self.store.url):
+            return self._read_many(path, ranges, version)
+
+    def _read_many(self, path: str, ranges: Sequence[Range], version: str | None) -> Views:
         check_ranges(ranges, join(self.url, path))
         object_ = self._object(path, version)
         object_.check_within(ranges)

@@ -241,8 +241,8 @@ class Dispatch:
                     value = value._replace(worker_state=self._generators[worker_id].latest)
                 if self._is_live(future.work):
                     self._built[future.work.partition] = future.work.epoch, value.mark
-                value.spans.append(("encode", answer.began_ns, answer.ended_ns, worker_id))
-                value.spans.append(("decode", began_ns, monotonic_ns(), MAIN))
+                value.spans.append(("serialize", answer.began_ns, answer.ended_ns, worker_id))
+                value.spans.append(("receive", began_ns, monotonic_ns(), MAIN))
                 future.succeed(value, inbox.latest)
             else:
                 future.fail(exceptions.rebuild(value, f"in DataLoader worker process {worker_id}"))

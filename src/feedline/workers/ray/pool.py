@@ -234,9 +234,9 @@ class RayPool(FuturePool):
             built = built._replace(worker_state=states.latest)
         if _is_live(future.work):
             self._built[future.work.partition] = future.work.epoch, built.mark
-        spans = [*built.spans, ("encode", answer.began_ns, answer.ended_ns, member.worker_id)]
+        spans = [*built.spans, ("serialize", answer.began_ns, answer.ended_ns, member.worker_id)]
         built.spans[:] = [(name, start - shift_ns, stop - shift_ns, worker) for name, start, stop, worker in spans]
-        built.spans.append(("decode", began_ns, monotonic_ns(), MAIN))
+        built.spans.append(("receive", began_ns, monotonic_ns(), MAIN))
         future.succeed(built)
 
     def _dispatch(self) -> None:
