@@ -31,7 +31,7 @@ from feedline.stores import Cache, CachedStore, CacheWarning, ObjectInfo, Object
 from feedline.stores.base import FileVersion, Views
 from feedline.stores.cache.entries import Key
 from feedline.stores.cache.folder import Folder
-from feedline.stores.files import Blob, Extent, FileSet, KeptContent, LocalFile, RemoteBlob
+from feedline.stores.files import Blob, Extent, FileSet, KeptContent
 
 _log = logging.getLogger("feedline")
 
@@ -176,7 +176,7 @@ class PlainFiles(FileSet):
         """The files before decompression, wherever their content is kept."""
         return self.sources
 
-    def open(self, number: int) -> LocalFile | RemoteBlob:
+    def open(self, number: int) -> Blob:
         """Open a file; evicted content is made again."""
         if self._ways[number] is None:
             return super().open(number)

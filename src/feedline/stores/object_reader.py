@@ -13,7 +13,7 @@ from feedline.core.caches import PerProcess
 from feedline.core.threads import CancelScope, DaemonPool
 from feedline.errors import ObjectChangedError
 from feedline.stores.base import ObjectInfo, Store, VersionedReader
-from feedline.stores.cache import CachedStore, ObjectRange
+from feedline.stores.cache import CachedStore, ObjectRange, cache_of
 from feedline.stores.links import unsigned
 from feedline.stores.urls import join
 
@@ -66,6 +66,7 @@ class ObjectReader:
 
     def __init__(self, store: Store | None) -> None:
         self.store = store
+        self._cache = cache_of(store)
         self._readers = PerProcess(_object_readers)
         self._seen = PerProcess(SeenVersions)
 
@@ -73,8 +74,8 @@ class ObjectReader:
         """The content of one object."""
         if isinstance(known, str):
             return self._read_checked(store, known)
-        if isinstance(store, CachedStore):
-            store.know(known)
+        if self._cache is not None:
+            self._cache.know(known)
         return store.read(known.path, 0, known.size, version=known.version)
 
     def _read_checked(self, store: Store, path: str) -> memoryview:
@@ -103,14 +104,14 @@ class ObjectReader:
 
     def ranges(self, several: Sequence[Known]) -> list[tuple[CachedStore, ObjectRange]]:
         """The object ranges that a prefetch for `read` must fetch."""
-        store = self.store
-        if not isinstance(store, CachedStore):
+        cache = self._cache
+        if cache is None:
             return []
         for known in several:
             if isinstance(known, ObjectInfo):
-                store.know(known)
+                cache.know(known)
         return [
-            (store, ObjectRange(known) if isinstance(known, str) else ObjectRange(known.path, 0, known.size))
+            (cache, ObjectRange(known) if isinstance(known, str) else ObjectRange(known.path, 0, known.size))
             for known in several
         ]
 

@@ -34,7 +34,7 @@ from feedline.stores import (
     join,
 )
 from feedline.stores.cache import without_cache
-from feedline.stores.files import Blob, Extent, FileSet, LocalFile, RemoteBlob
+from feedline.stores.files import Blob, Extent, FileSet
 
 
 class ShardSource(NamedTuple):
@@ -265,7 +265,7 @@ class ShardFiles:
         except FileNotFoundError as error:
             raise self._missing_error(self.names.index(error.filename)) from error
 
-    def _file(self, number: int) -> LocalFile | RemoteBlob:
+    def _file(self, number: int) -> Blob:
         """The file or object of a shard; StateError if it has changed."""
         try:
             return self._blobs[number]

@@ -187,12 +187,18 @@ class CachedStore:
         return known
 
 
+def cache_of(store: Store | None) -> CachedStore | None:
+    """The cache through which a store is read; None without one."""
+    return store if isinstance(store, CachedStore) else None
+
+
 def without_cache(store: Store) -> Store:
     """The store behind a cache, or the store itself.
 
     For small reads whose result is kept in another form: a piece of the cache is far larger.
     """
-    return store.store if isinstance(store, CachedStore) else store
+    cache = cache_of(store)
+    return store if cache is None else cache.store
 
 
 class _Shared:
