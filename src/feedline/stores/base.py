@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol, Self, runtime_checkable
 from feedline.errors import ObjectChangedError, StateError
 from feedline.stores.links import unsigned
 
+_MTIME_TAG = "{:x}-{:x}"
+
 
 class FileVersion(NamedTuple):
     """The state of a file or object, identified without reading it."""
@@ -19,12 +21,22 @@ class FileVersion(NamedTuple):
     """A text that differs when the content does; `unversioned(nbytes)` if only the size is known."""
 
     @classmethod
-    def of(cls, status: os.stat_result) -> Self:
+    def of(cls, status: os.stat_result, *, with_inode: bool = False) -> Self:
         """The version of a file.
 
-        A copy that keeps the modification time has the same.
+        A copy that keeps the modification time has the same. `with_inode` tells them apart: of two files that one
+        archive left with the same time, either may take the other's name.
         """
-        return cls(status.st_size, f"{status.st_size:x}-{status.st_mtime_ns:x}")
+        tag = _MTIME_TAG.format(status.st_size, status.st_mtime_ns)
+        return cls(status.st_size, f"{status.st_ino:x}-{tag}" if with_inode else tag)
+
+    @classmethod
+    def of_mtime(cls, nbytes: int, mtime_ns: int | None) -> Self:
+        """The version of a file, from its size and modification time.
+
+        Without a time, only the size is known.
+        """
+        return cls(nbytes, unversioned(nbytes) if mtime_ns is None else _MTIME_TAG.format(nbytes, mtime_ns))
 
     @property
     def is_known(self) -> bool:
