@@ -18,7 +18,7 @@ from feedline.core.threads import CancelScope, DaemonPool
 from feedline.errors import AccessDeniedError, ArgumentError, ObjectNotFoundError
 from feedline.stores.base import FileVersion, ObjectInfo, Range, Store, Views
 from feedline.stores.cache import CachedStore, ObjectRange, cache_of, without_cache
-from feedline.stores.local import RecheckTimer
+from feedline.stores.local import RecheckTimer, map_whole, will_need
 from feedline.stores.urls import join
 
 if sys.platform != "win32":
@@ -100,6 +100,7 @@ class Blob(Protocol):
 
 
 _MIN_AHEAD_NBYTES = 4 * mmap.PAGESIZE
+"""For a few pages, the system call takes longer than the read that it saves."""
 
 
 class LocalFile:
@@ -110,10 +111,7 @@ class LocalFile:
     def __init__(self, name: str, nbytes: int, version: str) -> None:
         self.name, self.nbytes, self.version = name, nbytes, version
         self.local_path = name
-        with open(name, "rb", buffering=0) as file:
-            # Of the open descriptor: by name it may be another file a moment later.
-            FileVersion(nbytes, version).check(FileVersion.of(os.fstat(file.fileno())), name)
-            self.data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if nbytes else b"")
+        self.data = map_whole(name, lambda now: FileVersion(nbytes, version).check(FileVersion.of(now), name))
         self._looks = RecheckTimer()
 
     def check_unchanged(self, *, at_once: bool = False) -> None:
@@ -141,16 +139,9 @@ class LocalFile:
     def will_need(self, spans: Sequence[Range]) -> None:
         """Ask the kernel to read ranges that lie far apart ahead.
 
-        Its own read-ahead does not help there. Short ones are left out.
+        Its own read-ahead does not help there.
         """
-        mapping = self.data.obj
-        if not isinstance(mapping, mmap.mmap) or not hasattr(mapping, "madvise"):
-            return
-        for start, stop in spans:
-            # For a few pages, the system call takes longer than the read that it saves.
-            if stop - start >= _MIN_AHEAD_NBYTES:
-                first = start - start % mmap.PAGESIZE
-                mapping.madvise(mmap.MADV_WILLNEED, first, stop - first)
+        will_need(self.data, spans, _MIN_AHEAD_NBYTES)
 
     def read_adjacent(self, name: str) -> memoryview:
         """See `Blob`."""
