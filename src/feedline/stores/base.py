@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 from feedline.errors import ObjectChangedError, StateError
 from feedline.stores.links import unsigned
@@ -53,10 +53,24 @@ class FileVersion(NamedTuple):
         `now` is its present version, `name` what the message calls it.
         """
         if now.tag != self.tag:
-            raise StateError(
-                f"{name} has changed since this dataset was made: it had {self.nbytes} bytes, and has {now.nbytes} now "
-                "or was written again; create the dataset again"
+            raise changed_error(
+                StateError, name, f"it had {self.nbytes} bytes, and has {now.nbytes} now or was written again"
             )
+
+
+Error = TypeVar("Error", bound=Exception)
+
+
+def changed_error(
+    kind: type[Error],
+    name: str,
+    difference: str,
+    *,
+    since: str = "this dataset was made",
+    remedy: str = "create the dataset again",
+) -> Error:
+    """The error for data that are another version than before."""
+    return kind(f"{name} has changed since {since}: {difference}; {remedy}")
 
 
 def check_version(asked: str | None, now: str, what: str) -> None:
@@ -65,10 +79,8 @@ def check_version(asked: str | None, now: str, what: str) -> None:
     `asked=None` accepts any version.
     """
     if asked is not None and asked != now:
-        raise ObjectChangedError(
-            f"{what} changed: version {asked} was asked for or read in part, and it is {now} now. Nothing of the new "
-            "one was used; create the dataset again to read it"
-        )
+        difference = f"version {asked} was asked for or read in part, and it is {now} now; nothing of that was used"
+        raise changed_error(ObjectChangedError, what, difference, since="its version was looked up")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 from feedline.core.caches import PerProcess
 from feedline.core.threads import CancelScope, DaemonPool
 from feedline.errors import ObjectChangedError
-from feedline.stores.base import ObjectInfo, Store, VersionedReader
+from feedline.stores.base import ObjectInfo, Store, VersionedReader, changed_error
 from feedline.stores.cache import CachedStore, ObjectRange, cache_of
 from feedline.stores.links import unsigned
 from feedline.stores.urls import join
@@ -46,10 +46,8 @@ class SeenVersions:
             if not changed:
                 slot[0], slot[1] = name, tag
         if changed:
-            raise ObjectChangedError(
-                f"{join(url, path)} changed since this dataset first read it: it is version {version} now. Create the "
-                "dataset again to read it"
-            )
+            now = f"it is version {version} now"
+            raise changed_error(ObjectChangedError, join(url, path), now, since="this dataset first read it")
 
 
 Fetched = str | Future[memoryview]
