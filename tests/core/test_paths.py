@@ -13,7 +13,7 @@ from image_cases import jpeg
 from tar_cases import write_tar
 
 from feedline import datasets, stores
-from feedline.core.paths import expand_user, make_folder, missing
+from feedline.core.paths import PARTIAL, expand_user, make_folder, missing, replacing
 from feedline.datasets import MDS, ArrayFile, Files, ImageFolder, Lines, LitData, Raw, TarShards, TFRecord, TokenFile
 from feedline.errors import ArgumentError, FeedlineError
 from feedline.stores.base import ObjectInfo
@@ -209,3 +209,30 @@ def test_a_listing_that_cannot_be_kept_is_named(data: Path) -> None:
         ImageFolder(data / "images", index_dir=data / "train.tar" / "x")
     datasets.ImageFolder(data / "images", index_dir=data / "new" / "x")
     assert len(list((data / "new" / "x").iterdir())) == 1
+
+
+class TestReplacing:
+    @pytest.mark.parametrize("durable", [False, True])
+    def test_the_new_file_takes_the_place_of_the_old(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+    ) -> None:
+        place, synced = tmp_path / "a", list[bytes]()
+        place.write_bytes(b"old")
+        monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").read_bytes()))
+        with replacing(place, durable=durable) as file:
+            file.write(b"new")
+            (unfinished,) = (each.name for each in tmp_path.iterdir() if each != place)
+            match = PARTIAL.fullmatch(unfinished)
+            assert match is not None
+            assert match[1] == "a"
+            assert place.read_bytes() == b"old"
+        assert place.read_bytes() == b"new"
+        assert synced == [b"new"] * durable, "all data are on the disk before the name points to it"
+        assert list(tmp_path.iterdir()) == [place]
+
+    def test_after_an_error_the_old_one_stays(self, tmp_path: Path) -> None:
+        place = tmp_path / "a"
+        place.write_bytes(b"old")
+        with pytest.raises(ZeroDivisionError), replacing(place) as file:
+            file.write(bytes([1 // 0]))
+        assert [each.read_bytes() for each in tmp_path.iterdir()] == [b"old"]

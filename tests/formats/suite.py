@@ -172,7 +172,7 @@ class FormatSuite:
             place.write(name, data + b"more")
         if form.versions == "always":
             for read in _ways(dataset):
-                with _raises(ObjectChangedError, place, "{}.* changed: version .*(?i:create the dataset again)"):
+                with _raises(ObjectChangedError, place, "{}.* has changed .*: version .*(?i:create the dataset again)"):
                     read(corpus.indices())
         for name in corpus.files:
             place.remove(name)

@@ -77,7 +77,7 @@ class TestArrays:
         far = ArrayFile(f"{memory.put(folder)}/x.npy", **({"cache": small_pieces(tmp_path)} if cached else {}))
         far[0]
         memory.write("x.npy", bytes(len(memory.read("x.npy"))))
-        with pytest.raises(ObjectChangedError, match=r"memory://far/x.npy changed.* create the dataset again"):
+        with pytest.raises(ObjectChangedError, match=r"memory://far/x.npy has changed.* create the dataset again"):
             far.__getitems__([30, 50])
 
     def test_tokens_that_are_none(self, memory: Memory, folder: Path) -> None:

@@ -154,7 +154,7 @@ class TestImageFolder:
             with pytest.raises(SampleError) as raised:
                 fetch(2)
             assert f"{names[2]} (sample 2 of the ImageFolder memory://far)" in raised.value.__notes__[0]
-        with pytest.raises(ObjectChangedError, match=f"{names[2]} changed"):
+        with pytest.raises(ObjectChangedError, match=f"{names[2]} has changed"):
             known[2]
         with fl.DataLoader(fused, 10, on_error="skip") as loader:
             assert sum(len(labels) for _, labels in loader) == COUNT - 2

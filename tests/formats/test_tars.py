@@ -189,7 +189,7 @@ class TestBadInput:
             lambda: far.read_batch(BatchRead(np.array([9]), allocate_tensor)),
         ):
             with pytest.raises(
-                ObjectChangedError, match=r"memory://far/train-002.tar changed: .*create the dataset again"
+                ObjectChangedError, match=r"memory://far/train-002.tar has changed since .*: .*create the dataset again"
             ):
                 fetch()
         assert far[0][1] == 0

@@ -141,7 +141,7 @@ def test_files_notice_objects_that_change(s3: S3, tmp_path: Path) -> None:
     assert stores.statistics().requests - before == 6, "no request is additional"
     s3.put(bucket, {"a.txt": b"behind"})
     for data in datasets:
-        with pytest.raises(stores.ObjectChangedError, match=r"a\.txt changed since .* Create the dataset again"):
+        with pytest.raises(stores.ObjectChangedError, match=r"a\.txt has changed since .* create the dataset again"):
             data[0]
         assert data[1] is not None
     assert opened()[0][0] == b"behind"

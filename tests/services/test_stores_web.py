@@ -44,7 +44,7 @@ def test_versions_of_a_web_server_change_with_the_file(pages: str, web_root: Pat
     version = store.info("changing").version
     assert store.read("changing", 0, 3, version=version) == b"bef"
     file.write_bytes(b"afterwards")
-    with pytest.raises(stores.ObjectChangedError, match="data/changing changed"):
+    with pytest.raises(stores.ObjectChangedError, match="data/changing has changed"):
         store.read("changing", 0, 3, version=version)
 
 

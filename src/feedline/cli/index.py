@@ -29,7 +29,7 @@ from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import opener_of
 from feedline.errors import ArgumentError, SampleError, StateError
 from feedline.loader.resources import usable_cpus
-from feedline.stores.files import FileSet, LocalFile, RemoteBlob, local_info
+from feedline.stores.files import Blob, FileSet, local_info
 from feedline.stores.urls import is_local
 
 
@@ -55,10 +55,10 @@ class TarTarget:
         return places(self.name, self.folder)[0]
 
     @property
-    def blob(self) -> LocalFile | RemoteBlob | None:
+    def blob(self) -> Blob | None:
         """The tar as an object or as content; None for a file."""
         blob = self.source.blob
-        return None if isinstance(blob, LocalFile) and blob.path is not None else blob
+        return blob if blob.local_path is None else None
 
     def head(self) -> Head | None:
         """Header of the existing index; None without a valid one.

@@ -123,19 +123,47 @@ def user_cache(*names: str) -> str:
     return os.path.join(root, "feedline", *names)  # noqa: PTH118 - as above
 
 
+PARTIAL = re.compile(r"(.+)\.partial-[0-9a-f]{12}")
+"""Names of files that a `Replacement` has not finished, with the final name."""
+
+
+class Replacement:
+    """A new file under a temporary name, which `finish` renames to `path`.
+
+    Processes that have the older file mapped keep it. `durable` writes the data to the disk before the name points to
+    it, so that a crash leaves the old or the new file. That is not needed for files that can be made again, and carry
+    checksums or lengths by which a torn one is found.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, durable: bool = False, buffer_nbytes: int = -1) -> None:
+        self._path, self._durable = os.fspath(path), durable
+        # Random, not a process or thread id: hosts that share the folder may have the same ones at the same time.
+        self._partial = Path(f"{self._path}.partial-{uuid4().hex[:12]}")
+        self.file: BinaryIO = open(self._partial, "wb", buffering=buffer_nbytes)  # noqa: SIM115 - until `finish`
+
+    def finish(self) -> None:
+        """Close the file, and rename it."""
+        with self.file:
+            if self._durable:
+                self.file.flush()
+                os.fsync(self.file.fileno())
+        self._partial.replace(self._path)
+
+    def discard(self) -> None:
+        """Close and remove the file, unless it is finished."""
+        self.file.close()
+        self._partial.unlink(missing_ok=True)
+
+
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def replacing(path: str | os.PathLike[str], *, durable: bool = False) -> Iterator[BinaryIO]:
     """Write a file that replaces `path` when the block ends without error.
 
-    Processes that have the older file mapped keep it.
+    `durable` as of `Replacement`.
     """
-    # Random, not a process or thread id: hosts that share the folder may have the same ones at the same time.
-    partial = Path(f"{os.fspath(path)}.partial-{uuid4().hex[:12]}")
+    replacement = Replacement(path, durable=durable)
     try:
-        with open(partial, "wb") as file:
-            yield file
-        # No fsync: these files can be recreated, and carry checksums or lengths by which a torn one is found.
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+        yield replacement.file
+        replacement.finish()
+    finally:
+        replacement.discard()

@@ -51,7 +51,7 @@ _GLANCE_NBYTES = 4096
 _DTYPES = frozenset(("|u1", "<u2", "<u4", "<u8", "<i4", "<i8"))
 
 
-_checked: set[tuple[int, int, FileVersion]] = set()
+_checked: set[tuple[int, FileVersion]] = set()
 """Device, inode and version of files whose arrays this process has checked; shards are reopened often."""
 
 
@@ -143,7 +143,7 @@ def open_mapped(path: str) -> NamedArrays:
     with open(path, "rb", buffering=0) as file:
         table, status = _read_table(file.fileno(), path)
         result = _views(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), table, path)
-    state = (status.st_dev, status.st_ino, FileVersion.of(status))
+    state = status.st_dev, FileVersion.of(status, with_inode=True)
     if state not in _checked:
         _check_checksums(result, table, path)
         _checked.add(state)

@@ -24,7 +24,7 @@ from typing import Self
 from feedline.core.caches import LRUCache
 from feedline.core.threads import DaemonPool
 from feedline.stores.base import Range
-from feedline.stores.files import Blob, LocalFile
+from feedline.stores.files import Blob
 from feedline.stores.requests import FetchedRanges, join_views
 
 
@@ -207,9 +207,10 @@ class ForwardReader:
 
     def view(self, start: int, stop: int) -> memoryview:
         """The bytes of a range, without a copy if possible."""
-        if isinstance(self._blob, LocalFile):
+        data = self._blob.data
+        if data is not None:
             self._blob.check_unchanged()
-            return self._blob.cut(start, stop)
+            return data[start:stop]
         start, stop = self._clipped(start, stop)
         if start == stop:
             return memoryview(b"")
@@ -239,8 +240,8 @@ class ForwardReader:
         return number * self._part_nbytes, min((number + 1) * self._part_nbytes, self._blob.nbytes)
 
     def __enter__(self) -> Self:
-        if isinstance(self._blob, LocalFile) and self._blob.path is not None:
-            self._file = open(self._blob.path, "rb", buffering=0)
+        if self._blob.local_path is not None:
+            self._file = open(self._blob.local_path, "rb", buffering=0)
         self._pool = DaemonPool(1 + _AHEAD, "feedline-forward").__enter__()
         return self
 

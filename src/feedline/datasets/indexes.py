@@ -26,8 +26,7 @@ from feedline.core.paths import Pathlike, user_cache
 from feedline.core.threads import DaemonPool
 from feedline.datasets import array_container as files
 from feedline.errors import SampleError, StateError
-from feedline.stores import AccessDeniedError, ObjectInfo, ObjectNotFoundError
-from feedline.stores.cache import without_cache
+from feedline.stores import ObjectInfo, ObjectNotFoundError
 from feedline.stores.files import Blob, FileSet, RemoteBlob
 from feedline.stores.urls import is_local, join
 
@@ -129,15 +128,9 @@ def index_path(address: str, name: str, index_dir: Pathlike | None) -> str:
     return str(Path(folder, f"{key}-{name.lstrip('.')}").absolute())
 
 
-def read_adjacent(blob: RemoteBlob, name: str) -> files.NamedArrays:
+def read_adjacent(blob: Blob, name: str) -> files.NamedArrays:
     """Read the index `name` next to an object; ObjectNotFoundError without one."""
-    path = f"{blob.path.rpartition('/')[0]}/{name}".lstrip("/")
-    try:
-        # Past the cache: the index is kept as a file of its own.
-        data = without_cache(blob.store).read(path)
-    except AccessDeniedError:  # without the right to list, stores deny access to missing objects
-        raise ObjectNotFoundError(f"{join(blob.store.url, path)} does not exist, or access is denied") from None
-    return files.parse(bytes(data), join(blob.store.url, path))
+    return files.parse(bytes(blob.read_adjacent(name)), join(blob.name.rpartition("/")[0], name))
 
 
 class BuiltIndex(IndexFile):

@@ -26,12 +26,12 @@ from feedline.core.paths import Pathlike, make_folder, user_cache
 from feedline.core.threads import DaemonPool
 from feedline.datasets.compression import is_bomb
 from feedline.datasets.file_objects import parts
-from feedline.errors import SampleError
+from feedline.errors import SampleError, StateError
 from feedline.stores import Cache, CachedStore, CacheWarning, ObjectInfo, ObjectRange, Store, StoreError
-from feedline.stores.base import FileVersion, Views
+from feedline.stores.base import Views, changed_error
 from feedline.stores.cache.entries import Key
 from feedline.stores.cache.folder import Folder
-from feedline.stores.files import Blob, Extent, FileSet, KeptContent, LocalFile, RemoteBlob
+from feedline.stores.files import Blob, Extent, FileSet, KeptContent
 
 _log = logging.getLogger("feedline")
 
@@ -176,13 +176,13 @@ class PlainFiles(FileSet):
         """The files before decompression, wherever their content is kept."""
         return self.sources
 
-    def open(self, number: int) -> LocalFile | RemoteBlob:
+    def open(self, number: int) -> Blob:
         """Open a file; evicted content is made again."""
         if self._ways[number] is None:
             return super().open(number)
         info, data = self.info(number), self._content(number)
-        # Content of a source without versions may be another one, after an eviction.
-        FileVersion(info.size, f"{info.size}").check(FileVersion(len(data), f"{len(data)}"), info.path)
+        if len(data) != info.size:  # content of a source without versions may be another one, after an eviction
+            raise changed_error(StateError, info.path, f"its content had {info.size} bytes, and has {len(data)} now")
         return KeptContent(info.path, data, info.version)
 
     def read(self, extents: Sequence[Extent]) -> Views:

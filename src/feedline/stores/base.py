@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 from feedline.errors import ObjectChangedError, StateError
 from feedline.stores.links import unsigned
+
+_MTIME_TAG = "{:x}-{:x}"
 
 
 class FileVersion(NamedTuple):
@@ -19,12 +21,22 @@ class FileVersion(NamedTuple):
     """A text that differs when the content does; `unversioned(nbytes)` if only the size is known."""
 
     @classmethod
-    def of(cls, status: os.stat_result) -> Self:
+    def of(cls, status: os.stat_result, *, with_inode: bool = False) -> Self:
         """The version of a file.
 
-        A copy that keeps the modification time has the same.
+        A copy that keeps the modification time has the same. `with_inode` tells them apart: of two files that one
+        archive left with the same time, either may take the other's name.
         """
-        return cls(status.st_size, f"{status.st_size:x}-{status.st_mtime_ns:x}")
+        tag = _MTIME_TAG.format(status.st_size, status.st_mtime_ns)
+        return cls(status.st_size, f"{status.st_ino:x}-{tag}" if with_inode else tag)
+
+    @classmethod
+    def of_mtime(cls, nbytes: int, mtime_ns: int | None) -> Self:
+        """The version of a file, from its size and modification time.
+
+        Without a time, only the size is known.
+        """
+        return cls(nbytes, unversioned(nbytes) if mtime_ns is None else _MTIME_TAG.format(nbytes, mtime_ns))
 
     @property
     def is_known(self) -> bool:
@@ -41,10 +53,24 @@ class FileVersion(NamedTuple):
         `now` is its present version, `name` what the message calls it.
         """
         if now.tag != self.tag:
-            raise StateError(
-                f"{name} has changed since this dataset was made: it had {self.nbytes} bytes, and has {now.nbytes} now "
-                "or was written again; create the dataset again"
+            raise changed_error(
+                StateError, name, f"it had {self.nbytes} bytes, and has {now.nbytes} now or was written again"
             )
+
+
+Error = TypeVar("Error", bound=Exception)
+
+
+def changed_error(
+    kind: type[Error],
+    name: str,
+    difference: str,
+    *,
+    since: str = "this dataset was made",
+    remedy: str = "create the dataset again",
+) -> Error:
+    """The error for data that are another version than before."""
+    return kind(f"{name} has changed since {since}: {difference}; {remedy}")
 
 
 def check_version(asked: str | None, now: str, what: str) -> None:
@@ -53,10 +79,8 @@ def check_version(asked: str | None, now: str, what: str) -> None:
     `asked=None` accepts any version.
     """
     if asked is not None and asked != now:
-        raise ObjectChangedError(
-            f"{what} changed: version {asked} was asked for or read in part, and it is {now} now. Nothing of the new "
-            "one was used; create the dataset again to read it"
-        )
+        difference = f"version {asked} was asked for or read in part, and it is {now} now; nothing of that was used"
+        raise changed_error(ObjectChangedError, what, difference, since="its version was looked up")
 
 
 @dataclass(frozen=True, slots=True)

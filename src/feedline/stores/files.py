@@ -16,10 +16,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.telemetry import READ_FILES, read_part
 from feedline.core.threads import CancelScope, DaemonPool
-from feedline.errors import ArgumentError
+from feedline.errors import AccessDeniedError, ArgumentError, ObjectNotFoundError
 from feedline.stores.base import FileVersion, ObjectInfo, Range, Store, Views
-from feedline.stores.cache import CachedStore, ObjectRange, without_cache
-from feedline.stores.local import RecheckTimer
+from feedline.stores.cache import CachedStore, ObjectRange, cache_of, without_cache
+from feedline.stores.local import RecheckTimer, map_whole, will_need
 from feedline.stores.urls import join
 
 if sys.platform != "win32":
@@ -34,6 +34,14 @@ class Extent(NamedTuple):
     stop: int
 
 
+class Held(Protocol):
+    """Bytes of a file or object that are in memory."""
+
+    def cut(self, start: int, stop: int) -> memoryview:
+        """The bytes `[start, stop)`; MissingPieceError if they are not in memory."""
+        ...
+
+
 class Blob(Protocol):
     """A file or object whose version is checked."""
 
@@ -43,46 +51,72 @@ class Blob(Protocol):
     version: str
     """A text that differs when the content does."""
 
+    @property
+    def data(self) -> memoryview | None:
+        """The whole content, mapped; None for an object."""
+        ...
+
+    @property
+    def local_path(self) -> str | None:
+        """The path of a file of this machine; None for other content."""
+        ...
+
+    def check_unchanged(self, *, at_once: bool = False) -> None:
+        """Raise StateError within moments of an in-place change of a file.
+
+        `at_once` does not wait for the next check that is due. Reading another version of an object raises
+        ObjectChangedError by itself.
+        """
+        ...
+
     def read(self, spans: Sequence[Range]) -> Views:
         """One read-only view per `(start, stop)`, valid while it is referenced."""
         ...
 
     def read_uncached(self, spans: Sequence[Range]) -> Views:
-        """The same past any cache."""
+        """The same past any cache.
+
+        For a few bytes that are kept in another form: a piece of the cache is far larger.
+        """
+        ...
+
+    def in_memory(self, spans: Sequence[Range]) -> Views | None:
+        """Read all spans if they are in memory already; else None."""
+        ...
+
+    def held(self) -> Held | None:
+        """The bytes that take no request, for one thread; None without any."""
+        ...
+
+    def will_need(self, spans: Sequence[Range]) -> None:
+        """Ask for ranges of a mapped file to be read ahead."""
+        ...
+
+    def read_adjacent(self, name: str) -> memoryview:
+        """Read the object `name` of the same folder; ObjectNotFoundError without one.
+
+        Also for a file, whose neighbors are opened by path. Past any cache.
+        """
         ...
 
 
 _MIN_AHEAD_NBYTES = 4 * mmap.PAGESIZE
-
-
-class Held(Protocol):
-    """Bytes of a file or object that are in memory."""
-
-    def cut(self, start: int, stop: int) -> memoryview:
-        """The bytes `[start, stop)`; MissingPieceError if they are not in memory."""
-        ...
+"""For a few pages, the system call takes longer than the read that it saves."""
 
 
 class LocalFile:
     """A memory-mapped file: views are the file itself."""
 
-    path: str | None
-    """The file, if it is one by itself."""
+    local_path: str | None
 
     def __init__(self, name: str, nbytes: int, version: str) -> None:
         self.name, self.nbytes, self.version = name, nbytes, version
-        self.path = name
-        with open(name, "rb", buffering=0) as file:
-            # Of the open descriptor: by name it may be another file a moment later.
-            FileVersion(nbytes, version).check(FileVersion.of(os.fstat(file.fileno())), name)
-            self.data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if nbytes else b"")
+        self.local_path = name
+        self.data = map_whole(name, lambda now: FileVersion(nbytes, version).check(FileVersion.of(now), name))
         self._looks = RecheckTimer()
 
     def check_unchanged(self, *, at_once: bool = False) -> None:
-        """Raise StateError within moments of an in-place change.
-
-        `at_once` does not wait for the next check that is due.
-        """
+        """See `Blob`."""
         # A page of a file that has shrunk is gone from its mapping: touching it ends the process.
         if at_once or self._looks.due():
             with suppress(FileNotFoundError):  # a removed file stays mapped
@@ -106,22 +140,19 @@ class LocalFile:
     def will_need(self, spans: Sequence[Range]) -> None:
         """Ask the kernel to read ranges that lie far apart ahead.
 
-        Its own read-ahead does not help there. Short ones are left out.
+        Its own read-ahead does not help there.
         """
-        mapping = self.data.obj
-        if not isinstance(mapping, mmap.mmap) or not hasattr(mapping, "madvise"):
-            return
-        for start, stop in spans:
-            # For a few pages, the system call takes longer than the read that it saves.
-            if stop - start >= _MIN_AHEAD_NBYTES:
-                first = start - start % mmap.PAGESIZE
-                mapping.madvise(mmap.MADV_WILLNEED, first, stop - first)
+        will_need(self.data, spans, _MIN_AHEAD_NBYTES)
+
+    def read_adjacent(self, name: str) -> memoryview:
+        """See `Blob`."""
+        raise ObjectNotFoundError(f"{name} next to {self.name} is not an object of a store")
 
 
 class KeptContent(LocalFile):
     """The content of a file, made once and mapped; it never changes."""
 
-    path = None
+    local_path = None
 
     def __init__(self, name: str, data: memoryview, version: str) -> None:
         self.name, self.nbytes, self.version, self.data = name, len(data), version, data
@@ -136,14 +167,14 @@ class RemoteBlob:
     ObjectChangedError once it is another version.
     """
 
-    data = None
-    """An object is not mapped."""
+    data = local_path = None
 
     def __init__(self, store: Store, info: ObjectInfo) -> None:
         self.name, self.nbytes, self.version = join(store.url, info.path), info.size, info.version
         self.store, self.path = store, info.path
-        if isinstance(store, CachedStore):
-            store.know(info)
+        self._cache = cache_of(store)
+        if self._cache is not None:
+            self._cache.know(info)
 
     def check_unchanged(self, *, at_once: bool = False) -> None:
         """Do nothing: reading another version raises ObjectChangedError."""
@@ -153,26 +184,27 @@ class RemoteBlob:
         return self.store.read_many(self.path, spans, version=self.version)
 
     def read_uncached(self, spans: Sequence[Range]) -> Views:
-        """Read all spans past the cache.
-
-        For a few bytes that are kept in another form: a piece of the cache is far larger.
-        """
+        """Read all spans past the cache."""
         return without_cache(self.store).read_many(self.path, spans, version=self.version)
 
     def in_memory(self, spans: Sequence[Range]) -> Views | None:
         """Read all spans if they are in memory already; else None."""
-        if isinstance(self.store, CachedStore):
-            return self.store.in_memory(self.path, spans, version=self.version)
-        return None
+        return None if self._cache is None else self._cache.in_memory(self.path, spans, version=self.version)
 
     def held(self) -> Held | None:
         """The bytes in the memory of a cache, for one thread."""
-        return (
-            self.store.cached_pieces(self.path, version=self.version) if isinstance(self.store, CachedStore) else None
-        )
+        return None if self._cache is None else self._cache.cached_pieces(self.path, version=self.version)
 
     def will_need(self, spans: Sequence[Range]) -> None:
         """Do nothing: an object has no mapping."""
+
+    def read_adjacent(self, name: str) -> memoryview:
+        """See `Blob`."""
+        path = f"{self.path.rpartition('/')[0]}/{name}".lstrip("/")
+        try:
+            return without_cache(self.store).read(path)
+        except AccessDeniedError:  # without the right to list, stores deny access to missing objects
+            raise ObjectNotFoundError(f"{join(self.store.url, path)} does not exist, or access is denied") from None
 
 
 class FileSet:
@@ -189,7 +221,7 @@ class FileSet:
         self._store_numbers = [-1 if store is None else numbers[id(store)] for store, _ in objects]
         self._infos = [info for _, info in objects]
         # A fork opens its own files: it has no threads of its parent's clients, and a lock may be held forever.
-        self._opened: PerProcess[_Kept[LocalFile | RemoteBlob]] = PerProcess(partial(_new_cache, len(objects), most))
+        self._opened: PerProcess[_Kept[Blob]] = PerProcess(partial(_new_cache, len(objects), most))
         self._readers = PerProcess(_readers)
 
     def __len__(self) -> int:
@@ -222,10 +254,10 @@ class FileSet:
         """Tell whether a file's content must be made before reads."""
         return False
 
-    def __iter__(self) -> Iterator[LocalFile | RemoteBlob]:
+    def __iter__(self) -> Iterator[Blob]:
         return (self[number] for number in range(len(self)))
 
-    def __getitem__(self, number: int) -> LocalFile | RemoteBlob:
+    def __getitem__(self, number: int) -> Blob:
         """The opened file; StateError if it has changed."""
         opened = self._opened()
         blob = opened.get(number)
@@ -276,21 +308,21 @@ class FileSet:
         store, info = self.store(number), self._infos[number]
         if store is None:
             return info.path
-        if not isinstance(store, CachedStore):
+        if (cache := cache_of(store)) is None:
             raise ArgumentError(
                 f"{self.name(number)} is read by a library that only opens files: give cache=, a folder of this "
                 "machine to keep it in"
             )
-        return store.file(info)
+        return cache.file(info)
 
     def ranges(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, ObjectRange]]:
         """The object ranges that a prefetch for `read(extents)` must fetch."""
         caches: dict[int, tuple[CachedStore, str]] = {}
         for blob in {extent.blob for extent in extents}:
-            store, info = self.store(blob), self._infos[blob]
-            if isinstance(store, CachedStore):
-                store.know(info)
-                caches[blob] = store, info.path
+            cache, info = cache_of(self.store(blob)), self._infos[blob]
+            if cache is not None:
+                cache.know(info)
+                caches[blob] = cache, info.path
         places = ((*caches[blob], start, stop) for blob, start, stop in extents if blob in caches)
         return [(store, ObjectRange(path, start, stop)) for store, path, start, stop in places]
 
@@ -299,7 +331,7 @@ class FileSet:
         which = self._store_numbers[number]
         return None if which < 0 else self._stores[which]
 
-    def open(self, number: int) -> LocalFile | RemoteBlob:
+    def open(self, number: int) -> Blob:
         """Open a file outside of the set; StateError if it has changed."""
         store, info = self.store(number), self._infos[number]
         if store is None:

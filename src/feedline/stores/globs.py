@@ -14,7 +14,7 @@ from pathlib import Path
 
 from feedline.errors import ArgumentError, ObjectNotFoundError
 from feedline.stores.base import FolderLister, ObjectInfo, Store
-from feedline.stores.cache import CachedStore, without_cache
+from feedline.stores.cache import cache_of, without_cache
 from feedline.stores.urls import Address, check_no_secrets, is_local, join, local_path, scheme_row, split, split_query
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -146,9 +146,9 @@ def candidates(store: Store, pattern: str, below: str = "") -> Iterable[ObjectIn
     if MAGIC.search(folder) or "**" in name or not isinstance(bare, FolderLister):
         return store.list(below + MAGIC.split(pattern, maxsplit=1)[0])
     infos = bare.list_folder(below + folder + slash)
-    if isinstance(store, CachedStore):
+    if (cache := cache_of(store)) is not None:
         for info in infos:
-            store.know(info)
+            cache.know(info)
     return infos
 
 

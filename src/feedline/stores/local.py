@@ -11,7 +11,7 @@ import mmap
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.paths import expand_user, is_special
 from feedline.core.telemetry import READ_FILES
-from feedline.errors import ObjectNotFoundError, RangeError
-from feedline.stores.base import FileVersion, ObjectInfo, Views, check_version
-from feedline.stores.requests import Requests, check_ranges, spans_for
+from feedline.errors import ObjectNotFoundError
+from feedline.stores.base import FileVersion, ObjectInfo, Range, Views, check_version
+from feedline.stores.requests import Requests, check_ranges, check_within, spans_for
 from feedline.stores.urls import absolute, check_path, join
 
 _OPEN_AT_ONCE = 64
@@ -31,18 +31,40 @@ _SMALL_NBYTES = 64 << 10
 """A whole file up to this size is read, not mapped: a mapping costs more than the copy."""
 
 
-class _MappedFile(NamedTuple):
-    data: memoryview
-    version: str
-    advise: Any
+_PAGE_GAPS = Requests(gap_nbytes=mmap.PAGESIZE)
 
-    def will_need(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Advise the kernel to read these ranges ahead of the first access."""
-        if self.advise is None:  # Windows
-            return
-        page = mmap.ALLOCATIONGRANULARITY
-        for start, stop in spans_for(ranges, Requests(gap_nbytes=page)):
-            self.advise(mmap.MADV_WILLNEED, start - start % page, stop - start + start % page)
+
+class _MappedVersion(NamedTuple):
+    version: str
+    data: memoryview
+
+
+def map_whole(path: str, check: Callable[[os.stat_result], None], *, read_ahead: bool = True) -> memoryview:
+    """Map a file read-only; `check` raises for a wrong status.
+
+    Without `read_ahead` the kernel reads only the pages that are touched or passed to `will_need`.
+    """
+    with open(path, "rb", buffering=0) as file:
+        # Of the open descriptor: by name it may be another file a moment later.
+        status = os.fstat(file.fileno())
+        check(status)
+        if not read_ahead and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b"")
+
+
+def will_need(data: memoryview, spans: Sequence[Range], at_least: int = 1) -> None:
+    """Ask the kernel to read ranges of a mapped file ahead.
+
+    Ranges of fewer than `at_least` bytes are left out.
+    """
+    mapping = data.obj
+    if not isinstance(mapping, mmap.mmap) or not hasattr(mapping, "madvise"):  # no mapping, or Windows
+        return
+    for start, stop in spans:
+        if stop - start >= at_least:
+            first = start - start % mmap.PAGESIZE
+            mapping.madvise(mmap.MADV_WILLNEED, first, stop - first)
 
 
 class LocalStore:
@@ -53,7 +75,7 @@ class LocalStore:
 
     def __init__(self, folder: str = "/") -> None:
         self._folder = absolute(expand_user(folder))
-        self._maps: PerProcess[LRUCache[str, _MappedFile]] = PerProcess(lambda: LRUCache(_OPEN_AT_ONCE))
+        self._maps: PerProcess[LRUCache[str, _MappedVersion]] = PerProcess(lambda: LRUCache(_OPEN_AT_ONCE))
 
     @property
     def url(self) -> str:
@@ -126,33 +148,25 @@ class LocalStore:
 
     def _cut(self, path: str, status: os.stat_result, ranges: Sequence[tuple[int, int]], version: str | None) -> Views:
         check_ranges(ranges, join(self.url, path))
-        check_version(version, _version(status), self._file(path))
-        size = status.st_size
-        for start, stop in ranges:
-            if stop > size:
-                raise RangeError(f"{self._file(path)}, bytes [{start}, {stop}): the file has only {size} bytes")
-        if size == 0:
-            return [memoryview(b"") for _ in ranges]
-        mapped = self._map(path, _version(status))
-        mapped.will_need(ranges)
-        return [mapped.data[start:stop] for start, stop in ranges]
+        file, now = self._file(path), _version(status)
+        check_version(version, now, file)
+        check_within(ranges, status.st_size, file)
+        data = self._map(file, now)
+        will_need(data, spans_for(ranges, _PAGE_GAPS))
+        return [data[start:stop] for start, stop in ranges]
 
-    def _map(self, path: str, version: str) -> _MappedFile:
+    def _map(self, file: str, version: str) -> memoryview:
         maps = self._maps()
-        known = maps.get(path)
+        known = maps.get(file)
         if known is not None and known.version == version:
-            return known
-        with open(self._file(path), "rb") as file:
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # see will_need
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            check_version(version, _version(os.fstat(file.fileno())), self._file(path))
-        return maps.put(path, _MappedFile(memoryview(mapping), version, getattr(mapping, "madvise", None)))
+            return known.data
+        # Reads in random order: the kernel's own read-ahead would fetch what is not asked for.
+        data = map_whole(file, lambda now: check_version(version, _version(now), file), read_ahead=False)
+        return maps.put(file, _MappedVersion(version, data)).data
 
 
 def _version(status: os.stat_result) -> str:
-    # With the inode: of two files that one archive left with the same time, either may take the other's name.
-    return f"{status.st_ino:x}-{FileVersion.of(status).tag}"
+    return FileVersion.of(status, with_inode=True).tag
 
 
 if sys.platform != "win32":

@@ -13,8 +13,8 @@ from feedline.core.caches import PerProcess
 from feedline.core.telemetry import read_part
 from feedline.core.threads import CancelScope, DaemonPool
 from feedline.errors import ObjectChangedError
-from feedline.stores.base import ObjectInfo, Store, VersionedReader
-from feedline.stores.cache import CachedStore, ObjectRange
+from feedline.stores.base import ObjectInfo, Store, VersionedReader, changed_error
+from feedline.stores.cache import CachedStore, ObjectRange, cache_of
 from feedline.stores.links import unsigned
 from feedline.stores.urls import join
 
@@ -47,10 +47,8 @@ class SeenVersions:
             if not changed:
                 slot[0], slot[1] = name, tag
         if changed:
-            raise ObjectChangedError(
-                f"{join(url, path)} changed since this dataset first read it: it is version {version} now. Create the "
-                "dataset again to read it"
-            )
+            now = f"it is version {version} now"
+            raise changed_error(ObjectChangedError, join(url, path), now, since="this dataset first read it")
 
 
 Fetched = str | Future[memoryview]
@@ -67,6 +65,7 @@ class ObjectReader:
 
     def __init__(self, store: Store | None) -> None:
         self.store = store
+        self._cache = cache_of(store)
         self._readers = PerProcess(_object_readers)
         self._seen = PerProcess(SeenVersions)
 
@@ -74,8 +73,8 @@ class ObjectReader:
         """The content of one object."""
         if isinstance(known, str):
             return self._read_checked(store, known)
-        if isinstance(store, CachedStore):
-            store.know(known)
+        if self._cache is not None:
+            self._cache.know(known)
         return store.read(known.path, 0, known.size, version=known.version)
 
     def _read_checked(self, store: Store, path: str) -> memoryview:
@@ -111,14 +110,14 @@ class ObjectReader:
 
     def ranges(self, several: Sequence[Known]) -> list[tuple[CachedStore, ObjectRange]]:
         """The object ranges that a prefetch for `read` must fetch."""
-        store = self.store
-        if not isinstance(store, CachedStore):
+        cache = self._cache
+        if cache is None:
             return []
         for known in several:
             if isinstance(known, ObjectInfo):
-                store.know(known)
+                cache.know(known)
         return [
-            (store, ObjectRange(known) if isinstance(known, str) else ObjectRange(known.path, 0, known.size))
+            (cache, ObjectRange(known) if isinstance(known, str) else ObjectRange(known.path, 0, known.size))
             for known in several
         ]
 

@@ -228,9 +228,9 @@ def test_what_an_interrupted_run_leaves_is_cleared(images: Path, out: Path) -> N
     manifest = pack.Manifest.load(out)
     assert manifest is not None
     manifest.truncate(1).save(out)
-    (out / ".shard-000001.tar.part").write_bytes(b"half")
+    (out / f"shard-000001.tar.partial-{12 * '7'}").write_bytes(b"half")
     (out / "shard-000007.tar").write_bytes(b"of a run that came further")
-    (out / "shard-000001.tar.index.partial-77").write_bytes(b"half")
+    (out / f"shard-000001.tar.index.partial-{12 * '7'}").write_bytes(b"half")
     assert packed(images, out, "--shard-size", 3)["kept_shards"] == 1
     assert contents(out) == whole
 
@@ -292,7 +292,7 @@ def test_a_bad_file_is_named_with_what_to_do(images: Path, out: Path, name: str)
     assert str(error.value).endswith("Replace or remove it, or pass --on-error skip to leave it out.")
     assert "on_error=" not in str(error.value)
     assert not list(out.glob("*.tar"))
-    assert not list(out.glob(".*.part"))
+    assert not list(out.glob("*.partial-*"))
 
 
 def test_bad_files_are_left_out_and_listed(images: Path, out: Path) -> None:
@@ -394,7 +394,7 @@ def test_a_full_disk_leaves_what_is_finished_and_says_how_to_go_on(
         feedline("pack", images, out, "--shard-size", 5)
     assert "the same command continues there" in error.value.__notes__[0]
     assert [path.name for path in out.glob("*.tar")] == ["shard-000000.tar"]
-    assert not list(out.glob(".*.part"))
+    assert not list(out.glob("*.partial-*"))
     assert packed(images, out, "--shard-size", 5)["kept_shards"] == 1
     assert members(out) == expected(images)
 

@@ -22,8 +22,7 @@ from feedline.datasets.formats import ShardSummary
 from feedline.datasets.webdataset import CLASSES, is_image
 from feedline.errors import FeedlineError, SampleError
 from feedline.images import Header
-from feedline.stores import AccessDeniedError, ObjectNotFoundError
-from feedline.stores.files import RemoteBlob
+from feedline.stores import ObjectNotFoundError
 
 
 def problem(name: str, error: Exception) -> str:
@@ -102,12 +101,11 @@ def _samples_in(tar: TarTarget) -> list[Sample] | str:
 def _classes(tar: TarTarget) -> list[str] | None:
     """Class names from the file next to a remote tar."""
     blob = tar.blob
-    if not isinstance(blob, RemoteBlob):
+    if blob is None:
         return None
-    folder = blob.path.rpartition("/")[0]
     try:
-        return list(map(str, json.loads(bytes(blob.store.read(f"{folder}/{CLASSES}".lstrip("/"))))))
-    except (ObjectNotFoundError, AccessDeniedError):
+        return list(map(str, json.loads(bytes(blob.read_adjacent(CLASSES)))))
+    except ObjectNotFoundError:
         return None
 
 

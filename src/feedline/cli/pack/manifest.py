@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from feedline.cli.pack.writer import partial
+from feedline.core.paths import replacing
 from feedline.errors import StateError
 
 MANIFEST = "manifest.json"
@@ -93,14 +92,9 @@ class Manifest:
 
     def save(self, folder: Path) -> None:
         """Write the manifest atomically and durably."""
-        place = folder / MANIFEST
-        with partial(place).open("w", encoding="utf-8") as file:
-            json.dump({"feedline": _FORMAT, **asdict(self)}, file, indent=1)
-            file.write("\n")
-            file.flush()
-            # The data must be on the disk before the name points to it: a crash leaves the old or the new file.
-            os.fsync(file.fileno())
-        partial(place).replace(place)
+        text = json.dumps({"feedline": _FORMAT, **asdict(self)}, indent=1) + "\n"
+        with replacing(folder / MANIFEST, durable=True) as file:
+            file.write(text.encode())
 
     @classmethod
     def load(cls, folder: Path) -> Manifest | None:

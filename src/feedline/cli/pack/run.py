@@ -20,13 +20,13 @@ from feedline.cli.pack.encode import EncodedSample, encode_sample
 from feedline.cli.pack.manifest import MANIFEST, FinishedShard, Manifest
 from feedline.cli.pack.options import PackOptions
 from feedline.cli.pack.sources import Sample, SampleList, list_samples
-from feedline.cli.pack.writer import partial
+from feedline.core.paths import PARTIAL, replacing
 from feedline.core.rng import derive, permuted
 from feedline.core.threads import WorkAhead
 from feedline.datasets.webdataset import CLASSES, glance, write_index
 from feedline.errors import ArgumentError, SampleError, note
 
-_TEMPORARY = re.compile(r"\..*\.part|shard-\d{6,}\.tar\.index\.partial-[0-9a-f]+")
+_OURS = re.compile(rf"shard-\d{{6,}}\.tar(\.index)?|{re.escape(CLASSES)}|{re.escape(MANIFEST)}")
 
 
 _SHARD = re.compile(r"shard-(\d{6,})\.tar(\.index)?")
@@ -77,7 +77,7 @@ def load_manifest(folder: Path) -> Manifest | None:
     ArgumentError in a folder of other files.
     """
     manifest = Manifest.load(folder)
-    others = [] if manifest else sorted(e.name for e in folder.iterdir() if not _TEMPORARY.fullmatch(e.name))
+    others = [] if manifest else sorted(e.name for e in folder.iterdir() if not _is_leftover(e.name))
     if others:
         raise ArgumentError(f"{folder} is not empty (it contains {others[0]}) without {MANIFEST}; choose a new folder")
     return manifest
@@ -87,8 +87,14 @@ def remove_leftovers(folder: Path, shards: int) -> None:
     """Remove temporary files, and all shards after the first `shards`."""
     for entry in folder.iterdir():
         match = _SHARD.fullmatch(entry.name)
-        if _TEMPORARY.fullmatch(entry.name) or (match and int(match[1]) >= shards):
+        if _is_leftover(entry.name) or (match and int(match[1]) >= shards):
             entry.unlink()
+
+
+def _is_leftover(name: str) -> bool:
+    """True for a file that an interrupted run has not finished."""
+    match = PARTIAL.fullmatch(name)
+    return match is not None and _OURS.fullmatch(match[1]) is not None
 
 
 def write_classes(folder: Path, classes: Sequence[str]) -> None:
@@ -97,8 +103,8 @@ def write_classes(folder: Path, classes: Sequence[str]) -> None:
     is_text = all(name.isprintable() for name in classes)
     place, text = folder / CLASSES, json.dumps(list(classes), indent=1, ensure_ascii=not is_text) + "\n"
     if not place.is_file() or place.read_text(encoding="utf-8") != text:
-        partial(place).write_text(text, encoding="utf-8")
-        partial(place).replace(place)
+        with replacing(place) as file:
+            file.write(text.encode())
 
 
 class PackProgress(NamedTuple):

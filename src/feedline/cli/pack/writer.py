@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import tarfile
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from feedline.cli.pack.encode import EncodedSample, Lengths
+from feedline.core.paths import Replacement
 
 _BLOCK = tarfile.BLOCKSIZE
 
@@ -28,11 +28,6 @@ class WrittenShard(NamedTuple):
     sha256: str
     samples: int
     grids: dict[str, Lengths]
-
-
-def partial(path: Path) -> Path:
-    """Temporary name of a file that is not complete."""
-    return path.with_name(f".{path.name}.part")
 
 
 def tar_blocks(sample: EncodedSample) -> list[bytes]:
@@ -64,7 +59,7 @@ class ShardWriter:
         self.samples = self.nbytes = 0
         self._grids = dict[str, Lengths]()
         self._digest = hashlib.sha256()
-        self._file = partial(path).open("wb", buffering=1 << 20)
+        self._replacement = Replacement(path, durable=True, buffer_nbytes=1 << 20)
 
     def add(self, sample: EncodedSample, blocks: list[bytes]) -> None:
         """Append a sample; `blocks` are `tar_blocks(sample)`."""
@@ -79,15 +74,12 @@ class ShardWriter:
     def finish(self) -> WrittenShard:
         """End the tar, and rename it once its data is durable."""
         self._write([_END])
-        with self._file as file:
-            file.flush()
-            os.fsync(file.fileno())
-        partial(self.path).replace(self.path)
+        self._replacement.finish()
         return WrittenShard(self.nbytes, self._digest.hexdigest(), self.samples, self._grids)
 
     def _write(self, blocks: list[bytes]) -> None:
         for block in blocks:
-            self._file.write(block)
+            self._replacement.file.write(block)
             self._digest.update(block)
             self.nbytes += len(block)
 
@@ -97,5 +89,4 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        partial(self.path).unlink(missing_ok=True)
+        self._replacement.discard()

@@ -19,7 +19,7 @@ from feedline.datasets.arrays.rows import RowSource
 from feedline.datasets.decoding import DAMAGE
 from feedline.errors import SampleError, StateError
 from feedline.stores import CachedStore, ObjectRange, StoreError
-from feedline.stores.base import Range
+from feedline.stores.base import Range, changed_error
 
 ReadRows = Callable[[Sequence[Range]], Iterator[NDArray[Any]]]
 """Rows of each span, one array per span, in order; the implementation may fetch all spans at once."""
@@ -269,7 +269,5 @@ class ArraySource(Protocol):
 def check_unchanged(path: str, was: Shape, length: int, row_shape: tuple[int, ...]) -> None:
     """StateError if length or row shape differ from those at construction."""
     if (length, row_shape) != (was.length, was.row_shape):
-        raise StateError(
-            f"{was.name!r} in {path} had {was.length} rows of {was.row_shape} when this dataset was created,"
-            f" and has {length} of {row_shape} now; create the dataset again"
-        )
+        difference = f"it had {was.length} rows of {was.row_shape}, and has {length} of {row_shape} now"
+        raise changed_error(StateError, f"{was.name!r} in {path}", difference)

@@ -16,7 +16,7 @@ from typing import Any
 from feedline.datasets.arrays.frames import check_bitshuffle, check_blosc
 from feedline.datasets.file_objects import FarFile, RangeFile
 from feedline.errors import SampleError
-from feedline.stores.files import LocalFile, RemoteBlob
+from feedline.stores.files import Blob, LocalFile
 
 _HEAP_MAGIC = b"GCOL"
 
@@ -101,7 +101,7 @@ class HeapFile(RangeFile):
 
     size_nbytes = 8
 
-    def __init__(self, blob: LocalFile | RemoteBlob) -> None:
+    def __init__(self, blob: Blob) -> None:
         super().__init__(blob)  # type: ignore[arg-type] # the next class in the MRO is a file over a blob
         self._name = blob.name
         self._checked = set[int]()

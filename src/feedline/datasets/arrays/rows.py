@@ -17,7 +17,7 @@ from feedline.core import kernels
 from feedline.core.telemetry import READ_FILES
 from feedline.core.tensors import within
 from feedline.stores import CachedStore, ObjectRange
-from feedline.stores.files import Extent, FileSet, LocalFile
+from feedline.stores.files import Blob, Extent, FileSet
 from feedline.stores.local import RecheckTimer
 
 
@@ -91,7 +91,7 @@ class MemoryArrays:
 
 
 class _Mapped(NamedTuple):
-    files: list[LocalFile]
+    files: list[Blob]
     arrays: list[NDArray[Any] | None]
 
 
@@ -179,7 +179,7 @@ class FileArrays:
         mapped = _Mapped([], [])
         for number, layout in enumerate(self.layouts):
             file = None if number in self._far else self.blobs[number]
-            if isinstance(file, LocalFile):
+            if file is not None and file.data is not None:
                 mapped.files.append(file)
                 order: Any = "F" if layout.fortran else "C"
                 mapped.arrays.append(np.ndarray(layout.shape, layout.dtype, file.data, layout.offset, order=order))

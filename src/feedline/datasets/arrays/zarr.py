@@ -53,6 +53,7 @@ from feedline.stores import (
     open_store,
 )
 from feedline.stores.base import Range
+from feedline.stores.cache import cache_of
 from feedline.stores.files import FileSet
 from feedline.stores.local import LocalStore
 from feedline.stores.urls import is_local, local_path
@@ -289,10 +290,10 @@ class _ZarrChunks:
         return np.asarray(self._array[slice(*span)])
 
     def ranges(self, spans: Sequence[Range]) -> list[tuple[CachedStore, ObjectRange]]:
-        store = self._store
-        if not isinstance(store, CachedStore):
+        cache = cache_of(self._store)
+        if cache is None:
             return []
-        return [(store, ObjectRange(key)) for span in spans for key in self._keys(*span)]
+        return [(cache, ObjectRange(key)) for span in spans for key in self._keys(*span)]
 
     def _keys(self, start: int, stop: int) -> Iterator[str]:
         first, *others = zip(self._array.shape, self._sizes, strict=True)

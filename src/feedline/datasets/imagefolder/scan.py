@@ -23,6 +23,7 @@ from feedline.datasets.indexes import IndexFile, place_of
 from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache, CachedStore, ObjectInfo, ObjectRange, Store, open_store
+from feedline.stores.cache import cache_of
 from feedline.stores.object_reader import Fetched, Known, ObjectReader
 from feedline.stores.urls import is_local, local_path
 
@@ -159,7 +160,7 @@ class ImageTree:
         return self._checked(found.images)
 
     def _checked(self, images: ImageListing) -> ImageListing:
-        return images if isinstance(self.store, CachedStore) else images._replace(details=None)
+        return images if cache_of(self.store) is not None else images._replace(details=None)
 
     @property
     def _asked(self) -> dict[str, Any]:
@@ -206,7 +207,7 @@ class ImageTree:
 
     def ranges(self, samples: Samples, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
-        if not isinstance(self.store, CachedStore):
+        if cache_of(self.store) is None:
             return []
         return self._objects.ranges(self._known(samples, places, samples.files(places, self.folder)))
 

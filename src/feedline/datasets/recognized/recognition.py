@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
 from feedline.collate.rows import RowBuffer
 from feedline.core.huggingface import is_table
 from feedline.core.recognition import Recognition, SampleReader
+from feedline.core.shard_offsets import ShardOffsets
 from feedline.datasets.recognized.vision import VISION, VisionReader, why_not
 from feedline.transforms.recognized.origin import qualified_name, why_modified
 
@@ -84,12 +85,16 @@ class _SubsetReader(_Several):
 
 
 class _ConcatReader(_Several):
+    def __init__(self, dataset: Any, parts: Sequence[SampleReader]) -> None:
+        super().__init__(dataset, parts)
+        self._offsets = ShardOffsets(np.diff(dataset.cumulative_sizes, prepend=0))
+
     def read(self, index: Any, rows: RowBuffer | None) -> Any:
         whole = self._dataset
         if not 0 <= index < whole.cumulative_sizes[-1]:
             return whole[index]  # counts from the end, or raises
-        part = bisect_right(whole.cumulative_sizes, index)
-        return self._parts[part].read(index - (whole.cumulative_sizes[part - 1] if part else 0), rows)
+        part, row = self._offsets.one(index)
+        return self._parts[part].read(row, rows)
 
 
 def _recognize_wrapped(dataset: Any, inner: Sequence[Any], kind: type[_SubsetReader | _ConcatReader]) -> Recognition:

@@ -34,7 +34,7 @@ from feedline.stores import (
     join,
 )
 from feedline.stores.cache import without_cache
-from feedline.stores.files import Blob, Extent, FileSet, LocalFile, RemoteBlob
+from feedline.stores.files import Blob, Extent, FileSet
 
 
 class ShardSource(NamedTuple):
@@ -228,15 +228,7 @@ class ShardFiles:
 
     def data(self, number: int) -> memoryview | None:
         """Content of a shard, mapped; None if it is read in ranges."""
-        return self._file(number).data
-
-    def check_unchanged(self, number: int) -> None:
-        """StateError within moments of a change of a local shard.
-
-        To be called before its mapping is used, offsets included: touching a page that was truncated away would kill
-        the process.
-        """
-        self._file(number)
+        return self.file(number).data
 
     def ends(self, number: int) -> Ends:
         """Beginning and end of a shard."""
@@ -265,8 +257,12 @@ class ShardFiles:
         except FileNotFoundError as error:
             raise self._missing_error(self.names.index(error.filename)) from error
 
-    def _file(self, number: int) -> LocalFile | RemoteBlob:
-        """The file or object of a shard; StateError if it has changed."""
+    def file(self, number: int) -> Blob:
+        """The file or object of a shard.
+
+        StateError within moments of a change of a local one. To be called before its mapping is used, offsets included:
+        touching a page that was truncated away would kill the process.
+        """
         try:
             return self._blobs[number]
         except FileNotFoundError as error:

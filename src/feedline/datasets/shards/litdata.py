@@ -230,7 +230,7 @@ class LitData(ShardFileFields):
         self._leaves = self._leaf_decoders(wanted, by_leaf)
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
-        self._files.check_unchanged(shard)
+        self._files.file(shard)  # raises if it has changed
         items = self._items[shard]
         return (0, 0) if items.is_cached(row) else items.span(row)
 

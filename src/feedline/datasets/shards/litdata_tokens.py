@@ -93,7 +93,7 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
         numbers, starts = self._locate(places)
         apart: list[int] = []
         for number in np.unique(numbers).tolist():
-            self._files.check_unchanged(number)
+            self._files.file(number)  # raises if it has changed
             mine, chunk = np.flatnonzero(numbers == number), self._tokens[number]
             if chunk is None:
                 apart += mine.tolist()

@@ -77,7 +77,7 @@ class MDS(ShardFileFields):
             offsets.check()
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
-        self._files.check_unchanged(shard)
+        self._files.file(shard)  # raises if it has changed
         offsets = self._offsets[shard]
         return offsets[row], offsets[row + 1]
 

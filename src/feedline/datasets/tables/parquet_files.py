@@ -25,7 +25,7 @@ from feedline.datasets.signatures import BEGIN_NBYTES, check_format, damage_erro
 from feedline.datasets.tables.types import pyarrow, strip_metadata
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import ObjectInfo, StoreError
-from feedline.stores.base import Range
+from feedline.stores.base import FileVersion, Range
 from feedline.stores.files import Extent, FileSet
 from feedline.stores.globs import expand_braces
 
@@ -196,7 +196,7 @@ def check_single_reader(filesystem: Any, **store_arguments: Any) -> None:
 
 
 def _info(info: Any) -> ObjectInfo:
-    return ObjectInfo(info.path, info.size or 0, f"{info.size}-{info.mtime_ns}")
+    return ObjectInfo(info.path, *FileVersion.of_mtime(info.size or 0, info.mtime_ns))
 
 
 _FIRST_READ_NBYTES = 64 << 10

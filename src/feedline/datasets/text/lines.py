@@ -18,7 +18,7 @@ from feedline.datasets.text.line_index import bounds_match, filled_line_bounds, 
 from feedline.datasets.text.plain_text import plain_text
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
-from feedline.stores.files import FileSet, LocalFile
+from feedline.stores.files import FileSet
 
 MAX_RECORD_NBYTES = 1 << 26
 """Default size limit of a record. A longer one suggests a file without lines, or a missing quote."""
@@ -118,7 +118,7 @@ class TextRecords(RecordFiles):
 
     def _line(self, file: int, at: int) -> str:
         blob, start = self._blobs[file], int(self._bounds[file]["starts"][at])
-        if not isinstance(blob, LocalFile):  # counting its lines would read the object from its start
+        if blob.data is None:  # counting its lines would read the object from its start
             return f"the line at byte {start}"
         counted = range(0, start, _COUNTED_NBYTES)
         ends = sum(bytes(blob.data[begin : min(begin + _COUNTED_NBYTES, start)]).count(b"\n") for begin in counted)

@@ -26,7 +26,7 @@ from feedline.datasets.webdataset.tar import ShardError
 from feedline.errors import SampleError, StateError
 from feedline.stores import StoreError
 from feedline.stores.base import FileVersion
-from feedline.stores.files import RemoteBlob, local_info
+from feedline.stores.files import local_info
 from feedline.stores.urls import check_path, is_local
 
 _log = logging.getLogger("feedline")
@@ -115,9 +115,7 @@ def find_index(source: TarSource, index_dir: Pathlike | None) -> TarIndex | None
             # The index of a file may lie in a folder without write access, where it stays that of a copy.
             is_current = is_local(source.name) or index.head.version == source.version
             return index if is_current else kept(index, source.version, where)
-    if not isinstance(blob := source.blob, RemoteBlob):
-        return None
-    name = adjacent(source.name)
+    name, blob = adjacent(source.name), source.blob
     index = fitting(source, name, lambda: read_adjacent(blob, name.rpartition("/")[2]))
     return None if index is None else kept(index, source.version, where)
 

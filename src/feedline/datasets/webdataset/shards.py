@@ -22,6 +22,7 @@ from feedline.datasets.webdataset.index_files import build_and_keep, find_index,
 from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import BLOCK, ShardError
 from feedline.errors import SampleError
+from feedline.stores.base import changed_error
 from feedline.stores.files import FileSet, Held
 from feedline.stores.urls import is_local
 
@@ -62,7 +63,7 @@ def locate(index: TarIndex, rows: NDArray[np.int64], fields: Sequence[str], nbyt
     taken = np.asarray(columns)[chosen]
     stops = starts + index.sizes[rows, taken].astype(np.int64)
     if stops.max(initial=0) > nbytes:
-        raise changed_error(index.tar)
+        raise _replaced_error(index.tar)
     return Located(starts, stops, taken)
 
 
@@ -86,12 +87,10 @@ def spans(
     return starts, starts + index.sizes[rows][wanted].astype(np.int64)
 
 
-def changed_error(tar: str) -> ShardError:
+def _replaced_error(tar: str) -> ShardError:
     """The error for a tar that no longer matches its index."""
-    return ShardError(
-        f"the index of {tar} does not match: the tar was changed or replaced while it was in use. Restore "
-        f"the tar, or create the dataset again"
-    )
+    remedy = "restore that tar, or create the dataset again"
+    return changed_error(ShardError, tar, "it is not the tar that was indexed", remedy=remedy)
 
 
 def _missing_field(index: TarIndex, row: int, fields: Sequence[str]) -> SampleError:
@@ -136,7 +135,7 @@ class Shard:
         """Byte ranges as of `spans`; ShardError if they exceed the tar."""
         starts, stops = spans(self.index, rows, choices)
         if stops.max(initial=0) > self._blob.nbytes:
-            raise changed_error(self.tar)
+            raise _replaced_error(self.tar)
         return starts, stops
 
     def cells(self, rows: NDArray[np.int64], fields: Sequence[str], held: Held) -> list[MemberSpan]:
@@ -279,8 +278,5 @@ class ShardCache:
     def _open_shard(self, number: int) -> Shard:
         index = self._tars.index(number)
         if index.head.fingerprint != self._fingerprints[number]:
-            raise ShardError(
-                f"{index.tar} is not the tar that was indexed when this dataset was created. Restore that tar, or "
-                f"create the dataset again"
-            )
+            raise _replaced_error(index.tar)
         return self._tars.shard(number, index)

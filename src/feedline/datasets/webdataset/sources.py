@@ -10,7 +10,7 @@ from typing import Self
 from feedline.core.paths import Pathlike
 from feedline.datasets.file_objects import ForwardReader
 from feedline.stores.base import FileVersion
-from feedline.stores.files import FileSet, LocalFile, RemoteBlob, local_info
+from feedline.stores.files import Blob, FileSet, local_info
 
 _PART_NBYTES = 4 << 20
 
@@ -39,7 +39,7 @@ class TarSource:
         return self.version.nbytes
 
     @property
-    def blob(self) -> LocalFile | RemoteBlob:
+    def blob(self) -> Blob:
         """The opened tar; StateError if a file has changed."""
         return self._blobs.open(self._number)
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from feedline.core.paths import replacing
+
 _log = logging.getLogger("feedline")
 
 
@@ -74,9 +76,8 @@ class RunLog:
         step_s = max(2 * (last_s - first_s) / len(lines), 1e-9)
         kept = {int((line["time_s"] - first_s) / step_s): line for line in lines}  # the last of each step: it sums most
         text = "".join(_line(line) for line in kept.values())
-        shorter = self.path.with_name(self.path.name + ".new")
-        shorter.write_text(text, encoding="utf-8")
-        shorter.replace(self.path)
+        with replacing(self.path) as file:
+            file.write(text.encode())
         self._interval_s *= 2
 
 

@@ -7,6 +7,15 @@ what, `folder` all of them together, `store` a store that reads through them, an
 from feedline.stores.cache.entries import MissingPieceError, Pieces
 from feedline.stores.cache.prefetch import ObjectRange, Prefetch
 from feedline.stores.cache.settings import Cache
-from feedline.stores.cache.store import CachedStore, without_cache
+from feedline.stores.cache.store import CachedStore, cache_of, without_cache
 
-__all__ = ["Cache", "CachedStore", "MissingPieceError", "ObjectRange", "Pieces", "Prefetch", "without_cache"]
+__all__ = [
+    "Cache",
+    "CachedStore",
+    "MissingPieceError",
+    "ObjectRange",
+    "Pieces",
+    "Prefetch",
+    "cache_of",
+    "without_cache",
+]

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 from feedline.core.kernels import crc32
 from feedline.stores.cache.locks import close_own, open_own
 from feedline.stores.local import map_file
-from feedline.stores.requests import join_views
+from feedline.stores.requests import FetchedRanges
 
 if sys.platform != "win32":
     import fcntl
@@ -171,10 +171,11 @@ class Pieces:
             return memoryview(b"")
         size = self._piece_nbytes
         first, last = start // size, (stop - 1) // size
-        if first == last:
+        if first == last:  # by a division, where `FetchedRanges` would search: this is each sample's way
             return self._piece(first)[start - first * size : stop - first * size]
-        parts = [self._piece(number) for number in range(first, last + 1)]
-        return join_views([parts[0][start - first * size :], *parts[1:-1], parts[-1][: stop - last * size]])
+        numbers = range(first, last + 1)
+        spans = [(number * size, (number + 1) * size) for number in numbers]
+        return FetchedRanges(spans, [self._piece(number) for number in numbers]).cut(start, stop)
 
     def _piece(self, number: int) -> memoryview:
         data = self._found.get(number)

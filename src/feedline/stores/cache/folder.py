@@ -286,6 +286,7 @@ class Folder:
             status = os.fstat(fd)
             if status.st_size > _CHECKED_NBYTES:
                 os.fsync(fd)
+            # Not by `core.paths.Replacement`: its temporary files are counted and locked, and share one folder.
             # Renamed when sealed, so that a final name means a complete file. Small ones are not synced: after a power
             # loss the checksum tells.
             try:

@@ -11,13 +11,13 @@ from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.store_metrics import count
 from feedline.core.telemetry import read_part
 from feedline.core.threads import DaemonPool
-from feedline.errors import ObjectChangedError, RangeError, StoreError
+from feedline.errors import ObjectChangedError, StoreError
 from feedline.stores.base import ObjectInfo, Range, Store, VersionedObject, Views, check_version
 from feedline.stores.cache.entries import Key, MissingPieceError, Pieces
 from feedline.stores.cache.folder import Folder
 from feedline.stores.cache.locks import WAIT_S
 from feedline.stores.cache.settings import Cache
-from feedline.stores.requests import FetchedRanges, check_ranges
+from feedline.stores.requests import FetchedRanges, check_ranges, check_within
 from feedline.stores.urls import join
 
 _GROUP_NBYTES = 64 << 20
@@ -106,7 +106,7 @@ class CachedStore:
     def _read_many(self, path: str, ranges: Sequence[Range], version: str | None) -> Views:
         check_ranges(ranges, join(self.url, path))
         object_ = self._object(path, version)
-        object_.check_within(ranges)
+        check_within(ranges, object_.info.size, object_.address)
         numbers = _pieces_of(ranges, self.cache.piece_nbytes)
         fetched = FetchedRanges([object_.span(number) for number in numbers], list(object_.pieces(numbers)))
         return [fetched.cut(start, stop) for start, stop in ranges]
@@ -149,7 +149,8 @@ class CachedStore:
 
     def pieces(self, path: str, ranges: Sequence[Range]) -> Sequence[int]:
         """The numbers of the pieces that ranges touch, in ascending order."""
-        self._object(path, None).check_within(ranges)
+        object_ = self._object(path, None)
+        check_within(ranges, object_.info.size, object_.address)
         return _pieces_of(ranges, self.cache.piece_nbytes)
 
     def piece_nbytes(self, path: str, number: int) -> int:
@@ -192,12 +193,18 @@ class CachedStore:
         return known
 
 
+def cache_of(store: Store | None) -> CachedStore | None:
+    """The cache through which a store is read; None without one."""
+    return store if isinstance(store, CachedStore) else None
+
+
 def without_cache(store: Store) -> Store:
     """The store behind a cache, or the store itself.
 
     For small reads whose result is kept in another form: a piece of the cache is far larger.
     """
-    return store.store if isinstance(store, CachedStore) else store
+    cache = cache_of(store)
+    return store if cache is None else cache.store
 
 
 class _Shared:
@@ -220,14 +227,7 @@ class _Object:
         self.info = info
         self._version_key = version_key
         self._piece_nbytes = cache.piece_nbytes
-        self._address = join(store.url, info.path)
-
-    def check_within(self, ranges: Sequence[Range]) -> None:
-        for start, stop in ranges:
-            if stop > self.info.size:
-                raise RangeError(
-                    f"{self._address}, bytes [{start}, {stop}): the object has only {self.info.size} bytes"
-                )
+        self.address = join(store.url, info.path)
 
     def pieces(self, numbers: Sequence[int]) -> Iterator[memoryview]:
         """These pieces, in order; missing ones are fetched concurrently.
@@ -271,7 +271,7 @@ class _Object:
 
     def file(self) -> str:
         """The object as one file."""
-        key = Key(self._address, self._version_key, 0, 0)  # pieces have at least one byte: this is none of them
+        key = Key(self.address, self._version_key, 0, 0)  # pieces have at least one byte: this is none of them
         return self._folder.made_once(key, partial(self._folder.file, key), partial(self._fetch_file, key))
 
     def _fetch_file(self, key: Key) -> str:
@@ -292,7 +292,7 @@ class _Object:
             raise
         except OSError as error:
             reason = error.strerror or "its limit is lower; give cache= more room"
-            what = f"{self._address} ({self.info.size:,} bytes) is needed as a file"
+            what = f"{self.address} ({self.info.size:,} bytes) is needed as a file"
             raise StoreError(f"{what}, and the cache cannot keep it: {reason}") from error
 
     def _fetch_exclusively(self, missing: Sequence[int]) -> dict[int, memoryview]:
@@ -311,7 +311,7 @@ class _Object:
         return data_by_number
 
     def _key(self, number: int) -> Key:
-        return Key(self._address, self._version_key, self._piece_nbytes, number)
+        return Key(self.address, self._version_key, self._piece_nbytes, number)
 
     def _look_up(self, numbers: Sequence[int]) -> dict[int, memoryview]:
         pieces = ((number, self._folder.get(self._key(number))) for number in numbers)
