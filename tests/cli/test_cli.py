@@ -31,14 +31,13 @@ def test_only_commands_that_work_are_listed() -> None:
     assert all(command in listed.stdout for command in commands)
 
 
-@pytest.mark.parametrize("columns", [40, 80])
 @pytest.mark.parametrize(
     "command", [None, "audit", "bench", "doctor", "index", "inspect", "lint", "pack", "replay", "report", "top", "try"]
 )
-def test_help_is_complete_in_terminals_of_any_width(command: str | None, columns: int) -> None:
-    runner = CliRunner(env={"COLUMNS": str(columns)})
+def test_help_is_complete_in_a_narrow_terminal(command: str | None) -> None:
+    runner = CliRunner(env={"COLUMNS": "40"})
     text = runner.invoke(app.app, [*([command] if command else []), "--help"]).stdout
-    assert max(map(len, text.splitlines())) <= columns
+    assert max(map(len, text.splitlines())) <= 40
     assert "…" not in text
     group = get_command(app.app)
     assert isinstance(group, TyperGroup)

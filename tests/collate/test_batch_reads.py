@@ -241,8 +241,7 @@ WRAPPED = {
 }
 
 
-@pytest.mark.parametrize("name", WRAPPED)
-@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize(("name", "seed"), [*((name, None) for name in WRAPPED), (next(iter(WRAPPED)), 3)])
 def test_random_samples_are_the_same_one_by_one_and_at_once(name: str, seed: int | None) -> None:
     def batches(noisy: Any, quiet: Any) -> list[Any]:
         torch.manual_seed(7)

@@ -26,6 +26,21 @@ TORCH_NOISE = (
 """What torch's own loader says on its way; feedline gets no such pardon."""
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out threads where there are no workers: the loader then never reads `worker_method`."""
+    idle = {"make_loader": "feedline-threads", "num_workers": 0}
+    left_out = [item for item in items if idle.items() <= _parameters(item).items()]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        dropped = set(left_out)
+        items[:] = [item for item in items if item not in dropped]
+
+
+def _parameters(item: pytest.Item) -> dict[str, Any]:
+    """The parameters of a test case; a test without parameters has no `callspec`."""
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
 @pytest.fixture
 def torch_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loader]:
     """torch's loader, in better haste: it waits up to five seconds for each worker that was busy when the loop left."""

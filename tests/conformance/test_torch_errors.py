@@ -162,9 +162,9 @@ def test_the_dataset_decides_what_is_out_of_range(make_loader: Make, num_workers
     assert [int(b) for b in make_loader(Modest(samples), sampler=[2, 1], num_workers=num_workers)] == [12, 11]
 
 
-def test_a_timeout_needs_workers(make_loader: Make) -> None:
+def test_a_timeout_needs_workers(loader_class: Loader) -> None:
     with pytest.raises(AssertionError):
-        iter(make_loader(Counting(4), timeout=1))
+        iter(loader_class(Counting(4), timeout=1))
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -125,8 +125,8 @@ class Liar(CountingStream):
         return 2
 
 
-def test_inline_the_length_warning_has_no_word_of_workers(make_loader: Make) -> None:
-    loader = make_loader(Liar(3), batch_size=None)
+def test_inline_the_length_warning_has_no_word_of_workers(loader_class: Loader) -> None:
+    loader = loader_class(Liar(3), batch_size=None)
     assert len(loader) == 2
     iterator = iter(loader)
     assert [next(iterator), next(iterator)] == [0, 1]
@@ -140,8 +140,8 @@ class NoLength(IterableDataset[int]):
         return iter([1, 2, 3])
 
 
-def test_a_stream_without_length_has_none(make_loader: Make) -> None:
-    loader = make_loader(NoLength(), batch_size=2)
+def test_a_stream_without_length_has_none(loader_class: Loader) -> None:
+    loader = loader_class(NoLength(), batch_size=2)
     with pytest.raises(TypeError):
         len(loader)
     assert values(loader) == [[1, 2], [3]]
@@ -164,8 +164,8 @@ class OnlyNext(IterableDataset[int]):
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 2])
-def test_a_stream_that_is_its_own_iterator(make_loader: Make, batch_size: int | None) -> None:
-    loader = make_loader(OnlyNext(3), batch_size=batch_size)
+def test_a_stream_that_is_its_own_iterator(loader_class: Loader, batch_size: int | None) -> None:
+    loader = loader_class(OnlyNext(3), batch_size=batch_size)
     assert flat(values(loader)) == [2, 1, 0]
     assert values(loader) == []
 

@@ -124,6 +124,7 @@ FORMATS = {
         indexed=False,
         cut=("events.npy", 0.66, r"{} is truncated: the file has \d+ bytes, its header requires \d+"),
         lists=False,
+        own_layout=False,
     ),
     "npz": Format(
         write_npz,

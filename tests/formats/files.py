@@ -95,5 +95,6 @@ FORMATS = {
         cut=_image_error("class 0/06.jpg"),
         versions="cached",
         collates=False,
+        own_layout=False,
     ),
 }

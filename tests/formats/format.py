@@ -48,6 +48,8 @@ class Format:
     """The error about an object that is not there; `{}` is its address. "" if that is no error."""
     indexed: bool = True
     """False if headers are read at each opening, so that no index is kept."""
+    own_layout: bool = True
+    """False if another format has the same files and reads the same parts of them, and makes other samples of these."""
     looks_up: bool = False
     """Some values lie where only the foreign library can tell, so they cannot be fetched ahead."""
 

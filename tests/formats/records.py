@@ -131,7 +131,9 @@ FORMATS = {
         cut=("shard.00001.mds", -7, _SIZE),
         together=2,
     ),
-    "mds, images": _mds("plain", columns=["jpeg", "int"], cut=("shard.00001.mds", -7, _SIZE), random=True),
+    "mds, images": _mds(
+        "plain", columns=["jpeg", "int"], cut=("shard.00001.mds", -7, _SIZE), random=True, own_layout=False
+    ),
     "mds, zstd": _mds(
         "zstd",
         lambda i: {"int": i, "str": "é" * i},
@@ -147,7 +149,7 @@ FORMATS = {
     ),
     "litdata": _litdata("tuples", together=2),
     "litdata, leaves": _litdata("leaves", collates=False),
-    "litdata, images": _litdata("images", count=8, random=True),
+    "litdata, images": _litdata("images", count=8, random=True, own_layout=False),
     "litdata, rows": _litdata("rows", collates=False),
     "litdata, many rows": Format(
         write_nested,
@@ -177,6 +179,6 @@ FORMATS = {
         lambda i: {"label": torch.tensor(i - 3), "name": f"größe {i}"},
         together=2,
     ),
-    "tfrecord, all features": _tfrecord(None, _all_features, collates=False),
-    "tfrecord, images": _tfrecord({"image": "image", "label": "int64"}, random=True),
+    "tfrecord, all features": _tfrecord(None, _all_features, collates=False, own_layout=False),
+    "tfrecord, images": _tfrecord({"image": "image", "label": "int64"}, random=True, own_layout=False),
 }

@@ -105,7 +105,7 @@ class FormatSuite:
     def _cases(cls, test: Any) -> list[tuple[str, str]]:
         return [(form, place) for form, place in test.cases if place in cls.places]
 
-    @law("files", few=("cached", "memory", "s3, cached"))
+    @law("files", few=("cached", "s3, cached"), fewest=("memory",))
     def test_samples_are_the_expected_ones_in_every_way(self, corpus: Corpus, place: Place) -> None:
         """One by one, many at once, in batches, pickled, through loaders of every kind, and resumed."""
         place.fill(corpus.files)
@@ -146,7 +146,7 @@ class FormatSuite:
         with together(count):
             assert len(dataset.__getitems__(first)) == count
 
-    @law("cached", fewest=("s3, cached",))
+    @law("cached", fewest=("s3, cached",), of=lambda form: form.own_layout)
     def test_with_a_cache_the_next_run_fetches_no_data(self, corpus: Corpus, place: Place) -> None:
         place.fill(corpus.files)
         epoch(corpus.open(place))
@@ -154,7 +154,7 @@ class FormatSuite:
         assert equal(epoch(corpus.open(place)), corpus.local)
         assert statistics().nbytes - before <= corpus.format.described_nbytes(corpus.files)
 
-    @law("memory", fewest=("s3",), of=lambda form: form.indexed)
+    @law("memory", fewest=("s3",), of=lambda form: form.indexed and form.own_layout)
     def test_what_was_learned_of_the_files_is_kept(self, corpus: Corpus, place: Place) -> None:
         """The index on this machine spares the next opening all but what describes the corpus."""
         place.fill(corpus.files)
@@ -164,7 +164,7 @@ class FormatSuite:
         assert statistics().nbytes - before <= corpus.format.described_nbytes(corpus.files)
         assert equal(epoch(dataset), corpus.local)
 
-    @law("memory", fewest=("s3",), of=lambda form: not form.needs_cache)
+    @law("memory", fewest=("s3",), of=lambda form: not form.needs_cache and form.own_layout)
     def test_an_object_that_changed_or_went_is_named(self, corpus: Corpus, place: Place) -> None:
         place.fill(corpus.files)
         dataset, form = _opened(corpus, place), corpus.format
@@ -194,7 +194,7 @@ class FormatSuite:
             return
         assert equal(seen, corpus.local)
 
-    @law("files", few=("memory",), fewest=("s3",), of=lambda form: form.cut)
+    @law("files", fewest=("memory", "s3"), of=lambda form: form.cut)
     def test_a_truncated_file_is_named(self, corpus: Corpus, place: Place) -> None:
         place.fill(corpus.files)
         name, left, message = corpus.format.cut
@@ -203,7 +203,7 @@ class FormatSuite:
         with pytest.raises(SampleError, match=message.replace("{}", re.escape(f"{place.root}/{name}"))):
             epoch(corpus.open(place))
 
-    @law("files", few=("memory",), fewest=("cached",))
+    @law("files", few=("memory",), fewest=("cached",), of=lambda form: form.own_layout)
     def test_each_change_of_the_data_gives_another_fingerprint(self, corpus: Corpus, place: Place) -> None:
         place.fill(corpus.files)
         dataset = corpus.open(place)

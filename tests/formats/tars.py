@@ -68,10 +68,10 @@ FORMATS = {
         collates=False,
         lists=False,
     ),
-    "tar, tuples": _shards(None, ("__key__", "cls", "jpg"), collates=False),
+    "tar, tuples": _shards(None, ("__key__", "cls", "jpg"), collates=False, own_layout=False),
     "tar, numbers": _shards(lambda i: (f"{i:04}", i), ("__key__", "cls"), pattern="train-*.tar", together=3),
-    "tar, crops": _shards(None, PAIR, CROP, random=True),
-    "tar, crops of all": _shards(None, None, CROP, collates=False, random=True),
+    "tar, crops": _shards(None, PAIR, CROP, random=True, own_layout=False),
+    "tar, crops of all": _shards(None, None, CROP, collates=False, random=True, own_layout=False),
     "tar, one open": _shards(None, PAIR, CENTER, open_shards=1),
     "tar, whole samples": _shards(None, ("cls",), numbered, collates=False, random=True),
 }

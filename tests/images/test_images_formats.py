@@ -173,8 +173,14 @@ def test_truncated_files_are_refused_as_by_pillow_whatever_part_is_wanted(end: i
         images.decode(data[:end])
 
 
-@pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 3}], ids=["plain", "restarts"])
-@pytest.mark.parametrize("marker", [0x02, 0x01, 0x4F, 0xBF, 0xD0, 0xD8, 0xD9, 0xDA, 0xF0, 0xFF])
+@pytest.mark.parametrize(
+    ("marker", "options"),
+    [
+        *((marker, {}) for marker in (0x02, 0x01, 0x4F, 0xBF, 0xD0, 0xD8, 0xD9, 0xDA, 0xF0, 0xFF)),
+        # Where markers are expected, one of each answer: impossible, a restart out of turn, the end.
+        *((marker, {"restart_marker_blocks": 3}) for marker in (0x02, 0xD0, 0xD9)),
+    ],
+)
 def test_a_marker_amid_the_data_has_pillows_verdict(marker: int, options: dict[str, int]) -> None:
     """Pillow refuses impossible ones, wherever they are, and reads on after others."""
     data = jpeg(200, 200, quality=90, **options)

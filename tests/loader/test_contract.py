@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from diagonals import diagonal
 
 import feedline as fl
 from feedline.loader.contract import RankPolicy, Terms, compare
@@ -23,8 +24,7 @@ DIFFERENCES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("field", DIFFERENCES)
-@pytest.mark.parametrize("odd", [0, 5])
+@pytest.mark.parametrize(("field", "odd"), diagonal([*DIFFERENCES], [0, 5]))
 def test_the_odd_rank_is_named_with_what_differs(field: str, odd: int) -> None:
     other = TERMS._replace(**{field: DIFFERENCES[field]})
     ranks = [(rank, other if rank == odd else TERMS) for rank in range(8)]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from diagonals import diagonal
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from feedline import stores
@@ -111,8 +112,13 @@ def test_braces_that_mean_nothing_are_refused_by_name(places: Places, way: str) 
         assert pattern in str(caught.value)
 
 
-@pytest.mark.parametrize("way", ["files", "expanded files", "filesystem"])
-@pytest.mark.parametrize("name", ["a{x}b", "odd{name", "{train,val}", "part-{0..1}.bin", "{a,{b,c}}", "{one}/x"])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    diagonal(
+        ["a{x}b", "odd{name", "{train,val}", "part-{0..1}.bin", "{a,{b,c}}", "{one}/x"],
+        ["files", "expanded files", "filesystem"],
+    ),
+)
 def test_a_file_that_is_there_is_meant_itself(places: Places, way: str, name: str) -> None:
     places.put(name, "train", "val", "part-0.bin", "part-1.bin")
     assert places.written_out(way)(name) == [name]

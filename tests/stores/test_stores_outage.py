@@ -159,9 +159,13 @@ READS: dict[str, Callable[[stores.Store], object]] = {
 }
 
 
-@pytest.mark.parametrize("read", READS)
-@pytest.mark.parametrize("status", [None, 500], ids=["silent", "failing"])
-@pytest.mark.parametrize("cached", [False, True], ids=["bare", "cached"])
+@pytest.mark.parametrize(
+    ("read", "status", "cached"),
+    [
+        *((read, status, False) for read in READS for status in (None, 500)),
+        *(("range", None, True), ("ranges", 500, True)),  # a cache asks the same store for what it lacks
+    ],
+)
 def test_waits_for_a_store_end_when_not_wanted(
     server: FailingServer, tmp_path: Path, read: str, status: int | None, cached: bool
 ) -> None:
@@ -241,8 +245,7 @@ def test_ctrl_c_waits_for_no_store(
         child.kill()
 
 
-@pytest.mark.parametrize("status", [None, 500], ids=["silent", "failing"])
-@pytest.mark.parametrize("cached", [False, True], ids=["bare", "cached"])
+@pytest.mark.parametrize(("status", "cached"), [(None, False), (500, False), (None, True)])
 def test_closing_a_loader_waits_for_no_store(
     server: FailingServer, tmp_path: Path, status: int | None, cached: bool
 ) -> None:

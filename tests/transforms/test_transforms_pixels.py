@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diagonals import diagonal
 from PIL import Image, ImageEnhance
 from transform_cases import FILTERS, Pixels, difference, first_geometry, jpeg, random_image, through_pillow
 
@@ -105,8 +106,14 @@ def test_center_crop_pads_with_zeros_as_torchvision(size: tuple[int, int]) -> No
     assert difference(CenterCrop(size)(array), padded[top : top + height, left : left + width]) == 0
 
 
-@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric"])
-@pytest.mark.parametrize("padding", [3, (2, 9), (1, 0, 7, 4), (30, 30)])
+@pytest.mark.parametrize(
+    ("mode", "padding"),
+    [
+        # More than the image is wide: each mode continues what it has added itself.
+        *((mode, (30, 30)) for mode in ("constant", "edge", "reflect", "symmetric")),
+        *(("constant", 3), ("edge", (2, 9)), ("reflect", (1, 0, 7, 4)), ("symmetric", (2, 9))),
+    ],
+)
 def test_random_crop_shows_a_part_of_the_padded_image(mode: str, padding: Any) -> None:
     array = random_image(12, 15)
     left, top, right, bottom = (padding,) * 4 if isinstance(padding, int) else padding * (4 // len(padding))
@@ -220,8 +227,7 @@ def test_gray_is_pillows() -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("kernel_size", [1, 5, (9, 3), 23])
-@pytest.mark.parametrize("sigma", [0.1, 0.8, 2.0])
+@pytest.mark.parametrize(("kernel_size", "sigma"), [*diagonal([1, 5, (9, 3), 23], [0.8, 2.0]), (5, 0.1)])
 def test_blur_is_the_convolution_with_a_bell(kernel_size: Any, sigma: float) -> None:
     array = random_image(40, 50)
     wide, tall = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size

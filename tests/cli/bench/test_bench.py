@@ -174,9 +174,13 @@ TRIALS = [
 ]
 
 
-@pytest.mark.parametrize("width", [40, 80, 120])
-@pytest.mark.parametrize("step_s", [0.0, 0.02])
-@pytest.mark.parametrize("marks", list(Marks))
+@pytest.mark.parametrize(
+    ("width", "step_s", "marks"),
+    [
+        *((40, 0.02, Marks.ASCII), (80, 0.0, Marks.ASCII), (120, 0.02, Marks.ASCII)),
+        *((40, 0.0, Marks.UNICODE), (80, 0.02, Marks.UNICODE), (120, 0.0, Marks.UNICODE)),
+    ],
+)
 def test_every_line_fits_the_terminal(width: int, step_s: float, marks: Marks) -> None:
     lines = show.table(TRIALS, TRIALS[2], step_s, width, marks)
     assert max(map(len, lines)) <= width

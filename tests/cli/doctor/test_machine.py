@@ -9,6 +9,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from diagonals import diagonal
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -166,8 +167,7 @@ FINDINGS = [
 ]
 
 
-@pytest.mark.parametrize("width", [40, 60, 80])
-@pytest.mark.parametrize("marks", list(Marks))
+@pytest.mark.parametrize(("width", "marks"), diagonal([40, 60, 80], list(Marks)))
 def test_every_line_fits_and_trouble_comes_first(width: int, marks: Marks) -> None:
     text = render(FINDINGS[1:] + FINDINGS[:1], width, marks).plain
     lines = text.splitlines()

@@ -11,6 +11,7 @@ import numcodecs  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 import zarr
+from diagonals import diagonal
 from zarr.codecs import BloscCodec
 from zarr.codecs.numcodecs import Blosc
 
@@ -78,8 +79,7 @@ def test_headers_and_offsets() -> None:
             check_blosc(damaged)
 
 
-@pytest.mark.parametrize("compressor", numcodecs.blosc.list_compressors())
-@pytest.mark.parametrize("shuffle", [0, 1, 2])
+@pytest.mark.parametrize(("compressor", "shuffle"), diagonal(numcodecs.blosc.list_compressors(), [0, 1, 2]))
 def test_frames_of_all_compressors_pass(compressor: str, shuffle: int) -> None:
     for data in (b"", b"a", ROWS, np.random.default_rng(0).bytes(3000)):
         for level in (0, 1, 9):

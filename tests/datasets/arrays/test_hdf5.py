@@ -44,8 +44,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "a.h5"
 
 
-@pytest.mark.parametrize("names", ["flat", "chunked", ["chunked", "part/labels"], {"x": "flat", "y": "flags"}])
-@pytest.mark.parametrize("cache_nbytes", [0, 1 << 20])
+@pytest.mark.parametrize(
+    ("names", "cache_nbytes"),
+    [
+        *(("flat", 0), ("chunked", 0), ("chunked", 1 << 20)),
+        *((["chunked", "part/labels"], 1 << 20), ({"x": "flat", "y": "flags"}, 0)),
+    ],
+)
 def test_rows_are_those_of_the_file(path: Path, names: Any, cache_nbytes: int) -> None:
     dataset = HDF5(path, names, cache_nbytes=cache_nbytes)
     all_ways_agree(dataset, [3, -1, 17, 3, 0, 49, 8, 7])
@@ -143,8 +148,10 @@ class TestSeveralFiles:
                 start += count
         return tmp_path
 
-    @pytest.mark.parametrize("names", ["flat", "chunked", {"x": "chunked", "word": "words"}, None])
-    @pytest.mark.parametrize("cache_nbytes", [0, 1 << 20])
+    @pytest.mark.parametrize(
+        ("names", "cache_nbytes"),
+        [("flat", 0), ("chunked", 0), ({"x": "chunked", "word": "words"}, 1 << 20), (None, 1 << 20)],
+    )
     def test_rows_come_one_after_the_other(self, folder: Path, names: Any, cache_nbytes: int) -> None:
         dataset = HDF5(folder / "*.h5", names, cache_nbytes=cache_nbytes)
         assert len(dataset) == COUNT

@@ -132,8 +132,7 @@ def test_names_in_records_are_bytes(opened: Any, remote: bool) -> None:
     assert batch["id"].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("remote", [False, True])
-@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize(("remote", "order"), [(False, ">"), (True, "<")])
 def test_times_are_counts_of_their_unit(opened: Any, order: str, remote: bool) -> None:
     times = TIMES.astype(TIMES.dtype.newbyteorder(order))
     times[4] = np.datetime64("NaT")

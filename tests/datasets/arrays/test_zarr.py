@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from diagonals import diagonal
 from format_cases import all_ways_agree, hidden
 from torch.utils.data import DataLoader
 
@@ -36,8 +37,7 @@ def store(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return filled(tmp_path / "a.zarr", request.param)
 
 
-@pytest.mark.parametrize("names", ["x", ["x", "labels"], {"data": "x"}, None])
-@pytest.mark.parametrize("cache_nbytes", [0, 1 << 20])
+@pytest.mark.parametrize(("names", "cache_nbytes"), diagonal(["x", ["x", "labels"], {"data": "x"}, None], [0, 1 << 20]))
 def test_rows_are_those_of_the_store(store: Path, names: Any, cache_nbytes: int) -> None:
     dataset = Zarr(store, names, cache_nbytes=cache_nbytes)
     all_ways_agree(dataset, [3, -1, 17, 3, 0, 49, 8, 7])

@@ -111,14 +111,13 @@ def another_number(data: bytearray) -> None:
     data[first_page(data, 2)] += 1
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        *(several_values, a_node_of_another_page, a_long_key, a_long_value, many_nodes, a_page_beyond_the_file),
-        *(a_page_that_leads_to_itself, a_larger_value, another_number),
-    ],
-)
-@pytest.mark.parametrize("database", [None, b"named"])
+DAMAGES: list[Damage] = [
+    *(several_values, a_node_of_another_page, a_long_key, a_long_value, many_nodes, a_page_beyond_the_file),
+    *(a_page_that_leads_to_itself, a_larger_value, another_number),
+]
+
+
+@pytest.mark.parametrize(("damage", "database"), [*((damage, None) for damage in DAMAGES), (a_long_key, b"named")])
 def test_damage_is_named_before_the_library_sees_it(tmp_path: Path, damage: Damage, database: bytes | None) -> None:
     data = write(tmp_path / "a", database=database)
     damage(data)

@@ -447,17 +447,18 @@ class TestDamage:
             manifest(database, source=b"list.db")
 
     @pytest.mark.parametrize(
-        ("path", "problem"),
+        ("decode", "path", "problem"),
         [
-            ("", "is not a file (Is a directory)"),
-            (".", "is not a file (Is a directory)"),
-            ("00.txt/x", "is not a file (Not a directory)"),
-            ("x" * 300, "is not a file (File name too long)"),
-            ("a\0b", "has a NUL character in its path"),
-            ("../x", "is outside the root"),
+            ("text", "", "is not a file (Is a directory)"),
+            ("image", ".", "is not a file (Is a directory)"),
+            ("text", "00.txt/x", "is not a file (Not a directory)"),
+            ("image", "00.txt/x", "is not a file (Not a directory)"),
+            ("text", "x" * 300, "is not a file (File name too long)"),
+            ("image", "a\0b", "has a NUL character in its path"),
+            ("text", "a\0b", "has a NUL character in its path"),
+            ("image", "../x", "is outside the root"),
         ],
     )
-    @pytest.mark.parametrize("decode", ["text", "image"])
     def test_paths_that_are_no_files(self, database: Path, path: str, problem: str, decode: str) -> None:
         settings: dict[str, Any] = {"decode": decode}
         if decode == "image":

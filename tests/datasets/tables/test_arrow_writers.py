@@ -12,6 +12,7 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from diagonals import diagonal
 from format_cases import equal
 
 from feedline.datasets import Arrow
@@ -93,9 +94,14 @@ class TestStreamsInOneFile:
         ]
         assert dataset[89]["x"].item() == 29
 
-    @pytest.mark.parametrize("second_is_legacy", [False, True])
-    @pytest.mark.parametrize("padding", [0, 4, 64])
-    @pytest.mark.parametrize("end", ["legacy stream", "end marker of 4 bytes"])
+    @pytest.mark.parametrize(
+        ("end", "padding", "second_is_legacy"),
+        [
+            *(("legacy stream", 0, True), ("legacy stream", 4, False), ("legacy stream", 64, True)),
+            *(("end marker of 4 bytes", 0, False), ("end marker of 4 bytes", 4, True)),
+            ("end marker of 4 bytes", 64, False),
+        ],
+    )
     def test_behind_an_end_marker_of_4_bytes(self, put: Put, end: str, padding: int, second_is_legacy: bool) -> None:
         """Which stood at the end of streams before Arrow 0.15."""
         first = written(BATCH, stream=True, legacy=end == "legacy stream")
@@ -131,8 +137,7 @@ class TestFilesInOneFile:
         "dictionaries": (written(CODED), written(CODED)),
     }
 
-    @pytest.mark.parametrize("name", FILES)
-    @pytest.mark.parametrize("padding", [0, 64])
+    @pytest.mark.parametrize(("name", "padding"), diagonal([*FILES], [0, 64]))
     def test_whole_files_are_refused(self, put: Put, name: str, padding: int) -> None:
         first, second = self.FILES[name]
         source = put(first + bytes(padding) + second)
@@ -179,8 +184,9 @@ def big_endian(data: bytes, *, stream: bool) -> bytes:
     return data[: -10 - nbytes] + footer + len(footer).to_bytes(4, "little") + data[-6:]
 
 
-@pytest.mark.parametrize("columns", [None, ["x"], ["t"], ["v"]])
-@pytest.mark.parametrize("stream", [False, True], ids=["file", "stream"])
+@pytest.mark.parametrize(
+    ("stream", "columns"), [(False, None), (True, None), (False, ["x"]), (True, ["t"]), (False, ["v"])]
+)
 def test_big_endian_numbers_are_read(put: Put, stream: bool, columns: list[str] | None) -> None:
     numbers, texts = np.arange(30) + 1000, [f"text {row}" for row in range(30)]
     pairs = np.arange(60, dtype=np.int16) + 500

@@ -175,8 +175,14 @@ NO_NUMBERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "listed"), [("torch", True), ("numpy", False), ("numpy", True), (None, False)])
-@pytest.mark.parametrize("dtype", NO_NUMBERS)
+@pytest.mark.parametrize(
+    ("dtype", "kind", "listed"),
+    [
+        *((dtype, "numpy", False) for dtype in NO_NUMBERS),
+        # In lists and in other formats it is asked by the same function.
+        *(("timestamp[us]", "torch", True), ("date64", "numpy", True), ("decimal128(10, 2)", None, False)),
+    ],
+)
 def test_times_and_decimals_are_left_to_datasets(dtype: str, kind: str | None, listed: bool) -> None:
     feature, value = (List(Value(dtype)), [NO_NUMBERS[dtype]] * 2) if listed else (Value(dtype), NO_NUMBERS[dtype])
     dataset = datasets.Dataset.from_dict({"v": [value] * 4}, features=Features(v=feature)).with_format(kind)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from diagonals import diagonal
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import datasets
@@ -79,8 +80,7 @@ def flat(batches: list[list[int]]) -> list[int]:
     return [value for batch in batches for value in batch]
 
 
-@pytest.mark.parametrize("buffer", [None, 5])
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize(("name", "buffer"), diagonal([*PIPELINES], [None, 5]))
 def test_a_stream_resumes_exactly_wherever_it_is_cut(name: str, buffer: int | None) -> None:
     stream = HuggingFaceStream(PIPELINES[name](), buffer)
     whole = values(fl.DataLoader(stream, 4))

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from diagonals import diagonal
 
 from feedline.core.dataset import BatchRead
 from feedline.datasets import Arrow, Parquet
@@ -81,8 +82,7 @@ def advised(error: SampleError) -> Any:
     return ast.literal_eval(found.group(1))
 
 
-@pytest.mark.parametrize("kind", ["arrow", "parquet"])
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("case", "kind"), diagonal([*CASES.values()], ["arrow", "parquet"]), ids=CASES)
 def test_what_an_error_advises_helps(case: Case, kind: str, tmp_path: Path) -> None:
     for policy in ("raise", {"other": 0}, 0.5, "nan"):
         dataset, sample = as_advised(case, kind, policy, tmp_path)

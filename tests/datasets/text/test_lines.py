@@ -157,10 +157,16 @@ class TestReading:
     """What all text files share: addresses, encodings, a limit for what is one record."""
 
     @pytest.mark.parametrize(
-        ("make", "content"),
-        [(Lines, "é1\né2\né3"), (JSONL, '"é1"\n"é2"\n"é3"\n'), (CSV, "é\né1\né2\né3\n"), (CSV, 'é\n"é1"\né2\né3\n')],
+        ("encoding", "make", "content"),
+        [
+            ("utf-8", Lines, "é1\né2\né3"),
+            ("utf-8-sig", CSV, "é\né1\né2\né3\n"),  # a mark before the name of the first column
+            ("utf-8-sig", JSONL, '"é1"\n"é2"\n"é3"\n'),
+            ("latin-1", CSV, 'é\n"é1"\né2\né3\n'),
+            ("cp1252", JSONL, '"é1"\n"é2"\n"é3"\n'),
+            ("UTF8", CSV, "é\né1\né2\né3\n"),
+        ],
     )
-    @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "cp1252", "UTF8"])
     def test_encodings(self, tmp_path: Path, make: Any, content: str, encoding: str) -> None:
         dataset = make(written(tmp_path / "t.txt", content.encode(encoding)), encoding=encoding)
         assert all_of(dataset) == [{"é": text} if make is CSV else text for text in ("é1", "é2", "é3")]

@@ -15,6 +15,7 @@ from pathlib import Path
 import fsspec
 import pyarrow as pa
 import pytest
+from diagonals import diagonal
 
 import feedline as fl
 from feedline.datasets import CSV, JSONL, Lines
@@ -101,8 +102,10 @@ def test_what_is_no_text_is_named(tmp_path: Path, data: bytes, message: str) -> 
         CSV(tmp_path / "a.csv")
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
-@pytest.mark.parametrize("dataset", [Lines, JSONL, CSV])
+@pytest.mark.parametrize(
+    ("encoding", "dataset"),
+    diagonal(["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"], [Lines, JSONL, CSV]),
+)
 def test_text_of_wide_characters_is_named_and_then_read(
     dataset: type[Lines | JSONL | CSV], encoding: str, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from diagonals import diagonal
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from simulated_pipeline import Pipeline
@@ -325,8 +326,9 @@ def test_deaths_and_skips_are_noted_in_any_case() -> None:
     assert "2 workers died and were" in diagnose(Stats(restarts=2)).notes[0]
 
 
-@pytest.mark.parametrize("width", [40, 80, 120])
-@pytest.mark.parametrize("name", ["waiting fetch", "sampler", "step", "others take the CPUs"])
+@pytest.mark.parametrize(
+    ("name", "width"), diagonal(["waiting fetch", "sampler", "step", "others take the CPUs"], [40, 120])
+)
 def test_the_text_fits_its_width(name: str, width: int) -> None:
     text = verdict_of(LIMITS[name][0]).text(width)
     assert all(len(line) <= width for line in text.splitlines())
