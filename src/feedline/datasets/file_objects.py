@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from feedline.core.caches import LRUCache
 from feedline.core.threads import DaemonPool
-from feedline.stores.base import Range
+from feedline.stores.base import Range, Views
 from feedline.stores.files import Blob
 from feedline.stores.requests import FetchedRanges, join_views
 
@@ -120,13 +120,21 @@ class _ThreadSpans(threading.local):
     held = FetchedRanges()
 
 
+class RangeSource(Protocol):
+    """Bytes that are read by ranges, such as a file, an object, or a part of one."""
+
+    nbytes: int
+
+    def read(self, spans: Sequence[Range]) -> Views: ...
+
+
 class FarFile(RangeFile):
     """A file or object, read by cached blocks.
 
     Spans loaded with `holding` are visible only to the loading thread.
     """
 
-    def __init__(self, blob: Blob) -> None:
+    def __init__(self, blob: RangeSource) -> None:
         super().__init__(blob.nbytes)
         self._blob = blob
         self._blocks: LRUCache[int, memoryview] = LRUCache(_BLOCKS)
