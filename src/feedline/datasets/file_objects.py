@@ -121,7 +121,7 @@ class _ThreadSpans(threading.local):
 
 
 class RangeSource(Protocol):
-    """Bytes that are read by ranges, such as a file, an object, or a part of one."""
+    """Bytes read by ranges: a file, an object, or a part."""
 
     nbytes: int
 
