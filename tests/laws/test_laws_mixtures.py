@@ -85,8 +85,18 @@ def test_each_row_of_packed_tokens_comes_once(make: Any) -> None:
             assert seen == whole
 
 
-def test_the_order_of_a_mixture_goes_on_after_each_cut() -> None:
-    order = fl.samplers.Mixture([50, 30, 20], [5, 3, 2], seed=3, stop=120)
+ORDERS: dict[str, Any] = {
+    "mixture": fl.samplers.Mixture([50, 30, 20], [5, 3, 2], seed=3, stop=120),
+    "temperature and repeats": fl.samplers.Mixture(
+        [50, 30, 20], [50, 30, 20], 3, stop=120, temperature=4.0, max_repeats=2
+    ),
+    "phases": fl.samplers.Curriculum([50, 30, 20], [(40, [1, 0, 0]), (50, [5, 3, 2]), (30, [0, 1, 3])], seed=3),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_the_order_of_a_mixture_goes_on_after_each_cut(name: str) -> None:
+    order = ORDERS[name]
     data = torch.utils.data.TensorDataset(torch.arange(100))
     draw, cuts = random.Random(5), 0
     while cuts < CUTS:
@@ -107,4 +117,34 @@ def test_the_order_of_a_mixture_goes_on_after_each_cut() -> None:
             seen += rows[:left]
             left -= len(rows[:left])
         assert seen == order.take(0, 0, 120).tolist()
-        assert np.bincount(np.searchsorted([50, 80], seen, "right")).tolist() == order.draws()
+    if isinstance(order, fl.samplers.Mixture):
+        assert np.bincount(np.searchsorted([50, 80], seen, "right"), minlength=3).tolist() == order.draws()
+
+
+BUCKETS: dict[str, Any] = {
+    "rows": fl.samplers.LengthBuckets([1 + n * 7 % 50 for n in range(200)], 4, seed=3),
+    "tokens": fl.samplers.LengthBuckets([1 + n * 7 % 50 for n in range(200)], max_tokens=200, seed=3),
+}
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+def test_length_buckets_go_on_with_other_ranks_after_each_cut(name: str) -> None:
+    buckets = BUCKETS[name]
+    data = torch.utils.data.TensorDataset(torch.arange(200))
+    expected = [batch.tolist() for batch in buckets.take_batches(0, 0, len(buckets))]
+    draw, cuts = random.Random(6), 0
+    while cuts < CUTS:
+        state, seen = None, list[list[int]]()
+        while (left := len(expected) - len(seen)) > 0:
+            world = draw.randint(1, 5)
+            steps = draw.randint(0, left // world) if left >= world else None
+            ranks = [
+                fl.DataLoader(data, batch_sampler=buckets, seed=0, distributed=(rank, world)) for rank in range(world)
+            ]
+            for rank in ranks:
+                if state is not None:
+                    rank.load_state_dict(state)
+            batches = [[batch.tolist() for (batch,) in islice(rank, steps)] for rank in ranks]
+            state, cuts = saved(ranks[-1]), cuts + 1
+            seen += [batch for step in zip(*batches, strict=True) for batch in step][:left]
+        assert seen == expected

@@ -17,6 +17,7 @@ import redis
 from live_sources import PARTITIONS, SOURCES, Source
 from nats_server import nats_server
 from redis_server import redis_server
+from sasl_broker import sasl_broker
 
 import feedline as fl
 from feedline import errors, streams
@@ -116,8 +117,9 @@ def test_new_messages_only(source: Source) -> None:
 
 def test_a_server_that_does_not_answer_is_named(source: Source) -> None:
     stream = source.stream(server=source.unreachable, limits=streams.LiveLimits(connect_s=0.3), **QUICK)
-    with pytest.raises(errors.SourceUnavailableError, match=r"check (servers|server|source)=|source="):
-        iter(fl.DataLoader(stream, 4, seed=0))
+    with pytest.raises(errors.SourceUnavailableError, match=r"check (servers|server|source)=|source=") as raised:
+        iter(fl.DataLoader(stream, 4, seed=0, distributed=fl.RankPolicy((1, 2), uneven="stop")))
+    assert "on rank 1 of 2" in "".join(raised.value.__notes__)
 
 
 def test_messages_out_of_retention_are_named(source: Source) -> None:
@@ -156,6 +158,18 @@ def test_topics_and_settings_of_kafka(kafka: Any) -> None:
 def test_servers_and_streams_of_nats(nats_address: str) -> None:
     with pytest.raises(errors.SourceError, match=r"stream 'nowhere': not found .* make the stream, or check its name"):
         iter(fl.DataLoader(streams.NATS("nowhere", servers=nats_address), 4))
+
+
+def test_credentials_of_kafka() -> None:
+    with sasl_broker() as address:
+        settings = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN", "sasl.username": "me"}
+        stream = streams.Kafka(
+            "guarded", servers=address, settings={**settings, "sasl.password": "wrong"},
+            limits=streams.LiveLimits(connect_s=2),
+        )  # fmt: skip
+        with pytest.raises(errors.SourceAccessError, match=r"refuse the credentials.*Check sasl\.username") as raised:
+            iter(fl.DataLoader(stream, 4))
+        assert "wrong" not in str(raised.value)
 
 
 def test_credentials_of_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -292,6 +292,45 @@ def test_streams_that_end_before_the_number_are_named() -> None:
         list(nothing.partition(0, 0))
 
 
+def test_a_source_that_ends_or_fails_early_names_the_rank() -> None:
+    def failing(first: int) -> Iterator[int]:
+        yield from range(first, first + 3)
+        raise OSError("the disk is gone")
+
+    parts = [streams.from_items([range(5), range(5)], iter), streams.from_items([range(7), range(7)], iter)]
+    for other, stop, kind, said in (
+        (parts[1], 80, fl.errors.ArgumentError, "partition 1 of 2 .* ask for fewer than 80 samples"),
+        (streams.from_items([10, 20], failing), "each_once", OSError, "the disk is gone"),
+    ):
+        mixed = streams.mix([parts[0], other], [1, 1], stop=stop, max_repeats=None if stop == "each_once" else 2)
+        loader = fl.DataLoader(mixed, 2, seed=0, distributed=(1, 2))
+        with pytest.raises(kind, match=said) as raised:
+            list(loader)
+        notes = " ".join(raised.value.__notes__)
+        assert "of partition 1 of 2 (epoch 0)" in notes
+        assert "on rank 1 of 2" in notes
+
+
+def test_a_mixture_of_fewer_partitions_than_ranks_is_refused() -> None:
+    mixed = streams.mix([items(), streams.from_items([range(9), range(9)], iter)], [1, 1])
+    with pytest.raises(
+        fl.errors.ArgumentError, match=r"2 partitions, fewer than the 3 ranks: rank 2 .*fewer ranks"
+    ) as raised:
+        iter(fl.DataLoader(mixed, 2, distributed=(2, 3)))
+    assert "on rank 2 of 3" in " ".join(raised.value.__notes__)
+
+
+def test_a_dataset_shorter_than_its_mixture_says_is_named_with_the_rank() -> None:
+    short = torch.utils.data.TensorDataset(torch.arange(10))
+    loader = fl.DataLoader(short, 2, sampler=fl.samplers.Mixture([10, 5], [2, 1]), seed=0, distributed=(1, 2))
+    with pytest.raises(IndexError) as raised:
+        list(loader)
+    notes = " ".join(raised.value.__notes__)
+    assert "position" in notes
+    assert "the index from the sampler is out of range: the dataset has 10 samples" in notes
+    assert "on rank 1 of 2" in notes
+
+
 def test_each_end_of_a_mixture() -> None:
     short, long = streams.from_items([range(10)], iter), streams.from_items([range(100, 140)], iter)
 

@@ -15,7 +15,18 @@ import feedline as fl
 from feedline import streams
 
 
+def number_of(row: dict[str, str]) -> int:
+    return int(row["content"])
+
+
 def stream_of(source: str, name: str, address: str) -> object:
+    if source == "postgres":
+        query = f"SELECT id, content FROM {name}"
+        return streams.SQLRows(
+            address, query, partitions=3, decode=number_of, settle_s=0.0, every_s=0.02, max_wait_s=0.02
+        )
+    if source == "lines":
+        return streams.SocketLines(address.split(","), decode="json", max_wait_s=0.02)
     common = {"decode": "json", "max_wait_s": 0.02}
     if source == "kafka":
         return streams.Kafka(name, servers=address, **common)

@@ -11,15 +11,17 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kafka_cluster import mock_kafka
+from line_server import line_server
 from live_sources import SOURCES, Source
 from nats_server import nats_server
+from postgres import postgres
 from preloaded import Preloaded
 from redis_server import redis_server
 
@@ -32,11 +34,25 @@ EACH = 60
 """Messages sent for each kill."""
 
 
+class LineSource(Source):
+    def send_texts(self, messages: Sequence[tuple[int, bytes]]) -> None:
+        for place, value in messages:
+            self.address[place].send([value])
+
+
 @contextmanager
 def started(name: str, folder: Path) -> Iterator[Source]:
     with ExitStack() as stack:
-        server: Any = {"kafka": mock_kafka, "nats": lambda: nats_server(folder), "redis": lambda: redis_server(folder)}
-        yield SOURCES[name](stack.enter_context(server[name]()), "killed")
+        if name == "lines":
+            yield LineSource([stack.enter_context(line_server()) for _ in range(3)], "killed")
+            return
+        server: Any = {
+            "kafka": mock_kafka, "nats": lambda: nats_server(folder),
+            "redis": lambda: redis_server(folder), "postgres": postgres,
+        }  # fmt: skip
+        source = SOURCES[name](stack.enter_context(server[name]()), "killed")
+        source.send([])  # makes a table
+        yield source
 
 
 def numbers_in(file: Path) -> list[int]:
@@ -56,7 +72,10 @@ def killed(source: Source, name: str, kills: int, folder: Path, preloaded: Prelo
     """Numbers that consumers saved, each of which was killed but the last."""
     file, draw = folder / "batches.jsonl", random.Random(kills)
     file.touch()
-    address = source.address.servers if name == "kafka" else source.address
+    address = {
+        "kafka": lambda: source.address.servers,
+        "lines": lambda: ",".join(server.address for server in source.address),
+    }.get(name, lambda: source.address)()
     arguments = [str(file), name, source.name, address, str(workers)]
     sent = 0
     for _ in range(kills):
@@ -79,7 +98,7 @@ def killed(source: Source, name: str, kills: int, folder: Path, preloaded: Prelo
     return numbers_in(file)
 
 
-@pytest.mark.parametrize(("name", "workers"), [("kafka", 0), ("nats", 0), ("redis", 1)])
+@pytest.mark.parametrize(("name", "workers"), [("kafka", 0), ("nats", 0), ("redis", 1), ("postgres", 0), ("lines", 1)])
 def test_nothing_is_lost_and_nothing_comes_twice(name: str, workers: int, preloaded: Preloaded, tmp_path: Path) -> None:
     with started(name, tmp_path) as source:
         found = killed(source, name, KILLS, tmp_path, preloaded, workers)
@@ -88,7 +107,7 @@ def test_nothing_is_lost_and_nothing_comes_twice(name: str, workers: int, preloa
 
 def main(kills: int) -> None:
     with Preloaded() as preloaded:
-        for name in ("kafka", "nats", "redis"):
+        for name in ("kafka", "nats", "redis", "postgres", "lines"):
             with tempfile.TemporaryDirectory() as folder, started(name, Path(folder)) as source:
                 counts = Counter(killed(source, name, kills, Path(folder), preloaded, 0))
             lost = sum(number not in counts for number in range(kills * EACH))

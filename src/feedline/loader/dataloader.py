@@ -163,7 +163,11 @@ class DataLoader(TorchDataLoader[T_co]):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         check_method(self)
         check_live(self)
-        warn_of_uneven_ranks(dataset, self._world_size, warns=self._ranks.uneven == "allow")
+        try:
+            warn_of_uneven_ranks(dataset, self._world_size, warns=self._ranks.uneven == "allow")
+        except Exception as error:  # a source may have to be asked for its partitions
+            note_rank(error, self._rank, self._world_size)
+            raise
         if device is not None:
             target(Delivery.of(device).device)
         self._resume: dict[str, Any] | None = None

@@ -189,6 +189,10 @@ class KafkaClient:
         try:
             return question()
         except self._kafka.KafkaException as error:
+            # A question does not deliver the errors in the background, which have the cause. With partitions, poll()
+            # delivers them; here it could take a message, too.
+            if not self._assigned:
+                self._consumer.poll(0)
             self._raise(error.args[0])
 
     def _check_noted(self, *, was_idle: bool) -> None:
