@@ -36,7 +36,7 @@ def loader(seed: int = 0) -> Any:
     made = fl.DataLoader(
         torch.utils.data.TensorDataset(torch.arange(1_000)), batch_size=10, shuffle=True, seed=seed, distributed="auto"
     )
-    made._contract = Timed()
+    made._fl_contract = Timed()
     return made
 
 
@@ -47,7 +47,7 @@ def rank_of_the_job(meeting: str, rank: int) -> None:
     for _ in range(ROUNDS):
         dist.barrier()
         iter(same)
-        seconds.append(same._contract.seconds)
+        seconds.append(same._fl_contract.seconds)
     odd = random.Random(0)
     for _ in range(FAULTS):
         wrong = odd.randrange(WORLD)

@@ -58,7 +58,7 @@ def audit() -> None:
     with tempfile.TemporaryDirectory() as folder:
         loader = fl.DataLoader(dataset, batch_size=256, shuffle=True, seed=0, log=Path(folder) / "run.jsonl")
         iter(loader)
-        plan, identity = loader._plan, loader._monitor.identity
+        plan, identity = loader._fl_plan, loader._fl_monitor.identity
         assert plan is not None
         requests = list(plan.requests(Cursor(0), Cursor, 0))
 

@@ -293,7 +293,7 @@ def test_a_pool_that_grows_and_shrinks_leaves_the_stream_alone() -> None:
         for number, batch in enumerate(loader):
             seen.append(batch.tolist())
             if number in (10, 30, 50):
-                loader._pools._latest.resize({10: 4, 30: 1, 50: 2}[number])
+                loader._fl_pools._latest.resize({10: 4, 30: 1, 50: 2}[number])
     assert seen == lists(fl.DataLoader(dataset, 2, shuffle=True, seed=2))
 
 
@@ -397,7 +397,7 @@ def test_a_timeout_loses_nothing(in_order: bool) -> None:
         with pytest.raises(fl.errors.WorkerStalledError, match=r"timed out after 0\.01 seconds"):
             next(batches)
         dataset.gate.set()
-        loader._pools._latest._timeout_s = 0
+        loader._fl_pools._latest._timeout_s = 0
         assert lists(batches) == [[0]]
 
 
@@ -405,7 +405,7 @@ def test_threads_that_were_asked_to_end_do_not_keep_the_pool_from_closing(no_deb
     dataset = Gated()
     loader = fl.DataLoader(Subset(dataset, [0, 1, 2, 0, 3, 0]), 1, num_workers=2, worker_method="thread")
     iter(loader)
-    pool = loader._pools._latest
+    pool = loader._fl_pools._latest
     pool.resize(1)
     dataset.gate.set()
     loader.close()

@@ -156,7 +156,7 @@ def test_a_handler_that_closes_the_loader_ends_a_loop_that_waits(method: str, tm
     loader = fl.DataLoader(Gated(gate), 4, num_workers=1, worker_method=method)
 
     def signal_when_it_waits() -> None:
-        while loader.delivered < 5 or not loader._monitor.waiting_s():
+        while loader.delivered < 5 or not loader._fl_monitor.waiting_s():
             sleep(0.01)
         os.kill(os.getpid(), signal.SIGUSR1)
 

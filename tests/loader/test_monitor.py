@@ -36,7 +36,7 @@ DATA = TensorDataset(torch.arange(40))
 
 
 def stats_pids(loader: fl.DataLoader[Any]) -> tuple[int, ...]:
-    return loader._pools.pool_statistics().pids
+    return loader._fl_pools.pool_statistics().pids
 
 
 KNOWN: set[int] = set()

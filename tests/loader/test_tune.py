@@ -58,7 +58,7 @@ def test_a_waiting_dataset_gets_workers_and_the_same_batches(persistent: bool) -
         second = []
         for batch in loader:
             second.append(batch.flatten().tolist())
-            assert loader._pools._latest.statistics().workers == 4
+            assert loader._fl_pools._latest.statistics().workers == 4
         assert loader.stats().batches >= len(second)
     with fl.DataLoader(Plain(), **arguments) as plain:
         assert [first, second] == [epoch(plain), epoch(plain)]

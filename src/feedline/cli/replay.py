@@ -50,8 +50,8 @@ def run(
     Steps count from the position of `state`, if it is given. The batch is saved into `out` by `torch.save`.
     """
     loader = as_feedline(load(target))
-    rank = loader._rank if ranks[0] is None else ranks[0]
-    world_size = loader._world_size if ranks[1] is None else ranks[1]
+    rank = loader._fl_rank if ranks[0] is None else ranks[0]
+    world_size = loader._fl_world_size if ranks[1] is None else ranks[1]
     if rank >= world_size:
         raise ArgumentError(f"rank {rank} needs more than {world_size} ranks: pass --world-size")
     saved = None if state is None else read_state(state)

@@ -58,7 +58,9 @@ def as_feedline(loader: TorchDataLoader[Any], **changes: Any) -> DataLoader[Any]
 
     feedline's own arguments are kept if `loader` is feedline's.
     """
-    own = {name: getattr(loader, name) for name in _OWN if hasattr(loader, name)}
+    own = {name: getattr(loader._fl, name) for name in _OWN} if isinstance(loader, DataLoader) else {}
+    if hasattr(loader, "in_order"):
+        own["in_order"] = loader.in_order
     return DataLoader(loader.dataset, **_consistent({**_arguments(loader, changes), **own, **changes}))
 
 
@@ -98,7 +100,7 @@ _PLAIN = (
 )  # fmt: skip
 
 
-_OWN = ("seed", "worker_method", "distributed", "on_error", "device", "recovery", "in_order")
+_OWN = ("seed", "worker_method", "distributed", "on_error", "device", "recovery")
 
 
 def _globals_of(source: str) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class Terms(NamedTuple):
         # Each rank of a stream has its own partitions' marks, so only their presence is comparable.
         position = cursor[1:] if isinstance(cursor, Cursor) else bool(cursor.marks) and "resumed"
         return cls(
-            dataset=type(loader.dataset).__name__, **plan.fingerprint.to_json(), world_size=loader._world_size,
+            dataset=type(loader.dataset).__name__, **plan.fingerprint.to_json(), world_size=loader._fl_world_size,
             batch_size=loader.batch_size, drop_last=bool(loader.drop_last), epoch=cursor.epoch, position=position,
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
@@ -32,6 +33,7 @@ from feedline.loader.live import LiveRun, check_live, delivered_batches
 from feedline.loader.loop import Iteration
 from feedline.loader.metrics import serve_if_configured
 from feedline.loader.monitor import Monitor
+from feedline.loader.own_arguments import OWN_NAMES, OwnArguments
 from feedline.loader.partitions import carry, with_carried
 from feedline.loader.plan import Plan, partitions_of, plan_of, warn_of_uneven_ranks
 from feedline.loader.pools import LoaderPools, PersistentIteration, check_method, runs_elsewhere
@@ -49,7 +51,7 @@ from feedline.workers.base import Recovery
 T_co = TypeVar("T_co", covariant=True)
 
 
-_RUNNING = ("_pools", "_progress", "_plan", "_live", "_monitor", "_contract")
+_RUNNING = ("_fl_pools", "_fl_progress", "_fl_plan", "_fl_live", "_fl_monitor", "_fl_contract")
 
 
 _TORCH_ARGUMENTS = frozenset(inspect.signature(TorchDataLoader.__init__).parameters)
@@ -82,20 +84,28 @@ class DataLoader(TorchDataLoader[T_co]):
     are exact at every step.
     """
 
-    # Defaults for subclasses that call neither this constructor nor this class's `__iter__`.
-    seed: int | None = None
-    log: str | os.PathLike[str] | None = None
+    # feedline reads no other attributes of its own: a subclass may have its own ones, such as `device` or `_rank`.
+    # Defaults are for subclasses that call neither this constructor nor this class's `__iter__`.
+    _fl: OwnArguments = OwnArguments()
+    seed: int | None
+    worker_method: str
+    distributed: Ranks | RankPolicy
+    on_error: Action | ErrorPolicy
+    device: str | torch.device | Delivery | None
+    recovery: Recovery
+    accelerate: bool
+    log: str | os.PathLike[str] | None
     snapshot_every_n_steps: int | None = 1
-    _rank: int = 0
-    _world_size: int = 1
+    _fl_rank: int = 0
+    _fl_world_size: int = 1
     _iterator = PersistentIteration()
-    _pools: LoaderPools
-    _progress: Progress | None
-    _plan: Plan | None
-    _live: weakref.WeakSet[Iteration]
-    _monitor: Monitor
-    _ranks: RankPolicy = RankPolicy(None)
-    _contract: Contract
+    _fl_pools: LoaderPools
+    _fl_progress: Progress | None
+    _fl_plan: Plan | None
+    _fl_live: weakref.WeakSet[Iteration]
+    _fl_monitor: Monitor
+    _fl_ranks: RankPolicy = RankPolicy(None)
+    _fl_contract: Contract
 
     def __init__(
         self,
@@ -129,21 +139,19 @@ class DataLoader(TorchDataLoader[T_co]):
     ) -> None:
         own: dict[str, Any] = {"seed": seed, "worker_method": worker_method, "on_error": on_error, "recovery": recovery}
         own = frameworks.inherit_arguments(batch_sampler, own)
-        seed = self.seed = _check_seed(own["seed"])
-        self.worker_method = own["worker_method"]
-        self.distributed = distributed
-        self.on_error = own["on_error"]
-        self.device = device
-        self.recovery = own["recovery"] or Recovery()
-        self.accelerate = accelerate
-        self.log = log
-        self._policy = ErrorPolicy.of(self.on_error)
-        self._ranks = RankPolicy.of(distributed)
-        self._rank, self._world_size = rank_and_world_size(self._ranks.ranks)
-        self._adapts = num_workers == "auto"
+        seed = own["seed"] = _check_seed(own["seed"])
+        own["recovery"] = own["recovery"] or Recovery()
+        own |= {"distributed": distributed, "device": device, "accelerate": accelerate, "log": log}
+        self._fl = OwnArguments(**own)
+        for name, value in {**own, "snapshot_every_n_steps": snapshot_every_n_steps}.items():
+            vars(self).setdefault(name, value)
+        self._fl_policy = ErrorPolicy.of(own["on_error"])
+        self._fl_ranks = RankPolicy.of(distributed)
+        self._fl_rank, self._fl_world_size = rank_and_world_size(self._fl_ranks.ranks)
+        self._fl_adapts = num_workers == "auto"
         if num_workers == "auto":
             num_workers = usable_cpus()
-        if shuffle and seed is None and self._world_size > 1:
+        if shuffle and seed is None and self._fl_world_size > 1:
             raise ArgumentError(
                 "distributed= with shuffle=True needs seed=...: without it every rank draws its own order"
             )
@@ -158,22 +166,26 @@ class DataLoader(TorchDataLoader[T_co]):
         )  # fmt: skip
         if batch_sampler is None:
             frameworks.note_arguments(self)
-        self._has_own_order = (sampler is None and batch_sampler is None) or type(self.sampler) is Shuffled
+        self._fl_has_own_order = (sampler is None and batch_sampler is None) or type(self.sampler) is Shuffled
         self.in_order = in_order
-        self.snapshot_every_n_steps = snapshot_every_n_steps
         check_method(self)
         check_live(self)
         try:
-            warn_of_uneven_ranks(dataset, self._world_size, warns=self._ranks.uneven == "allow")
+            warn_of_uneven_ranks(dataset, self._fl_world_size, warns=self._fl_ranks.uneven == "allow")
         except Exception as error:  # a source may have to be asked for its partitions
-            note_rank(error, self._rank, self._world_size)
+            note_rank(error, self._fl_rank, self._fl_world_size)
             raise
         if device is not None:
             target(Delivery.of(device).device)
-        self._resume: dict[str, Any] | None = None
-        self._epoch = 0
-        self._reset()
-        self._pools.prepare(self)
+        self._fl_resume: dict[str, Any] | None = None
+        self._fl_epoch = 0
+        self._fl_reset()
+        self._fl_pools.prepare(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if type(self) is DataLoader and name in OWN_NAMES:
+            self._fl = replace(self._fl, **{name: value})
+        super().__setattr__(name, value)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over the next epoch, or the rest of a loaded one."""
@@ -181,7 +193,7 @@ class DataLoader(TorchDataLoader[T_co]):
         try:
             iteration: Iterator[Any] = self._get_iterator()
         except Exception as error:
-            note_rank(error, self._rank, self._world_size)
+            note_rank(error, self._fl_rank, self._fl_world_size)
             raise
         return iteration
 
@@ -190,8 +202,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
         Workers on other machines are left out.
         """
-        # torchdata's StatefulDataLoader, a subclass of this one after `patch_torch`, has no such attribute yet.
-        if not runs_elsewhere(getattr(self, "worker_method", "")):
+        if not runs_elsewhere(self._fl.worker_method):
             super().check_worker_number_rationality()
 
     def _get_iterator(self) -> Any:
@@ -204,78 +215,79 @@ class DataLoader(TorchDataLoader[T_co]):
         began_ns = monotonic_ns()
         if self._iterator is not None:
             self._iterator.close()
-        plan, progress = self._begin_epoch(self._resume)
+        plan, progress = self._fl_begin_epoch(self._fl_resume)
         serve_if_configured()
-        self._monitor.begin(progress, plan, self._pools, self)
-        iteration = self._open_iteration(plan, progress)
+        self._fl_monitor.begin(progress, plan, self._fl_pools, self)
+        iteration = self._fl_open_iteration(plan, progress)
         # Only now: after an error above, the loaded state is still there for another try.
-        self._plan, self._progress, self._resume, self._epoch = plan, progress, None, progress.cursor.epoch + 1
-        self._live.add(iteration)
+        self._fl_plan, self._fl_progress, self._fl_resume = plan, progress, None
+        self._fl_epoch = progress.cursor.epoch + 1
+        self._fl_live.add(iteration)
         if self.persistent_workers:
             self._iterator = iteration
         progress.totals.opened(monotonic_ns() - began_ns)
         return iteration
 
-    def _begin_epoch(self, state: Mapping[str, Any] | None) -> tuple[Plan, Progress]:
+    def _fl_begin_epoch(self, state: Mapping[str, Any] | None) -> tuple[Plan, Progress]:
         """Plan and progress of the next epoch, or of a loaded one.
 
         The order of these steps matters: checks come before anything is drawn or counted, and seeds are drawn as torch
         draws them.
         """
-        former = self._progress
-        if self._has_own_order:
-            checks.equal_ranks(self.dataset, self.distributed)
-        plan = self._restored_plan(state)
-        if former is not None and self._pools.has_idle_pool:
+        former = self._fl_progress
+        if self._fl_has_own_order:
+            checks.equal_ranks(self.dataset, self._fl.distributed)
+        plan = self._fl_restored_plan(state)
+        if former is not None and self._fl_pools.has_idle_pool:
             plan.workers.follow(former.workers)
-        cursor = plan.start_of(plan.upcoming(self._epoch)) if state is None else plan.unpack(state)
-        self._contract.check(self._ranks, self._rank, Terms.of(self, plan, cursor))
+        cursor = plan.start_of(plan.upcoming(self._fl_epoch)) if state is None else plan.unpack(state)
+        self._fl_contract.check(self._fl_ranks, self._fl_rank, Terms.of(self, plan, cursor))
         cursor = carry(cursor, None if state is not None or former is None else former.cursor)
         live = LiveRun.of(self.dataset, plan)
         if live is not None:
             cursor = live.begun(cursor, former.cursor if state is None and former is not None else None)
         checks.seed(self.dataset, self.generator)
-        starts_workers = bool(self.num_workers) and self.seed is None and not self._pools.has_idle_pool
+        starts_workers = bool(self.num_workers) and self._fl.seed is None and not self._fl_pools.has_idle_pool
         plan.begin(cursor.epoch, state, with_workers=starts_workers)
-        quarantine = resume_quarantine(self._policy, None if former is None else former.quarantine, state)
+        quarantine = resume_quarantine(self._fl_policy, None if former is None else former.quarantine, state)
         return plan, Progress.of(self, cursor, plan, quarantine)
 
-    def _open_iteration(self, plan: Plan, progress: Progress) -> Iteration:
+    def _fl_open_iteration(self, plan: Plan, progress: Progress) -> Iteration:
         """The iteration, connected to the loader's monitor, ranks and workers."""
-        iteration = self._pools.iterate(self, plan, progress)
-        iteration.monitor, iteration.rank = self._monitor, (self._rank, self._world_size)
-        if is_in_step(self._ranks):
+        iteration = self._fl_pools.iterate(self, plan, progress)
+        iteration.monitor, iteration.rank = self._fl_monitor, (self._fl_rank, self._fl_world_size)
+        if is_in_step(self._fl_ranks):
             iteration.agreement = Agreement(
-                self._ranks.uneven, lambda: batches_from(self, plan, plan.start_of(progress.cursor.epoch))
+                self._fl_ranks.uneven, lambda: batches_from(self, plan, plan.start_of(progress.cursor.epoch))
             )
-        if isinstance(self.dataset, IterableDataset) and self.seed is None and not self.num_workers:
+        if isinstance(self.dataset, IterableDataset) and self._fl.seed is None and not self.num_workers:
             plan.workers.starts.setdefault(0, global_states())
-        iteration.on_shutdown = weakref.WeakMethod(self._pools.close)
-        if self.seed is not None or not self.num_workers:  # workers without a seed have begun, as torch's
-            start = weakref.WeakMethod(self._start_late)  # the iteration must not keep the loader alive
+        iteration.on_shutdown = weakref.WeakMethod(self._fl_pools.close)
+        if self._fl.seed is not None or not self.num_workers:  # workers without a seed have begun, as torch's
+            start = weakref.WeakMethod(self._fl_start_late)  # the iteration must not keep the loader alive
             iteration.late_start = lambda: None if (late := start()) is None else late(plan, progress)
         return iteration
 
-    def _start_late(self, plan: Plan, progress: Progress) -> Iterator[Any] | None:
+    def _fl_start_late(self, plan: Plan, progress: Progress) -> Iterator[Any] | None:
         """The requests of an epoch that was set after `iter(loader)`, or None.
 
         An epoch set before the first batch still takes effect.
         """
         cursor = progress.cursor
         epoch = plan.upcoming(cursor.epoch)
-        if epoch == cursor.epoch or cursor != plan.start_of(cursor.epoch) or self._progress is not progress:
+        if epoch == cursor.epoch or cursor != plan.start_of(cursor.epoch) or self._fl_progress is not progress:
             return None
         progress.cursor = plan.start_of(epoch)
         plan.begin(epoch, None)
-        self._epoch = epoch + 1
+        self._fl_epoch = epoch + 1
         return plan.requests(progress.cursor, lambda: progress.cursor, progress.run)
 
-    def _restored_plan(self, state: Mapping[str, Any] | None) -> Plan:
+    def _fl_restored_plan(self, state: Mapping[str, Any] | None) -> Plan:
         """The plan of the next iteration; restores this process's part."""
         restore_process(part_of(state, "random"))
-        plan = self._make_plan(state).with_workers_of(state, self.num_workers)
-        if state is not None and not self._repeats:
-            self._pools.close()  # persistent workers have other states than the loaded ones
+        plan = self._fl_make_plan(state).with_workers_of(state, self.num_workers)
+        if state is not None and not self._fl_repeats:
+            self._fl_pools.close()  # persistent workers have other states than the loaded ones
         if plan.workers.dataset is not None:
             self.dataset.load_state_dict(plan.workers.dataset)  # type: ignore[attr-defined]
         return plan
@@ -302,8 +314,8 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __len__(self) -> int:
         """Batches per epoch on this rank, counted as in torch."""
-        if self._world_size > 1 and not isinstance(self.dataset, IterableDataset):
-            return self._make_plan().length()
+        if self._fl_world_size > 1 and not isinstance(self.dataset, IterableDataset):
+            return self._fl_make_plan().length()
         return super().__len__()
 
     def set_epoch(self, epoch: int) -> None:
@@ -315,9 +327,9 @@ class DataLoader(TorchDataLoader[T_co]):
         epoch = operator.index(epoch)
         if epoch < 0:
             raise ArgumentError(f"epoch must be >= 0; got {epoch}")
-        self._epoch = epoch
-        if self._resume is not None and self._resume["epoch"] != epoch:
-            self._resume = {**self._resume, "epoch": epoch} if is_live(self.dataset) else None
+        self._fl_epoch = epoch
+        if self._fl_resume is not None and self._fl_resume["epoch"] != epoch:
+            self._fl_resume = {**self._fl_resume, "epoch": epoch} if is_live(self.dataset) else None
 
     def state_dict(self, *, random: bool = False) -> dict[str, Any]:
         """The position of the loop, as JSON values.
@@ -331,19 +343,19 @@ class DataLoader(TorchDataLoader[T_co]):
         `num_workers=0` and the order of later epochs.
         """
         together = frameworks.batches_together(sys._getframe(1))
-        if together == 1 or self._resume is not None or self._progress is None or self._plan is None:
-            return self._pack(random=random)
-        delivered = self._plan.delivered(self._progress.cursor)
-        return self._step.at(self._progress, delivered, together, partial(self._pack, random=random))
+        if together == 1 or self._fl_resume is not None or self._fl_progress is None or self._fl_plan is None:
+            return self._fl_pack(random=random)
+        delivered = self._fl_plan.delivered(self._fl_progress.cursor)
+        return self._fl_step.at(self._fl_progress, delivered, together, partial(self._fl_pack, random=random))
 
-    def _pack(self, *, random: bool) -> dict[str, Any]:
-        if self._resume is not None:
-            return dict(self._resume)
+    def _fl_pack(self, *, random: bool) -> dict[str, Any]:
+        if self._fl_resume is not None:
+            return dict(self._fl_resume)
         generators = process_generators() if random else None
-        progress, plan = self._progress, self._plan
+        progress, plan = self._fl_progress, self._fl_plan
         if progress is None or plan is None:
-            plan = self._make_plan()
-            cursor, quarantine = plan.start_of(plan.upcoming(self._epoch)), Quarantine(self._policy)
+            plan = self._fl_make_plan()
+            cursor, quarantine = plan.start_of(plan.upcoming(self._fl_epoch)), Quarantine(self._fl_policy)
             workers = pack_workers(self, WorkerStates(self.num_workers), over=True)
             return plan.pack(cursor, quarantine, workers=workers, random=generators)
         workers = pack_workers(self, progress.workers, over=progress.over)
@@ -351,9 +363,9 @@ class DataLoader(TorchDataLoader[T_co]):
         return plan.pack(cursor, progress.quarantine, over=progress.over, workers=workers, random=generators)
 
     @property
-    def _repeats(self) -> bool:
+    def _fl_repeats(self) -> bool:
         """True if a batch depends on its position only."""
-        return self.seed is not None and not is_stateful(self.dataset)
+        return self._fl.seed is not None and not is_stateful(self.dataset)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration continue exactly at the position of `state`.
@@ -362,12 +374,12 @@ class DataLoader(TorchDataLoader[T_co]):
         dataset's length or files, the order or the seed differ, or if the state is damaged.
         """
         check_version(state)
-        plan = self._make_plan(state)
+        plan = self._fl_make_plan(state)
         plan.with_workers_of(state, self.num_workers)
         plan.check_order(state)
         check_process(part_of(state, "random"))
-        resume_quarantine(self._policy, None, state)
-        self._resume = plan.after_complete(state) if frameworks.counts_epochs(sys._getframe(1)) else dict(state)
+        resume_quarantine(self._fl_policy, None, state)
+        self._fl_resume = plan.after_complete(state) if frameworks.counts_epochs(sys._getframe(1)) else dict(state)
 
     def stats(self) -> Stats:
         """Throughput, waiting time, stage times, memory, restarts and skips of all epochs.
@@ -375,7 +387,7 @@ class DataLoader(TorchDataLoader[T_co]):
         Sums never restart; `since_epoch` has those of the current epoch. Any thread may call it: it never waits for a
         batch.
         """
-        return self._monitor.stats()
+        return self._fl_monitor.stats()
 
     @property
     def delivered(self) -> int:
@@ -383,13 +395,13 @@ class DataLoader(TorchDataLoader[T_co]):
 
         Batches before a resume count. For a progress bar: `tqdm(loader, initial=loader.delivered)`.
         """
-        if self._resume is not None:
-            plan = self._make_plan(self._resume)
-            return delivered_batches(self.dataset, plan, plan.unpack(self._resume))
-        progress = self._progress
-        if progress is None or self._plan is None or progress.over:
+        if self._fl_resume is not None:
+            plan = self._fl_make_plan(self._fl_resume)
+            return delivered_batches(self.dataset, plan, plan.unpack(self._fl_resume))
+        progress = self._fl_progress
+        if progress is None or self._fl_plan is None or progress.over:
             return 0
-        return delivered_batches(self.dataset, self._plan, progress.cursor)
+        return delivered_batches(self.dataset, self._fl_plan, progress.cursor)
 
     def batch_at(
         self, step: int, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None,
@@ -402,8 +414,8 @@ class DataLoader(TorchDataLoader[T_co]):
         IndexError if the epoch has no such step; `ArgumentError` if the sampler has no random access.
         """
         if epoch is None:
-            epoch = max(0, self._epoch - (self._progress is not None and not self._progress.over))
-        ranks = self._rank if rank is None else rank, self._world_size if world_size is None else world_size
+            epoch = max(0, self._fl_epoch - (self._fl_progress is not None and not self._fl_progress.over))
+        ranks = self._fl_rank if rank is None else rank, self._fl_world_size if world_size is None else world_size
         return rebuilt(self, step, epoch, ranks, state)[1].batch
 
     def report(self, *, lines: bool = False) -> Verdict:
@@ -412,7 +424,7 @@ class DataLoader(TorchDataLoader[T_co]):
         Until the epoch has ten batches, of the one before, if there was one. With `lines`, samples are read in this
         process for a second, and the verdict also names the lines of the user's code that take the time.
         """
-        return diagnosis.verdict_of(self, self._monitor, self._pools, quick=False, lines=lines)
+        return diagnosis.verdict_of(self, self._fl_monitor, self._fl_pools, quick=False, lines=lines)
 
     def tune(self) -> tuple[Advice, ...]:
         """Take advice that changes neither order nor values; return it.
@@ -429,7 +441,7 @@ class DataLoader(TorchDataLoader[T_co]):
         It shows the verdict, predictions for other arguments, where the time goes, the figures over time, the latest
         batches, and the slowest ones. `lines` is that of `report`. ArgumentError before the first iteration.
         """
-        self._monitor.write_page(path, self.report(lines=lines))
+        self._fl_monitor.write_page(path, self.report(lines=lines))
 
     def plan(self) -> ReadingPlan:
         """Plan of reading the dataset, with reasons; to be printed."""
@@ -440,19 +452,19 @@ class DataLoader(TorchDataLoader[T_co]):
 
         Each worker is a row, each stage a block. Rows are grouped by rank, so traces of several ranks can be merged.
         """
-        batches = [] if self._progress is None else self._progress.totals.recent_batches()
-        Path(path).write_text(json.dumps(chrome_trace(batches, self._monitor.identity)))
+        batches = [] if self._fl_progress is None else self._fl_progress.totals.recent_batches()
+        Path(path).write_text(json.dumps(chrome_trace(batches, self._fl_monitor.identity)))
 
     def close(self) -> None:
         """Cancel requests in flight and stop all workers.
 
         The loader may be iterated again.
         """
-        for iteration in list(self._live):
+        for iteration in list(self._fl_live):
             iteration.close()
         self._iterator = None
-        self._pools.close()
-        self._monitor.close()
+        self._fl_pools.close()
+        self._fl_monitor.close()
 
     def __enter__(self) -> Self:
         return self
@@ -465,7 +477,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
         A copy gives what the next iteration of this loader would give.
         """
-        if "_pools" not in vars(self):
+        if "_fl_pools" not in vars(self):
             return dict(vars(self))
         # Not the position within an epoch: torch's copies begin one, and part of an epoch would go unnoticed.
         arguments = {name: value for name, value in vars(self).items() if name not in _RUNNING}
@@ -473,20 +485,20 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        if "_policy" in state:
-            self._reset()
+        if "_fl_policy" in state:
+            self._fl_reset()
 
-    def _reset(self) -> None:
-        self._pools = LoaderPools()
-        self._progress = None
-        self._plan = None
-        self._live = weakref.WeakSet()
-        self._monitor = Monitor()
-        self._contract = Contract()
-        self._step = frameworks.StepState()
+    def _fl_reset(self) -> None:
+        self._fl_pools = LoaderPools()
+        self._fl_progress = None
+        self._fl_plan = None
+        self._fl_live = weakref.WeakSet()
+        self._fl_monitor = Monitor()
+        self._fl_contract = Contract()
+        self._fl_step = frameworks.StepState()
 
-    def _make_plan(self, state: Mapping[str, Any] | None = None) -> Plan:
-        return plan_of(self, self._rank, self._world_size, self._plan, partitions_of(state))
+    def _fl_make_plan(self, state: Mapping[str, Any] | None = None) -> Plan:
+        return plan_of(self, self._fl_rank, self._fl_world_size, self._fl_plan, partitions_of(state))
 
 
 def _check_seed(seed: Any) -> int | None:

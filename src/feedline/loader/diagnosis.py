@@ -49,8 +49,8 @@ class Arguments:
 
 _ARGUMENTS = (
     "dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "collate_fn", "num_workers", "prefetch_factor",
-    "in_order", "persistent_workers", "worker_method", "worker_init_fn", "multiprocessing_context", "accelerate",
-    "seed", "device", "_adapts", "_policy", "_world_size",
+    "in_order", "persistent_workers", "worker_init_fn", "multiprocessing_context", "_fl", "_fl_adapts", "_fl_policy",
+    "_fl_world_size",
 )  # fmt: skip
 """Attributes of a loader that its context is made of."""
 
@@ -83,7 +83,7 @@ def tune(loader: Any) -> tuple[Advice, ...]:
         if advice.arguments and may_change.issuperset(advice.arguments):
             for name, value in advice.arguments.items():
                 setattr(loader, name, value)
-            loader._pools.renew(running=any(not iteration.closed for iteration in loader._live))
+            loader._fl_pools.renew(running=any(not iteration.closed for iteration in loader._fl_live))
             return (advice,)
     return ()
 
@@ -91,9 +91,9 @@ def tune(loader: Any) -> tuple[Advice, ...]:
 def _workers_are_free(loader: Any) -> bool:
     """True if the number of workers decides nothing but the speed."""
     if isinstance(loader.dataset, IterableDataset):
-        return isinstance(loader.dataset, PartitionedDataset) and loader.seed is not None
+        return isinstance(loader.dataset, PartitionedDataset) and loader._fl.seed is not None
     builder = builder_of(loader)
-    return not is_stateful(loader.dataset) and (loader.seed is not None or not getattr(builder, "draws", True))
+    return not is_stateful(loader.dataset) and (loader._fl.seed is not None or not getattr(builder, "draws", True))
 
 
 def verdict_pause_ns(last_ns: int, expected_ns: int) -> int:

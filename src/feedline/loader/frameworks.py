@@ -54,7 +54,7 @@ def note_arguments(loader: Any) -> None:
 
     A framework that takes the loader apart passes this object on.
     """
-    own = {name: getattr(loader, name) for name in OWN}
+    own = {name: getattr(loader._fl, name) for name in OWN}
     if type(loader.batch_sampler) is BatchSampler and _changed_arguments(own):
         setattr(loader.batch_sampler, _ARGUMENTS, own)
 
@@ -159,8 +159,9 @@ def warn_of_rebuild(loader: Any, reader: FrameType, *, by_ray: bool = False) -> 
         builds, remedy = "torchdata's StatefulDataLoader", _REMEDY_FOR_STATEFUL
     elif any(issubclass(reader.f_globals.get(name, object), type(loader)) for name in names):
         return
-    given = _changed_arguments({name: getattr(loader, name, None) for name in OWN})
-    given += [f"{name}={getattr(loader, name)!r}" for name in ("distributed", "device") if getattr(loader, name)]
+    given = _changed_arguments({name: getattr(loader._fl, name) for name in OWN})
+    moved = {name: getattr(loader._fl, name) for name in ("distributed", "device")}
+    given += [f"{name}={value!r}" for name, value in moved.items() if value]
     lost = f"{', '.join(given)}, exact resume" if given else "exact resume"
     warnings.warn(
         f"{module} reads the arguments of this feedline.DataLoader and builds {builds} from them: {lost} and"

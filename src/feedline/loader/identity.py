@@ -19,10 +19,10 @@ LOG_VARIABLE = "FEEDLINE_LOG"
 """Environment variable with the path of the run log of all loaders."""
 
 
-_SETTINGS = (
-    "batch_size", "num_workers", "worker_method", "prefetch_factor", "persistent_workers", "pin_memory", "in_order",
-    "drop_last", "seed", "device",
-)  # fmt: skip
+_SETTINGS = "batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order", "drop_last"
+
+
+_OWN_SETTINGS = ("worker_method", "seed", "device")
 
 
 def identity_of(loader: Any, plan: Plan, label: str) -> dict[str, Any]:
@@ -37,8 +37,14 @@ def identity_of(loader: Any, plan: Plan, label: str) -> dict[str, Any]:
         "host": socket.gethostname(),
         "script": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python",
         "dataset": type(loader.dataset).__name__,
-        "settings": {name: _plain(getattr(loader, name, None)) for name in _SETTINGS},
+        "settings": _settings_of(loader),
     }
+
+
+def _settings_of(loader: Any) -> dict[str, Any]:
+    settings = {name: getattr(loader, name, None) for name in _SETTINGS}
+    settings |= {name: getattr(loader._fl, name) for name in _OWN_SETTINGS}
+    return {name: _plain(value) for name, value in settings.items()}
 
 
 def log_path(loader: Any) -> str | os.PathLike[str] | None:
@@ -48,13 +54,13 @@ def log_path(loader: Any) -> str | os.PathLike[str] | None:
     """
     if get_worker_info() is not None:
         return None
-    return loader.log if loader.log is not None else os.environ.get(LOG_VARIABLE) or None
+    return loader._fl.log if loader._fl.log is not None else os.environ.get(LOG_VARIABLE) or None
 
 
 def _rank_of(loader: Any, plan: Plan) -> tuple[int, int]:
     """Rank and world size of the data, or else of the process."""
-    if loader._world_size > 1:
-        return loader._rank, loader._world_size
+    if loader._fl_world_size > 1:
+        return loader._fl_rank, loader._fl_world_size
     share = getattr(plan.schedule, "share", None)  # that of a DistributedSampler
     if share is not None and share.world_size > 1:
         return share.rank, share.world_size

@@ -173,7 +173,7 @@ class Monitor:
         if self._sources is not None and self._sources.progress.totals.batches:
             self._former = self._sources.progress.totals
         former = self._sources
-        stays = loader.device is None and not loader.pin_memory
+        stays = loader._fl.device is None and not loader.pin_memory
         collated = loader.collate_fn in (None, default_collate) and loader.batch_size is not None
         self._sources = _Sources(pools, progress, plan, loader.dataset, _length(plan), stays, collated)
         # `for batch in DataLoader(...)` drops the loader at once: its arguments tell what a verdict needs.
@@ -186,7 +186,7 @@ class Monitor:
         progress.totals.sums.in_order = loader.in_order
         if self._log is not None:
             # An iteration that was left before its first batch has no record.
-            resumed = loader._resume is not None or _has_unwritten_resume(former)
+            resumed = loader._fl_resume is not None or _has_unwritten_resume(former)
             audited = audit_path(self._log.path)
             progress.audit = AuditLog(audited, self.identity, plan, loader.dataset, resumed=resumed)
         page = self._open_page()

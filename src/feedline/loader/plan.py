@@ -261,10 +261,10 @@ def plan_of(loader: Any, rank: int, world_size: int, former: Plan | None = None,
     lookahead = 0 if isinstance(source, MaterializedSampler) else LOOKAHEAD
     if inner is None:
         share = _share(source, rank, world_size, pad=True)
-        schedule = Schedule(source, batched=False, share=share, seed=loader.seed, lookahead=lookahead)
+        schedule = Schedule(source, batched=False, share=share, seed=loader._fl.seed, lookahead=lookahead)
     else:
         share = _share(source, rank, world_size, pad=not inner.drop_last)
-        schedule = Schedule(source, inner.batch_size, True, inner.drop_last, share, loader.seed, lookahead)
+        schedule = Schedule(source, inner.batch_size, True, inner.drop_last, share, loader._fl.seed, lookahead)
     return Plan(schedule, source, _fingerprint(loader, "samples", source), lists_at_once=inner is None)
 
 
@@ -289,7 +289,7 @@ def _batch_plan(loader: Any, rank: int, world_size: int) -> Plan:
     source: Any = as_index_sampler(loader.batch_sampler, batches=True)
     drop_last = bool(getattr(loader.batch_sampler, "drop_last", False))
     forgets_delivered = isinstance(source, MaterializedSampler) and world_size == 1
-    schedule = BatchSchedule(source, Share(rank, world_size), loader.seed, drop_last, forgets_delivered)
+    schedule = BatchSchedule(source, Share(rank, world_size), loader._fl.seed, drop_last, forgets_delivered)
     return Plan(schedule, source, _fingerprint(loader, "batches", source), lists_at_once=True)
 
 
@@ -305,7 +305,7 @@ def _partition_plan(loader: Any, rank: int, world_size: int, partitions: int | N
             )
         mine = tuple(range(rank, partitions, world_size))
     else:
-        kind = POOLS.get(loader.worker_method)  # None for "auto", which gives such a stream processes
+        kind = POOLS.get(loader._fl.worker_method)  # None for "auto", which gives such a stream processes
         is_hosted = kind is None or kind.hosts_partitions
         partitions = partitions or (max(1, loader.num_workers) if is_hosted else 1)
         mine = tuple(range(partitions))
@@ -314,9 +314,9 @@ def _partition_plan(loader: Any, rank: int, world_size: int, partitions: int | N
             stride = rank, world_size
     order = dataset.fingerprint() if callable(getattr(dataset, "fingerprint", None)) else type(loader.dataset).__name__
     return Plan(
-        PartitionSchedule(partitions, mine, loader.seed, loader.in_order, stride, is_live(dataset)),
+        PartitionSchedule(partitions, mine, loader._fl.seed, loader.in_order, stride, is_live(dataset)),
         None,
-        Fingerprint("iterable", None, order, loader.seed),
+        Fingerprint("iterable", None, order, loader._fl.seed),
     )
 
 
@@ -326,4 +326,4 @@ def _fingerprint(loader: Any, kind: str, source: Any) -> Fingerprint:
         length = len(loader.dataset)
     except Exception:  # noqa: BLE001
         length = None
-    return Fingerprint(kind, length, source.fingerprint(), loader.seed, listing_fingerprint_of(loader.dataset))
+    return Fingerprint(kind, length, source.fingerprint(), loader._fl.seed, listing_fingerprint_of(loader.dataset))

@@ -39,11 +39,12 @@ from feedline.workers.transport import BufferPool
 
 def check_method(loader: Any) -> None:
     """Raise `ArgumentError` if feedline's own arguments contradict others."""
-    kind = None if loader.worker_method == AUTO else find_pool(loader.worker_method)
-    if loader._policy.action != "raise" and isinstance(loader.dataset, IterableDataset) and not is_live(loader.dataset):
+    kind = None if loader._fl.worker_method == AUTO else find_pool(loader._fl.worker_method)
+    action = loader._fl_policy.action
+    if action != "raise" and isinstance(loader.dataset, IterableDataset) and not is_live(loader.dataset):
         raise ArgumentError(
-            f"on_error={loader._policy.action!r} is for map-style datasets: an iterator cannot continue after it has "
-            "raised. Catch the error in __iter__ and continue there."
+            f"on_error={action!r} is for map-style datasets: an iterator cannot continue after it has raised. Catch "
+            "the error in __iter__ and continue there."
         )
     for name in ("multiprocessing_context", "worker_init_fn"):
         if kind is not None and name not in kind.accepts and getattr(loader, name) is not None:
@@ -63,17 +64,17 @@ def kind_of(loader: Any, builder: Any, *, measure: bool = True) -> PoolKind:
     """
     if loader.num_workers == 0:
         return INLINE
-    if loader.worker_method != AUTO:
-        return find_pool(loader.worker_method)
+    if loader._fl.worker_method != AUTO:
+        return find_pool(loader._fl.worker_method)
     if _starts_threads(loader.multiprocessing_context):
         return THREADS
     if loader.multiprocessing_context is not None or loader.worker_init_fn is not None:
         return PROCESSES
     safe = traits_of(loader.dataset).thread_safe
-    if loader._adapts and not isinstance(loader.dataset, IterableDataset):
+    if loader._fl_adapts and not isinstance(loader.dataset, IterableDataset):
         if not measure:
             return THREADS if safe and builder.supports_threads else PROCESSES
-        return kind_by_measurement(builder, loader.batch_size or 1, loader.seed, safe or builder.vectorized)
+        return kind_by_measurement(builder, loader.batch_size or 1, loader._fl.seed, safe or builder.vectorized)
     if isinstance(loader.dataset, IterableDataset):
         return THREADS if safe and isinstance(loader.dataset, PartitionedDataset) else PROCESSES
     return THREADS if safe or builder.vectorized else PROCESSES
@@ -95,14 +96,14 @@ def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
     """
     collate_fn = None if loader.collate_fn in (default_collate, default_convert) else loader.collate_fn
     if isinstance(loader.dataset, IterableDataset):
-        dataset = partitioned(loader.dataset, loader._world_size)
+        dataset = partitioned(loader.dataset, loader._fl_world_size)
         arguments = dataset, collate_fn, loader.batch_size, loader.drop_last
-        skips = is_live(dataset) and loader._policy.action != "raise"
-        return PartitionBuilder(*arguments, accelerate=loader.accelerate, skips_failed=skips)
+        skips = is_live(dataset) and loader._fl_policy.action != "raise"
+        return PartitionBuilder(*arguments, accelerate=loader._fl.accelerate, skips_failed=skips)
     batched = loader.batch_sampler is not None
     return BatchBuilder(
-        loader.dataset, collate_fn, batched, loader._policy.action,
-        accelerate=loader.accelerate, for_device=loader.device is not None,
+        loader.dataset, collate_fn, batched, loader._fl_policy.action,
+        accelerate=loader._fl.accelerate, for_device=loader._fl.device is not None,
     )  # fmt: skip
 
 
@@ -186,11 +187,11 @@ class LoaderPools:
             self._kind = kind = kind_for_stream(kind_of(loader, builder), builder, _partitions(plan))
             # Threads share the generators: seeding them would change the draws of another thread's sample.
             builder.reseeds = checks.keeps_sample_seeds(loader.worker_init_fn) and not kind.shares_rng and builder.draws
-            self._stage = open_stage(loader.device, pin_memory=loader.pin_memory)
+            self._stage = open_stage(loader._fl.device, pin_memory=loader.pin_memory)
             self._together = _work_together(loader, kind, builder)
             # As in torch, the base seed is drawn only when workers start.
             base_seed = self._base_seed(loader, plan, progress.cursor.epoch)
-            with on_cpus(loader.device.cpus if isinstance(loader.device, Delivery) else None):
+            with on_cpus(loader._fl.device.cpus if isinstance(loader._fl.device, Delivery) else None):
                 pool = self._open(loader, builder, kind, base_seed)
         kind = self._kind
         self._latest = pool
@@ -214,7 +215,7 @@ class LoaderPools:
         )  # fmt: skip
         iteration.delivered = lambda: plan.delivered(progress.end or progress.cursor)
         iteration.live = live
-        iteration.last_steps = self._last_steps(loader.device)
+        iteration.last_steps = self._last_steps(loader._fl.device)
         if kind.works_ahead:
             iteration.start()
         return iteration
@@ -283,7 +284,7 @@ class LoaderPools:
         context = context_of(loader, builder, self._kind, with_workers, together=self._together)
         tuner = self._flow.tuner
         return replace(
-            context, adapts=loader._adapts, num_workers=context.num_workers if tuner is None else tuner.workers
+            context, adapts=loader._fl_adapts, num_workers=context.num_workers if tuner is None else tuner.workers
         )
 
     def renew(self, *, running: bool) -> None:
@@ -333,7 +334,7 @@ class LoaderPools:
     def _open(self, loader: Any, builder: Any, kind: PoolKind, base_seed: int) -> WorkerPool:
         if not kind.works_ahead:
             checks.shard_inline(loader.dataset)
-        seeded = loader.seed is not None
+        seeded = loader._fl.seed is not None
         workers, build = loader.num_workers, builder
         if self._together:  # two batches at once: one computes while the other runs Python code
             builder.threads, workers = max(1, workers - 1), min(2, workers)
@@ -346,14 +347,16 @@ class LoaderPools:
         options = PoolOptions(
             num_workers=workers,
             partitions=isinstance(loader.dataset, IterableDataset),
-            unseeded=((not seeded and builder.draws) or builder.is_stateful) and not loader._adapts,
+            unseeded=((not seeded and builder.draws) or builder.is_stateful) and not loader._fl_adapts,
             timeout_s=loader.timeout,
-            recovery=loader.recovery,
+            recovery=loader._fl.recovery,
             base_seed=base_seed,
             worker_init_fn=init_fn if "worker_init_fn" in kind.accepts else None,
             multiprocessing_context=loader.multiprocessing_context,
             allocate=self._buffers,
-            restores_rng=seeded and builder.reseeds and not (builder.vectorized and loader._policy.action == "raise"),
+            restores_rng=seeded
+            and builder.reseeds
+            and not (builder.vectorized and loader._fl_policy.action == "raise"),
             # The device stage page-locks registered memory, so copies from it need no staging.
             register_memory=None if stage is None else stage.register,
             unregister_memory=None if stage is None else stage.unregister,
@@ -364,8 +367,8 @@ class LoaderPools:
 
 def _kind_with_workers(loader: Any, builder: Any) -> PoolKind:
     """The kind of pool of this loader, if it had workers."""
-    if loader.worker_method != AUTO:
-        return find_pool(loader.worker_method)
+    if loader._fl.worker_method != AUTO:
+        return find_pool(loader._fl.worker_method)
     is_stream = isinstance(loader.dataset, IterableDataset) and not isinstance(loader.dataset, PartitionedDataset)
     safe = traits_of(loader.dataset).thread_safe or builder.vectorized
     return THREADS if safe and not is_stream else PROCESSES
@@ -382,7 +385,9 @@ def _work_together(loader: Any, kind: PoolKind, builder: Any) -> bool:
 
     Batches are complete sooner than with one thread per batch, and fewer are in memory.
     """
-    return kind.splits_batches and not loader._adapts and isinstance(builder, BatchBuilder) and builder.supports_threads
+    return (
+        kind.splits_batches and not loader._fl_adapts and isinstance(builder, BatchBuilder) and builder.supports_threads
+    )
 
 
 def _flow(loader: Any, kind: PoolKind, pool: WorkerPool, together: bool) -> Flow:
@@ -394,7 +399,7 @@ def _flow(loader: Any, kind: PoolKind, pool: WorkerPool, together: bool) -> Flow
     if is_live(loader.dataset):  # a partition without messages must not hold back the others
         return Flow(each * loader.num_workers, in_order=False)
     is_fixed = isinstance(loader.dataset, IterableDataset) or not kind.resizable  # a partition stays with its worker
-    if is_fixed or not loader._adapts:
+    if is_fixed or not loader._fl_adapts:
         return Flow(each * loader.num_workers, loader.in_order)
     workers = pool.statistics().workers or loader.num_workers
     context = Context(

@@ -54,13 +54,13 @@ def read_plan(loader: Any) -> ReadingPlan:
 
 def _describe_workers(loader: Any, kind: PoolKind) -> str:
     if kind is INLINE:
-        cannot = f" (the pool {loader.worker_method!r} cannot host a dataset that shards itself)" * (
+        cannot = f" (the pool {loader._fl.worker_method!r} cannot host a dataset that shards itself)" * (
             loader.num_workers > 0
         )
         return f"none; batches are built in the training process{cannot}"
     name = next((name for name, each in POOLS.items() if each is kind), "")
-    number = f"{loader.num_workers}{' to begin with' * loader._adapts}"
-    return f"{number}, in the pool {name!r}{', chosen by feedline' * (loader.worker_method == AUTO)}"
+    number = f"{loader.num_workers}{' to begin with' * loader._fl_adapts}"
+    return f"{number}, in the pool {name!r}{', chosen by feedline' * (loader._fl.worker_method == AUTO)}"
 
 
 def _plan_reading(loader: Any, builder: Any, kind: PoolKind) -> ReadingPlan:
@@ -70,7 +70,7 @@ def _plan_reading(loader: Any, builder: Any, kind: PoolKind) -> ReadingPlan:
         return ReadingPlan(False, _ORIGINAL, Recognition(name, None, "an iterable dataset has an iterator of its own"))
     if builder.vectorized:
         return ReadingPlan(True, _WHOLE_BATCHES, Recognition(name, None))
-    if not loader.accelerate:
+    if not loader._fl.accelerate:
         return ReadingPlan(False, _ORIGINAL, Recognition(name, None, "accelerate=False"))
     found = recognize(dataset)
     if found.reader is not None and isinstance(builder, BatchBuilder) and builder.accelerated:

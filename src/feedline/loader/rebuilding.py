@@ -90,7 +90,7 @@ def _pool(loader: Any) -> InlinePool:
     builder.reseeds = checks.keeps_sample_seeds(loader.worker_init_fn) and builder.draws
     if isinstance(builder, PartitionBuilder) and not isinstance(loader.dataset, PartitionedDataset):
         builder.dataset = copy.deepcopy(loader.dataset)  # the run may be reading it
-    return InlinePool(builder, isolate=loader.seed is not None and builder.reseeds)
+    return InlinePool(builder, isolate=loader._fl.seed is not None and builder.reseeds)
 
 
 def _check_repeatable(loader: Any, plan: Plan, state: Mapping[str, Any] | None) -> None:
@@ -111,7 +111,7 @@ def _check_repeatable(loader: Any, plan: Plan, state: Mapping[str, Any] | None) 
             f"{type(plan.sampler.sampler).__name__} has no random access: pass state=, saved by the loader in that "
             "epoch, or use seed= with shuffle=True, or a sampler of fl.samplers"
         )
-    if loader.seed is None and (is_stream or getattr(builder_of(loader), "draws", True)):
+    if loader._fl.seed is None and (is_stream or getattr(builder_of(loader), "draws", True)):
         warnings.warn(
             "without seed= random values belong to the workers: those of this batch may differ from the run's",
             stacklevel=4,

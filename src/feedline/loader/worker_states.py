@@ -116,10 +116,10 @@ def pack_workers(loader: Any, workers: WorkerStates, *, over: bool) -> dict[str,
     is_stream = isinstance(loader.dataset, IterableDataset)
     if loader.num_workers:
         keeps = not over or loader.persistent_workers
-        return workers.pack(starts=is_stream and not over) if keeps and not loader._repeats else None
+        return workers.pack(starts=is_stream and not over) if keeps and not loader._fl_repeats else None
     held = {} if is_stream or not is_stateful(loader.dataset) else {0: of_dataset(loader.dataset.state_dict())}
     has_drawn = is_stream and not over and workers.starts.get(0) != global_states()
-    base_seed = None if over or loader._repeats else workers.base_seed
+    base_seed = None if over or loader._fl_repeats else workers.base_seed
     return replace(workers, base_seed=base_seed, held=held).pack(starts=has_drawn)
 
 

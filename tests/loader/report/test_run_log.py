@@ -48,7 +48,7 @@ def test_the_log_of_a_short_run_ends_with_a_verdict_on_all_its_batches(
     path = tmp_path / "run.jsonl"
     monkeypatch.setattr(monitor, "MOST_NS", 0)  # figures for each batch, as if each took a second
     loader = fl.DataLoader(DATA, 4, log=path)
-    during = [loader._monitor.verdict for _ in loader]
+    during = [loader._fl_monitor.verdict for _ in loader]
     assert "first impression" in during[-1]["explanation"]
     assert "first impression" not in read_log(path)[-1]["verdict"]["explanation"]
 
@@ -66,7 +66,7 @@ def test_a_loader_that_only_its_loop_holds_has_a_verdict_in_its_log(tmp_path: Pa
 def test_the_arguments_of_a_loader_describe_its_loop_as_the_loader_does() -> None:
     loader = fl.DataLoader(DATA, 4, shuffle=True, num_workers=1, worker_method="thread", prefetch_factor=3)
     list(loader)
-    assert loader._pools.context(Arguments(loader, len(loader))) == loader._pools.context(loader)
+    assert loader._fl_pools.context(Arguments(loader, len(loader))) == loader._fl_pools.context(loader)
 
 
 def test_the_variable_names_the_log_of_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,22 +165,22 @@ def test_the_setup_of_a_loader_is_described() -> None:
     loader = fl.DataLoader(
         Waits(), 4, sampler=sampler, collate_fn=stack, num_workers=2, prefetch_factor=3, in_order=False
     )
-    context = loader._pools.context(loader)
+    context = loader._fl_pools.context(loader)
     assert (context.dataset, context.sampler, context.collate_fn) == ("Waits", "WeightedRandomSampler", "stack")
     assert (context.num_workers, context.prefetch_factor, context.in_order) == (2, 3, False)
     assert (context.epoch_batches, context.thread_safe, context.shards_itself) == (10, True, True)
     assert 0 < context.cpus <= 4096
     stream = fl.DataLoader(Whole(), 4)
-    assert not stream._pools.context(stream).shards_itself
-    assert stream._pools.context(stream).epoch_batches is None
+    assert not stream._fl_pools.context(stream).shards_itself
+    assert stream._fl_pools.context(stream).epoch_batches is None
 
 
 def test_a_loader_that_adapts_is_described_with_its_present_workers() -> None:
     with fl.DataLoader(Waits(), 4, num_workers="auto", worker_method="thread") as loader:
         list(loader)
-        tuner = loader._pools._flow.tuner
+        tuner = loader._fl_pools._flow.tuner
         assert tuner is not None
         tuner.workers = 7
-        context = loader._pools.context(loader)
+        context = loader._fl_pools.context(loader)
         assert (context.num_workers, context.adapts) == (7, True)
         assert not any("num_workers" in advice.arguments for advice in loader.report().advice)

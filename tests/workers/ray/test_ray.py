@@ -115,7 +115,7 @@ def assert_equal(one: Any, other: Any) -> None:
 
 
 def pool_of(loader: Any) -> Any:
-    return loader._pools._latest
+    return loader._fl_pools._latest
 
 
 def await_start(pool: Any) -> None:

@@ -110,7 +110,7 @@ def context_of(loader: Any, builder: Any, kind: PoolKind, kind_with_workers: Poo
     dataset, group = loader.dataset, Cgroup.of_process()
     is_stream = isinstance(dataset, IterableDataset)
     throttling = group.throttling()
-    draws = loader.seed is None and builder.draws if not is_stream else True
+    draws = loader._fl.seed is None and builder.draws if not is_stream else True
     source = source_of(dataset)
     return Context(
         dataset=type(dataset).__name__,
@@ -121,7 +121,7 @@ def context_of(loader: Any, builder: Any, kind: PoolKind, kind_with_workers: Poo
         prefetch_factor=loader.prefetch_factor or 2,
         in_order=loader.in_order,
         persistent_workers=loader.persistent_workers,
-        round_robin=is_stream or (kind_with_workers.needs_pickle and draws and not loader._adapts),
+        round_robin=is_stream or (kind_with_workers.needs_pickle and draws and not loader._fl_adapts),
         cpus=available_cpus(group) if kind.cpus is None else kind.cpus(),
         throttled=throttling is not None and throttling.share > THROTTLED,
         fetches_many=batch_getter(dataset) is not None or reader_of(dataset) is not None,
@@ -129,12 +129,12 @@ def context_of(loader: Any, builder: Any, kind: PoolKind, kind_with_workers: Poo
         shards_itself=not is_stream or loader.worker_init_fn is not None or shards_itself(dataset),
         most_workers=dataset.num_partitions if isinstance(dataset, PartitionedDataset) else None,
         together=together,
-        device=None if loader.device is None else str(Delivery.of(loader.device).device),
+        device=None if loader._fl.device is None else str(Delivery.of(loader._fl.device).device),
         sampler=_sampler_of(loader),
         collate_fn=_collate_fn_of(loader),
         epoch_batches=_length_of(loader),
         source=source,
-        accelerates=bool(loader.accelerate) and source.library == "PIL",
+        accelerates=bool(loader._fl.accelerate) and source.library == "PIL",
     )
 
 
