@@ -153,6 +153,15 @@ def test_a_small_gain_does_not_come_before_the_remedy_of_the_limit() -> None:
     assert 1.05 <= small.gain < 1.25
 
 
+@pytest.mark.parametrize(("epoch", "batches"), [(8, 8), (6, 60), (None, 5), (1000, 4)])
+def test_a_short_run_is_not_advised_to_start_dozens_of_workers(epoch: int | None, batches: int) -> None:
+    run = replace(BASE, fetch=(400, 1), workers=1, batches=batches).run()
+    verdict = diagnose(run.stats, BASE.context(epoch_batches=epoch, num_workers=1), run.recent)
+    numbers = [advice.arguments["num_workers"] for advice in verdict.advice if "num_workers" in advice.arguments]
+    assert numbers
+    assert max(numbers) <= min(batches, max((epoch or 1000) // 2, 2))
+
+
 def test_a_stream_that_does_not_share_itself_out_gets_no_workers() -> None:
     for workers in (0, 1):
         pipeline = replace(BASE, fetch=(60, 1), workers=workers)
