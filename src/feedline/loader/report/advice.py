@@ -296,7 +296,7 @@ def _without_waiting(batch: BatchTimes) -> BatchTimes:
 def cheaper_part(model: Model, stats: Stats) -> Iterator[Advice]:
     """A decoder, transform or storage that takes no time."""
     part = dominant_part(stats, "fetch")
-    if part is None:
+    if part is None or model.context.source.answer:  # which `cheaper_fetch` names
         return
     dataset, takes = model.context.dataset, f"{share(part.share)} of building a batch is {part.words}"
     answers = {
@@ -312,9 +312,9 @@ def cheaper_part(model: Model, stats: Stats) -> Iterator[Advice]:
 
 def cheaper_fetch(model: Model, stats: Stats) -> Iterator[Advice]:
     """A dataset that takes no time."""
-    if dominant_part(stats, "fetch") is not None:  # of which `cheaper_part` says more
-        return
     context, source = model.context, model.context.source
+    if dominant_part(stats, "fetch") is not None and not source.answer:  # of which `cheaper_part` says more
+        return
     method = f"{context.dataset}.{context.reads_by}"
     if source.answer:
         where = f" ({source.where})" if source.where else ""
