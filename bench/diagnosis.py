@@ -173,8 +173,13 @@ def line(outcome: Outcome) -> str:
     predicted = f"{outcome.predicted:.2f} ({outcome.low:.2f}–{outcome.high:.2f})"
     return (
         f"| {outcome.name} | {named} | {outcome.remedy} | {predicted} | {outcome.measured:.2f} | "
-        f"{outcome.error:.0%} | {outcome.preempted:.0%} |"
+        f"{percent(outcome.error)} | {percent(outcome.preempted)} |"
     )
+
+
+def percent(value: float) -> str:
+    """A share as all screens of feedline print it."""
+    return f"{100 * value:.0f} %"
 
 
 def summary(outcomes: list[Outcome]) -> list[str]:
@@ -183,8 +188,8 @@ def summary(outcomes: list[Outcome]) -> list[str]:
     right = sum(outcome.is_right for outcome in outcomes)
     large = sum(error > LARGE for error in errors)
     figures = (
-        f"{right} of {len(outcomes)} limits named; the mean absolute error of the gains is {fmean(errors):.0%}, the"
-        f" largest {max(errors):.0%}; {large} are off by more than {LARGE:.0%}."
+        f"{right} of {len(outcomes)} limits named; the mean absolute error of the gains is {percent(fmean(errors))},"
+        f" the largest {percent(max(errors))}; {large} are off by more than {percent(LARGE)}."
     )
     return ["", figures]
 

@@ -220,7 +220,7 @@ def fields(folder: Path, url: str) -> list[Pipeline]:
                  sleep_step(0.002), {"collate_fn": plain_list}),
         Pipeline("signals: windows of a memmap", ("fetch",), {"dataset": Recordings(folder, 1200), "shuffle": True},
                  sleep_step(0.005)),
-        Pipeline("tars: a stream of images", ("fetch",), {"dataset": shards, **one}, sleep_step(0.003),
+        Pipeline("tars: a stream of images", ("decode", "fetch"), {"dataset": shards, **one}, sleep_step(0.003),
                  {"dataset": Samples(640)}),
         Pipeline("LMDB: compressed values", ("fetch",), {"dataset": KeyValues(folder, 1600), **one}, sleep_step(0.002)),
         Pipeline("SQLite: a scan for each row", ("fetch",), {"dataset": Rows(folder, 4800), "batch_size": 16},

@@ -236,7 +236,8 @@ def real(folder: Path, url: str) -> list[Pipeline]:
     """Four loops on files below `folder` and the server at `url`."""
     one = {"worker_method": "process", "num_workers": 1}
     return [
-        Pipeline("images: JPEG by Pillow", ("fetch",), {"dataset": Photos(folder, 240), **one}, sleep_step(0.01)),
+        Pipeline("images: JPEG by Pillow", ("decode", "fetch"), {"dataset": Photos(folder, 240), **one},
+                 sleep_step(0.01)),
         Pipeline("table: Parquet by rows", ("fetch",), {"dataset": Rows(folder / "rows.parquet", 640)},
                  sleep_step(0.01)),
         Pipeline("tokens: np.load each time", ("fetch",), {"dataset": Tokens(folder / "tokens.npy", 800), **one},

@@ -148,8 +148,8 @@ def main() -> None:
     lines = [
         "| part | cost |",
         "|---|---:|",
-        f"| recording a batch | {cost_s * 1e6:.2f} µs, {cost_s / BATCH_S:.2%} of a batch at 10,000 batches/s |",
-        *(f"| {part} | {share:.3%} of the time |" for part, share in shares.items()),
+        f"| recording a batch | {cost_s * 1e6:.2f} µs, {100 * cost_s / BATCH_S:.2f} % of a batch at 10,000 batches/s |",
+        *(f"| {part} | {100 * share:.3f} % of the time |" for part, share in shares.items()),
     ]
     print("\n".join(lines))
     if options.write:

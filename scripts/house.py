@@ -42,6 +42,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("testing",),
     (FACE,),
     ("cli",),
+    ("__main__",),
 )
 """The rooms of each floor, from the ground up. A room is a package or module at the top level."""
 

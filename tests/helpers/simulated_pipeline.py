@@ -32,8 +32,8 @@ class Pipeline:
 
     fetch: tuple[float, float] = (0, 0)
     collate: tuple[float, float] = (0, 0)
-    encode: tuple[float, float] = (0, 0)
-    decode: float = 0
+    serialize: tuple[float, float] = (0, 0)
+    receive: float = 0
     sample: float = 0
     step: tuple[float, float] = (5, 0)
     slow: Callable[[int], float] = lambda number: 1.0
@@ -181,7 +181,7 @@ class Run:
         yield from self.stage(process, "fetch", wait * factor, compute * factor, job.spans)
         yield from self.stage(process, "collate", *pipeline.collate, job.spans)
         if self.workers and pipeline.method == "process":
-            yield from self.stage(process, "serialize", *pipeline.encode, job.spans)
+            yield from self.stage(process, "serialize", *pipeline.serialize, job.spans)
         if pipeline.locks and job.number % 16 == 15:
             yield from self.probe(process, job.spans)
         job.spans.append(Span("run_delay", ns(delay), ns(process.delay), process.worker))
@@ -221,7 +221,7 @@ class Run:
                     yield TICK_MS, 0
                     continue
                 job, start = self.ready.popleft(), self.now
-                yield 0, pipeline.decode
+                yield 0, pipeline.receive
                 job.spans.append(Span("receive", ns(start), ns(self.now), MAIN))
                 done.append(job)
             job = window[0] if pipeline.in_order else next(job for job in window if job in done)

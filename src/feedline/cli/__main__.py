@@ -2,4 +2,5 @@
 
 from feedline.cli.app import main
 
-main()
+if __name__ == "__main__":  # not in worker processes, which import the main module
+    main()

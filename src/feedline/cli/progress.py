@@ -1,4 +1,4 @@
-"""Progress bars, and sizes in decimal units."""
+"""Progress bars."""
 
 from __future__ import annotations
 
@@ -37,12 +37,3 @@ def bars(console: Console) -> Iterator[Step]:
             progress.update(progress.task_ids[tasks[phase]], completed=done, total=total)
 
         yield step
-
-
-def format_bytes(nbytes: float) -> str:
-    """A size such as `1.5 GB`, in decimal units like `ls --si`."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.0f} {unit}" if unit == "bytes" or nbytes >= 100 else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} TB"

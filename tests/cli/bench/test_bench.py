@@ -22,6 +22,7 @@ from feedline.cli.bench.sweep import Sweep, Threshold, default_workers, recommen
 from feedline.cli.bench.trial import Round, Setting, Trial, measure
 from feedline.cli.doctor.findings import Marks
 from feedline.errors import ArgumentError
+from feedline.loader.report.stats import size
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -184,6 +185,7 @@ TRIALS = [
 def test_every_line_fits_the_terminal(width: int, step_s: float, marks: Marks) -> None:
     lines = show.table(TRIALS, TRIALS[2], step_s, width, marks)
     assert max(map(len, lines)) <= width
+    assert [line for line in lines if line != line.rstrip()] == []
     assert sum("enough" in line for line in lines) == 1
     assert ("waits" in lines[0]) is (step_s > 0 and width > 80)
     if marks is Marks.ASCII:
@@ -196,6 +198,15 @@ def test_the_conclusion_names_the_gain_or_says_that_there_is_none() -> None:
     same = [trial(100), trial(101, num_workers=2)]
     assert "No other setting is worth a change" in show.conclusion(same, same[1], 0.0)
     assert "No setting ran" in show.conclusion([], None, 0.0)
+
+
+def test_sizes_have_binary_units() -> None:
+    figures = trial(100).figures()
+    rate = size(figures["mb_per_s"] * 1e6)
+    assert f"{rate}/s" in "".join(show.details(trial(100)))
+    assert [size(value) for value in (1 << 20, 1.5 * (1 << 30), 3 << 40)] == ["1.0 MiB", "1.5 GiB", "3.0 TiB"]
+    assert Threshold.parse("memory_nbytes > 2 GiB").limit == 1 << 31
+    assert Threshold.parse("memory_nbytes > 2 GB").limit == 2e9
 
 
 def test_the_chart_is_well_formed_and_names_every_setting_that_ran() -> None:
@@ -228,4 +239,6 @@ def test_the_outcome_is_printed_for_a_narrow_terminal() -> None:
     screen = StringIO()
     outcome = command.Outcome(TRIALS, TRIALS[2], ["wait_share > 5%"])
     command.print_outcome(outcome, Sweep(()), Console(width=40, file=screen))
-    assert max(map(len, screen.getvalue().splitlines())) <= 41  # a wrapped line may end in a blank
+    lines = screen.getvalue().splitlines()
+    assert max(map(len, lines)) <= 40
+    assert [line for line in lines if line != line.rstrip()] == []

@@ -117,7 +117,7 @@ def test_files_are_compared_with_memory_and_their_disk_is_measured(
         path.write_bytes(bytes(1 << 20))
     paths[0].with_name("0.tar.index").touch()
     found = {finding.name: finding for finding in data.files(OnDisk(paths))}
-    assert found["files"].evidence.startswith("3 files, 3.1 MB: they fit into the page cache")
+    assert found["files"].evidence.startswith("3 files, 3.0 MiB: they fit into the page cache")
     assert "2 of 3 tar shards have no index" in found["index"].evidence
     monkeypatch.setattr(data, "meminfo", lambda: {"MemAvailable": 1 << 20})
     monkeypatch.setattr(data, "SLOW_EPOCH_S", 0.0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -113,6 +114,40 @@ def test_the_verdict_says_what_the_own_way_would_gain(dataset: Any) -> None:
     (advice,) = (advice for advice in verdict.advice if "feedline.datasets.ImageFolder" in advice.text)
     assert advice.gain > 1
     assert f"at most {advice.high:.1f} ×" in str(verdict)
+
+
+class Frame(Photos):
+    """Rows in memory, which were read from a file once."""
+
+    def __init__(self, path: Path) -> None:
+        self.frame = pd.read_parquet(path)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(pd.to_numeric(self.frame.iloc[index]).to_numpy())
+
+
+class Listed(Frame):
+    """Rows in memory that name files."""
+
+    def __getitem__(self, index: int) -> Any:
+        return np.load(self.frame.iloc[index, 0])
+
+
+class Partly(Frame):
+    def __getitem__(self, index: int) -> Any:
+        return pd.read_parquet(self.frame.iloc[index, 0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "call", "answer"),
+    [(Frame, "DataFrame", "feedline.datasets.Arrays"), (Listed, "np.load", "ArrayFile"),
+     (Partly, "pd.read_parquet", "feedline.datasets.Parquet")],
+)  # fmt: skip
+def test_a_table_in_memory_is_no_file(kind: type[Frame], call: str, answer: str, tmp_path: Path) -> None:
+    pd.DataFrame({"a": [1, 2]}).to_parquet(tmp_path / "rows.parquet")
+    source = source_of(kind(tmp_path / "rows.parquet"))
+    assert source.call == call
+    assert answer in source.answer
 
 
 def test_what_the_constructor_opens_counts(tmp_path: Path) -> None:

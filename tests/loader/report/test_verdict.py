@@ -35,8 +35,8 @@ LIMITS: dict[str, tuple[Pipeline, str, str]] = {
     "waiting fetch": (replace(BASE, fetch=(60, 1)), "fetch", "num_workers="),
     "inline fetch": (replace(BASE, fetch=(0, 20), workers=0), "fetch", "num_workers="),
     "slow collate": (replace(BASE, collate=(0, 50)), "collate", "collate"),
-    "packing": (replace(BASE, encode=(0, 50)), "serialize", "num_workers=0"),
-    "receiving": (replace(BASE, decode=25), "receive", "num_workers=0"),
+    "packing": (replace(BASE, serialize=(0, 50)), "serialize", "num_workers=0"),
+    "receiving": (replace(BASE, receive=25), "receive", "num_workers=0"),
     "sampler": (replace(BASE, sample=40), "sample", "draw the order of an epoch at once"),
     "step": (replace(BASE, step=(30, 5)), "step", ""),
     "computing step": (replace(BASE, fetch=(0, 2), step=(0, 30)), "step", ""),
@@ -67,7 +67,10 @@ def test_the_limit_is_named_with_its_remedy_and_all_waiting_is_explained(name: s
     assert verdict.headline.startswith("The loop waits for data ")
 
 
-def with_parts(pipeline: Pipeline, **shares: float) -> tuple[Verdict, Stats]:
+NO_SOURCE = SampleSource()
+
+
+def with_parts(pipeline: Pipeline, source: SampleSource = NO_SOURCE, **shares: float) -> tuple[Verdict, Stats]:
     """The verdict where parts take these shares of building a batch."""
     run = pipeline.run()
     built_s = sum(run.stats.stages[stage].total_s for stage in ("fetch", "collate"))
@@ -76,7 +79,7 @@ def with_parts(pipeline: Pipeline, **shares: float) -> tuple[Verdict, Stats]:
         for stage, part in shares.items()
     }
     stats = replace(run.stats, stages={**run.stats.stages, **parts})
-    return diagnose(stats, pipeline.context(), run.recent), stats
+    return diagnose(stats, pipeline.context(source=source), run.recent), stats
 
 
 @pytest.mark.parametrize(
@@ -117,6 +120,15 @@ def test_the_gain_of_a_cheaper_part_is_that_of_its_share() -> None:
     assert cheaper.basis == "bound"
 
 
+def test_the_own_way_comes_before_a_cheaper_decoder() -> None:
+    """The part is named, but feedline's own dataset is the better remedy."""
+    source = SampleSource("Image.open", "data.py:3", "feedline.datasets.ImageFolder with feedline.transforms", "PIL")
+    verdict, _ = with_parts(replace(BASE, fetch=(0, 60)), source, decode=0.8)
+    assert verdict.limiting_stage == "decode"
+    assert any("feedline.datasets.ImageFolder" in advice.text for advice in verdict.advice), str(verdict)
+    assert not any("cheaper decoder" in advice.text for advice in verdict.advice)
+
+
 def test_parts_that_do_not_limit_are_not_named() -> None:
     verdict, _ = with_parts(replace(BASE, step=(30, 5)), decode=0.9)
     assert verdict.limiting_stage == "step"
@@ -147,11 +159,22 @@ def test_advice_is_sorted_worth_it_and_never_set_already() -> None:
 
 def test_a_small_gain_does_not_come_before_the_remedy_of_the_limit() -> None:
     """Without workers the loop is a tenth faster; with a cheap sampler it is twice as fast."""
-    verdict = verdict_of(replace(BASE, sample=50, fetch=(0, 1), collate=(0, 1), encode=(0, 4), decode=10, step=(30, 0)))
+    verdict = verdict_of(
+        replace(BASE, sample=50, fetch=(0, 1), collate=(0, 1), serialize=(0, 4), receive=10, step=(30, 0))
+    )
     assert verdict.limiting_stage == "sample"
     assert "draw the order of an epoch at once" in verdict.advice[0].text, str(verdict)
     small = next(advice for advice in verdict.advice if advice.arguments)
     assert 1.05 <= small.gain < 1.25
+
+
+@pytest.mark.parametrize(("epoch", "batches"), [(8, 8), (6, 60), (None, 5), (1000, 4)])
+def test_a_short_run_is_not_advised_to_start_dozens_of_workers(epoch: int | None, batches: int) -> None:
+    run = replace(BASE, fetch=(400, 1), workers=1, batches=batches).run()
+    verdict = diagnose(run.stats, BASE.context(epoch_batches=epoch, num_workers=1), run.recent)
+    numbers = [advice.arguments["num_workers"] for advice in verdict.advice if "num_workers" in advice.arguments]
+    assert numbers
+    assert max(numbers) <= min(batches, max((epoch or 1000) // 2, 2))
 
 
 def test_a_stream_that_does_not_share_itself_out_gets_no_workers() -> None:

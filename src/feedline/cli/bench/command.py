@@ -18,6 +18,7 @@ from feedline.cli.bench.sweep import Sweep, Threshold, default_workers, recommen
 from feedline.cli.bench.trial import Trial
 from feedline.cli.doctor.findings import Marks
 from feedline.cli.progress import bars
+from feedline.core.wrapping import wrap
 from feedline.errors import ArgumentError
 
 
@@ -59,15 +60,19 @@ def print_outcome(outcome: Outcome, sweep: Sweep, console: Console) -> None:
     """Print table, conclusion and details for the width of the console."""
     marks = Marks.of(console.encoding)
     for line in show.table(outcome.trials, outcome.chosen, sweep.step_s, console.width, marks):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(
-        marks.adapt(show.conclusion(outcome.trials, outcome.chosen, sweep.step_s)), style="bold", highlight=False
-    )
-    if outcome.chosen is not None:
-        for line in show.details(outcome.chosen):
-            console.print(marks.adapt(line), highlight=False)
+        _print(console, line)
+    conclusion = marks.adapt(show.conclusion(outcome.trials, outcome.chosen, sweep.step_s))
+    _print(console, *wrap(conclusion, console.width), style="bold")
+    for line in () if outcome.chosen is None else show.details(outcome.chosen):
+        _print(console, *wrap(marks.adapt(line), console.width))
     for text in outcome.failed:
-        console.print(f"failed: {text}", style="bold red", highlight=False)
+        _print(console, *wrap(f"failed: {text}", console.width), style="bold red")
+
+
+def _print(console: Console, *lines: str, style: str | None = None) -> None:
+    """Print lines unchanged: those that rich wraps end in blanks."""
+    for line in lines:
+        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def save(outcome: Outcome, sweep: Sweep, svg: Path | None, as_json: Path | None) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 from feedline.cli.bench.sweep import KPI_WAIT
 from feedline.cli.bench.trial import Trial
 from feedline.cli.doctor.findings import Marks
-from feedline.cli.progress import format_bytes
-from feedline.loader.report.stats import seconds, share
+from feedline.loader.report.stats import seconds, share, size
 
 BAR = 20
 """Columns of the longest bar."""
@@ -24,7 +23,7 @@ def table(trials: Sequence[Trial], chosen: Trial | None, step_s: float, width: i
     """One line per setting; two in a narrow terminal."""
     is_wide = width >= NARROW and _bar_columns(trials, step_s, width) >= 0
     rows = _wide_rows(trials, chosen, step_s, width, marks) if is_wide else _narrow_rows(trials, chosen, width)
-    return [marks.adapt(row) for row in rows]
+    return [marks.adapt(row).rstrip() for row in rows]
 
 
 ENOUGH_MARK = " < enough"
@@ -65,7 +64,7 @@ def _tail(trial: Trial | None, step_s: float) -> str:
         return f"{'waits' if step_s else '':>{8 if step_s else 0}}{'first':>8}{'memory':>9}"
     figures = trial.figures()
     waits = f"{share(figures['wait_share']):>8}" if step_s else ""
-    return f"{waits}{seconds(figures['first_batch_s']):>8}{format_bytes(figures['memory_nbytes']):>9}"
+    return f"{waits}{seconds(figures['first_batch_s']):>8}{size(figures['memory_nbytes']):>9}"
 
 
 def _rate(trial: Trial) -> str:
@@ -104,7 +103,7 @@ def details(trial: Trial) -> list[str]:
     waits = ", ".join(f"p{part} {seconds(figures[f'wait_p{part}_s'])}" for part in (50, 95, 99))
     return [
         f"wait for a batch: {waits}",
-        f"CPU: {seconds(figures['cpu_s_per_1000'])} for 1,000 samples; {figures['mb_per_s']:,.1f} MB/s",
+        f"CPU: {seconds(figures['cpu_s_per_1000'])} for 1,000 samples; {size(figures['mb_per_s'] * 1e6)}/s",
     ]
 
 

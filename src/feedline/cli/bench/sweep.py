@@ -93,10 +93,10 @@ def _processes(setting: Setting) -> int:
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, "<": operator.lt}
 
 
-_THRESHOLD = re.compile(r"\s*(\w+)\s*([<>])\s*([0-9.]+)\s*(%|ms|s|MB|GB)?\s*")
+_THRESHOLD = re.compile(r"\s*(\w+)\s*([<>])\s*([0-9.]+)\s*(%|ms|s|MB|GB|MiB|GiB)?\s*")
 
 
-_UNITS = {"%": 0.01, "ms": 1e-3, "s": 1.0, "MB": 1e6, "GB": 1e9, None: 1.0}
+_UNITS = {"%": 0.01, "ms": 1e-3, "s": 1.0, "MB": 1e6, "GB": 1e9, "MiB": 1 << 20, "GiB": 1 << 30, None: 1.0}
 
 
 class Threshold(NamedTuple):

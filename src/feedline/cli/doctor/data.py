@@ -15,12 +15,11 @@ from torch.utils.data import Dataset, IterableDataset
 
 from feedline.cli.doctor.findings import Finding, Severity
 from feedline.cli.doctor.search import attributes
-from feedline.cli.progress import format_bytes
 from feedline.core import tree
 from feedline.core.proc import meminfo
 from feedline.core.rng_globals import restoring_globals
 from feedline.loader.dataloader import DataLoader
-from feedline.loader.report.stats import seconds
+from feedline.loader.report.stats import seconds, size
 
 LOOKING_S = 0.5
 """Seconds after which no further file is looked at."""
@@ -82,16 +81,16 @@ def files(dataset: Any) -> Iterator[Finding]:
     if not found.paths:
         return
     free = meminfo()["MemAvailable"]
-    text = f"{found.number:,} files, {format_bytes(found.nbytes)}"
+    text = f"{found.number:,} files, {size(found.nbytes)}"
     if found.nbytes <= 0.8 * free:
         yield Finding("files", f"{text}: they fit into the page cache")
     else:
         rate = disk_rate(found.paths)
         epoch_s = found.nbytes / rate if rate else 0.0
-        speed = f"; {format_bytes(int(rate))}/s: {seconds(epoch_s)} to read them all" if rate else ""
+        speed = f"; {size(int(rate))}/s: {seconds(epoch_s)} to read them all" if rate else ""
         severity = Severity.NOTE if epoch_s >= SLOW_EPOCH_S or not rate else Severity.GOOD
         remedy = "smaller files (feedline pack --shorter-side), a faster disk, or more memory"
-        evidence = f"{text}, and {format_bytes(free)} of memory free: every epoch reads the disk{speed}"
+        evidence = f"{text}, and {size(free)} of memory free: every epoch reads the disk{speed}"
         yield Finding("files", evidence, severity, remedy if severity is Severity.NOTE else "")
     yield from _unindexed(found.paths)
 

@@ -21,13 +21,12 @@ from torch.utils.data import IterableDataset, RandomSampler
 from feedline.cli.doctor.data import files, is_equal, random_numbers, threads
 from feedline.cli.doctor.findings import Finding, Severity
 from feedline.cli.doctor.search import attributes, is_handle, kind_of
-from feedline.cli.progress import format_bytes
 from feedline.cli.target import as_feedline
 from feedline.core import tree
 from feedline.core.cgroups import Cgroup
 from feedline.core.dataset import has_traits
 from feedline.core.rng_globals import restoring_globals
-from feedline.loader.report.stats import seconds, share
+from feedline.loader.report.stats import seconds, share, size
 from feedline.workers.transport.explain import explain_unpicklable
 
 SAMPLES = 200
@@ -262,9 +261,9 @@ def batch_memory(loader: TorchDataLoader[Any], samples: SampleProbe) -> Iterator
     batch = samples.nbytes * loader.batch_size
     flying = batch * max(1, loader.num_workers * (loader.prefetch_factor or 2))
     limit = Cgroup.of_process().memory_limit()
-    text = f"{format_bytes(batch)} a batch, {format_bytes(flying)} in flight"
+    text = f"{size(batch)} a batch, {size(flying)} in flight"
     if limit is not None and flying > limit / 2:
-        remedy = f"prefetch_factor=1 or fewer workers: the limit is {format_bytes(limit)}"
+        remedy = f"prefetch_factor=1 or fewer workers: the limit is {size(limit)}"
         yield Finding("batches", text, Severity.BAD, remedy)
     else:
         yield Finding("batches", text)

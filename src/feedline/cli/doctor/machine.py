@@ -19,12 +19,11 @@ from typing import NamedTuple
 import torch
 
 from feedline.cli.doctor.findings import Finding, Severity
-from feedline.cli.progress import format_bytes
 from feedline.core import numa
 from feedline.core.cgroups import Cgroup
 from feedline.core.paths import user_cache
 from feedline.core.proc import TICK_S, CpuTicks, cpu_ticks, meminfo
-from feedline.loader.report.stats import share
+from feedline.loader.report.stats import share, size
 from feedline.loader.resources import affine_cpus
 
 FILES_NEEDED = 1024
@@ -167,13 +166,13 @@ class Memory(NamedTuple):
 def memory(state: Memory) -> Finding:
     """Memory that a run may use, and what is left of it."""
     origin = " of the cgroup" if state.limit_is_cgroup else ""
-    evidence = f"{format_bytes(state.total)}{origin}, {format_bytes(state.available)} free"
+    evidence = f"{size(state.total)}{origin}, {size(state.available)} free"
     if state.available < SCARCE_MEMORY * state.total:
         remedy = "stop other programs or raise the limit: the kernel kills workers when memory runs out"
         return Finding("memory", evidence, Severity.BAD, remedy)
     if state.swap_used > SCARCE_MEMORY * state.total:
         remedy = "swapped pages slow every worker: use fewer workers or programs"
-        return Finding("memory", f"{evidence}; {format_bytes(state.swap_used)} swapped out", Severity.NOTE, remedy)
+        return Finding("memory", f"{evidence}; {size(state.swap_used)} swapped out", Severity.NOTE, remedy)
     return Finding("memory", evidence)
 
 
@@ -181,7 +180,7 @@ def shared_memory(directory: Path = Path("/dev") / "shm") -> Finding:
     """Size of /dev/shm, which torch's loader needs and feedline does not."""
     if not directory.is_dir():
         return Finding("shared memory", "no /dev/shm (not needed)")
-    return Finding("shared memory", f"{format_bytes(shutil.disk_usage(directory).total)} (not needed)")
+    return Finding("shared memory", f"{size(shutil.disk_usage(directory).total)} (not needed)")
 
 
 def cache(folder: Path) -> Finding:
@@ -193,7 +192,7 @@ def cache(folder: Path) -> Finding:
             " writable one, in Kubernetes an emptyDir"
         )
         return Finding("cache", f"{folder} cannot be written to", Severity.NOTE, remedy)
-    return Finding("cache", f"{format_bytes(shutil.disk_usage(present).free)} free")
+    return Finding("cache", f"{size(shutil.disk_usage(present).free)} free")
 
 
 LEAST_STORE = 1 << 30
@@ -221,9 +220,7 @@ def ray(directory: Path = Path("/dev") / "shm") -> Iterator[Finding]:
     store = shutil.disk_usage(directory).total if directory.is_dir() else 0
     if store < LEAST_STORE:
         remedy = "for worker_method='ray' only: docker --shm-size, or an emptyDir with medium: Memory on /dev/shm"
-        yield Finding(
-            "Ray store", f"{format_bytes(store)} in /dev/shm; Ray uses the disk instead", Severity.NOTE, remedy
-        )
+        yield Finding("Ray store", f"{size(store)} in /dev/shm; Ray uses the disk instead", Severity.NOTE, remedy)
 
 
 def _refusal(host: str, port: int) -> str:
@@ -294,7 +291,7 @@ def locked_memory(soft: int, hard: int, cards: Path = Path("/sys/class/infiniban
         return
     names = ", ".join(sorted(card.name for card in cards.iterdir()))
     raised = "ulimit -l unlimited" if hard == resource.RLIM_INFINITY else "memlock in limits.conf"
-    evidence = f"{format_bytes(soft)}, too little for the RDMA of {names}"
+    evidence = f"{size(soft)}, too little for the RDMA of {names}"
     yield Finding("memlock", evidence, Severity.NOTE, f"{raised}, or docker --ulimit memlock=-1")
 
 

@@ -12,8 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from feedline.cli.progress import format_bytes
-from feedline.loader.report.stats import share
+from feedline.loader.report.stats import share, size
 
 if TYPE_CHECKING:
     from feedline.cli.inspect.order import WindowComparison
@@ -128,7 +127,7 @@ def _render_facts(facts: Sequence[tuple[str, str]]) -> RenderableType:
 
 
 def _format_samples(samples: int, nbytes: int) -> str:
-    return f"{samples:,}, {format_bytes(nbytes)}"
+    return f"{samples:,}, {size(nbytes)}"
 
 
 def _format_sizes(sizes: Sequence[int], noun: str) -> str:
@@ -145,7 +144,7 @@ def _facts(result: Survey) -> list[tuple[str, str]]:
     facts.append(("fields", ", ".join(f"{name} {number:,}" for name, number in result.fields.most_common())))
     if result.image_nbytes:
         sizes = quantiles(result.image_nbytes).items()
-        facts.append(("image files", ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in sizes)))
+        facts.append(("image files", ", ".join(f"{name} {size(nbytes)}" for name, nbytes in sizes)))
     if listing.shards and result.image_nbytes:
         facts.append(("with a grid", f"{result.grids:,} of {count_noun(len(result.image_nbytes), 'image')}"))
     if result.examined < len(listing.samples):
@@ -215,8 +214,8 @@ def _render_order(order: WindowComparison) -> RenderableType:
             f"{mixed.window}",
             f"{share(mixed.same_shard_pairs)}",
             f"{mixed.shards_per_batch:.1f}",
-            format_bytes(mixed.window_nbytes),
-            format_bytes(mixed.nbytes_per_sample),
+            size(mixed.window_nbytes),
+            size(mixed.nbytes_per_sample),
         )
         table.add_row(*cells, style="bold" if mixed.window == order.wanted else "")
     return Group(table, *map(Text, _explain_reads(order)), *map(Text, _explain_ranks(order)))
@@ -229,8 +228,8 @@ def _explain_ranks(order: WindowComparison) -> Iterator[str]:
         return
     yield (
         f"{ranks.world} ranks on {count_noun(ranks.nodes, 'node')}: with ShardShuffled(partitions={ranks.partitions}, "
-        f"global_batch_size={ranks.global_batch_size}) a node reads {format_bytes(ranks.nbytes_per_node)} of "
-        f"{format_bytes(ranks.nbytes)} ({share(ranks.nbytes_per_node / max(ranks.nbytes, 1))}), "
+        f"global_batch_size={ranks.global_batch_size}) a node reads {size(ranks.nbytes_per_node)} of "
+        f"{size(ranks.nbytes)} ({share(ranks.nbytes_per_node / max(ranks.nbytes, 1))}), "
         f"{ranks.shards_per_node:,} {order.unit}s; without partitions all of it."
     )
     yield (
@@ -243,10 +242,10 @@ def _explain_reads(order: WindowComparison) -> Iterator[str]:
     if order.kept_nbytes is not None:
         yield (
             f"Reading a sample reads its whole {order.unit}, and only once if it is kept until its window ends: "
-            f"{order.keeper} keeps {format_bytes(order.kept_nbytes)}, and reads the samples of a batch together."
+            f"{order.keeper} keeps {size(order.kept_nbytes)}, and reads the samples of a batch together."
         )
     elif order.page_nbytes is not None:
-        yield f"Samples are read one by one; for a random one a disk reads about {format_bytes(order.page_nbytes)}."
+        yield f"Samples are read one by one; for a random one a disk reads about {size(order.page_nbytes)}."
 
 
 def _render_problems(result: Survey) -> list[RenderableType]:

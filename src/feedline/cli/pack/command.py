@@ -17,8 +17,9 @@ from rich.text import Text
 from feedline.cli import pack
 from feedline.cli.arguments import AsJson, Workers, print_json
 from feedline.cli.pack import PackOptions, PackResult, ShardSize
-from feedline.cli.progress import bars, format_bytes
+from feedline.cli.progress import bars
 from feedline.errors import ArgumentError
+from feedline.loader.report.stats import size
 from feedline.loader.resources import usable_cpus
 
 _MOST_SHOWN = 10
@@ -67,7 +68,7 @@ def render(result: PackResult) -> RenderableType:
     table.add_column(overflow="fold")
     table.add_row("folder", Text(str(result.folder)))
     table.add_row("samples", f"{sum(shard.samples for shard in shards):,}")
-    table.add_row("shards", f"{len(shards):,}, {format_bytes(sum(shard.nbytes for shard in shards))}")
+    table.add_row("shards", f"{len(shards):,}, {size(sum(shard.nbytes for shard in shards))}")
     if result.kept:
         table.add_row("", f"{result.kept:,} of them from an earlier run")
     for note in result.notes:

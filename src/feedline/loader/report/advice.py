@@ -73,12 +73,12 @@ def _advice(
         yield Advice(text, dict(arguments), *gain, basis=basis)
 
 
-def more_or_fewer_workers(model: Model, _: Stats) -> Iterator[Advice]:
+def more_or_fewer_workers(model: Model, stats: Stats) -> Iterator[Advice]:
     """The fewest workers with nearly the best gain, and half the way."""
     context = model.context
     if not context.shards_itself or context.together or context.adapts:
         return
-    cases = {number: _with_workers(model, number) for number in _counts(context)}
+    cases = {number: _with_workers(model, number) for number in _counts(context, stats)}
     gains = {number: model.gain(case) for number, case in cases.items()}
     best = max(gains.values(), default=1.0)
     wanted = next((number for number, gain in gains.items() if gain >= ENOUGH * best), None)
@@ -101,9 +101,19 @@ def _begins_to_accelerate(model: Model, case: Case) -> bool:
     return model.context.accelerates and case.setting.method == PROCESS != model.present.setting.method
 
 
-def _counts(context: Context) -> list[int]:
-    most = context.most_workers or COUNTS[-1]
-    return [number for number in COUNTS if number <= most and number != context.num_workers]
+def _counts(context: Context, stats: Stats) -> list[int]:
+    """Numbers of workers to replay.
+
+    In a short epoch each of them must have something to do, and a few batches do not tell what many workers would do.
+    """
+    limits = [context.most_workers or COUNTS[-1], max(stats.batches, 2)]
+    if context.epoch_batches is not None:
+        limits.append(max(context.epoch_batches // _LEAST_EACH, 2))
+    return [number for number in COUNTS if number <= min(limits) and number != context.num_workers]
+
+
+_LEAST_EACH = 2
+"""Batches of an epoch for each worker that is advised."""
 
 
 def _with_workers(model: Model, number: int) -> Case:
@@ -151,11 +161,11 @@ def _reason_for_workers(model: Model, number: int) -> str:
     return f"a batch takes {seconds(alone_s)} to build, {waiting} of it waiting; {doing}"
 
 
-def shared_stream(model: Model, _: Stats) -> Iterator[Advice]:
+def shared_stream(model: Model, stats: Stats) -> Iterator[Advice]:
     """Workers for a stream that each would now read whole."""
     if model.context.shards_itself:
         return
-    cases = {number: _with_workers(model, number) for number in _counts(model.context)}
+    cases = {number: _with_workers(model, number) for number in _counts(model.context, stats)}
     gains = {number: model.gain(case) for number, case in cases.items()}
     number = next(number for number, gain in gains.items() if gain >= ENOUGH * max(gains.values()))
     text = (
@@ -286,7 +296,7 @@ def _without_waiting(batch: BatchTimes) -> BatchTimes:
 def cheaper_part(model: Model, stats: Stats) -> Iterator[Advice]:
     """A decoder, transform or storage that takes no time."""
     part = dominant_part(stats, "fetch")
-    if part is None:
+    if part is None or model.context.source.answer:  # which `cheaper_fetch` names
         return
     dataset, takes = model.context.dataset, f"{share(part.share)} of building a batch is {part.words}"
     answers = {
@@ -302,9 +312,9 @@ def cheaper_part(model: Model, stats: Stats) -> Iterator[Advice]:
 
 def cheaper_fetch(model: Model, stats: Stats) -> Iterator[Advice]:
     """A dataset that takes no time."""
-    if dominant_part(stats, "fetch") is not None:  # of which `cheaper_part` says more
-        return
     context, source = model.context, model.context.source
+    if dominant_part(stats, "fetch") is not None and not source.answer:  # of which `cheaper_part` says more
+        return
     method = f"{context.dataset}.{context.reads_by}"
     if source.answer:
         where = f" ({source.where})" if source.where else ""
@@ -319,12 +329,12 @@ def cheaper_fetch(model: Model, stats: Stats) -> Iterator[Advice]:
     yield from upper_bound(model, "fetch", text)
 
 
-def less_locking(model: Model, _: Stats) -> Iterator[Advice]:
+def less_locking(model: Model, stats: Stats) -> Iterator[Advice]:
     """A lock that workers do not hold for long."""
     if not model.measured.mean("fetch").held_s:
         return
     present = model.context.num_workers
-    cases = {number: _with_workers(model, number) for number in (present, *_counts(model.context))}
+    cases = {number: _with_workers(model, number) for number in (present, *_counts(model.context, stats))}
     cases = {number: case._replace(change=BatchTimes.shared) for number, case in cases.items()}
     gains = {number: model.gain(case) for number, case in cases.items()}
     number = next(number for number, gain in sorted(gains.items()) if gain >= ENOUGH * max(gains.values()))

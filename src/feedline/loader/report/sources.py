@@ -19,6 +19,13 @@ class _OwnAnswer(NamedTuple):
     text: str
 
 
+_IN_MEMORY = "table in memory"
+"""Target of a table that a dataset holds: no file is read for its samples."""
+
+
+_TABLES = ("pandas", "polars", "pyarrow")
+
+
 _ANSWERS = (
     _OwnAnswer(("requests", "urllib", "urllib3", "httpx", "boto3", "botocore", "fsspec", "s3fs", "gcsfs", "smart_open"),
             "feedline.datasets.TarShards, or Files with cache=, reads many objects at once and keeps them"),
@@ -36,6 +43,7 @@ _ANSWERS = (
             "feedline.datasets.ArrayFile, or TokenFile for windows of tokens, reads whole batches without copies"),
     _OwnAnswer(("tarfile", "webdataset", "zipfile"), "feedline.datasets.TarShards reads single members by an index"),
     _OwnAnswer(("json", "csv", "orjson"), "feedline.datasets.JSONL and CSV read lines by an index"),
+    _OwnAnswer((_IN_MEMORY,), "feedline.datasets.Arrays, of its columns as NumPy arrays, reads whole batches"),
 )  # fmt: skip
 
 
@@ -84,14 +92,30 @@ class _CodeName(NamedTuple):
 
 def _calls_of_dataset(dataset: Any) -> Iterator[_CodeName]:
     seen: set[CodeType] = set()
+    held = [value for value in vars(dataset).values() if _is_table(value)]
     for name in ("__getitems__", "__getitem__", "__iter__", "__init__"):
         method = inspect.getattr_static(type(dataset), name, None)
         if isinstance(method, FunctionType):
-            yield from _calls(method, dataset, seen)
+            calls = _calls(method, dataset, seen)
+            yield from (call for call in calls if not (held and _is_of_table(call, name)))
     for value in vars(dataset).values():  # objects that `__init__` has opened, and functions that it was given
         module = type(value).__module__
         if not isinstance(value, (ModuleType, FunctionType, type)) and module != "builtins":
-            yield _CodeName(f"{module}.{type(value).__name__}", type(value).__name__, "")
+            target = _IN_MEMORY if _is_table(value) else f"{module}.{type(value).__name__}"
+            yield _CodeName(target, type(value).__name__, "")
+
+
+def _is_table(value: Any) -> bool:
+    """True for rows in memory, of a library that also reads files."""
+    kind = type(value)
+    return kind.__module__.partition(".")[0] in _TABLES and kind.__name__ in ("DataFrame", "Series", "Table")
+
+
+def _is_of_table(call: _CodeName, method: str) -> bool:
+    """True for calls that read no file for a sample."""
+    library, _, name = call.target.partition(".")
+    reads = name.rpartition(".")[2].startswith(("read_", "scan_"))
+    return library in _TABLES and (method == "__init__" or not reads)
 
 
 def _calls(function: FunctionType, dataset: Any, seen: set[CodeType]) -> Iterator[_CodeName]:

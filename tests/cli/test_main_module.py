@@ -1,0 +1,20 @@
+"""`python -m feedline` is the command, and does not run it again in processes that import the main module."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("module", ["feedline", "feedline.cli"])
+def test_the_module_is_the_command(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("feedline ")
+
+
+@pytest.mark.parametrize("module", ["feedline", "feedline.cli"])
+def test_a_worker_that_imports_the_main_module_runs_no_command(module: str) -> None:
+    runpy.run_module(f"{module}.__main__", run_name="__mp_main__")
