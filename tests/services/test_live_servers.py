@@ -107,6 +107,20 @@ def test_messages_that_do_not_parse_are_named(source: Source, tmp_path: Path) ->
     assert json.loads(line)["index"] in "".join(raised.value.__notes__)
 
 
+def test_what_is_read_ahead_is_bounded(source: Source) -> None:
+    """A loop that does not come back leaves all but the buffer, and one answer of the source, at the source."""
+    source.send(range(6_000))
+    stream = source.stream(limits=streams.LiveLimits(buffer=50), **QUICK)
+    with fl.DataLoader(stream, 10, seed=0) as loader:
+        iterator = iter(loader)
+        seen = next(iterator).tolist()
+        held = [len(buffer.messages) for buffer in stream.reader()._buffers.values()]
+        assert max(held) <= 50 + 1024
+        assert sum(held) < 3_500
+        rest = (number for batch in iterator for number in batch.tolist())
+        assert sorted([*seen, *islice(rest, 6_000 - len(seen))]) == list(range(6_000))
+
+
 def test_new_messages_only(source: Source) -> None:
     source.send(range(6))
     with fl.DataLoader(source.stream(start="latest", stop_after=3, **QUICK), 4, seed=0) as loader:
