@@ -1,8 +1,9 @@
 """Augmentation of whole batches: feedline's operators, torchvision v2's and kornia's, on the same tensors.
 
-torchvision draws one set of numbers for the whole batch, unless it is called for each image; feedline and kornia draw
-for each image. "by image" and "kornia" do the same work as feedline. A crop with one draw copies nothing, and a flip
-with one draw is done or not: no draws per image can be as fast. "In place" writes to its own copy of the batch, as
+torchvision draws one set of numbers for the whole batch, unless it is called for each image; kornia draws for each
+image. feedline does so, too, unless it is called with equal keys, which are one draw for all. So "by image" and
+"kornia" do the same work as "feedline", and "v2, one draw" does that of "feedline, one draw", which draws with another
+key in each call. A crop with one draw copies nothing in torchvision. "In place" writes to its own copy of the batch, as
 a `Delivery` may. Peers are found in the folder that PEERS names, where
 `pip install --no-deps --target` has put them. On the CPU all run in one thread. Arguments: the device, a word that
 chooses operators, and "check" to run each once and store nothing.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -106,7 +108,7 @@ def main(device: str, only: str, check: str) -> None:
     torch.set_num_threads(1)
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (BATCH, 3, HEIGHT, WIDTH), np.uint8)).to(device)
     keys = np.random.default_rng(0).integers(0, 2**64, BATCH, np.uint64)
-    labels = torch.arange(BATCH, device=device)
+    labels, each = torch.arange(BATCH, device=device), cycle(keys)
     for name, (ours, theirs, cornea, is_numbers) in cases().items():
         if only not in name:
             continue
@@ -118,6 +120,7 @@ def main(device: str, only: str, check: str) -> None:
             "v2 of torchvision, by image": lambda theirs=theirs, batch=batch: torch.stack(list(map(theirs, batch))),
             "kornia": lambda cornea=cornea, batch=batch: cornea(batch),
             "feedline": lambda on_batch=on_batch, batch=batch: on_batch(batch, keys),
+            "feedline, one draw": lambda on_batch=on_batch, batch=batch: on_batch(batch, np.full(BATCH, next(each))),
             "feedline, in place": lambda in_place=in_place, own=own: in_place(own, keys),
         })  # fmt: skip
     numbers = images.float().div(255)

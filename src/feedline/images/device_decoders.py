@@ -30,6 +30,8 @@ class DecodeCounts(NamedTuple):
 
     decoded: int = 0
     fallbacks: int = 0
+    by_workers: int = 0
+    """Images that are the workers' share, and not among `decoded`."""
 
 
 class _Counter:
@@ -37,9 +39,12 @@ class _Counter:
         self._lock = threading.Lock()
         self.counts = DecodeCounts()
 
-    def add(self, decoded: int, fallbacks: int) -> None:
+    def add(self, decoded: int, fallbacks: int, by_workers: int = 0) -> None:
         with self._lock:
-            self.counts = DecodeCounts(self.counts.decoded + decoded, self.counts.fallbacks + fallbacks)
+            before = self.counts
+            self.counts = DecodeCounts(
+                before.decoded + decoded, before.fallbacks + fallbacks, before.by_workers + by_workers
+            )
 
 
 _counter = _Counter()
@@ -50,10 +55,13 @@ def counts() -> DecodeCounts:
     return _counter.counts
 
 
-def count_fallbacks(count: int) -> None:
-    """Count images that workers have decoded, because a device might refuse them."""
+def count_in_workers(count: int, fallbacks: int) -> None:
+    """Count images that workers have decoded.
+
+    `fallbacks` of them because a device might refuse them, the others as the workers' share.
+    """
     if count:
-        _counter.add(count, count)
+        _counter.add(fallbacks, fallbacks, count - fallbacks)
 
 
 def decode_there(files: Files, device: torch.device, *, apply_exif_orientation: bool = False) -> list[torch.Tensor]:

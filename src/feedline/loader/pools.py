@@ -117,6 +117,7 @@ class PoolSums(NamedTuple):
     hidden_copy_s: float = 0.0
     decoded: int = 0
     decode_fallbacks: int = 0
+    decoded_by_workers: int = 0
 
     def plus(self, pool: PoolStatistics, stage: StageStatistics) -> PoolSums:
         """The sums with those of another pool and stage."""
@@ -253,15 +254,16 @@ class LoaderPools:
             hidden_copy_s=sums.hidden_copy_s,
             decoded_on_device=sums.decoded,
             decode_fallbacks=sums.decode_fallbacks,
+            decoded_by_workers=sums.decoded_by_workers,
             restarts=sums.restarts,
             skipped=skipped,
             workers=pool.workers,
         )
 
-    def _count_decoded(self) -> tuple[int, int]:
-        """Images decoded on devices since this object exists, and fallbacks."""
-        (decoded, fallbacks), before = _decode_counts(), self._decoded_before
-        return decoded - before[0], fallbacks - before[1]
+    def _count_decoded(self) -> tuple[int, int, int]:
+        """Counts as of `_decode_counts` since this object exists."""
+        (decoded, fallbacks, by_workers), before = _decode_counts(), self._decoded_before
+        return decoded - before[0], fallbacks - before[1], by_workers - before[2]
 
     def pool_statistics(self) -> PoolStatistics:
         """Current figures of the latest pool."""
@@ -273,9 +275,9 @@ class LoaderPools:
     def _sums(self) -> PoolSums:
         if self._latest is None:  # the figures of the former stage are among those of the ended pools
             return self._ended
-        decoded, fallbacks = self._count_decoded()
+        decoded, fallbacks, by_workers = self._count_decoded()
         sums = self._ended.plus(self.pool_statistics(), self._stage_statistics())
-        return sums._replace(decoded=decoded, decode_fallbacks=fallbacks)
+        return sums._replace(decoded=decoded, decode_fallbacks=fallbacks, decoded_by_workers=by_workers)
 
     def context(self, loader: Any) -> Context:
         """The setup of the loader, for the advice of a verdict."""
@@ -374,10 +376,10 @@ def _kind_with_workers(loader: Any, builder: Any) -> PoolKind:
     return THREADS if safe and not is_stream else PROCESSES
 
 
-def _decode_counts() -> tuple[int, int]:
-    """Images decoded for devices by this process, and fallbacks."""
+def _decode_counts() -> tuple[int, int, int]:
+    """Images decoded for devices by this process, fallbacks, and images of workers."""
     module = sys.modules.get("feedline.images.device_decoders")  # most loaders do without image kernels
-    return (0, 0) if module is None else module.counts()
+    return (0, 0, 0) if module is None else module.counts()
 
 
 def _work_together(loader: Any, kind: PoolKind, builder: Any) -> bool:

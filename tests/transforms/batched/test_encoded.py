@@ -189,6 +189,25 @@ def test_the_share_of_the_workers_changes_no_pixel_where_decoders_agree(share: f
     check_same(expected, batches(dataset, device="cpu"), "any share must give the same images")
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_share_of_the_cpu_is_among_the_statistics(folder: Path, accelerated: list[int], workers: int) -> None:
+    dataset = fl.datasets.ImageFolder(folder, T.DecodeOnDevice(TRAIN, cpu_share=0.5))
+    with fl.DataLoader(dataset, 4, device="cpu", num_workers=workers) as loader:
+        assert loader.stats().decode_cpu_share is None
+        for _ in range(2):
+            for _ in loader:
+                pass
+            stats = loader.stats()
+            assert stats.since_epoch is not None
+            assert stats.since_epoch.decoded_by_workers + stats.since_epoch.decoded_on_device == COUNT
+    assert stats.decode_fallbacks == 4
+    assert stats.decoded_by_workers == 2 * COUNT - sum(accelerated) - 4
+    assert stats.decode_cpu_share == pytest.approx(1 - sum(accelerated) / (2 * COUNT))
+    assert 0.1 < stats.decode_cpu_share < 0.9
+    assert stats.flat()["feedline/decode_cpu_share"] == stats.decode_cpu_share
+    assert "images decoded by the CPU: " in str(stats)
+
+
 def test_an_image_is_decoded_by_the_same_decoder_in_every_batch(
     folder: Path, accelerated: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

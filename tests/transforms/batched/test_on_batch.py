@@ -121,6 +121,28 @@ def test_in_place_the_images_are_the_same(ways: Iterator[str], name: str) -> Non
         assert torch.equal(got, wanted), way
 
 
+@pytest.mark.parametrize("name", EXACT)
+def test_equal_keys_are_one_draw_for_all(ways: Iterator[str], name: str) -> None:
+    before = BATCH.clone()
+    for way in ways:
+        for key in KEYS[:3]:
+            keys = np.full(len(BATCH), key)
+            wanted = torch.cat([T.OnBatch(EXACT[name])(image[None], keys[:1]) for image in BATCH])
+            got = T.OnBatch(EXACT[name])(BATCH, keys)
+            assert torch.equal(got, wanted), way
+            assert torch.equal(BATCH, before), way
+
+
+@pytest.mark.parametrize("count", [1, len(BATCH)])
+def test_steps_behind_a_crop_with_one_draw_leave_the_batch_alone(count: int) -> None:
+    images = BATCH[:count].clone()
+    steps = T.Compose([T.RandomCrop((20, images.shape[3])), T.RandomErasing(1.0), T.RandomHorizontalFlip(1.0)])
+    got = T.OnBatch(steps)(images, np.full(count, KEYS[0]))
+    assert torch.equal(images, BATCH[:count])
+    wanted = torch.cat([T.OnBatch(steps)(image[None], KEYS[:1]) for image in images])
+    assert torch.equal(got, wanted)
+
+
 def test_in_place_only_what_changes_is_written() -> None:
     for transform, images in (
         (T.Compose([T.RandomHorizontalFlip(), T.RandomVerticalFlip()]), BATCH.clone()),

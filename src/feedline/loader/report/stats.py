@@ -15,6 +15,7 @@ _FLAT = (
     "batches", "samples", "samples_per_s", "batches_per_s", "wait_share", "wait_s", "step_s", "epoch", "position",
     "ready", "restarts", "skipped", "in_flight_nbytes", "worker_nbytes", "padding_share", "throttled_share",
     "read_nbytes_per_sample", "delivered_nbytes_per_sample",
+    "decode_cpu_share",
 )  # fmt: skip
 
 
@@ -122,6 +123,8 @@ class Stats:
     """Images of `DecodeOnDevice` that this process has sent to an accelerator."""
     decode_fallbacks: int = 0
     """Images of these that the CPU had to decode."""
+    decoded_by_workers: int = 0
+    """Images of `DecodeOnDevice` that workers decoded as their `cpu_share`."""
     restarts: int = 0
     """Workers that died and were replaced."""
     skipped: int = 0
@@ -172,9 +175,20 @@ class Stats:
         lines.append(f"waited {seconds(self.wait_s)} ({share(self.wait_share)}), the step took {seconds(self.step_s)}")
         for stage, times in self.stages.items():
             lines.append(f"{stage}: mean {seconds(times.mean_s)}, 99th percentile {seconds(times.quantile_s(0.99))}")
+        if self.decode_cpu_share is not None:
+            lines.append(f"images decoded by the CPU: {share(self.decode_cpu_share)}")
         if self.restarts or self.skipped:
             lines.append(f"{count(self.restarts, 'restart')} of workers, {count(self.skipped, 'sample')} skipped")
         return "\n".join(lines)
+
+    @property
+    def decode_cpu_share(self) -> float | None:
+        """Part of the images of `DecodeOnDevice` that the CPU decoded.
+
+        That is the share of the workers, and fallbacks; None without an accelerator.
+        """
+        images = self.decoded_on_device + self.decoded_by_workers
+        return (self.decoded_by_workers + self.decode_fallbacks) / images if images else None
 
     def flat(self, prefix: str = "feedline/") -> dict[str, float]:
         """Figures by name, for loggers of metrics.

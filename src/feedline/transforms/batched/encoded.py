@@ -20,7 +20,7 @@ from feedline.core.rng import torch_keys
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
 from feedline.errors import ArgumentError
 from feedline.images import native
-from feedline.images.device_decoders import count_fallbacks, decode_there
+from feedline.images.device_decoders import count_in_workers, decode_there
 from feedline.transforms._arguments import check_probability
 from feedline.transforms.base import Transform
 from feedline.transforms.batch import Grids
@@ -83,7 +83,7 @@ class EncodedImages:
     def _decode(self, device: torch.device) -> Any:
         """The batch of `rows`; None without any."""
         if not uses_native(device):
-            count_fallbacks(self.fallbacks)
+            count_in_workers(len(self) - len(self.rows), self.fallbacks)
         if not len(self.rows) and self.ready is not None:
             return None
         starts = [0, *self.stops[:-1].tolist()]

@@ -33,8 +33,14 @@ def leading_moves(steps: Sequence[PlannedStep]) -> list[PlannedStep]:
     return found
 
 
+def distinct(keys: Keys) -> Keys:
+    """The keys; a single one, for one draw, if all are equal."""
+    return keys[:1] if len(keys) > 1 and (keys == keys[0]).all() else keys
+
+
 def moved(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> torch.Tensor:
-    """The images after crops and flips; `images` itself if none is moved."""
+    """The images after crops and flips; a view if none is copied."""
+    keys = distinct(keys)
     crop = next((planned.step for planned in steps if isinstance(planned.step, RandomCrop)), None)
     size = images.shape[-2:] if crop is None else crop.size
     # Before the other arrays: malloc would place these into the hole that the last batch has left, and take new pages
@@ -54,11 +60,15 @@ def moved(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> tor
             continue
         is_moved = True
         if isinstance(step, RandomHorizontalFlip):
-            columns = np.where(flips[:, None], columns[:, ::-1], columns)
+            columns = _flipped(columns, flips)
         else:
-            lines = np.where(flips[:, None], lines[:, ::-1], lines)
+            lines = _flipped(lines, flips)
     if not is_moved:
         return images
+    line_run, column_run = _run(lines), _run(columns)
+    if line_run is not None and column_run is not None:
+        del out  # for the copy
+        return _box(images, line_run, column_run)
     fill = (0.0,) if crop is None else crop.fill if isinstance(crop.fill, tuple) else (crop.fill,)
     return _taken(images, lines, columns, fill, out)
 
@@ -108,6 +118,29 @@ def cropped(step: RandomCrop, draws: DrawsEach, lines: Places, columns: Places) 
             part = all_places[rows[:, None], chosen]
         parts.append(part if inside is None else np.where(inside, part, -1))
     return parts[0], parts[1]
+
+
+def _flipped(places: Places, flips: NDArray[np.bool_]) -> Places:
+    return places[:, ::-1] if flips.all() else np.where(flips[:, None], places[:, ::-1], places)
+
+
+def _run(places: Places) -> tuple[int, int, bool] | None:
+    """First, end and direction of neighbors that are alike in all images."""
+    if len(places) > 1:
+        return None
+    first, last = int(places[0, 0]), int(places[0, -1])
+    is_down = last < first
+    steps = np.diff(places[0])
+    if min(first, last) < 0 or not (steps == (-1 if is_down else 1)).all():
+        return None
+    return min(first, last), max(first, last) + 1, is_down
+
+
+def _box(images: torch.Tensor, lines: tuple[int, int, bool], columns: tuple[int, int, bool]) -> torch.Tensor:
+    """The same box of all images; a view unless it is flipped."""
+    box = images[..., lines[0] : lines[1], columns[0] : columns[1]]
+    axes = [axis for axis, (*_, is_down) in ((-2, lines), (-1, columns)) if is_down]
+    return box.flip(axes).contiguous() if axes else box
 
 
 def _taken(

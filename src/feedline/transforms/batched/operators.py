@@ -16,7 +16,7 @@ from feedline.errors import ArgumentError, SampleError, note
 from feedline.images.crops import center_offset
 from feedline.transforms import erasing
 from feedline.transforms.batched import levels, resample
-from feedline.transforms.batched.moves import cropped, flip_in_place, leading_moves, moved
+from feedline.transforms.batched.moves import cropped, distinct, flip_in_place, leading_moves, moved
 from feedline.transforms.color import SATURATION, ColorJitter, GaussianBlur, Grayscale, RandomGrayscale, gaussian
 from feedline.transforms.compose import ApplyWithProbability, RandomChoice
 from feedline.transforms.erasing import RandomErasing
@@ -66,7 +66,8 @@ def _move(moves: Sequence[PlannedStep], rows: ImageRows, keys: Keys) -> ImageRow
     if rows.is_owned and flip_in_place(before, moves, keys):
         return ImageRows(before, is_owned=True)
     after = moved(before, moves, keys)
-    return ImageRows(after, is_owned=rows.is_owned or after is not rows.images)
+    is_copy = after.untyped_storage().data_ptr() != before.untyped_storage().data_ptr()
+    return ImageRows(after, is_owned=rows.is_owned or is_copy)
 
 
 def _apply_step(planned: PlannedStep, rows: ImageRows, keys: Keys) -> ImageRows:
@@ -273,7 +274,12 @@ def _laid_out(images: torch.Tensor, layout: str) -> torch.Tensor:
 def _erase(step: RandomErasing, rows: ImageRows, keys: Keys) -> ImageRows:
     images = _own_memory(rows, "RandomErasing")
     is_levels = not images.is_floating_point()
-    parts = [step.choose_part(Draws(key), *images.shape[-2:]) for key in keys.tolist()]
+    parts = [step.choose_part(Draws(key), *images.shape[-2:]) for key in distinct(keys).tolist()]
+    if len(parts) < len(images):  # one draw for all
+        if step.value != "random":
+            _fill(step, images, parts[0], is_levels)
+            return ImageRows(images, is_owned=True)
+        parts *= len(images)
     if step.value != "random" and not levels.by_rows(images):
         return ImageRows(_erase_all(step, images, parts), is_owned=True)
     if step.value != "random":
@@ -287,6 +293,13 @@ def _erase(step: RandomErasing, rows: ImageRows, keys: Keys) -> ImageRows:
             inside = row[:, part[0], part[1]]
             inside.copy_(_noise(key, inside, is_levels))
     return ImageRows(images, is_owned=True)
+
+
+def _fill(step: RandomErasing, images: torch.Tensor, part: tuple[slice, slice] | None, is_levels: bool) -> None:
+    """Erase the same part of all images."""
+    if part is not None:
+        values = torch.tensor(step.values(images.shape[1], are_levels=is_levels)).to(images.device, images.dtype)
+        images[..., part[0], part[1]] = values.view(-1, 1, 1)
 
 
 def _noise(key: int, inside: torch.Tensor, is_levels: bool) -> torch.Tensor:
