@@ -41,6 +41,7 @@ ROOMS = {
         # What a dataset reads and how differs between formats; the reference says so for each.
         *("paths", "path", "source", "root", "columns", "decode", "transform", "dtype", "fn", "dataset", "datasets"),
         "unit",
+        "sizes",  # a summary keeps what it gets; offsets are counted from any iterable
     },
     "samplers": {"sampler", "batch_size", "num_samples"},
     "transforms": {"size", "p", "transform", "transforms"},

@@ -327,6 +327,9 @@ FORMATS: dict[str, Format] = {
 """The formats by name, in the order in which markers are tried; `register_format` adds to them."""
 
 
+_added: dict[str, Format] = {}
+
+
 def register_format(name: str, format: Format) -> None:  # noqa: A002 - the plain word for it
     """Add a format from outside feedline.
 
@@ -340,6 +343,8 @@ def register_format(name: str, format: Format) -> None:  # noqa: A002 - the plai
         raise ArgumentError(
             f"there is a format {name!r} already ({FORMATS[name].label}): register yours by another name"
         )
+    if name in FORMATS:
+        return
     taken = {_class_name(each): other for other, row in FORMATS.items() for each in row.datasets if other != name}
     for each in format.datasets:
         module, _, attribute = each.partition(":")
@@ -349,7 +354,14 @@ def register_format(name: str, format: Format) -> None:  # noqa: A002 - the plai
             )
         if attribute in taken:
             raise ArgumentError(f"the format {taken[attribute]!r} has a dataset {attribute} already: rename yours")
-    FORMATS[name] = format
+    FORMATS[name] = _added[name] = format
+
+
+def unregister_format(name: str) -> None:
+    """Remove a format that was registered; ArgumentError for another."""
+    if name not in _added:
+        raise ArgumentError(f"unregister_format({name!r}): no such format was registered; there are {sorted(_added)}")
+    del FORMATS[name], _added[name]
 
 
 def _check_types(name: Any, row: Any) -> None:
