@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from feedline.datasets.media.waveforms import Waveforms
     from feedline.datasets.records import RecordDataset
     from feedline.datasets.resident.dataset import DeviceDataset
+    from feedline.datasets.sample_lists import Sample, SampleList, SamplePart
     from feedline.datasets.shards.litdata import LitData
     from feedline.datasets.shards.litdata_tokens import LitDataTokens
     from feedline.datasets.shards.mds import MDS
@@ -83,6 +84,9 @@ __all__ = [
     "Record",
     "RecordDataset",
     "SQLManifest",
+    "Sample",
+    "SampleList",
+    "SamplePart",
     "ShardOffsets",
     "ShardSummary",
     "Stream",
@@ -100,19 +104,22 @@ __all__ = [
 
 _OF_NO_FORMAT = {
     "Arrays": "feedline.datasets.arrays.npy:Arrays",
+    "Blob": "feedline.stores.files:Blob",
     "CachedMap": "feedline.datasets.cached_map:CachedMap",
     "DeviceDataset": "feedline.datasets.resident.dataset:DeviceDataset",
     "Filter": "feedline.datasets.wrappers:Filter",
+    "IndexRecipe": "feedline.datasets.indexes:IndexRecipe",
     "Map": "feedline.datasets.wrappers:Map",
     "PackedStrings": "feedline.datasets.strings:PackedStrings",
     "Raw": "feedline.datasets.arrays.npy_layout:Raw",
-    "Zip": "feedline.datasets.wrappers:Zip",
-    "Blob": "feedline.stores.files:Blob",
-    "IndexRecipe": "feedline.datasets.indexes:IndexRecipe",
     "Record": "feedline.datasets.base:Record",
     "RecordDataset": "feedline.datasets.records:RecordDataset",
+    "Sample": "feedline.datasets.sample_lists:Sample",
+    "SampleList": "feedline.datasets.sample_lists:SampleList",
+    "SamplePart": "feedline.datasets.sample_lists:SamplePart",
     "ShardOffsets": "feedline.core.shard_offsets:ShardOffsets",
     "Stream": "feedline.datasets.file_objects:Stream",
+    "Zip": "feedline.datasets.wrappers:Zip",
 }
 
 
