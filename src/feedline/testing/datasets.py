@@ -34,6 +34,7 @@ def check_dataset(
     - samples are the same at every read, and an index out of range raises `IndexError`;
     - `__getitems__` and `read_batch` return the same samples as `__getitem__`;
     - the dataset can be pickled, and used by several threads if its traits say `thread_safe`;
+    - a loader without workers gives these samples;
     - loaders with workers of these `methods` give the same batches as a loader without, also after a resume in
       mid-epoch.
 
@@ -52,6 +53,7 @@ def check_dataset(
     if traits_of(dataset).thread_safe:
         _check_threads(dataset, indices, expected)
         methods = ("thread", *methods)
+    _check_inline(dataset, indices, expected)
     _check_loaders(dataset, collate_fn, methods)
 
 
@@ -129,6 +131,13 @@ def _check_threads(dataset: Any, indices: Any, expected: Any) -> None:
             check_same(expected, got, "Traits(thread_safe=True) promises that several threads may read at once")
 
 
+def _check_inline(dataset: Any, indices: Any, expected: list[Any]) -> None:
+    # The random address of a sample in epoch 0 is that of `samples_of`.
+    loader = DataLoader(dataset, 5, sampler=indices.tolist(), seed=_SEED, collate_fn=list)
+    got = [sample for batch in loader for sample in batch]
+    check_same(expected, got, "a loader without workers must give the samples that __getitem__ gives")
+
+
 def _check_loaders(dataset: Any, collate_fn: Callable[[Any], Any] | None, methods: Sequence[str]) -> None:
     batch_size = max(1, min(5, len(dataset) // 4))
 
@@ -140,11 +149,12 @@ def _check_loaders(dataset: Any, collate_fn: Callable[[Any], Any] | None, method
     for method in methods:
         with loader(method) as worked:
             check_same(expected, _first(iter(worked), 6), f"batches from {method} workers must equal those without")
-    with loader(None) as cut, loader(methods[0]) as resumed:
-        begun = _first(iter(cut), 2)
-        resumed.load_state_dict(cut.state_dict())
-        rest = _first(iter(resumed), len(expected) - len(begun))
-        check_same(expected, begun + rest, "a resumed loader must continue with the next batch")
+    for kind in (None, *methods[:1]):
+        with loader(None) as cut, loader(kind) as resumed:
+            begun = _first(iter(cut), 2)
+            resumed.load_state_dict(cut.state_dict())
+            rest = _first(iter(resumed), len(expected) - len(begun))
+            check_same(expected, begun + rest, "a resumed loader must continue with the next batch")
 
 
 def _first(batches: Any, count: int) -> list[Any]:

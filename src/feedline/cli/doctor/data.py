@@ -19,7 +19,7 @@ from feedline.cli.progress import format_bytes
 from feedline.core import tree
 from feedline.core.proc import meminfo
 from feedline.core.rng_globals import restoring_globals
-from feedline.datasets.formats import FORMATS
+from feedline.datasets.formats import FORMATS, register_installed
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.report.stats import seconds
 
@@ -118,6 +118,7 @@ def disk_rate(paths: list[Path]) -> float:
 
 
 def _unindexed(paths: list[Path]) -> Iterator[Finding]:
+    register_installed()
     for row in FORMATS.values():
         shards = [path for path in paths if row.index_suffix and row.matches(path.name)]
         missing = [path for path in shards if not path.with_name(path.name + row.index_suffix).exists()]
