@@ -88,7 +88,7 @@ fuzz: $(DONE)/installed $(DONE)/services
 	@SEED=$$$$ scripts/fuzz --valgrind $$(($(FUZZ_INPUTS) / 200))
 	@cd build/fuzz && PYTHONPATH=../../tests/helpers ../../$(BIN)/python ../../tests/images/verdicts.py $$(($(FUZZ_INPUTS) / 20)) $$$$
 	@cd build/fuzz && PYTHONPATH=../../tests/helpers ../../$(BIN)/python ../../tests/images/encoders.py $$(($(FUZZ_INPUTS) / 200)) $$$$
-	@cd build/fuzz && PYTHONPATH=../../tests:../../tests/helpers:../../tests/services \
+	@cd build/fuzz && PYTHONPATH=../../tests:../../tests/helpers:../../tests/services:../../examples/extending \
 		../../$(BIN)/python -X faulthandler ../../tests/formats/hostile.py all $$(($(FUZZ_INPUTS) / 500)) $$$$
 
 bench: $(DONE)/installed $(DONE)/services

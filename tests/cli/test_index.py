@@ -102,7 +102,10 @@ def test_a_missing_index_fails_the_check_with_the_command(tmp_path: Path) -> Non
 
 
 def test_no_tars_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"no \.tar files in"):
+    with pytest.raises(ArgumentError, match=r"has no files of a known format.*tar shards"):
+        feedline("index", tmp_path)
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    with pytest.raises(ArgumentError, match=r"CSV needs no index from this command, which writes those of tar shards"):
         feedline("index", tmp_path)
 
 
@@ -162,5 +165,7 @@ class TestRemote:
         assert states(shards, "--into", into, "--check") == (0, ["checked"] * 3)
 
     def test_nothing_there(self, memory: Any) -> None:
-        with pytest.raises(ObjectNotFoundError, match=r"memory://remote"):
+        with pytest.raises(ArgumentError, match=r"memory://remote has no files of a known format"):
             feedline("index", "memory://remote")
+        with pytest.raises(ObjectNotFoundError, match=r"memory://remote/0\.tar"):
+            feedline("index", "memory://remote/0.tar")

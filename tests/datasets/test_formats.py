@@ -16,7 +16,7 @@ from packing_cases import inspected
 
 import feedline as fl
 from feedline.cli.inspect.formats import format_of
-from feedline.datasets import FORMATS, Format, ShardSummary, register_format
+from feedline.datasets import FORMATS, Format, ShardSummary, register_format, unregister_format
 from feedline.datasets.formats import load, register_installed
 from feedline.datasets.shard_summaries import summarize
 from feedline.datasets.tables.parquet_files import Footers
@@ -42,7 +42,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of a format from outside, whose module can be imported."""
-    before = dict(FORMATS)
+    before = set(FORMATS)
     (tmp_path / "site").mkdir()
     (tmp_path / "site/pairs_format.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -51,10 +51,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "data/inner/b.pairs").write_text("e f\n")
     register_installed.cache_clear()
     yield tmp_path / "data"
-    FORMATS.clear()
-    FORMATS.update(before)
+    for name in FORMATS.keys() - before:
+        unregister_format(name)
     register_installed.cache_clear()
-    vars(fl.datasets).pop("Pairs", None)
     sys.modules.pop("pairs_format", None)
 
 
@@ -87,6 +86,17 @@ class TestFromOutside:
         found = inspected(folder)
         assert (found["format"], found["samples"], found["shards"], found["nbytes"]) == ("pairs", 3, [2, 1], 12)
         assert sorted(folder.rglob("*")) == before
+
+    def test_an_unregistered_format_is_gone(self, folder: Path) -> None:
+        register_format("pairs", PAIRS)
+        assert fl.datasets.Pairs(folder)[0] == ["a", "b"]
+        unregister_format("pairs")
+        assert not hasattr(fl.datasets, "Pairs")
+        with pytest.raises(ArgumentError, match="has no files of a known format"):
+            format_of([str(folder)])
+        for name in ("pairs", "parquet"):
+            with pytest.raises(ArgumentError, match=rf"unregister_format\('{name}'\): no such format was registered"):
+                unregister_format(name)
 
     def test_its_own_function_counts(self, folder: Path) -> None:
         row = Format("pairs", summarize=lambda paths: ShardSummary("page", [4] * len(paths), [1] * len(paths)))

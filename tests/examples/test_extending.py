@@ -6,73 +6,91 @@ import re
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from extensions import registered
+from recordio_files import file_of, packed
 from rich.console import Console
+from writers.values import jpeg
 
 import feedline as fl
 from feedline.cli.inspect.command import InspectOptions
 from feedline.cli.inspect.command import run as inspect
-from feedline.datasets.formats import FORMATS
-from feedline.stores.schemes import unregister_scheme
-from feedline.transforms import FUSIONS
-from feedline.workers import POOLS
+from feedline.core.rng import SampleRng
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples/extending").glob("*.py"))
+SIZES = (40, 1, 25)
 
 
 @pytest.fixture(autouse=True)
 def tables() -> Iterator[None]:
-    """The tables as they were, once a test is over."""
-    import executor_pool
-    import idx_dataset
-    import invert_transform
-    import zip_store
-
-    before = [dict(table) for table in (FORMATS, POOLS, FUSIONS)]
-    FORMATS.setdefault("idx", idx_dataset.FORMAT)
-    fl.workers.register_pool("executor", executor_pool.KIND)
-    fl.transforms.register_fusion(invert_transform.Invert, invert_transform.Invert, invert_transform.fuse)
-    fl.stores.register_scheme("zipfile", zip_store.SCHEME)
-    yield
-    unregister_scheme("zipfile")
-    for table, rows in zip((FORMATS, POOLS, FUSIONS), before, strict=True):
-        table.clear()
-        table.update(rows)
+    """The rows of the examples, gone afterwards."""
+    with registered():
+        yield
 
 
 @pytest.fixture
-def idx_files(tmp_path: Path) -> list[str]:
-    paths = []
-    for shard, count in enumerate((40, 1, 25)):
-        paths.append(str(tmp_path / f"{shard}.idx"))
-        rows = np.arange(100 * shard, 100 * shard + count)[:, None].repeat(3, axis=1).astype(">i4")
-        Path(paths[-1]).write_bytes(bytes([0, 0, 12, 2]) + np.array(rows.shape, ">i4").tobytes() + rows.tobytes())
-    return paths
+def record_files() -> dict[str, bytes]:
+    records = iter(packed(i, [float(i)], jpeg(i, (40, 30))) for i in range(sum(SIZES)))
+    return {f"{n}.rec": file_of([next(records) for _ in range(size)]) for n, size in enumerate(SIZES)}
 
 
-def test_the_format(idx_files: list[str]) -> None:
-    from idx_dataset import IDX
-
-    data = IDX(idx_files)
-    assert [data[n].tolist() for n in (0, 39, 40, 41, -1)] == [[n] * 3 for n in (0, 39, 100, 200, 224)]
-    assert data.shard_sizes.tolist() == [40, 1, 25]
-    assert data.address(41) == (idx_files[2], "row 0")
-    fl.testing.check_dataset(data)
-    Path(idx_files[1]).write_bytes(b"no index")
-    with pytest.raises(fl.errors.SampleError, match=r"1\.idx is not a whole IDX file"):
-        IDX(idx_files)
+@pytest.fixture
+def folder(tmp_path: Path, record_files: dict[str, bytes]) -> Path:
+    (tmp_path / "data").mkdir()
+    for name, data in record_files.items():
+        (tmp_path / "data" / name).write_bytes(data)
+    return tmp_path / "data"
 
 
-def test_inspect_reads_the_format(idx_files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    summary, healthy = inspect(idx_files, InspectOptions(order=(1, 8)), Console())
+def test_the_format(record_files: dict[str, bytes]) -> None:
+    from recordio_dataset import RecordIO
+
+    fl.testing.check_format(partial(RecordIO, decode="bytes"), record_files, collate_fn=list)
+    crop = fl.transforms.Compose([fl.transforms.RandomResizedCrop(16), fl.transforms.ToTensor()])
+    fl.testing.check_format(partial(RecordIO, transform={"image": crop}), record_files)
+
+
+@pytest.mark.parametrize("decode", ["bytes", "image"])
+def test_the_format_passes_the_check_of_datasets_in_every_kind_of_worker(folder: Path, decode: str) -> None:
+    dataset = fl.datasets.RecordIO(folder, decode=decode)
+    fl.testing.check_dataset(dataset, collate_fn=list, methods=("process", "executor"))
+
+
+def test_a_batch_of_the_format_is_decoded_in_place(folder: Path) -> None:
+    crop = fl.transforms.Compose([fl.transforms.CenterCrop(24), fl.transforms.ToTensor()])
+    dataset = fl.datasets.RecordIO(folder, transform={"image": crop})
+    batch = next(iter(fl.DataLoader(dataset, 5, sampler=[0, 39, 40, 41, 65])))
+    assert batch["id"].tolist() == batch["label"].tolist() == [0, 39, 40, 41, 65]
+    assert torch.equal(batch["image"], torch.stack([dataset[n]["image"] for n in (0, 39, 40, 41, -1)]))
+    assert dataset.traits.reads_batches
+    assert dataset.shard_sizes.tolist() == list(SIZES)
+    assert dataset.address(41) == (str(folder / "2.rec"), "record 0")
+
+
+def test_the_format_names_what_is_damaged(folder: Path, record_files: dict[str, bytes]) -> None:
+    (folder / "1.rec").write_bytes(b"no record of this format")
+    with pytest.raises(fl.errors.SampleError, match=r"1\.rec has no record at byte 0: it is damaged, or no RecordIO"):
+        fl.datasets.RecordIO(folder)
+    (folder / "1.rec").write_bytes(file_of([b"too short"]))
+    with pytest.raises(fl.errors.SampleError, match=r"record 0 of .*1\.rec cannot be read \(error: unpack requires"):
+        fl.datasets.RecordIO(folder)[40]
+    (folder / "1.rec").write_bytes(file_of([packed(0, [0.0], b"no image")]))
+    with pytest.raises(fl.errors.SampleError, match=r"record 0 of .*1\.rec cannot be decoded as image"):
+        fl.datasets.RecordIO(folder)[40]
+
+
+def test_inspect_reads_the_format(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary, healthy = inspect([str(folder)], InspectOptions(order=(1, 8)), Console())
     assert healthy
-    assert (summary["format"], summary["samples"], summary["shards"]) == ("IDX", 66, [40, 1, 25])
-    assert "IDX" in capsys.readouterr().out
+    assert (summary["format"], summary["samples"], summary["shards"]) == ("RecordIO", 66, list(SIZES))
+    assert "RecordIO" in capsys.readouterr().out
 
 
 def test_the_pool() -> None:
@@ -109,17 +127,40 @@ def test_the_transform() -> None:
         pipeline = fl.transforms.Compose([crop, *[Invert()] * times, convert])
         assert len(pipeline.plan.steps) == 3
         fl.testing.check_transform(pipeline)
-    image = np.arange(20 * 20 * 3, dtype=np.uint8).reshape(20, 20, 3)
+    image = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
     once = fl.transforms.Compose([Invert()])(image)
     assert np.array_equal(np.asarray(once), 255 - image)
     assert np.array_equal(np.asarray(fl.transforms.Compose([Invert(), Invert()])(image)), image)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_fused_transforms_give_the_values_of_single_ones(times: int) -> None:
+    from invert_transform import Invert, fuse
+
+    steps = [fl.transforms.RandomCrop(16), *[Invert()] * times, fl.transforms.ToTensor()]
+    fused = fl.transforms.Compose(steps)
+    fl.transforms.unregister_fusion(Invert, Invert)
+    apart = fl.transforms.Compose(steps)
+    assert len(apart.plan.steps) == 2 + times
+    fl.transforms.register_fusion(Invert, Invert, fuse)
+    assert len(fused.plan.steps) == 3
+    image = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
+    for key in range(8):
+        assert torch.equal(fused(image, SampleRng(key)), apart(image, SampleRng(key)))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_one_file_of_the_public_protocols(path: Path) -> None:
     names: list[Any] = re.findall(r"^(?:from|import) (feedline[\w.]*)", path.read_text(), re.MULTILINE)
     assert names
-    assert set(names) <= {"feedline", "feedline.samplers", "feedline.stores", "feedline.transforms", "feedline.workers"}
+    assert set(names) <= {
+        "feedline",
+        "feedline.datasets",
+        "feedline.samplers",
+        "feedline.stores",
+        "feedline.transforms",
+        "feedline.workers",
+    }
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

@@ -39,7 +39,7 @@ SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def formats() -> dict[str, Format]:
-    families = ("arrays", "files", "records", "tables", "tars", "text")
+    families = ("arrays", "files", "outside", "records", "tables", "tars", "text")
     tables: list[dict[str, Format]] = [importlib.import_module(f"formats.{family}").FORMATS for family in families]
     return {name: form for table in tables for name, form in table.items()}
 

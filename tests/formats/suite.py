@@ -17,7 +17,7 @@ from feedline.collate.batch_reads import reader_of
 from feedline.datasets.fingerprints import fingerprint
 from feedline.errors import SampleError
 from feedline.stores import ObjectChangedError, ObjectNotFoundError, statistics
-from formats import arrays, files, media, records, tables, tars, text
+from formats import arrays, files, media, outside, records, tables, tars, text
 from formats.format import Format, epoch
 from formats.places import Place
 
@@ -25,6 +25,7 @@ FORMATS: dict[str, Format] = {
     **arrays.FORMATS,
     **files.FORMATS,
     **media.FORMATS,
+    **outside.FORMATS,
     **records.FORMATS,
     **text.FORMATS,
     **tables.FORMATS,

@@ -14,7 +14,14 @@ COUNT = 12
 
 def test_damaged_files_of_all_formats_are_read_or_refused(tmp_path: Path) -> None:
     tests = Path(__file__).parents[1]
-    paths = [str(tests), str(tests / "helpers"), str(tests / "services"), os.environ.get("PYTHONPATH", "")]
+    extending = tests.parent / "examples/extending"
+    paths = [
+        str(tests),
+        str(tests / "helpers"),
+        str(tests / "services"),
+        str(extending),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", str(tests / "formats/hostile.py"), "all", str(COUNT), "5"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from extensions import registered
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from laws_reference import ORDERS, Augmented, Hands, KeptLoaders, Work, draws, rows_of, taken
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-import executor_pool  # noqa: F401 - registers its pool
 import feedline as fl
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 N = 30
+
+
+@pytest.fixture(scope="module", autouse=True)
+def executor() -> Iterator[None]:
+    """The pool "executor"."""
+    with registered():
+        yield
 
 
 class Images(Dataset[Any]):
@@ -60,7 +68,7 @@ DATASETS: dict[str, Callable[[], Any]] = {
 CREWS = (
     *(Hands("thread", 1), Hands("thread", 3), Hands("process", 1)),
     Hands("process", 3, 1, {"persistent_workers": True}),
-    Hands("executor", 3),  # a pool from outside, which importing `executor_pool` has registered
+    Hands("executor", 3),  # a pool from outside, of `examples/extending`
 )
 
 

@@ -41,6 +41,7 @@ ROOMS = {
         # What a dataset reads and how differs between formats; the reference says so for each.
         *("paths", "path", "source", "root", "columns", "decode", "transform", "dtype", "fn", "dataset", "datasets"),
         "unit",
+        "sizes",  # a summary keeps what it gets; offsets are counted from any iterable
     },
     "samplers": {"sampler", "batch_size", "num_samples"},
     "transforms": {"size", "p", "transform", "transforms"},
@@ -81,11 +82,12 @@ def test_a_meaning_has_one_name(room: str) -> None:
         for argument in parameters(thing)
         if argument in banned
     }
-    # These describe a format or a scheme, or expand patterns.
+    # These describe a format, a scheme or a listing, or expand patterns.
     assert found <= {
         "Format(names=): say columns",
         "Scheme(credentials=): say options",
         "expand(addresses=): say paths",
+        "SampleList(shards=): say paths",
     }
 
 

@@ -16,7 +16,6 @@ import torch
 import feedline as fl
 from feedline import stores
 from feedline.errors import ArgumentError, MissingExtraError
-from feedline.stores.schemes import unregister_scheme
 
 OBJECTS = {f"bucket/{n}.txt": b"%d" % n for n in range(8)}
 
@@ -87,7 +86,7 @@ class OpensAtUnpickling(Opens):
 def mem2() -> Iterator[None]:
     stores.register_scheme("mem2", stores.Scheme(open_dict))
     yield
-    unregister_scheme("mem2")
+    stores.unregister_scheme("mem2")
 
 
 @pytest.mark.usefixtures("mem2")
@@ -162,7 +161,7 @@ def test_one_that_cannot_be_pickled_reaches_forked_workers() -> None:
         data = fl.datasets.Files("mem3://bucket/*.txt")
         batches = list(fl.DataLoader(data, 4, num_workers=1, collate_fn=list, worker_method="process"))
     finally:
-        unregister_scheme("mem3")
+        stores.unregister_scheme("mem3")
     assert [sample for batch in batches for sample in batch] == [b"%d" % n for n in range(8)]
 
 
@@ -222,7 +221,7 @@ def test_what_is_no_scheme_is_refused() -> None:
             stores.register_scheme(name, scheme)
     for name in ("mem2", "s3"):
         with pytest.raises(ArgumentError, match="no such scheme was registered"):
-            unregister_scheme(name)
+            stores.unregister_scheme(name)
 
 
 @pytest.mark.usefixtures("mem2")

@@ -32,6 +32,13 @@ class Forgetful(Good):
         return super().__getitem__(index)[0], random.random()
 
 
+class OfTheSeed(Good):
+    """Samples that depend on what a loader does to torch's generator."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0], torch.initial_seed()
+
+
 class Endless(Good):
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index % 40)
@@ -77,6 +84,7 @@ def test_good_datasets_pass() -> None:
     ("dataset", "complaint"),
     [
         (Forgetful(), "the same random address"),
+        (OfTheSeed(), "a loader without workers must give the samples that __getitem__ gives"),
         (Endless(), "index 40 of 40 samples must raise IndexError"),
         (OtherMany(), "__getitems__ must give"),
         (OtherBatch(), "read_batch must give"),

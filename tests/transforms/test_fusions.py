@@ -36,6 +36,7 @@ from feedline.transforms import (
     ToTensor,
     Transform,
     register_fusion,
+    unregister_fusion,
 )
 from feedline.transforms.native_steps import Window
 
@@ -118,12 +119,11 @@ def fuse_mirror(before: PlannedStep, after: PlannedStep) -> PlannedStep | None:
 @pytest.fixture
 def rows() -> Iterator[None]:
     """The rows of this module's transforms; gone afterwards."""
-    before = dict(FUSIONS)
     register_fusion(LevelTable, LevelTable, fuse_tables)
     register_fusion(Window, Mirror, fuse_mirror)
     yield
-    FUSIONS.clear()
-    FUSIONS.update(before)
+    unregister_fusion(LevelTable, LevelTable)
+    unregister_fusion(Window, Mirror)
 
 
 INVERT = LevelTable(tuple(range(255, -1, -1)))

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from extensions import registered
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 import executor_pool
 import feedline as fl
 from feedline.errors import ArgumentError
 from feedline.testing import check_dataset
-from feedline.workers import POOLS, PoolKind, register_pool
+from feedline.workers import POOLS, PoolKind, register_pool, unregister_pool
 from feedline.workers.base import RetainedResources
 
 DATA = TensorDataset(torch.arange(40))
@@ -48,13 +49,20 @@ class Partitions(Counting):
         return iter(range(100 * epoch + 10 * partition, 100 * epoch + 10 * partition + 7))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def executor() -> Iterator[None]:
+    """The pool "executor" of the examples."""
+    with registered():
+        yield
+
+
 @pytest.fixture
 def table() -> Iterator[dict[str, PoolKind]]:
     """The table of pools, put back after the test."""
-    before = dict(POOLS)
+    before = set(POOLS)
     yield POOLS
-    POOLS.clear()
-    POOLS.update(before)
+    for name in POOLS.keys() - before:
+        unregister_pool(name)
 
 
 def batches(dataset: Any, **arguments: Any) -> list[Any]:

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from feedline.datasets.formats import FORMATS, Format, ShardSummary, load, reference_of, register_format
+from feedline.datasets.formats import (
+    FORMATS,
+    Format,
+    ShardSummary,
+    load,
+    reference_of,
+    register_format,
+    unregister_format,
+)
 
 if TYPE_CHECKING:
+    from feedline.core.shard_offsets import ShardOffsets
     from feedline.datasets.arrays.hdf5 import HDF5
     from feedline.datasets.arrays.npy import ArrayFile, Arrays
     from feedline.datasets.arrays.npy_layout import Raw
     from feedline.datasets.arrays.zarr import Zarr
+    from feedline.datasets.base import Record
     from feedline.datasets.cached_map import CachedMap
+    from feedline.datasets.file_objects import Stream
     from feedline.datasets.files import Files
     from feedline.datasets.imagefolder.dataset import ImageFolder
+    from feedline.datasets.indexes import IndexRecipe
     from feedline.datasets.lmdb.dataset import LMDB
     from feedline.datasets.media.clips import Clips
     from feedline.datasets.media.waveforms import Waveforms
+    from feedline.datasets.records import RecordDataset
     from feedline.datasets.resident.dataset import DeviceDataset
+    from feedline.datasets.sample_lists import Sample, SampleList, SamplePart
     from feedline.datasets.shards.litdata import LitData
     from feedline.datasets.shards.litdata_tokens import LitDataTokens
     from feedline.datasets.shards.mds import MDS
@@ -35,6 +49,7 @@ if TYPE_CHECKING:
     from feedline.datasets.tokens import TokenDocuments, TokenFile
     from feedline.datasets.webdataset.dataset import TarShards
     from feedline.datasets.wrappers import Filter, Map, Zip
+    from feedline.stores.files import Blob
 
 __all__ = [
     "CSV",
@@ -48,6 +63,7 @@ __all__ = [
     "Arrays",
     "Arrow",
     "Avro",
+    "Blob",
     "CachedMap",
     "Clips",
     "DeviceDataset",
@@ -57,6 +73,7 @@ __all__ = [
     "HuggingFace",
     "HuggingFaceStream",
     "ImageFolder",
+    "IndexRecipe",
     "Lines",
     "LitData",
     "LitDataTokens",
@@ -64,8 +81,15 @@ __all__ = [
     "PackedStrings",
     "Parquet",
     "Raw",
+    "Record",
+    "RecordDataset",
     "SQLManifest",
+    "Sample",
+    "SampleList",
+    "SamplePart",
+    "ShardOffsets",
     "ShardSummary",
+    "Stream",
     "TFRecord",
     "TarShards",
     "TokenDocuments",
@@ -74,17 +98,27 @@ __all__ = [
     "Zarr",
     "Zip",
     "register_format",
+    "unregister_format",
 ]
 
 
 _OF_NO_FORMAT = {
     "Arrays": "feedline.datasets.arrays.npy:Arrays",
+    "Blob": "feedline.stores.files:Blob",
     "CachedMap": "feedline.datasets.cached_map:CachedMap",
     "DeviceDataset": "feedline.datasets.resident.dataset:DeviceDataset",
     "Filter": "feedline.datasets.wrappers:Filter",
+    "IndexRecipe": "feedline.datasets.indexes:IndexRecipe",
     "Map": "feedline.datasets.wrappers:Map",
     "PackedStrings": "feedline.datasets.strings:PackedStrings",
     "Raw": "feedline.datasets.arrays.npy_layout:Raw",
+    "Record": "feedline.datasets.base:Record",
+    "RecordDataset": "feedline.datasets.records:RecordDataset",
+    "Sample": "feedline.datasets.sample_lists:Sample",
+    "SampleList": "feedline.datasets.sample_lists:SampleList",
+    "SamplePart": "feedline.datasets.sample_lists:SamplePart",
+    "ShardOffsets": "feedline.core.shard_offsets:ShardOffsets",
+    "Stream": "feedline.datasets.file_objects:Stream",
     "Zip": "feedline.datasets.wrappers:Zip",
 }
 
@@ -93,7 +127,9 @@ def __getattr__(name: str) -> Any:
     reference = _OF_NO_FORMAT.get(name) or reference_of(name)
     if reference is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = load(reference)
+    value = load(reference)
+    if name in __all__:  # the dataset of a format from outside goes when that is unregistered
+        globals()[name] = value
     return value
 
 

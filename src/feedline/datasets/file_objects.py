@@ -23,6 +23,7 @@ from typing import Protocol, Self
 
 from feedline.core.caches import LRUCache
 from feedline.core.threads import DaemonPool
+from feedline.errors import SampleError
 from feedline.stores.base import Range, Views
 from feedline.stores.files import Blob
 from feedline.stores.requests import FetchedRanges, join_views
@@ -272,24 +273,35 @@ def parts(blob: Blob) -> Iterator[memoryview]:
 
 
 class Stream:
-    """Consumes bytes across the boundaries of parts."""
+    """The content of a file or object, taken from front to back.
 
-    def __init__(self, coming: Iterator[memoryview]) -> None:
-        self._coming = coming
-        self._part, self._at = memoryview(b""), 0
+    Parts of an object are fetched ahead. `at` is the position of the next byte.
+    """
+
+    def __init__(self, blob: Blob) -> None:
+        self.at = 0
+        self._blob, self._coming = blob, parts(blob)
+        self._part, self._next = memoryview(b""), 0
 
     def take(self, nbytes: int) -> memoryview:
-        """The next bytes, which must exist; a view within one part."""
-        stop = self._at + nbytes
+        """The next bytes; SampleError if fewer are left."""
+        left = self._blob.nbytes - self.at
+        if not 0 <= nbytes <= left:
+            raise SampleError(
+                f"{self._blob.name} claims {nbytes} bytes at byte {self.at}, but {left} are left; was the file copied"
+                " completely?"
+            )
+        self.at += nbytes
+        stop = self._next + nbytes
         if stop <= len(self._part):
-            taken = self._part[self._at : stop]
-            self._at = stop
+            taken = self._part[self._next : stop]
+            self._next = stop
             return taken
-        pieces = [self._part[self._at :]]
+        pieces = [self._part[self._next :]]
         missing = stop - len(self._part)
         while missing:
             self._part = next(self._coming)
-            self._at = min(missing, len(self._part))
-            pieces.append(self._part[: self._at])
-            missing -= self._at
+            self._next = min(missing, len(self._part))
+            pieces.append(self._part[: self._next])
+            missing -= self._next
         return join_views(pieces)

@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
+from feedline.datasets.sample_lists import FindTargets, Progress, SampleList
 from feedline.errors import ArgumentError
 from feedline.stores.globs import braces
 
@@ -63,7 +64,12 @@ class Format:
 
     `unit` is the word for a shard. `summarize` is a function of the paths that returns a `ShardSummary`, or a reference
     to one; by default each file is a shard, and `dataset(paths, index_dir=...)` has the samples of each as
-    `shard_sizes`. With `lists_samples`, `feedline inspect` looks into each sample instead.
+    `shard_sizes`. With `list_samples`, `feedline inspect` looks into each sample instead: it is a function of the
+    paths and a function that takes the progress, which returns a `SampleList`, or a reference to one.
+
+    If `feedline index` can write the indexes of its files, `index_suffix` is what their names have in addition, and
+    `index_targets` is a function of the paths, the folder for the indexes and `allow_truncated`, which returns an
+    `IndexTarget` for each shard, or a reference to one.
     """
 
     label: str
@@ -82,7 +88,9 @@ class Format:
     precedence: int = 0
     unit: str = "file"
     summarize: str | Callable[[Sequence[str]], ShardSummary] | None = None
-    lists_samples: bool = False
+    list_samples: str | Callable[[Sequence[str], Progress], SampleList] | None = None
+    index_suffix: str = ""
+    index_targets: str | FindTargets | None = None
 
     @property
     def dataset(self) -> Any:
@@ -110,8 +118,10 @@ def _forms(pattern: str) -> tuple[str, ...]:
     return tuple(braces(pattern))
 
 
-def load(reference: str) -> Any:
-    """The object that "module:attribute" names."""
+def load(reference: Any) -> Any:
+    """The object that "module:attribute" names; any other value itself."""
+    if not isinstance(reference, str):
+        return reference
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)
 
@@ -134,7 +144,7 @@ FORMATS: dict[str, Format] = {
         ("ImageFolder(root)",),
         names=tuple(f"*.{extension}" for extension in sorted(IMAGE_EXTENSIONS)),
         precedence=1,  # lists of labels may lie with images
-        lists_samples=True,
+        list_samples="feedline.datasets.imagefolder.listing:list_samples",
     ),
     "tar": Format(
         "tar shards",
@@ -145,7 +155,9 @@ FORMATS: dict[str, Format] = {
         top_only=True,
         precedence=2,
         unit="tar",
-        lists_samples=True,
+        list_samples="feedline.datasets.webdataset.listing:list_samples",
+        index_suffix=".index",
+        index_targets="feedline.datasets.webdataset.targets:find_tar_targets",
     ),
     "parquet": Format(
         "Parquet",
@@ -327,6 +339,9 @@ FORMATS: dict[str, Format] = {
 """The formats by name, in the order in which markers are tried; `register_format` adds to them."""
 
 
+_added: dict[str, Format] = {}
+
+
 def register_format(name: str, format: Format) -> None:  # noqa: A002 - the plain word for it
     """Add a format from outside feedline.
 
@@ -340,6 +355,8 @@ def register_format(name: str, format: Format) -> None:  # noqa: A002 - the plai
         raise ArgumentError(
             f"there is a format {name!r} already ({FORMATS[name].label}): register yours by another name"
         )
+    if name in FORMATS:
+        return
     taken = {_class_name(each): other for other, row in FORMATS.items() for each in row.datasets if other != name}
     for each in format.datasets:
         module, _, attribute = each.partition(":")
@@ -349,7 +366,14 @@ def register_format(name: str, format: Format) -> None:  # noqa: A002 - the plai
             )
         if attribute in taken:
             raise ArgumentError(f"the format {taken[attribute]!r} has a dataset {attribute} already: rename yours")
-    FORMATS[name] = format
+    FORMATS[name] = _added[name] = format
+
+
+def unregister_format(name: str) -> None:
+    """Remove a format that was registered; ArgumentError for another."""
+    if name not in _added:
+        raise ArgumentError(f"unregister_format({name!r}): no such format was registered; there are {sorted(_added)}")
+    del FORMATS[name], _added[name]
 
 
 def _check_types(name: Any, row: Any) -> None:
@@ -358,7 +382,7 @@ def _check_types(name: Any, row: Any) -> None:
         raise ArgumentError(f"{call}: a format is named by a string that is not empty, not {name!r}")
     if not isinstance(row, Format):
         raise ArgumentError(f"{call} takes a datasets.Format(...), not {type(row).__name__}")
-    for field in ("label", "pattern", "unit"):
+    for field in ("label", "pattern", "unit", "index_suffix"):
         if not isinstance(value := getattr(row, field), str):
             raise ArgumentError(f"{call}: Format({field}=...) is a string, not {value!r}")
     # A string has the members of a sequence of strings: its letters would be taken for names.
@@ -366,8 +390,10 @@ def _check_types(name: Any, row: Any) -> None:
         value = getattr(row, field)
         if not (isinstance(value, tuple) and all(isinstance(each, str) for each in value)):
             raise ArgumentError(f"{call}: Format({field}=...) is a tuple of strings, not {value!r}")
-    if not (row.summarize is None or isinstance(row.summarize, str) or callable(row.summarize)):
-        raise ArgumentError(f"{call}: Format(summarize=...) is a function or 'module:function', not {row.summarize!r}")
+    for field in ("summarize", "list_samples", "index_targets"):
+        value = getattr(row, field)
+        if not (value is None or isinstance(value, str) or callable(value)):
+            raise ArgumentError(f"{call}: Format({field}=...) is a function or 'module:function', not {value!r}")
 
 
 @cache

@@ -14,19 +14,17 @@ from feedline.datasets.formats import Format, KeptShards, ShardSummary, load
 from feedline.datasets.inflated import default_cache
 from feedline.datasets.paths import find
 from feedline.errors import ArgumentError
-from feedline.stores import Cache, open_store
+from feedline.stores import Cache, ObjectNotFoundError, open_store
 from feedline.stores.files import FileSet
-from feedline.stores.urls import scheme_of
+from feedline.stores.urls import is_local, scheme_of, split
 
 _UNSHARDED = "there are no shards here: each sample is read by itself, in any order at one cost, so take shuffle=True"
 
 
 def summarize(format_: Format, sources: Sequence[str]) -> ShardSummary:
     """The shards of sources of one format; MissingExtraError names a missing package."""
-    if format_.summarize is None:
-        summary = _summarize_files(format_, sources)
-    else:
-        summary = (load(format_.summarize) if isinstance(format_.summarize, str) else format_.summarize)(sources)
+    own = load(format_.summarize)
+    summary = _summarize_files(format_, sources) if own is None else own(sources)
     if not sum(summary.sizes) and summary.note is None:
         raise ArgumentError(f"{', '.join(sources)} hold no samples")
     return summary
@@ -99,10 +97,12 @@ def divided(nbytes: int, sizes: Sequence[int]) -> list[int]:
 def _all_nbytes(source: str) -> int:
     """The bytes of a file, or of all files of a folder."""
     path = Path(source.removeprefix("file://"))
-    if scheme_of(source) != "file" and not source.endswith(".zarr"):
-        return total_nbytes(find(source, "*"))
-    if scheme_of(source) != "file":
-        return sum(info.size for info in open_store(source).list())
+    if not is_local(source):
+        root, object_path = split(source)
+        try:
+            return open_store(root).size(object_path)
+        except ObjectNotFoundError:
+            return sum(info.size for info in open_store(source).list())
     return sum(each.stat().st_size for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file())
 
 

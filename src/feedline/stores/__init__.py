@@ -17,7 +17,7 @@ from feedline.stores.open import expand, open_store
 from feedline.stores.options import FromEnv
 from feedline.stores.requests import Requests
 from feedline.stores.retry import Retry
-from feedline.stores.schemes import SCHEMES, Scheme, StorePolicy, register_scheme
+from feedline.stores.schemes import SCHEMES, Scheme, StorePolicy, register_scheme, unregister_scheme
 from feedline.stores.urls import Location, join, split
 
 __all__ = [
@@ -50,4 +50,5 @@ __all__ = [
     "register_scheme",
     "split",
     "statistics",
+    "unregister_scheme",
 ]

@@ -8,9 +8,18 @@ Each raises `AssertionError` for the first promise that is broken.
 
 from feedline.testing.datasets import check_dataset
 from feedline.testing.difference import difference
+from feedline.testing.formats import check_format
 from feedline.testing.pools import check_pool
 from feedline.testing.samplers import check_sampler
 from feedline.testing.stores import check_store
 from feedline.testing.transforms import check_transform
 
-__all__ = ["check_dataset", "check_pool", "check_sampler", "check_store", "check_transform", "difference"]
+__all__ = [
+    "check_dataset",
+    "check_format",
+    "check_pool",
+    "check_sampler",
+    "check_store",
+    "check_transform",
+    "difference",
+]

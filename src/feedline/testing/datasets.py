@@ -35,6 +35,7 @@ def check_dataset(
     - samples are the same at every read, and an index out of range raises `IndexError`;
     - `__getitems__` and `read_batch` return the same samples as `__getitem__`;
     - the dataset can be pickled, and used by several threads if its traits say `thread_safe`;
+    - a loader without workers gives these samples;
     - loaders with workers of these `methods` give the same batches as a loader without, also after a resume in
       mid-epoch.
 
@@ -43,7 +44,7 @@ def check_dataset(
     length = len(dataset)
     assert length > 0, "the dataset is empty: nothing can be checked"
     indices = np.unique(np.linspace(0, length - 1, _SAMPLES).astype(np.int64))
-    expected = _one_by_one(dataset, indices)
+    expected = samples_of(dataset, indices)
     _check_repeats(dataset, indices, expected)
     _check_range(dataset, length)
     _check_many(dataset, indices, expected)
@@ -53,10 +54,11 @@ def check_dataset(
     if traits_of(dataset).thread_safe:
         _check_threads(dataset, indices, expected)
         methods = ("thread", *methods)
+    _check_inline(dataset, indices, expected)
     _check_loaders(dataset, collate_fn, methods)
 
 
-def _one_by_one(dataset: Any, indices: Any) -> list[Any]:
+def samples_of(dataset: Any, indices: Any) -> list[Any]:
     """The samples, each read with its random address."""
     samples = []
     with addressed(_keys(indices).tolist()) as address:
@@ -72,7 +74,7 @@ def _keys(indices: Any) -> Any:
 
 def _check_repeats(dataset: Any, indices: Any, expected: Any) -> None:
     promise = "the same index and the same random address must give the same sample (draw from fl.sample_rng())"
-    check_same(expected, _one_by_one(dataset, indices), promise)
+    check_same(expected, samples_of(dataset, indices), promise)
 
 
 def _check_range(dataset: Any, length: int) -> None:
@@ -85,14 +87,20 @@ def _check_range(dataset: Any, length: int) -> None:
 
 
 def _check_many(dataset: Any, indices: Any, expected: Any) -> None:
-    many = batch_getter(dataset)
-    if many is None:
+    if batch_getter(dataset) is None:
         return
+    got = samples_at_once(dataset, indices)
+    promise = "__getitems__ must give a list of the samples that __getitem__ gives (name the row: fl.sample_rng(row))"
+    check_same(expected, got, promise)
+
+
+def samples_at_once(dataset: Any, indices: Any) -> list[Any]:
+    """The samples of `samples_of`, read by `__getitems__`."""
+    many = batch_getter(dataset)
+    assert many is not None
     with addressed(_keys(indices).tolist()) as address:
         address.row = None
-        got = many(indices.tolist())
-    promise = "__getitems__ must give a list of the samples that __getitem__ gives (name the row: fl.sample_rng(row))"
-    check_same(expected, list(got), promise)
+        return list(many(indices.tolist()))
 
 
 def _check_traits(dataset: Any) -> None:
@@ -114,14 +122,21 @@ def _check_pickle(dataset: Any, indices: Any, expected: Any) -> None:
         copy = pickle.loads(pickle.dumps(dataset))
     except Exception as error:
         raise AssertionError(f"the dataset must survive pickling, to reach worker processes: {error!r}") from error
-    check_same(expected, _one_by_one(copy, indices), "an unpickled dataset must give the same samples")
-    check_same(expected, _one_by_one(dataset, indices), "pickling must leave the dataset as it was")
+    check_same(expected, samples_of(copy, indices), "an unpickled dataset must give the same samples")
+    check_same(expected, samples_of(dataset, indices), "pickling must leave the dataset as it was")
 
 
 def _check_threads(dataset: Any, indices: Any, expected: Any) -> None:
     with ThreadPoolExecutor(4) as threads:
-        for got in threads.map(lambda _: _one_by_one(dataset, indices), range(8)):
+        for got in threads.map(lambda _: samples_of(dataset, indices), range(8)):
             check_same(expected, got, "Traits(thread_safe=True) promises that several threads may read at once")
+
+
+def _check_inline(dataset: Any, indices: Any, expected: list[Any]) -> None:
+    # The random address of a sample in epoch 0 is that of `samples_of`.
+    loader = DataLoader(dataset, 5, sampler=indices.tolist(), seed=_SEED, collate_fn=list)
+    got = [sample for batch in loader for sample in batch]
+    check_same(expected, got, "a loader without workers must give the samples that __getitem__ gives")
 
 
 def _check_loaders(dataset: Any, collate_fn: Callable[[Any], Any] | None, methods: Sequence[str]) -> None:
@@ -135,11 +150,12 @@ def _check_loaders(dataset: Any, collate_fn: Callable[[Any], Any] | None, method
     for method in methods:
         with loader(method) as worked:
             check_same(expected, _first(iter(worked), 6), f"batches from {method} workers must equal those without")
-    with loader(None) as cut, loader(methods[0]) as resumed:
-        begun = _first(iter(cut), 2)
-        resumed.load_state_dict(cut.state_dict())
-        rest = _first(iter(resumed), len(expected) - len(begun))
-        check_same(expected, begun + rest, "a resumed loader must continue with the next batch")
+    for kind in (None, *methods[:1]):
+        with loader(None) as cut, loader(kind) as resumed:
+            begun = _first(iter(cut), 2)
+            resumed.load_state_dict(cut.state_dict())
+            rest = _first(iter(resumed), len(expected) - len(begun))
+            check_same(expected, begun + rest, "a resumed loader must continue with the next batch")
 
 
 def _first(batches: Any, count: int) -> list[Any]:

@@ -18,7 +18,7 @@ from feedline.transforms.geometry import (
     Resize,
 )
 from feedline.transforms.plan import ImagePlan
-from feedline.transforms.steps import FUSIONS, ImageSpec, PlannedStep, register_fusion
+from feedline.transforms.steps import FUSIONS, ImageSpec, PlannedStep, register_fusion, unregister_fusion
 from feedline.transforms.to_tensor import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -62,4 +62,5 @@ __all__ = [
     "imagenet_train",
     "plan",
     "register_fusion",
+    "unregister_fusion",
 ]

@@ -170,6 +170,20 @@ def register_fusion(first: type[Step], second: type[Step], fuse: Fuse) -> None:
         raise ArgumentError(f"register_fusion: {first.__name__} and {second.__name__} already have a function")
 
 
+def unregister_fusion(first: type[Step], second: type[Step]) -> None:
+    """Let plans run neighboring `first` and `second` one by one again.
+
+    Pixels do not change. Pipelines that were built before keep the fused step. ArgumentError if the pair has no
+    function.
+    """
+    if FUSIONS.pop((first, second), None) is None:
+        raise ArgumentError(f"unregister_fusion: {_name(first)} and {_name(second)} have no function")
+
+
+def _name(step: Any) -> str:
+    return str(getattr(step, "__name__", step))
+
+
 def _check_class(step: Any) -> None:
     if not (isinstance(step, type) and issubclass(step, Step)):
         raise ArgumentError(f"register_fusion: give two classes of transforms or steps, not {step!r}")

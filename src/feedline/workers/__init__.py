@@ -2,7 +2,7 @@
 
 from feedline.workers.base import BatchFuture, Builder, PoolKind, PoolOptions, PoolStatistics, Recovery, WorkerPool
 from feedline.workers.ray.options import ray_pool
-from feedline.workers.registry import POOLS, register_pool
+from feedline.workers.registry import POOLS, register_pool, unregister_pool
 
 __all__ = [
     "POOLS",
@@ -15,4 +15,5 @@ __all__ = [
     "WorkerPool",
     "ray_pool",
     "register_pool",
+    "unregister_pool",
 ]

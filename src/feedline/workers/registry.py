@@ -142,6 +142,8 @@ PROCESSES = PoolKind(
 POOLS: dict[str, PoolKind] = {"inline": INLINE, "thread": THREADS, "process": PROCESSES, "ray": ray_pool()}
 """Every kind of pool by its name; add one with `register_pool`."""
 
+_added: dict[str, PoolKind] = {}
+
 
 def register_pool(name: str, kind: PoolKind) -> None:
     """Let `DataLoader(worker_method=name)` open pools of this kind.
@@ -153,8 +155,17 @@ def register_pool(name: str, kind: PoolKind) -> None:
         raise ArgumentError(
             f"pool {name!r} has works_ahead=False: without workers the loader builds batches itself, in its own pool"
         )
-    if POOLS.setdefault(name, kind) != kind:
+    if POOLS.get(name, kind) != kind:
         raise ArgumentError(f"another kind of pool is already named {name!r}: choose another name")
+    if name not in POOLS:
+        POOLS[name] = _added[name] = kind
+
+
+def unregister_pool(name: str) -> None:
+    """Remove a kind of pool that was registered; ArgumentError for another."""
+    if name not in _added:
+        raise ArgumentError(f"unregister_pool({name!r}): no such pool was registered; there are {sorted(_added)}")
+    del POOLS[name], _added[name]
 
 
 def _check_row(name: Any, kind: Any) -> None:

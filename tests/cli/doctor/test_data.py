@@ -119,6 +119,10 @@ def test_files_are_compared_with_memory_and_their_disk_is_measured(
     found = {finding.name: finding for finding in data.files(OnDisk(paths))}
     assert found["files"].evidence.startswith("3 files, 3.0 MiB: they fit into the page cache")
     assert "2 of 3 tar shards have no index" in found["index"].evidence
+    paths[1].rename(paths[1].with_name("1.tar.gz"))
+    found = {finding.name: finding for finding in data.files(OnDisk([paths[0], tmp_path / "1.tar.gz"]))}
+    assert "1 of 2 tar shards have no index next to them (1.tar.gz)" in found["index"].evidence
+    (tmp_path / "1.tar.gz").rename(paths[1])
     monkeypatch.setattr(data, "meminfo", lambda: {"MemAvailable": 1 << 20})
     monkeypatch.setattr(data, "SLOW_EPOCH_S", 0.0)
     found = {finding.name: finding for finding in data.files(OnDisk(paths))}

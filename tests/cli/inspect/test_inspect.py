@@ -15,9 +15,9 @@ from tar_cases import write_tar
 
 from feedline.cli.inspect import contact_sheet, show, survey
 from feedline.cli.inspect.order import compare_windows
-from feedline.cli.inspect.survey import spread, tar_summary
-from feedline.cli.pack.sources import MemberSource, Sample
-from feedline.cli.pack.sources import list_tars as tars_listed
+from feedline.cli.inspect.survey import spread, summarize_listing
+from feedline.datasets.sample_lists import Sample, SamplePart
+from feedline.datasets.webdataset.listing import list_tars as tars_listed
 from feedline.errors import ArgumentError
 from feedline.samplers import ShardShuffled
 from feedline.stores import statistics
@@ -146,7 +146,7 @@ def test_long_texts_are_cut_to_the_width_of_a_tile() -> None:
 
 
 def test_windows_are_judged_as_the_sampler_does() -> None:
-    found = compare_windows(tar_summary([100] * 40, [1000] * 4000), 8, 32)
+    found = compare_windows(summarize_listing("tar", [100] * 40, [1000] * 4000), 8, 32)
     assert found is not None
     assert [mixed.window for mixed in found.windows] == [1, 4, 8, 16, 40]
     at = found.windows[2]
@@ -222,7 +222,7 @@ def test_any_error_of_one_tar_is_reported_and_the_others_are_surveyed(
             raise OverflowError("too large")
         return tars_listed(tars)
 
-    monkeypatch.setattr("feedline.cli.inspect.survey.tars_listed", listed)
+    monkeypatch.setattr("feedline.datasets.webdataset.listing.list_tars", listed)
     found = inspected(tmp_path, code=1)
     assert found["unreadable"] == [f"{tmp_path / 'b.tar'}: OverflowError: too large"]
     assert found["classes"] == {"9" * 5000: 1}
@@ -243,7 +243,7 @@ def test_an_object_that_cannot_be_read_leaves_the_others_to_be_looked_at() -> No
             return [memoryview(b"7") for _ in spans]
 
     samples = [
-        Sample(name, None, (MemberSource("cls", name, 0, 1, "x.cls", blob=blob),))
+        Sample(name, None, (SamplePart("cls", name, 0, 1, "x.cls", blob=blob, kind="class"),))
         for name, blob in (("a", Gone()), ("b", There()))
     ]
     a, b = survey.with_headers(samples)

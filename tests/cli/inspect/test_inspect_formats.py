@@ -256,7 +256,9 @@ def test_a_missing_package_is_named_with_its_command(folder: Path) -> None:
 
 def test_no_sheet_of_tables(folder: Path) -> None:
     parquet(folder)
-    with pytest.raises(ArgumentError, match="--contact-sheet draws images"):
+    with pytest.raises(
+        ArgumentError, match=r"--contact-sheet draws samples of these formats only: images, tar shards; .*: Parquet"
+    ):
         feedline("inspect", folder, "--contact-sheet", folder / "sheet.png")
 
 

@@ -24,9 +24,9 @@ from tar_cases import write_tar
 
 from feedline.cli import pack
 from feedline.cli.pack import PackOptions, ShardSize
-from feedline.cli.pack.run import lock_folder
-from feedline.cli.pack.sources import Sample, SampleList
+from feedline.cli.pack.run import list_samples, lock_folder
 from feedline.core import kernels
+from feedline.datasets.sample_lists import Sample, SampleList
 from feedline.datasets.webdataset import open_index
 from feedline.errors import ArgumentError, SampleError, StateError
 
@@ -308,7 +308,7 @@ def test_bad_files_are_left_out_and_listed(images: Path, out: Path) -> None:
 
 
 def test_a_file_that_shrinks_meanwhile_is_named(images: Path, out: Path) -> None:
-    listing = pack.list_samples([str(images)])
+    listing = list_samples([str(images)])
     part = listing.samples[0].parts[0]
     os.truncate(part.path, 10)
     with pytest.raises(SampleError, match=r"000\.jpg became shorter while it was packed"):

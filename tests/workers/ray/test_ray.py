@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, IterableDataset
 import feedline as fl
 from feedline.errors import ArgumentError, WorkerDiedError, WorkerError, WorkerStalledError
 from feedline.testing.difference import check_same
-from feedline.workers import POOLS, ray_pool, register_pool
+from feedline.workers import POOLS, ray_pool, register_pool, unregister_pool
 from feedline.workers.ray import members
 
 pytestmark = [
@@ -38,10 +38,10 @@ def nodes() -> Iterator[Any]:
 @pytest.fixture
 def kinds() -> Iterator[None]:
     """The table of pools, put back after the test."""
-    before = dict(POOLS)
+    before = set(POOLS)
     yield
-    POOLS.clear()
-    POOLS.update(before)
+    for name in POOLS.keys() - before:
+        unregister_pool(name)
 
 
 class Drawn(Dataset[Any]):

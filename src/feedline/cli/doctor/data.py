@@ -18,6 +18,7 @@ from feedline.cli.doctor.search import attributes
 from feedline.core import tree
 from feedline.core.proc import meminfo
 from feedline.core.rng_globals import restoring_globals
+from feedline.datasets.formats import FORMATS, register_installed
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.report.stats import seconds, size
 
@@ -116,11 +117,13 @@ def disk_rate(paths: list[Path]) -> float:
 
 
 def _unindexed(paths: list[Path]) -> Iterator[Finding]:
-    tars = [path for path in paths if path.suffix == ".tar"]
-    missing = [path for path in tars if not path.with_name(path.name + ".index").exists()]
-    if missing:
-        evidence = f"{len(missing)} of {len(tars)} tar shards have no index next to them ({missing[0].name})"
-        yield Finding("index", evidence, Severity.NOTE, "feedline index writes them: random access without a scan")
+    register_installed()
+    for row in FORMATS.values():
+        shards = [path for path in paths if row.index_suffix and row.matches(path.name)]
+        missing = [path for path in shards if not path.with_name(path.name + row.index_suffix).exists()]
+        if missing:
+            evidence = f"{len(missing)} of {len(shards)} {row.label} have no index next to them ({missing[0].name})"
+            yield Finding("index", evidence, Severity.NOTE, "feedline index writes them: random access without a scan")
 
 
 def threads(loader: TorchDataLoader[Any]) -> Iterator[Finding]:

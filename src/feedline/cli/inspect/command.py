@@ -14,9 +14,9 @@ from feedline.cli.arguments import AsJson, print_json
 from feedline.cli.inspect import contact_sheet, show
 from feedline.cli.inspect.formats import format_of
 from feedline.cli.inspect.order import Ranks, WindowComparison, compare_windows
-from feedline.cli.inspect.survey import survey, tar_summary
+from feedline.cli.inspect.survey import summarize_listing, survey
 from feedline.cli.progress import bars
-from feedline.datasets.formats import Format, ShardSummary
+from feedline.datasets.formats import FORMATS, Format, ShardSummary
 from feedline.datasets.shard_summaries import summarize, unsharded
 from feedline.errors import ArgumentError
 
@@ -42,11 +42,12 @@ def run(sources: Sequence[str], options: InspectOptions, console: Console) -> tu
     Returns the summary as a JSON object, and False if a shard or an image cannot be read.
     """
     format_ = format_of(sources)
-    if format_.lists_samples:
+    if format_.list_samples is not None:
         return _inspect_samples(format_, sources, options, console)
     if options.sheet is not None:
+        labels = ", ".join(each.label for each in FORMATS.values() if each.list_samples is not None)
         raise ArgumentError(
-            f"--contact-sheet draws images of folders and .tar files only; {', '.join(sources)}: {format_.label}"
+            f"--contact-sheet draws samples of these formats only: {labels}; {', '.join(sources)}: {format_.label}"
         )
     shards = summarize(format_, sources)
     order = _judge_order(shards, options)
@@ -58,9 +59,9 @@ def _inspect_samples(
     format_: Format, sources: Sequence[str], options: InspectOptions, console: Console
 ) -> tuple[dict[str, Any], bool]:
     with bars(console) as step:
-        result = survey(sources, options.limit, step)
+        result = survey(format_, sources, options.limit, step)
     sizes = result.listing.shards
-    shards = tar_summary(sizes, result.nbytes) if sizes else unsharded(len(result.listing.samples))
+    shards = summarize_listing(format_.unit, sizes, result.nbytes) if sizes else unsharded(len(result.listing.samples))
     order = _judge_order(shards, options)
     if options.order and shards.note:
         result.listing.notes.append(shards.note)
@@ -78,9 +79,7 @@ def _judge_order(shards: ShardSummary, options: InspectOptions) -> WindowCompari
 def command(
     paths: Annotated[
         list[str],
-        typer.Argument(
-            metavar="PATH", help="Folders, tar shards, or files and folders of other formats, as paths or URLs."
-        ),
+        typer.Argument(metavar="PATH", help="Files and folders of one format, as paths or URLs."),
     ],
     limit: Annotated[int, typer.Option(min=0, help="Number of samples to examine, evenly spaced. 0: all.")] = 20_000,
     contact_sheet: Annotated[

@@ -10,9 +10,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from feedline import images
 from feedline.cli.inspect.survey import label_of, spread
-from feedline.cli.pack.sources import MemberSource, Sample, SampleList
 from feedline.datasets.array_container import array
-from feedline.datasets.webdataset import is_image
+from feedline.datasets.sample_lists import Sample, SampleList, SamplePart
 from feedline.errors import ArgumentError, SampleError
 
 _TILE, _GAP, _TEXT = 176, 8, 34
@@ -25,7 +24,7 @@ def write(listing: SampleList, path: Path, number: int, columns: int = 6) -> int
     """Draw up to `number` evenly spaced samples, and return their number."""
     drawable = [sample for sample in listing.samples if _find_image(sample) is not None]
     if not drawable:
-        raise ArgumentError("no image for a contact sheet: no sample contains an image file or pixels (.npy)")
+        raise ArgumentError("no image for a contact sheet: no sample contains an encoded image or an array of pixels")
     chosen = [drawable[i] for i in spread(len(drawable), number)]
     columns = min(columns, len(chosen))
     rows = -(-len(chosen) // columns)
@@ -41,9 +40,9 @@ def _offset(number: int, step: int) -> int:
     return _GAP + number * (step + _GAP)
 
 
-def _find_image(sample: Sample) -> MemberSource | None:
+def _find_image(sample: Sample) -> SamplePart | None:
     """The first image of a sample, encoded or as pixels."""
-    return next((part for part in sample.parts if is_image(part.field) or part.field == "npy"), None)
+    return next((part for part in sample.parts if part.kind in ("image", "array")), None)
 
 
 def _draw(sheet: Image.Image, sample: Sample, classes: Sequence[str] | None, left: int, top: int) -> None:
@@ -62,9 +61,9 @@ def _draw(sheet: Image.Image, sample: Sample, classes: Sequence[str] | None, lef
     pen.text((left, below + 17), _shorten(sample.key, 11, from_end=True), _FAINT, _font(11))
 
 
-def _tile(part: MemberSource) -> Image.Image:
+def _tile(part: SamplePart) -> Image.Image:
     data = part.read()
-    pixels = images.decode(data, apply_exif_orientation=True) if part.field != "npy" else array(memoryview(data))
+    pixels = images.decode(data, apply_exif_orientation=True) if part.kind == "image" else array(memoryview(data))
     tile = Image.fromarray(pixels)
     tile.thumbnail((_TILE, _TILE), Image.Resampling.LANCZOS)
     return tile.convert("RGB")

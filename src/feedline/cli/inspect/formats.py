@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from feedline.datasets.formats import FORMATS, Format, register_installed
 from feedline.errors import ArgumentError
-from feedline.stores import open_store
+from feedline.stores import AccessDeniedError, ObjectNotFoundError, Store, StoreError, open_store
 from feedline.stores.urls import is_local, local_path, scheme_row
 
 _MOST_NAMES = 1000
@@ -75,14 +75,32 @@ def _names(source: str) -> Iterator[str]:
         return
     store = open_store(source.rstrip("/"))
     if not scheme_row(source).lists:
-        store.info("index.json")
-        yield "index.json"
+        yield from _found_markers(store)
         return
     yield from (info.path for info in store.list())
 
 
+def _markers() -> list[str]:
+    return list(dict.fromkeys(marker for each in FORMATS.values() for marker in each.markers))
+
+
+def _found_markers(store: Store) -> list[str]:
+    """The markers in a folder of a store without listings."""
+    found, failures = list[str](), list[StoreError]()
+    for marker in _markers():
+        try:
+            store.info(marker)
+        except (ObjectNotFoundError, AccessDeniedError) as error:  # some servers deny access to what is missing
+            failures.append(error)
+        else:
+            found.append(marker)
+    if not found:
+        raise next((each for each in failures if isinstance(each, AccessDeniedError)), failures[0])
+    return found
+
+
 def _files(folder: str) -> Iterator[str]:
-    markers = {marker for each in FORMATS.values() for marker in each.markers}
+    markers = set(_markers())
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(each for each in folders if not each.startswith("."))
         inner = PurePosixPath(Path(place).relative_to(folder).as_posix())

@@ -1,66 +1,29 @@
-"""Survey of image folders and tar shards.
+"""Survey of formats whose samples are listed one by one.
 
-All samples are counted; image headers and classes are read from some of them. Samples of remote tars are listed
-through their indexes, and their headers are fetched in groups.
+All samples are counted; image headers and classes are read from some of them. Those of objects are fetched in groups.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from feedline import images
-from feedline.cli.index import TarTarget, find_tar_targets, has_compressed, has_urls
-from feedline.cli.pack import find_tars, list_samples
-from feedline.cli.pack.sources import MemberSource, Readable, Sample, SampleList, samples_in
-from feedline.cli.pack.sources import list_tars as tars_listed
-from feedline.core.threads import DaemonPool, WorkAhead
-from feedline.datasets.formats import ShardSummary
-from feedline.datasets.webdataset import CLASSES, is_image
-from feedline.errors import FeedlineError, SampleError
+from feedline.core.threads import DaemonPool
+from feedline.datasets.formats import Format, ShardSummary, load
+from feedline.datasets.sample_lists import Progress, Readable, Sample, SampleList, SamplePart, problem
+from feedline.errors import SampleError
 from feedline.images import Header
-from feedline.stores import ObjectNotFoundError
-
-
-def problem(name: str, error: Exception) -> str:
-    """One line about an error that names its subject."""
-    text = str(error) if isinstance(error, FeedlineError) else f"{type(error).__name__}: {error}"
-    return text if name in text else f"{name}: {text}"
-
-
-Step = Callable[[str, int, int], None]
-
+from feedline.stores.requests import FetchedRanges
 
 BEGINNING_NBYTES = 16 << 10
 """Bytes of an image that are fetched first."""
 
 
-_INDEXED_AT_ONCE = 8
-
-
 _SAMPLES_AT_ONCE = 1024
-
-
-def list_remote_tars(sources: Sequence[str], step: Step) -> tuple[SampleList, list[str]]:
-    """Samples of all readable tars, and problems of the others."""
-    tars, groups, unreadable = find_tar_targets(sources), list[list[Sample]](), list[str]()
-    with WorkAhead(_samples_in, tars, _INDEXED_AT_ONCE) as results:
-        for number, result in enumerate(results, 1):
-            if isinstance(result, str):
-                unreadable.append(result)
-            else:
-                groups.append(result)
-            step("shards", number, len(tars))
-    samples = [sample for group in groups for sample in group]
-    try:
-        classes = _classes(tars[0])
-    except Exception as error:  # noqa: BLE001 - as of a tar
-        classes = None
-        unreadable.append(problem(f"{CLASSES} next to {tars[0].name}", error))
-    return SampleList(samples, classes, shards=list(map(len, groups))).with_unique_keys(), unreadable
 
 
 def with_headers(samples: Sequence[Sample]) -> Iterator[Sample]:
@@ -73,40 +36,15 @@ def with_headers(samples: Sequence[Sample]) -> Iterator[Sample]:
 
 
 class _PartlyLoaded:
-    """A blob with some of its bytes in memory."""
+    """An object with some of its bytes in memory."""
 
-    def __init__(self, blob: Readable, start: int, data: memoryview) -> None:
-        self._blob, self._start, self._data = blob, start, data
+    def __init__(self, blob: Readable, fetched: FetchedRanges) -> None:
+        self._blob, self._fetched = blob, fetched
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[memoryview]:
         """One view for each span."""
-        return [
-            self._data[start - self._start : stop - self._start]
-            if self._start <= start and stop <= self._start + len(self._data)
-            else self._blob.read([(start, stop)])[0]
-            for start, stop in spans
-        ]
-
-
-def _samples_in(tar: TarTarget) -> list[Sample] | str:
-    """The samples of a tar, or a line about its problem."""
-    try:
-        tar.head()  # copies an index that lies next to an object to this machine
-        index = tar.index() or tar.make(checksum=False)
-        return samples_in(index, tar.blob)
-    except Exception as error:  # noqa: BLE001 - a broken tar is reported, and the others are surveyed
-        return problem(tar.name, error)
-
-
-def _classes(tar: TarTarget) -> list[str] | None:
-    """Class names from the file next to a remote tar."""
-    blob = tar.blob
-    if blob is None:
-        return None
-    try:
-        return list(map(str, json.loads(bytes(blob.read_adjacent(CLASSES)))))
-    except ObjectNotFoundError:
-        return None
+        found = ((span, self._fetched.find(*span)) for span in spans)
+        return [self._blob.read([span])[0] if view is None else view for span, view in found]
 
 
 def _fetch_group(samples: Sequence[Sample]) -> list[Sample]:
@@ -117,40 +55,36 @@ def _fetch_group(samples: Sequence[Sample]) -> list[Sample]:
                 wanted.setdefault(part.blob, []).append(_beginning(part))
     with DaemonPool(thread_name_prefix="feedline-inspect") as pool:
         views = dict(zip(wanted, pool.map(_read, wanted.items()), strict=True))
-    held = {
-        (blob, *span): _PartlyLoaded(blob, span[0], view)
-        for blob, spans in wanted.items()
-        for span, view in zip(spans, views[blob], strict=bool(views[blob]))
-    }
+    loaded = {blob: _PartlyLoaded(blob, fetched) for blob, fetched in views.items()}
     return [
         sample._replace(
             parts=tuple(
-                part._replace(blob=held.get((part.blob, *_beginning(part)), part.blob)) if part.blob else part
-                for part in sample.parts
+                part._replace(blob=loaded.get(part.blob, part.blob)) if part.blob else part for part in sample.parts
             )
         )
         for sample in samples
     ]
 
 
-def _read(wanted: tuple[Readable, list[tuple[int, int]]]) -> list[memoryview]:
-    """One view for each span of a blob; empty if unreadable.
+def _read(wanted: tuple[Readable, list[tuple[int, int]]]) -> FetchedRanges:
+    """The spans of an object; none if it is unreadable.
 
     The error is reported for each part when the part is read.
     """
     blob, spans = wanted
+    ordered = sorted(set(spans))
     try:
-        return blob.read(spans)
+        return FetchedRanges(ordered, blob.read(ordered))
     except Exception:  # noqa: BLE001 - each part raises it again when it is read
-        return []
+        return FetchedRanges()
 
 
-def _is_examined(part: MemberSource) -> bool:
-    return is_image(part.field) or part.field in ("cls", "json")
+def _is_examined(part: SamplePart) -> bool:
+    return part.kind in ("image", "class", "attributes")
 
 
-def _beginning(part: MemberSource) -> tuple[int, int]:
-    return part.start, part.start + (min(part.size, BEGINNING_NBYTES) if is_image(part.field) else part.size)
+def _beginning(part: SamplePart) -> tuple[int, int]:
+    return part.start, part.start + (min(part.size, BEGINNING_NBYTES) if part.kind == "image" else part.size)
 
 
 _HEADER_NBYTES = (BEGINNING_NBYTES, 1 << 16)
@@ -205,9 +139,12 @@ class Survey:
         return not (self.unreadable or self.broken or self.headers.broken)
 
 
-def survey(sources: Sequence[str], limit: int, step: Step) -> Survey:
-    """Survey the sources; `limit` samples are examined, 0 for all."""
-    found = _count(sources, step)
+def survey(format_: Format, sources: Sequence[str], limit: int, step: Progress) -> Survey:
+    """Survey sources of a format that lists its samples.
+
+    `limit` samples are examined, 0 for all.
+    """
+    found = _count(load(format_.list_samples)(sources, step))
     samples = found.listing.samples
     chosen = spread(len(samples), limit or len(samples))
     for number, sample in enumerate(with_headers([samples[at] for at in chosen]), 1):
@@ -223,59 +160,39 @@ def spread(length: int, number: int) -> list[int]:
     return list(range(length)) if length <= number else [i * length // number for i in range(number)]
 
 
-def _count(sources: Sequence[str], step: Step) -> Survey:
-    listing, unreadable = _listing(sources, step)
-    found = Survey(listing, unreadable)
+def _count(listing: SampleList) -> Survey:
+    found = Survey(listing, listing.unreadable)
     for sample in listing.samples:
         found.fields.update(part.field for part in sample.parts)
         found.nbytes.append(sum(part.size for part in sample.parts))
-        parts = [part for part in sample.parts if is_image(part.field)]
+        parts = [part for part in sample.parts if part.kind == "image"]
         found.image_nbytes += [part.size for part in parts]
         found.grids += sum(part.has_grid for part in parts)
     return found
 
 
-def _listing(sources: Sequence[str], step: Step) -> tuple[SampleList, list[str]]:
-    """Samples of all readable sources, and problems of the other tars."""
-    if has_urls(sources) or has_compressed(sources):
-        return list_remote_tars(sources, step)
-    tars, groups, unreadable = find_tars(sources), list[SampleList](), list[str]()
-    if not tars:
-        return list_samples(sources), []
-    for number, tar in enumerate(tars, 1):
-        try:
-            groups.append(tars_listed([tar]))
-        except Exception as error:  # noqa: BLE001 - a broken tar is reported, and the others are surveyed
-            unreadable.append(problem(tar, error))
-        step("shards", number, len(tars))
-    samples = [sample for group in groups for sample in group.samples]
-    named = [group.classes for group in groups if group.classes]
-    shards = [size for group in groups for size in group.shards]
-    return SampleList(samples, named[0] if named else None, shards=shards).with_unique_keys(), unreadable
-
-
-def tar_summary(sizes: Sequence[int], sample_nbytes: Sequence[int]) -> ShardSummary:
-    """Sizes and bytes of tars, from those of their samples in order."""
+def summarize_listing(unit: str, sizes: Sequence[int], sample_nbytes: Sequence[int]) -> ShardSummary:
+    """Sizes and bytes of shards, from those of their samples in order."""
     bounds = [0, *accumulate(sizes)]
-    return ShardSummary("tar", sizes, [sum(sample_nbytes[start:stop]) for start, stop in pairwise(bounds)])
+    return ShardSummary(unit, sizes, [sum(sample_nbytes[start:stop]) for start, stop in pairwise(bounds)])
 
 
 def _examine(sample: Sample, found: Survey) -> None:
     try:
         label = label_of(sample, found.listing.classes)
-    except Exception as error:  # noqa: BLE001 - see _listing
+    except Exception as error:  # noqa: BLE001 - the sample is reported, and the others are surveyed
         found.broken.append(problem(sample.key, error))
     else:
         found.classes.update([] if label is None else [label])
     for part in sample.parts:
-        if is_image(part.field):
+        if part.kind == "image":
             try:
                 found.headers.add(_header(part))
-            except Exception as error:  # noqa: BLE001 - see _listing
+            except Exception as error:  # noqa: BLE001 - the sample is reported, and the others are surveyed
                 found.headers.broken.append(problem(part.name, error))
 
 
-def _header(part: MemberSource) -> Header:
+def _header(part: SamplePart) -> Header:
     if part.member is None:
         return images.probe(part.path)
     for nbytes in _HEADER_NBYTES:
@@ -301,10 +218,10 @@ def label_of(sample: Sample, classes: Sequence[str] | None) -> str | None:
 
 def _labels(sample: Sample) -> Iterator[str]:
     for part in sample.parts:
-        if part.field == "cls":
+        if part.kind == "class":
             yield part.read().decode("utf-8", "replace").strip()
     for part in sample.parts:
-        if part.field == "json":
+        if part.kind == "attributes":
             try:
                 value = json.loads(part.read())
             except (ValueError, RecursionError):

@@ -17,8 +17,8 @@ from PIL.Image import DecompressionBombError
 
 from feedline import images
 from feedline.cli.pack.options import PackOptions
-from feedline.cli.pack.sources import MemberSource, Sample
 from feedline.core import kernels
+from feedline.datasets.sample_lists import Sample, SamplePart
 from feedline.datasets.webdataset import is_image
 from feedline.errors import ArgumentError, MissingExtraError, SampleError
 from feedline.images import ImageError
@@ -45,17 +45,6 @@ def rewrite_with_grid(jpeg: bytes) -> GridJPEG:
     if isinstance(answer, str):
         return GridJPEG(jpeg, None, answer)
     return GridJPEG(answer[0], np.frombuffer(answer[1], np.uint16), "")
-
-
-def measure_intervals(jpeg: memoryview) -> Lengths | None:
-    """Lengths of the intervals of a JPEG, or None without a grid.
-
-    Reads the whole JPEG. Without native kernels the result is None.
-    """
-    if not hasattr(kernels.native, "grid_measure"):
-        return None
-    lengths = _native().grid_measure(jpeg)
-    return None if lengths is None else np.frombuffer(lengths, np.uint16)
 
 
 def check_native() -> None:
@@ -232,14 +221,14 @@ def _fields_to_change(sample: Sample, options: PackOptions) -> Sequence[str]:
     return fields
 
 
-def _read(part: MemberSource) -> bytes:
+def _read(part: SamplePart) -> bytes:
     try:
         return part.read()
     except OSError as error:
         raise _pack_error(part, error.strerror or str(error)) from error
 
 
-def _encode_part(part: MemberSource, data: bytes, options: PackOptions) -> EncodedImage:
+def _encode_part(part: SamplePart, data: bytes, options: PackOptions) -> EncodedImage:
     try:
         return encode_image(data, part.field, options)
     except ImageError as error:
@@ -248,7 +237,7 @@ def _encode_part(part: MemberSource, data: bytes, options: PackOptions) -> Encod
         raise _pack_error(part, str(error)) from error
 
 
-def _pack_error(part: MemberSource, reason: str) -> SampleError:
+def _pack_error(part: SamplePart, reason: str) -> SampleError:
     return SampleError(f"{part.name} could not be packed: {reason}. {_REMEDY}")
 
 

@@ -19,11 +19,15 @@ from feedline.cli.pack import writer as writing
 from feedline.cli.pack.encode import EncodedSample, encode_sample
 from feedline.cli.pack.manifest import MANIFEST, FinishedShard, Manifest
 from feedline.cli.pack.options import PackOptions
-from feedline.cli.pack.sources import Sample, SampleList, list_samples
 from feedline.core.paths import PARTIAL, replacing
 from feedline.core.rng import derive, permuted
 from feedline.core.threads import WorkAhead
+from feedline.datasets.imagefolder.listing import list_folders
+from feedline.datasets.sample_lists import Sample, SampleList
 from feedline.datasets.webdataset import CLASSES, glance, write_index
+from feedline.datasets.webdataset.build_index import measure_intervals
+from feedline.datasets.webdataset.listing import list_tars
+from feedline.datasets.webdataset.targets import find_tars
 from feedline.errors import ArgumentError, SampleError, note
 
 _OURS = re.compile(rf"shard-\d{{6,}}\.tar(\.index)?|{re.escape(CLASSES)}|{re.escape(MANIFEST)}")
@@ -165,6 +169,12 @@ def pack(sources: Sequence[str], folder: Path, options: PackOptions, workers: in
         return _Run(folder, options, report, manifest, listing).run(workers)
 
 
+def list_samples(sources: Sequence[str]) -> SampleList:
+    """List the samples of tars, or of folders of files."""
+    tars = find_tars(sources)
+    return list_tars(tars) if tars else list_folders(sources)
+
+
 def _shuffle(listing: SampleList, options: PackOptions) -> SampleList:
     if not (listing.in_classes if options.shuffle is None else options.shuffle):
         return listing
@@ -189,7 +199,7 @@ def _keep_intact(old: Manifest | None, new: Manifest, folder: Path, workers: int
     for shard in old.shards[:intact]:
         tar = str(folder / shard.name)
         if glance(tar) is None:
-            write_index(tar, measure=encode.measure_intervals, checksum=True)
+            write_index(tar, measure=measure_intervals, checksum=True)
     return old.truncate(intact)
 
 

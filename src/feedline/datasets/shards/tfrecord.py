@@ -20,7 +20,7 @@ from feedline.core.dataset import Transform
 from feedline.core.paths import Pathlike
 from feedline.datasets.base import Field, FieldRecords, Record, RecordFiles, ShardedFields
 from feedline.datasets.decoding import Decode, Decoder, decoder_of, split_transform
-from feedline.datasets.file_objects import Stream, parts
+from feedline.datasets.file_objects import Stream
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.indexes import Columns, IndexRecipe, Shapes
 from feedline.datasets.inflated import OPENERS, Opener, inflated, opener_of
@@ -67,7 +67,7 @@ def _payload(arrays: Columns, row: int) -> tuple[int, int]:
 
 
 def _scan(check_crc: bool, blob: Blob) -> Columns:
-    stream, starts, at = Stream(parts(blob)), [0], 0
+    stream, starts, at = Stream(blob), [0], 0
     checksum = (
         optional.load("google_crc32c", "tfrecord", "datasets.TFRecord(check_crc=True)").value if check_crc else None
     )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline.core import optional
-from feedline.datasets.file_objects import Stream, parts
+from feedline.datasets.file_objects import Stream
 from feedline.datasets.indexes import Columns, IndexRecipe
 from feedline.datasets.signatures import begin_of, check_format, damage_error
 from feedline.datasets.tables.types import pyarrow
@@ -116,7 +116,7 @@ class _Bytes:
     """The bytes of a file in order, with their position."""
 
     def __init__(self, blob: Blob) -> None:
-        self._stream, self._nbytes, self.at = Stream(parts(blob)), blob.nbytes, 0
+        self._stream, self._nbytes, self.at = Stream(blob), blob.nbytes, 0
 
     @property
     def is_at_end(self) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline import images
+from feedline.core import kernels
 from feedline.datasets import array_container
 from feedline.datasets.array_container import narrow
 from feedline.datasets.webdataset import tar as names
@@ -115,6 +116,18 @@ def fingerprint(source: TarSource, starts: NDArray[np.int64], sizes: NDArray[np.
     for data in source.read_spans(spans):
         digest.update(data)
     return digest.hexdigest()
+
+
+def measure_intervals(jpeg: memoryview) -> NDArray[np.uint16] | None:
+    """Lengths of the intervals of a JPEG, or None without a grid.
+
+    Reads the whole JPEG. Without native kernels the result is None.
+    """
+    native = kernels.native
+    if native is None or not hasattr(native, "grid_measure"):
+        return None
+    lengths = native.grid_measure(jpeg)
+    return None if lengths is None else np.frombuffer(lengths, np.uint16)
 
 
 def checksum_of(source: TarSource) -> str:

@@ -1,0 +1,129 @@
+"""Listing of the samples of tar shards, through their indexes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from feedline.core.threads import WorkAhead
+from feedline.datasets.sample_lists import PartKind, Progress, Readable, Sample, SampleList, SamplePart, problem
+from feedline.datasets.webdataset.index import TarIndex
+from feedline.datasets.webdataset.index_files import build_index, glance, open_index
+from feedline.datasets.webdataset.tar import CLASSES, is_image
+from feedline.datasets.webdataset.targets import TarTarget, find_tar_targets, find_tars, has_compressed, has_urls
+from feedline.errors import ArgumentError
+from feedline.stores import ObjectNotFoundError
+
+_INDEXED_AT_ONCE = 8
+
+
+_KINDS: dict[str, PartKind] = {"npy": "array", "cls": "class", "json": "attributes"}
+
+
+def kind_of(field: str) -> PartKind:
+    """The kind of a field of WebDataset."""
+    return "image" if is_image(field) else _KINDS.get(field, "other")
+
+
+def list_samples(sources: Sequence[str], progress: Progress) -> SampleList:
+    """The samples of all readable tars, and problems of the others.
+
+    Samples of remote and compressed tars are listed through their indexes.
+    """
+    if has_urls(sources) or has_compressed(sources):
+        return _list_remote(sources, progress)
+    tars, groups, unreadable = find_tars(sources), list[SampleList](), list[str]()
+    for number, tar in enumerate(tars, 1):
+        try:
+            groups.append(list_tars([tar]))
+        except Exception as error:  # noqa: BLE001 - a broken tar is reported, and the others are surveyed
+            unreadable.append(problem(tar, error))
+        progress("shards", number, len(tars))
+    samples = [sample for group in groups for sample in group.samples]
+    named = [group.classes for group in groups if group.classes]
+    shards = [size for group in groups for size in group.shards]
+    classes = named[0] if named else None
+    return SampleList(samples, classes, shards=shards, unreadable=unreadable).with_unique_keys()
+
+
+def _list_remote(sources: Sequence[str], progress: Progress) -> SampleList:
+    """Samples of all readable tars, and problems of the others."""
+    tars, groups, unreadable = find_tar_targets(sources), list[list[Sample]](), list[str]()
+    with WorkAhead(_samples_in, tars, _INDEXED_AT_ONCE) as results:
+        for number, result in enumerate(results, 1):
+            if isinstance(result, str):
+                unreadable.append(result)
+            else:
+                groups.append(result)
+            progress("shards", number, len(tars))
+    samples = [sample for group in groups for sample in group]
+    try:
+        classes = _classes(tars[0])
+    except Exception as error:  # noqa: BLE001 - as of a tar
+        classes = None
+        unreadable.append(problem(f"{CLASSES} next to {tars[0].name}", error))
+    return SampleList(samples, classes, shards=list(map(len, groups)), unreadable=unreadable).with_unique_keys()
+
+
+def _samples_in(tar: TarTarget) -> list[Sample] | str:
+    """The samples of a tar, or a line about its problem."""
+    try:
+        tar.head()  # copies an index that lies next to an object to this machine
+        index = tar.index() or tar.make(checksum=False)
+        return samples_in(index, tar.blob)
+    except Exception as error:  # noqa: BLE001 - a broken tar is reported, and the others are surveyed
+        return problem(tar.name, error)
+
+
+def _classes(tar: TarTarget) -> list[str] | None:
+    """Class names from the file next to a remote tar."""
+    blob = tar.blob
+    if blob is None:
+        return None
+    try:
+        return list(map(str, json.loads(bytes(blob.read_adjacent(CLASSES)))))
+    except ObjectNotFoundError:
+        return None
+
+
+
+def list_tars(tars: Sequence[str]) -> SampleList:
+    """List the samples of tars, in the order of the tars.
+
+    ShardError for a tar that cannot be read.
+    """
+    groups = [samples_in(open_index(tar) if glance(tar) else build_index(tar)) for tar in tars]
+    samples = [sample for group in groups for sample in group]
+    if not samples:
+        raise ArgumentError(f"no samples in {', '.join(tars)}: members must be named KEY.FIELD, such as 0001.jpg")
+    return SampleList(samples, _read_classes(tars), shards=list(map(len, groups))).with_unique_keys()
+
+
+def samples_in(index: TarIndex, blob: Readable | None = None) -> list[Sample]:
+    """The samples of an indexed tar, or of the object `blob`."""
+    return [
+        Sample(key, None, tuple(_tar_part(index, row, field, blob) for field in index.present(row)))
+        for row, key in enumerate(index.keys)
+    ]
+
+
+def _tar_part(index: TarIndex, row: int, field: str, blob: Readable | None) -> SamplePart:
+    column = index.fields.index(field)
+    start, size, member = index.start(row, column), int(index.sizes[row, column]), index.member(row, column)
+    has_grid = index.has_grids and index.grid(row, column) is not None
+    return SamplePart(field, index.tar, start, size, member, has_grid, blob, kind_of(field))
+
+
+def _read_classes(tars: Sequence[str]) -> list[str] | None:
+    """Class names of `classes.json` next to the tars.
+
+    None unless the files next to all tars are the same.
+    """
+    texts = {_read_text(Path(tar).parent / CLASSES) for tar in tars}
+    text = texts.pop()
+    return None if texts or text is None else list(map(str, json.loads(text)))
+
+
+def _read_text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
