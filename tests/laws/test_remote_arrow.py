@@ -1,4 +1,4 @@
-"""Columns of far Arrow files, read buffer by buffer: what pyarrow, and the files here, give."""
+"""Columns of remote Arrow files, read buffer by buffer: as pyarrow reads them, and local files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of the tests themselves: how many examples a law gets."""
+"""The rules of the tests themselves: how many examples a law gets, and where a file lies."""
 
 from __future__ import annotations
 
@@ -35,3 +35,37 @@ def test_fewer_examples_need_a_reason() -> None:
 
 def test_ci_takes_300_examples() -> None:
     assert settings.get_profile("ci").max_examples >= 300
+
+
+SOURCE = TESTS.parent / "src" / "feedline"
+
+APART = {"conformance", "cuda", "examples", "formats", "laws", "repository", "services", "stress"}
+"""Folders whose tests are of the whole; CONTRIBUTING.md lists them."""
+
+SUBJECTS = {
+    "collate": {"early_rows", "fields"},
+    "datasets": {"subclasses"},
+    "datasets/arrays": {"byte_orders"},
+    "datasets/shards": {"hostile_records"},
+    "datasets/tables": {"table_threads"},
+    "images": {"fuzz_run", "grid", "grid_hostile"},
+    "loader": {"accelerate_workers", "checkpoints", "stateful_protocol", "striding", "tune", "uneven_ranks"},
+    "stores": {"google", "outage", "slow_lines"},
+    "transforms": {"fusions", "pixels"},
+    "workers/process": {"inheritance"},
+}
+"""Subjects of tests that concern several modules of their folder."""
+
+
+def test_each_file_is_named_after_a_module_of_its_room_or_a_subject() -> None:
+    strays = []
+    for path in sorted(TESTS.rglob("test_*.py")):
+        folder, subject = path.parent.relative_to(TESTS), path.stem.removeprefix("test_")
+        if folder.parts[0] in APART:
+            continue
+        modules = {each.stem for each in (SOURCE / folder).iterdir()} if (SOURCE / folder).is_dir() else set()
+        named = {folder.name, *SUBJECTS.get(folder.as_posix(), ())}
+        of_a_module = any(f"{subject}_".startswith(f"{module}_") for module in modules)
+        if not of_a_module and subject not in named and subject.replace("_", "") not in named:
+            strays.append(path.relative_to(TESTS).as_posix())
+    assert not strays
