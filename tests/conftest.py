@@ -18,11 +18,11 @@ from nginx import nginx
 from preloaded import Preloaded
 
 LONGEST_FILES = (
-    *("test_laws_unseeded", "test_interrupts", "test_laws_resume", "test_processes_pool", "test_torch_orders"),
-    *("test_processes_recovery", "test_laws_streams", "test_samplers_batches", "test_kill_workers", "test_ranks"),
-    *("test_laws_drop_in", "test_laws_agreement", "test_fork_server", "test_formats_laws", "test_torch_iterable"),
-    *("test_docs", "test_servers", "test_local", "test_vision", "test_fuzz_run", "test_demo", "test_images_samplings"),
-    *("test_images_verdicts", "test_stores_outage", "test_stores_cache", "test_stores_slow_lines", "test_wrappers"),
+    *("test_unseeded", "test_interrupts", "test_resume", "test_pool", "test_torch_orders"),
+    *("test_deaths", "test_iterable_datasets", "test_sampler_batches", "test_kill_workers", "test_ranks"),
+    *("test_drop_in", "test_agreement", "test_fork_server", "test_dataset_formats", "test_torch_iterable"),
+    *("test_docs", "test_servers", "test_local", "test_vision", "test_fuzz_run", "test_demo", "test_decode_samplings"),
+    *("test_decode_verdicts", "test_outage", "test_cache", "test_slow_lines", "test_wrappers"),
     *("test_kill_parent", "test_ray"),
     *("test_huggingface_stream", "test_formats_s3", "test_bench", "test_layers", "test_deploy"),
 )
@@ -35,8 +35,8 @@ FORKING_FOLDERS = {"collate", "conformance", "core", "laws", "loader", "samplers
 
 LARGE_FILES = {
     *("test_batch_reads", "test_libraries", "test_lightning", "test_trainer_ranks", "test_paths", "test_checkpoints"),
-    *("test_dataset_fingerprint", "test_formats_laws", "test_table_formats_laws", "test_tables_laws"),
-    *("test_arrow_columns_laws", "test_live_kills"),
+    *("test_dataset_fingerprint", "test_dataset_formats", "test_table_formats", "test_table_writers"),
+    *("test_remote_arrow", "test_live_kills"),
 }
 """Files of those folders that import large libraries: they run with the other folders."""
 

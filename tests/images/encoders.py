@@ -1,6 +1,6 @@
 """Reads random JPEGs of every encoder at hand with feedline and with Pillow; all pixels of all rows must be equal.
 
-Run by `test_images_verdicts.py` and by `make fuzz`. Usage: encoders.py COUNT SEED. Pillow always takes part; OpenCV,
+Run by `test_decode_verdicts.py` and by `make fuzz`. Usage: encoders.py COUNT SEED. Pillow always takes part; OpenCV,
 simplejpeg, imagecodecs, pyvips, FFmpeg, ImageMagick and libjpeg-turbo's cjpeg do if they are installed, mozjpeg as an
 optimizer, and the package jpeglib with libjpeg 6b to 9f, libjpeg-turbo 1.2 to 2.1 and mozjpeg 1 to 4.
 Prints how many files each wrote.

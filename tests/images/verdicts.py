@@ -1,6 +1,6 @@
 """Reads mutated JPEGs with feedline and with Pillow; both must refuse the same ones, and read the same pixels.
 
-Run by `test_images_verdicts.py`, and for hours by `make fuzz`. Usage: verdicts.py COUNT SEED. Prints how many files
+Run by `test_decode_verdicts.py`, and for hours by `make fuzz`. Usage: verdicts.py COUNT SEED. Prints how many files
 were read and how many refused; ends with the first difference, whose file it writes to `verdict-SEED.jpg`.
 """
 

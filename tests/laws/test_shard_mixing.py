@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from law_settings import law_settings
 from numpy.typing import NDArray
 
 from feedline.samplers import ShardShuffled
@@ -34,7 +35,7 @@ def counted(batch: NDArray[np.int64]) -> tuple[int, int, int]:
     return int((each * (each - 1)).sum()), len(batch) * (len(batch) - 1), len(each)
 
 
-@settings(max_examples=30)
+@law_settings()
 @given(SHARDS, WINDOWS, BATCH_SIZES, st.booleans())
 def test_pairs_and_shards_of_batches(sizes: list[int], window: int, batch_size: int, drop_last: bool) -> None:
     """Within six standard errors, and what rare events may add that no seed has shown; for each seed's layout."""
@@ -62,7 +63,7 @@ def reads(order: Iterator[NDArray[np.int64]], kept: int) -> int:
     return count
 
 
-@settings(max_examples=30)
+@law_settings()
 @given(
     st.integers(2, 30), st.integers(10, 60), WINDOWS, st.integers(1, 60), st.integers(0, 30), st.booleans(), st.data()
 )

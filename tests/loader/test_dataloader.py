@@ -603,3 +603,17 @@ def test_auto_prepares_processes_only_where_it_may_choose_them(splits: bool, mon
     with default_start_method("spawn"):
         fl.DataLoader(data, num_workers="auto")
     assert bool(started) != splits
+
+
+class _Threads(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return threading.get_ident()
+
+
+@pytest.mark.parametrize("method", ["thread", "process", "auto"])
+def test_without_workers_their_kind_does_not_matter(method: Any) -> None:
+    batches = list(fl.DataLoader(_Threads(), 2, num_workers=0, worker_method=method))
+    assert {int(thread) for batch in batches for thread in batch} == {threading.get_ident()}

@@ -1,6 +1,6 @@
 """Live streams on real servers of NATS, Redis and PostgreSQL, and on the mock cluster of librdkafka for Kafka.
 
-The laws of all live streams are in tests/streams/test_live.py; here each source keeps the ones that depend on it.
+The laws of all live streams are in tests/streams/live/test_live.py; here each source keeps the ones that depend on it.
 """
 
 from __future__ import annotations

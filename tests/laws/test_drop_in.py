@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from law_settings import Reason, law_settings
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -131,7 +132,7 @@ def assert_drop_in(dataset: Any, arguments: Callable[[], dict[str, Any]]) -> Non
 
 
 @given(SAMPLES, st.integers(1, 25), KINDS, st.sampled_from([None, 1, 2, 3, 7, 30]), st.booleans())
-@settings(max_examples=300, deadline=None, suppress_health_check=CHECKS)
+@law_settings(at_least=300, suppress_health_check=CHECKS)
 def test_inline(make: Any, n: int, kind: str, batch_size: int | None, drop_last: bool) -> None:
     dataset = Made(n, make)
     drop_last = drop_last and batch_size is not None
@@ -139,7 +140,7 @@ def test_inline(make: Any, n: int, kind: str, batch_size: int | None, drop_last:
 
 
 @given(SAMPLES, st.integers(1, 25), KINDS, st.sampled_from([None, 1, 3, 7]), st.integers(1, 2), st.booleans())
-@settings(max_examples=15, deadline=None, suppress_health_check=CHECKS)
+@law_settings(at_most=15, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_with_worker_processes(
     make: Any, n: int, kind: str, batch_size: int | None, workers: int, persistent: bool
 ) -> None:
@@ -159,7 +160,7 @@ class MadeOfMany(Dataset[Any]):
 
 
 @given(st.lists(st.tuples(SAMPLES, st.integers(1, 9)), min_size=20, max_size=20), st.integers(1, 2), st.booleans())
-@settings(max_examples=15, deadline=None, suppress_health_check=CHECKS)
+@law_settings(at_most=15, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_300_structures_from_worker_processes(made: list[tuple[Any, int]], workers: int, persistent: bool) -> None:
     """Twenty structures for each pair of loaders, whose processes are what takes the time."""
     dataset = MadeOfMany([make for make, _ in made])
@@ -169,7 +170,7 @@ def test_300_structures_from_worker_processes(made: list[tuple[Any, int]], worke
 
 
 @given(SAMPLES, st.integers(1, 25), st.integers(1, 5), st.booleans())
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_batch_samplers(make: Any, n: int, size: int, drop_last: bool) -> None:
     dataset = Made(n, make)
     assert_drop_in(dataset, lambda: {"batch_sampler": BatchSampler(RandomSampler(dataset), size, drop_last)})
@@ -179,7 +180,7 @@ def test_batch_samplers(make: Any, n: int, size: int, drop_last: bool) -> None:
 @given(
     st.lists(st.tuples(SHAPES, DTYPES), min_size=1, max_size=3), st.integers(1, 20), KINDS, st.integers(1, 6), st.data()
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=CHECKS)
+@law_settings(at_most=60, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_datasets_that_are_gathered_many_at_once(
     columns: list[tuple[tuple[int, ...], str]], n: int, kind: str, batch_size: int, data: st.DataObject
 ) -> None:

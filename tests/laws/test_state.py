@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from law_settings import law_settings
 from laws_reference import LARGEST, ORDERS, Hands, Work, saved, taken
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
@@ -62,7 +63,7 @@ def test_a_generator_that_the_order_is_drawn_from_makes_the_state_larger(argumen
 
 
 @given(WORKS, st.integers(1, 4), st.integers(0, 9))
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_every_field_is_needed_and_named_when_it_is_missing_or_damaged(work: Work, batch_size: int, count: int) -> None:
     loader = work.loader(batch_size, Hands())
     if work.has_batches(batch_size):
@@ -83,7 +84,7 @@ def test_what_is_no_state_is_refused(state: Any) -> None:
 
 
 @given(WORKS, st.integers(1, LARGEST))
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_another_dataset_length_is_refused_with_both_lengths(work: Work, other: int) -> None:
     state = saved(work.loader(2, Hands()))
     different = Work(other, work.order, work.seed, work.drop_last)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
+from law_settings import law_settings
 from laws_reference import LARGEST, ORDERS, Augmented, Hands, Row, Work, rows_of, saved, share, taken
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.distributed import DistributedSampler
@@ -73,7 +74,7 @@ def expected(work: Work, fleet: Fleet, epoch: int, position: int) -> list[list[l
 
 
 @given(WORKS, st.lists(FLEETS, min_size=1, max_size=4))
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_other_ranks_and_batch_sizes_go_on_in_the_same_global_order(work: Work, fleets: list[Fleet]) -> None:
     assume(all(work.has_batches(fleet.batch_size * fleet.world) for fleet in fleets))
     state, epoch, position = None, 0, 0
@@ -87,7 +88,7 @@ def test_other_ranks_and_batch_sizes_go_on_in_the_same_global_order(work: Work, 
 
 
 @given(WORKS, st.sampled_from([(1, 12), (2, 6), (3, 4), (4, 3), (6, 2), (12, 1)]), st.integers(0, 6))
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_whole_global_batches_are_equal_when_their_size_stays(work: Work, cut: tuple[int, int], steps: int) -> None:
     """Rows of all ranks put together are, row by row, the batch that one rank would get alone."""
     world, batch_size = cut
@@ -100,7 +101,7 @@ def test_whole_global_batches_are_equal_when_their_size_stays(work: Work, cut: t
 
 
 @given(WORKS, st.integers(1, 5), st.integers(1, 5))
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_every_rank_takes_as_many_steps_as_its_length_says(work: Work, world: int, batch_size: int) -> None:
     lengths = set()
     for rank in range(world):
@@ -119,7 +120,7 @@ def test_every_rank_takes_as_many_steps_as_its_length_says(work: Work, world: in
     st.booleans(),
     st.booleans(),
 )
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_a_distributed_sampler_gives_torchs_batches_and_its_epoch_advances(
     world: int, n: int, batch_size: int, shuffle: bool, sampler_drops: bool, drop_last: bool
 ) -> None:
@@ -144,7 +145,7 @@ def test_a_distributed_sampler_gives_torchs_batches_and_its_epoch_advances(
 @given(
     st.integers(1, LARGEST), st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 5)), max_size=4)
 )
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_a_distributed_sampler_is_elastic(n: int, runs: list[tuple[int, int, int]]) -> None:
     """Cut and resumed with other numbers of ranks, the strided rows still follow one global order."""
     indices: Any = range(n)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from extensions import registered
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
+from law_settings import Reason, law_settings
 from laws_reference import ORDERS, Augmented, Hands, KeptLoaders, Work, draws, rows_of, taken
 from torch.utils.data import Dataset, Subset, TensorDataset
 
@@ -91,7 +92,7 @@ def same(a: Any, b: Any) -> bool:
     st.integers(0, 2**63),
     st.sampled_from(CREWS),
 )
-@settings(max_examples=20, deadline=None, suppress_health_check=CHECKS)
+@law_settings(at_most=20, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_every_kind_of_new_worker_gives_the_same_batches(
     name: str, collate_fn: Any, batch_size: int | None, shuffle: bool, seed: int, crew: Hands
 ) -> None:
@@ -111,7 +112,7 @@ KEPT = [
 
 
 @given(st.integers(0, len(KEPT) - 1), st.sampled_from(["process", "executor"]), st.integers(0, 2**31))
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_every_kind_of_worker_gives_the_same_batches(kept: KeptLoaders, case: int, method: str, epoch: int) -> None:
     """In any epoch: it decides the order and each draw, as the seed does."""
     name, arguments = KEPT[case]
@@ -125,7 +126,7 @@ def test_every_kind_of_worker_gives_the_same_batches(kept: KeptLoaders, case: in
 
 
 @given(st.integers(0, 2**63), st.integers(0, 2**63))
-@settings(max_examples=30, deadline=None)
+@law_settings()
 def test_another_seed_draws_otherwise_and_each_position_for_itself(seed: int, other: int) -> None:
     assume(seed != other)
     rows = [row for epoch in (0, 1) for row in draws(seed, epoch, legacy=True)]
@@ -135,7 +136,7 @@ def test_another_seed_draws_otherwise_and_each_position_for_itself(seed: int, ot
 
 
 @given(st.integers(0, 2**40))
-@settings(deadline=None)
+@law_settings()
 def test_inline_work_leaves_the_generators_of_the_loop_alone(seed: int) -> None:
     """With a seed, what the samples draw inline from the global generators does not disturb the training code."""
     torch.manual_seed(3)
@@ -151,7 +152,7 @@ def test_inline_work_leaves_the_generators_of_the_loop_alone(seed: int) -> None:
     st.sampled_from([1, 2, 4]),
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2)), max_size=3),
 )
-@settings(max_examples=20, deadline=None, suppress_health_check=CHECKS)
+@law_settings(at_most=20, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_killed_workers_do_not_change_the_stream(
     work: Work, batch_size: int, workers: int, prefetch: int, kills: list[tuple[int, int]]
 ) -> None:

@@ -47,7 +47,7 @@ def line_of_sleep() -> int:
 def test_the_line_that_sleeps_takes_the_time_and_nothing_is_drawn() -> None:
     state, threads = torch.get_rng_state(), threading.active_count()
     first, *_ = costly_lines(fl.DataLoader(Slow(), batch_size=4), 0.3)
-    assert first.where == f"test_costly_lines.py:{line_of_sleep()}"
+    assert first.where == f"test_lines_costly.py:{line_of_sleep()}"
     assert first.text == "time.sleep(0.004)  # the line"
     assert 0.5 < first.share <= 1
     assert torch.equal(torch.get_rng_state(), state)

@@ -17,8 +17,9 @@ import pytest
 import torch
 import zarr
 from format_cases import equal
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from law_settings import law_settings
 from peers import written
 from torch.utils.data import DataLoader
 from writers.values import COUNT, jpeg
@@ -114,7 +115,7 @@ def test_every_kind_of_worker_gives_one_stream(dataset: Any) -> None:
 
 
 @pytest.mark.parametrize("name", list(MADE))
-@settings(max_examples=6)
+@law_settings()
 @given(cut=st.integers(0, 4), before=st.sampled_from(WORKERS[:2]), after=st.sampled_from(WORKERS[:2]))
 def test_any_cut_resumes_to_the_same_stream(
     folder: Path, name: str, cut: int, before: dict[str, Any], after: dict[str, Any]

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from law_settings import Reason, law_settings
 from transport_peer import Peer
 
 from feedline.core.tree import leaves
@@ -99,7 +100,7 @@ def test_a_batch_arrives_as_it_was_sent(batch: Any) -> None:
 
 
 @given(batches)
-@settings(max_examples=50)
+@law_settings(at_most=50, because=Reason.PROCESSES)
 def test_a_batch_of_another_process_arrives_as_it_was_sent(batch: Any) -> None:
     assert_arrives(batch, forked=True)
 
@@ -121,7 +122,7 @@ def test_what_is_kept_is_never_overwritten(steps: list[tuple[int, int, bool]]) -
 
 
 @given(STEPS)
-@settings(max_examples=50)
+@law_settings(at_most=50, because=Reason.PROCESSES)
 def test_what_is_kept_of_another_process_is_never_overwritten(steps: list[tuple[int, int, bool]]) -> None:
     assert_kept(steps, forked=True)
 

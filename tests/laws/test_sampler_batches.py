@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_samplers_laws import EPOCHS, LABELS, LENGTHS, SEEDS, SIZES, batched, buckets, permutations, simple, whole
+from test_sampler_orders import EPOCHS, LABELS, LENGTHS, SEEDS, SIZES, batched, buckets, permutations, simple, whole
 from torch.utils.data import DataLoader, DistributedSampler
 
 from feedline.samplers import (

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from law_settings import Reason, law_settings
 from laws_reference import Hands, KeptLoaders, taken
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -107,7 +108,7 @@ COUNTS = st.lists(st.integers(0, 8), min_size=2, max_size=4)
 
 
 @given(st.sampled_from([Sharded, Stateful]), st.integers(1, 25), st.sampled_from([None, 1, 3]), st.booleans(), COUNTS)
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_resuming_inline(kind: Any, n: int, batch_size: int | None, drop_last: bool, counts: list[int]) -> None:
     more = {"drop_last": drop_last and batch_size is not None}
     legs = [Leg(Hands(), count) for count in counts]
@@ -122,7 +123,7 @@ def test_resuming_inline(kind: Any, n: int, batch_size: int | None, drop_last: b
     st.integers(1, 2),
     st.lists(st.integers(0, 4), min_size=2, max_size=4),
 )
-@settings(max_examples=8, deadline=None, suppress_health_check=CHECKS)
+@law_settings(at_most=8, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_resuming_with_new_processes(
     kind: Any, n: int, batch_size: int | None, workers: int, counts: list[int]
 ) -> None:
@@ -138,7 +139,7 @@ def test_resuming_with_new_processes(
     st.integers(2, 3),
     st.lists(st.integers(1, 3), min_size=1, max_size=2),
 )
-@settings(max_examples=8, deadline=None, suppress_health_check=CHECKS)
+@law_settings(at_most=8, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_the_partitions_of_the_first_run_stay_whatever_the_new_workers_of_later_runs(
     kind: Any, n: int, batch_size: int | None, partitions: int, later: list[int]
 ) -> None:
@@ -189,7 +190,7 @@ def whole_epoch(number: int, partitions: int) -> list[Any]:
     st.integers(1, 3),
     st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5)), min_size=1, max_size=4),
 )
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_resuming_with_any_kept_processes_within_an_epoch(
     kept: KeptLoaders, number: int, partitions: int, later: list[tuple[int, int]]
 ) -> None:
@@ -210,7 +211,7 @@ CREWS = st.sampled_from([Hands(), Hands(), Hands("thread", 1), Hands("thread", 2
 
 
 @given(LANES, st.sampled_from([None, 1, 3]), st.lists(st.builds(Leg, CREWS, st.integers(0, 8)), min_size=1, max_size=4))
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_partitions_do_not_know_their_workers(sizes: list[int], batch_size: int | None, legs: list[Leg]) -> None:
     seen = relay(lambda: Partitioned(sizes), batch_size, legs)
     total = sum(leg.count for leg in legs) if sum(sizes) else 0
@@ -219,7 +220,7 @@ def test_partitions_do_not_know_their_workers(sizes: list[int], batch_size: int 
 
 @pytest.mark.filterwarnings("ignore:.* ranks cannot share equally:UserWarning")
 @given(LANES, st.sampled_from([None, 1, 3]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 6))
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_partition_datasets_are_elastic(
     sizes: list[int], batch_size: int | None, before: int, after: int, steps: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""Columns of far Arrow files, read buffer by buffer: what pyarrow, and the files here, give."""
+"""Columns of remote Arrow files, read buffer by buffer: as pyarrow reads them, and local files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from law_settings import law_settings
 
 from feedline.core.tree import leaves
 from feedline.datasets import Arrow
@@ -165,7 +166,7 @@ def reported(fetch: Callable[[], Any], places: Places) -> Any:
     return [each.tolist() if hasattr(each, "tolist") else each for each in leaves(found)]
 
 
-@settings(suppress_health_check=FRESH)
+@law_settings(suppress_health_check=FRESH)
 @given(file=written())
 def test_chosen_columns_are_those_of_the_whole(places: Places, file: Written) -> None:
     fsspec.filesystem("memory").pipe("/laws/a.arrow", file.data)
@@ -179,7 +180,7 @@ def test_chosen_columns_are_those_of_the_whole(places: Places, file: Written) ->
     assert len(objects.sizes) == len(wholes)
 
 
-@settings(suppress_health_check=FRESH, max_examples=120)
+@law_settings(suppress_health_check=FRESH)
 @given(file=written(), data=st.data())
 def test_damage_is_an_error_or_gives_columns(places: Places, file: Written, data: st.DataObject) -> None:
     bad = bytearray(file.data)
@@ -195,7 +196,7 @@ def test_damage_is_an_error_or_gives_columns(places: Places, file: Written, data
                     dataset[index]
 
 
-@settings(suppress_health_check=FRESH, max_examples=50)
+@law_settings(suppress_health_check=FRESH)
 @given(file=written() | written(ragged=False), keeps=st.booleans(), data=st.data())
 def test_samples_are_those_of_this_machine(places: Places, file: Written, keeps: bool, data: st.DataObject) -> None:
     places.here.write_bytes(file.data)
@@ -213,7 +214,7 @@ def test_samples_are_those_of_this_machine(places: Places, file: Written, keeps:
     assert found == wanted or (isinstance(found, str) and isinstance(wanted, str))  # another null may be met first
 
 
-@settings(suppress_health_check=FRESH, max_examples=50)
+@law_settings(suppress_health_check=FRESH)
 @given(file=written() | written(ragged=False), keeps=st.booleans(), data=st.data())
 def test_wants_are_what_is_read(
     places: Places, tmp_path_factory: Any, file: Written, keeps: bool, data: st.DataObject

@@ -126,7 +126,7 @@ def test_workers_know_it(method: str, dataset: Any) -> None:
 IN_MAIN = """
 import feedline as fl
 from collections.abc import Iterator
-from test_stores_schemes import DictStore
+from test_schemes import DictStore
 
 class MainStore(DictStore):
     pass

@@ -89,7 +89,7 @@ def test_an_installed_plugin_is_registered_on_first_use(
         monkeypatch.setattr(plugin, "register_heif_opener", lambda: register(module), raising=False)
         monkeypatch.setitem(sys.modules, module, plugin)
     else:  # registers itself when it is imported
-        (tmp_path / f"{module}.py").write_text("import test_images_plugins as t\nt.register('pillow_jxl')\n")
+        (tmp_path / f"{module}.py").write_text("import test_plugins as t\nt.register('pillow_jxl')\n")
         monkeypatch.delitem(sys.modules, module)
         monkeypatch.syspath_prepend(str(tmp_path))
     data = file_of(module, image)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
+from law_settings import Reason, law_settings
 from laws_reference import LARGEST, ORDERS, Hands, KeptLoaders, Work, rows_of, saved, taken
 
 SEEDS = st.sampled_from([0, 7, 2**40])
@@ -64,14 +65,14 @@ def assert_exact(work: Work, batch_size: int | None, runs: list[Leg]) -> None:
 
 
 @given(works(legacy=False), SIZES, legs("inline", "thread"))
-@settings(max_examples=300, deadline=None, suppress_health_check=CHECKS)
+@law_settings(at_least=300, suppress_health_check=CHECKS)
 def test_resuming_inline_and_with_threads(work: Work, batch_size: int | None, runs: list[Leg]) -> None:
     assume(work.has_batches(batch_size or 1))
     assert_exact(work, batch_size, runs)
 
 
 @given(works(legacy=True), SIZES, legs("inline", "process"))
-@settings(max_examples=8, deadline=None, suppress_health_check=CHECKS)
+@law_settings(at_most=8, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_resuming_inline_and_with_new_processes_and_global_generators(
     work: Work, batch_size: int | None, runs: list[Leg]
 ) -> None:
@@ -80,7 +81,7 @@ def test_resuming_inline_and_with_new_processes_and_global_generators(
 
 
 @given(works(legacy=False), SIZES, legs("inline", "thread", "process"))
-@settings(max_examples=8, deadline=None, suppress_health_check=CHECKS)
+@law_settings(at_most=8, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_resuming_across_all_kinds_of_new_workers(work: Work, batch_size: int | None, runs: list[Leg]) -> None:
     assume(work.has_batches(batch_size or 1))
     assert_exact(work, batch_size, runs)
@@ -121,7 +122,7 @@ def kept_relay(kept: KeptLoaders, work: Work, batch_size: int | None, runs: list
 
 
 @given(st.sampled_from(KEPT_WORK), kept_legs("inline"))
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_resuming_inline_and_with_processes_and_global_generators(
     kept: KeptLoaders, what: tuple[Work, int | None], runs: list[Leg]
 ) -> None:
@@ -131,7 +132,7 @@ def test_resuming_inline_and_with_processes_and_global_generators(
 
 
 @given(st.sampled_from(KEPT_WORK), kept_legs("inline", "thread"))
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_resuming_across_all_kinds_of_workers(
     kept: KeptLoaders, what: tuple[Work, int | None], runs: list[Leg]
 ) -> None:
@@ -140,7 +141,7 @@ def test_resuming_across_all_kinds_of_workers(
 
 
 @given(works(legacy=False), st.integers(1, 6), st.integers(0, 12), hands("inline", "thread"), st.integers(0, 6))
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_a_state_describes_the_moment_it_was_taken(
     work: Work, batch_size: int, before: int, crew: Hands, beyond: int
 ) -> None:
@@ -157,7 +158,7 @@ def test_a_state_describes_the_moment_it_was_taken(
 
 
 @given(works(legacy=False), st.integers(1, 6), st.integers(0, 12))
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_a_state_that_was_loaded_and_saved_again_is_the_same(work: Work, batch_size: int, count: int) -> None:
     assume(work.has_batches(batch_size))
     with work.loader(batch_size, Hands()) as loader:
@@ -169,7 +170,7 @@ def test_a_state_that_was_loaded_and_saved_again_is_the_same(work: Work, batch_s
 
 
 @given(works(legacy=False), st.integers(1, 6), st.integers(2, 3), st.data())
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_out_of_order_delivery_loses_and_repeats_nothing(
     work: Work, batch_size: int, workers: int, data: st.DataObject
 ) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
+from law_settings import law_settings
 from laws_reference import Hands, KeptLoaders, saved
 
 import feedline as fl
@@ -155,7 +156,7 @@ PIPELINES = st.builds(Chain, SIZES, SOURCES, CHAINS.map(tuple))
 
 
 @given(PIPELINES, st.lists(st.integers(0, 12), min_size=1, max_size=4), st.integers(0, 2))
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_a_partition_goes_on_after_cuts_in_any_buffer(chain: Chain, cuts: list[int], epoch: int) -> None:
     stream = chain.open()
     for partition in range(stream.num_partitions):
@@ -183,7 +184,7 @@ CREWS = st.sampled_from([Hands(), Hands("thread", 1), Hands("thread", 2)])
 
 
 @given(PIPELINES, st.lists(st.tuples(CREWS, st.integers(0, 6)), min_size=2, max_size=4), st.integers(1, 4))
-@settings(max_examples=100, deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_a_loader_goes_on_with_other_workers(chain: Chain, legs: list[tuple[Hands, int]], size: int) -> None:
     """The same batches in the same order."""
     with fl.DataLoader(chain.open(), size, seed=1, collate_fn=list) as loader:
@@ -204,7 +205,7 @@ def test_a_loader_goes_on_with_other_workers(chain: Chain, legs: list[tuple[Hand
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=4),
     st.integers(1, 3),
 )
-@settings(max_examples=100, deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_other_worlds_go_on_with_the_same_samples(
     chain: Chain, legs: list[tuple[int, int, int]], last_world: int
 ) -> None:
@@ -243,7 +244,7 @@ KEPT = [
 
 
 @given(st.integers(0, len(KEPT) - 1), st.integers(1, 2), st.lists(st.integers(0, 5), min_size=1, max_size=3))
-@settings(max_examples=40, deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_processes_go_on_where_others_left(kept: KeptLoaders, number: int, workers: int, cuts: list[int]) -> None:
     more: dict[str, Any] = {"seed": 1, "collate_fn": list}
     whole = batches(fl.DataLoader(KEPT[number].open(), 2, **more))

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from law_settings import law_settings
 from torch.utils.data import default_collate
 
 from feedline import collate
@@ -188,7 +189,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert ours == theirs
 
 
-@settings(max_examples=600)
+@law_settings(at_least=600)
 @given(batches)
 def test_equals_torchs_default_collate(batch: list[Any]) -> None:
     ours, theirs = Ran(collate.default, batch), Ran(default_collate, batch)
@@ -196,7 +197,7 @@ def test_equals_torchs_default_collate(batch: list[Any]) -> None:
     assert_same(ours.batch, theirs.batch)
 
 
-@settings(max_examples=400)
+@law_settings(at_least=400)
 @given(batches)
 def test_the_allocator_changes_nothing(batch: list[Any]) -> None:
     ours, theirs = (

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from law_settings import Reason, law_settings
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import feedline as fl
@@ -132,7 +133,7 @@ def check(kind: Any, which: int, cuts: list[int], workers: int, arguments: dict[
 
 
 @given(st.sampled_from([Drawing, Shuffling, Counting]), st.integers(0, 7), CUTS, ARGUMENTS)
-@settings(deadline=None, suppress_health_check=CHECKS)
+@law_settings(suppress_health_check=CHECKS)
 def test_resuming_inline(kind: Any, which: int, cuts: list[int], arguments: dict[str, Any]) -> None:
     check(kind, which, cuts, 0, arguments)
 
@@ -141,7 +142,7 @@ def test_resuming_inline(kind: Any, which: int, cuts: list[int], arguments: dict
     st.sampled_from([Drawing, Shuffling, Counting]), st.integers(0, 7), CUTS, st.integers(1, 3), st.booleans(),
     ARGUMENTS,
 )  # fmt: skip
-@settings(max_examples=6, deadline=None, suppress_health_check=CHECKS)
+@law_settings(at_most=6, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_resuming_with_processes(
     kind: Any, which: int, cuts: list[int], workers: int, persistent: bool, arguments: dict[str, Any]
 ) -> None:

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from law_settings import law_settings
 from torch.utils.data import DataLoader, default_collate
 
 import datasets
@@ -99,7 +100,7 @@ def outcome(fn: Callable[[], Any]) -> Any:
         return type(error)
 
 
-@settings(suppress_health_check=FRESH)
+@law_settings(suppress_health_check=FRESH)
 @given(table=tables(), group=st.integers(1, 5), data=st.data())
 def test_what_pyarrow_writes_is_read_back_equal(tmp_path: Path, table: Any, group: int, data: Any) -> None:
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=group)
@@ -117,7 +118,7 @@ def test_what_pyarrow_writes_is_read_back_equal(tmp_path: Path, table: Any, grou
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")  # of datasets: float64 to float32
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")  # of theirs, once a program
-@settings(suppress_health_check=FRESH, max_examples=20)
+@law_settings(suppress_health_check=FRESH)
 @given(table=tables(), data=st.data())
 def test_what_datasets_writes_is_read_back_equal(tmp_path_factory: Any, table: Any, data: Any) -> None:
     datasets.disable_progress_bars()

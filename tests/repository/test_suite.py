@@ -1,0 +1,71 @@
+"""The rules of the tests themselves: how many examples a law gets, and where a file lies."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from law_settings import Reason, law_settings
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_no_law_sets_the_number_of_its_examples_itself() -> None:
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in sorted((TESTS / "laws").glob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"max_examples|@settings", line)
+    ]
+    assert not found, "take law_settings(...)"
+
+
+def test_a_law_has_the_examples_of_the_profile() -> None:
+    assert law_settings().max_examples == settings().max_examples
+    assert law_settings(at_least=10_000).max_examples == 10_000
+    assert law_settings(at_most=2, because=Reason.PROCESSES).max_examples == 2
+
+
+def test_fewer_examples_need_a_reason() -> None:
+    with pytest.raises(TypeError, match="pass at_most= and because= together"):
+        law_settings(at_most=2)
+
+
+def test_ci_takes_300_examples() -> None:
+    assert settings.get_profile("ci").max_examples >= 300
+
+
+SOURCE = TESTS.parent / "src" / "feedline"
+
+APART = {"conformance", "cuda", "examples", "formats", "laws", "repository", "services", "stress"}
+"""Folders whose tests are of the whole; CONTRIBUTING.md lists them."""
+
+SUBJECTS = {
+    "collate": {"early_rows", "fields"},
+    "datasets": {"subclasses"},
+    "datasets/arrays": {"byte_orders"},
+    "datasets/shards": {"hostile_records"},
+    "datasets/tables": {"table_threads"},
+    "images": {"fuzz_run", "grid", "grid_hostile"},
+    "loader": {"accelerate_workers", "checkpoints", "stateful_protocol", "striding", "tune", "uneven_ranks"},
+    "stores": {"google", "outage", "slow_lines"},
+    "transforms": {"fusions", "pixels"},
+    "workers/process": {"inheritance"},
+}
+"""Subjects of tests that concern several modules of their folder."""
+
+
+def test_each_file_is_named_after_a_module_of_its_room_or_a_subject() -> None:
+    strays = []
+    for path in sorted(TESTS.rglob("test_*.py")):
+        folder, subject = path.parent.relative_to(TESTS), path.stem.removeprefix("test_")
+        if folder.parts[0] in APART:
+            continue
+        modules = {each.stem for each in (SOURCE / folder).iterdir()} if (SOURCE / folder).is_dir() else set()
+        named = {folder.name, *SUBJECTS.get(folder.as_posix(), ())}
+        of_a_module = any(f"{subject}_".startswith(f"{module}_") for module in modules)
+        if not of_a_module and subject not in named and subject.replace("_", "") not in named:
+            strays.append(path.relative_to(TESTS).as_posix())
+    assert not strays
