@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from feedline.datasets.media.waveforms import Waveforms
     from feedline.datasets.records import RecordDataset
     from feedline.datasets.resident.dataset import DeviceDataset
-    from feedline.datasets.sample_lists import Sample, SampleList, SamplePart
+    from feedline.datasets.sample_lists import IndexTarget, Sample, SampleList, SamplePart
     from feedline.datasets.shards.litdata import LitData
     from feedline.datasets.shards.litdata_tokens import LitDataTokens
     from feedline.datasets.shards.mds import MDS
@@ -74,6 +74,7 @@ __all__ = [
     "HuggingFaceStream",
     "ImageFolder",
     "IndexRecipe",
+    "IndexTarget",
     "Lines",
     "LitData",
     "LitDataTokens",
@@ -109,6 +110,7 @@ _OF_NO_FORMAT = {
     "DeviceDataset": "feedline.datasets.resident.dataset:DeviceDataset",
     "Filter": "feedline.datasets.wrappers:Filter",
     "IndexRecipe": "feedline.datasets.indexes:IndexRecipe",
+    "IndexTarget": "feedline.datasets.sample_lists:IndexTarget",
     "Map": "feedline.datasets.wrappers:Map",
     "PackedStrings": "feedline.datasets.strings:PackedStrings",
     "Raw": "feedline.datasets.arrays.npy_layout:Raw",
