@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from feedline.core.dataset import batch_getter, ranges_of
 from feedline.core.store_metrics import statistics
+from feedline.core.torch_wrappers import batch_getter, ranges_of
 from feedline.errors import ObjectChangedError, SampleError
 from feedline.stores.base import ObjectInfo, Store
 from feedline.stores.cache import Cache

@@ -87,7 +87,6 @@ def _classes(tar: TarTarget) -> list[str] | None:
         return None
 
 
-
 def list_tars(tars: Sequence[str]) -> SampleList:
     """List the samples of tars, in the order of the tars.
 
