@@ -43,13 +43,22 @@ APART = {"conformance", "cuda", "examples", "formats", "laws", "repository", "se
 """Folders whose tests are of the whole; CONTRIBUTING.md lists them."""
 
 SUBJECTS = {
+    "cli": {"formats_by_name", "main_module"},
     "collate": {"early_rows", "fields"},
     "datasets": {"subclasses"},
     "datasets/arrays": {"byte_orders"},
     "datasets/shards": {"hostile_records"},
     "datasets/tables": {"table_threads"},
     "images": {"fuzz_run", "grid", "grid_hostile"},
-    "loader": {"accelerate_workers", "checkpoints", "stateful_protocol", "striding", "tune", "uneven_ranks"},
+    "loader": {
+        "accelerate_workers",
+        "checkpoints",
+        "notebook",
+        "stateful_protocol",
+        "striding",
+        "tune",
+        "uneven_ranks",
+    },
     "stores": {"google", "outage", "slow_lines"},
     "transforms": {"fusions", "pixels"},
     "workers/process": {"inheritance"},
