@@ -28,9 +28,10 @@ from feedline.core.dataset import (
 )
 from feedline.core.paths import Pathlike
 from feedline.core.rng import torch_keys
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, as_indices, one_within, within
-from feedline.datasets.decoding import Decoder, SampleTransform, Where
+from feedline.datasets.decoding import Decoder, Where
 from feedline.datasets.indexes import BuiltIndex, Columns, IndexRecipe, indexes_of
 from feedline.stores import CachedStore, ObjectRange
 from feedline.stores.files import Extent, FileSet, LazyList

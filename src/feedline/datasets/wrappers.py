@@ -28,8 +28,8 @@ from feedline.core.dataset import (
 )
 from feedline.core.paths import Pathlike
 from feedline.core.rng import SampleRng, derive, sample_rng
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import as_indices, one_within, within
-from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.fingerprints import fingerprint
 from feedline.datasets.indexes import BuiltIndex
 from feedline.errors import ArgumentError, note

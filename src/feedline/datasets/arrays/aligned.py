@@ -22,9 +22,9 @@ from feedline.core.dataset import (
     Transform,
     check_reads_batches,
 )
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, one_within
 from feedline.datasets.arrays.records import Part, is_all_numbers, samples_of
-from feedline.datasets.decoding import SampleTransform
 from feedline.errors import ArgumentError
 
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from feedline.core.caches import PerProcess
 from feedline.core.dataset import Transform, digest_of
 from feedline.core.paths import Pathlike
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import one_within, within
 from feedline.datasets.base import GroupedRecords
-from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.media.files import KnownFiles, MediaFiles, Piece
 from feedline.errors import SampleError, note
 from feedline.stores import ObjectNotFoundError

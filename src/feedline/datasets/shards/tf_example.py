@@ -16,10 +16,11 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from feedline.core.dataset import Transform
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import torch_dtype
 from feedline.datasets import protobuf
 from feedline.datasets.base import Field
-from feedline.datasets.decoding import DECODERS, Decode, Decoder, SampleTransform, Where, decoder_of
+from feedline.datasets.decoding import DECODERS, Decode, Decoder, Where, decoder_of
 from feedline.errors import ArgumentError, SampleError
 
 Value = list[bytes] | NDArray[np.float32] | NDArray[np.int64]

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from feedline.core.dataset import Keys, Transform
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import Allocator
 from feedline.datasets.base import _keys_of
-from feedline.datasets.decoding import Decode, Decoder, SampleTransform, decoder_of, split_transform
+from feedline.datasets.decoding import Decode, Decoder, decoder_of, split_transform
 from feedline.datasets.tables.types import ColumnType, StructType, TextType
 from feedline.errors import ArgumentError
 from feedline.transforms import plan

@@ -16,9 +16,10 @@ import torch
 
 from feedline import collate
 from feedline.core.dataset import Batch, BatchRead, Keys, Traits, Transform, check_reads_batches, is_table
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.base import _keys_of
-from feedline.datasets.decoding import SampleTransform, decoder_of, split_transform
+from feedline.datasets.decoding import decoder_of, split_transform
 from feedline.datasets.tables.huggingface_rows import StoredRows, opened_rows, rows_of
 from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.scattered import Int64s

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from feedline.core.dataset import Transform
 from feedline.core.paths import Pathlike
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import one_within
 from feedline.datasets.base import Record, RecordFiles
-from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.indexes import IndexRecipe
 from feedline.datasets.paths import Paths, find

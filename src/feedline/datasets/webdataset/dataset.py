@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from feedline.core.dataset import BatchRead, Traits, Transform, check_reads_batches, digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.rng import sample_rng, torch_keys
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import as_indices, one_within, within
-from feedline.datasets.decoding import SampleTransform, check_names
+from feedline.datasets.decoding import check_names
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.inflated import inflated
 from feedline.datasets.paths import Paths, find, listed
