@@ -106,7 +106,7 @@ class DecodedRecords(Records):
             thread_safe=True,
             is_random=not is_ours,
             reads_batches=self._decoder.batchable,
-            uses_keys=self._decoder.draws,
+            uses_keys=self._decoder.uses_keys,
         )
 
     def _batch(self, places: NDArray[np.int64], allocate: Allocator, keys: Keys | None) -> torch.Tensor:
@@ -172,7 +172,7 @@ class FieldRecords(Records):
         return Traits(
             thread_safe=True,
             reads_batches=not sees_each and any(each.batchable for each in decoders),
-            uses_keys=any(each.draws for each in decoders),
+            uses_keys=any(each.uses_keys for each in decoders),
         )
 
     def read_batch(self, request: BatchRead) -> Batch:
@@ -183,7 +183,7 @@ class FieldRecords(Records):
         check_reads_batches(self)
         records = self._all_fields(within(request.indices, len(self), type(self).__name__))
         names = list(records[0])
-        drawing = [name for name in names if records[0][name].decoder.draws]
+        drawing = [name for name in names if records[0][name].decoder.uses_keys]
         keys = _keys_of(request.keys, len(records), drawing)
         return self._assemble_batch(
             {name: _column([record[name] for record in records], keys.get(name), request.allocate) for name in names}

@@ -307,8 +307,8 @@ class _BytesValues(Decoder):
         self._each, self._count, self.step = each, count, each.step
 
     @property
-    def draws(self) -> bool:
-        return self._each.draws
+    def uses_keys(self) -> bool:
+        return self._each.uses_keys
 
     def __call__(self, source: Value | Steps, row: int | None, where: Where) -> list[Any]:
         values = _one_of_each(source, where) if isinstance(source, Steps) else source

@@ -231,7 +231,7 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
         return Traits(
             thread_safe=self._targets is not None,
             reads_batches=not one_by_one and all(each.batchable for each in images),
-            uses_keys=any(each.draws for each in images),
+            uses_keys=any(each.uses_keys for each in images),
         )
 
     def __len__(self) -> int:
@@ -256,7 +256,7 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
         """
         check_reads_batches(self)
         inside = within(request.indices, len(self), "Dataset")
-        drawing = [name for name, each in self._images.items() if each.decoder.draws]
+        drawing = [name for name, each in self._images.items() if each.decoder.uses_keys]
         keys = _keys_of(request.keys, len(inside), drawing)
         columns = self._rest_of_batch(inside, request.allocate)
         for name, images in self._images.items():

@@ -160,8 +160,8 @@ class TarShards(torch.utils.data.Dataset[Any]):
         if self.columns is not None:
             _check_used(self._field_transforms, self._columns)
         free = plan(self._image_transform) if self.columns is None else None
-        self._draws = (
-            self._whole.wants_rng or any(c.draws for c in self._columns) or (free is not None and free.is_random)
+        self._uses_keys = (
+            self._whole.wants_rng or any(c.uses_keys for c in self._columns) or (free is not None and free.is_random)
         )
 
     def _check_fields(self, heads: Sequence[Head]) -> None:
@@ -257,7 +257,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return found
 
     def _sample(self, shard: Shard, row: int, sources: Sources, batch_row: int | None) -> Any:
-        rng = sample_rng(batch_row) if self._draws else None
+        rng = sample_rng(batch_row) if self._uses_keys else None
         if self.columns is not None:
             return self._whole.apply(tuple([column.value(place, rng) for column, place in sources]), rng)
         named = {column.spec: column.value(place, rng) for column, place in sources}
@@ -271,8 +271,8 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return Traits(
             thread_safe=True,
             reads_batches=own and plain and all(column.batchable for column in self._columns),
-            uses_keys=self._draws,
-            supports_threads=any(column.splits for column in self._columns),
+            uses_keys=self._uses_keys,
+            supports_threads=any(column.supports_threads for column in self._columns),
         )
 
     def read_batch(self, request: BatchRead) -> list[Any]:
@@ -282,14 +282,14 @@ class TarShards(torch.utils.data.Dataset[Any]):
         """
         check_reads_batches(self)
         places, keys = within(request.indices, len(self), "TarShards"), request.keys
-        if keys is None and self._draws:
+        if keys is None and self._uses_keys:
             keys = torch_keys(len(places))
 
         def found(parts: Sequence[ShardPart]) -> list[list[MemberPlace]]:
             return [column.all_places(parts, len(places)) for column in self._columns]
 
         columns = zip(self._columns, self._with_members(self._parts(places), found), strict=True)
-        return [column.batch(each, keys, request.allocate, request.threads) for column, each in columns]
+        return [column.batch(each, keys, request.allocate, threads=request.threads) for column, each in columns]
 
     def _parts(self, places: NDArray[np.int64]) -> list[ShardPart]:
         """Group samples by shard, opening each shard once."""
