@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from feedline.core.caches import PerProcess
 from feedline.core.paths import Pathlike, user_cache
-from feedline.core.threads import DaemonPool
+from feedline.core.threads import INDEX_THREADS, DaemonPool
 from feedline.datasets import array_container as files
 from feedline.errors import SampleError, StateError
 from feedline.stores import ObjectInfo, ObjectNotFoundError
@@ -234,10 +234,6 @@ def place_of(kind: str, given: Iterable[str], index_dir: Pathlike | None) -> str
     return str(Path(index_dir, f"{kind}-{named.hexdigest()}.index").absolute())
 
 
-_INDEXED_AT_ONCE = 8
-"""Each holds a few parts of its object in memory."""
-
-
 _SIMILAR = 8
 """Number of files from which the first one is read before the others, to learn the size of their metadata."""
 
@@ -307,7 +303,7 @@ class MetadataCache:
         names: Sequence[str],
         keys: Sequence[bytes | None],
         build: Callable[[int], Description],
-        at_once: int = _INDEXED_AT_ONCE,
+        at_once: int = INDEX_THREADS,
     ) -> list[Description]:
         """The entry of each file; missing ones are built, several at once.
 
@@ -393,7 +389,7 @@ def indexes_of(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None) ->
     index = partial(_index, blobs, kind, index_dir)
     if blobs.is_local:
         return [index(number) for number in range(len(blobs))]
-    with DaemonPool(_INDEXED_AT_ONCE, "feedline-index") as pool:
+    with DaemonPool(INDEX_THREADS, "feedline-index") as pool:
         return list(pool.map(index, range(len(blobs))))
 
 

@@ -17,7 +17,7 @@ from feedline.cli.index import TarTarget, find_tar_targets, has_compressed, has_
 from feedline.cli.pack import find_tars, list_samples
 from feedline.cli.pack.sources import CLASSES, MemberSource, Readable, Sample, SampleList, samples_in
 from feedline.cli.pack.sources import list_tars as tars_listed
-from feedline.core.threads import DaemonPool, WorkAhead
+from feedline.core.threads import INDEX_THREADS, DaemonPool, WorkAhead
 from feedline.datasets.formats import ShardSummary
 from feedline.datasets.webdataset import is_image
 from feedline.errors import FeedlineError, SampleError
@@ -38,16 +38,13 @@ BEGINNING_NBYTES = 16 << 10
 """Bytes of an image that are fetched first."""
 
 
-_INDEXED_AT_ONCE = 8
-
-
 _SAMPLES_AT_ONCE = 1024
 
 
 def list_remote_tars(sources: Sequence[str], step: Step) -> tuple[SampleList, list[str]]:
     """Samples of all readable tars, and problems of the others."""
     tars, groups, unreadable = find_tar_targets(sources), list[list[Sample]](), list[str]()
-    with WorkAhead(_samples_in, tars, _INDEXED_AT_ONCE) as results:
+    with WorkAhead(_samples_in, tars, INDEX_THREADS) as results:
         for number, result in enumerate(results, 1):
             if isinstance(result, str):
                 unreadable.append(result)

@@ -187,6 +187,8 @@ class Decoders(Generic[D]):
 
 
 class _Idle(Generic[D]):
+    # Not an `LRUCache`: a decoder has a position, so that a thread takes it out for itself and gives it back; two
+    # threads may have one of the same file, and one that is dropped is closed.
     def __init__(self, most: int) -> None:
         self._most, self._lock = most, threading.Lock()
         self.entries: list[tuple[int, D]] = []  # the most recently used one last

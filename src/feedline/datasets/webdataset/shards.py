@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.paths import Pathlike, expand_user
-from feedline.core.threads import IO_THREADS, DaemonPool
+from feedline.core.threads import INDEX_THREADS, IO_THREADS, DaemonPool
 from feedline.datasets.webdataset.index import Head, TarIndex
 from feedline.datasets.webdataset.index_files import build_and_keep, find_index, glance, whole
 from feedline.datasets.webdataset.sources import TarSource
@@ -150,10 +150,6 @@ class Shard:
         return [MemberSpan(held.cut(start, stop), start, row, column) for (start, stop), row, column in cells]
 
 
-_BUILT_AT_ONCE = 8
-"""Each holds a few parts of its tar in memory."""
-
-
 class Tars:
     """The tars of a dataset, by number, and their indexes.
 
@@ -176,7 +172,7 @@ class Tars:
         heads = {number: self._glance(number) for number in range(len(self))}
         heads |= _each(self._find, _missing(heads), IO_THREADS)
         self._log_indexing(_missing(heads))
-        heads |= _each(self._build, _missing(heads), _BUILT_AT_ONCE)
+        heads |= _each(self._build, _missing(heads), INDEX_THREADS)
         return [head for head in heads.values() if head is not None]
 
     def index(self, number: int) -> TarIndex:

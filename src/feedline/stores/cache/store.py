@@ -32,7 +32,7 @@ _PART_NBYTES = 8 << 20
 
 
 _FETCHERS = 16
-"""Threads that fetch and write: while one writes, others wait for the store."""
+"""Fewer than for reads alone: these threads write to the disk, too, and each holds up to `_RUN_NBYTES`."""
 
 
 _KNOWN = 100_000
