@@ -29,7 +29,7 @@ from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import opener_of
 from feedline.errors import ArgumentError, SampleError, StateError
 from feedline.loader.resources import usable_cpus
-from feedline.stores.files import Blob, FileSet, local_info
+from feedline.stores.files import File, FileSet, local_info
 from feedline.stores.urls import is_local
 
 
@@ -55,9 +55,9 @@ class TarTarget:
         return places(self.name, self.folder)[0]
 
     @property
-    def blob(self) -> Blob | None:
+    def blob(self) -> File | None:
         """The tar as an object or as content; None for a file."""
-        blob = self.source.blob
+        blob = self.source.file
         return blob if blob.local_path is None else None
 
     def head(self) -> Head | None:

@@ -285,12 +285,12 @@ class RecordFiles(ShardedRecords):
     Where the records lie is kept in an index of each file.
     """
 
-    def __init__(self, blobs: FileSet, recipe: IndexRecipe, index_dir: Pathlike | None) -> None:
-        self.paths = blobs.names
+    def __init__(self, files: FileSet, recipe: IndexRecipe, index_dir: Pathlike | None) -> None:
+        self.paths = files.names
         """Paths or addresses of the files, as they were given."""
-        self._blobs = blobs
-        self._indexes = tuple(indexes_of(blobs, recipe, index_dir))
-        super().__init__((recipe.count(index.shapes) for index in self._indexes), blobs)
+        self._files = files
+        self._indexes = tuple(indexes_of(files, recipe, index_dir))
+        super().__init__((recipe.count(index.shapes) for index in self._indexes), files)
         self._bounds = LazyList(partial(_open_arrays, self._indexes), len(self._indexes))
         self._record_span = recipe.span
 

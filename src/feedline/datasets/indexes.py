@@ -27,7 +27,7 @@ from feedline.core.threads import INDEX_THREADS, DaemonPool
 from feedline.datasets import array_container as files
 from feedline.errors import SampleError, StateError
 from feedline.stores import ObjectInfo, ObjectNotFoundError
-from feedline.stores.files import Blob, FileSet, RemoteBlob
+from feedline.stores.files import File, FileSet, RemoteFile
 from feedline.stores.urls import is_local, join
 
 _log = logging.getLogger("feedline")
@@ -128,7 +128,7 @@ def index_path(address: str, name: str, index_dir: Pathlike | None) -> str:
     return str(Path(folder, f"{key}-{name.lstrip('.')}").absolute())
 
 
-def read_adjacent(blob: Blob, name: str) -> files.NamedArrays:
+def read_adjacent(blob: File, name: str) -> files.NamedArrays:
     """Read the index `name` next to an object; ObjectNotFoundError without one."""
     return files.parse(bytes(blob.read_adjacent(name)), join(blob.name.rpartition("/")[0], name))
 
@@ -370,9 +370,9 @@ class IndexRecipe(NamedTuple):
 
     name: Callable[[str], str]
     """Maps a file name to the name of its index."""
-    scan: Callable[[Blob], Columns]
+    scan: Callable[[File], Columns]
     """Computes the arrays from the content."""
-    fits: Callable[[Blob, Columns], bool]
+    fits: Callable[[File, Columns], bool]
     """Checks, by a few reads, that arrays of another origin match the content."""
     count: Callable[[Shapes], int] = _count_starts
     """The number of records of a file."""
@@ -412,7 +412,7 @@ def _of_file(blobs: FileSet, kind: IndexRecipe, number: int) -> Columns:
 
 def _of_object(blobs: FileSet, kind: IndexRecipe, number: int) -> Columns:
     blob = blobs[number]
-    assert isinstance(blob, RemoteBlob)
+    assert isinstance(blob, RemoteFile)
     index_name = kind.name(blob.path.rpartition("/")[2])
     arrays = _adjacent_arrays(blob, index_name)
     if arrays is not None and kind.fits(blob, arrays):
@@ -424,7 +424,7 @@ def _of_object(blobs: FileSet, kind: IndexRecipe, number: int) -> Columns:
     return kind.scan(blob)
 
 
-def _adjacent_arrays(blob: RemoteBlob, name: str) -> Columns | None:
+def _adjacent_arrays(blob: RemoteFile, name: str) -> Columns | None:
     """The arrays in an index next to an object, or None."""
     try:
         stored = read_adjacent(blob, name)

@@ -241,10 +241,10 @@ class TestReading:
         monkeypatch.setattr(file_objects, "_PART_NBYTES", 8)
         short, long = b'"one"\r\n', b'"' + b"x" * 100 + b'"\r\n'
         path = written(tmp_path / "t.jsonl", short + long + b"  \n" + short + long)
-        blob = LocalFile(str(path), *FileVersion.of(path.stat()))
-        found = [*line_index.line_pieces(blob, 20)]
+        file = LocalFile(str(path), *FileVersion.of(path.stat()))
+        found = [*line_index.line_pieces(file, 20)]
         assert max(len(piece.data) for piece in found) <= 20 + 2 * 8
-        assert sum(len(piece.data) + piece.left_out for piece in found) == blob.nbytes
+        assert sum(len(piece.data) + piece.left_out for piece in found) == file.nbytes
         monkeypatch.setattr(line_index, "_HELD_NBYTES", 20)
         assert all_of(JSONL(path)) == ["one", "x" * 100] * 2
         assert all_of(Lines(path))[1:3] == ['"' + "x" * 100 + '"', "  "]

@@ -59,8 +59,8 @@ class NpzArchive:
         (matches,) = found([path], "*", cache=cache, options=options)
         if len(matches) != 1:
             raise ArgumentError(f"{os.fspath(path)} matches {len(matches)} files: name one .npz archive")
-        self._blobs = FileSet(matches)
-        self.path = self._blobs.name(0)
+        self._files = FileSet(matches)
+        self.path = self._files.name(0)
         with self._opened() as (_, archive):
             entries = archive.infolist()
         self._entries = {entry.filename.removesuffix(".npy"): entry for entry in entries}
@@ -126,12 +126,12 @@ class NpzArchive:
             ) from error
 
     def _file(self, whole: bool) -> IO[bytes]:
-        blob = self._blobs[0]  # StateError if the file has changed
-        if self._blobs.is_local:
+        file = self._files[0]  # StateError if the file has changed
+        if self._files.is_local:
             return open(self.path, "rb")
         if whole:
-            return BytesIO(self._blobs.read([Extent(0, 0, self._blobs.info(0).size)])[0])
-        return cast("IO[bytes]", BufferedReader(_ArchiveBytes(blob)))
+            return BytesIO(self._files.read([Extent(0, 0, self._files.info(0).size)])[0])
+        return cast("IO[bytes]", BufferedReader(_ArchiveBytes(file)))
 
 
 class LoadedArrays(MemoryArrays):

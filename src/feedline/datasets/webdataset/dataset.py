@@ -100,8 +100,8 @@ class TarShards(torch.utils.data.Dataset[Any]):
         if open_shards < 1:
             raise ArgumentError(f"open_shards={open_shards} must be at least 1")
         found = _find_tars(paths, cache, options)
-        self._blobs = inflated(found, [tar.opener_of(name) for name in found.names], cache)
-        self._tars = Tars(self._blobs, index_dir=index_dir, allow_truncated=allow_truncated)
+        self._files = inflated(found, [tar.opener_of(name) for name in found.names], cache)
+        self._tars = Tars(self._files, index_dir=index_dir, allow_truncated=allow_truncated)
         heads = self._tars.heads()
         self._offsets = ShardOffsets(head.samples for head in heads)
         if not len(self):
@@ -127,7 +127,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
     @property
     def paths(self) -> list[str]:
         """Paths and addresses of the tars, as they were found."""
-        return self._blobs.names
+        return self._files.names
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
@@ -208,9 +208,9 @@ class TarShards(torch.utils.data.Dataset[Any]):
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
         places = within(indices, len(self), "TarShards")
-        if self._blobs.is_local:
+        if self._files.is_local:
             return []
-        return self._blobs.ranges([extent for part in self._parts(places) for extent in self._extents(part)])
+        return self._files.ranges([extent for part in self._parts(places) for extent in self._extents(part)])
 
     def __getitem__(self, index: int) -> Any:
         """Sample `index` in its own memory; negative indices count from the end."""
@@ -309,7 +309,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
     def _with_fetched(self, parts: Sequence[ShardPart]) -> list[ShardPart]:
         """Fetch the members of unmapped parts in one request."""
         wanted = [[] if part.shard.is_mapped else self._extents(part) for part in parts]
-        views = iter(self._blobs.read([extent for extents in wanted for extent in extents]))
+        views = iter(self._files.read([extent for extents in wanted for extent in extents]))
         return [
             part
             if part.shard.is_mapped
@@ -339,13 +339,13 @@ class TarShards(torch.utils.data.Dataset[Any]):
 def _find_tars(paths: Paths, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> FileSet:
     given = [os.fspath(path) for path in listed(paths)]
     _check_no_commands(given)
-    blobs = find(given, FORMATS["tar"].pattern, cache=cache, options=options)
+    files = find(given, FORMATS["tar"].pattern, cache=cache, options=options)
     seen = set[str]()
-    for name in blobs.names:
+    for name in files.names:
         if name in seen:
             raise ArgumentError(f"{name} is listed twice; its samples would be duplicated")
         seen.add(name)
-    return blobs
+    return files
 
 
 def _by_sample(columns: Sequence[TarColumn], part: ShardPart, rows: NDArray[np.int64]) -> list[Sources]:

@@ -115,8 +115,8 @@ def find_index(source: TarSource, index_dir: Pathlike | None) -> TarIndex | None
             # The index of a file may lie in a folder without write access, where it stays that of a copy.
             is_current = is_local(source.name) or index.head.version == source.version
             return index if is_current else kept(index, source.version, where)
-    name, blob = adjacent(source.name), source.blob
-    index = fitting(source, name, lambda: read_adjacent(blob, name.rpartition("/")[2]))
+    name, file = adjacent(source.name), source.file
+    index = fitting(source, name, lambda: read_adjacent(file, name.rpartition("/")[2]))
     return None if index is None else kept(index, source.version, where)
 
 
