@@ -293,14 +293,14 @@ class _Object:
     def _fetch_exclusively(self, missing: Sequence[int]) -> dict[int, memoryview]:
         if not missing:
             return {}
-        with self._folder.claims() as claims:
-            # Claimed one by one without waiting: what others fetch is read from their files afterwards.
-            mine = [number for number in missing if claims.take(self._key(number).name())]
+        with self._folder.fetch_locks() as fetch_locks:
+            # Locked one by one without waiting: what others fetch is read from their files afterwards.
+            mine = [number for number in missing if fetch_locks.take(self._key(number).name())]
             data_by_number = self._look_up(mine)  # another process may have fetched them since the first look
             data_by_number |= self._fetch_all([number for number in mine if number not in data_by_number])
-        # All claims are released before waiting: two readers with claims could wait for each other forever.
+        # All locks are released before waiting: two readers with locks could wait for each other forever.
         for number in set(missing).difference(data_by_number):
-            claims.wait(self._key(number).name(), WAIT_S)
+            fetch_locks.wait(self._key(number).name(), WAIT_S)
             count(cache_shared=1)
             data_by_number |= self._look_up([number]) or self._fetch([number])
         return data_by_number
