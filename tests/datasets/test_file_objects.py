@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.datasets import file_objects
-from feedline.datasets.file_objects import FarFile, RangeFile, SparseFile, merge_ranges
+from feedline.datasets.file_objects import BlockFile, RangeFile, SparseFile, merge_ranges
 
 BLOCK = 16
 
@@ -44,8 +44,8 @@ def _small_blocks() -> Any:
         yield
 
 
-def far(blob: Any) -> FarFile:
-    return FarFile(blob)
+def far(blob: Any) -> BlockFile:
+    return BlockFile(blob)
 
 
 def read_through(file: RangeFile, data: bytes, steps: Sequence[tuple[str, int, int]]) -> None:

@@ -1,6 +1,6 @@
 """File objects over byte ranges, for libraries that read files.
 
-`SparseFile` fetches known ranges in advance. `FarFile` reads a file or object by cached blocks, and large reads from
+`SparseFile` fetches known ranges in advance. `BlockFile` reads a file or object by cached blocks, and large reads from
 ranges that a thread has loaded. `ForwardReader`, `parts` and `Stream` read content from front to back, in parts that
 fit into memory.
 
@@ -120,7 +120,7 @@ class _ThreadSpans(threading.local):
     held = FetchedRanges()
 
 
-class FarFile(RangeFile):
+class BlockFile(RangeFile):
     """A file or object, read by cached blocks.
 
     Spans loaded with `holding` are visible only to the loading thread.

@@ -112,15 +112,15 @@ class LocalFile:
         self.name, self.nbytes, self.version = name, nbytes, version
         self.local_path = name
         self.data = map_whole(name, lambda now: FileVersion(nbytes, version).check(FileVersion.of(now), name))
-        self._looks = RecheckTimer()
+        self._recheck = RecheckTimer()
 
     def check_unchanged(self, *, at_once: bool = False) -> None:
         """See `File`."""
         # A page of a file that has shrunk is gone from its mapping: touching it ends the process.
-        if at_once or self._looks.due():
+        if at_once or self._recheck.due():
             with suppress(FileNotFoundError):  # a removed file stays mapped
                 FileVersion(self.nbytes, self.version).check(local_info(self.name).state, self.name)
-            self._looks.done()
+            self._recheck.done()
 
     def read(self, spans: Sequence[Range]) -> Views:
         """Views of the mapping; no page is read yet."""

@@ -23,7 +23,7 @@ from feedline.datasets.text import line_index
 from feedline.errors import ArgumentError, SampleError, SampleIndexError, StateError
 from feedline.stores.base import FileVersion
 from feedline.stores.files import LocalFile
-from feedline.stores.local import LOOK_EVERY_S
+from feedline.stores.local import RECHECK_S
 
 FRESH = [HealthCheck.function_scoped_fixture]
 
@@ -420,7 +420,7 @@ def test_a_file_that_is_cut_short_while_it_is_read(tmp_path: Path, read: Any) ->
     dataset = read(path)
     assert dataset[0] is not None
     os.truncate(path, 9)
-    time.sleep(2 * LOOK_EVERY_S)
+    time.sleep(2 * RECHECK_S)
     with (
         fl.DataLoader(dataset, 256, collate_fn=len) as loader,
         pytest.raises(StateError, match=r"a.txt has changed since this dataset was made: it had 180000 bytes"),

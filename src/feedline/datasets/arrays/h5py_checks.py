@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from feedline.datasets.arrays.frames import check_bitshuffle, check_blosc
-from feedline.datasets.file_objects import FarFile, RangeFile
+from feedline.datasets.file_objects import BlockFile, RangeFile
 from feedline.errors import SampleError
 from feedline.stores.files import File, LocalFile
 
@@ -125,7 +125,7 @@ class HeapFile(RangeFile):
             )
 
 
-class RemoteHeapFile(HeapFile, FarFile):
+class RemoteHeapFile(HeapFile, BlockFile):
     """A remote file, read by cached blocks."""
 
 

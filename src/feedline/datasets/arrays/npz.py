@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from feedline.core.paths import Pathlike
 from feedline.datasets.arrays.npy_layout import NpzMember, layout_of
 from feedline.datasets.arrays.rows import ArrayLayout, MemoryArrays
-from feedline.datasets.file_objects import FarFile
+from feedline.datasets.file_objects import BlockFile
 from feedline.datasets.paths import found
 from feedline.errors import ArgumentError, FeedlineError, SampleError
 from feedline.stores import Cache
@@ -40,7 +40,7 @@ def is_npz(paths: Any) -> bool:
     return isinstance(paths, (str, os.PathLike)) and os.fspath(paths).endswith(".npz")
 
 
-class _ArchiveBytes(FarFile):
+class _ArchiveBytes(BlockFile):
     """File in a store, for zipfile.
 
     A read to its end gives bytes, not a view.

@@ -13,7 +13,7 @@ import numpy as np
 
 from feedline.core.caches import LRUCache
 from feedline.core.paths import Pathlike
-from feedline.datasets.file_objects import FarFile
+from feedline.datasets.file_objects import BlockFile
 from feedline.datasets.indexes import MetadataCache, key_of, place_of
 from feedline.datasets.paths import found, paths_of
 from feedline.errors import ArgumentError, SampleError
@@ -21,7 +21,7 @@ from feedline.stores import Cache, ObjectInfo, Store
 from feedline.stores.files import FileSet, local_info
 from feedline.stores.urls import absolute, is_local, local_path
 
-Source = str | FarFile
+Source = str | BlockFile
 """The path of a file, or an object as a file object."""
 
 
@@ -110,7 +110,7 @@ class MediaFiles:
         """A file for a decoder; StateError if it has changed."""
         store, info = self.files.store(number), self.files.info(number)
         if store is not None:
-            return FarFile(self.files.open(number))
+            return BlockFile(self.files.open(number))
         info.state.check(local_info(info.path).state, info.path)
         return info.path
 

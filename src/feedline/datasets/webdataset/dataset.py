@@ -373,10 +373,10 @@ def _check_columns(columns: Sequence[str]) -> tuple[str, ...]:
 
 def _unknown(argument: str, name: str, known: Iterable[str]) -> ArgumentError:
     names = sorted(known)
-    near = [near for each in name.lower().split(";") for near in difflib.get_close_matches(each.strip(), names, 1)]
+    alike = [match for each in name.lower().split(";") for match in difflib.get_close_matches(each.strip(), names, 1)]
     return ArgumentError(
         f"{argument} names {name!r}, but no sample has this field; fields are {', '.join(names[:_SHOWN])}"
-        f"{', …' * (len(names) > _SHOWN)}{f'. Did you mean {near[0]!r}?' if near else ''}"
+        f"{', …' * (len(names) > _SHOWN)}{f'. Did you mean {alike[0]!r}?' if alike else ''}"
     )
 
 
