@@ -33,7 +33,7 @@ class Extent(NamedTuple):
     stop: int
 
 
-class Held(Protocol):
+class FileBytes(Protocol):
     """Bytes of a file or object that are in memory."""
 
     def cut(self, start: int, stop: int) -> memoryview:
@@ -83,7 +83,7 @@ class File(Protocol):
         """Read all spans if they are in memory already; else None."""
         ...
 
-    def held(self) -> Held | None:
+    def get_loaded(self) -> FileBytes | None:
         """The bytes that take no request, for one thread; None without any."""
         ...
 
@@ -132,7 +132,7 @@ class LocalFile:
         """A view of one range."""
         return self.data[start:stop]
 
-    def held(self) -> LocalFile:
+    def get_loaded(self) -> LocalFile:
         """The bytes that take no request: all of them."""
         return self
 
@@ -190,7 +190,7 @@ class RemoteFile:
         """Read all spans if they are in memory already; else None."""
         return None if self._cache is None else self._cache.in_memory(self.path, spans, version=self.version)
 
-    def held(self) -> Held | None:
+    def get_loaded(self) -> FileBytes | None:
         """The bytes in the memory of a cache, for one thread."""
         return None if self._cache is None else self._cache.cached_pieces(self.path, version=self.version)
 

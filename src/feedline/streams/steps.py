@@ -259,10 +259,10 @@ class Passes:
 
     def __init__(self, upstream: OpenFlow, place: FlowPlace, times: int | None) -> None:
         self._upstream, self._place, self._times = upstream, place, times
-        self._number, self._flow = 0, self._opened(0)
+        self._number, self._flow = 0, self._open_pass(0)
         self._is_empty = True
 
-    def _opened(self, number: int) -> SampleFlow:
+    def _open_pass(self, number: int) -> SampleFlow:
         # The first pass of an epoch is that epoch; later ones lie far from all epochs.
         return self._upstream(self._place.epoch if not number else derive(self._place.epoch, number) >> 2)
 
@@ -282,12 +282,12 @@ class Passes:
             if self._is_empty or (self._times is not None and self._number + 1 >= self._times):
                 raise StopIteration  # a pass without samples would be followed by others for ever
             self._number += 1
-            self._flow, self._is_empty = self._opened(self._number), True
+            self._flow, self._is_empty = self._open_pass(self._number), True
 
     def state_dict(self) -> Any:
         return {"number": self._number, "empty": self._is_empty, "inner": self._flow.state_dict()}
 
     def load_state_dict(self, state: Any) -> None:
         self._number, self._is_empty = state["number"], state["empty"]
-        self._flow = self._opened(self._number)
+        self._flow = self._open_pass(self._number)
         self._flow.load_state_dict(state["inner"])

@@ -12,7 +12,7 @@ import numpy as np
 from feedline.core.paths import Pathlike
 from feedline.datasets.arrays.npy_layout import NpzMember, Raw, Source, layout_of, path_of
 from feedline.datasets.arrays.rows import ArrayLayout, FileArrays
-from feedline.datasets.paths import found, no_files_error
+from feedline.datasets.paths import find_each, no_files_error
 from feedline.errors import ArgumentError
 from feedline.stores import Cache
 from feedline.stores.files import Extent, FileSet
@@ -41,7 +41,7 @@ class ArrayFiles(FileArrays):
     ) -> None:
         if not sources:
             raise no_files_error()
-        matches = found([path_of(source) for source in sources], "*", cache=cache, options=options)
+        matches = find_each([path_of(source) for source in sources], "*", cache=cache, options=options)
         files = FileSet([each for several in matches for each in several])
         origins = [source for source, several in zip(sources, matches, strict=True) for _ in several]
         if typed is None:

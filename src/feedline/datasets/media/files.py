@@ -15,7 +15,7 @@ from feedline.core.caches import LRUCache
 from feedline.core.paths import Pathlike
 from feedline.datasets.file_objects import BlockFile
 from feedline.datasets.indexes import MetadataCache, key_of, place_of
-from feedline.datasets.paths import found, paths_of
+from feedline.datasets.paths import find_each, paths_of
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache, ObjectInfo, Store
 from feedline.stores.files import FileSet, local_info
@@ -50,7 +50,7 @@ class MediaFiles:
         options: Mapping[str, Any] | None,
     ) -> None:
         self.given = [os.fspath(absolute(each)) for each in paths_of(paths)]
-        finding = partial(found, cache=cache, options=options)
+        finding = partial(find_each, cache=cache, options=options)
         self.classes: list[str] = []
         if manifest is None:
             objects = _all_files(self.given, extensions, finding)

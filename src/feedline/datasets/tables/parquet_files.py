@@ -71,7 +71,7 @@ class StoredFiles:
         return self._files.open(number).read_uncached([(start, stop)])[0]
 
     @contextmanager
-    def opened(self, number: int, metadata: Any, spans: Sequence[Range]) -> Iterator[Any]:
+    def open_parquet(self, number: int, metadata: Any, spans: Sequence[Range]) -> Iterator[Any]:
         """Open a ParquetFile; `spans` of an object are read at once."""
         file = self._files.open(number)  # for each use, because a local file is checked for changes when it is mapped
         mapped = file.data is not None
@@ -122,7 +122,7 @@ class FilesystemFiles:
             return memoryview(file.read_at(stop - start, start))
 
     @contextmanager
-    def opened(self, number: int, metadata: Any, _: Sequence[Range]) -> Iterator[Any]:
+    def open_parquet(self, number: int, metadata: Any, _: Sequence[Range]) -> Iterator[Any]:
         """Open a ParquetFile that merges its reads into few requests."""
         path = self.names[number]
         self._infos[number].state.check(_info(self._filesystem.get_file_info(path)).state, path)

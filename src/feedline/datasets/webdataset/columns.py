@@ -39,7 +39,7 @@ from feedline.datasets.webdataset.tar import extension, is_image
 from feedline.errors import ArgumentError, SampleError
 from feedline.images import ImageError
 from feedline.stores.cache import MissingPieceError
-from feedline.stores.files import Held
+from feedline.stores.files import FileBytes
 
 Own = Mapping[str, Callable[[bytes], Any]]
 """A user's decoders, by field (`seg.png`) or extension (`png`)."""
@@ -158,23 +158,23 @@ _MIN_INT64 = -(1 << 63)
 class ShardPart(NamedTuple):
     """The rows of a batch from one shard.
 
-    `places` are their rows in the batch, `rows` those in the index of the shard. `held` has the bytes of their members,
-    if they are in memory.
+    `places` are their rows in the batch, `rows` those in the index of the shard. `loaded` has the bytes of their
+    members, if they are in memory.
     """
 
     shard: Shard
     places: NDArray[np.int64]
     rows: NDArray[np.int64]
-    held: Held | None
+    loaded: FileBytes | None
 
     def cells(self, rows: NDArray[np.int64], fields: Sequence[str]) -> list[MemberSpan]:
         """The members of some of these rows.
 
         MissingPieceError if they are not in memory.
         """
-        if self.held is None:
+        if self.loaded is None:
             raise MissingPieceError
-        return self.shard.cells(rows, fields, self.held)
+        return self.shard.cells(rows, fields, self.loaded)
 
 
 class MemberPlace(NamedTuple):

@@ -215,8 +215,8 @@ class TarShards(torch.utils.data.Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         """Sample `index` in its own memory; negative indices count from the end."""
         shard, row = self._at(one_within(index, len(self), "TarShards"))
-        part = ShardPart(shard, _FIRST, np.array([row]), shard.held())
-        [sample] = self._with_members([part], self._found).values()
+        part = ShardPart(shard, _FIRST, np.array([row]), shard.get_loaded())
+        [sample] = self._with_members([part], self._find_sources).values()
         return self._sample(*sample, None)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -224,10 +224,10 @@ class TarShards(torch.utils.data.Dataset[Any]):
         if type(self).__getitem__ is not TarShards.__getitem__:  # a subclass overrides it
             return [self[index] for index in indices]
         places = within(as_indices(indices), len(self), "TarShards")
-        found = self._with_members(self._parts(places), self._found)
+        found = self._with_members(self._parts(places), self._find_sources)
         return [self._sample(*found[at], at) for at in range(len(places))]
 
-    def _found(self, parts: Sequence[ShardPart]) -> dict[int, tuple[Shard, int, Sources]]:
+    def _find_sources(self, parts: Sequence[ShardPart]) -> dict[int, tuple[Shard, int, Sources]]:
         """Shard, row and sources of each sample, by row of the batch."""
         found: dict[int, tuple[Shard, int, Sources]] = {}
         for part in parts:
@@ -285,16 +285,16 @@ class TarShards(torch.utils.data.Dataset[Any]):
         if keys is None and self._uses_keys:
             keys = torch_keys(len(places))
 
-        def found(parts: Sequence[ShardPart]) -> list[list[MemberPlace]]:
+        def find_members(parts: Sequence[ShardPart]) -> list[list[MemberPlace]]:
             return [column.all_places(parts, len(places)) for column in self._columns]
 
-        columns = zip(self._columns, self._with_members(self._parts(places), found), strict=True)
+        columns = zip(self._columns, self._with_members(self._parts(places), find_members), strict=True)
         return [column.batch(each, keys, request.allocate, threads=request.threads) for column, each in columns]
 
     def _parts(self, places: NDArray[np.int64]) -> list[ShardPart]:
         """Group samples by shard, opening each shard once."""
         shards = ((self._shards[number], at, rows) for number, at, rows in self._offsets.by_shard(places))
-        return [ShardPart(shard, at, rows, shard.held()) for shard, at, rows in shards]
+        return [ShardPart(shard, at, rows, shard.get_loaded()) for shard, at, rows in shards]
 
     def _with_members(self, parts: Sequence[ShardPart], use: Callable[[Sequence[ShardPart]], T]) -> T:
         """Apply `use` to the parts, with their members in memory.
@@ -313,7 +313,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return [
             part
             if part.shard.is_mapped
-            else part._replace(held=FetchedRanges.of({extent[1:]: next(views) for extent in extents}))
+            else part._replace(loaded=FetchedRanges.of({extent[1:]: next(views) for extent in extents}))
             for part, extents in zip(parts, wanted, strict=True)
         ]
 

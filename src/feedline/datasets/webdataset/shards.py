@@ -23,7 +23,7 @@ from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import BLOCK, ShardError
 from feedline.errors import SampleError
 from feedline.stores.base import changed_error
-from feedline.stores.files import FileSet, Held
+from feedline.stores.files import FileBytes, FileSet
 from feedline.stores.urls import is_local
 
 _log = logging.getLogger("feedline")
@@ -125,9 +125,9 @@ class Shard:
         """True for a file of this machine."""
         return self._file.data is not None
 
-    def held(self) -> Held | None:
+    def get_loaded(self) -> FileBytes | None:
         """The members that take no request, for one thread; None without any."""
-        return self._file.held()
+        return self._file.get_loaded()
 
     def spans(
         self, rows: NDArray[np.int64], choices: Sequence[Sequence[str]] | None
@@ -138,16 +138,16 @@ class Shard:
             raise _replaced_error(self.tar)
         return starts, stops
 
-    def cells(self, rows: NDArray[np.int64], fields: Sequence[str], held: Held) -> list[MemberSpan]:
+    def cells(self, rows: NDArray[np.int64], fields: Sequence[str], loaded: FileBytes) -> list[MemberSpan]:
         """The first of `fields` that each sample has; SampleError without any.
 
-        Their bytes come from `held`. Those of a file are read ahead.
+        Their bytes come from `loaded`. Those of a file are read ahead.
         """
         starts, stops, columns = locate(self.index, rows, fields, self._file.nbytes)
         places = list(zip(starts.tolist(), stops.tolist(), strict=True))
         self._file.will_need(places)
         cells = zip(places, rows.tolist(), columns.tolist(), strict=True)
-        return [MemberSpan(held.cut(start, stop), start, row, column) for (start, stop), row, column in cells]
+        return [MemberSpan(loaded.cut(start, stop), start, row, column) for (start, stop), row, column in cells]
 
 
 class Tars:

@@ -80,7 +80,7 @@ class CachedStore:
 
     def size(self, path: str) -> int:
         """The size of one object in bytes."""
-        return self._known(path, None).size
+        return self._look_up_info(path, None).size
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """List every object whose path begins with `prefix`, sorted by path."""
@@ -89,12 +89,12 @@ class CachedStore:
 
     def read(self, path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> memoryview:
         """Read the bytes from `start` up to `stop`, or to the end."""
-        stop = max(start, self._known(path, version).size) if stop is None else stop
+        stop = max(start, self._look_up_info(path, version).size) if stop is None else stop
         return self.read_many(path, [(start, stop)], version=version)[0]
 
     def read_versioned(self, path: str) -> VersionedObject:
         """Read one object with its version, without an additional request."""
-        known = self._known(path, None)
+        known = self._look_up_info(path, None)
         return VersionedObject(self.read(path, 0, known.size, version=known.version), known.version)
 
     def read_many(self, path: str, ranges: Sequence[Range], *, version: str | None = None) -> Views:
@@ -134,7 +134,7 @@ class CachedStore:
 
         None of it is kept in memory.
         """
-        stop = self._known(path, None).size if stop is None else stop
+        stop = self._look_up_info(path, None).size if stop is None else stop
         self._object(path, None).fill(self.pieces(path, [(start, stop)]))
         return max(0, stop - start)
 
@@ -175,12 +175,12 @@ class CachedStore:
         return self._object(info.path, info.version).file()
 
     def _object(self, path: str, version: str | None) -> _Object:
-        info = self._known(path, version)
+        info = self._look_up_info(path, version)
         # Without versions, what another process has kept may be of another content: it gets another key.
         version_key = info.version if info.is_versioned else f"{info.version} {self._own}"
         return _Object(self.store, self._shared(), info, version_key, self.cache)
 
-    def _known(self, path: str, version: str | None) -> ObjectInfo:
+    def _look_up_info(self, path: str, version: str | None) -> ObjectInfo:
         known = self._shared().infos.get(path)
         if known is None or version not in (None, known.version):
             known = self.info(path)
