@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import feedline as fl
-from feedline.datasets import Blob, IndexRecipe, Record, RecordDataset, Stream
+from feedline.datasets import File, IndexRecipe, Record, RecordDataset, Stream
 
 MAGIC = b"\x0a\x23\xd7\xce"
 WHOLE, FIRST, MIDDLE, LAST = range(4)
@@ -23,7 +23,7 @@ HEAD_NBYTES = 8  # the magic number; kind of part, and length
 LABELED_NBYTES = 24  # count of labels that follow, the label if none do, two numbers
 
 
-def scan(file: Blob) -> dict[str, np.ndarray]:
+def scan(file: File) -> dict[str, np.ndarray]:
     """The byte range of each record, found in one pass over the file."""
     stream, starts, stops = Stream(file), list[int](), list[int]()
     while stream.at < file.nbytes:
@@ -41,7 +41,7 @@ def scan(file: Blob) -> dict[str, np.ndarray]:
     return {"starts": np.array(starts, np.int64), "stops": np.array(stops, np.int64)}
 
 
-def fits(file: Blob, arrays: Mapping[str, np.ndarray]) -> bool:
+def fits(file: File, arrays: Mapping[str, np.ndarray]) -> bool:
     """True if an index from elsewhere is that of this file, judged by its end and a few records."""
     starts, stops = arrays["starts"], arrays["stops"]
     if len(starts) != len(stops) or not len(stops) or stops[-1] != file.nbytes:

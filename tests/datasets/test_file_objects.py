@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.datasets import file_objects
-from feedline.datasets.file_objects import FarFile, RangeFile, SparseFile, merge_ranges
+from feedline.datasets.file_objects import BlockFile, RangeFile, SparseFile, merge_ranges
 
 BLOCK = 16
 
 
-class Blob:
+class FakeFile:
     """Bytes that are somewhere else; notes what is asked for."""
 
     name, version = "blob", "1"
@@ -44,8 +44,8 @@ def _small_blocks() -> Any:
         yield
 
 
-def far(blob: Any) -> FarFile:
-    return FarFile(blob)
+def far(blob: Any) -> BlockFile:
+    return BlockFile(blob)
 
 
 def read_through(file: RangeFile, data: bytes, steps: Sequence[tuple[str, int, int]]) -> None:
@@ -77,12 +77,12 @@ steps = st.lists(
 @given(data=contents, cuts=cuts, steps=steps)
 def test_a_sparse_file_reads_like_a_whole_one(data: bytes, cuts: Any, steps: Any) -> None:
     spans = merge_ranges([(min(a, b, len(data)), min(max(a, b), len(data))) for a, b in cuts])
-    read_through(SparseFile(len(data), spans, Blob(data).read), data, steps)
+    read_through(SparseFile(len(data), spans, FakeFile(data).read), data, steps)
 
 
 @given(data=contents, cuts=cuts, steps=steps)
 def test_a_far_file_reads_like_a_near_one(data: bytes, cuts: Any, steps: Any) -> None:
-    file = far(Blob(data))
+    file = far(FakeFile(data))
     read_through(file, data, steps)
     file.seek(0)
     with file.holding([(min(a, b, len(data)), min(max(a, b), len(data))) for a, b in cuts]):
@@ -90,7 +90,7 @@ def test_a_far_file_reads_like_a_near_one(data: bytes, cuts: Any, steps: Any) ->
 
 
 def test_what_was_read_before_is_not_asked_for_again_and_not_copied() -> None:
-    blob = Blob(bytes(range(100)))
+    blob = FakeFile(bytes(range(100)))
     sparse = SparseFile(100, [(10, 20), (50, 60)], blob.read)
     sparse.seek(52)
     assert sparse.read(4).obj is blob.data
@@ -101,7 +101,7 @@ def test_what_was_read_before_is_not_asked_for_again_and_not_copied() -> None:
 
 
 def test_a_far_file_keeps_blocks_of_what_is_looked_at_and_asks_for_none_of_what_is_held() -> None:
-    blob = Blob(bytes(range(100)))
+    blob = FakeFile(bytes(range(100)))
     file = far(blob)
     for place in (3, 5, 11):
         file.seek(place)
@@ -121,7 +121,7 @@ def test_a_far_file_keeps_blocks_of_what_is_looked_at_and_asks_for_none_of_what_
 
 
 def test_what_one_thread_holds_is_not_for_others() -> None:
-    blob = Blob(bytes(range(100)))
+    blob = FakeFile(bytes(range(100)))
     file = far(blob)
 
     def look() -> None:
@@ -136,13 +136,13 @@ def test_what_one_thread_holds_is_not_for_others() -> None:
 
 
 def test_nothing_is_collected_while_a_library_waits_for_bytes() -> None:
-    blob = Blob(bytes(100))
+    blob = FakeFile(bytes(100))
     far(blob).read(8)
     assert blob.collecting == [False]
     assert gc.isenabled()
 
 
-class Unreadable(Blob):
+class Unreadable(FakeFile):
     def read(self, spans: Sequence[tuple[int, int]]) -> list[memoryview]:
         if spans:
             raise ConnectionError("gone")

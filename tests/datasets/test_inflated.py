@@ -182,9 +182,9 @@ def test_several_that_open_a_file_at_once_decompress_it_once(source: Path, monke
     write_text(source, "one")
     calls, waiting, convert = list[str](), threading.Barrier(4), inflated.converted
 
-    def counting(opener: Any, parts: Any, blob: Any) -> Any:
-        calls.append(blob.name)
-        return convert(opener, parts, blob)
+    def counting(opener: Any, parts: Any, file: Any) -> Any:
+        calls.append(file.name)
+        return convert(opener, parts, file)
 
     def opened(_: int) -> str:
         waiting.wait()

@@ -24,7 +24,7 @@ import feedline as fl
 from feedline.datasets import CSV, JSONL, MDS, Lines, LitData, TFRecord, file_objects
 from feedline.errors import SampleError, StateError
 from feedline.stores import Cache, CacheWarning, ObjectNotFoundError, StoreError
-from feedline.stores.local import LOOK_EVERY_S
+from feedline.stores.local import RECHECK_S
 from formats.places import Memory
 from formats.records import FORMATS
 
@@ -276,7 +276,7 @@ def test_a_shard_that_is_cut_short_while_it_is_read(folder: Path, case: str) -> 
     dataset[0]
     for shard in folder.glob("*0.[bm]*"):
         os.truncate(shard, 0)
-    time.sleep(2 * LOOK_EVERY_S)
+    time.sleep(2 * RECHECK_S)
     for read in (lambda: dataset[1], lambda: dataset.__getitems__([0, 2])):
         with pytest.raises(StateError, match=r"has changed since this dataset was made"):
             read()

@@ -32,7 +32,7 @@ class Bytes(torch.utils.data.Dataset[int]):
     traits = fl.Traits(thread_safe=True)
 
     def __init__(self, address: str, cache: fl.stores.Cache | None) -> None:
-        self.blobs = find(address, "*.bin", cache=cache)
+        self.files = find(address, "*.bin", cache=cache)
 
     def __len__(self) -> int:
         return COUNT
@@ -41,13 +41,13 @@ class Bytes(torch.utils.data.Dataset[int]):
         return [Extent(0, index * NBYTES, (index + 1) * NBYTES) for index in indices]
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[Any, Any]]:
-        return self.blobs.ranges(self._extents(indices.tolist()))
+        return self.files.ranges(self._extents(indices.tolist()))
 
     def __getitem__(self, index: int) -> int:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[int]:
-        return [view[0] for view in self.blobs.read(self._extents(indices))]
+        return [view[0] for view in self.files.read(self._extents(indices))]
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def make(memory: str, tmp_path: Path) -> Callable[..., Bytes]:
 
 
 def pieces(dataset: Bytes) -> int:
-    store = dataset.blobs.ranges([Extent(0, 0, 1)])[0][0]
+    store = dataset.files.ranges([Extent(0, 0, 1)])[0][0]
     return sum(1 for path in Path(store.cache.folder).rglob("objects/*/*") if path.is_file())
 
 
@@ -101,7 +101,7 @@ def test_what_is_due_later_lies_in_the_cache(make: Callable[..., Bytes]) -> None
 def test_no_more_is_fetched_than_the_cache_says(make: Callable[..., Bytes]) -> None:
     dataset = make(ahead_nbytes=2 * PIECE)
     entered = threading.Semaphore(0)
-    store = dataset.blobs.ranges([Extent(0, 0, 1)])[0][0]
+    store = dataset.files.ranges([Extent(0, 0, 1)])[0][0]
     whole = store.bring
     store.bring = lambda *pieces: (whole(*pieces), entered.release())
     ahead = PrefetchingRequests(requests(*([2 * number] for number in range(32))), dataset.ranges)

@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> str:
 
 
 @pytest.fixture(params=["files", "objects", "cached objects"])
-def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> FileSet:
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> FileSet:
     """All of CONTENT."""
     if request.param == "files":
         return find(f"{request.getfixturevalue('folder')}/train", "*.bin")
@@ -48,26 +48,26 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> FileSet:
     return find(f"{request.getfixturevalue('memory')}/train", "*.bin", cache=cache)
 
 
-def test_a_folder_stands_for_what_is_in_it(blobs: FileSet) -> None:
-    assert len(blobs) == 100
-    assert blobs.names == sorted(blobs.names)
-    assert [blobs.info(number).size for number in range(100)] == [1000 + number for number in range(100)]
-    assert [blob.nbytes for blob in blobs] == [1000 + number for number in range(100)]
+def test_a_folder_stands_for_what_is_in_it(files: FileSet) -> None:
+    assert len(files) == 100
+    assert files.names == sorted(files.names)
+    assert [files.info(number).size for number in range(100)] == [1000 + number for number in range(100)]
+    assert [file.nbytes for file in files] == [1000 + number for number in range(100)]
 
 
-def test_many_at_once(blobs: FileSet) -> None:
+def test_many_at_once(files: FileSet) -> None:
     rng = np.random.default_rng(0)
     extents = [Extent(int(rng.integers(100)), start, start + 7) for start in range(0, 900, 3)]
-    found = blobs.read(extents)
-    assert [bytes(view) for view in found] == [bytes([blob]) * 7 for blob, _, _ in extents]
-    assert blobs.read([]) == []
-    assert [bytes(view) for view in blobs[3].read([(0, 2), (5, 5)])] == [b"\3\3", b""]
+    found = files.read(extents)
+    assert [bytes(view) for view in found] == [bytes([file]) * 7 for file, _, _ in extents]
+    assert files.read([]) == []
+    assert [bytes(view) for view in files[3].read([(0, 2), (5, 5)])] == [b"\3\3", b""]
 
 
-def test_what_is_pickled_reads_the_same(blobs: FileSet) -> None:
-    blobs.read([Extent(0, 0, 1)])
-    again = pickle.loads(pickle.dumps(blobs))
-    assert again.names == blobs.names
+def test_what_is_pickled_reads_the_same(files: FileSet) -> None:
+    files.read([Extent(0, 0, 1)])
+    again = pickle.loads(pickle.dumps(files))
+    assert again.names == files.names
     assert bytes(again.read([Extent(99, 0, 3)])[0]) == bytes([99]) * 3
 
 
@@ -96,10 +96,10 @@ def test_nothing_is_no_list_of_files() -> None:
 
 
 def test_a_file_that_changed_is_refused(folder: str) -> None:
-    blobs = find(f"{folder}/train/001.bin", "")
+    files = find(f"{folder}/train/001.bin", "")
     Path(folder, "train/001.bin").write_bytes(b"other")
     with pytest.raises(StateError, match=r"001\.bin has changed since this dataset was made: it had 1001 bytes, .* 5 "):
-        blobs[0].read([(0, 1)])
+        files[0].read([(0, 1)])
 
 
 def test_an_empty_file_has_no_bytes(tmp_path: Path) -> None:
@@ -108,11 +108,11 @@ def test_an_empty_file_has_no_bytes(tmp_path: Path) -> None:
 
 
 def test_a_file_for_those_who_open_files(memory: str, folder: str, tmp_path: Path) -> None:
-    assert find(f"{folder}/train/001.bin", "").file(0) == f"{folder}/train/001.bin"
+    assert find(f"{folder}/train/001.bin", "").local_path(0) == f"{folder}/train/001.bin"
     cached = find(f"{memory}/train/001.bin", "", cache=tmp_path / "cache")
-    assert Path(cached.file(0)).read_bytes().startswith(CONTENT["train/001.bin"])
+    assert Path(cached.local_path(0)).read_bytes().startswith(CONTENT["train/001.bin"])
     with pytest.raises(ArgumentError, match=r"memory://bucket/train/001\.bin is read by a library .* give cache="):
-        find(f"{memory}/train/001.bin", "").file(0)
+        find(f"{memory}/train/001.bin", "").local_path(0)
 
 
 def test_wants_are_of_caches_only(memory: str, folder: str, tmp_path: Path) -> None:
@@ -125,35 +125,35 @@ def test_wants_are_of_caches_only(memory: str, folder: str, tmp_path: Path) -> N
 
 
 def test_what_is_mapped_is_read_without_waiting(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blobs = find(f"{memory}/train", "*.bin", cache=tmp_path / "cache")
+    files = find(f"{memory}/train", "*.bin", cache=tmp_path / "cache")
     extents = [Extent(number, 5, 9) for number in (3, 1, 2)]
-    read = blobs.read(extents)
+    read = files.read(extents)
 
     def refuse(self: FileSet, wanted: dict[int, Any]) -> Any:
         assert not wanted
         return {}
 
     monkeypatch.setattr(FileSet, "_read", refuse)
-    assert blobs.read(extents) == read == [bytes([number]) * 4 for number in (3, 1, 2)]
+    assert files.read(extents) == read == [bytes([number]) * 4 for number in (3, 1, 2)]
     with pytest.raises(AssertionError):
-        blobs.read([*extents, Extent(4, 0, 1)])
+        files.read([*extents, Extent(4, 0, 1)])
 
 
 def test_what_is_no_range_is_refused_in_memory_as_well(memory: str, tmp_path: Path) -> None:
-    blobs = find(f"{memory}/train", "*.bin", cache=tmp_path / "cache")
-    blobs.read([Extent(1, 0, 1001), Extent(2, 0, 1002)])
+    files = find(f"{memory}/train", "*.bin", cache=tmp_path / "cache")
+    files.read([Extent(1, 0, 1001), Extent(2, 0, 1002)])
     with pytest.raises(ValueError, match="not a valid range"):
-        blobs.read([Extent(1, 9, 5), Extent(2, 0, 5)])
+        files.read([Extent(1, 9, 5), Extent(2, 0, 5)])
     with pytest.raises(RangeError, match="only 1001 bytes"):
-        blobs.read([Extent(1, 0, 1002), Extent(2, 0, 5)])
+        files.read([Extent(1, 0, 1002), Extent(2, 0, 5)])
 
 
-def test_a_forked_process_opens_its_own(blobs: FileSet) -> None:
-    blobs.read([Extent(0, 0, 1), Extent(1, 0, 1)])
+def test_a_forked_process_opens_its_own(files: FileSet) -> None:
+    files.read([Extent(0, 0, 1), Extent(1, 0, 1)])
     pid = os.fork()
     if pid == 0:
         try:
-            found = [bytes(view) for view in blobs.read([Extent(2, 0, 1), Extent(3, 0, 1)])]
+            found = [bytes(view) for view in files.read([Extent(2, 0, 1), Extent(3, 0, 1)])]
             os._exit(0 if found == [b"\2", b"\3"] else 1)
         finally:
             os._exit(2)

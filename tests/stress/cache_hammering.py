@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from feedline import stores
-from feedline.stores.cache.locks import Ledger
+from feedline.stores.cache.locks import AccountFile
 
 OBJECTS, SIZE, PIECE, LIMIT = 6, 400_000, 30_000, 900_000
 PROCESSES, KILLS = 3, 80
@@ -90,7 +90,7 @@ def taken_nbytes(folder: str) -> int:
     """The bytes of all files, each counted once though some move as we look; none comes or goes under the lock."""
     sizes: dict[int, int] = {}
     root = Path(folder, "v1")
-    with Ledger(root / "ledger").locked():
+    with AccountFile(root / "size-account").locked():
         for path in [*(root / "temporary").iterdir(), *(root / "objects").rglob("*")]:
             with suppress(FileNotFoundError):
                 status = path.stat()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from feedline.errors import ArgumentError
@@ -13,6 +13,17 @@ def one_of_error(name: str, value: Any, allowed: Iterable[Any], remedy: str = ""
     return ArgumentError(
         f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}{remedy and f': {remedy}'}"
     )
+
+
+def function_of(
+    name: str, value: str | Callable[..., Any], known: Mapping[str, Callable[..., Any]]
+) -> Callable[..., Any]:
+    """A function as it is, or the known one of this name."""
+    if callable(value):
+        return value
+    if value not in known:
+        raise ArgumentError(f"{name}={value!r} is neither a function nor one of {', '.join(known)}")
+    return known[value]
 
 
 def check_one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:

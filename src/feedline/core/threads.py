@@ -43,6 +43,10 @@ IO_THREADS = 32
 """Threads of a pool that mostly waits for stores: enough to hide their latency, few enough for memory and sockets."""
 
 
+INDEX_THREADS = 8
+"""Threads that index files: each holds a few parts of its file in memory."""
+
+
 class WaitCancelledError(FeedlineError, CancelledError):
     """The wait was canceled: interrupted, closed, or no longer needed."""
 
@@ -170,6 +174,9 @@ class DaemonPool(Executor):
     submits it: once that is canceled, the future is done, even if the call does not return. As a context manager the
     pool has a scope of its own, which ends with the block; a block that ends without an exception waits for its calls.
     Threads start on demand and end when idle.
+
+    Each layer has pools of its own: calls in the pool of a dataset wait for those of a file set, which wait for those
+    of a cache and of a store. In one pool, calls that wait could take all threads from those they wait for.
     """
 
     def __init__(self, max_workers: int = IO_THREADS, thread_name_prefix: str = "feedline") -> None:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from feedline.datasets.tokens import TokenDocuments, TokenFile
     from feedline.datasets.webdataset.dataset import TarShards
     from feedline.datasets.wrappers import Filter, Map, Zip
-    from feedline.stores.files import Blob
+    from feedline.stores.files import File
 
 __all__ = [
     "CSV",
@@ -63,10 +63,10 @@ __all__ = [
     "Arrays",
     "Arrow",
     "Avro",
-    "Blob",
     "CachedMap",
     "Clips",
     "DeviceDataset",
+    "File",
     "Files",
     "Filter",
     "Format",
@@ -105,7 +105,7 @@ __all__ = [
 
 _OF_NO_FORMAT = {
     "Arrays": "feedline.datasets.arrays.npy:Arrays",
-    "Blob": "feedline.stores.files:Blob",
+    "File": "feedline.stores.files:File",
     "CachedMap": "feedline.datasets.cached_map:CachedMap",
     "DeviceDataset": "feedline.datasets.resident.dataset:DeviceDataset",
     "Filter": "feedline.datasets.wrappers:Filter",

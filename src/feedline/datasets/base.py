@@ -20,10 +20,11 @@ from feedline.core.dataset import READS_SAMPLES, Batch, BatchRead, Keys, Traits,
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.rng import torch_keys
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.telemetry import DECODING
 from feedline.core.tensors import Allocator, as_indices, one_within, within
-from feedline.datasets.decoding import Decoder, SampleTransform, Where
+from feedline.datasets.decoding import Decoder, Where
 from feedline.datasets.indexes import BuiltIndex, Columns, IndexRecipe, indexes_of
 from feedline.stores import CachedStore, ObjectRange
 from feedline.stores.files import Extent, FileSet, LazyList
@@ -98,7 +99,7 @@ class DecodedRecords(Records):
             thread_safe=True,
             is_random=not is_ours,
             reads_batches=self._decoder.batchable,
-            uses_keys=self._decoder.draws,
+            uses_keys=self._decoder.uses_keys,
         )
 
     def _batch(self, places: NDArray[np.int64], allocate: Allocator, keys: Keys | None) -> torch.Tensor:
@@ -164,7 +165,7 @@ class FieldRecords(Records):
         return Traits(
             thread_safe=True,
             reads_batches=not sees_each and any(each.batchable for each in decoders),
-            uses_keys=any(each.draws for each in decoders),
+            uses_keys=any(each.uses_keys for each in decoders),
         )
 
     def read_batch(self, request: BatchRead) -> Batch:
@@ -175,7 +176,7 @@ class FieldRecords(Records):
         check_reads_batches(self)
         records = self._all_fields(within(request.indices, len(self), type(self).__name__))
         names = list(records[0])
-        drawing = [name for name in names if records[0][name].decoder.draws]
+        drawing = [name for name in names if records[0][name].decoder.uses_keys]
         keys = _keys_of(request.keys, len(records), drawing)
         return self._assemble_batch(
             {name: _column([record[name] for record in records], keys.get(name), request.allocate) for name in names}
@@ -280,12 +281,12 @@ class RecordFiles(ShardedRecords):
     Where the records lie is kept in an index of each file.
     """
 
-    def __init__(self, blobs: FileSet, recipe: IndexRecipe, index_dir: Pathlike | None) -> None:
-        self.paths = blobs.names
+    def __init__(self, files: FileSet, recipe: IndexRecipe, index_dir: Pathlike | None) -> None:
+        self.paths = files.names
         """Paths or addresses of the files, as they were given."""
-        self._blobs = blobs
-        self._indexes = tuple(indexes_of(blobs, recipe, index_dir))
-        super().__init__((recipe.count(index.shapes) for index in self._indexes), blobs)
+        self._files = files
+        self._indexes = tuple(indexes_of(files, recipe, index_dir))
+        super().__init__((recipe.count(index.shapes) for index in self._indexes), files)
         self._bounds = LazyList(partial(_open_arrays, self._indexes), len(self._indexes))
         self._record_span = recipe.span
 

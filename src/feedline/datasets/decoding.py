@@ -21,8 +21,10 @@ import torch
 from numpy.typing import NDArray
 
 from feedline import images
+from feedline.core.arguments import function_of
 from feedline.core.dataset import Transform
-from feedline.core.rng import SampleRng, sample_rng, takes_rng
+from feedline.core.rng import SampleRng, sample_rng
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.telemetry import DECODING, TRANSFORMING
 from feedline.core.tensors import Allocator, torch_dtype
 from feedline.datasets import array_container
@@ -55,30 +57,6 @@ DAMAGE = (*BAD_DATA, SyntaxError, RuntimeError, EOFError, struct.error, zlib.err
 
 
 _IN_MEMORY = re.compile(r" <_io\.BytesIO object at 0x[0-9a-fA-F]+>")
-
-
-class SampleTransform:
-    """A transform, called with the sample's generator if it takes one.
-
-    Without a transform, samples are returned unchanged.
-    """
-
-    def __init__(self, transform: Transform | None) -> None:
-        if transform is not None and not callable(transform):
-            raise ArgumentError(f"transform must be callable, got {type(transform).__name__}")
-        self.transform = transform
-        self.wants_rng = transform is not None and takes_rng(transform)
-
-    def __call__(self, sample: Any, row: int | None) -> Any:
-        """The transformed sample; `row` is its row in a batch, or None."""
-        return sample if self.transform is None else self.apply(sample, sample_rng(row) if self.wants_rng else None)
-
-    def apply(self, sample: Any, rng: SampleRng | None) -> Any:
-        """The transformed sample, with this generator, which other fields may share."""
-        if self.transform is None:
-            return sample
-        with TRANSFORMING:
-            return self.transform(sample, rng) if self.wants_rng else self.transform(sample)
 
 
 def split_transform(
@@ -123,8 +101,13 @@ class Decoder:
         return False
 
     @property
-    def draws(self) -> bool:
+    def uses_keys(self) -> bool:
         """True if `batch` depends on keys."""
+        return False
+
+    @property
+    def supports_threads(self) -> bool:
+        """True if several threads can share the work on a batch."""
         return False
 
     @property
@@ -145,9 +128,17 @@ class Decoder:
         raise NotImplementedError
 
     def batch(
-        self, sources: Sequence[Any], keys: NDArray[np.uint64] | None, allocate: Allocator, where: Callable[[int], str]
+        self,
+        sources: Sequence[Any],
+        keys: NDArray[np.uint64] | None,
+        allocate: Allocator,
+        where: Callable[[int], str],
+        threads: int = 1,
     ) -> torch.Tensor:
-        """The values as one tensor; `where(row)` describes an unreadable one."""
+        """The values as one tensor; `where(row)` describes an unreadable one.
+
+        `threads` share the work if it is supported.
+        """
         raise NotImplementedError
 
 
@@ -170,7 +161,7 @@ class ValueDecoder(Decoder):
 
     def __init__(self, decode: Decode, transform: Transform | None = None, *, kind: str | None = None) -> None:
         self.step = SampleTransform(transform)
-        self._decode = decode if callable(decode) else _named_function(decode)
+        self._decode = function_of("decode", decode, DECODERS)
         name = decode if isinstance(decode, str) else kind
         self._what = name or getattr(decode, "__name__", type(decode).__name__)
         # Libraries under feedline's decoders may raise anything for bad data.
@@ -204,13 +195,6 @@ def undecodable(what: str, error: Exception, remedy: str) -> SampleError:
         remedy = "raise PIL.Image.MAX_IMAGE_PIXELS to read such large images"
     reason = _IN_MEMORY.sub("", str(error)).rstrip(".")
     return SampleError(f"{what} ({type(error).__name__}: {reason}); {remedy}, or pass on_error='skip' to the loader")
-
-
-def _named_function(name: str) -> DecodeFunction:
-    try:
-        return DECODERS[name]
-    except KeyError:
-        raise ArgumentError(f"decode={name!r} is neither a function nor one of {', '.join(DECODERS)}") from None
 
 
 def text_of(source: Encoded) -> str:
@@ -274,31 +258,35 @@ class ImageDecoder(Decoder):
         return self._plan is not None and self._plan.batchable
 
     @property
-    def draws(self) -> bool:
+    def uses_keys(self) -> bool:
         """True if values, or batches, depend on the sample's generator."""
         return self.step.wants_rng if self._plan is None else self._plan.is_random
 
     @property
-    def splits(self) -> bool:
-        """True if several threads can share the work on a batch."""
+    def supports_threads(self) -> bool:
         return self._plan is not None and not self._turns and self._plan.supports_threads
 
     def __call__(self, source: Any, row: int | None, where: Where) -> Any:
         try:
-            return self.value(source, sample_rng(row) if self.draws else None)
+            return self.value(source, sample_rng(row) if self.uses_keys else None)
         except ImageError as error:
             raise SampleError(f"{where()}: {error}") from error
 
     def batch(
-        self, sources: Sequence[Any], keys: NDArray[np.uint64] | None, allocate: Allocator, where: Callable[[int], str]
+        self,
+        sources: Sequence[Any],
+        keys: NDArray[np.uint64] | None,
+        allocate: Allocator,
+        where: Callable[[int], str],
+        threads: int = 1,
     ) -> torch.Tensor:
         try:
-            return self.decode_batch(sources, keys, allocate)
+            return self.decode_batch(sources, keys, allocate, threads=threads)
         except ImageError as error:
             raise SampleError(f"{where(error.row or 0)}: {error}") from error
 
     def value(self, source: Any, rng: SampleRng | None, grid: Grid | None = None) -> Any:
-        """Decode and transform one image; `rng` is required if it `draws`."""
+        """Decode and transform one image; `rng` is required if it `uses_keys`."""
         if self._plan is None:
             with DECODING:
                 loaded = self._load(source)
@@ -316,7 +304,7 @@ class ImageDecoder(Decoder):
     ) -> torch.Tensor:
         """The images as one tensor; ImageError carries the first unreadable row."""
         assert self._plan is not None
-        if keys is None and not self.draws:
+        if keys is None and not self.uses_keys:
             keys = np.zeros(len(sources), np.uint64)  # the plan would draw them from torch
         if self._turns:
             sources, grids = [self._turn(source, row) for row, source in enumerate(sources)], None

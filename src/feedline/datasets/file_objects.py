@@ -1,6 +1,6 @@
 """File objects over byte ranges, for libraries that read files.
 
-`SparseFile` fetches known ranges in advance. `FarFile` reads a file or object by cached blocks, and large reads from
+`SparseFile` fetches known ranges in advance. `BlockFile` reads a file or object by cached blocks, and large reads from
 ranges that a thread has loaded. `ForwardReader`, `parts` and `Stream` read content from front to back, in parts that
 fit into memory.
 
@@ -25,7 +25,7 @@ from feedline.core.caches import LRUCache
 from feedline.core.threads import DaemonPool
 from feedline.errors import SampleError
 from feedline.stores.base import Range, Views
-from feedline.stores.files import Blob
+from feedline.stores.files import File
 from feedline.stores.requests import FetchedRanges, join_views
 
 
@@ -129,15 +129,15 @@ class RangeSource(Protocol):
     def read(self, spans: Sequence[Range]) -> Views: ...
 
 
-class FarFile(RangeFile):
+class BlockFile(RangeFile):
     """A file or object, read by cached blocks.
 
     Spans loaded with `holding` are visible only to the loading thread.
     """
 
-    def __init__(self, blob: RangeSource) -> None:
-        super().__init__(blob.nbytes)
-        self._blob = blob
+    def __init__(self, file: RangeSource) -> None:
+        super().__init__(file.nbytes)
+        self._file = file
         self._blocks: LRUCache[int, memoryview] = LRUCache(_BLOCKS)
         self._here = _ThreadSpans()
 
@@ -150,7 +150,7 @@ class FarFile(RangeFile):
     def holding(self, spans: Sequence[Range]) -> Iterator[None]:
         """Load these spans at once for this thread, for the block's duration."""
         ordered = sorted(set(spans))
-        self._here.held = FetchedRanges(ordered, self._blob.read(ordered))
+        self._here.held = FetchedRanges(ordered, self._file.read(ordered))
         try:
             yield
         finally:
@@ -166,7 +166,7 @@ class FarFile(RangeFile):
         numbers = range(start // _BLOCK_NBYTES, (stop - 1) // _BLOCK_NBYTES + 1)
         kept = {number: block for number in numbers if (block := self._blocks.get(number)) is not None}
         missing = [number for number in numbers if number not in kept]
-        ends = [(n * _BLOCK_NBYTES, min((n + 1) * _BLOCK_NBYTES, self._blob.nbytes)) for n in missing]
+        ends = [(n * _BLOCK_NBYTES, min((n + 1) * _BLOCK_NBYTES, self._file.nbytes)) for n in missing]
         for number, block in zip(missing, self._fetched(ends), strict=True):
             kept[number] = self._blocks.put(number, memoryview(bytes(block)))
         first = numbers[0] * _BLOCK_NBYTES
@@ -174,7 +174,7 @@ class FarFile(RangeFile):
 
     def _fetched(self, spans: Sequence[Range]) -> list[memoryview]:
         with _gc_disabled():  # a collection could take the library's lock, which waits for this thread
-            return self._blob.read(spans) if spans else []
+            return self._file.read(spans) if spans else []
 
 
 @contextmanager
@@ -202,23 +202,25 @@ class ForwardReader:
     and parts before the current read are released. Ranges are clipped to the content.
     """
 
-    def __init__(self, blob: Blob, part_nbytes: int = _PART_NBYTES) -> None:
-        self._blob, self._part_nbytes = blob, part_nbytes
+    def __init__(self, file: File, part_nbytes: int = _PART_NBYTES) -> None:
+        self._file, self._part_nbytes = file, part_nbytes
         self._pending: dict[int, Future[list[memoryview]]] = {}
-        self._file: io.FileIO | None = None
+        self._opened: io.FileIO | None = None
 
     def copy(self, start: int, stop: int) -> bytes:
         """Copy a few bytes."""
         # Through a mapping, each of them would cost a page fault, and on a cold disk the kernel's read-ahead.
         return (
-            bytes(self.view(start, stop)) if self._file is None else os.pread(self._file.fileno(), stop - start, start)
+            bytes(self.view(start, stop))
+            if self._opened is None
+            else os.pread(self._opened.fileno(), stop - start, start)
         )
 
     def view(self, start: int, stop: int) -> memoryview:
         """The bytes of a range, without a copy if possible."""
-        data = self._blob.data
+        data = self._file.data
         if data is not None:
-            self._blob.check_unchanged()
+            self._file.check_unchanged()
             return data[start:stop]
         start, stop = self._clipped(start, stop)
         if start == stop:
@@ -229,28 +231,28 @@ class ForwardReader:
 
     def copies(self, spans: Sequence[Range]) -> list[bytes]:
         """Copy small ranges from anywhere."""
-        if self._file is not None:
+        if self._opened is not None:
             return [self.copy(start, stop) for start, stop in spans]
-        return [bytes(view) for view in self._blob.read_uncached([self._clipped(*span) for span in spans])]
+        return [bytes(view) for view in self._file.read_uncached([self._clipped(*span) for span in spans])]
 
     def _clipped(self, start: int, stop: int) -> Range:
-        nbytes = self._blob.nbytes
+        nbytes = self._file.nbytes
         return min(start, nbytes), min(max(start, stop), nbytes)
 
     def _parts(self, first: int, last: int) -> list[memoryview]:
         for number in [number for number in self._pending if number < first]:
             self._pending.pop(number).cancel()
-        for number in range(first, min(last + 1 + _AHEAD, -(-self._blob.nbytes // self._part_nbytes))):
+        for number in range(first, min(last + 1 + _AHEAD, -(-self._file.nbytes // self._part_nbytes))):
             if number not in self._pending:
-                self._pending[number] = self._pool.submit(self._blob.read, [self._span(number)])
+                self._pending[number] = self._pool.submit(self._file.read, [self._span(number)])
         return [self._pending[number].result()[0] for number in range(first, last + 1)]
 
     def _span(self, number: int) -> Range:
-        return number * self._part_nbytes, min((number + 1) * self._part_nbytes, self._blob.nbytes)
+        return number * self._part_nbytes, min((number + 1) * self._part_nbytes, self._file.nbytes)
 
     def __enter__(self) -> Self:
-        if self._blob.local_path is not None:
-            self._file = open(self._blob.local_path, "rb", buffering=0)
+        if self._file.local_path is not None:
+            self._opened = open(self._file.local_path, "rb", buffering=0)
         self._pool = DaemonPool(1 + _AHEAD, "feedline-forward").__enter__()
         return self
 
@@ -261,14 +263,14 @@ class ForwardReader:
             future.cancel()
         self._pending.clear()
         self._pool.__exit__(kind, error, trace)
-        if self._file is not None:
-            self._file.close()
+        if self._opened is not None:
+            self._opened.close()
 
 
-def parts(blob: Blob) -> Iterator[memoryview]:
+def parts(file: File) -> Iterator[memoryview]:
     """Yield the content in order; parts of an object are prefetched."""
-    with ForwardReader(blob) as reader:
-        for start in range(0, blob.nbytes, _PART_NBYTES):
+    with ForwardReader(file) as reader:
+        for start in range(0, file.nbytes, _PART_NBYTES):
             yield reader.view(start, start + _PART_NBYTES)
 
 
@@ -278,17 +280,17 @@ class Stream:
     Parts of an object are fetched ahead. `at` is the position of the next byte.
     """
 
-    def __init__(self, blob: Blob) -> None:
+    def __init__(self, file: File) -> None:
         self.at = 0
-        self._blob, self._coming = blob, parts(blob)
+        self._file, self._coming = file, parts(file)
         self._part, self._next = memoryview(b""), 0
 
     def take(self, nbytes: int) -> memoryview:
         """The next bytes; SampleError if fewer are left."""
-        left = self._blob.nbytes - self.at
+        left = self._file.nbytes - self.at
         if not 0 <= nbytes <= left:
             raise SampleError(
-                f"{self._blob.name} claims {nbytes} bytes at byte {self.at}, but {left} are left; was the file copied"
+                f"{self._file.name} claims {nbytes} bytes at byte {self.at}, but {left} are left; was the file copied"
                 " completely?"
             )
         self.at += nbytes

@@ -113,8 +113,8 @@ class FileDecoder(Decoder):
         return self._content.batchable
 
     @property
-    def draws(self) -> bool:
-        return self._content.draws
+    def uses_keys(self) -> bool:
+        return self._content.uses_keys
 
     @property
     def is_ours(self) -> bool:
@@ -132,7 +132,12 @@ class FileDecoder(Decoder):
         return self._content(read, row, where)
 
     def batch(
-        self, sources: Sequence[Any], keys: NDArray[np.uint64] | None, allocate: Allocator, where: Callable[[int], str]
+        self,
+        sources: Sequence[Any],
+        keys: NDArray[np.uint64] | None,
+        allocate: Allocator,
+        where: Callable[[int], str],
+        threads: int = 1,
     ) -> torch.Tensor:
         read = []
         with self.root.fetching(sources) as fetched:
@@ -140,7 +145,7 @@ class FileDecoder(Decoder):
                 with _naming(partial(where, row)):
                     read.append(self._read(each))
         try:
-            return self._content.batch(read, keys, allocate, where)
+            return self._content.batch(read, keys, allocate, where, threads)
         except OSError as error:
             if error.filename not in read:
                 raise

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from feedline.core.caches import PerProcess
 from feedline.core.paths import Pathlike, user_cache
-from feedline.core.threads import DaemonPool
+from feedline.core.threads import INDEX_THREADS, DaemonPool
 from feedline.datasets import array_container as files
 from feedline.errors import SampleError, StateError
 from feedline.stores import ObjectInfo, ObjectNotFoundError
-from feedline.stores.files import Blob, FileSet, RemoteBlob
+from feedline.stores.files import File, FileSet, RemoteFile
 from feedline.stores.urls import is_local, join
 
 _log = logging.getLogger("feedline")
@@ -128,9 +128,9 @@ def index_path(address: str, name: str, index_dir: Pathlike | None) -> str:
     return str(Path(folder, f"{key}-{name.lstrip('.')}").absolute())
 
 
-def read_adjacent(blob: Blob, name: str) -> files.NamedArrays:
+def read_adjacent(file: File, name: str) -> files.NamedArrays:
     """Read the index `name` next to an object; ObjectNotFoundError without one."""
-    return files.parse(bytes(blob.read_adjacent(name)), join(blob.name.rpartition("/")[0], name))
+    return files.parse(bytes(file.read_adjacent(name)), join(file.name.rpartition("/")[0], name))
 
 
 class BuiltIndex(IndexFile):
@@ -234,10 +234,6 @@ def place_of(kind: str, given: Iterable[str], index_dir: Pathlike | None) -> str
     return str(Path(index_dir, f"{kind}-{named.hexdigest()}.index").absolute())
 
 
-_INDEXED_AT_ONCE = 8
-"""Each holds a few parts of its object in memory."""
-
-
 _SIMILAR = 8
 """Number of files from which the first one is read before the others, to learn the size of their metadata."""
 
@@ -307,7 +303,7 @@ class MetadataCache:
         names: Sequence[str],
         keys: Sequence[bytes | None],
         build: Callable[[int], Description],
-        at_once: int = _INDEXED_AT_ONCE,
+        at_once: int = INDEX_THREADS,
     ) -> list[Description]:
         """The entry of each file; missing ones are built, several at once.
 
@@ -374,9 +370,9 @@ class IndexRecipe(NamedTuple):
 
     name: Callable[[str], str]
     """Maps a file name to the name of its index."""
-    scan: Callable[[Blob], Columns]
+    scan: Callable[[File], Columns]
     """Computes the arrays from the content."""
-    fits: Callable[[Blob, Columns], bool]
+    fits: Callable[[File, Columns], bool]
     """Checks, by a few reads, that arrays of another origin match the content."""
     count: Callable[[Shapes], int] = _count_starts
     """The number of records of a file."""
@@ -384,55 +380,55 @@ class IndexRecipe(NamedTuple):
     """The byte range of a record."""
 
 
-def indexes_of(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None) -> list[BuiltIndex]:
-    """The index of each blob, built where none matches.
+def indexes_of(stored: FileSet, kind: IndexRecipe, index_dir: Pathlike | None) -> list[BuiltIndex]:
+    """The index of each file, built where none matches.
 
     Indexes of files lie next to them or in `index_dir`; those of objects in `index_dir` or the user's cache folder.
     A matching index next to an object is copied.
     """
-    index = partial(_index, blobs, kind, index_dir)
-    if blobs.is_local:
-        return [index(number) for number in range(len(blobs))]
-    with DaemonPool(_INDEXED_AT_ONCE, "feedline-index") as pool:
-        return list(pool.map(index, range(len(blobs))))
+    index = partial(_index, stored, kind, index_dir)
+    if stored.is_local:
+        return [index(number) for number in range(len(stored))]
+    with DaemonPool(INDEX_THREADS, "feedline-index") as pool:
+        return list(pool.map(index, range(len(stored))))
 
 
-def _index(blobs: FileSet, kind: IndexRecipe, index_dir: Pathlike | None, number: int) -> BuiltIndex:
-    info, address = blobs.info(number), blobs.name(number)
+def _index(stored: FileSet, kind: IndexRecipe, index_dir: Pathlike | None, number: int) -> BuiltIndex:
+    info, address = stored.info(number), stored.name(number)
     name = kind.name(address.rpartition("/")[2])
     if is_local(address) and index_dir is None:
         place = Path(address).with_name(name)
     else:
         place = Path(index_path(address, name, index_dir))
-    work = partial(_of_file if blobs.store(number) is None else _of_object, blobs, kind, number)
+    work = partial(_of_file if stored.store(number) is None else _of_object, stored, kind, number)
     if key_of(address, info) is None:  # changes cannot be detected, so a stored index is never used
         return BuiltIndex(place, (info.size, uuid4().hex), work)
     return BuiltIndex(place, (info.size, info.version), work)
 
 
-def _of_file(blobs: FileSet, kind: IndexRecipe, number: int) -> Columns:
-    return kind.scan(blobs.open(number))  # not `blobs[number]`, which stays open: there may be too many
+def _of_file(stored: FileSet, kind: IndexRecipe, number: int) -> Columns:
+    return kind.scan(stored.open(number))  # not `stored[number]`, which stays open: there may be too many
 
 
-def _of_object(blobs: FileSet, kind: IndexRecipe, number: int) -> Columns:
-    blob = blobs[number]
-    assert isinstance(blob, RemoteBlob)
-    index_name = kind.name(blob.path.rpartition("/")[2])
-    arrays = _adjacent_arrays(blob, index_name)
-    if arrays is not None and kind.fits(blob, arrays):
+def _of_object(stored: FileSet, kind: IndexRecipe, number: int) -> Columns:
+    file = stored[number]
+    assert isinstance(file, RemoteFile)
+    index_name = kind.name(file.path.rpartition("/")[2])
+    arrays = _adjacent_arrays(file, index_name)
+    if arrays is not None and kind.fits(file, arrays):
         return arrays
     _log.info(
         "indexing %s: all its %d bytes are read once; put its index, %s, next to it to avoid this",
-        *(blob.name, blob.nbytes, index_name),
+        *(file.name, file.nbytes, index_name),
     )
-    return kind.scan(blob)
+    return kind.scan(file)
 
 
-def _adjacent_arrays(blob: RemoteBlob, name: str) -> Columns | None:
+def _adjacent_arrays(file: RemoteFile, name: str) -> Columns | None:
     """The arrays in an index next to an object, or None."""
     try:
-        stored = read_adjacent(blob, name)
+        stored = read_adjacent(file, name)
     except (ObjectNotFoundError, SampleError):
         return None
     state = stored.metadata.get("stamp")
-    return stored.arrays if isinstance(state, list) and state[:1] == [blob.nbytes] else None
+    return stored.arrays if isinstance(state, list) and state[:1] == [file.nbytes] else None

@@ -31,7 +31,7 @@ from feedline.stores import Cache, CachedStore, CacheWarning, ObjectInfo, Object
 from feedline.stores.base import Views, changed_error
 from feedline.stores.cache.entries import Key
 from feedline.stores.cache.folder import Folder
-from feedline.stores.files import Blob, Extent, FileSet, KeptContent
+from feedline.stores.files import Extent, File, FileSet, KeptContent
 
 _log = logging.getLogger("feedline")
 
@@ -58,9 +58,9 @@ Parts = Iterable[bytes | memoryview]
 class _InOrder(io.RawIOBase):
     """The content of a file or object, read forward only."""
 
-    def __init__(self, blob: Blob) -> None:
+    def __init__(self, file: File) -> None:
         super().__init__()
-        self._coming: Iterator[memoryview] = parts(blob)
+        self._coming: Iterator[memoryview] = parts(file)
         self._part = memoryview(b"")
 
     def readable(self) -> bool:
@@ -128,7 +128,7 @@ class Inflation(NamedTuple):
     """
 
     kind: str
-    parts: Callable[[Blob], Parts]
+    parts: Callable[[File], Parts]
     nbytes: int | None = None
 
 
@@ -142,14 +142,14 @@ def opener_of(name: str) -> Opener | None:
     return OPENERS.get(Path(name).suffix.lower())
 
 
-def inflated(blobs: FileSet, openers: Sequence[Opener | None], cache: Cache | Pathlike | None) -> FileSet:
+def inflated(files: FileSet, openers: Sequence[Opener | None], cache: Cache | Pathlike | None) -> FileSet:
     """These files, of which those with an opener are decompressed.
 
     Each version of a file is decompressed once, into `cache` or the user's cache. SampleError for damaged data, and for
     what looks like a decompression bomb.
     """
     ways = [opener and Inflation("decompressed", partial(converted, opener, plain_parts)) for opener in openers]
-    return PlainFiles(blobs, ways, cache) if any(ways) else blobs
+    return PlainFiles(files, ways, cache) if any(ways) else files
 
 
 class PlainFiles(FileSet):
@@ -176,7 +176,7 @@ class PlainFiles(FileSet):
         """The files before decompression, wherever their content is kept."""
         return self.sources
 
-    def open(self, number: int) -> Blob:
+    def open(self, number: int) -> File:
         """Open a file; evicted content is made again."""
         if self._ways[number] is None:
             return super().open(number)
@@ -187,13 +187,13 @@ class PlainFiles(FileSet):
 
     def read(self, extents: Sequence[Extent]) -> Views:
         """One view per extent; missing content is made, several at once."""
-        made, opened = {each.blob for each in extents if self._ways[each.blob] is not None}, self._opened()
+        made, opened = {each.file for each in extents if self._ways[each.file] is not None}, self._opened()
         if sum(opened.get(number) is None for number in made) < 2:
             return super().read(extents)
-        blobs = dict(zip(made, self._openers().map(self.__getitem__, made), strict=True))
-        others = iter(super().read([each for each in extents if each.blob not in made]))
+        files = dict(zip(made, self._openers().map(self.__getitem__, made), strict=True))
+        others = iter(super().read([each for each in extents if each.file not in made]))
         return [
-            blobs[number].read([(start, stop)])[0] if number in made else next(others)
+            files[number].read([(start, stop)])[0] if number in made else next(others)
             for number, start, stop in extents
         ]
 
@@ -202,8 +202,8 @@ class PlainFiles(FileSet):
 
         For missing content these are whole sources.
         """
-        plain = [each for each in extents if self._ways[each.blob] is None]
-        missing = {each.blob for each in extents if self.is_missing(each.blob)}
+        plain = [each for each in extents if self._ways[each.file] is None]
+        missing = {each.file for each in extents if self.is_missing(each.file)}
         whole = [Extent(number, 0, self.sources.info(number).size) for number in missing]
         return [*self.sources.ranges(whole), *super().ranges(plain)]
 
@@ -260,31 +260,31 @@ class PlainFiles(FileSet):
         return nbytes <= limit
 
 
-def converted(opener: Opener, convert: Callable[[Blob, Any], Parts], blob: Blob) -> Parts:
+def converted(opener: Opener, convert: Callable[[File, Any], Parts], file: File) -> Parts:
     """The content of an opened file, converted; SampleError for damaged data."""
     try:
-        with opener(io.BufferedReader(_InOrder(blob), PART_NBYTES)) as source:
-            yield from convert(blob, source)
+        with opener(io.BufferedReader(_InOrder(file), PART_NBYTES)) as source:
+            yield from convert(file, source)
     except SampleError:
         raise
     except _DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:  # from the disk or the store, not from the data
             raise
         raise SampleError(
-            f"{blob.name} cannot be decompressed: it is damaged, truncated, or not compressed as its name says"
+            f"{file.name} cannot be decompressed: it is damaged, truncated, or not compressed as its name says"
             f" ({error}); re-create it or leave it out"
         ) from error
 
 
-def plain_parts(blob: Blob, source: Any) -> Parts:
+def plain_parts(file: File, source: Any) -> Parts:
     """Decompressed content; SampleError for a decompression bomb."""
     nbytes = 0
     while data := source.read(PART_NBYTES):
         nbytes += len(data)
         # Checked while it is written: a small file could fill the disk.
-        if is_bomb(nbytes, blob.nbytes):
+        if is_bomb(nbytes, file.nbytes):
             raise SampleError(
-                f"{blob.name} has {blob.nbytes:,} bytes and decompresses to more than {nbytes:,}, like a decompression"
+                f"{file.name} has {file.nbytes:,} bytes and decompresses to more than {nbytes:,}, like a decompression"
                 " bomb; if you trust it, decompress it yourself and pass the plain file"
             )
         yield data

@@ -124,32 +124,32 @@ def find(
     Files are resolved as by `matching`. Objects are read through a cache in the folder `cache` if one is given;
     `options` are those of `open_store`. FileNotFoundError, the base of ObjectNotFoundError, names what is missing.
     """
-    meant = [each for several in found(paths, inside, cache=cache, options=options) for each in several]
-    if not meant:
+    objects = [each for several in find_each(paths, inside, cache=cache, options=options) for each in several]
+    if not objects:
         raise no_files_error()
-    return FileSet(meant)
+    return FileSet(objects)
 
 
-Found = list[tuple[Store | None, ObjectInfo]]
+FoundFiles = list[tuple[Store | None, ObjectInfo]]
 """Files and objects in order, each with its store; None for files."""
 
 
-def found(
+def find_each(
     paths: Paths, inside: str, *, cache: Cache | Pathlike | None = None, options: Mapping[str, Any] | None = None
-) -> list[Found]:
+) -> list[FoundFiles]:
     """Resolve each path separately, as `find` does; remote ones concurrently."""
     finder = Finder(cache, options)
 
-    def meant(given: Pathlike) -> Found:
+    def resolve(given: Pathlike) -> FoundFiles:
         if is_local(given):
             return [(None, _info(path)) for path in matching(local_path(given), inside)]
         return [*finder.resolve(os.fspath(given), inside)]
 
     several = listed(paths)
     if all(is_local(given) for given in several):
-        return [meant(given) for given in several]
+        return [resolve(given) for given in several]
     with DaemonPool() as pool:
-        return list(pool.map(meant, several))
+        return list(pool.map(resolve, several))
 
 
 def _info(path: str) -> ObjectInfo:

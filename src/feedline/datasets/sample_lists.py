@@ -32,7 +32,7 @@ class SamplePart(NamedTuple):
     """A part of a sample: bytes of a file or object.
 
     `kind` says what `feedline inspect` makes of them. `member` is their name in an archive, None for a file of its own.
-    `blob` is None for local files. `has_grid` tells that an index has the lengths of a JPEG's intervals.
+    `file` is None for local files. `has_grid` tells that an index has the lengths of a JPEG's intervals.
     """
 
     field: str
@@ -41,7 +41,7 @@ class SamplePart(NamedTuple):
     size: int
     member: str | None = None
     has_grid: bool = False
-    blob: Readable | None = None
+    file: Readable | None = None
     kind: PartKind = "other"
 
     @property
@@ -51,8 +51,8 @@ class SamplePart(NamedTuple):
 
     def read(self) -> bytes:
         """Read the contents; SampleError if the file has become shorter."""
-        if self.blob is not None:
-            return bytes(self.blob.read([(self.start, self.start + self.size)])[0])
+        if self.file is not None:
+            return bytes(self.file.read([(self.start, self.start + self.size)])[0])
         with open(self.path, "rb", buffering=0) as file:
             file.seek(self.start)
             data = file.read(self.size)

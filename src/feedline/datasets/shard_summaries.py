@@ -32,8 +32,8 @@ def summarize(format_: Format, sources: Sequence[str]) -> ShardSummary:
 
 def _summarize_files(format_: Format, sources: Sequence[str]) -> ShardSummary:
     # Inspecting files of this machine must not write indexes next to them.
-    near = all(scheme_of(source) == "file" for source in sources)
-    index_dir = user_cache("indexes") if near else None
+    are_local = all(scheme_of(source) == "file" for source in sources)
+    index_dir = user_cache("indexes") if are_local else None
     sizes = format_.dataset(list(sources), index_dir=index_dir).shard_sizes.tolist()
     files = find(sources, format_.pattern)
     return ShardSummary(format_.unit, sizes, [files.info(number).size for number in range(len(files))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from feedline.errors import SampleError
-from feedline.stores.files import Blob
+from feedline.stores.files import File
 
 BEGIN_NBYTES = 128
 """Bytes at the start of a file that are compared."""
@@ -130,9 +130,9 @@ def recognize(begin: bytes, name: str = "") -> Signature | None:
     return _TEXT if is_text else None
 
 
-def begin_of(blob: Blob) -> bytes:
+def begin_of(file: File) -> bytes:
     """The first bytes of a file."""
-    return bytes(blob.read([(0, min(blob.nbytes, BEGIN_NBYTES))])[0]) if blob.nbytes else b""
+    return bytes(file.read([(0, min(file.nbytes, BEGIN_NBYTES))])[0]) if file.nbytes else b""
 
 
 def check_format(name: str, form: str, begin: bytes) -> None:

@@ -20,9 +20,9 @@ from feedline.core.dataset import Int64s, Ranges, Traits, Transform, traits_of
 from feedline.core.listing import listing_fingerprint_of
 from feedline.core.paths import Pathlike
 from feedline.core.rng import SampleRng, derive, sample_rng
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import as_indices, one_within, within
 from feedline.core.torch_wrappers import batch_getter, ranges_of
-from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.fingerprints import fingerprint
 from feedline.datasets.indexes import BuiltIndex
 from feedline.errors import ArgumentError, note

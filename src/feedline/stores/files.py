@@ -29,12 +29,12 @@ if sys.platform != "win32":
 class Extent(NamedTuple):
     """The bytes from `start` up to `stop` of one file by number."""
 
-    blob: int
+    file: int
     start: int
     stop: int
 
 
-class Held(Protocol):
+class FileBytes(Protocol):
     """Bytes of a file or object that are in memory."""
 
     def cut(self, start: int, stop: int) -> memoryview:
@@ -42,7 +42,7 @@ class Held(Protocol):
         ...
 
 
-class Blob(Protocol):
+class File(Protocol):
     """A file or object whose version is checked."""
 
     name: str
@@ -84,7 +84,7 @@ class Blob(Protocol):
         """Read all spans if they are in memory already; else None."""
         ...
 
-    def held(self) -> Held | None:
+    def get_loaded(self) -> FileBytes | None:
         """The bytes that take no request, for one thread; None without any."""
         ...
 
@@ -113,15 +113,15 @@ class LocalFile:
         self.name, self.nbytes, self.version = name, nbytes, version
         self.local_path = name
         self.data = map_whole(name, lambda now: FileVersion(nbytes, version).check(FileVersion.of(now), name))
-        self._looks = RecheckTimer()
+        self._recheck = RecheckTimer()
 
     def check_unchanged(self, *, at_once: bool = False) -> None:
-        """See `Blob`."""
+        """See `File`."""
         # A page of a file that has shrunk is gone from its mapping: touching it ends the process.
-        if at_once or self._looks.due():
+        if at_once or self._recheck.due():
             with suppress(FileNotFoundError):  # a removed file stays mapped
                 FileVersion(self.nbytes, self.version).check(local_info(self.name).state, self.name)
-            self._looks.done()
+            self._recheck.done()
 
     def read(self, spans: Sequence[Range]) -> Views:
         """Views of the mapping; no page is read yet."""
@@ -133,7 +133,7 @@ class LocalFile:
         """A view of one range."""
         return self.data[start:stop]
 
-    def held(self) -> LocalFile:
+    def get_loaded(self) -> LocalFile:
         """The bytes that take no request: all of them."""
         return self
 
@@ -145,7 +145,7 @@ class LocalFile:
         will_need(self.data, spans, _MIN_AHEAD_NBYTES)
 
     def read_adjacent(self, name: str) -> memoryview:
-        """See `Blob`."""
+        """See `File`."""
         raise ObjectNotFoundError(f"{name} next to {self.name} is not an object of a store")
 
 
@@ -161,7 +161,7 @@ class KeptContent(LocalFile):
         """Do nothing: the content stays what it is."""
 
 
-class RemoteBlob:
+class RemoteFile:
     """An object of a store, read through its cache if any.
 
     ObjectChangedError once it is another version.
@@ -191,7 +191,7 @@ class RemoteBlob:
         """Read all spans if they are in memory already; else None."""
         return None if self._cache is None else self._cache.in_memory(self.path, spans, version=self.version)
 
-    def held(self) -> Held | None:
+    def get_loaded(self) -> FileBytes | None:
         """The bytes in the memory of a cache, for one thread."""
         return None if self._cache is None else self._cache.cached_pieces(self.path, version=self.version)
 
@@ -199,7 +199,7 @@ class RemoteBlob:
         """Do nothing: an object has no mapping."""
 
     def read_adjacent(self, name: str) -> memoryview:
-        """See `Blob`."""
+        """See `File`."""
         path = f"{self.path.rpartition('/')[0]}/{name}".lstrip("/")
         try:
             return without_cache(self.store).read(path)
@@ -221,7 +221,7 @@ class FileSet:
         self._store_numbers = [-1 if store is None else numbers[id(store)] for store, _ in objects]
         self._infos = [info for _, info in objects]
         # A fork opens its own files: it has no threads of its parent's clients, and a lock may be held forever.
-        self._opened: PerProcess[_Kept[Blob]] = PerProcess(partial(_new_cache, len(objects), most))
+        self._opened: PerProcess[_Kept[File]] = PerProcess(partial(_new_cache, len(objects), most))
         self._readers = PerProcess(_readers)
 
     def __len__(self) -> int:
@@ -254,17 +254,17 @@ class FileSet:
         """Tell whether a file's content must be made before reads."""
         return False
 
-    def __iter__(self) -> Iterator[Blob]:
+    def __iter__(self) -> Iterator[File]:
         return (self[number] for number in range(len(self)))
 
-    def __getitem__(self, number: int) -> Blob:
+    def __getitem__(self, number: int) -> File:
         """The opened file; StateError if it has changed."""
         opened = self._opened()
-        blob = opened.get(number)
-        if blob is None:
+        file = opened.get(number)
+        if file is None:
             return opened.put(number, self.open(number))
-        blob.check_unchanged()
-        return blob
+        file.check_unchanged()
+        return file
 
     def read(self, extents: Sequence[Extent]) -> Views:
         """One view per extent, from many files at once.
@@ -273,33 +273,33 @@ class FileSet:
         """
         if self.is_local:
             with READ_FILES as part:
-                local: Views = [self[blob].data[start:stop] for blob, start, stop in extents]  # type: ignore[index]
+                local: Views = [self[file].data[start:stop] for file, start, stop in extents]  # type: ignore[index]
                 if part.timed:
                     part.count(sum(map(len, local)))
             return local
         with read_part(self._stores[0].url) as part:
-            far = self._read_far(extents)
+            remote = self._read_remote(extents)
             if part.timed:
-                part.count(sum(map(len, far)))
-        return far
+                part.count(sum(map(len, remote)))
+        return remote
 
-    def _read_far(self, extents: Sequence[Extent]) -> Views:
+    def _read_remote(self, extents: Sequence[Extent]) -> Views:
         wanted: dict[int, list[Range]] = {}
-        for blob, start, stop in extents:
-            wanted.setdefault(blob, []).append((start, stop))
-        cached = {blob: self[blob].in_memory(spans) for blob, spans in wanted.items()}
-        missing = {blob: wanted[blob] for blob, views in cached.items() if views is None}
-        views = {blob: iter(each) for blob, each in (cached | self._read(missing)).items() if each is not None}
-        return [next(views[blob]) for blob, _, _ in extents]
+        for file, start, stop in extents:
+            wanted.setdefault(file, []).append((start, stop))
+        cached = {file: self[file].in_memory(spans) for file, spans in wanted.items()}
+        missing = {file: wanted[file] for file, views in cached.items() if views is None}
+        views = {file: iter(each) for file, each in (cached | self._read(missing)).items() if each is not None}
+        return [next(views[file]) for file, _, _ in extents]
 
     def _read(self, wanted: dict[int, list[Range]]) -> dict[int, Views]:
         if len(wanted) <= 1:
-            return {blob: self[blob].read(spans) for blob, spans in wanted.items()}
+            return {file: self[file].read(spans) for file, spans in wanted.items()}
         with CancelScope():
-            futures = {blob: self._readers().submit(self[blob].read, spans) for blob, spans in wanted.items()}
-            return {blob: future.result() for blob, future in futures.items()}
+            futures = {file: self._readers().submit(self[file].read, spans) for file, spans in wanted.items()}
+            return {file: future.result() for file, future in futures.items()}
 
-    def file(self, number: int) -> str:
+    def local_path(self, number: int) -> str:
         """The path of a local file with the whole content.
 
         The file itself, or the object's copy in the cache, fetched on demand. For libraries that only open files. A
@@ -318,12 +318,12 @@ class FileSet:
     def ranges(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, ObjectRange]]:
         """The object ranges that a prefetch for `read(extents)` must fetch."""
         caches: dict[int, tuple[CachedStore, str]] = {}
-        for blob in {extent.blob for extent in extents}:
-            cache, info = cache_of(self.store(blob)), self._infos[blob]
+        for file in {extent.file for extent in extents}:
+            cache, info = cache_of(self.store(file)), self._infos[file]
             if cache is not None:
                 cache.know(info)
-                caches[blob] = cache, info.path
-        places = ((*caches[blob], start, stop) for blob, start, stop in extents if blob in caches)
+                caches[file] = cache, info.path
+        places = ((*caches[file], start, stop) for file, start, stop in extents if file in caches)
         return [(store, ObjectRange(path, start, stop)) for store, path, start, stop in places]
 
     def store(self, number: int) -> Store | None:
@@ -331,12 +331,12 @@ class FileSet:
         which = self._store_numbers[number]
         return None if which < 0 else self._stores[which]
 
-    def open(self, number: int) -> Blob:
+    def open(self, number: int) -> File:
         """Open a file outside of the set; StateError if it has changed."""
         store, info = self.store(number), self._infos[number]
         if store is None:
             return LocalFile(info.path, info.size, info.version)
-        return RemoteBlob(store, info)
+        return RemoteFile(store, info)
 
 
 def local_info(path: str) -> ObjectInfo:
@@ -357,7 +357,7 @@ def open_at_once() -> int:
 
 
 def _readers() -> DaemonPool:
-    return DaemonPool(thread_name_prefix="feedline-blobs")
+    return DaemonPool(thread_name_prefix="feedline-files")
 
 
 T = TypeVar("T")

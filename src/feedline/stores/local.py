@@ -196,7 +196,7 @@ def map_file(fd: int, nbytes: int) -> memoryview:
     return memoryview(memory).cast("B").toreadonly()
 
 
-LOOK_EVERY_S = 0.1
+RECHECK_S = 0.1
 """Rare enough to cost nothing, even where each check is a request to a file server."""
 
 
@@ -215,7 +215,7 @@ class RecheckTimer:
 
     def done(self) -> None:
         """Record a check that found nothing wrong."""
-        self._next = monotonic() + LOOK_EVERY_S
+        self._next = monotonic() + RECHECK_S
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RecheckTimer, ()

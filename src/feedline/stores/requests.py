@@ -225,6 +225,7 @@ T = TypeVar("T")
 
 
 _HEDGES_AT_ONCE = 4
+"""Few: a store that is slow for all requests is not helped by more of them."""
 
 
 @dataclass(slots=True, eq=False)

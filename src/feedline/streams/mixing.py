@@ -43,13 +43,13 @@ class MixSource:
         source = self.sources[number]
         mine = range(place.partition, source.num_partitions, self.num_partitions)
 
-        def opened(epoch: int) -> SampleFlow:
+        def open_flow(epoch: int) -> SampleFlow:
             own = replace(place, seed=derive(place.seed, "source", number), epoch=epoch)
             places = [replace(own, partition=partition, partitions=source.num_partitions) for partition in mine]
             return Chained([partial(source.open, each) for each in places])
 
         repeats = self.stop == "all_exhausted"
-        return Passes(opened, place, self.max_repeats if repeats else 1)
+        return Passes(open_flow, place, self.max_repeats if repeats else 1)
 
 
 class _Mixed:

@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol, Self
 
 from feedline import collate
 from feedline.collate.base import Fill
-from feedline.core.rng import SampleRng, addressed, derive, permuted, takes_rng
-from feedline.core.telemetry import TRANSFORMING
+from feedline.core.rng import addressed, derive, permuted
+from feedline.core.sample_transform import SampleTransform
 from feedline.errors import CollateError, note
 from feedline.streams.flow import FlowPlace, OpenFlow, SampleFlow
 
@@ -48,8 +48,8 @@ class _MappedSamples:
     """
 
     def __init__(self, inner: SampleFlow, place: FlowPlace, function: Callable[..., Any], *, keeps: bool) -> None:
-        self._inner, self._place, self._function, self._keeps = inner, place, function, keeps
-        self._takes_rng = takes_rng(function)
+        self._inner, self._place, self._keeps = inner, place, keeps
+        self._transform = SampleTransform(function)
         self._random = place.keys()
         self._count = 0
 
@@ -58,23 +58,24 @@ class _MappedSamples:
 
     def __next__(self) -> Any:
         for sample in self._inner:
-            result = self._call(sample)
+            key = self._random[self._count]
+            self._count += 1
+            try:
+                with addressed([key]):
+                    result = self._transform.with_key(sample, key)
+            except Exception as error:
+                self._add_note(error)
+                raise
             if not self._keeps:
                 return result
             if result:
                 return sample
         raise StopIteration
 
-    def _call(self, sample: Any) -> Any:
-        key = self._random[self._count]
-        self._count += 1
-        try:
-            with addressed([key]), TRANSFORMING:
-                return self._function(sample, SampleRng(key)) if self._takes_rng else self._function(sample)
-        except Exception as error:
-            place = f"sample {self._count - 1} of partition {self._place.partition} (epoch {self._place.epoch})"
-            note(error, f"feedline: {place}, in the step {getattr(self._function, '__name__', self._function)}")
-            raise
+    def _add_note(self, error: Exception) -> None:
+        place = f"sample {self._count - 1} of partition {self._place.partition} (epoch {self._place.epoch})"
+        function = self._transform.transform
+        note(error, f"feedline: {place}, in the step {getattr(function, '__name__', function)}")
 
     def state_dict(self) -> Any:
         return {"count": self._count, "inner": self._inner.state_dict()}
@@ -258,10 +259,10 @@ class Passes:
 
     def __init__(self, upstream: OpenFlow, place: FlowPlace, times: int | None) -> None:
         self._upstream, self._place, self._times = upstream, place, times
-        self._number, self._flow = 0, self._opened(0)
+        self._number, self._flow = 0, self._open_pass(0)
         self._is_empty = True
 
-    def _opened(self, number: int) -> SampleFlow:
+    def _open_pass(self, number: int) -> SampleFlow:
         # The first pass of an epoch is that epoch; later ones lie far from all epochs.
         return self._upstream(self._place.epoch if not number else derive(self._place.epoch, number) >> 2)
 
@@ -281,12 +282,12 @@ class Passes:
             if self._is_empty or (self._times is not None and self._number + 1 >= self._times):
                 raise StopIteration  # a pass without samples would be followed by others for ever
             self._number += 1
-            self._flow, self._is_empty = self._opened(self._number), True
+            self._flow, self._is_empty = self._open_pass(self._number), True
 
     def state_dict(self) -> Any:
         return {"number": self._number, "empty": self._is_empty, "inner": self._flow.state_dict()}
 
     def load_state_dict(self, state: Any) -> None:
         self._number, self._is_empty = state["number"], state["empty"]
-        self._flow = self._opened(self._number)
+        self._flow = self._open_pass(self._number)
         self._flow.load_state_dict(state["inner"])

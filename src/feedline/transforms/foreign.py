@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 from PIL import Image
 
-from feedline.core.rng import Draws, SampleRng, takes_rng
+from feedline.core.rng import Draws
+from feedline.core.sample_transform import SampleTransform
 from feedline.transforms._arguments import init_frozen
 from feedline.transforms.base import Transform
 from feedline.transforms.inputs import open_image, pixels
@@ -23,24 +24,23 @@ class Foreign(Transform):
     """Callable on PIL images, or tensors after ToTensor or Normalize."""
 
     fn: Callee
-    _takes_rng: bool = field(init=False, repr=False, compare=False)
+    _call: SampleTransform = field(init=False, repr=False, compare=False)
 
     accepts_tensors: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        init_frozen(self, _takes_rng=takes_rng(self.fn))  # once: looking at a signature is slow
+        init_frozen(self, _call=SampleTransform(self.fn))  # once: looking at a signature is slow
 
     @property
     def is_random(self) -> bool:
         """True if the callable takes an rng; global generators go unnoticed."""
-        return self._takes_rng
+        return self._call.wants_rng
 
     def apply(self, image: Any, rng: Draws) -> Any:
-        argument = self._argument(image)
-        return self.fn(argument, SampleRng(rng.key)) if self._takes_rng else self.fn(argument)
+        return self._call.with_key(self._argument(image), rng.key)
 
     def apply_source(self, source: Any, rng: Draws, grid: Grid | None = None) -> Any:  # noqa: ARG002 - Pillow decodes
-        return self.apply(source, rng)
+        return self._call.with_key(self._argument(source), rng.key)
 
     def infer(self, spec: ImageSpec | None) -> ImageSpec | None:  # noqa: ARG002 - it may return anything
         return None

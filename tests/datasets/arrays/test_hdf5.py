@@ -24,7 +24,7 @@ from feedline.datasets import HDF5
 from feedline.datasets.arrays import h5py_layout
 from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
 from feedline.stores import files
-from feedline.stores.local import LOOK_EVERY_S
+from feedline.stores.local import RECHECK_S
 
 COUNT = 50
 ROWS = np.arange(COUNT * 6, dtype=np.float32).reshape(COUNT, 2, 3)
@@ -407,7 +407,7 @@ class TestProcesses:
         dataset = HDF5(path, "flat")
         assert dataset[0].tolist() == ROWS[0].tolist()
         os.truncate(path, 100)
-        time.sleep(1.5 * LOOK_EVERY_S)
+        time.sleep(1.5 * RECHECK_S)
         with pytest.raises(StateError, match=r"a.h5 has changed since this dataset was made"):
             dataset[0]
 

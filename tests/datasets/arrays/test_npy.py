@@ -24,7 +24,7 @@ from feedline.core.tensors import allocate_tensor
 from feedline.core.tree import leaves
 from feedline.datasets import ArrayFile, Arrays, Raw, TokenFile
 from feedline.errors import ArgumentError, SampleError, StateError
-from feedline.stores.local import LOOK_EVERY_S
+from feedline.stores.local import RECHECK_S
 
 IMAGES = np.arange(10 * 2 * 3, dtype=np.uint8).reshape(10, 2, 3)
 LABELS = np.arange(10, dtype=np.int32) - 5
@@ -264,7 +264,7 @@ def test_a_file_that_is_cut_short_while_it_is_read(tmp_path: Path, read: Any) ->
     assert dataset[0] is not None
     assert dataset.read_batch(BatchRead(np.arange(2), allocate_tensor)) is not None
     os.truncate(tmp_path / "x.npy", 5000)
-    time.sleep(2 * LOOK_EVERY_S)
+    time.sleep(2 * RECHECK_S)
     refused = pytest.raises(StateError, match=r"x.npy has changed since this dataset")
     with fl.DataLoader(dataset, 256) as loader, refused:
         list(loader)
@@ -286,5 +286,5 @@ def test_a_file_that_is_removed_while_it_is_read_stays_readable(tmp_path: Path) 
     dataset = ArrayFile(tmp_path / "x.npy")
     assert dataset[1].equal(torch.from_numpy(IMAGES[1]))
     (tmp_path / "x.npy").unlink()
-    time.sleep(2 * LOOK_EVERY_S)
+    time.sleep(2 * RECHECK_S)
     assert dataset[1].equal(torch.from_numpy(IMAGES[1]))

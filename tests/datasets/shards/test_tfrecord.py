@@ -30,7 +30,7 @@ from feedline.core.dataset import BatchRead
 from feedline.datasets import TFRecord, compression
 from feedline.datasets.shards.tf_example import parse_example
 from feedline.errors import ArgumentError, MissingExtraError, SampleError, StateError
-from feedline.stores.local import LOOK_EVERY_S
+from feedline.stores.local import RECHECK_S
 
 
 @pytest.fixture(scope="module")
@@ -469,7 +469,7 @@ class TestDamage:
         assert len(dataset[3]) == 50_000
         for rest in (60_000, 0):
             os.truncate(path, rest)
-            time.sleep(2 * LOOK_EVERY_S)
+            time.sleep(2 * RECHECK_S)
             with (
                 fl.DataLoader(dataset, batch_size=4, collate_fn=len) as loader,
                 pytest.raises(StateError, match=rf"a.tfrecord has changed .* has {rest} now.*create the dataset again"),
@@ -480,7 +480,7 @@ class TestDamage:
         both = TFRecord(tmp_path, decode="bytes")
         assert len(both[3]) == 50_000
         os.truncate(path, 0)
-        time.sleep(2 * LOOK_EVERY_S)
+        time.sleep(2 * RECHECK_S)
         with fl.DataLoader(both, batch_size=5, collate_fn=list, on_error="skip") as loader:
             assert list(loader) == [[b"whole"]]
 

@@ -23,7 +23,7 @@ from feedline.datasets.text import line_index
 from feedline.errors import ArgumentError, SampleError, SampleIndexError, StateError
 from feedline.stores.base import FileVersion
 from feedline.stores.files import LocalFile
-from feedline.stores.local import LOOK_EVERY_S
+from feedline.stores.local import RECHECK_S
 
 FRESH = [HealthCheck.function_scoped_fixture]
 
@@ -247,10 +247,10 @@ class TestReading:
         monkeypatch.setattr(file_objects, "_PART_NBYTES", 8)
         short, long = b'"one"\r\n', b'"' + b"x" * 100 + b'"\r\n'
         path = written(tmp_path / "t.jsonl", short + long + b"  \n" + short + long)
-        blob = LocalFile(str(path), *FileVersion.of(path.stat()))
-        found = [*line_index.line_pieces(blob, 20)]
+        file = LocalFile(str(path), *FileVersion.of(path.stat()))
+        found = [*line_index.line_pieces(file, 20)]
         assert max(len(piece.data) for piece in found) <= 20 + 2 * 8
-        assert sum(len(piece.data) + piece.left_out for piece in found) == blob.nbytes
+        assert sum(len(piece.data) + piece.left_out for piece in found) == file.nbytes
         monkeypatch.setattr(line_index, "_HELD_NBYTES", 20)
         assert all_of(JSONL(path)) == ["one", "x" * 100] * 2
         assert all_of(Lines(path))[1:3] == ['"' + "x" * 100 + '"', "  "]
@@ -426,7 +426,7 @@ def test_a_file_that_is_cut_short_while_it_is_read(tmp_path: Path, read: Any) ->
     dataset = read(path)
     assert dataset[0] is not None
     os.truncate(path, 9)
-    time.sleep(2 * LOOK_EVERY_S)
+    time.sleep(2 * RECHECK_S)
     with (
         fl.DataLoader(dataset, 256, collate_fn=len) as loader,
         pytest.raises(StateError, match=r"a.txt has changed since this dataset was made: it had 180000 bytes"),

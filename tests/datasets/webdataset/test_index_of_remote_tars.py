@@ -35,7 +35,7 @@ from feedline.datasets.webdataset import (
 from feedline.datasets.webdataset.index_files import mirrored, places
 from feedline.errors import ArgumentError
 from feedline.stores import ObjectChangedError, ObjectNotFoundError, StoreUnavailableError, statistics
-from feedline.stores.files import RemoteBlob
+from feedline.stores.files import RemoteFile
 
 
 @pytest.fixture(autouse=True)
@@ -177,9 +177,9 @@ class TestKept:
         monkeypatch.setattr(index_files, "build_index", None)
         opened(address)
         before = statistics().requests
-        blobs = find(address, "*.tar")
+        files = find(address, "*.tar")
         found = statistics().requests - before
-        Tars(blobs).heads()
+        Tars(files).heads()
         assert statistics().requests - before == found
 
     def test_where_nothing_can_be_kept_it_travels_along(
@@ -244,9 +244,9 @@ class TestBeside:
         def failing(*_: Any, **__: Any) -> None:
             raise StoreUnavailableError("down")
 
-        blob = source_at(address).blob
-        assert isinstance(blob, RemoteBlob)
-        monkeypatch.setattr(type(blob.store), "read", failing)
+        file = source_at(address).file
+        assert isinstance(file, RemoteFile)
+        monkeypatch.setattr(type(file.store), "read", failing)
         with pytest.raises(StoreUnavailableError):
             tars_at(address).heads()
 

@@ -36,7 +36,7 @@ from feedline.errors import ArgumentError, SampleError, StateError
 
 def cells(shard: Shard, rows: Any, fields: Any) -> list[MemberSpan]:
     """Members of a tar of this machine."""
-    held = shard.held()
+    held = shard.get_loaded()
     assert held is not None
     return shard.cells(rows, fields, held)
 

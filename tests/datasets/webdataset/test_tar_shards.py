@@ -235,7 +235,7 @@ class TestTransforms:
         sources: list[Any] = []
         monkeypatch.setattr(T.ImagePlan, "batch", lambda _, given, *rest: (sources.extend(given), torch.zeros(1))[1])
         reader_of(data)(BatchRead(np.array([0]), allocate_tensor))  # type: ignore[misc]
-        memory = np.frombuffer(data._shards[0]._blob.data, np.uint8)
+        memory = np.frombuffer(data._shards[0]._file.data, np.uint8)
         for source in sources:
             assert np.shares_memory(np.asarray(source), memory)
 

@@ -28,7 +28,7 @@ from feedline.errors import ArgumentError
 from feedline.stores.cache import folder, locks
 from feedline.stores.cache.entries import Key, file_nbytes, is_abandoned, temporary
 from feedline.stores.cache.folder import Folder
-from feedline.stores.cache.locks import Claims
+from feedline.stores.cache.locks import FetchLocks
 
 PIECE = 1000
 CONTENT = random.Random(1).randbytes(25_500)
@@ -203,23 +203,23 @@ def test_one_fetches_for_all(tmp_path: Path, fake: FakeStore) -> None:
     assert stores.statistics().cache_shared >= before
 
 
-def test_a_claim_that_is_never_given_back_does_not_hold_up_others_for_ever(tmp_path: Path) -> None:
+def test_a_fetch_lock_that_is_never_given_back_does_not_hold_up_others_for_ever(tmp_path: Path) -> None:
     name = Key("x", "v", 1, 0).name()
-    with Claims(tmp_path / "claims") as holder, Claims(tmp_path / "claims") as other:
+    with FetchLocks(tmp_path / "fetch-locks") as holder, FetchLocks(tmp_path / "fetch-locks") as other:
         assert holder.take(name)
         assert holder.take(name)  # by its holder, as often as he likes
         assert not other.take(name)
         assert other.take(Key("x", "v", 1, 1).name())
         other.wait(name, timeout_s=0.01)
-    with Claims(tmp_path / "claims") as other:
-        other.wait(name, 30.0)  # for the one who gave up waiting, and has the claim for a moment after all
+    with FetchLocks(tmp_path / "fetch-locks") as other:
+        other.wait(name, 30.0)  # for the one who gave up waiting, and has the lock for a moment after all
         assert other.take(name)
 
 
-def test_a_claim_given_back_wakes_who_waits(tmp_path: Path) -> None:
+def test_a_fetch_lock_given_back_wakes_who_waits(tmp_path: Path) -> None:
     name = Key("x", "v", 1, 0).name()
-    with ThreadPoolExecutor(1) as pool, Claims(tmp_path / "claims") as waiter:
-        with Claims(tmp_path / "claims") as holder:
+    with ThreadPoolExecutor(1) as pool, FetchLocks(tmp_path / "fetch-locks") as waiter:
+        with FetchLocks(tmp_path / "fetch-locks") as holder:
             assert holder.take(name)
             waiting = pool.submit(waiter.wait, name, 30.0)
         waiting.result(10)
@@ -240,7 +240,7 @@ def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_are_not(tmp_pat
     store.read("a", 0, 1)
     abandoned, living = tmp_path / "v1/temporary/abandoned", tmp_path / "v1/temporary/living"
     abandoned.write_bytes(bytes(file_nbytes(PIECE)))
-    with locks.Ledger(tmp_path / "v1/ledger").locked() as account:
+    with locks.AccountFile(tmp_path / "v1/size-account").locked() as account:
         account.nbytes += file_nbytes(PIECE)
     with temporary(living, file_nbytes(PIECE)):
         cached(tmp_path, fake).read("a", 0, 1)
@@ -251,10 +251,10 @@ def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_are_not(tmp_pat
 
 
 @pytest.mark.parametrize("content", [b"", b"abc", b"\xff" * 8])
-def test_a_wrong_ledger_is_put_right(tmp_path: Path, fake: FakeStore, content: bytes) -> None:
+def test_a_wrong_size_account_is_put_right(tmp_path: Path, fake: FakeStore, content: bytes) -> None:
     limit = 5 * file_nbytes(PIECE)
     cached(tmp_path, fake, limit=limit).read("a", 0, 3000)
-    (tmp_path / "v1/ledger").write_bytes(content)
+    (tmp_path / "v1/size-account").write_bytes(content)
     store = cached(tmp_path, fake, limit=limit)
     for number in range(12):
         store.read("a", number * PIECE, number * PIECE + 1)
@@ -379,8 +379,8 @@ def test_a_folder_that_is_removed_is_made_again(tmp_path: Path, fake: FakeStore)
 
 STOPPED = """
 import sys, time
-from feedline.stores.cache.locks import Ledger
-with Ledger(sys.argv[1]).locked():
+from feedline.stores.cache.locks import AccountFile
+with AccountFile(sys.argv[1]).locked():
     print(flush=True)
     time.sleep(600)
 """
@@ -393,14 +393,14 @@ def test_a_stopped_job_does_not_hold_up_the_others(
     store.read("a", 0, 1000)
     monkeypatch.setattr(locks, "_PATIENCE_S", 0.1)
     with subprocess.Popen(
-        [sys.executable, "-c", STOPPED, str(tmp_path / "v1/ledger")], stdout=subprocess.PIPE
+        [sys.executable, "-c", STOPPED, str(tmp_path / "v1/size-account")], stdout=subprocess.PIPE
     ) as other:
         assert other.stdout is not None
         other.stdout.readline()
         with pytest.warns(stores.CacheWarning, match=r"keeps nothing new for now: another process has held") as caught:
             assert store.read("a", 0, 9000) == CONTENT[:9000]
         assert len(caught) == 1
-        with pytest.raises(stores.StoreError, match="another process has held the ledger"):
+        with pytest.raises(stores.StoreError, match="another process has held the size account"):
             store.file(store.info("a"))
         other.kill()
     store.read("a", 0, 9000)
@@ -410,12 +410,13 @@ def test_a_stopped_job_does_not_hold_up_the_others(
 FORKED = """
 import os, sys, time
 from pathlib import Path
-from feedline.stores.cache.locks import Claims
+from feedline.stores.cache.locks import FetchLocks
 from feedline.stores.cache.entries import temporary
-from feedline.stores.cache.locks import Ledger
+from feedline.stores.cache.locks import AccountFile
 root, name = Path(sys.argv[1]), sys.argv[2]
-with Claims(root / "claims") as claims, Ledger(root / "ledger").locked(), temporary(root / "written", 10):
-    assert claims.take(name)
+account = AccountFile(root / "size-account")
+with FetchLocks(root / "fetch-locks") as fetch_locks, account.locked(), temporary(root / "written", 10):
+    assert fetch_locks.take(name)
     child = os.fork()
     if not child:
         time.sleep(600)
@@ -431,15 +432,15 @@ def test_no_lock_outlives_its_process_in_one_that_was_forked(tmp_path: Path) -> 
     ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        with Claims(tmp_path / "claims") as claims:
-            assert not claims.take(name)
+        with FetchLocks(tmp_path / "fetch-locks") as fetch_locks:
+            assert not fetch_locks.take(name)
         assert not is_abandoned(tmp_path / "written")
         parent.kill()
         parent.wait()
     try:
         os.kill(child, 0)
-        with Claims(tmp_path / "claims") as claims, locks.Ledger(tmp_path / "ledger").locked():
-            assert claims.take(name)
+        with FetchLocks(tmp_path / "fetch-locks") as fetch_locks, locks.AccountFile(tmp_path / "size-account").locked():
+            assert fetch_locks.take(name)
         assert is_abandoned(tmp_path / "written")
     finally:
         os.kill(child, signal.SIGKILL)

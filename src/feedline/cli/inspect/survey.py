@@ -38,8 +38,8 @@ def with_headers(samples: Sequence[Sample]) -> Iterator[Sample]:
 class _PartlyLoaded:
     """An object with some of its bytes in memory."""
 
-    def __init__(self, blob: Readable, fetched: FetchedRanges) -> None:
-        self._blob, self._fetched = blob, fetched
+    def __init__(self, file: Readable, fetched: FetchedRanges) -> None:
+        self._blob, self._fetched = file, fetched
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[memoryview]:
         """One view for each span."""
@@ -51,15 +51,15 @@ def _fetch_group(samples: Sequence[Sample]) -> list[Sample]:
     wanted: dict[Readable, list[tuple[int, int]]] = {}
     for sample in samples:
         for part in sample.parts:
-            if part.blob is not None and _is_examined(part):
-                wanted.setdefault(part.blob, []).append(_beginning(part))
+            if part.file is not None and _is_examined(part):
+                wanted.setdefault(part.file, []).append(_beginning(part))
     with DaemonPool(thread_name_prefix="feedline-inspect") as pool:
         views = dict(zip(wanted, pool.map(_read, wanted.items()), strict=True))
-    loaded = {blob: _PartlyLoaded(blob, fetched) for blob, fetched in views.items()}
+    loaded = {file: _PartlyLoaded(file, fetched) for file, fetched in views.items()}
     return [
         sample._replace(
             parts=tuple(
-                part._replace(blob=loaded.get(part.blob, part.blob)) if part.blob else part for part in sample.parts
+                part._replace(file=loaded.get(part.file, part.file)) if part.file else part for part in sample.parts
             )
         )
         for sample in samples
@@ -71,10 +71,10 @@ def _read(wanted: tuple[Readable, list[tuple[int, int]]]) -> FetchedRanges:
 
     The error is reported for each part when the part is read.
     """
-    blob, spans = wanted
+    file, spans = wanted
     ordered = sorted(set(spans))
     try:
-        return FetchedRanges(ordered, blob.read(ordered))
+        return FetchedRanges(ordered, file.read(ordered))
     except Exception:  # noqa: BLE001 - each part raises it again when it is read
         return FetchedRanges()
 

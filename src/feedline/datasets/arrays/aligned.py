@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, Transform, check_reads_batches
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, one_within
 from feedline.datasets.arrays.records import Part, is_all_numbers, samples_of
-from feedline.datasets.decoding import SampleTransform
 from feedline.errors import ArgumentError
 
 

@@ -14,9 +14,9 @@ from math import prod
 from typing import Any
 
 from feedline.datasets.arrays.frames import check_bitshuffle, check_blosc
-from feedline.datasets.file_objects import FarFile, RangeFile
+from feedline.datasets.file_objects import BlockFile, RangeFile
 from feedline.errors import SampleError
-from feedline.stores.files import Blob, LocalFile
+from feedline.stores.files import File, LocalFile
 
 _HEAP_MAGIC = b"GCOL"
 
@@ -101,9 +101,9 @@ class HeapFile(RangeFile):
 
     size_nbytes = 8
 
-    def __init__(self, blob: Blob) -> None:
-        super().__init__(blob)  # type: ignore[arg-type] # the next class in the MRO is a file over a blob
-        self._name = blob.name
+    def __init__(self, file: File) -> None:
+        super().__init__(file)  # type: ignore[arg-type] # the next class in the MRO is a file object over a file
+        self._name = file.name
         self._checked = set[int]()
 
     def read(self, size: int = -1, /) -> memoryview:
@@ -125,17 +125,17 @@ class HeapFile(RangeFile):
             )
 
 
-class RemoteHeapFile(HeapFile, FarFile):
+class RemoteHeapFile(HeapFile, BlockFile):
     """A remote file, read by cached blocks."""
 
 
 class _MappedRanges(RangeFile):
-    def __init__(self, blob: LocalFile) -> None:
-        super().__init__(blob.nbytes)
-        self._blob = blob
+    def __init__(self, file: LocalFile) -> None:
+        super().__init__(file.nbytes)
+        self._file = file
 
     def _bytes(self, start: int, stop: int) -> memoryview:
-        return self._blob.cut(start, stop)
+        return self._file.cut(start, stop)
 
 
 class LocalHeapFile(HeapFile, _MappedRanges):

@@ -54,17 +54,17 @@ class HDF5(StoredArrays):
     def _find(
         self, paths: Paths, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
     ) -> Sequence[ArraySource]:
-        blobs = find(paths, FORMATS["hdf5"].pattern, cache=cache, options=options)
-        return [_HDF5Source(blobs, number) for number in range(len(blobs))]
+        files = find(paths, FORMATS["hdf5"].pattern, cache=cache, options=options)
+        return [_HDF5Source(files, number) for number in range(len(files))]
 
 
 class _HDF5Source:
     """HDF5 file of a file set, local or remote."""
 
-    def __init__(self, blobs: FileSet, number: int) -> None:
-        self.name = blobs.name(number)
+    def __init__(self, files: FileSet, number: int) -> None:
+        self.name = files.name(number)
         self.is_remote = not is_local(self.name)
-        self._blobs, self._number = blobs, number
+        self._files, self._number = files, number
 
     def all_names(self) -> Names:
         opened = self._open()  # named, because the file closes with it
@@ -89,8 +89,8 @@ class _HDF5Source:
         # A file of this machine by its path: through a file object of Python, h5py takes twice as long for chunks of
         # 768 KiB and six times for 12 KiB, and it could not open the other files to which links and virtual datasets
         # lead.
-        blob = self._blobs[self._number] if self.is_remote else None
-        return _OpenHDF5(self.name, None if blob is None else RemoteHeapFile(blob))
+        file = self._files[self._number] if self.is_remote else None
+        return _OpenHDF5(self.name, None if file is None else RemoteHeapFile(file))
 
     def _check_mappings(self, names: Sequence[str]) -> None:
         """SampleError for a virtual dataset with a damaged list of sources.
@@ -103,7 +103,7 @@ class _HDF5Source:
                 h5py_layout.open_own(opened.file, name)
 
     def _open_local(self) -> _OpenHDF5:
-        return _OpenHDF5(self.name, LocalHeapFile(cast(LocalFile, self._blobs[self._number])))
+        return _OpenHDF5(self.name, LocalHeapFile(cast(LocalFile, self._files[self._number])))
 
     def _check(self, dataset: Any) -> None:
         """Raise unless all data of a dataset can be read."""
@@ -128,7 +128,7 @@ class _HDF5Source:
             # Its strings take longer than the calls of Python.
             opened = self._open_local()
             dataset = h5py_layout.dataset_in(opened.file, shape.name, self.name)
-        places = _RowBytes(self._blobs, self._number, shape.byte_layout)
+        places = _RowBytes(self._files, self._number, shape.byte_layout)
         chunks = _Chunks(opened, places, h5py_layout.row_reader(dataset))
         return ChunkedRows(self.name, shape, chunks.read, cache, chunks.ranges if self.is_remote else None)
 
@@ -137,8 +137,8 @@ class _HDF5Source:
 
         SampleError if it is truncated. In a folder, a link may lead to another file.
         """
-        store = self._blobs.store(self._number)
-        info = self._blobs.info(self._number) if self.is_remote else local_info(dataset.file.filename)
+        store = self._files.store(self._number)
+        info = self._files.info(self._number) if self.is_remote else local_info(dataset.file.filename)
         h5py_layout.check_length(dataset, info.path if store is None else self.name, info.size)
         return FileSet([(store, info)])
 
@@ -165,8 +165,8 @@ class _OpenHDF5:
 class _RowBytes:
     """Byte ranges of one dataset's rows in one of the files."""
 
-    def __init__(self, blobs: FileSet, number: int, byte_layout: ByteLayout | None) -> None:
-        self.blobs, self._number, self._byte_layout = blobs, number, byte_layout
+    def __init__(self, files: FileSet, number: int, byte_layout: ByteLayout | None) -> None:
+        self.files, self._number, self._byte_layout = files, number, byte_layout
 
     def spans(self, rows: Sequence[Range]) -> list[Range]:
         """Byte ranges that hold these rows."""
@@ -188,7 +188,7 @@ class _Chunks:
             yield from self._decode(spans)
 
     def ranges(self, spans: Sequence[Range]) -> list[tuple[CachedStore, ObjectRange]]:
-        return self._row_bytes.blobs.ranges(self._row_bytes.extents(spans))
+        return self._row_bytes.files.ranges(self._row_bytes.extents(spans))
 
 
 def _reopen_dataset(file: Any, shape: Shape, path: str) -> Any:

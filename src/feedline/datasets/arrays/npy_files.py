@@ -12,7 +12,7 @@ import numpy as np
 from feedline.core.paths import Pathlike
 from feedline.datasets.arrays.npy_layout import NpzMember, Raw, Source, layout_of, path_of
 from feedline.datasets.arrays.rows import ArrayLayout, FileArrays
-from feedline.datasets.paths import found, no_files_error
+from feedline.datasets.paths import find_each, no_files_error
 from feedline.errors import ArgumentError
 from feedline.stores import Cache
 from feedline.stores.files import Extent, FileSet
@@ -41,23 +41,23 @@ class ArrayFiles(FileArrays):
     ) -> None:
         if not sources:
             raise no_files_error()
-        matches = found([path_of(source) for source in sources], "*", cache=cache, options=options)
-        blobs = FileSet([each for several in matches for each in several])
+        matches = find_each([path_of(source) for source in sources], "*", cache=cache, options=options)
+        files = FileSet([each for several in matches for each in several])
         origins = [source for source, several in zip(sources, matches, strict=True) for _ in several]
         if typed is None:
             _check_single_files(sources, list(map(len, matches)))
-        named = [_named(source, name, typed) for source, name in zip(origins, blobs.names, strict=True)]
-        super().__init__(blobs, _read_layouts(blobs, named))
+        named = [_named(source, name, typed) for source, name in zip(origins, files.names, strict=True)]
+        super().__init__(files, _read_layouts(files, named))
 
     @property
     def is_local(self) -> bool:
         """True if all files are mapped."""
-        return self.blobs.is_local
+        return self.files.is_local
 
     @property
     def paths(self) -> list[str]:
         """Absolute path or address of each file."""
-        return self.blobs.names
+        return self.files.names
 
     @property
     def lengths(self) -> list[int]:
@@ -75,16 +75,16 @@ class ArrayFiles(FileArrays):
         return [len(layout.shape) for layout in self.layouts]
 
 
-def _read_layouts(blobs: FileSet, sources: Sequence[Source]) -> list[ArrayLayout]:
-    sizes = [blobs.info(number).size for number in range(len(sources))]
-    heads = blobs.read([_head(number, *each) for number, each in enumerate(zip(sources, sizes, strict=True))])
+def _read_layouts(files: FileSet, sources: Sequence[Source]) -> list[ArrayLayout]:
+    sizes = [files.info(number).size for number in range(len(sources))]
+    heads = files.read([_head(number, *each) for number, each in enumerate(zip(sources, sizes, strict=True))])
     layouts = [
         layout_of(source, path, BytesIO(head), size)
-        for source, path, head, size in zip(sources, blobs.names, heads, sizes, strict=True)
+        for source, path, head, size in zip(sources, files.names, heads, sizes, strict=True)
     ]
     for number, layout in enumerate(layouts):
-        if blobs.store(number) is not None:
-            _check_row_order(blobs.name(number), layout)
+        if files.store(number) is not None:
+            _check_row_order(files.name(number), layout)
     return layouts
 
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from feedline.core.paths import Pathlike
 from feedline.datasets.arrays.npy_layout import NpzMember, layout_of
 from feedline.datasets.arrays.rows import ArrayLayout, MemoryArrays
-from feedline.datasets.file_objects import FarFile
-from feedline.datasets.paths import found
+from feedline.datasets.file_objects import BlockFile
+from feedline.datasets.paths import find_each
 from feedline.errors import ArgumentError, FeedlineError, SampleError
 from feedline.stores import Cache
 from feedline.stores.files import Extent, FileSet
@@ -40,7 +40,7 @@ def is_npz(paths: Any) -> bool:
     return isinstance(paths, (str, os.PathLike)) and os.fspath(paths).endswith(".npz")
 
 
-class _ArchiveBytes(FarFile):
+class _ArchiveBytes(BlockFile):
     """File in a store, for zipfile.
 
     A read to its end gives bytes, not a view.
@@ -56,12 +56,12 @@ class NpzArchive:
     def __init__(
         self, path: Pathlike, *, cache: Cache | Pathlike | None = None, options: Mapping[str, Any] | None = None
     ) -> None:
-        (matches,) = found([path], "*", cache=cache, options=options)
+        (matches,) = find_each([path], "*", cache=cache, options=options)
         if len(matches) != 1:
             raise ArgumentError(f"{os.fspath(path)} matches {len(matches)} files: name one .npz archive")
-        self._blobs = FileSet(matches)
-        self.path = self._blobs.name(0)
-        with self._opened() as (_, archive):
+        self._files = FileSet(matches)
+        self.path = self._files.name(0)
+        with self._open_archive() as (_, archive):
             entries = archive.infolist()
         self._entries = {entry.filename.removesuffix(".npy"): entry for entry in entries}
 
@@ -82,12 +82,12 @@ class NpzArchive:
 
     def members(self, names: Sequence[str]) -> list[NpzMember]:
         """Byte ranges of these arrays, which are not compressed."""
-        with self._opened() as (file, _):
+        with self._open_archive() as (file, _):
             return [self._member(file, name, self._entries[name]) for name in names]
 
     def load(self, names: Sequence[str]) -> list[NDArray[Any]]:
         """Copies of these arrays, decompressed. SampleError for damaged ones."""
-        with self._opened(whole=True) as (_, archive):
+        with self._open_archive(whole=True) as (_, archive):
             return [self._load(archive, name) for name in names]
 
     def _member(self, file: IO[bytes], name: str, entry: ZipInfo) -> NpzMember:
@@ -106,7 +106,7 @@ class NpzArchive:
             return np.ascontiguousarray(array)
 
     @contextmanager
-    def _opened(self, *, whole: bool = False) -> Iterator[tuple[IO[bytes], ZipFile]]:
+    def _open_archive(self, *, whole: bool = False) -> Iterator[tuple[IO[bytes], ZipFile]]:
         """Open the archive.
 
         A remote one is fetched in blocks, or at once if `whole` is True.
@@ -126,12 +126,12 @@ class NpzArchive:
             ) from error
 
     def _file(self, whole: bool) -> IO[bytes]:
-        blob = self._blobs[0]  # StateError if the file has changed
-        if self._blobs.is_local:
+        file = self._files[0]  # StateError if the file has changed
+        if self._files.is_local:
             return open(self.path, "rb")
         if whole:
-            return BytesIO(self._blobs.read([Extent(0, 0, self._blobs.info(0).size)])[0])
-        return cast("IO[bytes]", BufferedReader(_ArchiveBytes(blob)))
+            return BytesIO(self._files.read([Extent(0, 0, self._files.info(0).size)])[0])
+        return cast("IO[bytes]", BufferedReader(_ArchiveBytes(file)))
 
 
 class LoadedArrays(MemoryArrays):

@@ -17,7 +17,7 @@ from feedline.core import kernels
 from feedline.core.telemetry import READ_FILES
 from feedline.core.tensors import within
 from feedline.stores import CachedStore, ObjectRange
-from feedline.stores.files import Blob, Extent, FileSet
+from feedline.stores.files import Extent, File, FileSet
 from feedline.stores.local import RecheckTimer
 
 
@@ -91,7 +91,7 @@ class MemoryArrays:
 
 
 class _Mapped(NamedTuple):
-    files: list[Blob]
+    files: list[File]
     arrays: list[NDArray[Any] | None]
 
 
@@ -101,11 +101,11 @@ class FileArrays:
     Safe to use from several threads; pickles by path and address, never by content.
     """
 
-    def __init__(self, blobs: FileSet, layouts: Sequence[ArrayLayout]) -> None:
-        self.blobs, self.layouts = blobs, layouts
-        self._far = [number for number in range(len(layouts)) if blobs.store(number) is not None]
+    def __init__(self, files: FileSet, layouts: Sequence[ArrayLayout]) -> None:
+        self.files, self.layouts = files, layouts
+        self._remote = [number for number in range(len(layouts)) if files.store(number) is not None]
         self._mapped: _Mapped | None = None
-        self._looks = RecheckTimer()
+        self._recheck = RecheckTimer()
 
     @property
     def arrays(self) -> list[NDArray[Any] | None]:
@@ -116,16 +116,16 @@ class FileArrays:
         mapped = self._mapped
         if mapped is None:  # no lock: two threads may both map the files; either result is valid
             mapped = self._mapped = self._map()
-        if self._looks.due():
+        if self._recheck.due():
             # Not by way of the file set, whose files a fork opens again: a removed file stays mapped in its children.
             for file in mapped.files:
                 file.check_unchanged(at_once=True)
-            self._looks.done()
+            self._recheck.done()
         return mapped.arrays
 
     def row(self, at: int) -> list[NDArray[Any]]:
         """See `RowSource`."""
-        if self._far:
+        if self._remote:
             rows = self.read([RowSpan(number, at, at + 1) for number in range(len(self.layouts))])
             return [row[0, ...] for row in rows]
         return [array[at, ...] for array in self.arrays if array is not None]
@@ -133,15 +133,15 @@ class FileArrays:
     def read(self, spans: Sequence[RowSpan]) -> list[NDArray[Any]]:
         """Views of the mapped arrays, or rows that are fetched concurrently."""
         arrays = self.arrays
-        far = [span for span in spans if arrays[span.array] is None]
-        fetched = map(self._rows, far, self.blobs.read(self._extents(far)) if far else ())
+        remote = [span for span in spans if arrays[span.array] is None]
+        fetched = map(self._rows, remote, self.files.read(self._extents(remote)) if remote else ())
         return [
             next(fetched) if (array := arrays[number]) is None else array[start:stop] for number, start, stop in spans
         ]
 
     def fill(self, places: NDArray[np.int64], outs: Sequence[NDArray[Any]]) -> None:
         """See `RowSource`. Rows of all objects are fetched concurrently."""
-        fetched = iter(self.blobs.read(self._extents(self._row_spans(places))) if self._far else ())
+        fetched = iter(self.files.read(self._extents(self._row_spans(places))) if self._remote else ())
         for array, out in zip(self.arrays, outs, strict=True):
             if array is None:
                 _write(islice(fetched, len(places)), out)
@@ -152,16 +152,16 @@ class FileArrays:
 
     def ranges(self, spans: Iterable[RowSpan]) -> list[tuple[CachedStore, ObjectRange]]:
         """Object ranges to prefetch into a cache for `read`."""
-        return [] if self.blobs.is_local else self.blobs.ranges(self._extents(spans))
+        return [] if self.files.is_local else self.files.ranges(self._extents(spans))
 
     def row_ranges(self, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """See `RowSource`."""
-        return self.ranges(self._row_spans(places)) if self._far else []
+        return self.ranges(self._row_spans(places)) if self._remote else []
 
     def _row_spans(self, places: NDArray[np.int64]) -> list[RowSpan]:
         """The rows at `places` of one object after another."""
-        rows = within(places, self.layouts[0].shape[0], self.blobs.name(0)).tolist()
-        return [RowSpan(number, row, row + 1) for number in self._far for row in rows]
+        rows = within(places, self.layouts[0].shape[0], self.files.name(0)).tolist()
+        return [RowSpan(number, row, row + 1) for number in self._remote for row in rows]
 
     def _extents(self, spans: Iterable[RowSpan]) -> list[Extent]:
         extents = []
@@ -178,7 +178,7 @@ class FileArrays:
     def _map(self) -> _Mapped:
         mapped = _Mapped([], [])
         for number, layout in enumerate(self.layouts):
-            file = None if number in self._far else self.blobs[number]
+            file = None if number in self._remote else self.files[number]
             if file is not None and file.data is not None:
                 mapped.files.append(file)
                 order: Any = "F" if layout.fortran else "C"

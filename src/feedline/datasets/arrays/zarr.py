@@ -261,7 +261,7 @@ class _ZarrSource:
 
     def _root(self) -> Any:
         """Group or array at the root of the store, open for reading."""
-        place = self.name if self._zip is None else self._zip.file(0)
+        place = self.name if self._zip is None else self._zip.local_path(0)
         if not (self.is_remote or Path(place).exists()):
             raise missing(place, "no such store")
         return _open_root(place if self._store is None else adapt_store(self._store), self.name)

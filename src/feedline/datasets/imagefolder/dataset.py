@@ -180,7 +180,7 @@ class ImageFolder(GroupedRecords):
 
     def _image(self, source: Any, row: int | None) -> Any:
         if self.loader is self._ours:
-            return self._images.value(source, sample_rng(row) if self._images.draws else None)
+            return self._images.value(source, sample_rng(row) if self._images.uses_keys else None)
         file = source if isinstance(source, str) else BytesIO(source)
         return self._images.step(self.loader(file), row)
 
@@ -208,8 +208,8 @@ class ImageFolder(GroupedRecords):
         return Traits(
             thread_safe=True,
             reads_batches=fused and not self._is_overridden,
-            uses_keys=self._images.draws,
-            supports_threads=self._images.splits,
+            uses_keys=self._images.uses_keys,
+            supports_threads=self._images.supports_threads,
         )
 
     def read_batch(self, request: BatchRead) -> list[torch.Tensor]:
@@ -217,7 +217,7 @@ class ImageFolder(GroupedRecords):
         check_reads_batches(self)
         places, keys = within(request.indices, len(self), "ImageFolder"), request.keys
         paths = self._samples.files(places, self._folder)
-        if keys is None and self._images.draws:
+        if keys is None and self._images.uses_keys:
             keys = torch_keys(len(places))
         sources = self._contents(paths, places)
         with self._naming(paths, places):

@@ -137,7 +137,7 @@ class ImageTree:
         if self.store is None:
             with os.scandir(directory) as entries:
                 return sorted(entry.name for entry in entries if entry.is_dir())
-        stored = self._stored()
+        stored = self._open_listing()
         if stored is not None and self._by_class is None:
             return list(stored.metadata["all_classes"])
         return sorted(self._listed_store(self.store))
@@ -149,28 +149,28 @@ class ImageTree:
         folder of this machine has changed: an added or removed file changes the folder's modification time. Changes of
         a store are not detected; remove the file to list it again.
         """
-        stored, asked = self._stored(), {**self._asked, "classes": list(names)}
+        stored, asked = self._open_listing(), {**self._request, "classes": list(names)}
         if stored is not None and stored.metadata["classes"] == asked["classes"] and _unchanged(self.root, stored):
-            return self._checked(_listing_in(stored.arrays))
+            return self._drop_unused_details(_listing_in(stored.arrays))
         found = _list(map(self._folders, names), self.root, self._choice.wanted)
         if self._listing_file is not None:
             asked["all_classes"] = sorted(self._by_class or ())
             _keep(IndexFile(self._listing_file, asked), found.columns())
         self._by_class = None
-        return self._checked(found.images)
+        return self._drop_unused_details(found.images)
 
-    def _checked(self, images: ImageListing) -> ImageListing:
+    def _drop_unused_details(self, images: ImageListing) -> ImageListing:
         return images if cache_of(self.store) is not None else images._replace(details=None)
 
     @property
-    def _asked(self) -> dict[str, Any]:
+    def _request(self) -> dict[str, Any]:
         return {"root": self._place, "extensions": list(self._choice.extensions)}
 
-    def _stored(self) -> NamedArrays | None:
+    def _open_listing(self) -> NamedArrays | None:
         """The listing file, if it has this root and these extensions."""
         if self._listing_file is None:
             return None
-        index = IndexFile(self._listing_file, self._asked)
+        index = IndexFile(self._listing_file, self._request)
         try:
             stored = index.open()
         except (FileNotFoundError, NotADirectoryError):
@@ -196,7 +196,7 @@ class ImageTree:
         self, samples: Samples, places: NDArray[np.int64], paths: Sequence[str]
     ) -> AbstractContextManager[Sequence[Fetched]]:
         """A context manager that fetches these images."""
-        return self._objects.reading(self._known(samples, places, paths))
+        return self._objects.reading(self._identify(samples, places, paths))
 
     def content(self, fetched: Fetched) -> str | memoryview:
         """The content of an object, or the path of a file."""
@@ -209,9 +209,9 @@ class ImageTree:
         """Cache and byte range of every read for these samples."""
         if cache_of(self.store) is None:
             return []
-        return self._objects.ranges(self._known(samples, places, samples.files(places, self.folder)))
+        return self._objects.ranges(self._identify(samples, places, samples.files(places, self.folder)))
 
-    def _known(self, samples: Samples, places: NDArray[np.int64], paths: Sequence[str]) -> Sequence[Known]:
+    def _identify(self, samples: Samples, places: NDArray[np.int64], paths: Sequence[str]) -> Sequence[Known]:
         if self.store is None:
             return paths
         inside = self.inside(paths)

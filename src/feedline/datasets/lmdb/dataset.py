@@ -160,19 +160,19 @@ class _Location(NamedTuple):
     """Local environment, or an object that is fetched whole."""
 
     name: str
-    blobs: FileSet | None
+    files: FileSet | None
 
     def open(self, database: str | None, readahead: bool) -> Environment:
-        if self.blobs is None:
+        if self.files is None:
             return open_environment(self.name, database, readahead)
-        return fetch_environment(self.blobs, database, readahead)
+        return fetch_environment(self.files, database, readahead)
 
     def key_index(self, database: str | None, index_dir: Pathlike | None, build: Callable[[], Columns]) -> BuiltIndex:
         """The keys, in a file next to local data or in `index_dir`."""
         ending = f"{database or 'main'}.keys"
         path = index_path(self.name, f"{self.name.rpartition('/')[2]}.{ending}", index_dir)
-        if self.blobs is not None:
-            return BuiltIndex(path, self.blobs.info(0).state, build)
+        if self.files is not None:
+            return BuiltIndex(path, self.files.info(0).state, build)
         data = data_in(self.name)
         return BuiltIndex(f"{data}.{ending}" if index_dir is None else path, local_info(str(data)).state, build)
 
@@ -180,10 +180,10 @@ class _Location(NamedTuple):
 def _find_environment(address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> _Location:
     if is_local(address):
         return _Location(str(Path(local_path(address)).resolve()), None)
-    blobs = find(address, "data.mdb", cache=cache, options=options)
-    if len(blobs) > 1:
-        raise ArgumentError(f"LMDB reads one environment; {address} matches {len(blobs)}")
-    return _Location(blobs.name(0), blobs)
+    files = find(address, "data.mdb", cache=cache, options=options)
+    if len(files) > 1:
+        raise ArgumentError(f"LMDB reads one environment; {address} matches {len(files)}")
+    return _Location(files.name(0), files)
 
 
 class _ViewGuard:

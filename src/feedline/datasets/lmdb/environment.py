@@ -112,9 +112,9 @@ def open_environment(path: str, database: str | None, readahead: bool) -> Enviro
     return _open_named(path, path, local_info(str(data)), database, readahead)
 
 
-def fetch_environment(blobs: FileSet, database: str | None, readahead: bool) -> Environment:
+def fetch_environment(files: FileSet, database: str | None, readahead: bool) -> Environment:
     """Open a remote environment, fetched whole into its cache."""
-    return _open_named(blobs.file(0), blobs.name(0), blobs.info(0), database, readahead)
+    return _open_named(files.local_path(0), files.name(0), files.info(0), database, readahead)
 
 
 def data_in(path: str) -> Path:

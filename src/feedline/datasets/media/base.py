@@ -15,10 +15,10 @@ from feedline.core.caches import PerProcess
 from feedline.core.dataset import Transform
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import one_within, within
 from feedline.datasets.base import GroupedRecords
-from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.media.files import KnownFiles, MediaFiles, Piece
 from feedline.errors import SampleError, note
 from feedline.stores import ObjectNotFoundError
@@ -188,6 +188,8 @@ class Decoders(Generic[D]):
 
 
 class _Idle(Generic[D]):
+    # Not an `LRUCache`: a decoder has a position, so that a thread takes it out for itself and gives it back; two
+    # threads may have one of the same file, and one that is dropped is closed.
     def __init__(self, most: int) -> None:
         self._most, self._lock = most, threading.Lock()
         self.entries: list[tuple[int, D]] = []  # the most recently used one last

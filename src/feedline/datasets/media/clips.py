@@ -147,7 +147,7 @@ class Clips(MediaClips[VideoReader]):
 
     @property
     def _draws(self) -> bool:
-        return self._rule.is_random or (self._images is not None and self._images.draws)
+        return self._rule.is_random or (self._images is not None and self._images.uses_keys)
 
     def _read_samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[dict[str, Any]]:
         needs_rng = self._draws or self._step.wants_rng

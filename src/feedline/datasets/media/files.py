@@ -13,18 +13,18 @@ import numpy as np
 
 from feedline.core.caches import LRUCache
 from feedline.core.paths import Pathlike
-from feedline.datasets.file_objects import FarFile
+from feedline.datasets.file_objects import BlockFile
 from feedline.datasets.indexes import MetadataCache, key_of, place_of
 from feedline.datasets.inflated import inflated
 from feedline.datasets.media.members import TAR_ENDINGS, TarMembers
-from feedline.datasets.paths import found, paths_of
+from feedline.datasets.paths import find_each, paths_of
 from feedline.datasets.webdataset.tar import opener_of
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache, ObjectInfo, Store
 from feedline.stores.files import FileSet, local_info
 from feedline.stores.urls import absolute, is_local, local_path
 
-Source = str | FarFile
+Source = str | BlockFile
 """The path of a file, or an object as a file object."""
 
 
@@ -44,7 +44,7 @@ class WholeFiles(FileSet):
         """A file for a decoder; StateError if it has changed."""
         store, info = self.store(number), self.info(number)
         if store is not None:
-            return FarFile(self.open(number))
+            return BlockFile(self.open(number))
         info.state.check(local_info(info.path).state, info.path)
         return info.path
 
@@ -68,7 +68,7 @@ class MediaFiles:
         index_dir: Pathlike | None,
     ) -> None:
         self.given = [os.fspath(absolute(each)) for each in paths_of(paths)]
-        finding = partial(found, cache=cache, options=options)
+        finding = partial(find_each, cache=cache, options=options)
         self.classes: list[str] = []
         if manifest is None:
             objects = _all_files(self.given, extensions, finding)

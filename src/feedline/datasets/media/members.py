@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from feedline.core.paths import Pathlike
-from feedline.datasets.file_objects import FarFile
+from feedline.datasets.file_objects import BlockFile
 from feedline.datasets.webdataset.shards import Tars
 from feedline.datasets.webdataset.tar import CLASSES
 from feedline.errors import SampleError
@@ -74,12 +74,12 @@ class TarMembers:
     def ranges(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, ObjectRange]]:
         """The object ranges that a prefetch of these parts must fetch."""
         places = [(self._members[number].extent, start, stop) for number, start, stop in extents]
-        return self._tars.ranges([Extent(at.blob, at.start + start, at.start + stop) for at, start, stop in places])
+        return self._tars.ranges([Extent(at.file, at.start + start, at.start + stop) for at, start, stop in places])
 
-    def source(self, number: int) -> FarFile:
+    def source(self, number: int) -> BlockFile:
         """A member for a decoder; StateError if its tar has changed."""
         name, extent, *_ = self._members[number]
-        return FarFile(_FilePart(self._tars, extent, name))
+        return BlockFile(_FilePart(self._tars, extent, name))
 
     def _read_labels(self) -> tuple[list[str], list[int | None]]:
         classes = _classes_beside(self._tars)
@@ -109,16 +109,16 @@ class _FilePart:
     def __init__(self, files: FileSet, extent: Extent, name: str) -> None:
         self._files, self._extent = files, extent
         self.name, self.nbytes = name, extent.stop - extent.start
-        self.version = files.info(extent.blob).version
-        files[extent.blob].check_unchanged(at_once=True)
+        self.version = files.info(extent.file).version
+        files[extent.file].check_unchanged(at_once=True)
 
     def read(self, spans: Sequence[Range]) -> Views:
         """One view per `(start, stop)` of the part."""
-        return self._files[self._extent.blob].read(self._moved(spans))
+        return self._files[self._extent.file].read(self._moved(spans))
 
     def read_uncached(self, spans: Sequence[Range]) -> Views:
         """The same past any cache."""
-        return self._files[self._extent.blob].read_uncached(self._moved(spans))
+        return self._files[self._extent.file].read_uncached(self._moved(spans))
 
     def _moved(self, spans: Sequence[Range]) -> list[Range]:
         return [(self._extent.start + start, self._extent.start + stop) for start, stop in spans]

@@ -19,10 +19,10 @@ from feedline.errors import SampleError
 class Column(Protocol):
     """The values of one leaf of all samples."""
 
-    def take(self, places: Int64s, far: Any, allocate: Allocator) -> Any:
+    def take(self, places: Int64s, unstored: Any, allocate: Allocator) -> Any:
         """The batch of the values at `places`.
 
-        `far` holds those of the places that are not stored, in their order.
+        `unstored` holds those of the places that are not stored, in their order.
         """
 
     def put(self, places: Int64s, values: Any) -> None:
@@ -42,42 +42,44 @@ class TensorColumn:
     def __init__(self, resident: torch.Tensor, spilled: torch.Tensor) -> None:
         self.resident, self.spilled = resident, spilled
 
-    def take(self, places: Int64s, far: torch.Tensor | None, allocate: Allocator) -> torch.Tensor:
+    def take(self, places: Int64s, unstored: torch.Tensor | None, allocate: Allocator) -> torch.Tensor:
         """See `Column`.
 
         The result is on the device, in memory of its own.
         """
         if len(places) and int(places.max()) >= len(self.resident):
-            return self._take_mixed(places, far, allocate)
+            return self._take_mixed(places, unstored, allocate)
         if self.resident.is_cpu:
             return _gather(self.resident, places, allocate)
         return take_rows(self.resident, places)
 
     def put(self, places: Int64s, values: torch.Tensor) -> None:
         """See `Column`. Rows beyond the stored ones are dropped."""
-        near = len(self.resident)
-        _write(self.resident, places, values, places < near)
-        _write(self.spilled, places - near, values, (places >= near) & (places < near + len(self.spilled)))
+        on_device = len(self.resident)
+        _write(self.resident, places, values, places < on_device)
+        _write(
+            self.spilled, places - on_device, values, (places >= on_device) & (places < on_device + len(self.spilled))
+        )
 
     @property
     def nbytes(self) -> tuple[int, int]:
         """See `Column`."""
         return self.resident.nbytes, self.spilled.nbytes
 
-    def _take_mixed(self, places: Int64s, far: torch.Tensor | None, allocate: Allocator) -> torch.Tensor:
-        near, stored = len(self.resident), len(self.resident) + len(self.spilled)
+    def _take_mixed(self, places: Int64s, unstored: torch.Tensor | None, allocate: Allocator) -> torch.Tensor:
+        on_device, stored = len(self.resident), len(self.resident) + len(self.spilled)
         device, shape = self.resident.device, (len(places), *self.resident.shape[1:])
         is_cpu = self.resident.is_cpu
         out = allocate(shape, self.resident.dtype) if is_cpu else self.resident.new_empty(shape)
-        at = np.flatnonzero(places < near)
+        at = np.flatnonzero(places < on_device)
         if len(at):
             kept = self.resident.index_select(0, torch.from_numpy(places[at]).to(device))
             out.index_copy_(0, torch.from_numpy(at).to(device), kept)
-        at = np.flatnonzero((places >= near) & (places < stored))
+        at = np.flatnonzero((places >= on_device) & (places < stored))
         if len(at):
-            self._upload(out, at, _gather(self.spilled, places[at] - near, self._staging))
-        if far is not None:
-            self._upload(out, np.flatnonzero(places >= stored), far)
+            self._upload(out, at, _gather(self.spilled, places[at] - on_device, self._staging))
+        if unstored is not None:
+            self._upload(out, np.flatnonzero(places >= stored), unstored)
         # A worker thread's stream is not the loop's: the batch must be complete when the loop gets it.
         finish_in_thread(device)
         return out
@@ -101,9 +103,9 @@ class HostColumn:
         self._values: list[Any] = [None] * length
         self._kind = kind
 
-    def take(self, places: Int64s, far: Sequence[Any] | None, allocate: Allocator) -> Any:  # noqa: ARG002
+    def take(self, places: Int64s, unstored: Sequence[Any] | None, allocate: Allocator) -> Any:  # noqa: ARG002
         """See `Column`."""
-        rest = iter(() if far is None else far)
+        rest = iter(() if unstored is None else unstored)
         stored = len(self._values)
         return self._kind(self._values[place] if place < stored else next(rest) for place in places.tolist())
 

@@ -169,8 +169,8 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
     def statistics(self) -> ResidentStatistics:
         """Samples and bytes in memory."""
         sizes = [column.nbytes for column in self._columns]
-        near, far = (sum(size[side] for size in sizes) for side in (0, 1))
-        return ResidentStatistics(len(self), int(self._filled.sum()), self._resident, near, far, self._read)
+        on_device, on_host = (sum(size[side] for size in sizes) for side in (0, 1))
+        return ResidentStatistics(len(self), int(self._filled.sum()), self._resident, on_device, on_host, self._read)
 
     def __getstate__(self) -> dict[str, Any]:
         if self.device.type != "cpu":
@@ -185,13 +185,13 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         return [map_leaves(partial(_row, columns, row), self._template) for row in range(len(places))]
 
     def _take(self, places: Int64s, allocate: Allocator) -> list[Any]:
-        far: list[Any] = [None] * len(self._columns)
+        unstored: list[Any] = [None] * len(self._columns)
         if self._missing:
             self._load(places)
             beyond = places[places >= self._stored]
             if len(beyond):
-                far = self._fetch(beyond)
-        return [column.take(places, rest, allocate) for column, rest in zip(self._columns, far, strict=True)]
+                unstored = self._fetch(beyond)
+        return [column.take(places, rest, allocate) for column, rest in zip(self._columns, unstored, strict=True)]
 
     def _load(self, places: Int64s) -> None:
         """Read the samples that are to be stored and are not yet."""
@@ -271,13 +271,13 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
             raise
 
     def _table_column(self, table: torch.Tensor) -> TensorColumn:
-        dtype, near = self._stored_dtype(table.dtype), self._resident
+        dtype, on_device = self._stored_dtype(table.dtype), self._resident
         try:
-            resident = table[:near].to(self.device, dtype)
+            resident = table[:on_device].to(self.device, dtype)
         except RuntimeError as error:
-            note(error, f"feedline: {near} rows of a DeviceDataset; pass a smaller budget= than {self.budget!r}")
+            note(error, f"feedline: {on_device} rows of a DeviceDataset; pass a smaller budget= than {self.budget!r}")
             raise
-        return TensorColumn(resident, table[near:].to("cpu", dtype))
+        return TensorColumn(resident, table[on_device:].to("cpu", dtype))
 
 
 class _Lock:

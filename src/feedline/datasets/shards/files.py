@@ -34,7 +34,7 @@ from feedline.stores import (
     join,
 )
 from feedline.stores.cache import without_cache
-from feedline.stores.files import Blob, Extent, FileSet
+from feedline.stores.files import Extent, File, FileSet
 
 
 class ShardSource(NamedTuple):
@@ -58,7 +58,7 @@ def _find_files(folders: Sequence[IndexedFolder], shards: Sequence[ShardSource])
     return [files[number] for number in range(len(shards))]
 
 
-def _blob(folder: IndexedFolder, file: FolderFile) -> tuple[Store | None, ObjectInfo]:
+def _file(folder: IndexedFolder, file: FolderFile) -> tuple[Store | None, ObjectInfo]:
     path = folder.where(file.name) if folder.store is None else file.name
     return folder.store, file.info or ObjectInfo(path, 0, "")
 
@@ -69,10 +69,10 @@ def _way(shard: ShardSource, codec: str | None, extra: str) -> Inflation | None:
     return Inflation("decompressed", partial(_inflate, shard, codec, extra), shard.nbytes)
 
 
-def _inflate(shard: ShardSource, codec: str, extra: str, blob: Blob) -> Parts:
-    (packed,) = blob.read([(0, blob.nbytes)])
-    data = inflate(np.frombuffer(packed, np.uint8), codec, shard.nbytes, blob.name, extra)
-    check_hashes(data, shard.hashes, blob.name)
+def _inflate(shard: ShardSource, codec: str, extra: str, file: File) -> Parts:
+    (packed,) = file.read([(0, file.nbytes)])
+    data = inflate(np.frombuffer(packed, np.uint8), codec, shard.nbytes, file.name, extra)
+    check_hashes(data, shard.hashes, file.name)
     yield data.data
 
 
@@ -184,14 +184,14 @@ class ShardFiles:
         folders, self.shards = [folder for folder, _ in shards], [shard for _, shard in shards]
         self._cut, self._sizes = cut or _no_ends, sizes
         files = _find_files(folders, self.shards)
-        self._stored = FileSet([*map(_blob, folders, files)])
+        self._stored = FileSet([*map(_file, folders, files)])
         absent = next((number for number, file in enumerate(files) if file.info is None), None)
         if absent is not None:
             raise self._missing_error(absent)
         codecs = [shard.forms[file.name] for shard, file in zip(self.shards, files, strict=True)]
         self._check_sizes(codecs)
         ways = [_way(shard, codec, extra) for shard, codec in zip(self.shards, codecs, strict=True)]
-        self._blobs = PlainFiles(self._stored, ways, cache) if any(ways) else self._stored
+        self._files = PlainFiles(self._stored, ways, cache) if any(ways) else self._stored
         self._ends = ObjectEnds(self._objects() if cut else {}, self.shards, self._cut)
 
     def __fingerprint__(self) -> Any:
@@ -209,8 +209,8 @@ class ShardFiles:
 
     def _objects(self) -> dict[int, tuple[Store, ObjectInfo]]:
         """The shards that are read in ranges of objects."""
-        stores = ((number, self._blobs.store(number)) for number in range(len(self._blobs)))
-        return {number: (store, self._blobs.info(number)) for number, store in stores if store is not None}
+        stores = ((number, self._files.store(number)) for number in range(len(self._files)))
+        return {number: (store, self._files.info(number)) for number, store in stores if store is not None}
 
     @property
     def is_local(self) -> bool:
@@ -251,30 +251,30 @@ class ShardFiles:
         Positions are those in the uncompressed shard.
         """
         try:
-            return self._blobs.read(extents)
+            return self._files.read(extents)
         except ObjectNotFoundError:
             raise
         except FileNotFoundError as error:
             raise self._missing_error(self.names.index(error.filename)) from error
 
-    def file(self, number: int) -> Blob:
+    def file(self, number: int) -> File:
         """The file or object of a shard.
 
         StateError within moments of a change of a local one. To be called before its mapping is used, offsets included:
         touching a page that was truncated away would kill the process.
         """
         try:
-            return self._blobs[number]
+            return self._files[number]
         except FileNotFoundError as error:
             raise self._missing_error(number) from error
 
     def ranges(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, ObjectRange]]:
         """Object ranges to prefetch for `read(extents)`."""
-        return self._blobs.ranges(extents)
+        return self._files.ranges(extents)
 
     def is_missing(self, number: int) -> bool:
         """True if a shard must be decompressed before it is read."""
-        return self._blobs.is_missing(number)
+        return self._files.is_missing(number)
 
     def _missing_error(self, number: int) -> ObjectNotFoundError:
         counts = [shard.samples for shard in self.shards] if self._sizes is None else self._sizes

@@ -18,16 +18,9 @@ from typing import Any
 from feedline.core.caches import LoadingCache, PerProcess
 from feedline.core.dataset import Transform
 from feedline.core.paths import Pathlike
+from feedline.core.sample_transform import SampleTransform
 from feedline.datasets.base import Field, FieldRecords, Record
-from feedline.datasets.decoding import (
-    Decoder,
-    SampleTransform,
-    ValueDecoder,
-    Where,
-    check_names,
-    decoder_of,
-    split_transform,
-)
+from feedline.datasets.decoding import Decoder, ValueDecoder, Where, check_names, decoder_of, split_transform
 from feedline.datasets.formats import ShardSummary
 from feedline.datasets.shard_summaries import StoredShard, summarize_folders
 from feedline.datasets.shards.files import ShardFileFields, ShardFiles, ShardSource

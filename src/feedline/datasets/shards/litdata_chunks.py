@@ -4,8 +4,8 @@ A chunk holds offsets and raw samples, samples compressed in frames, or an Arrow
 is read by itself.
 
 The Arrow file (https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format) is at the end of the chunk. Its
-footer and the head of a batch are FlatBuffers (https://flatbuffers.dev/internals/), of which only a few numbers are
-needed. The file is followed by its length (uint32) and `b"LDARW01\0"`.
+footer and the head of a batch are FlatBuffers, of which only a few numbers are needed. The file is followed by its
+length (uint32) and `b"LDARW01\0"`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from feedline.core import optional
 from feedline.core.caches import LoadingCache
 from feedline.datasets.compression import ORDINARY_NBYTES, inflate
+from feedline.datasets.flatbuffers import INT64, DamagedError, FlatTable
 from feedline.datasets.shards.files import Ends, Read, offsets_in
 from feedline.errors import SampleError
 from feedline.stores.base import Range
@@ -34,11 +35,17 @@ _TAIL = struct.Struct("<i6sI8s")
 _TAIL_READ_NBYTES = 4096
 
 
+_BLOCK = struct.Struct("<qi4xq")
+
+
 _SCHEMA_AT = 8
 
 
 _MESSAGE_AT = 8
 """Bytes of the marker and length before a message."""
+
+
+_DAMAGE = (struct.error, ValueError, LookupError, DamagedError)
 
 
 class Block(NamedTuple):
@@ -59,7 +66,7 @@ class LitDataRows:
             self._blocks = _blocks(ends.end.data)
             self._schema = ends.begin.data[: self._blocks[0].start - _SCHEMA_AT]
             self._rows = _rows_in(ends.begin.data[len(self._schema) :])
-        except (struct.error, ValueError, LookupError) as error:
+        except _DAMAGE as error:
             raise SampleError(f"{where} has no valid Arrow file at its end ({error}); copy it again") from error
         if len(self._blocks) != -(-count // max(1, self._rows)):
             raise SampleError(
@@ -117,7 +124,7 @@ def ends_of_rows(read: Read, nbytes: int) -> tuple[memoryview, memoryview] | Non
         end = tail[footer - nbytes :] if nbytes - footer <= len(tail) else read(footer, nbytes)
         start, head, _ = _blocks(end)[0]
         return read(first + _SCHEMA_AT, min(first + start + head, footer)), end
-    except (struct.error, ValueError, LookupError):
+    except _DAMAGE:
         return memoryview(b""), tail
 
 
@@ -131,14 +138,11 @@ def _blocks(end: memoryview) -> list[Block]:
     ValueError if there are none, or if they need dictionary batches.
     """
     footer = end[: -_TAIL.size]
-    fields = _fields(footer, _uint32(footer, 0))
-    dictionaries, batches = (_vector(footer, fields.get(slot)) for slot in (2, 3))
-    if dictionaries[0] or not batches[0]:
-        raise ValueError(f"{batches[0]} batches and {dictionaries[0]} dictionaries")
-    count, at = batches
-    if at + 24 * count > len(footer):
-        raise ValueError(f"{count} batches in a footer of {len(footer)} bytes")
-    blocks = [Block(*struct.unpack_from("<qi4xq", footer, at + 24 * number)) for number in range(count)]
+    table = FlatTable.root(footer)
+    (_, dictionaries), (at, count) = (table.vector(field, _BLOCK.size) for field in (2, 3))
+    if dictionaries or not count:
+        raise ValueError(f"{count} batches and {dictionaries} dictionaries")
+    blocks = [Block(*_BLOCK.unpack_from(footer, at + _BLOCK.size * number)) for number in range(count)]
     if any(min(block) < 0 for block in blocks):
         raise ValueError("a batch has a negative position or length")
     return blocks
@@ -146,33 +150,7 @@ def _blocks(end: memoryview) -> list[Block]:
 
 def _rows_in(head: memoryview) -> int:
     """Number of rows of the batch that these metadata describe."""
-    message = head[_MESSAGE_AT:]
-    at = _fields(message, _uint32(message, 0))[2]
-    batch = _fields(message, at + _uint32(message, at))
-    return int(struct.unpack_from("<q", message, batch[0])[0]) if 0 in batch else 0
-
-
-def _fields(data: memoryview, at: int) -> dict[int, int]:
-    """Position of each field of the FlatBuffers table at `at`, by number.
-
-    Fields with default values are absent.
-    """
-    layout = at - int(struct.unpack_from("<i", data, at)[0])
-    (nbytes,) = struct.unpack_from("<H", data, layout)
-    places = struct.unpack_from(f"<{max(0, nbytes - 4) // 2}H", data, layout + 4)
-    return {number: at + place for number, place in enumerate(places) if place}
-
-
-def _vector(data: memoryview, at: int | None) -> tuple[int, int]:
-    """Length and first position of the vector behind a field."""
-    if at is None:
-        return 0, 0
-    begin = at + _uint32(data, at)
-    return _uint32(data, begin), begin + 4
-
-
-def _uint32(data: memoryview, at: int) -> int:
-    return int(struct.unpack_from("<I", data, at)[0])
+    return FlatTable.root(head[_MESSAGE_AT:]).required(2).scalar(0, INT64)
 
 
 _ZSTD = b"\x28\xb5\x2f\xfd"

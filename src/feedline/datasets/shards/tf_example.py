@@ -16,10 +16,11 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 
 from feedline.core.dataset import Transform
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import torch_dtype
 from feedline.datasets import protobuf
 from feedline.datasets.base import Field
-from feedline.datasets.decoding import DECODERS, Decode, Decoder, SampleTransform, Where, decoder_of
+from feedline.datasets.decoding import DECODERS, Decode, Decoder, Where, decoder_of
 from feedline.errors import ArgumentError, SampleError
 
 Value = list[bytes] | NDArray[np.float32] | NDArray[np.int64]
@@ -306,8 +307,8 @@ class _BytesValues(Decoder):
         self._each, self._count, self.step = each, count, each.step
 
     @property
-    def draws(self) -> bool:
-        return self._each.draws
+    def uses_keys(self) -> bool:
+        return self._each.uses_keys
 
     def __call__(self, source: Value | Steps, row: int | None, where: Where) -> list[Any]:
         values = _one_of_each(source, where) if isinstance(source, Steps) else source

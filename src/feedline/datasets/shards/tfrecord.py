@@ -29,7 +29,7 @@ from feedline.datasets.shards.tf_example import ChosenFeatures, EveryFeature, Fe
 from feedline.datasets.signatures import begin_of, check_format
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
-from feedline.stores.files import Blob, FileSet
+from feedline.stores.files import File, FileSet
 from feedline.stores.urls import is_local
 
 HEAD_NBYTES, TAIL_NBYTES = 12, 4
@@ -66,31 +66,31 @@ def _payload(arrays: Columns, row: int) -> tuple[int, int]:
     return start + HEAD_NBYTES, stop - TAIL_NBYTES
 
 
-def _scan(check_crc: bool, blob: Blob) -> Columns:
-    stream, starts, at = Stream(blob), [0], 0
+def _scan(check_crc: bool, file: File) -> Columns:
+    stream, starts, at = Stream(file), [0], 0
     checksum = (
         optional.load("google_crc32c", "tfrecord", "datasets.TFRecord(check_crc=True)").value if check_crc else None
     )
-    while at < blob.nbytes:
-        at = _skip_record(blob, stream, at, len(starts) - 1, checksum)
+    while at < file.nbytes:
+        at = _skip_record(file, stream, at, len(starts) - 1, checksum)
         starts.append(at)
     checked = {_CHECKED: np.empty(0, np.uint8)} if check_crc else {}
     return {"starts": np.array(starts, np.int64), **checked}
 
 
-def _skip_record(blob: Blob, stream: Stream, at: int, number: int, checksum: Any) -> int:
+def _skip_record(file: File, stream: Stream, at: int, number: int, checksum: Any) -> int:
     """Read past one record; returns where the next one begins."""
-    where = f"record {number} of {blob.name}, at byte {at},"
-    left = blob.nbytes - at - HEAD_NBYTES
+    where = f"record {number} of {file.name}, at byte {at},"
+    left = file.nbytes - at - HEAD_NBYTES
     if left < TAIL_NBYTES:
-        raise SampleError(f"{where} is truncated after {blob.nbytes - at} bytes; was the file copied completely?")
+        raise SampleError(f"{where} is truncated after {file.nbytes - at} bytes; was the file copied completely?")
     head = stream.take(HEAD_NBYTES)
     if not at:
-        _check_not_compressed(blob.name, head)
+        _check_not_compressed(file.name, head)
     length, length_crc = struct.unpack("<QI", head)
     is_wrong = checksum and _mask(checksum(bytes(head[:8]))) != length_crc
     if not at and (is_wrong or length + TAIL_NBYTES > left):
-        check_format(blob.name, "TFRecord", begin_of(blob))
+        check_format(file.name, "TFRecord", begin_of(file))
     if is_wrong:
         raise SampleError(
             f"{where} has a damaged length (checksum mismatch): this is not a TFRecord file, or a damaged one; copy it"
@@ -128,24 +128,24 @@ def _compression(head: bytes) -> str:
     return _COMPRESSED.get(head[:2], "") if any(head[2:8]) else ""
 
 
-def _openers(blobs: FileSet, compression: str | None) -> list[Opener | None]:
+def _openers(files: FileSet, compression: str | None) -> list[Opener | None]:
     """Openers of compressed files, by argument, name or first bytes."""
     if compression is None:
-        return [opener_of(name) or _local_opener(blobs, number) for number, name in enumerate(blobs.names)]
+        return [opener_of(name) or _local_opener(files, number) for number, name in enumerate(files.names)]
     if compression.upper() not in _OPENERS:
         raise ArgumentError(f"compression={compression!r} is neither 'GZIP', nor 'ZLIB', nor '' for none")
-    return [_OPENERS[compression.upper()]] * len(blobs)
+    return [_OPENERS[compression.upper()]] * len(files)
 
 
-def _local_opener(blobs: FileSet, number: int) -> Opener | None:
+def _local_opener(files: FileSet, number: int) -> Opener | None:
     # The first bytes of an object would cost a request for each, and most objects have an index already.
-    if blobs.info(number).size < HEAD_NBYTES or not is_local(blobs.name(number)):
+    if files.info(number).size < HEAD_NBYTES or not is_local(files.name(number)):
         return None
-    with open(blobs.name(number), "rb", buffering=0) as file:
+    with open(files.name(number), "rb", buffering=0) as file:
         return _OPENERS[_compression(file.read(HEAD_NBYTES))]
 
 
-def _is_valid_index(check_crc: bool, blob: Blob, arrays: Columns) -> bool:
+def _is_valid_index(check_crc: bool, file: File, arrays: Columns) -> bool:
     """True if an index fits its file, judged by a few records.
 
     With `check_crc`, it must have been built with checksums verified.
@@ -153,13 +153,13 @@ def _is_valid_index(check_crc: bool, blob: Blob, arrays: Columns) -> bool:
     starts = arrays.get("starts")
     if check_crc and _CHECKED not in arrays:
         return False
-    if starts is None or starts.ndim != 1 or not len(starts) or starts[0] or starts[-1] != blob.nbytes:
+    if starts is None or starts.ndim != 1 or not len(starts) or starts[0] or starts[-1] != file.nbytes:
         return False
     lengths = np.diff(starts.astype(np.int64)) - HEAD_NBYTES - TAIL_NBYTES
     if (lengths < 0).any():
         return False
     some = np.unique(np.linspace(0, max(0, len(lengths) - 1), _SPOT_CHECKS).astype(np.int64))[: len(lengths)]
-    heads = blob.read([(at, at + 8) for at in starts[some].tolist()])
+    heads = file.read([(at, at + 8) for at in starts[some].tolist()])
     return bool([int.from_bytes(head, "little") for head in heads] == lengths[some].tolist())
 
 
@@ -212,8 +212,8 @@ class TFRecord(RecordFiles, ShardedFields):
         self._chosen = None if columns is None else ChosenFeatures(columns, by_feature, defaults or {})
         # An image is decoded and transformed in one step.
         self._decoder: Decoder = EveryFeature() if decode is None else decoder_of(decode, whole)
-        blobs = find(paths, FORMATS["tfrecord"].pattern, cache=cache, options=options)
-        super().__init__(inflated(blobs, _openers(blobs, compression), cache), _recipe(check_crc), index_dir)
+        files = find(paths, FORMATS["tfrecord"].pattern, cache=cache, options=options)
+        super().__init__(inflated(files, _openers(files, compression), cache), _recipe(check_crc), index_dir)
         FieldRecords.__init__(self, whole if decode is None else None)
         for index in self._indexes:
             if check_crc and _CHECKED not in index.shapes:  # built without checking

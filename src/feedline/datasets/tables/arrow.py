@@ -13,6 +13,7 @@ from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator
 from feedline.datasets.decoding import Decode
+from feedline.datasets.flatbuffers import DamagedError
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.datasets.indexes import place_of
 from feedline.datasets.paths import columns_of, find, listed, paths_of
@@ -25,7 +26,6 @@ from feedline.datasets.tables.base import ChunkRows, TableDataset
 from feedline.datasets.tables.cells import Cells
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
 from feedline.datasets.tables.decoded import CACHE_NBYTES, CachedRows
-from feedline.datasets.tables.flatbuffers import DamagedError
 from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.types import check_same_columns, kinds_of, pyarrow

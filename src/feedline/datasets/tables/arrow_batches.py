@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from feedline.core.caches import LRUCache
 from feedline.datasets.file_objects import RangeFile, merge_ranges
+from feedline.datasets.flatbuffers import INT16, DamagedError, FlatTable
 from feedline.datasets.tables.arrow_messages import (
     BATCH,
     BLOCK,
@@ -24,7 +25,6 @@ from feedline.datasets.tables.arrow_messages import (
     count_nodes,
     dictionary_ids,
 )
-from feedline.datasets.tables.flatbuffers import INT16, DamagedError, FlatTable
 from feedline.datasets.tables.types import pyarrow
 from feedline.stores.base import Range
 from feedline.stores.requests import FetchedRanges

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.datasets.file_objects import Read
+from feedline.datasets.flatbuffers import INT16, INT64, UINT8, DamagedError, FlatTable, unpack
 from feedline.datasets.indexes import EndRead
-from feedline.datasets.tables.flatbuffers import INT16, INT64, UINT8, DamagedError, FlatTable, unpack
 
 # https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 MAGIC = b"ARROW1"

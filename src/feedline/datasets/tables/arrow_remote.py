@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline.core.caches import LRUCache, PerProcess
+from feedline.datasets.flatbuffers import DamagedError
 from feedline.datasets.indexes import EndRead, MetadataCache, key_of
 from feedline.datasets.signatures import begin_of, check_format, damage_error
 from feedline.datasets.tables.arrow_batches import (
@@ -30,7 +31,6 @@ from feedline.datasets.tables.arrow_rows import ColumnBuffers, columns_of_batch,
 from feedline.datasets.tables.base import ChunkRows
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
 from feedline.datasets.tables.decoded import CachedRows, FileChunks, Run
-from feedline.datasets.tables.flatbuffers import DamagedError
 from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.types import StructType, check_same_columns, kinds_of, pyarrow
@@ -118,34 +118,34 @@ class RecordBatches(FileChunks[FileSet]):
         return plans.put(number, self._build_plan(number)) if plan is None else plan
 
     def _build_plan(self, number: int) -> ReadPlan:
-        blob, place = self.in_file(number)
-        layout = self._layouts[blob]
+        file, place = self.in_file(number)
+        layout = self._layouts[file]
         choice = self._choice(layout)
         dictionaries = layout.needed(place, choice.dictionaries)
         if choice.are_all:
             return plan_whole(layout, place, dictionaries)
-        metadata = self._metadata(blob, place)
+        metadata = self._metadata(file, place)
         with self._naming(number):
             return plan_columns(layout, place, metadata, choice, dictionaries)
 
-    def _metadata(self, blob: int, place: int) -> bytes:
+    def _metadata(self, file: int, place: int) -> bytes:
         """The metadata of a record batch with its prefix."""
-        described = self._described().get(blob) or self._describe(blob)
+        described = self._described().get(file) or self._describe(file)
         if described is None:
             # Another process may have replaced the index since this one opened.
-            start, body = self._layouts[blob].batches[place, :2].tolist()
-            return bytes(self._files[blob].read_uncached([(start, body)])[0])
+            start, body = self._layouts[file].batches[place, :2].tolist()
+            return bytes(self._files[file].read_uncached([(start, body)])[0])
         return bytes(described.data[described.starts[place] : described.starts[place + 1]])
 
-    def _describe(self, blob: int) -> _Described | None:
+    def _describe(self, file: int) -> _Described | None:
         """The index entry of an object, looked up once in each process."""
-        data = self._metadata_cache.get(key_of(self._files.name(blob), self._files.info(blob)))
+        data = self._metadata_cache.get(key_of(self._files.name(file), self._files.info(file)))
         if data is None:
             return None
-        batches = self._layouts[blob].batches
+        batches = self._layouts[file].batches
         stops = np.cumsum([0, *(batches[:, 1] - batches[:, 0]).tolist()])
         # The metadata of the batches are the end of the entry.
-        described = self._described()[blob] = _Described(memoryview(data), (stops + (len(data) - stops[-1])).tolist())
+        described = self._described()[file] = _Described(memoryview(data), (stops + (len(data) - stops[-1])).tolist())
         return described
 
     @contextmanager
@@ -154,8 +154,8 @@ class RecordBatches(FileChunks[FileSet]):
         try:
             yield
         except (pyarrow(_WHAT).ArrowException, OSError, DamagedError, IndexError, struct.error) as error:
-            blob, place = self.in_file(number)
-            raise damage_error(f"record batch {place} of {self._files.name(blob)}", "Arrow", error) from error
+            file, place = self.in_file(number)
+            raise damage_error(f"record batch {place} of {self._files.name(file)}", "Arrow", error) from error
 
 
 class SingleRows(CachedRows):
@@ -203,36 +203,36 @@ class SingleRows(CachedRows):
         return Run(places, ChunkRows(self._batches.kind, chunks, self._nulls, locate), local, at)
 
 
-def _read_layouts(blobs: FileSet, cache: MetadataCache) -> list[Layout]:
+def _read_layouts(files: FileSet, cache: MetadataCache) -> list[Layout]:
     """Layouts of all objects, from the index or the objects."""
-    keys = [key_of(blobs.name(number), blobs.info(number)) for number in range(len(blobs))]
+    keys = [key_of(files.name(number), files.info(number)) for number in range(len(files))]
     described = cache.collect(
-        "messages of Arrow objects", blobs.names, keys, partial(_examine, blobs, EndRead(GLANCE_NBYTES))
+        "messages of Arrow objects", files.names, keys, partial(_examine, files, EndRead(GLANCE_NBYTES))
     )
     heads: dict[bytes, bytes] = {}  # equal schemas are kept and pickled once
     layouts = list(map(unpack_layout, described))
     return [layout._replace(head=heads.setdefault(layout.head, layout.head)) for layout in layouts]
 
 
-def _examine(blobs: FileSet, first_read: EndRead, number: int) -> bytes:
+def _examine(files: FileSet, first_read: EndRead, number: int) -> bytes:
     """Read the packed layout of an object."""
-    blob = blobs[number]
+    file = files[number]
 
     def blocks(start: int) -> Iterator[tuple[int, memoryview]]:
         _log.info(
             "%s is an Arrow stream, which has no table of contents: it is read from byte %d on; write it as a file"
             " (pyarrow.ipc.new_file) to avoid that",
-            blob.name,
+            file.name,
             start,
         )
-        for at in range(start, blob.nbytes, _BLOCK_NBYTES):
-            yield at, blob.read([(at, min(at + _BLOCK_NBYTES, blob.nbytes))])[0]
+        for at in range(start, file.nbytes, _BLOCK_NBYTES):
+            yield at, file.read([(at, min(at + _BLOCK_NBYTES, file.nbytes))])[0]
 
     try:
-        return layout_of(blob.nbytes, blob.read_uncached, blocks, first_read)
+        return layout_of(file.nbytes, file.read_uncached, blocks, first_read)
     except DamagedError as error:
-        check_format(blob.name, "Arrow", begin_of(blob))
-        raise damage_error(blob.name, "Arrow", error) from error
+        check_format(file.name, "Arrow", begin_of(file))
+        raise damage_error(file.name, "Arrow", error) from error
 
 
 def _find_kind(layouts: Sequence[Layout], names: Sequence[str], columns: Sequence[str] | None) -> StructType:

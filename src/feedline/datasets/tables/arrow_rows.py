@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.datasets.file_objects import merge_ranges
+from feedline.datasets.flatbuffers import DamagedError
 from feedline.datasets.tables.arrow_batches import ColumnChoice, ObjectBytes
 from feedline.datasets.tables.arrow_messages import BatchMetadata, Layout
-from feedline.datasets.tables.flatbuffers import DamagedError
 from feedline.datasets.tables.types import pyarrow
 from feedline.stores.base import Range
 

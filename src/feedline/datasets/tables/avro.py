@@ -32,9 +32,9 @@ _TIMES_LARGER = 4
 class Blocks(FileChunks[FileSet]):
     """The blocks of all files, in order."""
 
-    def __init__(self, blobs: FileSet, columns: Sequence[str] | None, index_dir: Pathlike | None) -> None:
-        names = blobs.names
-        indexes = tuple(indexes_of(blobs, BLOCKS, index_dir))
+    def __init__(self, files: FileSet, columns: Sequence[str] | None, index_dir: Pathlike | None) -> None:
+        names = files.names
+        indexes = tuple(indexes_of(files, BLOCKS, index_dir))
         self._bounds = LazyList(partial(_bounds, indexes), len(indexes))
         arrays = [each.open_arrays() for each in indexes]
         # Files of one table mostly have equal headers: each is parsed, kept and pickled once.
@@ -45,7 +45,7 @@ class Blocks(FileChunks[FileSet]):
         self._schemas = [schemas[data] for data in headers]
         kinds = [kinds_of(schema, columns, name) for schema, name in zip(self._schemas, names, strict=True)]
         check_same_columns(kinds, names)
-        super().__init__(blobs, kinds[0], [each["counts"].astype(np.int64) for each in arrays])
+        super().__init__(files, kinds[0], [each["counts"].astype(np.int64) for each in arrays])
 
     def decoded(self, number: int) -> StructChunk:
         """Decode the chosen columns of a block."""
@@ -109,8 +109,8 @@ class Avro(DecodedTable[Blocks]):
         index_dir: Pathlike | None = None,
     ) -> None:
         avro()
-        blobs = find(paths_of(paths), FORMATS["avro"].pattern, cache=cache, options=options)
-        blocks = Blocks(blobs, columns_of(columns), index_dir)
+        files = find(paths_of(paths), FORMATS["avro"].pattern, cache=cache, options=options)
+        blocks = Blocks(files, columns_of(columns), index_dir)
         super().__init__(blocks, nulls=nulls, transform=transform, decode=decode, cache_nbytes=cache_nbytes)
 
 

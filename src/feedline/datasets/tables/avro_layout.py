@@ -17,7 +17,7 @@ from feedline.datasets.indexes import Columns, IndexRecipe
 from feedline.datasets.signatures import begin_of, check_format, damage_error
 from feedline.datasets.tables.types import pyarrow
 from feedline.errors import ArgumentError, MissingExtraError
-from feedline.stores.files import Blob
+from feedline.stores.files import File
 
 # https://avro.apache.org/docs/1.12.0/specification/
 _WHAT = "datasets.Avro"
@@ -115,8 +115,8 @@ def _long(value: int) -> bytes:
 class _Bytes:
     """The bytes of a file in order, with their position."""
 
-    def __init__(self, blob: Blob) -> None:
-        self._stream, self._nbytes, self.at = Stream(blob), blob.nbytes, 0
+    def __init__(self, file: File) -> None:
+        self._stream, self._nbytes, self.at = Stream(file), file.nbytes, 0
 
     @property
     def is_at_end(self) -> bool:
@@ -138,13 +138,13 @@ class _Bytes:
         raise ValueError(f"no number is at byte {self.at}")
 
 
-def scan_blocks(blob: Blob) -> Columns:
+def scan_blocks(file: File) -> Columns:
     """Bounds and record counts of all blocks, and the header."""
     try:
-        return _scan(_Bytes(blob))
+        return _scan(_Bytes(file))
     except ValueError as error:
-        check_format(blob.name, "Avro", begin_of(blob))
-        raise _damage(blob.name, error) from error
+        check_format(file.name, "Avro", begin_of(file))
+        raise _damage(file.name, error) from error
 
 
 def _scan(file: _Bytes) -> Columns:
@@ -175,15 +175,15 @@ def _blocks(file: _Bytes, sync: bytes) -> Iterator[tuple[int, int, int]]:
             yield start, file.at, count
 
 
-def _matches(blob: Blob, arrays: Columns) -> bool:
+def _matches(file: File, arrays: Columns) -> bool:
     """Check an index against the markers at the ends of blocks."""
     if set(arrays) != {"starts", "stops", "counts", "header"}:
         return False
     stops, sync = arrays["stops"].astype(np.int64), bytes(arrays["header"][-_SYNC_NBYTES:])
-    if len(stops) and int(stops[-1]) != blob.nbytes:
+    if len(stops) and int(stops[-1]) != file.nbytes:
         return False
     chosen = stops[np.unique(np.linspace(0, len(stops) - 1, 16).astype(np.int64))] if len(stops) else stops
-    return all(bytes(view) == sync for view in blob.read([(stop - _SYNC_NBYTES, stop) for stop in chosen.tolist()]))
+    return all(bytes(view) == sync for view in file.read([(stop - _SYNC_NBYTES, stop) for stop in chosen.tolist()]))
 
 
 BLOCKS = IndexRecipe(lambda name: f".{name}.avro-index", scan_blocks, _matches)

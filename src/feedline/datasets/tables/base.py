@@ -181,7 +181,7 @@ class TableDataset(torch.utils.data.Dataset[Any]):
     def traits(self) -> Traits:
         if self._cells.are_plain:
             return READS_BATCHES
-        return Traits(thread_safe=True, reads_batches=self._cells.batchable, uses_keys=self._cells.draws)
+        return Traits(thread_safe=True, reads_batches=self._cells.batchable, uses_keys=self._cells.uses_keys)
 
     def read_batch(self, request: BatchRead) -> Batch:
         """The collated batch in one pass.

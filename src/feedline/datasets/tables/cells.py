@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from feedline.core.dataset import Keys, Transform
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import Allocator
 from feedline.datasets.base import _keys_of
-from feedline.datasets.decoding import Decode, Decoder, SampleTransform, decoder_of, split_transform
+from feedline.datasets.decoding import Decode, Decoder, decoder_of, split_transform
 from feedline.datasets.tables.types import ColumnType, StructType, TextType
 from feedline.errors import ArgumentError
 from feedline.transforms import plan
@@ -74,9 +75,9 @@ class Cells:
         return not steps and all(each.decoder.batchable for each in self._cells.values())
 
     @property
-    def draws(self) -> bool:
+    def uses_keys(self) -> bool:
         """True if `batch` depends on keys."""
-        return any(each.decoder.draws for each in self._cells.values())
+        return any(each.decoder.uses_keys for each in self._cells.values())
 
     def sample(self, stored: dict[str, Any], row: int | None, locate: Callable[[], str]) -> Any:
         """Decode and transform a stored row.
@@ -92,7 +93,7 @@ class Cells:
     def batch(self, stored: dict[str, Any], keys: Keys | None, rows: int, allocate: Allocator, locate: Locate) -> Any:
         """Decode the columns of a collated batch."""
         # Columns share the keys of a sample, so that two images of it are cropped alike.
-        keys_by_name = _keys_of(keys, rows, [name for name, each in self._cells.items() if each.decoder.draws])
+        keys_by_name = _keys_of(keys, rows, [name for name, each in self._cells.items() if each.decoder.uses_keys])
         for name, cell in self._cells.items():
             where = partial(_describe_row, locate, name)
             stored[name] = cell.decoder.batch(cell.source(stored[name]), keys_by_name.get(name), allocate, where)

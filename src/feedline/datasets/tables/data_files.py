@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from feedline.core.paths import Pathlike
 from feedline.core.threads import DaemonPool
-from feedline.datasets.paths import Found, found, no_files_error
+from feedline.datasets.paths import FoundFiles, find_each, no_files_error
 from feedline.datasets.tables import delta, iceberg
 from feedline.datasets.tables.snapshots import PartitionValues, Snapshot, TableColumns, TableFolder
 from feedline.errors import ArgumentError, SampleError
@@ -62,7 +62,7 @@ def data_files(
     partition folders such as `_year=2024` are included. In the folder of a Delta or Iceberg table, they are the files
     of its current version. ArgumentError for tables that cannot be read by their files alone.
     """
-    resolve = partial(found, inside=inside, cache=cache, options=options)
+    resolve = partial(find_each, inside=inside, cache=cache, options=options)
     given = [_split_metadata(os.fspath(path)) for path in paths]
     texts = [text for text, _ in given]
     resolved = [_behind_marker(text, several, resolve) for text, several in zip(texts, resolve(texts), strict=True)]
@@ -80,7 +80,7 @@ def _split_metadata(path: str) -> tuple[str, str | None]:
     return (path, None) if match is None else (match[1], match[2])
 
 
-def _behind_marker(given: str, several: Found, resolve: Callable[[Sequence[str]], list[Found]]) -> Found:
+def _behind_marker(given: str, several: FoundFiles, resolve: Callable[[Sequence[str]], list[FoundFiles]]) -> FoundFiles:
     """Replace the empty object that marks a folder by its files."""
     # Hadoop, consoles and rclone create an object for a folder; stores list it without the slash at its end.
     if is_local(given) or given.endswith("/") or len(several) != 1 or several[0][1].size:
@@ -91,7 +91,7 @@ def _behind_marker(given: str, several: Found, resolve: Callable[[Sequence[str]]
 
 
 def _partitions(
-    parts: Sequence[tuple[Found, Snapshot | None]], names: Sequence[str], given: Sequence[str]
+    parts: Sequence[tuple[FoundFiles, Snapshot | None]], names: Sequence[str], given: Sequence[str]
 ) -> list[PartitionValues]:
     of_folders = iter(folder_values(names, given))
     partitions: list[PartitionValues] = []
@@ -110,7 +110,7 @@ def _table(snapshots: Sequence[Snapshot | None]) -> TableColumns | None:
     return snapshots[0].columns if len(snapshots) == 1 and snapshots[0] is not None else None
 
 
-def _data(given: str, several: Found, metadata: str | None) -> tuple[Found, Snapshot | None]:
+def _data(given: str, several: FoundFiles, metadata: str | None) -> tuple[FoundFiles, Snapshot | None]:
     """The data files of one path, or those of its table."""
     folders = [f"{folder.rstrip('/')}/" for folder in _prefixes(given)]
     placed = [_split_name(_name(each), folders) for each in several]
@@ -131,7 +131,7 @@ def _data(given: str, several: Found, metadata: str | None) -> tuple[Found, Snap
     return data, None
 
 
-def _has_below(name: str, several: Found) -> bool:
+def _has_below(name: str, several: FoundFiles) -> bool:
     """Check if a file has the name of a folder."""
     return any(_name(each).startswith(f"{name}/") for each in several)
 
@@ -176,7 +176,9 @@ def _check_no_inner_table(folder: TableFolder, paths: Sequence[str]) -> None:
             )
 
 
-def _snapshot_files(folder: str, snapshot: Snapshot, several: Found, placed: Sequence[tuple[str, str]]) -> Found:
+def _snapshot_files(
+    folder: str, snapshot: Snapshot, several: FoundFiles, placed: Sequence[tuple[str, str]]
+) -> FoundFiles:
     """The listed files of a snapshot; SampleError for a lost one."""
     if not snapshot.files:
         raise ObjectNotFoundError(f"no files: the current version of the table {folder.rstrip('/')} is empty")

@@ -17,9 +17,10 @@ import torch
 from feedline import collate
 from feedline.core.dataset import Batch, BatchRead, Keys, Traits, Transform, check_reads_batches
 from feedline.core.huggingface import is_table
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.base import _keys_of
-from feedline.datasets.decoding import SampleTransform, decoder_of, split_transform
+from feedline.datasets.decoding import decoder_of, split_transform
 from feedline.datasets.tables.huggingface_rows import StoredRows, opened_rows, rows_of
 from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.scattered import Int64s
@@ -231,7 +232,7 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
         return Traits(
             thread_safe=self._targets is not None,
             reads_batches=not one_by_one and all(each.batchable for each in images),
-            uses_keys=any(each.draws for each in images),
+            uses_keys=any(each.uses_keys for each in images),
         )
 
     def __len__(self) -> int:
@@ -256,7 +257,7 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
         """
         check_reads_batches(self)
         inside = within(request.indices, len(self), "Dataset")
-        drawing = [name for name, each in self._images.items() if each.decoder.draws]
+        drawing = [name for name, each in self._images.items() if each.decoder.uses_keys]
         keys = _keys_of(request.keys, len(inside), drawing)
         columns = self._rest_of_batch(inside, request.allocate)
         for name, images in self._images.items():

@@ -70,14 +70,14 @@ class Layouts:
         return key_of(self._files.name(number), self._files.info(number))
 
     def _build(self, number: int) -> bytes:
-        blob = self._files.open(number)
+        file = self._files.open(number)
         try:
             # pyarrow finds the streams of a file of this machine itself.
-            with_streams = blob.data is None
-            return _pack(read_layout(blob.nbytes, blob.read_uncached, with_streams=with_streams))
+            with_streams = file.data is None
+            return _pack(read_layout(file.nbytes, file.read_uncached, with_streams=with_streams))
         except DamagedORCError as error:
-            check_format(blob.name, "ORC", begin_of(blob))
-            raise damage_error(blob.name, "ORC", error) from error
+            check_format(file.name, "ORC", begin_of(file))
+            raise damage_error(file.name, "ORC", error) from error
 
 
 class Stripes(FileChunks[FileSet]):
@@ -126,14 +126,14 @@ class Stripes(FileChunks[FileSet]):
 
         From a store, all that the stripe needs is read at once.
         """
-        file, _ = self.in_file(number)
-        blob = self._files.open(file)  # for each use, as a local file is checked for changes when it is mapped
-        if blob.data is not None:
-            yield pyarrow(_WHAT).BufferReader(blob.data)
+        which, _ = self.in_file(number)
+        file = self._files.open(which)  # for each use, as a local file is checked for changes when it is mapped
+        if file.data is not None:
+            yield pyarrow(_WHAT).BufferReader(file.data)
             return
         spans = self._spans(number)
         with _TailedFile(
-            blob.nbytes, self._layouts[file].tail, FetchedRanges(spans, blob.read(spans)), blob.read
+            file.nbytes, self._layouts[which].tail, FetchedRanges(spans, file.read(spans)), file.read
         ) as source:
             yield source
 
@@ -216,8 +216,8 @@ class ORC(DecodedTable[Stripes]):
         index_dir: Pathlike | None = None,
     ) -> None:
         given = paths_of(paths)
-        blobs = find(given, FORMATS["orc"].pattern, cache=cache, options=options)
-        stripes = Stripes(blobs, columns_of(columns), place_of("orc-footers", map(absolute, given), index_dir))
+        files = find(given, FORMATS["orc"].pattern, cache=cache, options=options)
+        stripes = Stripes(files, columns_of(columns), place_of("orc-footers", map(absolute, given), index_dir))
         super().__init__(stripes, nulls=nulls, transform=transform, decode=decode, cache_nbytes=cache_nbytes)
 
 

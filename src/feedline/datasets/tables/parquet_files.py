@@ -47,11 +47,11 @@ _MOST_ROWS = 1 << 48
 class StoredFiles:
     """Local files and objects of stores, by number."""
 
-    def __init__(self, blobs: FileSet, decryption: Decryption | None = None) -> None:
-        self._blobs = blobs
+    def __init__(self, files: FileSet, decryption: Decryption | None = None) -> None:
+        self._files = files
         self.decryption = None if decryption is None else PerProcess(decryption)
-        self.names = blobs.names
-        self.is_local = blobs.is_local
+        self.names = files.names
+        self.is_local = files.is_local
 
     def name(self, number: int) -> str:
         """The path or address of a file."""
@@ -59,29 +59,29 @@ class StoredFiles:
 
     def nbytes(self, number: int) -> int:
         """Size of a file in bytes."""
-        return self._blobs.info(number).size
+        return self._files.info(number).size
 
     def key(self, number: int) -> bytes | None:
         """Cache key of the footer; None if it cannot be cached."""
-        return key_of(self.names[number], self._blobs.info(number))
+        return key_of(self.names[number], self._files.info(number))
 
     def read(self, number: int, start: int, stop: int) -> memoryview:
         """Read bytes of a file."""
         # Bypasses the cache of objects: footers have a cache of their own.
-        return self._blobs.open(number).read_uncached([(start, stop)])[0]
+        return self._files.open(number).read_uncached([(start, stop)])[0]
 
     @contextmanager
-    def opened(self, number: int, metadata: Any, spans: Sequence[Range]) -> Iterator[Any]:
+    def open_parquet(self, number: int, metadata: Any, spans: Sequence[Range]) -> Iterator[Any]:
         """Open a ParquetFile; `spans` of an object are read at once."""
-        blob = self._blobs.open(number)  # for each use, because a local file is checked for changes when it is mapped
-        mapped = blob.data is not None
-        source = pyarrow(WHAT).BufferReader(blob.data) if mapped else SparseFile(blob.nbytes, spans, blob.read)
-        with parquet_file(self.names[number], source, metadata, self.decryption, pre_buffer=False) as file:
-            yield file
+        file = self._files.open(number)  # for each use, because a local file is checked for changes when it is mapped
+        mapped = file.data is not None
+        source = pyarrow(WHAT).BufferReader(file.data) if mapped else SparseFile(file.nbytes, spans, file.read)
+        with parquet_file(self.names[number], source, metadata, self.decryption, pre_buffer=False) as reader:
+            yield reader
 
     def ranges(self, extents: Sequence[Extent]) -> Ranges:
         """The object ranges that reading these extents needs from caches."""
-        return self._blobs.ranges(extents)
+        return self._files.ranges(extents)
 
 
 class FilesystemFiles:
@@ -122,7 +122,7 @@ class FilesystemFiles:
             return memoryview(file.read_at(stop - start, start))
 
     @contextmanager
-    def opened(self, number: int, metadata: Any, _: Sequence[Range]) -> Iterator[Any]:
+    def open_parquet(self, number: int, metadata: Any, _: Sequence[Range]) -> Iterator[Any]:
         """Open a ParquetFile that merges its reads into few requests."""
         path = self.names[number]
         self._infos[number].state.check(_info(self._filesystem.get_file_info(path)).state, path)

@@ -152,7 +152,10 @@ class RowGroups(FileChunks[Files]):
         file, number = self.in_file(group)
         spans = [] if self._files.is_local else self._make_plan(group, names).spans
         try:
-            with self._files.opened(file, self._footers.metadata(file), spans) as opened, naming(self._describe(group)):
+            with (
+                self._files.open_parquet(file, self._footers.metadata(file), spans) as opened,
+                naming(self._describe(group)),
+            ):
                 return _read(opened, number, list(names))
         except FileNotFoundError as error:
             if isinstance(error, StoreError):

@@ -42,7 +42,7 @@ from feedline.datasets.text.lines import (
 from feedline.datasets.text.plain_text import plain_text
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache
-from feedline.stores.files import Blob
+from feedline.stores.files import File
 
 _FIRST_ROW = "first"
 """Name of the index array with the bytes of the first row."""
@@ -110,13 +110,13 @@ class CSV(TextRecords):
         _check_escape(escape, delimiter)
         check_columns(columns)
         found = find(paths, FORMATS["csv"].pattern, cache=cache, options=options)
-        blobs, encoding = plain_text(found, encoding, cache, f"{delimiter}{escape or ''}")
+        files, encoding = plain_text(found, encoding, cache, f"{delimiter}{escape or ''}")
         reading = text_reading(index_dir, encoding, max_record_nbytes)
         mark = _encode_delimiter(delimiter, reading.encoding)
         # Row bounds depend on the dialect: indexes for two dialects must not replace each other.
         suffix = f"csv{int.from_bytes(mark)}{'' if escape is None else f'e{ord(escape)}'}-index"
         scan = partial(row_bounds, mark=mark, escape=escape, held_nbytes=max_record_nbytes)
-        super().__init__(blobs, IndexRecipe(lambda name: f"{name}.{suffix}", scan, _is_valid), reading, transform)
+        super().__init__(files, IndexRecipe(lambda name: f"{name}.{suffix}", scan, _is_valid), reading, transform)
         self._dialect: dict[str, Any] = {"delimiter": delimiter, "escapechar": escape}
         self._header = self._shared_header()
         _check_names(columns, self._header, delimiter, self.paths[0])
@@ -260,41 +260,41 @@ def _bool(text: str) -> bool:
     raise ValueError("neither true nor false")
 
 
-def row_bounds(blob: Blob, mark: bytes, held_nbytes: int, escape: str | None = None) -> Columns:
+def row_bounds(file: File, mark: bytes, held_nbytes: int, escape: str | None = None) -> Columns:
     """Bounds of all rows but the first, and its bytes."""
-    bounds = concatenate_bounds(_rows(blob, mark, escape, held_nbytes))
+    bounds = concatenate_bounds(_rows(file, mark, escape, held_nbytes))
     starts, stops = bounds["starts"], bounds["stops"]
-    first = blob.read([(int(starts[0]), int(stops[0]))])[0] if len(starts) else b""
+    first = file.read([(int(starts[0]), int(stops[0]))])[0] if len(starts) else b""
     return {"starts": starts[1:], "stops": stops[1:], _FIRST_ROW: np.frombuffer(bytes(first), np.uint8)}
 
 
-def _is_valid(blob: Blob, arrays: Columns) -> bool:
+def _is_valid(file: File, arrays: Columns) -> bool:
     """Check an index against the first row and some bounds."""
     first = bytes(arrays.get(_FIRST_ROW, b""))
-    begin = bytes(blob.read([(0, min(blob.nbytes, len(BOM) + len(first)))])[0])
-    return bool(first) and begin.removeprefix(BOM).startswith(first) and bounds_match(blob, arrays)
+    begin = bytes(file.read([(0, min(file.nbytes, len(BOM) + len(first)))])[0])
+    return bool(first) and begin.removeprefix(BOM).startswith(first) and bounds_match(file, arrays)
 
 
-def _rows(blob: Blob, mark: bytes, escape: str | None, held_nbytes: int) -> Iterator[Bounds]:
+def _rows(file: File, mark: bytes, escape: str | None, held_nbytes: int) -> Iterator[Bounds]:
     """Bounds of the rows that are not empty."""
     special = (b'"',) if escape is None else (b'"', escape.encode())
-    remaining = _checked_pieces(blob, held_nbytes)
+    remaining = _checked_pieces(file, held_nbytes)
     for piece in remaining:
         data = bytes(piece.data)
         if any(each in data for each in special):
             # From here on a line end may be quoted or escaped. All earlier lines are complete rows.
-            yield _parse_rows(chain([piece], remaining), mark, escape, blob.name)
+            yield _parse_rows(chain([piece], remaining), mark, escape, file.name)
             return
         starts, stops = bounds_in(piece)
         filled = starts < stops
         yield starts[filled], stops[filled]
 
 
-def _checked_pieces(blob: Blob, held_nbytes: int) -> Iterator[LinePiece]:
-    for piece in line_pieces(blob, held_nbytes):
+def _checked_pieces(file: File, held_nbytes: int) -> Iterator[LinePiece]:
+    for piece in line_pieces(file, held_nbytes):
         if piece.left_out:
             raise SampleError(
-                f"{blob.name}: the line at byte {piece.at} has more than {held_nbytes:,} bytes; is this a CSV file?"
+                f"{file.name}: the line at byte {piece.at} has more than {held_nbytes:,} bytes; is this a CSV file?"
                 " max_record_nbytes= raises the limit"
             )
         yield piece

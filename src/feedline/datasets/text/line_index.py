@@ -16,7 +16,7 @@ from feedline.datasets.file_objects import parts
 from feedline.datasets.indexes import Columns
 from feedline.datasets.signatures import BEGIN_NBYTES, recognize
 from feedline.errors import ArgumentError, SampleError
-from feedline.stores.files import Blob
+from feedline.stores.files import File
 
 BOM = b"\xef\xbb\xbf"
 
@@ -132,15 +132,15 @@ class LinePiece(NamedTuple):
     left_out: int = 0
 
 
-def line_pieces(blob: Blob, held_nbytes: int) -> Iterator[LinePiece]:
+def line_pieces(file: File, held_nbytes: int) -> Iterator[LinePiece]:
     """Read a file in complete lines, without its byte order mark.
 
     Of a long line only about the last `held_nbytes` are held. SampleError for UTF-16 and for other formats.
     """
     at, left_out, open_line = 0, 0, list[memoryview]()
-    for number, part in enumerate(parts(blob)):
+    for number, part in enumerate(parts(file)):
         if number == 0:
-            _check_is_text(blob.name, bytes(part[:BEGIN_NBYTES]))
+            _check_is_text(file.name, bytes(part[:BEGIN_NBYTES]))
         data = part[len(BOM) :] if number == 0 and part[: len(BOM)] == BOM else part
         at += len(part) - len(data)
         head, last = _first_end(data), _last_end(data)
@@ -188,14 +188,14 @@ def _wide_encoding(begin: bytes) -> str | None:
     return next((name for name, form in _ZEROS.items() if zeros and zeros == [*form, *form]), None)
 
 
-def line_bounds(blob: Blob) -> Columns:
+def line_bounds(file: File) -> Columns:
     """Bounds of all lines, without line ends."""
-    return concatenate_bounds(map(bounds_in, line_pieces(blob, _HELD_NBYTES)))
+    return concatenate_bounds(map(bounds_in, line_pieces(file, _HELD_NBYTES)))
 
 
-def filled_line_bounds(blob: Blob) -> Columns:
+def filled_line_bounds(file: File) -> Columns:
     """Bounds of all lines that are not blank, without line ends."""
-    return concatenate_bounds(_filled(piece) for piece in line_pieces(blob, _HELD_NBYTES))
+    return concatenate_bounds(_filled(piece) for piece in line_pieces(file, _HELD_NBYTES))
 
 
 def bounds_in(piece: LinePiece) -> Bounds:
@@ -218,16 +218,16 @@ def concatenate_bounds(bounds: Iterable[Bounds]) -> dict[str, NDArray[np.uint64]
     return {"starts": np.concatenate(starts), "stops": np.concatenate(stops)}
 
 
-def bounds_match(blob: Blob, arrays: Columns) -> bool:
+def bounds_match(file: File, arrays: Columns) -> bool:
     """Check a sample of bounds against line ends in the file."""
     starts, stops = (arrays.get(name, _NONE).astype(np.int64) for name in ("starts", "stops"))
-    if starts.ndim != 1 or starts.shape != stops.shape or not _in_order(starts, stops, blob.nbytes):
+    if starts.ndim != 1 or starts.shape != stops.shape or not _in_order(starts, stops, file.nbytes):
         return False
     sample = np.unique(np.linspace(0, max(0, len(starts) - 1), _CHECKED_LINES).astype(np.int64))[: len(starts)]
     spans = zip(starts[sample].tolist(), stops[sample].tolist(), strict=True)
     edges = [edge for start, stop in spans for edge in ((start - 1, start), (stop - 1, stop + 1))]
-    inside = [(start, stop) for start, stop in edges if len(BOM) <= start and stop <= blob.nbytes]
-    return all(b"\n" in bytes(edge) or b"\r" in bytes(edge) for edge in blob.read(inside))
+    inside = [(start, stop) for start, stop in edges if len(BOM) <= start and stop <= file.nbytes]
+    return all(b"\n" in bytes(edge) or b"\r" in bytes(edge) for edge in file.read(inside))
 
 
 def _in_order(starts: NDArray[np.int64], stops: NDArray[np.int64], nbytes: int) -> bool:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from feedline.core.dataset import Transform
 from feedline.core.paths import Pathlike
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import one_within
 from feedline.datasets.base import Record, RecordFiles
-from feedline.datasets.decoding import SampleTransform
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.indexes import IndexRecipe
 from feedline.datasets.paths import Paths, find
@@ -76,8 +76,8 @@ class TextRecords(RecordFiles):
     folder `index_dir`, and again when size or modification time of the file have changed.
     """
 
-    def __init__(self, blobs: FileSet, recipe: IndexRecipe, options: TextReading, transform: Transform | None) -> None:
-        super().__init__(blobs, recipe, options.index_dir)
+    def __init__(self, files: FileSet, recipe: IndexRecipe, options: TextReading, transform: Transform | None) -> None:
+        super().__init__(files, recipe, options.index_dir)
         self._step = SampleTransform(transform)
         self._encoding, self._max_record_nbytes = options.encoding, options.max_record_nbytes
 
@@ -117,11 +117,12 @@ class TextRecords(RecordFiles):
         return f"{self.paths[file]}, {self._line(file, at)},"
 
     def _line(self, file: int, at: int) -> str:
-        blob, start = self._blobs[file], int(self._bounds[file]["starts"][at])
-        if blob.data is None:  # counting its lines would read the object from its start
+        content, start = self._files[file], int(self._bounds[file]["starts"][at])
+        data = content.data
+        if data is None:  # counting its lines would read the object from its start
             return f"the line at byte {start}"
         counted = range(0, start, _COUNTED_NBYTES)
-        ends = sum(bytes(blob.data[begin : min(begin + _COUNTED_NBYTES, start)]).count(b"\n") for begin in counted)
+        ends = sum(bytes(data[begin : min(begin + _COUNTED_NBYTES, start)]).count(b"\n") for begin in counted)
         return f"line {ends + 1}"
 
 
@@ -150,8 +151,8 @@ class Lines(TextRecords):
         cache: Cache | Pathlike | None = None,
         options: Options = None,
     ) -> None:
-        blobs, encoding = plain_text(find(paths, inside, cache=cache, options=options), encoding, cache)
-        super().__init__(blobs, LINES, text_reading(index_dir, encoding, max_record_nbytes), transform)
+        files, encoding = plain_text(find(paths, inside, cache=cache, options=options), encoding, cache)
+        super().__init__(files, LINES, text_reading(index_dir, encoding, max_record_nbytes), transform)
 
     def _value(self, text: str, file: int, at: int) -> Any:  # noqa: ARG002 - a line needs no conversion
         return text
@@ -184,8 +185,8 @@ class JSONL(TextRecords):
     ) -> None:
         check_columns(columns)
         found = find(paths, FORMATS["jsonl"].pattern, cache=cache, options=options)
-        blobs, encoding = plain_text(found, encoding, cache)
-        super().__init__(blobs, FILLED_LINES, text_reading(index_dir, encoding, max_record_nbytes), transform)
+        files, encoding = plain_text(found, encoding, cache)
+        super().__init__(files, FILLED_LINES, text_reading(index_dir, encoding, max_record_nbytes), transform)
         self._columns = None if columns is None else tuple(columns)
 
     def _value(self, text: str, file: int, at: int) -> Any:

@@ -12,11 +12,11 @@ from feedline.datasets.inflated import PART_NBYTES, Inflation, Parts, PlainFiles
 from feedline.datasets.text.line_index import encoding_name, has_plain_lines
 from feedline.errors import SampleError
 from feedline.stores import Cache
-from feedline.stores.files import Blob, FileSet
+from feedline.stores.files import File, FileSet
 
 
 def plain_text(
-    blobs: FileSet, encoding: str, cache: Cache | Pathlike | None, special: str = ","
+    files: FileSet, encoding: str, cache: Cache | Pathlike | None, special: str = ","
 ) -> tuple[FileSet, str]:
     """Files with lines and `special` characters found from single bytes, and encoding.
 
@@ -26,10 +26,10 @@ def plain_text(
     """
     name = encoding_name(encoding)
     unlike = None if has_plain_lines(name, special) else name
-    ways = [_way(each, unlike) for each in blobs.names]
+    ways = [_way(each, unlike) for each in files.names]
     if any(ways):
-        blobs = PlainFiles(blobs, ways, cache)
-    return blobs, "utf-8" if unlike else name
+        files = PlainFiles(files, ways, cache)
+    return files, "utf-8" if unlike else name
 
 
 def _way(name: str, encoding: str | None) -> Inflation | None:
@@ -43,11 +43,11 @@ def _as_it_is(file: io.BufferedReader) -> io.BufferedReader:
     return file
 
 
-def _as_utf8(encoding: str, blob: Blob, source: Any) -> Parts:
+def _as_utf8(encoding: str, file: File, source: Any) -> Parts:
     decoder = codecs.getincrementaldecoder(encoding)()
     try:
         while data := source.read(PART_NBYTES):
             yield decoder.decode(bytes(data)).encode()
         yield decoder.decode(b"", True).encode()
     except UnicodeDecodeError as error:
-        raise SampleError(f"{blob.name} is not {encoding.upper()} ({error}); pass its encoding=") from error
+        raise SampleError(f"{file.name} is not {encoding.upper()} ({error}); pass its encoding=") from error

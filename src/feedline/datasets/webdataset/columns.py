@@ -19,18 +19,28 @@ from numpy.typing import NDArray
 
 from feedline import collate
 from feedline.core.dataset import Keys, Transform
-from feedline.core.rng import SampleRng
+from feedline.core.rng import SampleRng, sample_rng
 from feedline.core.telemetry import DECODING
 from feedline.core.tensors import Allocator
 from feedline.datasets import array_container
 from feedline.datasets.compression import is_bomb, largest_nbytes
-from feedline.datasets.decoding import BAD_DATA, DAMAGE, DecodeFunction, Grid, ImageDecoder, rgb, undecodable
+from feedline.datasets.decoding import (
+    BAD_DATA,
+    DAMAGE,
+    DecodeFunction,
+    Decoder,
+    Grid,
+    ImageDecoder,
+    Where,
+    rgb,
+    undecodable,
+)
 from feedline.datasets.webdataset import MemberSpan, Shard, tar
 from feedline.datasets.webdataset.tar import extension, is_image
 from feedline.errors import ArgumentError, SampleError
 from feedline.images import ImageError
 from feedline.stores.cache import MissingPieceError
-from feedline.stores.files import Held
+from feedline.stores.files import FileBytes
 
 Own = Mapping[str, Callable[[bytes], Any]]
 """A user's decoders, by field (`seg.png`) or extension (`png`)."""
@@ -149,23 +159,23 @@ _MIN_INT64 = -(1 << 63)
 class ShardPart(NamedTuple):
     """The rows of a batch from one shard.
 
-    `places` are their rows in the batch, `rows` those in the index of the shard. `held` has the bytes of their members,
-    if they are in memory.
+    `places` are their rows in the batch, `rows` those in the index of the shard. `loaded` has the bytes of their
+    members, if they are in memory.
     """
 
     shard: Shard
     places: NDArray[np.int64]
     rows: NDArray[np.int64]
-    held: Held | None
+    loaded: FileBytes | None
 
     def cells(self, rows: NDArray[np.int64], fields: Sequence[str]) -> list[MemberSpan]:
         """The members of some of these rows.
 
         MissingPieceError if they are not in memory.
         """
-        if self.held is None:
+        if self.loaded is None:
             raise MissingPieceError
-        return self.shard.cells(rows, fields, self.held)
+        return self.shard.cells(rows, fields, self.loaded)
 
 
 class MemberPlace(NamedTuple):
@@ -193,8 +203,10 @@ class TarDecoding(NamedTuple):
     apply_exif_orientation: bool
 
 
-class TarColumn:
+class TarColumn(Decoder):
     """One field of samples, or the first present of alternatives, as `jpg;png`.
+
+    Its sources are the places of members, which errors describe.
 
     `__key__` and `__shard__` are the sample's key and the path of its tar. Thread-safe.
     """
@@ -207,6 +219,7 @@ class TarColumn:
         self._settings = settings
         load = self._load_image if settings.decode else bytes
         self._images = ImageDecoder(transform, load, apply_exif_orientation=settings.apply_exif_orientation)
+        self.step = self._images.step
         self._decoders = {name: self._decoder(name) for name in self.names}
         encoded = [decode is None for decode in self._decoders.values()]
         self.has_images = any(encoded)
@@ -226,12 +239,11 @@ class TarColumn:
         """True if `batch` equals default collation of the values."""
         if self._fused:
             return self._images.batchable
-        return not self.has_images and self._images.step.transform is None
+        return not self.has_images and self.step.transform is None
 
     @property
-    def draws(self) -> bool:
-        """True if values depend on the sample's generator."""
-        return self._images.draws if self._fused else self._images.step.wants_rng
+    def uses_keys(self) -> bool:
+        return self._images.uses_keys if self._fused else self.step.wants_rng
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -244,34 +256,43 @@ class TarColumn:
             return [MemberPlace(part.shard, MemberSpan(_EMPTY, 0, row, -1)) for row in rows.tolist()]
         return [MemberPlace(part.shard, cell) for cell in part.cells(rows, self.names)]
 
+    def __call__(self, source: MemberPlace, row: int | None, where: Where | None = None) -> Any:  # noqa: ARG002
+        return self.value(source, sample_rng(row) if self.uses_keys else None)
+
     def value(self, place: MemberPlace, rng: SampleRng | None) -> Any:
         """The value of one sample; SampleError names tar and member."""
         shard, cell = place
         if self.spec in PSEUDO:
-            return self._images.step.apply(self._pseudo_value(place), rng)
+            return self.step.apply(self._pseudo_value(place), rng)
         if self._fused:
             with _naming([place]):
                 return self._images.value(_source(place), rng, shard.index.grid(cell.row, cell.column))
-        return self._images.step.apply(self._decode(place), rng)
+        return self.step.apply(self._decode(place), rng)
 
     def _pseudo_value(self, place: MemberPlace) -> str:
         shard, cell = place
         return shard.index.key(cell.row) if self.spec == "__key__" else shard.tar
 
     @property
-    def splits(self) -> bool:
-        """True if several threads can share the work on a batch."""
-        return self._fused and self._images.splits
+    def supports_threads(self) -> bool:
+        return self._fused and self._images.supports_threads
 
-    def batch(self, places: Sequence[MemberPlace], keys: Keys | None, allocate: Allocator, threads: int = 1) -> Any:
+    def batch(
+        self,
+        sources: Sequence[MemberPlace],
+        keys: Keys | None,
+        allocate: Allocator,
+        where: Callable[[int], str] | None = None,  # noqa: ARG002 - places describe themselves
+        threads: int = 1,
+    ) -> Any:
         """The default-collated values at these places, in memory from `allocate`."""
         if self.spec in PSEUDO:
-            return tuple(self.value(place, None) for place in places)
+            return tuple(self.value(place, None) for place in sources)
         if not self._fused:
-            return collate.default(tuple(map(self._decode, places)), allocate=allocate)
-        grids = _grids(places) if any(place.shard.index.has_grids for place in places) else None
-        with _naming(places):
-            return self._images.decode_batch(list(_sources(places)), keys, allocate, grids, threads)
+            return collate.default(tuple(map(self._decode, sources)), allocate=allocate)
+        grids = _grids(sources) if any(place.shard.index.has_grids for place in sources) else None
+        with _naming(sources):
+            return self._images.decode_batch(list(_sources(sources)), keys, allocate, grids, threads)
 
     def all_places(self, parts: Sequence[ShardPart], count: int) -> list[MemberPlace]:
         """The members of a whole batch, in batch order."""

@@ -15,9 +15,10 @@ from feedline.core.dataset import BatchRead, Traits, Transform, check_reads_batc
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.rng import sample_rng, torch_keys
+from feedline.core.sample_transform import SampleTransform
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import as_indices, one_within, within
-from feedline.datasets.decoding import SampleTransform, check_names
+from feedline.datasets.decoding import check_names
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.inflated import inflated
 from feedline.datasets.paths import Paths, find, listed
@@ -100,8 +101,8 @@ class TarShards(torch.utils.data.Dataset[Any]):
         if open_shards < 1:
             raise ArgumentError(f"open_shards={open_shards} must be at least 1")
         found = _find_tars(paths, cache, options)
-        self._blobs = inflated(found, [tar.opener_of(name) for name in found.names], cache)
-        self._tars = Tars(self._blobs, index_dir=index_dir, allow_truncated=allow_truncated)
+        self._files = inflated(found, [tar.opener_of(name) for name in found.names], cache)
+        self._tars = Tars(self._files, index_dir=index_dir, allow_truncated=allow_truncated)
         heads = self._tars.heads()
         self._offsets = ShardOffsets(head.samples for head in heads)
         if not len(self):
@@ -127,7 +128,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
     @property
     def paths(self) -> list[str]:
         """Paths and addresses of the tars, as they were found."""
-        return self._blobs.names
+        return self._files.names
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
@@ -160,8 +161,8 @@ class TarShards(torch.utils.data.Dataset[Any]):
         if self.columns is not None:
             _check_used(self._field_transforms, self._columns)
         free = plan(self._image_transform) if self.columns is None else None
-        self._draws = (
-            self._whole.wants_rng or any(c.draws for c in self._columns) or (free is not None and free.is_random)
+        self._uses_keys = (
+            self._whole.wants_rng or any(c.uses_keys for c in self._columns) or (free is not None and free.is_random)
         )
 
     def _check_fields(self, heads: Sequence[Head]) -> None:
@@ -208,15 +209,15 @@ class TarShards(torch.utils.data.Dataset[Any]):
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
         places = within(indices, len(self), "TarShards")
-        if self._blobs.is_local:
+        if self._files.is_local:
             return []
-        return self._blobs.ranges([extent for part in self._parts(places) for extent in self._extents(part)])
+        return self._files.ranges([extent for part in self._parts(places) for extent in self._extents(part)])
 
     def __getitem__(self, index: int) -> Any:
         """Sample `index` in its own memory; negative indices count from the end."""
         shard, row = self._at(one_within(index, len(self), "TarShards"))
-        part = ShardPart(shard, _FIRST, np.array([row]), shard.held())
-        [sample] = self._with_members([part], self._found).values()
+        part = ShardPart(shard, _FIRST, np.array([row]), shard.get_loaded())
+        [sample] = self._with_members([part], self._find_sources).values()
         return self._sample(*sample, None)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -224,10 +225,10 @@ class TarShards(torch.utils.data.Dataset[Any]):
         if type(self).__getitem__ is not TarShards.__getitem__:  # a subclass overrides it
             return [self[index] for index in indices]
         places = within(as_indices(indices), len(self), "TarShards")
-        found = self._with_members(self._parts(places), self._found)
+        found = self._with_members(self._parts(places), self._find_sources)
         return [self._sample(*found[at], at) for at in range(len(places))]
 
-    def _found(self, parts: Sequence[ShardPart]) -> dict[int, tuple[Shard, int, Sources]]:
+    def _find_sources(self, parts: Sequence[ShardPart]) -> dict[int, tuple[Shard, int, Sources]]:
         """Shard, row and sources of each sample, by row of the batch."""
         found: dict[int, tuple[Shard, int, Sources]] = {}
         for part in parts:
@@ -257,7 +258,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return found
 
     def _sample(self, shard: Shard, row: int, sources: Sources, batch_row: int | None) -> Any:
-        rng = sample_rng(batch_row) if self._draws else None
+        rng = sample_rng(batch_row) if self._uses_keys else None
         if self.columns is not None:
             return self._whole.apply(tuple([column.value(place, rng) for column, place in sources]), rng)
         named = {column.spec: column.value(place, rng) for column, place in sources}
@@ -271,8 +272,8 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return Traits(
             thread_safe=True,
             reads_batches=own and plain and all(column.batchable for column in self._columns),
-            uses_keys=self._draws,
-            supports_threads=any(column.splits for column in self._columns),
+            uses_keys=self._uses_keys,
+            supports_threads=any(column.supports_threads for column in self._columns),
         )
 
     def read_batch(self, request: BatchRead) -> list[Any]:
@@ -282,19 +283,19 @@ class TarShards(torch.utils.data.Dataset[Any]):
         """
         check_reads_batches(self)
         places, keys = within(request.indices, len(self), "TarShards"), request.keys
-        if keys is None and self._draws:
+        if keys is None and self._uses_keys:
             keys = torch_keys(len(places))
 
-        def found(parts: Sequence[ShardPart]) -> list[list[MemberPlace]]:
+        def find_members(parts: Sequence[ShardPart]) -> list[list[MemberPlace]]:
             return [column.all_places(parts, len(places)) for column in self._columns]
 
-        columns = zip(self._columns, self._with_members(self._parts(places), found), strict=True)
-        return [column.batch(each, keys, request.allocate, request.threads) for column, each in columns]
+        columns = zip(self._columns, self._with_members(self._parts(places), find_members), strict=True)
+        return [column.batch(each, keys, request.allocate, threads=request.threads) for column, each in columns]
 
     def _parts(self, places: NDArray[np.int64]) -> list[ShardPart]:
         """Group samples by shard, opening each shard once."""
         shards = ((self._shards[number], at, rows) for number, at, rows in self._offsets.by_shard(places))
-        return [ShardPart(shard, at, rows, shard.held()) for shard, at, rows in shards]
+        return [ShardPart(shard, at, rows, shard.get_loaded()) for shard, at, rows in shards]
 
     def _with_members(self, parts: Sequence[ShardPart], use: Callable[[Sequence[ShardPart]], T]) -> T:
         """Apply `use` to the parts, with their members in memory.
@@ -309,11 +310,11 @@ class TarShards(torch.utils.data.Dataset[Any]):
     def _with_fetched(self, parts: Sequence[ShardPart]) -> list[ShardPart]:
         """Fetch the members of unmapped parts in one request."""
         wanted = [[] if part.shard.is_mapped else self._extents(part) for part in parts]
-        views = iter(self._blobs.read([extent for extents in wanted for extent in extents]))
+        views = iter(self._files.read([extent for extents in wanted for extent in extents]))
         return [
             part
             if part.shard.is_mapped
-            else part._replace(held=FetchedRanges.of({extent[1:]: next(views) for extent in extents}))
+            else part._replace(loaded=FetchedRanges.of({extent[1:]: next(views) for extent in extents}))
             for part, extents in zip(parts, wanted, strict=True)
         ]
 
@@ -339,13 +340,13 @@ class TarShards(torch.utils.data.Dataset[Any]):
 def _find_tars(paths: Paths, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> FileSet:
     given = [os.fspath(path) for path in listed(paths)]
     _check_no_commands(given)
-    blobs = find(given, FORMATS["tar"].pattern, cache=cache, options=options)
+    files = find(given, FORMATS["tar"].pattern, cache=cache, options=options)
     seen = set[str]()
-    for name in blobs.names:
+    for name in files.names:
         if name in seen:
             raise ArgumentError(f"{name} is listed twice; its samples would be duplicated")
         seen.add(name)
-    return blobs
+    return files
 
 
 def _by_sample(columns: Sequence[TarColumn], part: ShardPart, rows: NDArray[np.int64]) -> list[Sources]:
@@ -373,10 +374,10 @@ def _check_columns(columns: Sequence[str]) -> tuple[str, ...]:
 
 def _unknown(argument: str, name: str, known: Iterable[str]) -> ArgumentError:
     names = sorted(known)
-    near = [near for each in name.lower().split(";") for near in difflib.get_close_matches(each.strip(), names, 1)]
+    alike = [match for each in name.lower().split(";") for match in difflib.get_close_matches(each.strip(), names, 1)]
     return ArgumentError(
         f"{argument} names {name!r}, but no sample has this field; fields are {', '.join(names[:_SHOWN])}"
-        f"{', …' * (len(names) > _SHOWN)}{f'. Did you mean {near[0]!r}?' if near else ''}"
+        f"{', …' * (len(names) > _SHOWN)}{f'. Did you mean {alike[0]!r}?' if alike else ''}"
     )
 
 

@@ -100,7 +100,7 @@ def open_index(
 def build_and_keep(source: TarSource, index_dir: Pathlike | None, *, allow_truncated: bool) -> TarIndex:
     """Build the index of a tar, and store it if possible."""
     built = build_index(source, allow_truncated=allow_truncated)
-    return kept(built, built.head.version, places(source.name, index_dir))
+    return save_index(built, built.head.version, places(source.name, index_dir))
 
 
 def find_index(source: TarSource, index_dir: Pathlike | None) -> TarIndex | None:
@@ -114,10 +114,10 @@ def find_index(source: TarSource, index_dir: Pathlike | None) -> TarIndex | None
         if index is not None:
             # The index of a file may lie in a folder without write access, where it stays that of a copy.
             is_current = is_local(source.name) or index.head.version == source.version
-            return index if is_current else kept(index, source.version, where)
-    name, blob = adjacent(source.name), source.blob
-    index = fitting(source, name, lambda: read_adjacent(blob, name.rpartition("/")[2]))
-    return None if index is None else kept(index, source.version, where)
+            return index if is_current else save_index(index, source.version, where)
+    name, file = adjacent(source.name), source.file
+    index = fitting(source, name, lambda: read_adjacent(file, name.rpartition("/")[2]))
+    return None if index is None else save_index(index, source.version, where)
 
 
 def glance(
@@ -199,7 +199,7 @@ def whole(index: TarIndex, allow_truncated: bool) -> TarIndex:
     return index
 
 
-def kept(index: TarIndex, version: FileVersion, where: Sequence[str]) -> TarIndex:
+def save_index(index: TarIndex, version: FileVersion, where: Sequence[str]) -> TarIndex:
     """Write the index to the first writable place and map it.
 
     Without a writable place it stays in memory.

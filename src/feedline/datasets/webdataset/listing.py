@@ -71,18 +71,18 @@ def _samples_in(tar: TarTarget) -> list[Sample] | str:
     try:
         tar.head()  # copies an index that lies next to an object to this machine
         index = tar.index() or tar.make(checksum=False)
-        return samples_in(index, tar.blob)
+        return samples_in(index, tar.file)
     except Exception as error:  # noqa: BLE001 - a broken tar is reported, and the others are surveyed
         return problem(tar.name, error)
 
 
 def _classes(tar: TarTarget) -> list[str] | None:
     """Class names from the file next to a remote tar."""
-    blob = tar.blob
-    if blob is None:
+    file = tar.file
+    if file is None:
         return None
     try:
-        return list(map(str, json.loads(bytes(blob.read_adjacent(CLASSES)))))
+        return list(map(str, json.loads(bytes(file.read_adjacent(CLASSES)))))
     except ObjectNotFoundError:
         return None
 
@@ -99,19 +99,19 @@ def list_tars(tars: Sequence[str]) -> SampleList:
     return SampleList(samples, _read_classes(tars), shards=list(map(len, groups))).with_unique_keys()
 
 
-def samples_in(index: TarIndex, blob: Readable | None = None) -> list[Sample]:
-    """The samples of an indexed tar, or of the object `blob`."""
+def samples_in(index: TarIndex, file: Readable | None = None) -> list[Sample]:
+    """The samples of an indexed tar, or of the object `file`."""
     return [
-        Sample(key, None, tuple(_tar_part(index, row, field, blob) for field in index.present(row)))
+        Sample(key, None, tuple(_tar_part(index, row, field, file) for field in index.present(row)))
         for row, key in enumerate(index.keys)
     ]
 
 
-def _tar_part(index: TarIndex, row: int, field: str, blob: Readable | None) -> SamplePart:
+def _tar_part(index: TarIndex, row: int, field: str, file: Readable | None) -> SamplePart:
     column = index.fields.index(field)
     start, size, member = index.start(row, column), int(index.sizes[row, column]), index.member(row, column)
     has_grid = index.has_grids and index.grid(row, column) is not None
-    return SamplePart(field, index.tar, start, size, member, has_grid, blob, kind_of(field))
+    return SamplePart(field, index.tar, start, size, member, has_grid, file, kind_of(field))
 
 
 def _read_classes(tars: Sequence[str]) -> list[str] | None:

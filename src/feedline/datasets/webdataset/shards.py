@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.paths import Pathlike, expand_user
-from feedline.core.threads import IO_THREADS, DaemonPool
+from feedline.core.threads import INDEX_THREADS, IO_THREADS, DaemonPool
 from feedline.datasets.webdataset.index import Head, TarIndex
 from feedline.datasets.webdataset.index_files import build_and_keep, find_index, glance, whole
 from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import BLOCK, ShardError
 from feedline.errors import SampleError
 from feedline.stores.base import changed_error
-from feedline.stores.files import FileSet, Held
+from feedline.stores.files import FileBytes, FileSet
 from feedline.stores.urls import is_local
 
 _log = logging.getLogger("feedline")
@@ -107,51 +107,47 @@ class Shard:
     Views of the members of a file keep its mapping alive. Thread-safe.
     """
 
-    def __init__(self, index: TarIndex, blobs: FileSet, number: int) -> None:
+    def __init__(self, index: TarIndex, files: FileSet, number: int) -> None:
         self.index = index
-        self.tar = blobs.name(number)
+        self.tar = files.name(number)
         """The path or address of the tar, as it was given."""
         self.number = number
         """The number of the tar in its file set."""
-        # Not `blobs[number]`, which stays open: the dataset limits how many tars are.
-        self._blob = blobs.open(number)
+        # Not `files[number]`, which stays open: the dataset limits how many tars are.
+        self._file = files.open(number)
 
     def check_unchanged(self) -> None:
         """StateError within moments of a change of the file."""
-        self._blob.check_unchanged()
+        self._file.check_unchanged()
 
     @property
     def is_mapped(self) -> bool:
         """True for a file of this machine."""
-        return self._blob.data is not None
+        return self._file.data is not None
 
-    def held(self) -> Held | None:
+    def get_loaded(self) -> FileBytes | None:
         """The members that take no request, for one thread; None without any."""
-        return self._blob.held()
+        return self._file.get_loaded()
 
     def spans(
         self, rows: NDArray[np.int64], choices: Sequence[Sequence[str]] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Byte ranges as of `spans`; ShardError if they exceed the tar."""
         starts, stops = spans(self.index, rows, choices)
-        if stops.max(initial=0) > self._blob.nbytes:
+        if stops.max(initial=0) > self._file.nbytes:
             raise _replaced_error(self.tar)
         return starts, stops
 
-    def cells(self, rows: NDArray[np.int64], fields: Sequence[str], held: Held) -> list[MemberSpan]:
+    def cells(self, rows: NDArray[np.int64], fields: Sequence[str], loaded: FileBytes) -> list[MemberSpan]:
         """The first of `fields` that each sample has; SampleError without any.
 
-        Their bytes come from `held`. Those of a file are read ahead.
+        Their bytes come from `loaded`. Those of a file are read ahead.
         """
-        starts, stops, columns = locate(self.index, rows, fields, self._blob.nbytes)
+        starts, stops, columns = locate(self.index, rows, fields, self._file.nbytes)
         places = list(zip(starts.tolist(), stops.tolist(), strict=True))
-        self._blob.will_need(places)
+        self._file.will_need(places)
         cells = zip(places, rows.tolist(), columns.tolist(), strict=True)
-        return [MemberSpan(held.cut(start, stop), start, row, column) for (start, stop), row, column in cells]
-
-
-_BUILT_AT_ONCE = 8
-"""Each holds a few parts of its tar in memory."""
+        return [MemberSpan(loaded.cut(start, stop), start, row, column) for (start, stop), row, column in cells]
 
 
 class Tars:
@@ -162,21 +158,21 @@ class Tars:
     would have to be read again.
     """
 
-    def __init__(self, blobs: FileSet, *, index_dir: Pathlike | None = None, allow_truncated: bool = False) -> None:
-        self.blobs = blobs
+    def __init__(self, files: FileSet, *, index_dir: Pathlike | None = None, allow_truncated: bool = False) -> None:
+        self.files = files
         self._index_dir = None if index_dir is None else Path(expand_user(index_dir)).absolute()
         self._allow_truncated = allow_truncated
         self._unsaved: dict[int, TarIndex] = {}
 
     def __len__(self) -> int:
-        return len(self.blobs)
+        return len(self.files)
 
     def heads(self) -> list[Head]:
         """The head of each index; missing indexes are fetched or built concurrently."""
         heads = {number: self._glance(number) for number in range(len(self))}
         heads |= _each(self._find, _missing(heads), IO_THREADS)
         self._log_indexing(_missing(heads))
-        heads |= _each(self._build, _missing(heads), _BUILT_AT_ONCE)
+        heads |= _each(self._build, _missing(heads), INDEX_THREADS)
         return [head for head in heads.values() if head is not None]
 
     def index(self, number: int) -> TarIndex:
@@ -191,10 +187,10 @@ class Tars:
 
     def shard(self, number: int, index: TarIndex) -> Shard:
         """Open one tar; StateError if it has changed."""
-        return Shard(index, self.blobs, number)
+        return Shard(index, self.files, number)
 
     def _glance(self, number: int) -> Head | None:
-        name, version = self.blobs.name(number), self.blobs.info(number).state
+        name, version = self.files.name(number), self.files.info(number).state
         return glance(name, version, index_dir=self._index_dir, allow_truncated=self._allow_truncated)
 
     def _find(self, number: int) -> TarIndex | None:
@@ -206,7 +202,7 @@ class Tars:
         return self._remember(number, index)
 
     def _source(self, number: int) -> TarSource:
-        return TarSource(self.blobs, number)
+        return TarSource(self.files, number)
 
     def _remember(self, number: int, index: TarIndex) -> TarIndex:
         if index.path is None:
@@ -215,10 +211,10 @@ class Tars:
 
     def _log_indexing(self, missing: Sequence[int]) -> None:
         # To index a file, little more than its headers is read.
-        remote = [number for number in missing if not is_local(self.blobs.name(number))]
+        remote = [number for number in missing if not is_local(self.files.name(number))]
         if remote:
-            nbytes = sum(self.blobs.info(number).size for number in remote)
-            first = self.blobs.name(remote[0])
+            nbytes = sum(self.files.info(number).size for number in remote)
+            first = self.files.name(remote[0])
             _log.warning(
                 "feedline: all %s bytes of %d tars (%s, ...) are read once to index them. To share the indexes with "
                 "other machines: feedline index %s --into FOLDER, then put NAME.tar.index next to each NAME.tar",

@@ -10,7 +10,7 @@ from typing import Self
 from feedline.core.paths import Pathlike
 from feedline.datasets.file_objects import ForwardReader
 from feedline.stores.base import FileVersion
-from feedline.stores.files import Blob, FileSet, local_info
+from feedline.stores.files import File, FileSet, local_info
 
 _PART_NBYTES = 4 << 20
 
@@ -21,12 +21,12 @@ class TarSource:
     To be used as `with source:`. Ranges are clipped to the tar.
     """
 
-    def __init__(self, blobs: FileSet, number: int) -> None:
-        self.name = blobs.name(number)
+    def __init__(self, files: FileSet, number: int) -> None:
+        self.name = files.name(number)
         """Path or address."""
-        self.version: FileVersion = blobs.info(number).state
+        self.version: FileVersion = files.info(number).state
         """The state to read; another one is an error."""
-        self._blobs, self._number = blobs, number
+        self._files, self._number = files, number
 
     @classmethod
     def at(cls, path: Pathlike) -> Self:
@@ -39,9 +39,9 @@ class TarSource:
         return self.version.nbytes
 
     @property
-    def blob(self) -> Blob:
+    def file(self) -> File:
         """The opened tar; StateError if a file has changed."""
-        return self._blobs.open(self._number)
+        return self._files.open(self._number)
 
     def read(self, start: int, nbytes: int) -> bytes:
         """Copy a few bytes; fewer only at the end of the tar."""
@@ -60,7 +60,7 @@ class TarSource:
         self._opened.check_unchanged(at_once=True)
 
     def __enter__(self) -> Self:
-        self._opened = self.blob
+        self._opened = self.file
         self._reader = ForwardReader(self._opened, _PART_NBYTES).__enter__()
         return self
 

@@ -19,7 +19,7 @@ from feedline.datasets.webdataset.index_files import build_index, find_index, gl
 from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import opener_of
 from feedline.errors import ArgumentError, SampleError
-from feedline.stores.files import Blob, FileSet, local_info
+from feedline.stores.files import File, FileSet, local_info
 from feedline.stores.urls import is_local
 
 
@@ -45,10 +45,10 @@ class TarTarget:
         return places(self.name, self.folder)[0]
 
     @property
-    def blob(self) -> Blob | None:
+    def file(self) -> File | None:
         """The tar as an object or as content; None for a file."""
-        blob = self.source.blob
-        return blob if blob.local_path is None else None
+        file = self.source.file
+        return file if file.local_path is None else None
 
     def head(self) -> Head | None:
         """Header of the existing index; None without a valid one.

@@ -30,7 +30,7 @@ from feedline.stores.cache.entries import (
     temporary,
     write,
 )
-from feedline.stores.cache.locks import Account, Claims, Ledger, LedgerHeldError, made_once
+from feedline.stores.cache.locks import Account, AccountFile, AccountHeldError, FetchLocks, made_once
 from feedline.stores.cache.settings import Cache
 
 _log = logging.getLogger("feedline")
@@ -96,7 +96,7 @@ class Folder:
 
     def __init__(self, cache: Cache) -> None:
         self._root = Path(cache.folder, _LAYOUT)
-        self._ledger = Ledger(self._root / "ledger")
+        self._account_file = AccountFile(self._root / "size-account")
         self._temporary = self._root / "temporary"
         self._piece_nbytes, self._limit_nbytes = cache.piece_nbytes, 0
         self._writable = True
@@ -118,13 +118,13 @@ class Folder:
 
     def _tidy(self) -> None:
         try:
-            with self._ledger.locked() as account:
+            with self._account_file.locked() as account:
                 if any(self._temporary.iterdir()):
                     self._sweep()
                 held = account.nbytes
                 if held > self._limit_nbytes:
                     held = account.nbytes = self._sweep() + sum(file.nbytes for file in self._files())
-        except LedgerHeldError as error:
+        except AccountHeldError as error:
             self._warn_held(error)
             return
         if held > self._limit_nbytes:
@@ -134,16 +134,16 @@ class Folder:
                 "that share a folder should agree on its limit"
             )
 
-    def claims(self) -> Claims:
-        """A block in which pieces can be claimed for fetching."""
-        return Claims(self._root / "claims")
+    def fetch_locks(self) -> FetchLocks:
+        """A block in which pieces can be locked for fetching."""
+        return FetchLocks(self._root / "fetch-locks")
 
     def made_once(self, key: Key, find: Callable[[], T | None], make: Callable[[], T]) -> T:
         """The result of `find()`; if that is None, of `make()`.
 
         One process makes it while others wait.
         """
-        return made_once(self._root / "claims", key.name(), find, make)
+        return made_once(self._root / "fetch-locks", key.name(), find, make)
 
     def has(self, key: Key) -> bool:
         """Tell whether a piece has a file, without opening it."""
@@ -185,7 +185,7 @@ class Folder:
             self._write(key.name(), data.nbytes, partial(_fill_with, data))
         except _NoRoomError:
             return
-        except LedgerHeldError as error:
+        except AccountHeldError as error:
             self._warn_held(error)
         except OSError as error:
             self._stop_writing(error)
@@ -298,7 +298,7 @@ class Folder:
 
     def _book(self, needed: int, take: Callable[[], T]) -> T:
         """Book room, after evicting files if need be, and take it."""
-        with self._ledger.locked() as account:
+        with self._account_file.locked() as account:
             if not account.known or account.nbytes + needed > self._limit_nbytes:
                 self._make_room(account, needed)
             # Booked before it is taken: dying in between leaves the number too large, never too small.
@@ -357,7 +357,7 @@ class Folder:
             f"{remedy} and start again"
         )
 
-    def _warn_held(self, error: LedgerHeldError) -> None:
+    def _warn_held(self, error: AccountHeldError) -> None:
         self._warn(
             f"the cache in {self._root} keeps nothing new for now: {error.strerror}, and is probably stopped. What is "
             "there is still used"

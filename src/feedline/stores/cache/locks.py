@@ -1,4 +1,4 @@
-"""Locks of the cache: fetch claims and the size account.
+"""Locks of the cache: fetch locks and the size account.
 
 Both are file locks that the system releases when their holder dies, on descriptors that no forked process inherits: the
 lock would outlive the process that took it.
@@ -65,10 +65,10 @@ _FLOCK = struct.Struct("hhqqi")
 """`struct flock` of Linux: kind, whence, start, length, pid."""
 
 
-class Claims:
-    """The fetch claims of one thread, released when the block ends.
+class FetchLocks:
+    """The fetch locks of one thread, released when the block ends.
 
-    A claim is a lock on one byte of a file. Where the system lacks such locks, all claims succeed. They are locks of
+    A fetch lock is a lock on one byte of a file. Where the system lacks such locks, all are granted. They are locks of
     open file descriptions, not of processes: threads exclude each other, too, and no `close` elsewhere in the process
     drops them.
     """
@@ -92,7 +92,7 @@ class Claims:
             close_own(self._fd)
 
     def take(self, name: str) -> bool:
-        """Claim a piece for fetching; False while another process fetches it."""
+        """Lock a piece for fetching; False while another process fetches it."""
         if self._fd is None:
             return True
         try:
@@ -119,8 +119,8 @@ class Claims:
                     close_own(fd)
             over.set()
 
-        # In a thread: the system's wait has no timeout, and a process stopped by a debugger keeps its claims.
-        threading.Thread(target=lock, name="feedline-claim", daemon=True).start()
+        # In a thread: the system's wait has no timeout, and a process stopped by a debugger keeps its locks.
+        threading.Thread(target=lock, name="feedline-lock", daemon=True).start()
         threads.wait(over, timeout_s)
 
 
@@ -128,20 +128,20 @@ T = TypeVar("T")
 
 
 WAIT_S = 60.0
-"""Time after which a claim is tried again: its holder may have been stopped."""
+"""Time after which a lock is tried again: its holder may have been stopped."""
 
 
 def made_once(path: Path, name: str, find: Callable[[], T | None], make: Callable[[], T]) -> T:
     """The result of `find()`; if that is None, the result of `make()`.
 
-    One process of the machine makes it, under the claim `name` in the file `path`, while the others wait for it.
+    One process of the machine makes it, under the lock `name` in the file `path`, while the others wait for it.
     """
     while (found := find()) is None:
-        with Claims(path) as claims:
-            if claims.take(name):
-                found = find()  # another process may have made it before this one took the claim
+        with FetchLocks(path) as fetch_locks:
+            if fetch_locks.take(name):
+                found = find()  # another process may have made it before this one took the lock
                 return make() if found is None else found
-        claims.wait(name, WAIT_S)
+        fetch_locks.wait(name, WAIT_S)
     return found
 
 
@@ -183,11 +183,11 @@ class Account:
         self._nbytes = max(0, nbytes)
 
 
-class LedgerHeldError(TimeoutError):
-    """Another process has held the ledger too long: in a debugger, say."""
+class AccountHeldError(TimeoutError):
+    """Another process has held the account too long, as in a debugger."""
 
 
-class Ledger:
+class AccountFile:
     """The account in a file, for one thread at a time.
 
     Its lock is released when its holder dies.
@@ -202,7 +202,7 @@ class Ledger:
     def locked(self) -> Iterator[Account]:
         """Lock the account for a block.
 
-        LedgerHeldError after `_PATIENCE_S`, and from then on at once, until it can be locked again.
+        AccountHeldError after `_PATIENCE_S`, and from then on at once, until it can be locked again.
         """
         patience_s = 0.0 if self._gave_up else _PATIENCE_S
         end_s = monotonic() + patience_s
@@ -229,10 +229,10 @@ class Ledger:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         self._gave_up = False
 
-    def _held_error(self) -> LedgerHeldError:
+    def _held_error(self) -> AccountHeldError:
         self._gave_up = True
-        return LedgerHeldError(
-            errno.ETIMEDOUT, f"another process has held the ledger for {_PATIENCE_S:.0f} s", str(self._path)
+        return AccountHeldError(
+            errno.ETIMEDOUT, f"another process has held the size account for {_PATIENCE_S:.0f} s", str(self._path)
         )
 
 

@@ -33,7 +33,7 @@ _PART_NBYTES = 8 << 20
 
 
 _FETCHERS = 16
-"""Threads that fetch and write: while one writes, others wait for the store."""
+"""Fewer than for reads alone: these threads write to the disk, too, and each holds up to `_RUN_NBYTES`."""
 
 
 _KNOWN = 100_000
@@ -81,7 +81,7 @@ class CachedStore:
 
     def size(self, path: str) -> int:
         """The size of one object in bytes."""
-        return self._known(path, None).size
+        return self._look_up_info(path, None).size
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """List every object whose path begins with `prefix`, sorted by path."""
@@ -90,12 +90,12 @@ class CachedStore:
 
     def read(self, path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> memoryview:
         """Read the bytes from `start` up to `stop`, or to the end."""
-        stop = max(start, self._known(path, version).size) if stop is None else stop
+        stop = max(start, self._look_up_info(path, version).size) if stop is None else stop
         return self.read_many(path, [(start, stop)], version=version)[0]
 
     def read_versioned(self, path: str) -> VersionedObject:
         """Read one object with its version, without an additional request."""
-        known = self._known(path, None)
+        known = self._look_up_info(path, None)
         return VersionedObject(self.read(path, 0, known.size, version=known.version), known.version)
 
     def read_many(self, path: str, ranges: Sequence[Range], *, version: str | None = None) -> Views:
@@ -139,7 +139,7 @@ class CachedStore:
 
         None of it is kept in memory.
         """
-        stop = self._known(path, None).size if stop is None else stop
+        stop = self._look_up_info(path, None).size if stop is None else stop
         self._object(path, None).fill(self.pieces(path, [(start, stop)]))
         return max(0, stop - start)
 
@@ -180,12 +180,12 @@ class CachedStore:
         return self._object(info.path, info.version).file()
 
     def _object(self, path: str, version: str | None) -> _Object:
-        info = self._known(path, version)
+        info = self._look_up_info(path, version)
         # Without versions, what another process has kept may be of another content: it gets another key.
         version_key = info.version if info.is_versioned else f"{info.version} {self._own}"
         return _Object(self.store, self._shared(), info, version_key, self.cache)
 
-    def _known(self, path: str, version: str | None) -> ObjectInfo:
+    def _look_up_info(self, path: str, version: str | None) -> ObjectInfo:
         known = self._shared().infos.get(path)
         if known is None or version not in (None, known.version):
             known = self.info(path)
@@ -298,14 +298,14 @@ class _Object:
     def _fetch_exclusively(self, missing: Sequence[int]) -> dict[int, memoryview]:
         if not missing:
             return {}
-        with self._folder.claims() as claims:
-            # Claimed one by one without waiting: what others fetch is read from their files afterwards.
-            mine = [number for number in missing if claims.take(self._key(number).name())]
+        with self._folder.fetch_locks() as fetch_locks:
+            # Locked one by one without waiting: what others fetch is read from their files afterwards.
+            mine = [number for number in missing if fetch_locks.take(self._key(number).name())]
             data_by_number = self._look_up(mine)  # another process may have fetched them since the first look
             data_by_number |= self._fetch_all([number for number in mine if number not in data_by_number])
-        # All claims are released before waiting: two readers with claims could wait for each other forever.
+        # All locks are released before waiting: two readers with locks could wait for each other forever.
         for number in set(missing).difference(data_by_number):
-            claims.wait(self._key(number).name(), WAIT_S)
+            fetch_locks.wait(self._key(number).name(), WAIT_S)
             count(cache_shared=1)
             data_by_number |= self._look_up([number]) or self._fetch([number])
         return data_by_number

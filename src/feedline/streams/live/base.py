@@ -22,7 +22,7 @@ from feedline.core.live import LiveDraw
 from feedline.core.packing import from_leaf, unpack
 from feedline.core.rng import addressed, derive
 from feedline.errors import ArgumentError, FeedlineError, OffsetLostError, note
-from feedline.streams.live.decoding import decoder_of
+from feedline.streams.live.decoding import message_decoder
 from feedline.streams.live.reader import LiveReader
 from feedline.streams.live.terms import Kept, LiveClient, LiveTerms, Place
 
@@ -65,7 +65,7 @@ class LiveStream(IterableDataset[Any]):
 
     def __init__(self, terms: LiveTerms) -> None:
         self.terms = terms
-        self.decode = decoder_of(terms.decode, terms.limits.message_nbytes)
+        self.decode = message_decoder(terms.decode, terms.limits.message_nbytes)
         self._places = {}
         self._forget()
 

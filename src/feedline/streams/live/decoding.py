@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from feedline.core.arguments import function_of
 from feedline.core.live import FailedMessage, LiveDraw
 from feedline.core.rng import Address
-from feedline.errors import ArgumentError, MessageTooLargeError, note
+from feedline.errors import MessageTooLargeError, note
 
-Decode = Literal["bytes", "text", "json"] | Callable[[Any], Any]
+MessageDecode = Literal["bytes", "text", "json"] | Callable[[Any], Any]
 """Name of a decoder, or a function of a message."""
 
 
@@ -37,8 +38,8 @@ def _json(message: bytes) -> Any:
     return value if end == len(text) else json.loads(message)
 
 
-DECODERS: dict[str, Callable[[Any], Any]] = {"bytes": _as_it_is, "text": _text, "json": _json}
-"""Decoders by name."""
+MESSAGE_DECODERS: dict[str, Callable[[Any], Any]] = {"bytes": _as_it_is, "text": _text, "json": _json}
+"""Decoders by name. Unlike those of `datasets.decoding`, they import neither torch nor Pillow."""
 
 
 _REMEDY = "on_error='skip' leaves out such messages, and fl.ErrorPolicy(quarantine=...) keeps their content"
@@ -99,13 +100,9 @@ class MessageDecoder:
         return self.function(message)
 
 
-def decoder_of(decode: Decode, largest: int) -> MessageDecoder:
+def message_decoder(decode: MessageDecode, largest: int) -> MessageDecoder:
     """The decoder of a stream; `ArgumentError` for an unknown name."""
-    if callable(decode):
-        return MessageDecoder(decode, largest)
-    if decode not in DECODERS:
-        raise ArgumentError(f"decode must be a function of a message, or one of {', '.join(DECODERS)}; got {decode!r}")
-    return MessageDecoder(DECODERS[decode], largest, is_pure=True)
+    return MessageDecoder(function_of("decode", decode, MESSAGE_DECODERS), largest, is_pure=not callable(decode))
 
 
 def _size_of_row(message: Any) -> int:

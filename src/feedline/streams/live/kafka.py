@@ -18,7 +18,7 @@ from feedline.errors import (
     SourceUnavailableError,
 )
 from feedline.streams.live.base import LiveStream
-from feedline.streams.live.decoding import Decode
+from feedline.streams.live.decoding import MessageDecode
 from feedline.streams.live.terms import Kept, LiveLimits, LiveTerms, MessageRun, Start, look_up
 
 _ACCESS = (
@@ -45,7 +45,7 @@ class Kafka(LiveStream):
     """
 
     def __init__(
-        self, topic: str, *, servers: str, group: str | None = None, decode: Decode = "bytes",
+        self, topic: str, *, servers: str, group: str | None = None, decode: MessageDecode = "bytes",
         start: Start = "earliest", max_wait_s: float = 1.0, stop_after: int | None = None,
         until: Literal["latest"] | datetime | None = None, lost: Literal["raise", "skip"] = "raise",
         settings: Mapping[str, Any] | None = None, limits: LiveLimits | None = None,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from feedline.errors import ArgumentError, MessageTooLargeError, SourceAccessError, SourceError, SourceUnavailableError
 from feedline.streams.live.base import LiveStream
-from feedline.streams.live.decoding import Decode
+from feedline.streams.live.decoding import MessageDecode
 from feedline.streams.live.terms import Kept, LiveLimits, LiveTerms, MessageRun, Start, look_up
 
 _RECEIVED = 1 << 18
@@ -34,7 +34,8 @@ class SocketLines(LiveStream):
 
     def __init__(
         self, servers: str | Sequence[str], *, token: str | None = None, group: str | None = None,
-        decode: Decode = "text", start: Start = "earliest", max_wait_s: float = 1.0, stop_after: int | None = None,
+        decode: MessageDecode = "text", start: Start = "earliest", max_wait_s: float = 1.0,
+        stop_after: int | None = None,
         until: Literal["latest"] | datetime | None = None, lost: Literal["raise", "skip"] = "raise",
         limits: LiveLimits | None = None,
     ) -> None:  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from feedline.core import optional
 from feedline.errors import ArgumentError, SourceAccessError, SourceError, SourceUnavailableError
 from feedline.streams.live.base import LiveStream
-from feedline.streams.live.decoding import Decode
+from feedline.streams.live.decoding import MessageDecode
 from feedline.streams.live.terms import Kept, LiveLimits, LiveTerms, MessageRun, Start, look_up, without_secrets
 
 _IDLE_S = 300.0
@@ -46,7 +46,8 @@ class NATS(LiveStream):
 
     def __init__(
         self, stream: str, *, servers: str, subjects: Sequence[str] = (">",), group: str | None = None,
-        decode: Decode = "bytes", start: Start = "earliest", max_wait_s: float = 1.0, stop_after: int | None = None,
+        decode: MessageDecode = "bytes", start: Start = "earliest", max_wait_s: float = 1.0,
+        stop_after: int | None = None,
         until: Literal["latest"] | datetime | None = None, lost: Literal["raise", "skip"] = "raise",
         settings: Mapping[str, Any] | None = None, limits: LiveLimits | None = None,
     ) -> None:  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from feedline.core import optional
 from feedline.errors import ArgumentError, SampleError, SourceAccessError, SourceError, SourceUnavailableError
 from feedline.streams.live.base import LiveStream
-from feedline.streams.live.decoding import Decode
+from feedline.streams.live.decoding import MessageDecode
 from feedline.streams.live.terms import Kept, LiveLimits, LiveTerms, MessageRun, Start, look_up, without_secrets
 
 T = TypeVar("T")
@@ -25,7 +25,8 @@ class Redis(LiveStream):
 
     def __init__(
         self, keys: str | Sequence[str], *, server: str, field: str | None = "data", group: str | None = None,
-        decode: Decode = "bytes", start: Start = "earliest", max_wait_s: float = 1.0, stop_after: int | None = None,
+        decode: MessageDecode = "bytes", start: Start = "earliest", max_wait_s: float = 1.0,
+        stop_after: int | None = None,
         until: Literal["latest"] | datetime | None = None, lost: Literal["raise", "skip"] = "raise",
         limits: LiveLimits | None = None,
     ) -> None:  # fmt: skip

@@ -15,7 +15,7 @@ from feedline.core.paths import Pathlike
 from feedline.datasets.sql.connection import normalize_source, open_connection
 from feedline.errors import ArgumentError, FeedlineError, SourceAccessError, SourceError, SourceUnavailableError
 from feedline.streams.live.base import LiveStream
-from feedline.streams.live.decoding import Decode
+from feedline.streams.live.decoding import MessageDecode
 from feedline.streams.live.terms import Kept, LiveLimits, LiveTerms, MessageRun
 
 _ACCESS = ("password", "authentication", "permission denied", "role ")
@@ -49,7 +49,7 @@ class SQLRows(LiveStream):
             raise ArgumentError(f"settle_s must not be negative, every_s above 0; got {settle_s!r} and {every_s!r}")
         self.source, self.query, self.key = normalize_source(source), query.strip().rstrip(";"), key
         self._partitions, self.settle_s, self.every_s = partitions, settle_s, every_s
-        read: Decode = "bytes" if decode is None else decode
+        read: MessageDecode = "bytes" if decode is None else decode
         super().__init__(LiveTerms(None, read, start, max_wait_s, stop_after, until, "raise", limits or LiveLimits()))
 
     def open_client(self) -> SQLClient:

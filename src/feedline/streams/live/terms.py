@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from feedline.core.arguments import check_one_of
 from feedline.errors import ArgumentError
-from feedline.streams.live.decoding import Decode
+from feedline.streams.live.decoding import MessageDecode
 
 Place = Any
 """The place between two messages of a partition, as a JSON value; its meaning is that of the source."""
@@ -94,7 +94,7 @@ class LiveTerms:
     """The arguments that all live streams have."""
 
     group: str | None
-    decode: Decode
+    decode: MessageDecode
     start: Start
     max_wait_s: float
     stop_after: int | None
