@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import feedline as fl
-from feedline.loader.contract import Contract
+from feedline.loader.ranks.contract import Contract
 from harness import Contest
 
 WORLD, ROUNDS, FAULTS = 8, 15, 20

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import feedline as fl
 from feedline.core.schedule import BatchRequest
-from feedline.loader.builder import BatchBuilder
+from feedline.loader.building.builder import BatchBuilder
 from feedline.workers.process.pool import ProcessPool
 from feedline.workers.process.snapshot import SnapshotLauncher
 from harness import Contest

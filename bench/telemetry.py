@@ -19,8 +19,9 @@ from typing import Any
 from unittest import mock
 
 import feedline as fl
-from feedline.loader import builder, heartbeat
-from feedline.loader.monitor import Monitor
+from feedline.loader.building import builder
+from feedline.loader.monitoring import heartbeat
+from feedline.loader.monitoring.monitor import Monitor
 from feedline.loader.report.run_log import INTERVAL_S, RunLog
 from harness import RESULTS, machine
 from overhead import Empty

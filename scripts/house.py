@@ -350,12 +350,12 @@ def private_files(tree: SourceTree) -> list[str]:
 
 
 def names_twice(tree: SourceTree) -> dict[str, list[str]]:
-    """Classes of the same name, with the files that define them."""
+    """Classes of the same name, underscores left out, with the files that define them."""
     places = defaultdict(list)
     for file in tree.files:
         for node in file.nodes:
             if isinstance(node, ast.ClassDef):
-                places[node.name].append(f"{file.path}:{node.lineno}")
+                places[node.name.lstrip("_")].append(f"{file.path}:{node.lineno}")
     return {name: found for name, found in sorted(places.items()) if len(found) > 1}
 
 

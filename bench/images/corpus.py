@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from feedline.core.rng import SampleRng, derive
-from feedline.loader.resources import usable_cpus
+from feedline.loader.monitoring.resources import usable_cpus
 from image_files import installed_photos
 
 CACHE = Path(__file__).parents[2] / "build" / "bench" / "images"

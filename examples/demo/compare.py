@@ -11,8 +11,8 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 
 import feedline as fl
 from dataset import CroppedImages, EpochSampler, IndexRng, Sample, loader_rng, tutorial_folder
+from feedline.loader.monitoring.resources import usable_cpus
 from feedline.loader.report import Context, Stats, Totals, Verdict, diagnose
-from feedline.loader.resources import usable_cpus
 from feedline.workers.registry import INLINE, PROCESSES
 from resume import ResumeTest, run_resume_test
 from training import MAIN_PROCESS, Batch, Span, TrainingRun, TrainingStep, train

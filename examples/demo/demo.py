@@ -25,7 +25,7 @@ import compare
 import feedline as fl
 import show
 from compare import Outcome, Settings, Side
-from feedline.loader.resources import usable_cpus
+from feedline.loader.monitoring.resources import usable_cpus
 from image_files import ImageSet, plan_images, write_images
 from training import leave_cpus_to
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from feedline.loader.resources import usable_cpus
+from feedline.loader.monitoring.resources import usable_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -8,13 +8,13 @@ from torch.utils.data import get_worker_info
 from feedline import collate, errors, samplers, workers
 from feedline.core.dataset import BatchRead, Dataset, Traits
 from feedline.core.rng import SampleRng, sample_rng
-from feedline.loader.contract import RankPolicy
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.device.delivery import Delivery
 from feedline.loader.error_policy import ErrorPolicy
-from feedline.loader.metrics import add_instruments, serve_metrics
+from feedline.loader.monitoring.metrics import add_instruments, serve_metrics
 from feedline.loader.partitions import PartitionedDataset
 from feedline.loader.patch import patch_torch
+from feedline.loader.ranks.contract import RankPolicy
 from feedline.loader.state import merge_states
 from feedline.workers.base import Recovery
 from feedline.workers.transport import share

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from feedline.core.cgroups import Cgroup, Throttling
-from feedline.loader.resources import affine_cpus, usable_cpus
+from feedline.loader.monitoring.resources import affine_cpus, usable_cpus
 
 
 class Machine:

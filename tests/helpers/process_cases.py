@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from feedline.core.schedule import BatchRequest
-from feedline.loader.builder import BatchBuilder
+from feedline.loader.building.builder import BatchBuilder
 from feedline.workers.process.context import ContextLauncher
 from feedline.workers.process.launch import Launcher
 from feedline.workers.process.pool import ProcessPool

@@ -593,7 +593,7 @@ def test_a_trace_of_the_latest_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize("splits", [True, False])
 def test_auto_prepares_processes_only_where_it_may_choose_them(splits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fork server imports torch: its memory is spent in vain where several threads share the work on a batch."""
-    monkeypatch.setattr("feedline.loader.builder.BatchBuilder.supports_threads", property(lambda _: splits))
+    monkeypatch.setattr("feedline.loader.building.builder.BatchBuilder.supports_threads", property(lambda _: splits))
     started = list[bool]()
     monkeypatch.setattr("feedline.workers.process.fork_server.start", lambda: started.append(True))
     data = TensorDataset(torch.arange(4))

@@ -16,7 +16,7 @@ import feedline as fl
 from feedline.core.batch import EMPTY_BATCH
 from feedline.core.cursor import PartitionOffset
 from feedline.core.schedule import PartitionRequest
-from feedline.loader.partition_builder import PartitionBuilder
+from feedline.loader.building.partition_builder import PartitionBuilder
 
 
 class Numbers(IterableDataset[Any]):

@@ -14,7 +14,7 @@ import torch
 from process_cases import Squares, default_start_method, launcher_of, request
 
 import feedline
-from feedline.loader.builder import BatchBuilder
+from feedline.loader.building.builder import BatchBuilder
 from feedline.workers.base import Recovery
 from feedline.workers.process import fork_server
 from feedline.workers.process.pool import ProcessPool

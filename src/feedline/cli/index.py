@@ -20,7 +20,7 @@ from feedline.core.threads import WorkAhead
 from feedline.datasets.formats import FORMATS, Format, load
 from feedline.datasets.sample_lists import IndexTarget
 from feedline.errors import ArgumentError, SampleError, StateError
-from feedline.loader.resources import usable_cpus
+from feedline.loader.monitoring.resources import usable_cpus
 from feedline.stores.urls import is_local
 
 _REMOTE_THREADS = 8

@@ -122,7 +122,7 @@ class _PartSum:
 
 
 @dataclass(slots=True)
-class _Frame:
+class _PartFrame:
     """Parts of one batch.
 
     A batch within another one, built by a dataset, has a frame of its own.
@@ -164,7 +164,7 @@ class Recorder:
         self.own_process = self._has_parts = False
         self.next_cpu_ns = self.next_delay_ns = self.next_parts_ns = self._mark_ns = 0
         self.delay_ns = self._cpu_ns = -1
-        self._frames: list[_Frame] = []
+        self._frames: list[_PartFrame] = []
 
     def begin(self) -> list[SpanTuple] | None:
         """Start the first stage of a batch.
@@ -180,7 +180,7 @@ class Recorder:
             self.next_cpu_ns = self._mark_ns + CPU_EVERY_NS
             self._cpu_ns = self._cpu_time_ns()
         _current.recorder = self
-        self._frames.append(_Frame(spans, self._mark_ns >= self.next_parts_ns, self._cpu_ns >= 0, self._mark_ns))
+        self._frames.append(_PartFrame(spans, self._mark_ns >= self.next_parts_ns, self._cpu_ns >= 0, self._mark_ns))
         return outer
 
     def end(self, stage: str) -> None:
@@ -214,25 +214,25 @@ class Recorder:
         self._drop_stale_frames()
         return recorded
 
-    def timed_frame(self) -> _Frame | None:
+    def timed_frame(self) -> _PartFrame | None:
         """The frame of the current batch, if its parts are timed."""
         self._drop_stale_frames()
         return self._frames[-1] if self._frames and self._frames[-1].timed else None
 
-    def enter(self, frame: _Frame, stage: str) -> None:
+    def enter(self, frame: _PartFrame, stage: str) -> None:
         """Begin a part; a part around it pauses."""
         self._change(frame)
         self._has_parts = True
         frame.open.append(frame.sum_of(stage))
         frame.open[-1].number += 1
 
-    def leave(self, frame: _Frame) -> None:
+    def leave(self, frame: _PartFrame) -> None:
         """End a part."""
         if frame.open:  # else it was begun before the batch
             self._change(frame)
             frame.open.pop()
 
-    def claim(self, frame: _Frame, stage: str, elapsed_ns: int, nbytes: int) -> None:
+    def claim(self, frame: _PartFrame, stage: str, elapsed_ns: int, nbytes: int) -> None:
         """Move time of the innermost part to another one."""
         part, inner = frame.sum_of(stage), frame.open[-1]
         part.number += 1
@@ -242,7 +242,7 @@ class Recorder:
         if frame.has_cpu and 0 < frame.cpu_switches < CPU_SWITCHES:
             inner.cpu_wall_ns -= elapsed_ns
 
-    def _change(self, frame: _Frame) -> None:
+    def _change(self, frame: _PartFrame) -> None:
         """Count the time since the last change for the innermost part."""
         reads_cpu = frame.has_cpu and frame.cpu_switches < CPU_SWITCHES
         cpu_ns = self._cpu_time_ns() if reads_cpu else 0
@@ -257,7 +257,7 @@ class Recorder:
         frame.switches += 1
         frame.cpu_switches += reads_cpu
 
-    def _append_parts(self, frame: _Frame, start_ns: int) -> None:
+    def _append_parts(self, frame: _PartFrame, start_ns: int) -> None:
         """Append spans of the parts, in sequence from their stage's start."""
         assert self.spans is not None
         for stage, part in frame.sums.items():
@@ -338,7 +338,7 @@ class Part:
             recorder.claim(frame, self.stage, elapsed_ns, nbytes)
 
     @staticmethod
-    def _place() -> tuple[Recorder | None, _Frame | None]:
+    def _place() -> tuple[Recorder | None, _PartFrame | None]:
         recorder = _current.recorder
         return recorder, None if recorder is None else recorder.timed_frame()
 

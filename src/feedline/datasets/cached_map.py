@@ -146,7 +146,7 @@ class RecordStore:
             )  # zeros mean no record; concurrent calls have the same effect
         finally:
             os.close(descriptor)
-        self._files = PerProcess(partial(_RecordFiles, self._folder))
+        self._files = PerProcess(partial(_OpenRecords, self._folder))
 
     def get(self, number: int) -> bytes | None:
         """The record, or None if it is missing or damaged."""
@@ -167,7 +167,7 @@ class RecordStore:
         return sum(self.get(number) is not None for number in range(self._length))
 
 
-class _RecordFiles:
+class _OpenRecords:
     """Open files of one process."""
 
     def __init__(self, folder: Path) -> None:
@@ -274,7 +274,7 @@ class CachedMap(WrappedDataset):
     def fill(self, num_workers: int = 0) -> None:
         """Compute all missing results now, in `num_workers` processes."""
         if len(self):
-            loader = torch.utils.data.DataLoader(_Fill(self), _BATCH, num_workers=num_workers, collate_fn=len)
+            loader = torch.utils.data.DataLoader(_FillingPass(self), _BATCH, num_workers=num_workers, collate_fn=len)
             for _ in loader:
                 pass
 
@@ -310,7 +310,7 @@ class CachedMap(WrappedDataset):
         return decode(data)
 
 
-class _Fill(torch.utils.data.Dataset[None]):
+class _FillingPass(torch.utils.data.Dataset[None]):
     """Computes and stores missing results; its samples are None."""
 
     def __init__(self, cached: CachedMap) -> None:

@@ -23,26 +23,27 @@ from feedline.core.devices import target
 from feedline.core.live import is_live
 from feedline.core.rng_globals import global_states
 from feedline.errors import ArgumentError, note_rank
-from feedline.loader import checks, diagnosis, frameworks
-from feedline.loader.agreement import Agreement
-from feedline.loader.captures import is_stateful
-from feedline.loader.contract import Contract, RankPolicy, Ranks, Terms, is_in_step
+from feedline.loader import checks, frameworks
+from feedline.loader.building.captures import is_stateful
 from feedline.loader.device import Delivery
 from feedline.loader.error_policy import Action, ErrorPolicy, Quarantine
 from feedline.loader.live import LiveRun, check_live, delivered_batches
 from feedline.loader.loop import Iteration
-from feedline.loader.metrics import serve_if_configured
-from feedline.loader.monitor import Monitor
+from feedline.loader.monitoring import diagnosis
+from feedline.loader.monitoring.metrics import serve_if_configured
+from feedline.loader.monitoring.monitor import Monitor
+from feedline.loader.monitoring.resources import rank_and_world_size, usable_cpus
 from feedline.loader.own_arguments import OWN_NAMES, OwnArguments
 from feedline.loader.partitions import carry, with_carried
 from feedline.loader.plan import Plan, partitions_of, plan_of, warn_of_uneven_ranks
 from feedline.loader.pools import LoaderPools, PersistentIteration, check_method, runs_elsewhere
 from feedline.loader.progress import Progress
+from feedline.loader.ranks.agreement import Agreement
+from feedline.loader.ranks.contract import Contract, RankPolicy, Ranks, Terms, is_in_step
 from feedline.loader.read_plan import ReadingPlan, read_plan
 from feedline.loader.rebuilding import batches_from, rebuilt
 from feedline.loader.report import Advice, Stats, Verdict
 from feedline.loader.report.trace import chrome_trace
-from feedline.loader.resources import rank_and_world_size, usable_cpus
 from feedline.loader.state import check_version, part_of, resume_quarantine
 from feedline.loader.worker_states import WorkerStates, check_process, pack_workers, process_generators, restore_process
 from feedline.samplers import Shuffled

@@ -17,12 +17,12 @@ from feedline.core.batch import EMPTY_BATCH, BatchResult
 from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.telemetry import SpanTuple
 from feedline.errors import WorkerStalledError, note, note_rank
-from feedline.loader.agreement import Agreement, Entry
-from feedline.loader.autoscale import Autoscale
 from feedline.loader.device import Delivered, Stage
-from feedline.loader.heartbeat import QueueState
 from feedline.loader.live import LiveRun
+from feedline.loader.monitoring.autoscale import Autoscale
+from feedline.loader.monitoring.heartbeat import QueueState
 from feedline.loader.progress import Progress
+from feedline.loader.ranks.agreement import Agreement, Entry
 from feedline.loader.step_clocks import StepClocks
 from feedline.workers.base import BatchFuture, WorkerPool
 

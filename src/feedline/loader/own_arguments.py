@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields
 
 import torch
 
-from feedline.loader.contract import RankPolicy, Ranks
 from feedline.loader.device import Delivery
 from feedline.loader.error_policy import Action, ErrorPolicy
+from feedline.loader.ranks.contract import RankPolicy, Ranks
 from feedline.workers.base import Recovery
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.huggingface import is_stream, loses_shuffle_buffer
 from feedline.core.rng import Address
-from feedline.loader.captures import is_stateful
+from feedline.loader.building.captures import is_stateful
 
 
 @runtime_checkable

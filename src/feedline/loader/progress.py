@@ -11,7 +11,7 @@ from feedline.core.batch import EMPTY_BATCH, BatchResult
 from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.loader.checks import DuplicateStreamCheck, LengthCheck
 from feedline.loader.error_policy import Quarantine
-from feedline.loader.heartbeat import Heartbeat
+from feedline.loader.monitoring.heartbeat import Heartbeat
 from feedline.loader.plan import Plan
 from feedline.loader.report.audit_log import AuditLog
 from feedline.loader.report.totals import Totals

@@ -12,8 +12,8 @@ from torch.utils.data import IterableDataset
 
 from feedline.collate.batch_reads import reader_of
 from feedline.core.recognition import Recognition
-from feedline.loader.builder import BatchBuilder
-from feedline.loader.foreign import recognize
+from feedline.loader.building.builder import BatchBuilder
+from feedline.loader.building.foreign import recognize
 from feedline.loader.pools import builder_of, kind_for_stream, kind_of
 from feedline.workers.base import PoolKind
 from feedline.workers.registry import AUTO, INLINE, POOLS, PROCESSES

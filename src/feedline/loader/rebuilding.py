@@ -18,12 +18,12 @@ from feedline.core.rng_globals import restoring_globals
 from feedline.core.schedule import BatchSchedule
 from feedline.errors import ArgumentError
 from feedline.loader import checks
-from feedline.loader.captures import is_stateful
-from feedline.loader.partition_builder import PartitionBuilder
+from feedline.loader.building.captures import is_stateful
+from feedline.loader.building.partition_builder import PartitionBuilder
+from feedline.loader.monitoring.resources import rank_and_world_size
 from feedline.loader.partitions import PartitionedDataset
 from feedline.loader.plan import Plan, partitions_of, plan_of
 from feedline.loader.pools import builder_of
-from feedline.loader.resources import rank_and_world_size
 from feedline.samplers import MaterializedSampler
 from feedline.workers.inline import InlinePool
 

@@ -17,7 +17,7 @@ from feedline.core.rng import derive
 from feedline.core.rng_globals import global_states, states_after_seeding
 from feedline.core.schedule import Opening
 from feedline.errors import StateError
-from feedline.loader.captures import is_stateful, split_capture
+from feedline.loader.building.captures import is_stateful, split_capture
 from feedline.samplers.generator_state import PROCESS, GeneratorState, select_states
 
 _CACHED_NBYTES = 1 << 16

@@ -60,7 +60,7 @@ class SpanDraws(NamedTuple):
         return cls(np.concatenate(owners), np.min(firsts, axis=0), np.sum(counts, axis=0))
 
 
-class _Block(NamedTuple):
+class _MixtureBlock(NamedTuple):
     """Dataset of each position of a block, and its draw's number."""
 
     owners: NDArray[np.int32]
@@ -153,12 +153,12 @@ class Mixture(IndexSampler):
         """The dataset of each position of those blocks."""
         return mixture_blocks(np.diff(before, axis=0), blocks.start, self._keys)
 
-    def _make_block(self, number: int) -> _Block:
+    def _make_block(self, number: int) -> _MixtureBlock:
         blocks = range(number, number + 1)
         before = self._before(blocks)
         owners, counts = self._owners(blocks, before), before[1] - before[0]
         draws = np.arange(len(owners))  # each dataset's after those of the one before
-        return _Block(owners, interleave(owners, draws, counts, before[1] - np.cumsum(counts)))
+        return _MixtureBlock(owners, interleave(owners, draws, counts, before[1] - np.cumsum(counts)))
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
         return self.drawn(epoch, self.allocation(start, stop), self._passes)

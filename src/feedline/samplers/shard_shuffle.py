@@ -39,7 +39,7 @@ class Mixing:
     """Number of distinct shards in a batch, averaged over the batches."""
 
 
-class _Rows(NamedTuple):
+class _PartitionRows(NamedTuple):
     """Rows of one global batch by partition.
 
     Partition k has the rows [starts[k], starts[k + 1]).
@@ -48,7 +48,7 @@ class _Rows(NamedTuple):
     starts: Indices
 
     @classmethod
-    def of(cls, rows: int, partitions: int) -> _Rows:
+    def of(cls, rows: int, partitions: int) -> _PartitionRows:
         """Divide rows as equally as possible.
 
         A partition has none if there are fewer rows than partitions.
@@ -105,7 +105,10 @@ class ShardShuffled(IndexSampler):
             raise ArgumentError("shard_sizes are all zero: at least one shard needs a sample")
         self._stripe = self.global_batch_size or self.length
         self._stripes, rest = divmod(self.length, self._stripe)
-        self._rows, self._last_rows = _Rows.of(self._stripe, self.partitions), _Rows.of(rest, self.partitions)
+        self._rows, self._last_rows = (
+            _PartitionRows.of(self._stripe, self.partitions),
+            _PartitionRows.of(rest, self.partitions),
+        )
         self._layout = RecentResults(self._lay_out)
 
     def _lay_out(self, epoch: int) -> _EpochShards:

@@ -35,7 +35,7 @@ from feedline.stores.partial import PartialRange, check_complete
 _NAME = "obstore._obstore"
 
 
-class _ForkRecord:
+class _ObstoreForks:
     """Records whether this process was forked after obstore was loaded."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class _ForkRecord:
         self.loaded_before_fork = self.loaded_before_fork or _NAME in sys.modules
 
 
-_fork_record = _ForkRecord()
+_fork_record = _ObstoreForks()
 
 
 if hasattr(os, "register_at_fork"):

@@ -163,7 +163,7 @@ _QUICK_S = 0.5
 """Up to this duration of a slow request, starting it again costs less than joining its parts."""
 
 
-class _Size:
+class _SizeClass:
     """The latest requests of about one size."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ class Latencies:
     def __init__(self, quantile: float | None) -> None:
         self._quantile = quantile
         self._lock = threading.Lock()
-        self._sizes: dict[int, _Size] = {}
+        self._sizes: dict[int, _SizeClass] = {}
         self._sent = self._hedged = 0
 
     def add(self, nbytes: int, seconds: float) -> None:
@@ -195,7 +195,7 @@ class Latencies:
         if self._quantile is not None:
             with self._lock:
                 self._sent += 1
-                self._sizes.setdefault(nbytes.bit_length(), _Size()).add(seconds, self._quantile)
+                self._sizes.setdefault(nbytes.bit_length(), _SizeClass()).add(seconds, self._quantile)
 
     def slow_after_s(self, nbytes: int) -> float | None:
         """The duration from which such a request is slow.

@@ -68,7 +68,7 @@ class SignedClient(Client):
 
     def page(self, pages: Iterator[Any], what: str) -> list[ObjectInfo] | None:
         """The next of these pages; None after the last."""
-        return next(pages, None) if isinstance(pages, _Pages) else super().page(pages, what)
+        return next(pages, None) if isinstance(pages, _ListingPages) else super().page(pages, what)
 
     def odd_pages(self, prefix: str, offset: str | None, what: str) -> Iterator[Any]:
         """Pages of objects with any keys.
@@ -76,14 +76,14 @@ class SignedClient(Client):
         StoreError if the credentials sign no links.
         """
         self._reader().check()
-        return _Pages(self._reader(), prefix, offset or "", what)
+        return _ListingPages(self._reader(), prefix, offset or "", what)
 
     def folder(self, prefix: str, what: str) -> tuple[list[ObjectInfo], set[str]]:
         """List the objects and folders directly in a folder, in any order."""
         try:
             return super().folder(prefix, what)
         except InvalidNameError:
-            pages = _Pages(self._reader(), prefix, "", what, delimiter="/")
+            pages = _ListingPages(self._reader(), prefix, "", what, delimiter="/")
             return [info for page in pages for info in page], pages.folders
 
 
@@ -96,7 +96,7 @@ def _check_key(key: str, what: str) -> str:
     return key
 
 
-class _Pages:
+class _ListingPages:
     """Pages of a listing whose keys may be any text.
 
     `folders` are those seen so far.

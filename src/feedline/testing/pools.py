@@ -21,7 +21,7 @@ _BATCH_SIZE = 4
 _BROKEN = 37
 
 
-class _Outcome(NamedTuple):
+class _EpochOutcome(NamedTuple):
     """The batches of an epoch, and the exception that ended it."""
 
     batches: list[Any]
@@ -140,13 +140,13 @@ def _check_errors(method: str, num_workers: int) -> None:
         _check_epoch(batches, list(loader), method, 'with on_error="skip"')
 
 
-def _outcome(loader: Any) -> _Outcome:
+def _outcome(loader: Any) -> _EpochOutcome:
     batches: list[Any] = []
     try:
         batches.extend(loader)
     except Exception as error:  # noqa: BLE001 - it is what is compared
-        return _Outcome(batches, error)
-    return _Outcome(batches, None)
+        return _EpochOutcome(batches, error)
+    return _EpochOutcome(batches, None)
 
 
 def _check_closing(method: str, num_workers: int) -> None:

@@ -212,7 +212,9 @@ def _holders(roots: Mapping[str, Any]) -> Iterator[_Holder]:
         if isinstance(value, (list, tuple, dict)):
             if len(value) <= _MOST_VALUES:
                 items = value.items() if isinstance(value, dict) else enumerate(value)
-                waiting += [((*path, _Key(key)), each) for key, each in items if not isinstance(each, _SCALARS)]
+                waiting += [
+                    ((*path, _ContainerKey(key)), each) for key, each in items if not isinstance(each, _SCALARS)
+                ]
                 yield from _generators_in(path, value)
             continue
         attributes = _attributes(value)
@@ -223,12 +225,12 @@ def _holders(roots: Mapping[str, Any]) -> Iterator[_Holder]:
 
 def _generators_in(path: Path, container: Any) -> Iterator[_Holder]:
     items = container.items() if isinstance(container, dict) else enumerate(container)
-    found = {_Key(key): each for key, each in items if _generator_kind(each) is not None}
+    found = {_ContainerKey(key): each for key, each in items if _generator_kind(each) is not None}
     if found:
         yield _Holder(path, found)  # type: ignore[arg-type] # keys in place of names
 
 
-class _Key(NamedTuple):
+class _ContainerKey(NamedTuple):
     """Index or key in a container, as part of a path."""
 
     key: Any
@@ -304,14 +306,14 @@ def _counts(content: bytes) -> bool:
 
 
 def _spell(path: Path) -> str:
-    parts = (f"[{part.key!r}]" if isinstance(part, _Key) else f".{part}" for part in path)
+    parts = (f"[{part.key!r}]" if isinstance(part, _ContainerKey) else f".{part}" for part in path)
     return "".join(parts).removeprefix(".")
 
 
 def _get(roots: Mapping[str, Any], path: Path) -> Any:
     value: Any = roots[path[0]]
     for part in path[1:]:
-        value = value[part.key] if isinstance(part, _Key) else getattr(value, part)
+        value = value[part.key] if isinstance(part, _ContainerKey) else getattr(value, part)
     return value
 
 
@@ -337,14 +339,14 @@ def _fits(present: np.ndarray[Any, Any], value: np.ndarray[Any, Any]) -> bool:
 
 def _restore_generator(roots: Mapping[str, Any], path: Path, kind: type, state: Any) -> None:
     holder, last = _get(roots, path[:-1]), path[-1]
-    present = holder[last.key] if isinstance(last, _Key) else vars(holder).get(last)
+    present = holder[last.key] if isinstance(last, _ContainerKey) else vars(holder).get(last)
     write = next(write for base, _, write in _GENERATORS if issubclass(kind, base))
     if type(present) is kind and not (kind is np.random.Generator and _bits(present) != state["bit_generator"]):
         write(present, state)
         return
     new = _new_generator(kind, state)
     write(new, state)
-    if isinstance(last, _Key):
+    if isinstance(last, _ContainerKey):
         holder[last.key] = new
     else:
         vars(holder)[last] = new

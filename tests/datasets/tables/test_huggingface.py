@@ -22,7 +22,7 @@ from feedline.core.dataset import BatchRead
 from feedline.core.tree import leaves
 from feedline.datasets import HuggingFace
 from feedline.errors import ArgumentError, SampleError
-from feedline.loader.foreign import adapt
+from feedline.loader.building.foreign import adapt
 
 N = 60
 DTYPES = [

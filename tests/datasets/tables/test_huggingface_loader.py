@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 import datasets
 import feedline as fl
 from feedline.datasets.tables import huggingface_rows
-from feedline.loader.builder import BatchBuilder
+from feedline.loader.building.builder import BatchBuilder
 from feedline.testing import difference
 
 

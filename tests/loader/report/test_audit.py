@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import feedline as fl
-from feedline.loader import monitor
+from feedline.loader.monitoring import monitor
 from feedline.loader.report.attempts import Audit
 from feedline.loader.report.audit import audit
 from feedline.loader.report.audit_log import RECORD_NBYTES, read_audit_log

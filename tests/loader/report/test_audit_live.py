@@ -16,7 +16,7 @@ from line_server import LineServer, line_server
 
 import feedline as fl
 from feedline import streams
-from feedline.loader import monitor
+from feedline.loader.monitoring import monitor
 from feedline.loader.report.attempts import Audit
 from feedline.loader.report.audit import audit
 from feedline.loader.report.audit_log import read_audit_log

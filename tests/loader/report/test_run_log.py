@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import feedline as fl
-from feedline.loader import monitor
-from feedline.loader.diagnosis import Arguments
+from feedline.loader.monitoring import monitor
+from feedline.loader.monitoring.diagnosis import Arguments
 from feedline.loader.report import run_log
 from feedline.loader.report.run_log import RunLog, path_of_rank, read_log
 

@@ -41,8 +41,8 @@ from feedline.core.batch import EMPTY_BATCH
 from feedline.core.cursor import PartitionOffset
 from feedline.core.schedule import PartitionRequest
 from feedline.errors import FeedlineError, WorkerDiedError, WorkerError
-from feedline.loader.builder import BatchBuilder
-from feedline.loader.partition_builder import PartitionBuilder
+from feedline.loader.building.builder import BatchBuilder
+from feedline.loader.building.partition_builder import PartitionBuilder
 from feedline.workers.base import Recovery
 from feedline.workers.process import fork_server
 from feedline.workers.process.pool import ProcessPool

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from process_cases import GONE_WITHIN_S, Call, Gate, Once, Squares, launcher_of, request, squares, squares_of
 
-from feedline.loader.builder import BatchBuilder
+from feedline.loader.building.builder import BatchBuilder
 from feedline.workers.process import fork_server
 from feedline.workers.process.pool import ProcessPool
 
@@ -289,7 +289,7 @@ import sys
 sys.path.remove(sys.path[0])  # a script that imports the real json
 import json
 from dataclasses import dataclass
-from feedline.loader.builder import BatchBuilder
+from feedline.loader.building.builder import BatchBuilder
 from feedline.workers.process.pool import ProcessPool
 from feedline.workers.process.zygote import ZygoteLauncher
 from feedline.core.schedule import BatchRequest

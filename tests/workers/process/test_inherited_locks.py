@@ -17,7 +17,7 @@ from held_locks import Guarded, held
 from process_cases import BATCH_SIZE, Call, Gate, Squares, launcher_of, pools, request, squares, squares_of
 
 from feedline.errors import WorkerStalledError
-from feedline.loader.builder import BatchBuilder
+from feedline.loader.building.builder import BatchBuilder
 from feedline.workers.process import fork_server
 from feedline.workers.process.inherited_locks import LockWatch, ticks_if_waiting
 from feedline.workers.process.pool import ProcessPool

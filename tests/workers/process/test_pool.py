@@ -37,8 +37,8 @@ from feedline.core.cursor import PartitionOffset
 from feedline.core.schedule import BatchRequest, PartitionRequest
 from feedline.core.telemetry import Span
 from feedline.errors import ArgumentError, WorkerError
-from feedline.loader.builder import BatchBuilder, allocate_tensor
-from feedline.loader.partition_builder import PartitionBuilder
+from feedline.loader.building.builder import BatchBuilder, allocate_tensor
+from feedline.loader.building.partition_builder import PartitionBuilder
 from feedline.loader.report.stats import is_wall
 from feedline.workers.base import WorkerPool
 from feedline.workers.process import channels, fork_server, zygote

@@ -203,7 +203,7 @@ Thread 0x01 (most recent call first):
 
 Current thread 0x02 (most recent call first):
   File "/home/user/data.py", line 1 in __getitem__
-  File "/lib/feedline/loader/builder.py", line 2 in _fetch
+  File "/lib/feedline/loader/building/builder.py", line 2 in _fetch
   File "/lib/feedline/workers/process/worker_main.py", line 3 in _answer
   File "/lib/python3.11/multiprocessing/process.py", line 108 in run
 
@@ -216,7 +216,7 @@ def test_stacks_show_the_users_frames() -> None:
         "Fatal Python error: Segmentation fault",
         "Current thread 0x02 (most recent call first):",
         '  File "/home/user/data.py", line 1 in __getitem__',
-        '  File "/lib/feedline/loader/builder.py", line 2 in _fetch',
+        '  File "/lib/feedline/loader/building/builder.py", line 2 in _fetch',
     ]
     assert deaths.strip_own_frames("") == ""
 

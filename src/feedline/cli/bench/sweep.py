@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.cli.bench.trial import Setting, Trial
 from feedline.errors import ArgumentError
-from feedline.loader.resources import usable_cpus
+from feedline.loader.monitoring.resources import usable_cpus
 
 ENOUGH = 0.97
 """Share of the best rate that is enough to recommend a smaller setting."""

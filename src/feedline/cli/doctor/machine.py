@@ -23,8 +23,8 @@ from feedline.core import numa
 from feedline.core.cgroups import Cgroup
 from feedline.core.paths import user_cache
 from feedline.core.proc import TICK_S, CpuTicks, cpu_ticks, meminfo
+from feedline.loader.monitoring.resources import affine_cpus
 from feedline.loader.report.stats import share, size
-from feedline.loader.resources import affine_cpus
 
 FILES_NEEDED = 1024
 """File descriptors that suffice for dozens of workers."""

@@ -19,8 +19,8 @@ from feedline.cli.arguments import AsJson, Workers, print_json
 from feedline.cli.pack import PackOptions, PackResult, ShardSize
 from feedline.cli.progress import bars
 from feedline.errors import ArgumentError
+from feedline.loader.monitoring.resources import usable_cpus
 from feedline.loader.report.stats import size
-from feedline.loader.resources import usable_cpus
 
 _MOST_SHOWN = 10
 

@@ -166,7 +166,7 @@ def pack(sources: Sequence[str], folder: Path, options: PackOptions, workers: in
         manifest.save(folder)
         if listing.classes is not None:
             write_classes(folder, listing.classes)
-        return _Run(folder, options, report, manifest, listing).run(workers)
+        return _PackRun(folder, options, report, manifest, listing).run(workers)
 
 
 def list_samples(sources: Sequence[str]) -> SampleList:
@@ -203,14 +203,14 @@ def _keep_intact(old: Manifest | None, new: Manifest, folder: Path, workers: int
     return old.truncate(intact)
 
 
-class _Item(NamedTuple):
+class _PackedSample(NamedTuple):
     sample: Sample
     encoded: EncodedSample
     blocks: list[bytes]
 
 
 @dataclass
-class _Run:
+class _PackRun:
     folder: Path
     options: PackOptions
     report: Report
@@ -229,7 +229,7 @@ class _Run:
             self.manifest.save(self.folder)
         return PackResult(self.folder, self.manifest, kept, self.nbytes_read, self._notes())
 
-    def _add_shard(self, items: WorkAhead[Sample, _Item]) -> None:
+    def _add_shard(self, items: WorkAhead[Sample, _PackedSample]) -> None:
         # The shard has its final name before the manifest lists it; the next run removes a shard that is not listed.
         try:
             self.manifest = self.manifest.with_shard(self._write_shard(items))
@@ -243,11 +243,11 @@ class _Run:
         note_ = f"renamed: {renamed:,} samples with a repeated key; the new key ends in a number"
         return self.listing.notes + [note_] * bool(renamed)
 
-    def _encode(self, sample: Sample) -> _Item:
+    def _encode(self, sample: Sample) -> _PackedSample:
         encoded = encode_sample(sample, self.options)
-        return _Item(sample, encoded, writing.tar_blocks(encoded))
+        return _PackedSample(sample, encoded, writing.tar_blocks(encoded))
 
-    def _write_shard(self, items: WorkAhead[Sample, _Item]) -> FinishedShard:
+    def _write_shard(self, items: WorkAhead[Sample, _PackedSample]) -> FinishedShard:
         """Write the next shard, up to the first sample beyond its size."""
         start = stop = self.manifest.done
         without_grid, skipped = Counter[str](), list[dict[str, str]]()

@@ -156,7 +156,7 @@ class LMDB(DecodedRecords):
         _check_not_databases(environment, suspects)
 
 
-class _Location(NamedTuple):
+class _EnvironmentLocation(NamedTuple):
     """Local environment, or an object that is fetched whole."""
 
     name: str
@@ -177,13 +177,15 @@ class _Location(NamedTuple):
         return BuiltIndex(f"{data}.{ending}" if index_dir is None else path, local_info(str(data)).state, build)
 
 
-def _find_environment(address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None) -> _Location:
+def _find_environment(
+    address: str, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
+) -> _EnvironmentLocation:
     if is_local(address):
-        return _Location(str(Path(local_path(address)).resolve()), None)
+        return _EnvironmentLocation(str(Path(local_path(address)).resolve()), None)
     files = find(address, "data.mdb", cache=cache, options=options)
     if len(files) > 1:
         raise ArgumentError(f"LMDB reads one environment; {address} matches {len(files)}")
-    return _Location(files.name(0), files)
+    return _EnvironmentLocation(files.name(0), files)
 
 
 class _ViewGuard:

@@ -28,7 +28,7 @@ AUDIO_EXTENSIONS = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aiff", "
 _PLACES = ("random", "regular", "sliding", "whole")
 
 
-class _Range(NamedTuple):
+class _AudioRange(NamedTuple):
     """Samples of a file, at its own rate."""
 
     piece: Piece
@@ -128,7 +128,7 @@ class Waveforms(MediaClips[AudioReader]):
             sample["label"] = chosen.piece.label
         return sample
 
-    def _choose(self, piece: Piece, clip: int, draws: Draws) -> _Range:
+    def _choose(self, piece: Piece, clip: int, draws: Draws) -> _AudioRange:
         """The range of a file that sample `clip` of it has."""
         info: AudioInfo = self._known[piece.file]
         first, last = self._limits(piece, info)
@@ -141,7 +141,7 @@ class Waveforms(MediaClips[AudioReader]):
             )
         if spare > 0:
             start += self._offset(spare, clip, draws, info.rate)
-        return _Range(piece, info, start, min(start + length, last))
+        return _AudioRange(piece, info, start, min(start + length, last))
 
     def _offset(self, spare: int, clip: int, draws: Draws, rate: int) -> int:
         if self._sampling == "random":
@@ -166,7 +166,7 @@ class Waveforms(MediaClips[AudioReader]):
             )
         return first, last
 
-    def _waveform(self, chosen: _Range) -> torch.Tensor:
+    def _waveform(self, chosen: _AudioRange) -> torch.Tensor:
         piece, info, start, stop = chosen
         name = self.paths[piece.file]
         with self._naming(name), self._decoders.use(piece.file) as reader, DECODING:

@@ -132,7 +132,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         # torch's own loader: its workers return host tensors, and this class delivers to the device by itself.
         blocks = np.array_split(missing, -(-len(missing) // _BLOCK))
         loader = torch.utils.data.DataLoader(
-            _Blocks(self.source, self._reader, blocks),
+            _CollatedBlocks(self.source, self._reader, blocks),
             batch_size=None,
             num_workers=num_workers,
             generator=torch.Generator(),  # the loop's own generator stays as it is
@@ -296,7 +296,7 @@ class _Lock:
         return _Lock, ()
 
 
-class _Blocks(torch.utils.data.Dataset[Any]):
+class _CollatedBlocks(torch.utils.data.Dataset[Any]):
     """Collated blocks of samples of the source."""
 
     def __init__(self, source: Any, reader: BatchReader | None, blocks: list[NDArray[np.int64]]) -> None:

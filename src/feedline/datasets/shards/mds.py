@@ -104,7 +104,7 @@ class MDS(ShardFileFields):
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class _ShardLayout:
     """Columns of some shards, and the decoders of wanted ones.
 
     `wanted` has their numbers and names.
@@ -166,14 +166,16 @@ def _ends(read: Read, nbytes: int, samples: int) -> tuple[memoryview, memoryview
     return read(0, min(nbytes, 4 * (samples + 2))), memoryview(b"")
 
 
-def _build_layout(columns: MDSColumns, names: Sequence[str], by_column: Mapping[str, Transform], path: str) -> _Layout:
+def _build_layout(
+    columns: MDSColumns, names: Sequence[str], by_column: Mapping[str, Transform], path: str
+) -> _ShardLayout:
     wanted = []
     for name in names:
         if name not in columns.names:
             raise ArgumentError(f"shards of {path} have no column {name!r}; they have {', '.join(columns.names)}")
         number = columns.names.index(name)
         wanted.append((number, name, _build_decoder(columns, number, by_column.get(name), path)))
-    return _Layout(columns, tuple(wanted))
+    return _ShardLayout(columns, tuple(wanted))
 
 
 def _build_decoder(columns: MDSColumns, number: int, transform: Transform | None, path: str) -> Decoder:

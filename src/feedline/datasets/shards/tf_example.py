@@ -173,7 +173,7 @@ def _field(name: str, value: Value | Steps, decoder: Decoder, where: Where) -> F
     def describe() -> str:
         return f"feature {name!r} of {where()}"
 
-    if isinstance(decoder, (_Numbers, _BytesValues)):
+    if isinstance(decoder, (_NumbersDecoder, _BytesValues)):
         return Field(decoder, value, describe)
     if isinstance(value, Steps):
         raise SampleError(f"{describe()} has {len(value)} steps; make its type a list, such as ('image', (-1,))")
@@ -185,7 +185,7 @@ def _field(name: str, value: Value | Steps, decoder: Decoder, where: Where) -> F
 
 def _default(name: str, value: Any, decoder: Decoder) -> Value:
     """A default, in the form of a record's values."""
-    if isinstance(decoder, _Numbers):
+    if isinstance(decoder, _NumbersDecoder):
         return decoder.default(name, value)
     texts = value if isinstance(decoder, _BytesValues) and isinstance(value, (list, tuple)) else [value]
     encoded = [each.encode() if isinstance(each, str) else each for each in texts]
@@ -222,7 +222,7 @@ def _build_decoder(name: str, feature: Feature, transform: Transform | None) -> 
             f" ('int64', (3,)), nor a function, nor one of {', '.join(DECODERS)}, nor a list of these, such as ('text',"
             " (-1,))"
         )
-    return _Numbers(numbers, tuple(shape), SampleTransform(transform))
+    return _NumbersDecoder(numbers, tuple(shape), SampleTransform(transform))
 
 
 def _is_decode(feature: Any) -> TypeGuard[Decode]:
@@ -237,7 +237,7 @@ def _is_shape(shape: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class _Numbers(Decoder):
+class _NumbersDecoder(Decoder):
     """Decodes a feature to a tensor.
 
     The numbers are in a list, or raw (little endian) in a single bytes value. Tensors of steps are stacked, or in a

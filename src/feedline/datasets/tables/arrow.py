@@ -96,7 +96,7 @@ class _InPlace:
 
     is_local = True
 
-    def __init__(self, source: _Table | _MappedFiles, nulls: Nulls) -> None:
+    def __init__(self, source: _MemoryTable | _MappedFiles, nulls: Nulls) -> None:
         self._source, self._nulls = source, nulls
         self._offsets = ShardOffsets(source.sizes)
         self._rows: ChunkRows | None = None
@@ -152,16 +152,16 @@ def _open_source(
     cache: Cache | Pathlike | None,
     options: Mapping[str, Any] | None,
     index_dir: Pathlike | None,
-) -> _Table | _MappedFiles | RecordBatches:
+) -> _MemoryTable | _MappedFiles | RecordBatches:
     if isinstance(paths, pyarrow(_WHAT).Table):
-        return _Table(paths, columns)
+        return _MemoryTable(paths, columns)
     files = find(paths_of(paths, "a pyarrow.Table"), FORMATS["arrow"].pattern, cache=cache, options=options)
     if files.is_local:
         return _MappedFiles(files.names, columns)
     return RecordBatches(files, columns, place_of("arrow-messages", map(absolute, listed(paths)), index_dir))
 
 
-class _Table:
+class _MemoryTable:
     """A table in memory."""
 
     paths = ()

@@ -75,7 +75,7 @@ def message_table(message: memoryview) -> FlatTable:
     return FlatTable.root(message[_prefix_nbytes(message) :])
 
 
-class _Message(NamedTuple):
+class _MessageOffsets(NamedTuple):
     """The offsets and metadata of a message."""
 
     start: int
@@ -110,12 +110,12 @@ class _Message(NamedTuple):
         return self.start, self.body, self.stop, rows
 
 
-def _parse_message(metadata: memoryview, start: int, nbytes: int) -> _Message:
+def _parse_message(metadata: memoryview, start: int, nbytes: int) -> _MessageOffsets:
     body = start + len(metadata)
     stop = body + message_table(metadata).scalar(3, INT64)
     if not body <= stop <= nbytes:
         raise DamagedError(f"the message at byte {start} is cut short")
-    return _Message(start, body, stop, bytes(metadata))
+    return _MessageOffsets(start, body, stop, bytes(metadata))
 
 
 class _Forward:
@@ -137,7 +137,7 @@ class _Forward:
             self._first, self._data = (first - len(rest), memoryview(bytes(rest) + data)) if rest else (first, data)
         return self._data[start - self._first : stop - self._first]
 
-    def messages(self) -> Iterator[_Message | None]:
+    def messages(self) -> Iterator[_MessageOffsets | None]:
         """Yield each message, and None at the end of each stream."""
         at = 0
         while at < self.nbytes:
@@ -231,7 +231,7 @@ def _blocks(footer: FlatTable, field: int) -> list[tuple[int, int, int]]:
     return list(BLOCK.iter_unpack(footer.buffer[at : at + count * BLOCK.size]))
 
 
-def _read_listed(footer: FlatTable, field: int, kind: int, nbytes: int, read: Read) -> list[_Message]:
+def _read_listed(footer: FlatTable, field: int, kind: int, nbytes: int, read: Read) -> list[_MessageOffsets]:
     """Read the messages that a footer lists."""
     blocks = _blocks(footer, field)
     for start, length, body in blocks:
@@ -250,7 +250,7 @@ def _of_stream(forward: _Forward) -> bytes:
     first = next(messages, None)
     if first is None or first.kind != SCHEMA:
         raise DamagedError("it does not begin with a schema")
-    data: dict[int, list[_Message]] = {DICTIONARY: [], BATCH: []}
+    data: dict[int, list[_MessageOffsets]] = {DICTIONARY: [], BATCH: []}
     has_ended = False
     for message in messages:
         if message is None:
@@ -270,7 +270,9 @@ def _of_stream(forward: _Forward) -> bytes:
     return _pack(head.buffer, head.required(2).at, False, data[DICTIONARY], data[BATCH])
 
 
-def _pack(head: memoryview, at: int, is_file: bool, dictionaries: list[_Message], batches: list[_Message]) -> bytes:
+def _pack(
+    head: memoryview, at: int, is_file: bool, dictionaries: list[_MessageOffsets], batches: list[_MessageOffsets]
+) -> bytes:
     """Pack a layout, with the metadata of the batches at the end."""
     filled = [batch for batch in batches if batch.batch[3]]
     rows = [*(message.dictionary for message in dictionaries), *(message.batch for message in filled)]

@@ -112,7 +112,7 @@ def _long(value: int) -> bytes:
     return bytes(data)
 
 
-class _Bytes:
+class _ByteCursor:
     """The bytes of a file in order, with their position."""
 
     def __init__(self, file: File) -> None:
@@ -141,13 +141,13 @@ class _Bytes:
 def scan_blocks(file: File) -> Columns:
     """Bounds and record counts of all blocks, and the header."""
     try:
-        return _scan(_Bytes(file))
+        return _scan(_ByteCursor(file))
     except ValueError as error:
         check_format(file.name, "Avro", begin_of(file))
         raise _damage(file.name, error) from error
 
 
-def _scan(file: _Bytes) -> Columns:
+def _scan(file: _ByteCursor) -> Columns:
     header = bytearray()
     if bytes(file.take(len(_MAGIC))) != _MAGIC:
         raise ValueError("it does not begin as an Avro file")
@@ -165,7 +165,7 @@ def _scan(file: _Bytes) -> Columns:
     return {"starts": starts, "stops": stops, "counts": counts, "header": np.frombuffer(bytes(header), np.uint8)}
 
 
-def _blocks(file: _Bytes, sync: bytes) -> Iterator[tuple[int, int, int]]:
+def _blocks(file: _ByteCursor, sync: bytes) -> Iterator[tuple[int, int, int]]:
     while not file.is_at_end:
         start, count = file.at, file.long()
         file.take(file.long())

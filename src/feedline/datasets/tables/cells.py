@@ -24,7 +24,7 @@ Locate = Callable[[int], str]
 """Describes a row of a request, for errors."""
 
 
-class _Cell(NamedTuple):
+class _EncodedColumn(NamedTuple):
     """A column of encoded bytes, or their member of a struct."""
 
     decoder: Decoder
@@ -55,7 +55,7 @@ class Cells:
             if name not in decoders and _holds_bytes(kinds[name]) and plan(each) is not None:
                 decoders[name] = "image"
         self._cells = {
-            name: _Cell(decoder_of(decoder, by_column.get(name)), isinstance(kinds[name], StructType))
+            name: _EncodedColumn(decoder_of(decoder, by_column.get(name)), isinstance(kinds[name], StructType))
             for name, decoder in decoders.items()
         }
         self.kind = replace(kind, fields=tuple((name, _narrow(each, name in decoders)) for name, each in kind.fields))

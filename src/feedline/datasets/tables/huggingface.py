@@ -29,7 +29,7 @@ from feedline.errors import ArgumentError, SampleError
 from feedline.transforms import plan
 
 
-class _Rule(NamedTuple):
+class _DtypeRule(NamedTuple):
     """Dtypes of collated numbers in a format of `datasets`.
 
     `lists` tells if columns of lists are known to be read alike.
@@ -41,9 +41,9 @@ class _Rule(NamedTuple):
 
 
 _RULES = {
-    "torch": _Rule(torch.int64, torch.float32, lists=True),
-    "numpy": _Rule(torch.int64, torch.float32, lists=True),
-    None: _Rule(torch.int64, torch.float64, lists=True),
+    "torch": _DtypeRule(torch.int64, torch.float32, lists=True),
+    "numpy": _DtypeRule(torch.int64, torch.float32, lists=True),
+    None: _DtypeRule(torch.int64, torch.float64, lists=True),
 }
 
 
@@ -108,7 +108,7 @@ def _is_plain(feature: Any) -> bool:
     return type(feature).__name__ == "ClassLabel"
 
 
-def _is_known(kind: ColumnType, rule: _Rule) -> bool:
+def _is_known(kind: ColumnType, rule: _DtypeRule) -> bool:
     if isinstance(kind, TextType):
         return not kind.binary
     if isinstance(kind, ListType):
@@ -126,7 +126,7 @@ _KNOWN = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float
 _TEXTS = {"string", "large_string", "string_view"}
 
 
-def _target(kind: ColumnType, rule: _Rule) -> torch.dtype | None:
+def _target(kind: ColumnType, rule: _DtypeRule) -> torch.dtype | None:
     if isinstance(kind, ListType):
         return _target(kind.item, rule)
     if not isinstance(kind, NumberType):

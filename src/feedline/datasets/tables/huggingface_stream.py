@@ -77,7 +77,7 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
         if self.shuffle_buffer is None:
             return _examples(source) if loses_shuffle_buffer(source) else _Stateful(source)
         key = derive(self.seed, epoch, partition, "shuffle buffer")
-        return _Shuffled(source, self.shuffle_buffer, key, stateful=not loses_shuffle_buffer(source))
+        return _ShuffledBlocks(source, self.shuffle_buffer, key, stateful=not loses_shuffle_buffer(source))
 
     def __getstate__(self) -> dict[str, Any]:
         # Shared memory can be pickled only while a process is spawned, which then sees epochs that are set later.
@@ -105,7 +105,7 @@ class _Stateful:
         self._source.load_state_dict(state)
 
 
-class _Shuffled:
+class _ShuffledBlocks:
     """Iterator that shuffles examples in blocks.
 
     The state is that of the source at the start of the block, the block's number, and how many of its examples were
@@ -121,7 +121,7 @@ class _Shuffled:
         if stateful:
             self.state_dict, self.load_state_dict = self._state, self._load
 
-    def __iter__(self) -> _Shuffled:
+    def __iter__(self) -> _ShuffledBlocks:
         return self
 
     def __next__(self) -> Any:

@@ -23,7 +23,7 @@ from feedline.datasets.tables.types import ColumnType
 Int64s = NDArray[np.int64]
 
 
-class _Memory:
+class _MemoryAt:
     """Memory at an address, for numpy; does not keep it alive."""
 
     def __init__(self, address: int, length: int, dtype: np.dtype[Any]) -> None:
@@ -53,7 +53,7 @@ class ScatteredItems:
         filled = [chunk for chunk in self._chunks if len(chunk.array)]
         base = min((chunk.address for chunk in filled), default=0)
         end = max((chunk.address + chunk.array.nbytes for chunk in filled), default=0)
-        self.view = np.asarray(_Memory(base, (end - base) // dtype.itemsize, dtype)) if filled else np.empty(0, dtype)
+        self.view = np.asarray(_MemoryAt(base, (end - base) // dtype.itemsize, dtype)) if filled else np.empty(0, dtype)
         addresses = np.array([chunk.address if len(chunk.array) else base for chunk in self._chunks], np.int64)
         self.starts = (addresses - base) // dtype.itemsize
 
@@ -128,7 +128,7 @@ def redirect(kind: ColumnType, chunks: Sequence[Any], error: CellErrorFactory) -
     types = set(map(type, chunks))  # one pass over thousands of chunks, which rarely need redirection
     if PartedChunk in types:
         parts = [list(chunk.parts) if isinstance(chunk, PartedChunk) else [chunk] for chunk in chunks]
-        return Redirected(list(chain.from_iterable(parts)), _Parts(chunks))
+        return Redirected(list(chain.from_iterable(parts)), _PartedColumns(chunks))
     if DictionaryChunk in types:
         values = [chunk.values if isinstance(chunk, DictionaryChunk) else chunk for chunk in chunks]
         redirection = _DictionaryRows(chunks, error)
@@ -136,7 +136,7 @@ def redirect(kind: ColumnType, chunks: Sequence[Any], error: CellErrorFactory) -
     return None
 
 
-class _Parts:
+class _PartedColumns:
     """Redirection of chunks some of which have several parts."""
 
     def __init__(self, chunks: Sequence[Any]) -> None:

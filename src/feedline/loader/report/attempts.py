@@ -71,7 +71,7 @@ class JobAttempt:
 
 
 @dataclass(slots=True)
-class _Launch:
+class _JobLaunch:
     """Loaders of all ranks that began together.
 
     `ranks` holds the records of the iterations of each rank, in the order of time.
@@ -111,11 +111,11 @@ def attempts_of(records: Sequence[Record], result: Audit) -> Iterator[JobAttempt
     for record in records:
         loaders[record["instance"]][record["started_s"]].append(record)
     ordered = sorted(([runs for _, runs in sorted(each.items())] for each in loaders.values()), key=_started)
-    launch = _Launch()
+    launch = _JobLaunch()
     for iterations in ordered:
         if launch.ranks and _begins_another(launch, iterations, result):
             yield from launch.attempts()
-            launch = _Launch()
+            launch = _JobLaunch()
         launch.ranks.setdefault(iterations[0][0]["rank"], iterations)
     yield from launch.attempts()
 
@@ -124,7 +124,7 @@ def _started(iterations: list[list[Record]]) -> tuple[float, int]:
     return iterations[0][0]["started_s"], iterations[0][0]["rank"]
 
 
-def _begins_another(launch: _Launch, iterations: list[list[Record]], result: Audit) -> bool:
+def _begins_another(launch: _JobLaunch, iterations: list[list[Record]], result: Audit) -> bool:
     """True if a loader belongs to a later launch.
 
     One that contradicts this launch is a fault.

@@ -258,7 +258,7 @@ class _Stretch:
 
 
 @dataclass(slots=True)
-class _Read:
+class _PartitionRead:
     """Messages of one partition that were read so far."""
 
     number: int
@@ -280,7 +280,7 @@ class _Read:
 
 def check_live(attempts: Sequence[JobAttempt], result: Audit) -> None:
     """Check the attempts of a live stream, in the order of time."""
-    partitions = [_Read(number) for number in range(attempts[0].first["partitions"])]
+    partitions = [_PartitionRead(number) for number in range(attempts[0].first["partitions"])]
     proven = dict.fromkeys((attempt.epoch for attempt in attempts), 0)
     for read in partitions:
         for attempt in attempts:
@@ -304,7 +304,7 @@ def _records(attempt: JobAttempt, partition: int) -> list[tuple[int, Record]]:
     return sorted(found, key=lambda each: (each[1]["places"], each[0]))
 
 
-def _add(read: _Read, attempt: JobAttempt, rank: int, record: Record, result: Audit) -> None:
+def _add(read: _PartitionRead, attempt: JobAttempt, rank: int, record: Record, result: Audit) -> None:
     """Add a record; return a fault at a wrong start."""
     (begun, reached), where = record["places"], f"of partition {read.number}"
     last = read.stretches[-1] if read.stretches else None
@@ -325,7 +325,7 @@ def _add(read: _Read, attempt: JobAttempt, rank: int, record: Record, result: Au
         read.stretches.append(_Stretch(attempt, begun, reached, *counts, rank, record["instance"]))
 
 
-def _goes_back(read: _Read, attempt: JobAttempt, record: Record, last: _Stretch) -> bool:
+def _goes_back(read: _PartitionRead, attempt: JobAttempt, record: Record, last: _Stretch) -> bool:
     """True if a record begins at an earlier state.
 
     The model was rolled back with it.

@@ -14,10 +14,10 @@ from feedline.core.cgroups import Cgroup
 from feedline.core.dataset import traits_of
 from feedline.core.torch_wrappers import batch_getter
 from feedline.loader.device import Delivery
+from feedline.loader.monitoring.resources import available_cpus
 from feedline.loader.partitions import PartitionedDataset
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, EngineSetting, Task
 from feedline.loader.report.sources import SampleSource, shards_itself, source_of
-from feedline.loader.resources import available_cpus
 from feedline.samplers import Shuffled
 from feedline.workers.base import PoolKind
 from feedline.workers.registry import INLINE as INLINE_POOL

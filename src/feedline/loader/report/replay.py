@@ -147,7 +147,7 @@ def _phases(task: Task) -> Sequence[_Phase]:
 
 
 @dataclass(slots=True)
-class _Clock:
+class _SimulatedClock:
     """Time of processes that sleep, or compute on shared CPUs.
 
     All computing processes progress at one rate, and virtual time passes at this rate. A process therefore ends when
@@ -217,7 +217,7 @@ class _Engine:
         # Each thread needs the lock for this share of its computing, so at most 1 / share of them compute at once.
         locked = machine.gil if setting.method == THREAD else 0.0
         self._is_locked = locked >= LOCKED
-        self._clock = _Clock(min(machine.cpus, 1 / locked) if locked else machine.cpus)
+        self._clock = _SimulatedClock(min(machine.cpus, 1 / locked) if locked else machine.cpus)
         self._batches, self._setting, self._machine = batches, setting, machine
         self._work = [_phases(sum(batch.work.values(), NO_TASK)) for batch in batches]
         workers = 0 if setting.method == INLINE else setting.num_workers

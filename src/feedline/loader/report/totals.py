@@ -21,7 +21,7 @@ from feedline.core.telemetry import (
     SpanTuple,
     is_part,
 )
-from feedline.loader.padding import PaddingSums
+from feedline.loader.monitoring.padding import PaddingSums
 from feedline.loader.report.stats import SlowBatch, StageTimes, Stats, is_wall
 
 RECENT = 256

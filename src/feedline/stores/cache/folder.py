@@ -79,7 +79,7 @@ class _MappedEntry(NamedTuple):
     touched_s: float
 
 
-class _File(NamedTuple):
+class _CachedFile(NamedTuple):
     used_ns: int
     nbytes: int
     path: str
@@ -337,7 +337,7 @@ class Folder:
                 living += _nbytes(path)
         return living
 
-    def _files(self) -> Iterator[_File]:
+    def _files(self) -> Iterator[_CachedFile]:
         latest_ns = time_ns() + _CLOCKS_DIFFER_NS
         for folder in os.scandir(self._root / "objects"):
             for entry in os.scandir(folder.path):
@@ -345,7 +345,7 @@ class Folder:
                     status = entry.stat()
                     # A file touched under a clock that was ahead would stay for years: it goes first instead.
                     used_ns = status.st_mtime_ns if status.st_mtime_ns <= latest_ns else 0
-                    yield _File(used_ns, status.st_size, entry.path)
+                    yield _CachedFile(used_ns, status.st_size, entry.path)
 
     def _stop_writing(self, error: OSError) -> None:
         self._writable = False

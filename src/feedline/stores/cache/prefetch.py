@@ -54,7 +54,7 @@ class PrefetchStatistics:
     """The highest value of `ahead_nbytes` so far."""
 
 
-class _Piece(NamedTuple):
+class _FetchPiece(NamedTuple):
     store: CachedStore
     path: str
     number: int
@@ -74,7 +74,7 @@ class _FetchTask:
     """One fetch: consecutive pieces, or a range of an unknown object."""
 
     run: Callable[[], None]
-    pieces: Sequence[_Piece] = ()
+    pieces: Sequence[_FetchPiece] = ()
     items: list[_PendingItem] = field(default_factory=list)
 
 
@@ -96,9 +96,9 @@ class Prefetcher:
         self._counts = {"fetched": 0, "passed": 0, "failed": 0}
         self.found = 0
         """Consecutive items, up to now, that were complete in the cache."""
-        self._under_way: dict[_Piece, _FetchTask] = {}
+        self._under_way: dict[_FetchPiece, _FetchTask] = {}
         self._unknown = 0
-        self._seen: LRUCache[_Piece, bool] = LRUCache(_SEEN)
+        self._seen: LRUCache[_FetchPiece, bool] = LRUCache(_SEEN)
         self._tasks: SimpleQueue[_FetchTask | None] = SimpleQueue()
         self._closed = False
         self._scope = CancelScope()
@@ -207,7 +207,7 @@ class Prefetcher:
             self.found = 0 if tasks else self.found + 1
         return fetches
 
-    def _is_missing(self, piece: _Piece) -> bool:
+    def _is_missing(self, piece: _FetchPiece) -> bool:
         if self._seen.get(piece):
             return False
         self._seen.put(piece, True)
@@ -268,21 +268,21 @@ def _split_known(
     return [(store, path, several) for (store, path), several in spans.items()], unknown
 
 
-def _pieces(store: CachedStore, path: str, spans: Sequence[tuple[int, int]]) -> list[_Piece]:
-    return [_Piece(store, path, number) for number in store.pieces(path, spans)]
+def _pieces(store: CachedStore, path: str, spans: Sequence[tuple[int, int]]) -> list[_FetchPiece]:
+    return [_FetchPiece(store, path, number) for number in store.pieces(path, spans)]
 
 
-def _runs(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+def _runs(pieces: Sequence[_FetchPiece]) -> Iterator[list[_FetchPiece]]:
     """Group pieces that are fetched together."""
     numbers: dict[tuple[CachedStore, str], list[int]] = {}
     for store, path, number in pieces:
         numbers.setdefault((store, path), []).append(number)
     for (store, path), several in numbers.items():
         for run in store.runs(several):
-            yield [_Piece(store, path, number) for number in run]
+            yield [_FetchPiece(store, path, number) for number in run]
 
 
-def _fetch_of(run: Sequence[_Piece]) -> _FetchTask:
+def _fetch_of(run: Sequence[_FetchPiece]) -> _FetchTask:
     store, path, _ = run[0]
     return _FetchTask(partial(store.bring, path, [piece.number for piece in run]), run)
 

@@ -64,7 +64,7 @@ class Chain:
     @property
     def uses_kernels(self) -> bool:
         """True if a step runs on a frame."""
-        return any(isinstance(node, (_OnFrame, _Convert)) for node in self.nodes)
+        return any(isinstance(node, (_OnFrame, _ConvertedNumbers)) for node in self.nodes)
 
     @property
     def resizes(self) -> bool:
@@ -75,17 +75,17 @@ class Chain:
     @property
     def opens_itself(self) -> bool:
         """True if the first step needs the user's own image."""
-        return bool(self.nodes) and isinstance(self.nodes[0], _Call) and not self.nodes[0].is_known
+        return bool(self.nodes) and isinstance(self.nodes[0], _StepCall) and not self.nodes[0].is_known
 
     @property
     def is_repeatable(self) -> bool:
         """True if all steps run the library's own code only."""
-        return not any(isinstance(node, _Call) and not node.is_known for node in _all_nodes(self.nodes))
+        return not any(isinstance(node, _StepCall) and not node.is_known for node in _all_nodes(self.nodes))
 
     @property
     def gives_tensors(self) -> bool:
         """True if frames in RGB become tensors."""
-        return any(isinstance(node, _Convert) and node.numbers[0] is not None for node in self.nodes)
+        return any(isinstance(node, _ConvertedNumbers) and node.numbers[0] is not None for node in self.nodes)
 
     def __call__(self, value: Any, rows: RowMemory | None) -> Any:
         for node in self.nodes:
@@ -164,7 +164,7 @@ def _compile(flat: Sequence[tuple[Any, str | None]], findings: list[StepFinding]
         if any(numbers):
             steps = [step for step, _ in flat[at : at + count]]
             is_last = all(_name(step) in known.ERASERS and reason is None for step, reason in flat[at + count :])
-            nodes.append(_Convert(numbers, steps, is_last, is_last and at + count == len(flat)))
+            nodes.append(_ConvertedNumbers(numbers, steps, is_last, is_last and at + count == len(flat)))
             findings += [StepFinding(describe(step)) for step in steps]
             at += count
             continue
@@ -203,7 +203,7 @@ def _node(step: Any, reason: str | None, findings: list[StepFinding]) -> Node:
         findings.append(StepFinding(describe(step), "runs as it is, on the tensor"))
         return _Erase(step)
     findings.append(StepFinding(describe(step), f"runs as it is ({reason or _NO_KERNEL})"))
-    return _Call(step, reason == _NO_KERNEL and name in known.LIBRARY_STEPS)
+    return _StepCall(step, reason == _NO_KERNEL and name in known.LIBRARY_STEPS)
 
 
 def describe(step: Any) -> str:
@@ -244,7 +244,7 @@ class _OnFrame:
 
 
 @dataclass(slots=True)
-class _Convert:
+class _ConvertedNumbers:
     numbers: ByMode
     steps: list[Any]
     goes_to_batch: bool
@@ -303,7 +303,7 @@ class _Erase:
 
 
 @dataclass(slots=True)
-class _Call:
+class _StepCall:
     step: Any
     is_known: bool
 

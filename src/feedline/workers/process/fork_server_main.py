@@ -43,7 +43,7 @@ def main(commands: int, parent: int) -> None:
 
 
 def _serve(commands: int, parent_fd: int) -> None:
-    fork_server = _ForkServer(channels.connect(commands), parent_fd)
+    fork_server = _ForkServerLoop(channels.connect(commands), parent_fd)
     while fork_server.step():
         pass
     fork_server.drain()
@@ -67,7 +67,7 @@ class _ZygoteChild(NamedTuple):
     pid: int
 
 
-class _ForkServer:
+class _ForkServerLoop:
     def __init__(self, commands: channels.Channel, parent_fd: int) -> None:
         self._commands, self._parent_fd = commands, parent_fd
         self._zygotes: dict[int, _ZygoteChild] = {}

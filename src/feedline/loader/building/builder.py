@@ -30,9 +30,9 @@ from feedline.core.telemetry import Recorder, SpanTuple, recorder_of_thread
 from feedline.core.tensors import Allocator, allocate_tensor, as_yielded
 from feedline.core.torch_wrappers import batch_getter, stack_getter
 from feedline.errors import SampleIndexError, note
-from feedline.loader.captures import is_stateful, split_capture, traveling_schemes
-from feedline.loader.foreign import adapt, may_be_recognized, plain_samples, recognize
-from feedline.loader.padding import with_padding
+from feedline.loader.building.captures import is_stateful, split_capture, traveling_schemes
+from feedline.loader.building.foreign import adapt, may_be_recognized, plain_samples, recognize
+from feedline.loader.monitoring.padding import with_padding
 
 NEIGHBORS = 8
 """Number of following indices that `on_error="replace"` tries before it skips the sample."""

@@ -12,12 +12,12 @@ import torch
 from torch.utils.data import Dataset
 
 import feedline as fl
-from feedline.loader import sending as sending_module
-from feedline.loader.monitor import LOOK_NS
+from feedline.loader.monitoring import sending as sending_module
+from feedline.loader.monitoring.monitor import LOOK_NS
+from feedline.loader.monitoring.sending import MOST_NBYTES, SHARE, SendingMeasurement, sending_cost
 from feedline.loader.report.context import SendingCost
 from feedline.loader.report.model import TRANSPORT, Model
 from feedline.loader.report.replay import PROCESS, EngineSetting, Task
-from feedline.loader.sending import MOST_NBYTES, SHARE, SendingMeasurement, sending_cost
 
 
 def objects() -> list[Any]:

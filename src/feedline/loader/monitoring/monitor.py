@@ -24,11 +24,13 @@ from feedline.core.page import BATCHES, SINCE, Page
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import Span
 from feedline.errors import ArgumentError
-from feedline.loader.diagnosis import USUAL_VERDICT_NS, Arguments, verdict_of, verdict_pause_ns
-from feedline.loader.heartbeat import NEVER_NS, Heartbeat, QueueState
-from feedline.loader.identity import identity_of, log_path
 from feedline.loader.live import delivered_batches
-from feedline.loader.memory_trend import MemoryTrend
+from feedline.loader.monitoring.diagnosis import USUAL_VERDICT_NS, Arguments, verdict_of, verdict_pause_ns
+from feedline.loader.monitoring.heartbeat import NEVER_NS, Heartbeat, QueueState
+from feedline.loader.monitoring.identity import identity_of, log_path
+from feedline.loader.monitoring.memory_trend import MemoryTrend
+from feedline.loader.monitoring.resources import LockSamples, OtherPrograms, resident_nbytes
+from feedline.loader.monitoring.sending import SendingMeasurement
 from feedline.loader.plan import Plan
 from feedline.loader.pools import LoaderPools
 from feedline.loader.progress import Progress
@@ -40,8 +42,6 @@ from feedline.loader.report.page_html import page as page_text
 from feedline.loader.report.run_log import History, HistoryPoint, RunLog, path_of_rank
 from feedline.loader.report.stats import SlowBatch
 from feedline.loader.report.verdict import FEW
-from feedline.loader.resources import LockSamples, OtherPrograms, resident_nbytes
-from feedline.loader.sending import SendingMeasurement
 
 _log = logging.getLogger("feedline")
 
@@ -105,7 +105,7 @@ class _SystemFigures:
 
 
 @dataclass(slots=True)
-class _Sources:
+class _FigureSources:
     """The parts of a loader that have figures."""
 
     pools: LoaderPools
@@ -132,7 +132,7 @@ class Monitor:
         self._loader: Callable[[], Any] = lambda: None
         self._arguments: Arguments | None = None
         self._log: RunLog | None = None
-        self._sources: _Sources | None = None
+        self._sources: _FigureSources | None = None
         self._former: Totals | None = None
         self._heartbeat = Heartbeat()
         self._queue = QueueState()
@@ -175,7 +175,7 @@ class Monitor:
         former = self._sources
         stays = loader._fl.device is None and not loader.pin_memory
         collated = loader.collate_fn in (None, default_collate) and loader.batch_size is not None
-        self._sources = _Sources(pools, progress, plan, loader.dataset, _length(plan), stays, collated)
+        self._sources = _FigureSources(pools, progress, plan, loader.dataset, _length(plan), stays, collated)
         # `for batch in DataLoader(...)` drops the loader at once: its arguments tell what a verdict needs.
         self._loader, self._arguments = weakref.ref(loader), Arguments(loader, self._sources.length)
         self._memory.persistent = loader.persistent_workers
@@ -331,7 +331,7 @@ class Monitor:
             _early.due_ns = ended_ns + EARLY_SHARE * (ended_ns - began_ns)
         self._heartbeat.due_ns = min(self._publication_due_ns, ended_ns + LOOK_NS)
 
-    def _postpone(self, page: Page, sources: _Sources, began_ns: int) -> None:
+    def _postpone(self, page: Page, sources: _FigureSources, began_ns: int) -> None:
         """Leave figures for later, except those that name the loader."""
         if not self._publication_due_ns:
             self._publication_due_ns = began_ns + INTERVAL_NS
@@ -395,7 +395,7 @@ class Monitor:
             self._others_due_s = now_s + _MACHINE_S
             self._others_cpus = self._others.cpus(_pids_of_all())
 
-    def _read_machine(self, sources: _Sources) -> _SystemFigures:
+    def _read_machine(self, sources: _FigureSources) -> _SystemFigures:
         machine, now_s = self._machine, monotonic()
         pids = sources.pools.pool_statistics().pids
         if now_s - machine.read_s < _MACHINE_S and pids == machine.pids:
@@ -444,11 +444,11 @@ def _length(plan: Plan) -> int | None:
         return None
 
 
-def _has_unwritten_resume(former: _Sources | None) -> bool:
+def _has_unwritten_resume(former: _FigureSources | None) -> bool:
     return former is not None and former.progress.audit is not None and former.progress.audit.unwritten_resume
 
 
-def _position(sources: _Sources) -> int:
+def _position(sources: _FigureSources) -> int:
     """Batches of the epoch that the loop has received."""
     progress = sources.progress
     if progress.over and sources.length:

@@ -25,9 +25,9 @@ from feedline.core.schedule import Opening, PartitionRequest, epoch_of
 from feedline.core.telemetry import Recorder, recorder_of_thread
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import note
-from feedline.loader.builder import run_collate
-from feedline.loader.captures import traveling_schemes
-from feedline.loader.padding import with_padding
+from feedline.loader.building.builder import run_collate
+from feedline.loader.building.captures import traveling_schemes
+from feedline.loader.monitoring.padding import with_padding
 from feedline.loader.partitions import (
     PartitionedDataset,
     StreamSource,

@@ -8,9 +8,9 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from feedline.core.cgroups import Cgroup
-from feedline.loader.captures import is_stateful
-from feedline.loader.lines import costly_lines
-from feedline.loader.memory_trend import memory_left
+from feedline.loader.building.captures import is_stateful
+from feedline.loader.monitoring.lines import costly_lines
+from feedline.loader.monitoring.memory_trend import memory_left
 from feedline.loader.partitions import PartitionedDataset
 from feedline.loader.pools import LoaderPools, builder_of
 from feedline.loader.report import Advice, Verdict, diagnose

@@ -14,7 +14,7 @@ from undisturbed import blames_others
 
 import feedline as fl
 from feedline.errors import ArgumentError
-from feedline.loader.lines import costly_lines
+from feedline.loader.monitoring.lines import costly_lines
 
 
 class Slow(Dataset[torch.Tensor]):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from feedline.core.cgroups import Cgroup
 from feedline.core.proc import meminfo
-from feedline.loader.memory_trend import MOST_POINTS, MemoryTrend, memory_left
+from feedline.loader.monitoring.memory_trend import MOST_POINTS, MemoryTrend, memory_left
 
 MIB = 1 << 20
 

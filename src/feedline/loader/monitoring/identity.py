@@ -12,8 +12,8 @@ from uuid import uuid4
 from torch.utils.data import get_worker_info
 
 from feedline.errors import ArgumentError
+from feedline.loader.monitoring.resources import rank_and_world_size
 from feedline.loader.plan import Plan
-from feedline.loader.resources import rank_and_world_size
 
 LOG_VARIABLE = "FEEDLINE_LOG"
 """Environment variable with the path of the run log of all loaders."""

@@ -20,7 +20,7 @@ from feedline.core.torch_wrappers import ranges_of
 from feedline.datasets.cached_map import CachedMap
 from feedline.datasets.paths import find
 from feedline.datasets.wrappers import Filter, Map, Zip
-from feedline.loader.prefetch import PeekableIterator, PrefetchingRequests
+from feedline.loader.building.prefetch import PeekableIterator, PrefetchingRequests
 from feedline.stores.files import Extent
 
 COUNT, NBYTES, PIECE = 64, 100, 200

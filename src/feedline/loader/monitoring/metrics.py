@@ -17,7 +17,7 @@ from torch.utils.data import get_worker_info
 from feedline.core.histogram import octaves
 from feedline.core.optional import load
 from feedline.errors import ArgumentError
-from feedline.loader.monitor import Monitor, monitors
+from feedline.loader.monitoring.monitor import Monitor, monitors
 from feedline.loader.report.stats import StageTimes, Stats
 
 _log = logging.getLogger("feedline")

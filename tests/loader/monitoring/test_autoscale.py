@@ -10,8 +10,8 @@ import torch
 from simulated_pipeline import Pipeline
 
 from feedline.core.dataset import BatchRead, Traits
-from feedline.loader.autoscale import FIRST_NS, Autoscale, kind_by_measurement
-from feedline.loader.builder import BatchBuilder
+from feedline.loader.building.builder import BatchBuilder
+from feedline.loader.monitoring.autoscale import FIRST_NS, Autoscale, kind_by_measurement
 from feedline.workers import PoolKind
 from feedline.workers.registry import INLINE, PROCESSES, THREADS
 
@@ -139,5 +139,5 @@ class Shared(Cheap):
 def test_the_method_comes_from_a_measurement(
     monkeypatch: pytest.MonkeyPatch, dataset: Cheap, thread_safe: bool, expected: PoolKind
 ) -> None:
-    monkeypatch.setattr("feedline.loader.autoscale.perf_counter_ns", CLOCK)
+    monkeypatch.setattr("feedline.loader.monitoring.autoscale.perf_counter_ns", CLOCK)
     assert kind_by_measurement(BatchBuilder(dataset), 8, None, thread_safe) == expected

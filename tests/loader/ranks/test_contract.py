@@ -12,7 +12,7 @@ import pytest
 from diagonals import diagonal
 
 import feedline as fl
-from feedline.loader.contract import RankPolicy, Terms, compare
+from feedline.loader.ranks.contract import RankPolicy, Terms, compare
 
 SCRIPT = Path(__file__).with_name("contract_ranks.py")
 WORLD = 3

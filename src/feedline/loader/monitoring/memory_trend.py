@@ -18,7 +18,7 @@ WARM_UP = 0.5
 """Part of the first epoch in which workers load libraries and touch their data for the first time."""
 
 
-class _Reading(NamedTuple):
+class _MemoryReading(NamedTuple):
     epochs: float
     nbytes: int
     ends: bool
@@ -30,7 +30,7 @@ class MemoryTrend:
 
     persistent: bool = False
     """True if the workers stay from epoch to epoch."""
-    _readings: list[_Reading] = field(default_factory=list)
+    _readings: list[_MemoryReading] = field(default_factory=list)
 
     def add(self, epochs: float, nbytes: int, *, ends: bool = False) -> None:
         """Add a reading after a number of `epochs`.
@@ -39,7 +39,7 @@ class MemoryTrend:
         """
         if not nbytes:
             return
-        self._readings.append(_Reading(epochs, nbytes, ends))
+        self._readings.append(_MemoryReading(epochs, nbytes, ends))
         if len(self._readings) > MOST_POINTS:
             self._readings = [each for place, each in enumerate(self._readings) if each.ends or place % 2]
             self._readings = self._readings[-MOST_POINTS:]

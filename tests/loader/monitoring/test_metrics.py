@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from torch.utils.data import TensorDataset
 
 import feedline as fl
-from feedline.loader import metrics, monitor
+from feedline.loader.monitoring import metrics, monitor
 
 
 class Photos(TensorDataset):

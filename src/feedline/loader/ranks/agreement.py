@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from feedline.core.batch import BatchResult
 from feedline.errors import RankError
-from feedline.loader.contract import Uneven
 from feedline.loader.device import Stage
+from feedline.loader.ranks.contract import Uneven
 
 Entry = tuple[Any, BatchResult, Any]
 """A request, its batch, and what the stage has started for it."""

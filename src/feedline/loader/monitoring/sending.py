@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from feedline.core.tree import map_leaves
-from feedline.loader.heartbeat import NEVER_NS
+from feedline.loader.monitoring.heartbeat import NEVER_NS
 from feedline.loader.report.context import SendingCost
 from feedline.loader.report.replay import Task
 from feedline.workers.transport import Arena, Inbox

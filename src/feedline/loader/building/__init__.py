@@ -1,0 +1,1 @@
+"""Building of batches in workers: fetch, transform, collate."""

@@ -1,0 +1,1 @@
+"""Figures of a running loader: measured, judged and published."""

@@ -1,0 +1,1 @@
+"""Checks that ranks agree, and epochs of unequal length."""
