@@ -136,8 +136,8 @@ def test_parts_that_are_timed_now_and_then_are_scaled_to_all_batches() -> None:
     for _ in loader:
         pass
     stages = loader.stats().stages
-    assert loader._progress is not None
-    recent = loader._progress.totals.recent
+    assert loader._fl_progress is not None
+    recent = loader._fl_progress.totals.recent
     timed = [spans for spans in recent if any(span.stage == "decode" for span in spans)]
     assert 0 < len(timed) < 100
     assert stages["decode"].count > len(timed)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedline.core.histogram import is_building
 from feedline.core.telemetry import MAIN, Span
 from feedline.loader.report import StageTimes, Stats, Totals
 
@@ -87,6 +88,17 @@ SPANS = st.builds(
 )
 
 
+def waits_for_earlier_batches(batches: list[tuple[list[Span], int]]) -> list[Span]:
+    """A span from the end of each batch that was built before its predecessors to the end of the latest of these."""
+    waits, latest_ns = [], -1
+    for spans, _ in batches:
+        built_ns = max((span.stop_ns for span in spans if span.worker >= 0 and is_building(span.stage)), default=-1)
+        if 0 <= built_ns < latest_ns:
+            waits.append(Span("reorder", built_ns, latest_ns, -1))
+        latest_ns = max(latest_ns, built_ns)
+    return waits
+
+
 @given(st.lists(st.tuples(st.lists(SPANS, max_size=8), st.integers(0, 100)), max_size=20))
 def test_sums_agree_with_the_spans(batches: list[tuple[list[Span], int]]) -> None:
     totals = Totals()
@@ -94,7 +106,7 @@ def test_sums_agree_with_the_spans(batches: list[tuple[list[Span], int]]) -> Non
         totals.add(spans, samples)
     stats = totals.stats()
     first = [span for span in batches[0][0] if span.stage != "step"] if batches else []
-    counted = first + [span for spans, _ in batches[1:] for span in spans]
+    counted = first + [span for spans, _ in batches[1:] for span in spans] + waits_for_earlier_batches(batches)
     for stage, times in stats.stages.items():
         lengths = [span.stop_ns - span.start_ns for span in counted if span.stage == stage]
         assert times.count == len(lengths)
