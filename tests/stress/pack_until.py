@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from feedline.cli.pack import PackOptions, ShardSize, pack
+from feedline.core import paths
 
 MOMENTS: dict[str, tuple[Any, str]] = {
     "replace": (Path, "replace"),
     "fsync": (os, "fsync"),
     "unlink": (Path, "unlink"),
-    "write": (Path, "open"),
+    "open": (paths, "open"),
 }
 
 
@@ -49,7 +50,7 @@ def main(source: str, folder: str, moment: str, count: int) -> None:
             pass
 
         owner, name = MOMENTS[moment]
-        setattr(owner, name, dying(getattr(owner, name), count))
+        setattr(owner, name, dying(getattr(owner, name, open), count))
     pack([source], Path(folder), PackOptions(shard_size=ShardSize(samples=7), grid=True), 2, report)
 
 

@@ -60,7 +60,7 @@ def kill(images: Path, tmp_path: Path, preloaded: Preloaded) -> Kill:
     [
         ("samples", 1, 0),
         ("samples", 30, 4),
-        ("write", 6, 1),
+        ("open", 6, 1),
         ("fsync", 1, 0),
         ("fsync", 4, 1),
         *(("replace", count, (count - 3) // 3) for count in (3, 4, 5, 8)),

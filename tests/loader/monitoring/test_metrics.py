@@ -202,7 +202,7 @@ def test_opentelemetry_reads_the_same_figures(loader: fl.DataLoader[Any]) -> Non
     assert points["feedline.epoch"] == [({"loader": "Photos", "rank": "0"}, 1)]
 
 
-MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
+MONITORING = Path(__file__).parents[3] / "deploy" / "monitoring"
 
 
 @pytest.mark.parametrize("name", ["alerts.yaml", "grafana.json"])

@@ -13,7 +13,7 @@ import pytest
 from logging_loops import LOGGERS, STEPS
 from peers import loggers
 
-SCRIPT = Path(__file__).parents[1] / "helpers" / "logging_loops.py"
+SCRIPT = Path(__file__).parents[2] / "helpers" / "logging_loops.py"
 
 
 @pytest.mark.parametrize("logger", LOGGERS)
