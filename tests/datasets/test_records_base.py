@@ -14,7 +14,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import feedline as fl
-from feedline.datasets import Blob, IndexRecipe, Record, RecordDataset, ShardOffsets, Stream
+from feedline.datasets import File, IndexRecipe, Record, RecordDataset, ShardOffsets, Stream
 from feedline.datasets.file_objects import _PART_NBYTES
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores.files import LocalFile, local_info
@@ -28,14 +28,14 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 SCANNED: list[str] = []
 
 
-def scan(file: Blob) -> dict[str, np.ndarray]:
+def scan(file: File) -> dict[str, np.ndarray]:
     """Records of a fixed size, which the first byte of a file says: the index has their bounds once."""
     SCANNED.append(file.name)
     size = Stream(file).take(1)[0]
     return {"bounds": np.arange(1, file.nbytes + 1, size)}
 
 
-def fits(file: Blob, arrays: Mapping[str, np.ndarray]) -> bool:
+def fits(file: File, arrays: Mapping[str, np.ndarray]) -> bool:
     (head,) = file.read([(0, 1)])
     return bool(np.diff(arrays["bounds"])[0] == head[0])
 
@@ -156,6 +156,6 @@ def test_a_stream_takes_what_is_there_across_parts(tmp_path: Path) -> None:
 
 
 def test_the_framework_of_a_format_is_public() -> None:
-    names = {"Blob", "IndexRecipe", "Record", "RecordDataset", "ShardOffsets", "Stream"}
+    names = {"File", "IndexRecipe", "Record", "RecordDataset", "ShardOffsets", "Stream"}
     assert names <= set(fl.datasets.__all__)
     assert ShardOffsets([3, 0, 2]).one(3) == (2, 0)

@@ -11,14 +11,14 @@ import pytest
 from extensions import registered
 
 import feedline as fl
-from feedline.datasets import Blob, IndexRecipe, Record, RecordDataset
+from feedline.datasets import File, IndexRecipe, Record, RecordDataset
 from feedline.stores import SCHEMES
 from feedline.testing import check_format
 
 FILES = {"a.bin": bytes(range(40)), "b/c.bin": bytes(range(100, 108))}
 
 
-def scan(file: Blob) -> dict[str, np.ndarray]:
+def scan(file: File) -> dict[str, np.ndarray]:
     """Records of four bytes."""
     if file.nbytes % 4:
         raise fl.errors.SampleError(f"{file.name} is truncated")
@@ -26,7 +26,7 @@ def scan(file: Blob) -> dict[str, np.ndarray]:
     return {"starts": starts, "stops": starts + 4}
 
 
-def fits(file: Blob, arrays: Mapping[str, np.ndarray]) -> bool:
+def fits(file: File, arrays: Mapping[str, np.ndarray]) -> bool:
     return bool(arrays["stops"][-1] == file.nbytes)
 
 
@@ -70,7 +70,7 @@ class OtherSamples(Words):
         return {"word": bytes(record.data) + self.paths[0][:4].encode()}
 
 
-def scan_whole(file: Blob) -> dict[str, np.ndarray]:
+def scan_whole(file: File) -> dict[str, np.ndarray]:
     """The records that are whole; the rest goes unnoticed."""
     starts = np.arange(0, file.nbytes - 3, 4)
     return {"starts": starts, "stops": starts + 4}

@@ -243,7 +243,7 @@ def test_an_object_that_cannot_be_read_leaves_the_others_to_be_looked_at() -> No
             return [memoryview(b"7") for _ in spans]
 
     samples = [
-        Sample(name, None, (SamplePart("cls", name, 0, 1, "x.cls", blob=blob, kind="class"),))
+        Sample(name, None, (SamplePart("cls", name, 0, 1, "x.cls", file=blob, kind="class"),))
         for name, blob in (("a", Gone()), ("b", There()))
     ]
     a, b = survey.with_headers(samples)

@@ -16,8 +16,8 @@ import torch
 from image_cases import jpeg
 from packing_cases import feedline, members, packed
 
-from feedline.cli.pack import sources
 from feedline.datasets import Clips, TarShards, Waveforms
+from feedline.datasets.imagefolder import listing
 from feedline.datasets.media import waveforms as audio
 from feedline.datasets.media.clips import VIDEO_EXTENSIONS
 
@@ -89,7 +89,7 @@ def test_real_videos_and_sounds_are_read_from_the_shards_as_from_their_folders(t
 
 def test_all_that_clips_and_waveforms_read_from_folders_is_packed() -> None:
     readable = {extension.removeprefix(".") for extension in (*VIDEO_EXTENSIONS, *audio.AUDIO_EXTENSIONS)}
-    assert readable <= sources.VIDEO_EXTENSIONS | sources.AUDIO_EXTENSIONS
+    assert readable <= listing.VIDEO_EXTENSIONS | listing.AUDIO_EXTENSIONS
 
 
 def test_sounds_of_an_image_belong_to_its_sample(tmp_path: Path) -> None:

@@ -175,6 +175,24 @@ def test_what_failed_is_fetched_for_the_next_that_wants_it(store: FillStore) -> 
     assert (ahead.statistics().failed, ahead.statistics().fetched) == (1, 1)
 
 
+def test_an_object_that_is_looked_up_again_in_vain_is_counted_and_passed(
+    store: FillStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread has just seen that the object changed: its size has to be asked for."""
+    size = store.piece_nbytes
+
+    def piece_nbytes(path: str, number: int) -> int:
+        if path == "a":
+            raise stores.ObjectNotFoundError("a is gone")
+        return size(path, number)
+
+    monkeypatch.setattr(store, "piece_nbytes", piece_nbytes)
+    known(store).turn.release(10)
+    with Prefetch(store, [ObjectRange("a", 0, 10), ObjectRange("b", 0, 10)], threads=1) as ahead:
+        until_ended(ahead, 2)
+    assert (ahead.statistics().failed, ahead.statistics().fetched) == (1, 1)
+
+
 def test_leaving_the_block_ends_it(store: FillStore) -> None:
     def leave() -> None:
         with Prefetch(store, (ObjectRange(name) for name in "abcdefgh"), threads=3):

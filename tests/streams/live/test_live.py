@@ -453,7 +453,7 @@ FAULTS: dict[str, tuple[list[bytes], Callable[[LineServer], None], dict[str, Any
         lambda server: server.drop(9),
         {},
         errors.OffsetLostError,
-        r"{server}@3 is out of retention.*lost='skip' goes on",
+        r"{server}@3 is out of retention.*lost='skip' continues",
     ),
     "too large": (
         [b"7" * 500],

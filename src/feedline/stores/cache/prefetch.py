@@ -183,7 +183,8 @@ class Prefetcher:
             known, unknown = _split_known(item)
             pieces = [piece for each in known for piece in _pieces(*each)]
             wanted = sum(stop - start for _, _, spans in known for start, stop in spans)
-            missing = list(filter(self._is_missing, pieces))
+            # Sizes too, not under the lock below: an object that has just changed is looked up again, which may fail.
+            missing = {piece: piece.store.piece_nbytes(*piece[1:]) for piece in pieces if self._is_missing(piece)}
         except Exception:  # noqa: BLE001 - the reader gets the same error, with its context
             with self._changed:
                 self._counts["failed"] += 1
@@ -195,7 +196,7 @@ class Prefetcher:
             tasks = {self._under_way[piece] for piece in pieces if piece in self._under_way}
             fetches = [_fetch_of(run) for run in _runs([piece for piece in missing if piece not in self._under_way])]
             self._under_way.update({piece: task for task in fetches for piece in task.pieces})
-            fetched = sum(piece.store.piece_nbytes(*piece[1:]) for task in fetches for piece in task.pieces)
+            fetched = sum(missing[piece] for task in fetches for piece in task.pieces)
             self._note(position, max(fetched, wanted))
             fetches += [_FetchTask(partial(self._fill, position, *each)) for each in unknown]
             self._unknown += len(unknown)
