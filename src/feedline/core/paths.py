@@ -165,5 +165,6 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = False) -> Iterato
     try:
         yield replacement.file
         replacement.finish()
-    finally:
+    except BaseException:
         replacement.discard()
+        raise
