@@ -90,6 +90,7 @@ ORDERS: dict[str, Any] = {
     "temperature and repeats": fl.samplers.Mixture(
         [50, 30, 20], [50, 30, 20], 3, stop=120, temperature=4.0, max_repeats=2
     ),
+    "weights by epoch": fl.samplers.Mixture([50, 30, 20], [[1, 0, 0], [2, 3, 5]], seed=3, stop=120),
     "phases": fl.samplers.Curriculum([50, 30, 20], [(40, [1, 0, 0]), (50, [5, 3, 2]), (30, [0, 1, 3])], seed=3),
 }
 
@@ -100,25 +101,28 @@ def test_the_order_of_a_mixture_goes_on_after_each_cut(name: str) -> None:
     data = torch.utils.data.TensorDataset(torch.arange(100))
     draw, cuts = random.Random(5), 0
     while cuts < CUTS:
-        state, seen, left = None, list[int](), 120
-        while left:
-            world, size = draw.randint(1, 5), draw.randint(1, 4)
-            whole_steps = left // (world * size)
-            steps = None if draw.random() < 0.1 or not whole_steps else draw.randint(0, whole_steps)
-            ranks = [
-                fl.DataLoader(data, size, sampler=order, seed=0, distributed=(rank, world)) for rank in range(world)
-            ]
-            for rank in ranks:
-                if state is not None:
-                    rank.load_state_dict(state)
-            batches = [[batch.tolist() for (batch,) in islice(rank, steps)] for rank in ranks]
-            state, cuts = saved(ranks[-1]), cuts + 1
-            rows = [row for step in zip(*batches, strict=True) for batch in step for row in batch]
-            seen += rows[:left]
-            left -= len(rows[:left])
-        assert seen == order.take(0, 0, 120).tolist()
-    if isinstance(order, fl.samplers.Mixture):
-        assert np.bincount(np.searchsorted([50, 80], seen, "right"), minlength=3).tolist() == order.draws()
+        state = None
+        for epoch in range(3):
+            seen, left = list[int](), 120
+            while left:
+                world, size = draw.randint(1, 5), draw.randint(1, 4)
+                whole_steps = left // (world * size)
+                steps = None if draw.random() < 0.1 or not whole_steps else draw.randint(0, whole_steps)
+                ranks = [
+                    fl.DataLoader(data, size, sampler=order, seed=0, distributed=(rank, world)) for rank in range(world)
+                ]
+                for rank in ranks:
+                    if state is not None:
+                        rank.load_state_dict(state)
+                batches = [[batch.tolist() for (batch,) in islice(rank, steps)] for rank in ranks]
+                state, cuts = saved(ranks[-1]), cuts + 1
+                rows = [row for step in zip(*batches, strict=True) for batch in step for row in batch]
+                seen += rows[:left]
+                left -= len(rows[:left])
+            assert seen == order.take(epoch, 0, 120).tolist()
+            if isinstance(order, fl.samplers.Mixture):
+                counts = np.bincount(np.searchsorted([50, 80], seen, "right"), minlength=3)
+                assert counts.tolist() == order.draws(epoch)
 
 
 BUCKETS: dict[str, Any] = {

@@ -64,6 +64,19 @@ def test_weights_of_a_mixture_need_no_sum() -> None:
     assert len({tuple(order.take(0, 0, 120).tolist()) for order in orders}) == 1
 
 
+def test_weights_for_each_epoch_are_those_of_its_samples() -> None:
+    mixture = Mixture([500, 300], [[1, 0], [3, 1], [0, 1]], seed=1, stop=400)
+    orders = [mixture.take(epoch, 0, 400) for epoch in range(5)]
+    assert [int((order >= 500).sum()) for order in orders] == [0, 100, 400, 400, 400]
+    assert [mixture.draws(epoch) for epoch in range(3)] == [[400, 0], [300, 100], [0, 400]]
+    assert len({tuple(order.tolist()) for order in orders}) == 5
+    assert [int(np.bincount(order).max()) for order in orders] == [1, 1, 2, 2, 2]  # 400 draws of 300 samples
+    capped = Mixture([500, 30], [[1, 0], [1, 1]], stop=400, max_repeats=2)
+    assert np.bincount(capped.take(1, 0, 400)).max() <= 2
+    warm = Mixture([500, 300], [[500, 300], [500, 300]], stop=400, temperature=1e9)
+    assert warm.draws(1) == [200, 200]
+
+
 def test_phases_of_a_curriculum_go_on_where_the_others_ended() -> None:
     course = Curriculum([500, 300], [(400, [3, 1]), (100, [0, 1]), (200, [1, 1])], seed=2)
     order = course.take(0, 0, 700)
@@ -275,6 +288,8 @@ def test_fingerprints_name_what_decides_the_order() -> None:
         ClassBalanced([1, 2, 2]).fingerprint() == ClassBalanced(torch.tensor([1, 2, 2], dtype=torch.int8)).fingerprint()
     )
     assert len(Mixture([5] * 100, [1] * 100).fingerprint()) < 200
+    of_epochs = [[1, 2]], [[1, 2], [2, 1]], [[1, 2], [2, 2]]
+    assert len({Mixture([5, 5], weights, stop=5).fingerprint() for weights in of_epochs}) == 3
 
 
 @pytest.mark.parametrize(
@@ -373,6 +388,13 @@ def wrong(match: str, make: Any) -> Any:
         wrong("max_repeats= needs stop= as a number", lambda: Mixture([5, 5], [1, 1], max_repeats=2)),
         wrong("max_repeats must be at least 1", lambda: Mixture([5, 5], [1, 1], stop=9, max_repeats=0.5)),
         wrong("31 samples are more than", lambda: Mixture([5, 5], [1, 1], stop=31, max_repeats=3)),
+        wrong(r"2 weights\[1\] for 1 datasets", lambda: Mixture([5], [[1], [1, 2]], stop=5)),
+        wrong(r"weights\[1\] must be finite.*weights\[1\]\[0\] is -1", lambda: Mixture([5], [[1], [-1]], stop=5)),
+        wrong(r"weights\[0\] are all zero", lambda: Mixture([5], [[0]], stop=5)),
+        wrong(r"weights\[1\] must be one-dimensional", lambda: Mixture([5], [[1], 1], stop=5)),  # type: ignore[list-item]
+        wrong("weights for each epoch need stop= as a number", lambda: Mixture([5], [[1]])),
+        wrong("a function, which a resumed run cannot compare", lambda: Mixture([5], lambda _: [1])),  # type: ignore[arg-type]
+        wrong("weights is empty", lambda: Mixture([5], [])),
         wrong("phases is empty", lambda: Curriculum([5], [])),
         wrong(r"phases\[1\] must be at least 1, but is 0", lambda: Curriculum([5], [(3, [1]), (0, [1])])),
         wrong(r"phases\[1\]: weights .*weights\[0\] is -1", lambda: Curriculum([5], [(3, [1]), (3, [-1])])),

@@ -10,7 +10,8 @@ from feedline.core.rng import derive
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
 from feedline.samplers.base import IndexSampler, Indices
-from feedline.samplers.mixture import Mixture, SpanDraws
+from feedline.samplers.dataset_shares import SpanDraws
+from feedline.samplers.mixture import Mixture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
