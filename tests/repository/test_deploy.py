@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,10 @@ TOOLS = Path(sys.executable).parent
 
 
 OBJECTS = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
+
+
+OTHERS = {"bench", "docs", "examples", "tests"}
+"""Folders that a source archive leaves out."""
 
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -69,6 +76,33 @@ def test_wheels_are_built_for_every_supported_python() -> None:
     assert set(result.stdout.split()) == {
         f"cp{version}-manylinux_{arch}" for version in (311, 312, 313) for arch in ("x86_64", "aarch64")
     }, result.stderr
+
+
+def test_a_wheel_and_a_source_archive_hold_the_whole_package(tmp_path: Path) -> None:
+    """Built without the kernels, from a copy: the tools walk through all folders, build files included."""
+    for name in ("src", "native"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in OTHERS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "module.py").touch()
+    code = """
+from scikit_build_core import build
+build.build_wheel("dist", {"wheel.cmake": "false"})
+build.build_sdist("dist")
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=240, check=True)
+    (wheel,), (archive,) = tmp_path.glob("dist/*.whl"), tmp_path.glob("dist/*.tar.gz")
+    files = {
+        name: {path.relative_to(tmp_path) for path in (tmp_path / name).rglob("*.*")} for name in ("src", "native")
+    }
+    with zipfile.ZipFile(wheel) as built:
+        assert {Path("src", name) for name in built.namelist()} >= files["src"]
+    with tarfile.open(archive) as packed:
+        names = {Path(*Path(name).parts[1:]) for name in packed.getnames()}
+    assert names >= files["src"] | files["native"] | {Path("pyproject.toml"), Path("CMakeLists.txt"), Path("LICENSE")}
+    assert not {name.parts[0] for name in names if name.parts} & OTHERS
 
 
 def test_the_init_container_of_a_pod_passes_on_a_sound_machine() -> None:
