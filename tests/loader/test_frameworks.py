@@ -304,6 +304,13 @@ def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("two_ranks")
+def test_ranks_that_all_read_every_partition_are_reported() -> None:
+    stream = fl.streams.from_items([range(3), range(3, 6)], iter)
+    with pytest.warns(UserWarning, match=r"one of 2 ranks.*all of SampleStream.*distributed='auto' to share"):
+        assert len(list(fl.DataLoader(stream, None))) == 6
+
+
+@pytest.mark.usefixtures("two_ranks")
 @pytest.mark.parametrize("arguments", [{}, {"shuffle": True}, {"shuffle": True, "seed": 1}])
 def test_ranks_that_all_read_everything_are_reported_once(arguments: dict[str, Any]) -> None:
     loader = fl.DataLoader(NUMBERS, 2, **arguments)
@@ -325,6 +332,7 @@ SHARED: dict[str, Any] = {
     "distributed sampler": lambda: fl.DataLoader(NUMBERS, 2, sampler=DistributedSampler(NUMBERS, 2, 1)),
     "batch sampler": lambda: fl.DataLoader(NUMBERS, batch_sampler=[[0], [1]]),
     "stream": lambda: fl.DataLoader(Stream(), 2),
+    "partitions": lambda: fl.DataLoader(fl.streams.from_items([range(3), range(3)], iter), 2, distributed="auto"),
     "subset": lambda: fl.DataLoader(Subset(NUMBERS, range(1, 12, 2)), 2),
 }
 

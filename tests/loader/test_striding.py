@@ -116,6 +116,22 @@ def test_a_warning_says_what_it_costs() -> None:
         loader(Plain, 20, 0, 4, 2)
 
 
+class Sharing(Plain):
+    """Shares the samples among the ranks, in a function of its own."""
+
+    def __iter__(self) -> Iterator[Any]:
+        def mine() -> Iterator[Any]:
+            rank, world = (torch.distributed.get_rank(), 2) if torch.distributed.is_initialized() else (0, 2)
+            yield from range(rank, self.n, world)
+
+        return mine()
+
+
+def test_a_stream_that_shares_itself_is_named() -> None:
+    with pytest.warns(UserWarning, match=r"Sharing asks for its rank.*'get_rank'.*are lost, so leave out distributed="):
+        loader(Sharing, 20, 0, 2, 2)
+
+
 def test_a_stream_of_datasets_is_shared_by_its_shards() -> None:
     datasets = pytest.importorskip("datasets")
     stream = datasets.Dataset.from_dict({"x": list(range(40))}).to_iterable_dataset(num_shards=4)

@@ -78,14 +78,22 @@ class LengthCheck:
 def equal_ranks(dataset: Any, distributed: Any) -> None:
     """Warn once per process if all ranks read the same data.
 
-    Only for map-style datasets in the loader's own order: a user's sampler or a stream may already divide the data
-    among the ranks.
+    Only for map-style datasets in the loader's own order, and for streams with partitions: a user's sampler, or another
+    stream, may already divide the data among the ranks.
     """
-    if distributed is not None or isinstance(dataset, IterableDataset) or torch_worker._worker_info is not None:
+    has_partitions = callable(getattr(type(dataset), "partition", None)) and not _is_node_share(dataset)
+    if distributed is not None or torch_worker._worker_info is not None:
+        return
+    if isinstance(dataset, IterableDataset) and not has_partitions:
         return
     ranks = _ranks()
     if ranks > 1 and not _is_share(dataset, ranks):
-        _warn_of_equal_ranks(os.getpid(), type(dataset).__name__, ranks)
+        remedy = (
+            "distributed='auto'"
+            if has_partitions
+            else "distributed='auto' and a seed, or sampler=DistributedSampler(dataset),"
+        )
+        _warn_of_equal_ranks(os.getpid(), type(dataset).__name__, ranks, remedy)
 
 
 def _ranks() -> int:
@@ -93,6 +101,11 @@ def _ranks() -> int:
         return dist.get_world_size()
     number = os.environ.get("WORLD_SIZE", "") if "RANK" in os.environ else ""
     return int(number) if number.isdecimal() else 1
+
+
+def _is_node_share(dataset: Any) -> bool:
+    """True for a stream that `datasets.distributed.split_dataset_by_node` has divided."""
+    return getattr(getattr(dataset, "dataset", None), "_distributed", None) is not None
 
 
 def _is_share(dataset: Any, ranks: int) -> bool:
@@ -105,11 +118,10 @@ def _is_share(dataset: Any, ranks: int) -> bool:
 
 
 @cache
-def _warn_of_equal_ranks(_pid: int, dataset_name: str, ranks: int) -> None:
+def _warn_of_equal_ranks(_pid: int, dataset_name: str, ranks: int, remedy: str) -> None:
     warnings.warn(
-        f"this is one of {ranks} ranks, and every rank reads all of {dataset_name}: give the loader"
-        " distributed='auto' and a seed, or sampler=DistributedSampler(dataset), to share the samples among the ranks."
-        " If every rank should read all samples, pass distributed=(0, 1)",
+        f"this is one of {ranks} ranks, and every rank reads all of {dataset_name}: give the loader {remedy} to share"
+        " the samples among the ranks. If every rank should read all samples, pass distributed=(0, 1)",
         stacklevel=6,
     )
 

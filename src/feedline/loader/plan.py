@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from inspect import iscode, isfunction
 from typing import Any
 
 import torch
@@ -206,7 +207,33 @@ def _check_strides(dataset: Any) -> None:
         )
 
 
-def _warn_of_striding(name: str, world_size: int) -> None:
+_RANK_NAMES = {"get_rank", "get_world_size", "RANK", "WORLD_SIZE", "SLURM_PROCID", "split_dataset_by_node"}
+
+
+def _asked_rank(dataset: Any) -> str | None:
+    """The name by which the code of a dataset's class asks for its rank."""
+    members = [
+        member for cls in type(dataset).__mro__ if cls not in IterableDataset.__mro__ for member in vars(cls).values()
+    ]
+    codes = [member.__code__ for member in members if isfunction(member)]
+    for code in codes:  # functions and generators within functions are constants of theirs
+        codes += [each for each in code.co_consts if iscode(each)]
+        found = _RANK_NAMES.intersection([*code.co_names, *(each for each in code.co_consts if isinstance(each, str))])
+        if found:
+            return min(found)
+    return None
+
+
+def _warn_of_striding(dataset: Any, world_size: int) -> None:
+    name, asked = type(dataset).__name__, _asked_rank(dataset)
+    if asked is not None:
+        warnings.warn(
+            f"{name} asks for its rank by itself ({asked!r} in its code), and distributed= keeps one sample of"
+            f" {world_size} of what each rank reads: if __iter__ already shares the samples among the ranks, the others"
+            " are lost, so leave out distributed=",
+            stacklevel=4,
+        )
+        return
     warnings.warn(
         f"{name} has no partitions: each of {world_size} ranks reads all of it and keeps one sample of {world_size}, so"
         f" reading costs {world_size} times as much. Give it partitions (fl.PartitionedDataset, fl.streams), or leave"
@@ -220,7 +247,7 @@ def warn_of_uneven_ranks(dataset: Any, world_size: int, *, warns: bool = True) -
     if world_size > 1 and isinstance(dataset, IterableDataset):
         dataset = partitioned(dataset, world_size)
         if not isinstance(dataset, PartitionedDataset):
-            _warn_of_striding(type(dataset).__name__, world_size)
+            _warn_of_striding(dataset, world_size)
     partitions = dataset.num_partitions if isinstance(dataset, PartitionedDataset) else 0
     if warns and partitions > world_size and partitions % world_size:
         warnings.warn(

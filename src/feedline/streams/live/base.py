@@ -116,7 +116,13 @@ class LiveStream(IterableDataset[Any]):
 
         `states` has earlier ones, or None. `OffsetLostError` if the source no longer has the messages behind a state.
         """
-        with closing(self.open_client()) as client:
+        try:
+            client = self.open_client()
+        except FeedlineError as error:
+            which = f"partition{'s'[: len(states) - 1]} {', '.join(map(str, states))}"
+            note(error, f"feedline: while opening {which} (epoch {epoch}) of {type(self).__name__}")
+            raise
+        with closing(client):
             return {number: self._begin_partition(client, number, epoch, state) for number, state in states.items()}
 
     def is_over(self, epoch: int, states: Sequence[Any]) -> bool:
