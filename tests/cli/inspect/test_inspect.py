@@ -50,6 +50,7 @@ def test_shards_tell_the_same_and_more(images: Path, tmp_path: Path) -> None:
     assert found["fields"] == {"cls": 14, "jpg": 13, "png": 1}
     for same in ("classes", "headers", "samples", "image_nbytes"):
         assert found[same] == folder[same]
+    assert inspected(tmp_path / "shards" / "*.tar")["shards"] == [5, 5, 4]
 
 
 def test_images_with_a_grid_are_counted(tmp_path: Path) -> None:

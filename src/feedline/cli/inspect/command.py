@@ -19,6 +19,8 @@ from feedline.cli.progress import bars
 from feedline.datasets.formats import FORMATS, Format, ShardSummary
 from feedline.datasets.shard_summaries import summarize, unsharded
 from feedline.errors import ArgumentError
+from feedline.stores import open_store
+from feedline.stores.globs import expand
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ def run(sources: Sequence[str], options: InspectOptions, console: Console) -> tu
 
     Returns the summary as a JSON object, and False if a shard or an image cannot be read.
     """
+    sources = expand(sources, open_store)  # a pattern in quotes, as the datasets take it
     format_ = format_of(sources)
     if format_.list_samples is not None:
         return _inspect_samples(format_, sources, options, console)
