@@ -178,6 +178,8 @@ def test_offsets_of_kafka_out_of_retention(kafka: Any) -> None:
 
 
 def test_topics_and_settings_of_kafka(kafka: Any) -> None:
+    with pytest.raises(errors.SourceError, match=r"the topic 'nowhere' does not exist on .*make it, or check its name"):
+        iter(fl.DataLoader(streams.Kafka("nowhere", servers=kafka.servers), 4))
     wrong = streams.Kafka("t", servers=kafka.servers, settings={"no.such": 1})
     with pytest.raises(errors.ArgumentError, match=r'refuses the settings of Kafka.*"no\.such"'):
         iter(fl.DataLoader(wrong, 4))

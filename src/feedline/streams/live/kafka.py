@@ -110,9 +110,7 @@ class KafkaClient:
         if found.error is not None:
             self._raise(found.error)
         if not found.partitions:
-            raise SourceError(
-                f"the topic {self._stream.topic!r} does not exist on {self._stream.servers}: check its name"
-            )
+            raise self._missing()
         return len(found.partitions)
 
     def kept(self, partition: int) -> Kept:
@@ -228,7 +226,15 @@ class KafkaClient:
             raise MessageTooLargeError(
                 f"{topic}: {text}: raise receive.message.max.bytes and fetch.message.max.bytes in settings="
             )
+        if name in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
+            raise self._missing()
         raise SourceError(f"{who}, {topic}: {text} ({name})")
+
+    def _missing(self) -> SourceError:
+        """The error for a topic that the brokers do not know."""
+        return SourceError(
+            f"the topic {self._stream.topic!r} does not exist on {self._stream.servers}: make it, or check its name"
+        )
 
 
 def _partition_of(message: Any) -> int:
