@@ -43,7 +43,7 @@ ROOMS = {
         "unit",
         "sizes",  # a summary keeps what it gets; offsets are counted from any iterable
     },
-    "samplers": {"sampler", "batch_size", "num_samples"},
+    "samplers": {"sampler", "batch_size", "num_samples", "weights"},  # of samples, of datasets, of datasets by epoch
     "transforms": {"size", "p", "transform", "transforms"},
     "stores": {"path", "store", "cache", "requests", "retry", "options", "root"},
 }

@@ -211,7 +211,7 @@ _RANK_NAMES = {"get_rank", "get_world_size", "RANK", "WORLD_SIZE", "SLURM_PROCID
 
 
 def _asked_rank(dataset: Any) -> str | None:
-    """The name by which the code of a dataset's class asks for its rank."""
+    """Name by which the code of a dataset asks for its rank."""
     members = [
         member for cls in type(dataset).__mro__ if cls not in IterableDataset.__mro__ for member in vars(cls).values()
     ]
