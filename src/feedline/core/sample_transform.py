@@ -6,7 +6,7 @@ from typing import Any
 
 from feedline.core.dataset import Transform
 from feedline.core.rng import SampleRng, sample_rng, takes_rng
-from feedline.core.telemetry import TRANSFORMING
+from feedline.core.stage_parts import TRANSFORMING
 from feedline.errors import ArgumentError
 
 

@@ -22,7 +22,7 @@ from feedline.core.paths import Pathlike
 from feedline.core.rng import torch_keys
 from feedline.core.sample_transform import SampleTransform
 from feedline.core.shard_offsets import ShardOffsets
-from feedline.core.telemetry import DECODING
+from feedline.core.stage_parts import DECODING
 from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.decoding import Decoder, Where
 from feedline.datasets.indexes import BuiltIndex, Columns, IndexRecipe, indexes_of

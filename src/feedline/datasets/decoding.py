@@ -25,7 +25,7 @@ from feedline.core.arguments import function_of
 from feedline.core.dataset import Transform
 from feedline.core.rng import SampleRng, sample_rng
 from feedline.core.sample_transform import SampleTransform
-from feedline.core.telemetry import DECODING, TRANSFORMING
+from feedline.core.stage_parts import DECODING, TRANSFORMING
 from feedline.core.tensors import Allocator, torch_dtype
 from feedline.datasets import array_container
 from feedline.errors import ArgumentError, SampleError

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.dataset import Transform
-from feedline.core.telemetry import READ_FILES, read_part
+from feedline.core.stage_parts import READ_FILES, read_part
 from feedline.core.tensors import Allocator
 from feedline.datasets.decoding import Decode, Decoder, ImageDecoder, Where, decoder_of
 from feedline.errors import ArgumentError, SampleError, note

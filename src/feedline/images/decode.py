@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.rng import torch_keys
-from feedline.core.telemetry import DECODING, READ_FILES, TRANSFORMING, Part
+from feedline.core.stage_parts import DECODING, READ_FILES, TRANSFORMING, Part
 from feedline.core.tensors import numpy_view
 from feedline.errors import ArgumentError
 from feedline.images import native, pillow

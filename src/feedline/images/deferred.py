@@ -14,7 +14,7 @@ import PIL
 from numpy.typing import NDArray
 from PIL import Image
 
-from feedline.core.telemetry import DECODING
+from feedline.core.stage_parts import DECODING
 from feedline.images import native
 from feedline.images.crops import Box
 

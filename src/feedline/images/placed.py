@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.core.telemetry import DECODING, TRANSFORMING
+from feedline.core.stage_parts import DECODING, TRANSFORMING
 from feedline.images import native
 from feedline.images.pillow import Source
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from feedline.core.caches import LRUCache, PerProcess
-from feedline.core.telemetry import READ_FILES, read_part
+from feedline.core.stage_parts import READ_FILES, read_part
 from feedline.core.threads import CancelScope, DaemonPool
 from feedline.errors import AccessDeniedError, ArgumentError, ObjectNotFoundError
 from feedline.stores.base import FileVersion, ObjectInfo, Range, Store, Views

@@ -10,7 +10,7 @@ from threading import Lock
 import numpy as np
 
 from feedline.core.caches import PerProcess
-from feedline.core.telemetry import read_part
+from feedline.core.stage_parts import read_part
 from feedline.core.threads import CancelScope, DaemonPool
 from feedline.errors import ObjectChangedError
 from feedline.stores.base import ObjectInfo, Store, VersionedReader, changed_error

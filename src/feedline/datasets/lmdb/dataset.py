@@ -19,7 +19,7 @@ from feedline.core import optional
 from feedline.core.caches import PerProcess
 from feedline.core.dataset import Keys, Transform
 from feedline.core.paths import Pathlike
-from feedline.core.telemetry import READ_FILES
+from feedline.core.stage_parts import READ_FILES
 from feedline.core.tensors import Allocator, as_indices, within
 from feedline.datasets.base import DecodedRecords
 from feedline.datasets.decoding import Decode, decoder_of

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from feedline.core.dataset import BatchRead, Keys, Traits, Transform, check_reads_batches
 from feedline.core.paths import Pathlike
 from feedline.core.rng import Draws, SampleRng, derive, sample_rng, torch_keys
-from feedline.core.telemetry import DECODING
+from feedline.core.stage_parts import DECODING
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, within
 from feedline.datasets.decoding import ImageDecoder
 from feedline.datasets.media.base import MediaClips, sampling_of

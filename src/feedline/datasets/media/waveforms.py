@@ -14,7 +14,7 @@ from feedline.core.arguments import check_one_of
 from feedline.core.dataset import Traits, Transform
 from feedline.core.paths import Pathlike
 from feedline.core.rng import Draws, derive, sample_rng
-from feedline.core.telemetry import DECODING
+from feedline.core.stage_parts import DECODING
 from feedline.datasets.media.audio import WHAT, AudioInfo, AudioReader, resampled, soundfile, with_channels
 from feedline.datasets.media.base import MediaClips, sampling_of
 from feedline.datasets.media.files import MediaFiles, Piece

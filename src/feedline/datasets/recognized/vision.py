@@ -17,7 +17,7 @@ from PIL import Image
 from feedline.collate.rows import RowBuffer
 from feedline.core.kernels import SlowKernelsWarning
 from feedline.core.recognition import StepFinding
-from feedline.core.telemetry import DECODING, READ_FILES, TRANSFORMING
+from feedline.core.stage_parts import DECODING, READ_FILES, TRANSFORMING
 from feedline.images import native
 from feedline.images.placed import can_place
 from feedline.transforms.recognized.chain import PACKAGE, Chain

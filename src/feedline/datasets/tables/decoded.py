@@ -17,7 +17,7 @@ from feedline import collate
 from feedline.core.caches import LoadingCache, PerProcess
 from feedline.core.dataset import Ranges, Transform
 from feedline.core.shard_offsets import ShardOffsets
-from feedline.core.telemetry import DECODING
+from feedline.core.stage_parts import DECODING
 from feedline.core.tensors import Allocator
 from feedline.core.threads import BoundedMap
 from feedline.datasets.decoding import Decode

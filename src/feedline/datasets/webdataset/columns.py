@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from feedline import collate
 from feedline.core.dataset import Keys, Transform
 from feedline.core.rng import SampleRng, sample_rng
-from feedline.core.telemetry import DECODING
+from feedline.core.stage_parts import DECODING
 from feedline.core.tensors import Allocator
 from feedline.datasets import array_container
 from feedline.datasets.compression import is_bomb, largest_nbytes

@@ -8,8 +8,8 @@ from typing import Any
 from uuid import uuid4
 
 from feedline.core.caches import LRUCache, PerProcess
+from feedline.core.stage_parts import read_part
 from feedline.core.store_metrics import count
-from feedline.core.telemetry import read_part
 from feedline.core.threads import DaemonPool
 from feedline.errors import ObjectChangedError, StoreError
 from feedline.stores.base import ObjectInfo, Range, Store, VersionedObject, Views, check_version
