@@ -24,8 +24,8 @@ from tqdm import tqdm
 import feedline as fl
 from feedline.core.page import BATCHES, FoundPage, Page, PageContent, PageReader, find_pages
 from feedline.core.proc import TICK_S, CpuTicks, ProcessStat
-from feedline.loader.monitoring import monitor as monitor_module
 from feedline.loader.monitoring import machine
+from feedline.loader.monitoring import monitor as monitor_module
 from feedline.loader.monitoring.diagnosis import verdict_pause_ns
 from feedline.loader.monitoring.monitor import Monitor
 from feedline.loader.report import Verdict
