@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.rng import SampleRng, sample_rng, takes_rng
 from feedline.core.stage_parts import TRANSFORMING
 from feedline.errors import ArgumentError
@@ -16,7 +16,7 @@ class SampleTransform:
     Without a transform, samples are returned unchanged.
     """
 
-    def __init__(self, transform: Transform | None) -> None:
+    def __init__(self, transform: TransformFunction | None) -> None:
         if transform is not None and not callable(transform):
             raise ArgumentError(f"transform must be callable, got {type(transform).__name__}")
         self.transform = transform

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline import collate
-from feedline.core.dataset import READS_SAMPLES, Batch, BatchRead, Keys, Traits, Transform, check_reads_batches
+from feedline.core.dataset import READS_SAMPLES, Batch, BatchRead, Keys, Traits, TransformFunction, check_reads_batches
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.rng import torch_keys
@@ -128,7 +128,7 @@ class FieldRecords(Records):
     (`_decoders`) and the fields of a record in order (`_fields`).
     """
 
-    def __init__(self, transform: Transform | None) -> None:
+    def __init__(self, transform: TransformFunction | None) -> None:
         self._step = SampleTransform(transform)
 
     def _decoders(self) -> Collection[Decoder]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from feedline import images
 from feedline.core.arguments import function_of
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.rng import SampleRng, sample_rng
 from feedline.core.sample_transform import SampleTransform
 from feedline.core.stage_parts import DECODING, TRANSFORMING
@@ -30,6 +30,7 @@ from feedline.core.tensors import Allocator, torch_dtype
 from feedline.datasets import array_container
 from feedline.errors import ArgumentError, SampleError
 from feedline.images import ImageError
+from feedline.images.decode import Grid
 from feedline.transforms import ImagePlan, plan
 from feedline.transforms.native_steps import Window
 
@@ -60,8 +61,8 @@ _IN_MEMORY = re.compile(r" <_io\.BytesIO object at 0x[0-9a-fA-F]+>")
 
 
 def split_transform(
-    transform: Transform | Mapping[str, Transform] | None, fields: Iterable[str] | None
-) -> tuple[Mapping[str, Transform], Transform | None]:
+    transform: TransformFunction | Mapping[str, TransformFunction] | None, fields: Iterable[str] | None
+) -> tuple[Mapping[str, TransformFunction], TransformFunction | None]:
     """Split into transforms by field and a transform of whole samples.
 
     One of the two is empty. ArgumentError names a key that is no field.
@@ -142,7 +143,7 @@ class Decoder:
         raise NotImplementedError
 
 
-def decoder_of(decode: Decode, transform: Transform | None = None) -> Decoder:
+def decoder_of(decode: Decode, transform: TransformFunction | None = None) -> Decoder:
     """The decoder of encoded bytes, which may be memoryviews.
 
     `decode` is "bytes", "text" (UTF-8), "npy" (a tensor), "image" (RGB, as a PIL image) or a function of the bytes. An
@@ -159,7 +160,7 @@ class ValueDecoder(Decoder):
     Arguments are those of `decoder_of`.
     """
 
-    def __init__(self, decode: Decode, transform: Transform | None = None, *, kind: str | None = None) -> None:
+    def __init__(self, decode: Decode, transform: TransformFunction | None = None, *, kind: str | None = None) -> None:
         self.step = SampleTransform(transform)
         self._decode = function_of("decode", decode, DECODERS)
         name = decode if isinstance(decode, str) else kind
@@ -225,9 +226,6 @@ DECODERS: dict[str, DecodeFunction] = {
 """Decoders by the names that `decode` accepts."""
 
 
-Grid = NDArray[np.uint16]
-
-
 class ImageDecoder(Decoder):
     """Decodes and transforms images, singly or in batches.
 
@@ -237,7 +235,7 @@ class ImageDecoder(Decoder):
     """
 
     def __init__(
-        self, transform: Transform | None, load: Callable[[Any], Any], *, apply_exif_orientation: bool = False
+        self, transform: TransformFunction | None, load: Callable[[Any], Any], *, apply_exif_orientation: bool = False
     ) -> None:
         image_plan = plan(transform)
         self.step = SampleTransform(transform)

@@ -221,7 +221,7 @@ class FileSet:
         self._store_numbers = [-1 if store is None else numbers[id(store)] for store, _ in objects]
         self._infos = [info for _, info in objects]
         # A fork opens its own files: it has no threads of its parent's clients, and a lock may be held forever.
-        self._opened: PerProcess[_Kept[File]] = PerProcess(partial(_new_cache, len(objects), most))
+        self._opened: PerProcess[_OpenFiles[File]] = PerProcess(partial(_new_cache, len(objects), most))
         self._readers = PerProcess(_readers)
 
     def __len__(self) -> int:
@@ -372,7 +372,7 @@ class LazyList(Generic[T]):
 
     def __init__(self, making: Callable[[int], T], count: int, most: int | None = None) -> None:
         self._making, self._count, self._most = making, count, most
-        self._parts: PerProcess[_Kept[T]] = PerProcess(partial(_new_cache, count, most))
+        self._parts: PerProcess[_OpenFiles[T]] = PerProcess(partial(_new_cache, count, most))
 
     def __len__(self) -> int:
         return self._count
@@ -394,9 +394,9 @@ class _All(dict[int, T]):
         return value
 
 
-_Kept = LRUCache[int, T] | _All[T]
+_OpenFiles = LRUCache[int, T] | _All[T]
 
 
-def _new_cache(count: int, most: int | None) -> _Kept[Any]:
+def _new_cache(count: int, most: int | None) -> _OpenFiles[Any]:
     limit = open_at_once() if most is None else most
     return _All() if count <= limit else LRUCache(limit)

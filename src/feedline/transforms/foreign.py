@@ -11,10 +11,11 @@ from PIL import Image
 
 from feedline.core.rng import Draws
 from feedline.core.sample_transform import SampleTransform
+from feedline.images.decode import Grid
 from feedline.transforms._arguments import init_frozen
 from feedline.transforms.base import Transform
 from feedline.transforms.inputs import open_image, pixels
-from feedline.transforms.steps import Grid, ImageSpec
+from feedline.transforms.steps import ImageSpec
 
 Callee = Callable[..., Any]
 

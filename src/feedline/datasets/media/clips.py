@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import BatchRead, Keys, Traits, Transform, check_reads_batches
+from feedline.core.dataset import BatchRead, Keys, Traits, TransformFunction, check_reads_batches
 from feedline.core.paths import Pathlike
 from feedline.core.rng import Draws, SampleRng, derive, sample_rng, torch_keys
 from feedline.core.stage_parts import DECODING
@@ -88,7 +88,7 @@ class Clips(MediaClips[VideoReader]):
         step: float | None = None,
         short: Short = "error",
         manifest: Iterable[Mapping[str, Any]] | None = None,
-        transform: Transform | None = None,
+        transform: TransformFunction | None = None,
         open_videos: int = 4,
         index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,

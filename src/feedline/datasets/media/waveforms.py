@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from feedline.core import optional
 from feedline.core.arguments import check_one_of
-from feedline.core.dataset import Traits, Transform
+from feedline.core.dataset import Traits, TransformFunction
 from feedline.core.paths import Pathlike
 from feedline.core.rng import Draws, derive, sample_rng
 from feedline.core.stage_parts import DECODING
@@ -74,7 +74,7 @@ class Waveforms(MediaClips[AudioReader]):
         channels: int | None = 1,
         mel: Mapping[str, Any] | None = None,
         manifest: Iterable[Mapping[str, Any]] | None = None,
-        transform: Transform | None = None,
+        transform: TransformFunction | None = None,
         open_files: int = 16,
         index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.paths import Pathlike
 from feedline.datasets.decoding import Decode
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
@@ -101,7 +101,7 @@ class Avro(DecodedTable[Blocks]):
         columns: Sequence[str] | None = None,
         *,
         nulls: Any = "raise",
-        transform: Transform | Mapping[str, Transform] | None = None,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         decode: Mapping[str, Decode] | None = None,
         cache_nbytes: int = CACHE_NBYTES,
         cache: Cache | Pathlike | None = None,

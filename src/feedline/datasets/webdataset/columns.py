@@ -18,27 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline import collate
-from feedline.core.dataset import Keys, Transform
+from feedline.core.dataset import Keys, TransformFunction
 from feedline.core.rng import SampleRng, sample_rng
 from feedline.core.stage_parts import DECODING
 from feedline.core.tensors import Allocator
 from feedline.datasets import array_container
 from feedline.datasets.compression import is_bomb, largest_nbytes
-from feedline.datasets.decoding import (
-    BAD_DATA,
-    DAMAGE,
-    DecodeFunction,
-    Decoder,
-    Grid,
-    ImageDecoder,
-    Where,
-    rgb,
-    undecodable,
-)
+from feedline.datasets.decoding import BAD_DATA, DAMAGE, DecodeFunction, Decoder, ImageDecoder, Where, rgb, undecodable
 from feedline.datasets.webdataset import MemberSpan, Shard, tar
 from feedline.datasets.webdataset.tar import extension, is_image
 from feedline.errors import ArgumentError, SampleError
 from feedline.images import ImageError
+from feedline.images.decode import Grid
 from feedline.stores.cache import MissingPieceError
 from feedline.stores.files import FileBytes
 
@@ -211,7 +202,7 @@ class TarColumn(Decoder):
     `__key__` and `__shard__` are the sample's key and the path of its tar. Thread-safe.
     """
 
-    def __init__(self, spec: str, transform: Transform | None, settings: TarDecoding) -> None:
+    def __init__(self, spec: str, transform: TransformFunction | None, settings: TarDecoding) -> None:
         self.spec = spec
         self.names = tuple(name.strip().lower() for name in spec.split(";"))
         if not all(self.names):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import BatchRead, Traits, Transform, check_reads_batches
+from feedline.core.dataset import BatchRead, Traits, TransformFunction, check_reads_batches
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.rng import sample_rng, torch_keys
@@ -89,7 +89,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         paths: Paths,
         columns: Sequence[str] | None = None,
         *,
-        transform: Transform | Mapping[str, Transform] | None = None,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         decode: bool | Own | Literal["device"] = True,
         apply_exif_orientation: bool = False,
         allow_truncated: bool = False,
@@ -140,11 +140,11 @@ class TarShards(torch.utils.data.Dataset[Any]):
         """Digest of tar names and sizes, checked by saved loader states."""
         return digest_of(self.paths, self.shard_sizes)
 
-    def _prepare(self, transform: Transform | Mapping[str, Transform] | None) -> None:
+    def _prepare(self, transform: TransformFunction | Mapping[str, TransformFunction] | None) -> None:
         """Split the transform into those of fields, of images and of samples."""
-        self._field_transforms: Mapping[str, Transform] = {}
-        self._image_transform: Transform | None = None
-        whole: Transform | None = None
+        self._field_transforms: Mapping[str, TransformFunction] = {}
+        self._image_transform: TransformFunction | None = None
+        whole: TransformFunction | None = None
         if isinstance(transform, Mapping):
             self._field_transforms = transform
         elif transform is not None and not callable(transform):
@@ -396,7 +396,7 @@ def _takes_image_transform(name: str, fields: Sequence[str]) -> bool:
     return any(each.rpartition(".")[2] == "npy" for each in _spellings(name))
 
 
-def _check_used(transforms: Mapping[str, Transform], columns: Sequence[TarColumn]) -> None:
+def _check_used(transforms: Mapping[str, TransformFunction], columns: Sequence[TarColumn]) -> None:
     known = {each for column in columns for each in _spellings(column.spec)}
     for name in transforms:
         if name not in known:
