@@ -3,7 +3,7 @@
 
 Reads the files only; nothing is imported but with --collect, which asks pytest for the number of test cases.
 
-Exit code of --check: 1 when imports go up, files import each other in a cycle, a class or type alias is defined twice, or the
+Exit code of --check: 1 when imports go up, files import each other in a cycle, a class or type is defined twice, the
 first line of a docstring breaks the rules, or an example of an extension imports more than public rooms.
 """
 

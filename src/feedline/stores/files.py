@@ -8,13 +8,13 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from feedline.core.caches import LRUCache, PerProcess
-from feedline.core.stage_parts import READ_FILES, read_part
+from feedline.core.stage_parts import READ_FILES, Part, read_part
 from feedline.core.threads import CancelScope, DaemonPool
 from feedline.errors import AccessDeniedError, ArgumentError, ObjectNotFoundError
 from feedline.stores.base import FileVersion, ObjectInfo, Range, Store, Views
@@ -277,27 +277,47 @@ class FileSet:
                 if part.timed:
                     part.count(sum(map(len, local)))
             return local
-        with read_part(self._stores[0].url) as part:
-            remote = self._read_remote(extents)
-            if part.timed:
-                part.count(sum(map(len, remote)))
-        return remote
-
-    def _read_remote(self, extents: Sequence[Extent]) -> Views:
         wanted: dict[int, list[Range]] = {}
         for file, start, stop in extents:
             wanted.setdefault(file, []).append((start, stop))
-        cached = {file: self[file].in_memory(spans) for file, spans in wanted.items()}
-        missing = {file: wanted[file] for file, views in cached.items() if views is None}
-        views = {file: iter(each) for file, each in (cached | self._read(missing)).items() if each is not None}
+        views = {file: iter(each) for file, each in self._read(wanted).items()}
         return [next(views[file]) for file, _, _ in extents]
 
-    def _read(self, wanted: dict[int, list[Range]]) -> dict[int, Views]:
-        if len(wanted) <= 1:
-            return {file: self[file].read(spans) for file, spans in wanted.items()}
+    def _read(self, wanted: Mapping[int, list[Range]]) -> dict[int, Views]:
+        """Views by file.
+
+        Stores are read at the same time. The time of each is the wait for it after the wait for those before it.
+        """
+        stores: dict[int, list[int]] = {}
+        for file in wanted:
+            stores.setdefault(self._store_numbers[file], []).append(file)
+        views: dict[int, Views] = {}
+        for number, files in stores.items():
+            with self._part(number) as part:
+                found = {file: self[file].in_memory(wanted[file]) for file in files}
+                views |= (kept := {file: each for file, each in found.items() if each is not None})
+                _count(part, kept)
+        missing = {file: wanted[file] for file in wanted if file not in views}
+        if not missing:
+            return views
         with CancelScope():
-            futures = {file: self._readers().submit(self[file].read, spans) for file, spans in wanted.items()}
-            return {file: future.result() for file, future in futures.items()}
+            reads = self._start_reads(missing)
+            for number, files in stores.items():
+                with self._part(number) as part:
+                    views |= (fetched := {file: reads[file]() for file in files if file in reads})
+                    _count(part, fetched)
+        return views
+
+    def _start_reads(self, wanted: Mapping[int, list[Range]]) -> dict[int, Callable[[], Views]]:
+        """Functions that return the views of each file; several are read by threads from now on."""
+        if len(wanted) == 1:
+            return {file: partial(self[file].read, spans) for file, spans in wanted.items()}
+        readers = self._readers()
+        return {file: readers.submit(self[file].read, spans).result for file, spans in wanted.items()}
+
+    def _part(self, number: int) -> Part:
+        """The part in which the store of this number is read."""
+        return READ_FILES if number < 0 else read_part(self._stores[number].url)
 
     def local_path(self, number: int) -> str:
         """The path of a local file with the whole content.
@@ -337,6 +357,11 @@ class FileSet:
         if store is None:
             return LocalFile(info.path, info.size, info.version)
         return RemoteFile(store, info)
+
+
+def _count(part: Part, views: Mapping[int, Views]) -> None:
+    if part.timed:
+        part.count(sum(len(view) for each in views.values() for view in each))
 
 
 def local_info(path: str) -> ObjectInfo:
