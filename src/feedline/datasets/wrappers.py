@@ -104,7 +104,7 @@ class Map(WrappedDataset):
 
     def _mapped(self, sample: Any, row: int | None) -> Any:
         # With a key of its own, so that two of them that are nested draw different numbers.
-        own = SampleRng(derive(sample_rng(row).key, "map", self._depth)) if self._step.wants_rng else None
+        own = SampleRng(derive(sample_rng(row).key, "map", self._depth)) if self._step.takes_rng else None
         return self._step.apply(sample, own)
 
 
@@ -130,7 +130,7 @@ class Filter(WrappedDataset):
     """
 
     def __init__(
-        self, dataset: Any, predicate: Predicate, *, index_dir: Pathlike | None = None, num_workers: int = 0
+        self, dataset: Any, predicate: Predicate, *, num_workers: int = 0, index_dir: Pathlike | None = None
     ) -> None:
         if not callable(predicate):
             raise ArgumentError(f"predicate must be callable, got {type(predicate).__name__}")

@@ -116,7 +116,7 @@ class Waveforms(MediaClips[AudioReader]):
         return [self._sample(at, row) for at, row in zip(places.tolist(), rows, strict=True)]
 
     def _sample(self, at: int, row: int | None) -> dict[str, Any]:
-        draws = self._sampling == "random" or self._step.wants_rng
+        draws = self._sampling == "random" or self._step.takes_rng
         rng = sample_rng(row) if draws else None
         number, clip = self._offsets.one(at)
         # A key of its own: what a transform draws must not depend on where the range is.

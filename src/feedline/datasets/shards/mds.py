@@ -49,8 +49,8 @@ class MDS(ShardFileFields):
         columns: Sequence[str] | None = None,
         *,
         transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
-        cache: Cache | Pathlike | None = None,
         check_hashes: bool = False,
+        cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if columns is not None:

@@ -64,12 +64,12 @@ class Arrow(TableDataset):
         columns: Sequence[str] | None = None,
         *,
         nulls: Any = "raise",
-        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         decode: Mapping[str, Decode] | None = None,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         cache_nbytes: int = CACHE_NBYTES,
+        index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
-        index_dir: Pathlike | None = None,
     ) -> None:
         source = _open_source(paths, columns_of(columns), cache, options, index_dir)
         cells = Cells(source.kind, transform, decode)

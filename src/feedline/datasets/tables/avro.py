@@ -101,12 +101,12 @@ class Avro(DecodedTable[Blocks]):
         columns: Sequence[str] | None = None,
         *,
         nulls: Any = "raise",
-        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         decode: Mapping[str, Decode] | None = None,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         cache_nbytes: int = CACHE_NBYTES,
+        index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
-        index_dir: Pathlike | None = None,
     ) -> None:
         avro()
         files = find(paths_of(paths), FORMATS["avro"].pattern, cache=cache, options=options)

@@ -208,12 +208,12 @@ class ORC(DecodedTable[Stripes]):
         columns: Sequence[str] | None = None,
         *,
         nulls: Any = "raise",
-        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         decode: Mapping[str, Decode] | None = None,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         cache_nbytes: int = CACHE_NBYTES,
+        index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
-        index_dir: Pathlike | None = None,
     ) -> None:
         given = paths_of(paths)
         files = find(given, FORMATS["orc"].pattern, cache=cache, options=options)

@@ -79,14 +79,14 @@ class Parquet(DecodedTable[RowGroups]):
         *,
         filters: Sequence[Any] | None = None,
         nulls: Any = "raise",
-        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         decode: Mapping[str, Decode] | Literal["device"] | None = None,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         cache_nbytes: int = CACHE_NBYTES,
         decryption: Decryption | None = None,
         filesystem: Any = None,
+        index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
-        index_dir: Pathlike | None = None,
     ) -> None:
         pyarrow(WHAT)
         if decode == "device":

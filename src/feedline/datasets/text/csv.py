@@ -100,9 +100,9 @@ class CSV(TextRecords):
         delimiter: str = ",",
         escape: str | None = None,
         transform: TransformFunction | None = None,
-        index_dir: Pathlike | None = None,
         encoding: str = "utf-8",
         max_record_nbytes: int = MAX_RECORD_NBYTES,
+        index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Options = None,
     ) -> None:

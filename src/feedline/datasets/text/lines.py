@@ -146,10 +146,10 @@ class Lines(TextRecords):
         paths: Paths,
         *,
         transform: TransformFunction | None = None,
-        index_dir: Pathlike | None = None,
         inside: str = FORMATS["lines"].pattern,
         encoding: str = "utf-8",
         max_record_nbytes: int = MAX_RECORD_NBYTES,
+        index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Options = None,
     ) -> None:
@@ -179,9 +179,9 @@ class JSONL(TextRecords):
         columns: Sequence[str] | None = None,
         *,
         transform: TransformFunction | None = None,
-        index_dir: Pathlike | None = None,
         encoding: str = "utf-8",
         max_record_nbytes: int = MAX_RECORD_NBYTES,
+        index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Options = None,
     ) -> None:

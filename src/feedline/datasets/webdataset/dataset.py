@@ -80,7 +80,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     The index of each tar is built on first use and stored: next to a file (see `open_index`), for an object in the
     user's cache folder, unless one lies next to the object; or in the folder `index_dir`. Each process keeps at most
-    `open_shards` tars open. Objects are read through a cache in the folder `cache`, if one is given; `options` are
+    `open_files` tars open. Objects are read through a cache in the folder `cache`, if one is given; `options` are
     those of `open_store`. Pickles by path.
     """
 
@@ -89,17 +89,17 @@ class TarShards(torch.utils.data.Dataset[Any]):
         paths: Paths,
         columns: Sequence[str] | None = None,
         *,
-        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         decode: bool | Own | Literal["device"] = True,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         apply_exif_orientation: bool = False,
         allow_truncated: bool = False,
-        open_shards: int = _OPEN_SHARDS,
+        open_files: int = _OPEN_SHARDS,
         index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        if open_shards < 1:
-            raise ArgumentError(f"open_shards={open_shards} must be at least 1")
+        if open_files < 1:
+            raise ArgumentError(f"open_files={open_files} must be at least 1")
         found = _find_tars(paths, cache, options)
         self._files = inflated(found, [tar.opener_of(name) for name in found.names], cache)
         self._tars = Tars(self._files, index_dir=index_dir, allow_truncated=allow_truncated)
@@ -108,7 +108,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         if not len(self):
             raise ArgumentError(f"no samples in {self.paths[0]}{' and the other tars' * (len(self.paths) > 1)}")
         prints = PackedStrings(head.fingerprint for head in heads)
-        self._shards = ShardCache(self._tars, prints, open_shards)
+        self._shards = ShardCache(self._tars, prints, open_files)
         self.columns = None if columns is None else _check_columns(columns)
         if decode == "device":
             transform, decode = decoded_on_device(transform), True
@@ -162,7 +162,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
             _check_used(self._field_transforms, self._columns)
         free = plan(self._image_transform) if self.columns is None else None
         self._uses_keys = (
-            self._whole.wants_rng or any(c.uses_keys for c in self._columns) or (free is not None and free.is_random)
+            self._whole.takes_rng or any(c.uses_keys for c in self._columns) or (free is not None and free.is_random)
         )
 
     def _check_fields(self, heads: Sequence[Head]) -> None:
