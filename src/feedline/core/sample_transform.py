@@ -20,19 +20,19 @@ class SampleTransform:
         if transform is not None and not callable(transform):
             raise ArgumentError(f"transform must be callable, got {type(transform).__name__}")
         self.transform = transform
-        self.wants_rng = transform is not None and takes_rng(transform)
+        self.takes_rng = transform is not None and takes_rng(transform)
 
     def __call__(self, sample: Any, row: int | None) -> Any:
         """The transformed sample; `row` is its row in a batch, or None."""
-        return sample if self.transform is None else self.apply(sample, sample_rng(row) if self.wants_rng else None)
+        return sample if self.transform is None else self.apply(sample, sample_rng(row) if self.takes_rng else None)
 
     def apply(self, sample: Any, rng: SampleRng | None) -> Any:
         """The transformed sample, with this generator, which other fields may share."""
         if self.transform is None:
             return sample
         with TRANSFORMING:
-            return self.transform(sample, rng) if self.wants_rng else self.transform(sample)
+            return self.transform(sample, rng) if self.takes_rng else self.transform(sample)
 
     def with_key(self, sample: Any, key: int) -> Any:
         """The transformed sample, with the generator of this key."""
-        return self.apply(sample, SampleRng(key) if self.wants_rng else None)
+        return self.apply(sample, SampleRng(key) if self.takes_rng else None)

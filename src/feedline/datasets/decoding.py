@@ -9,7 +9,8 @@ import io
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from zipfile import BadZipFile
@@ -258,17 +259,15 @@ class ImageDecoder(Decoder):
     @property
     def uses_keys(self) -> bool:
         """True if values, or batches, depend on the sample's generator."""
-        return self.step.wants_rng if self._plan is None else self._plan.is_random
+        return self.step.takes_rng if self._plan is None else self._plan.is_random
 
     @property
     def supports_threads(self) -> bool:
         return self._plan is not None and not self._turns and self._plan.supports_threads
 
     def __call__(self, source: Any, row: int | None, where: Where) -> Any:
-        try:
+        with naming_images(lambda _: where()):
             return self.value(source, sample_rng(row) if self.uses_keys else None)
-        except ImageError as error:
-            raise SampleError(f"{where()}: {error}") from error
 
     def batch(
         self,
@@ -278,10 +277,8 @@ class ImageDecoder(Decoder):
         where: Callable[[int], str],
         threads: int = 1,
     ) -> torch.Tensor:
-        try:
+        with naming_images(where):
             return self.decode_batch(sources, keys, allocate, threads=threads)
-        except ImageError as error:
-            raise SampleError(f"{where(error.row or 0)}: {error}") from error
 
     def value(self, source: Any, rng: SampleRng | None, grid: Grid | None = None) -> Any:
         """Decode and transform one image; `rng` is required if it `uses_keys`."""
@@ -317,6 +314,15 @@ class ImageDecoder(Decoder):
         except ImageError as error:
             error.row = row
             raise
+
+
+@contextmanager
+def naming_images(where: Callable[[int], str]) -> Iterator[None]:
+    """Add the place `where(row)` to image errors of the block."""
+    try:
+        yield
+    except ImageError as error:
+        raise SampleError(f"{where(error.row or 0)}: {error}") from error
 
 
 def _add_orientation(image_plan: ImagePlan) -> tuple[ImagePlan, bool]:

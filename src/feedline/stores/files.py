@@ -309,7 +309,10 @@ class FileSet:
         return views
 
     def _start_reads(self, wanted: Mapping[int, list[Range]]) -> dict[int, Callable[[], Views]]:
-        """Functions that return the views of each file; several are read by threads from now on."""
+        """Functions that return the views of each file.
+
+        Several files are read by threads from now on.
+        """
         if len(wanted) == 1:
             return {file: partial(self[file].read, spans) for file, spans in wanted.items()}
         readers = self._readers()

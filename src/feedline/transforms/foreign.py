@@ -35,7 +35,7 @@ class Foreign(Transform):
     @property
     def is_random(self) -> bool:
         """True if the callable takes an rng; global generators go unnoticed."""
-        return self._call.wants_rng
+        return self._call.takes_rng
 
     def apply(self, image: Any, rng: Draws) -> Any:
         return self._call.with_key(self._argument(image), rng.key)

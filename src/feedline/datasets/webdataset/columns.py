@@ -9,7 +9,6 @@ import gzip
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 from zipfile import ZipFile
@@ -24,10 +23,20 @@ from feedline.core.stage_parts import DECODING
 from feedline.core.tensors import Allocator
 from feedline.datasets import array_container
 from feedline.datasets.compression import is_bomb, largest_nbytes
-from feedline.datasets.decoding import BAD_DATA, DAMAGE, DecodeFunction, Decoder, ImageDecoder, Where, rgb, undecodable
+from feedline.datasets.decoding import (
+    BAD_DATA,
+    DAMAGE,
+    DecodeFunction,
+    Decoder,
+    ImageDecoder,
+    Where,
+    naming_images,
+    rgb,
+    undecodable,
+)
 from feedline.datasets.webdataset import MemberSpan, Shard, tar
 from feedline.datasets.webdataset.tar import extension, is_image
-from feedline.errors import ArgumentError, SampleError
+from feedline.errors import ArgumentError
 from feedline.images import ImageError
 from feedline.images.decode import Grid
 from feedline.stores.cache import MissingPieceError
@@ -234,7 +243,7 @@ class TarColumn(Decoder):
 
     @property
     def uses_keys(self) -> bool:
-        return self._images.uses_keys if self._fused else self.step.wants_rng
+        return self._images.uses_keys if self._fused else self.step.takes_rng
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -256,7 +265,7 @@ class TarColumn(Decoder):
         if self.spec in PSEUDO:
             return self.step.apply(self._pseudo_value(place), rng)
         if self._fused:
-            with _naming([place]):
+            with naming_images(lambda _: str(place)):
                 return self._images.value(_source(place), rng, shard.index.grid(cell.row, cell.column))
         return self.step.apply(self._decode(place), rng)
 
@@ -282,7 +291,7 @@ class TarColumn(Decoder):
         if not self._fused:
             return collate.default(tuple(map(self._decode, sources)), allocate=allocate)
         grids = _grids(sources) if any(place.shard.index.has_grids for place in sources) else None
-        with _naming(sources):
+        with naming_images(lambda row: str(sources[row])):
             return self._images.decode_batch(list(_sources(sources)), keys, allocate, grids, threads)
 
     def all_places(self, parts: Sequence[ShardPart], count: int) -> list[MemberPlace]:
@@ -342,12 +351,3 @@ def _sources(places: Iterable[MemberPlace]) -> Iterator[Any]:
 
 def _grids(places: Sequence[MemberPlace]) -> list[Grid | None]:
     return [shard.index.grid(cell.row, cell.column) for shard, cell in places]
-
-
-@contextmanager
-def _naming(places: Sequence[MemberPlace]) -> Iterator[None]:
-    """Add tar and member to image errors of the block."""
-    try:
-        yield
-    except ImageError as error:
-        raise SampleError(f"{places[error.row or 0]}: {error}") from error
