@@ -6,7 +6,6 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from time import monotonic_ns, process_time_ns, thread_time_ns
 
 import pytest
@@ -16,9 +15,9 @@ from feedline.core.telemetry import (
     MAIN,
     Recorder,
     Span,
+    SpanTuple,
     new_recorder,
     recorder_of_thread,
-    recording,
     work_as,
 )
 
@@ -29,85 +28,29 @@ def main_worker() -> Iterator[None]:
     work_as(MAIN)
 
 
-@contextmanager
-def span(stage: str) -> Iterator[None]:
-    """Record the time of a block where this thread records."""
-    start_ns = monotonic_ns()
-    try:
-        yield
-    finally:
-        recorder = recorder_of_thread()
-        if recorder.spans is not None:
-            recorder.spans.append(Span(stage, start_ns, monotonic_ns(), recorder.worker))
-
-
-def test_spans_come_in_the_order_in_which_they_end() -> None:
-    with recording() as spans, span("outer"):
-        with span("first"):
-            pass
-        with span("second"):
-            pass
-    assert [s.stage for s in spans] == ["first", "second", "outer"]
-
-
-def test_a_span_is_kept_when_its_block_fails() -> None:
-    with recording() as spans, pytest.raises(KeyError), span("collate"):
-        raise KeyError
-    assert [s.stage for s in spans] == ["collate"]
-
-
-def test_outside_a_recording_nothing_is_kept() -> None:
-    with span("lost"):
-        pass
-    with recording() as spans:
-        pass
-    with span("late"):
-        pass
-    assert spans == []
-
-
-def test_recordings_nest_and_the_outer_one_goes_on() -> None:
-    with recording() as outer:
-        with recording() as inner, span("inner"):
-            pass
-        with span("outer"):
-            pass
-    assert [s.stage for s in inner] == ["inner"]
-    assert [s.stage for s in outer] == ["outer"]
-
-
-def test_a_recording_ends_with_its_block_even_on_error() -> None:
-    with pytest.raises(KeyError), recording() as spans:
-        raise KeyError
-    with span("after"):
-        pass
-    assert spans == []
-
-
-def test_each_thread_has_its_own_recording_and_worker() -> None:
-    found: dict[int, list[Span]] = {}
+def test_each_thread_has_its_own_batch_and_worker() -> None:
+    found: dict[int, list[SpanTuple]] = {}
     together = threading.Barrier(2)
 
     def work(worker: int) -> None:
         work_as(worker)
-        with recording() as spans:
-            together.wait()
-            with span(f"stage {worker}"):
-                pass
-            together.wait()
-        found[worker] = spans
+        recorder = recorder_of_thread()
+        outer = recorder.begin()
+        together.wait()
+        recorder.end(f"stage {worker}")
+        together.wait()
+        found[worker] = recorder.finish("last", outer)
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in (0, 1)]
-    with recording() as ours:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert ours == []
-    assert {worker: [(s.stage, s.worker) for s in spans] for worker, spans in found.items()} == {
-        0: [("stage 0", 0)],
-        1: [("stage 1", 1)],
-    }
+    before = recorder_of_thread().spans
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert recorder_of_thread().spans is before
+    for worker, spans in found.items():
+        own = {stage: by for stage, _, _, by in spans if not stage.endswith((".cpu", "run_delay", "lock"))}
+        assert own == {f"stage {worker}": worker, "last": worker}
 
 
 def test_spans_travel() -> None:

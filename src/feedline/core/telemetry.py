@@ -305,22 +305,6 @@ def recorder_of_thread() -> Recorder:
     return _threads.recorder
 
 
-class recording:  # noqa: N801 - reads as a verb in a `with` statement
-    """`with recording() as spans:` collects the spans of this thread."""
-
-    __slots__ = ("_outer", "_recorder")
-
-    def __enter__(self) -> list[SpanTuple]:
-        recorder = self._recorder = _threads.recorder
-        self._outer = recorder.spans
-        spans: list[SpanTuple] = []
-        recorder.spans = spans
-        return spans
-
-    def __exit__(self, _: object, __: object, ___: object) -> None:
-        self._recorder.spans = self._outer
-
-
 def work_as(worker: int, *, own_process: bool = False) -> None:
     """Assign the further spans of this thread to `worker`.
 

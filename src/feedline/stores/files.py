@@ -394,13 +394,13 @@ T = TypeVar("T")
 class LazyList(Generic[T]):
     """A sequence whose parts `making(number)` creates on access.
 
-    The `most` recently used parts are kept, by default as many as may be open. Each process has its own. Two threads
-    that come first may both create a part. Pickles as `making` alone.
+    The parts used last are kept, as many as files may be open. Each process has its own. Two threads that come first
+    may both create a part. Pickles as `making` alone.
     """
 
-    def __init__(self, making: Callable[[int], T], count: int, most: int | None = None) -> None:
-        self._making, self._count, self._most = making, count, most
-        self._parts: PerProcess[_OpenFiles[T]] = PerProcess(partial(_new_cache, count, most))
+    def __init__(self, making: Callable[[int], T], count: int) -> None:
+        self._making, self._count = making, count
+        self._parts: PerProcess[_OpenFiles[T]] = PerProcess(partial(_new_cache, count, None))
 
     def __len__(self) -> int:
         return self._count
@@ -411,7 +411,7 @@ class LazyList(Generic[T]):
         return parts.put(number, self._making(number)) if part is None else part
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LazyList, (self._making, self._count, self._most)
+        return LazyList, (self._making, self._count)
 
 
 class _All(dict[int, T]):
