@@ -136,7 +136,7 @@ def write_videos(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def compare_clips(name: str, videos: list[str], folder: str, loops: dict[str, Read]) -> None:
-    clips = fl.datasets.Clips(videos, frames=FRAMES, sampling="regular", clips_per_video=CLIPS, index_dir=folder)
+    clips = fl.datasets.Clips(videos, frames=FRAMES, sampling="regular", clips_per_file=CLIPS, index_dir=folder)
     numbers = [round(clips[number]["seconds"][0].item() * RATE) for number in range(CLIPS)]
     contest = Contest(f"clips of 16 frames of {name}", unit="clips/s of CPU", baseline="PyAV, a loop per sample")
 

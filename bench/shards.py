@@ -78,7 +78,7 @@ def reading(folder: Path) -> None:
     race.add("bare kernel, bytes in memory", bare, THUMBNAILS)
     race.add("ImageFolder", epoch(ImageFolder(folder / "files", CROP).read_batch), THUMBNAILS)
     race.add("TarShards", epoch(TarShards(folder / "tars", ("jpg", "cls"), transform=CROP).read_batch), THUMBNAILS)
-    few = TarShards(folder / "tars", ("jpg", "cls"), transform=CROP, open_shards=1)
+    few = TarShards(folder / "tars", ("jpg", "cls"), transform=CROP, open_files=1)
     race.add("TarShards, 1 of 8 tars open", epoch(few.read_batch), THUMBNAILS)
     race.run(rounds=5).publish("pillow")
 

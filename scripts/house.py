@@ -3,7 +3,7 @@
 
 Reads the files only; nothing is imported but with --collect, which asks pytest for the number of test cases.
 
-Exit code of --check: 1 when imports go up, files import each other in a cycle, a class name is defined twice, or the
+Exit code of --check: 1 when imports go up, files import each other in a cycle, a class or type is defined twice, the
 first line of a docstring breaks the rules, or an example of an extension imports more than public rooms.
 """
 
@@ -350,13 +350,21 @@ def private_files(tree: SourceTree) -> list[str]:
 
 
 def names_twice(tree: SourceTree) -> dict[str, list[str]]:
-    """Classes of the same name, underscores left out, with the files that define them."""
+    """Classes and type aliases of the same name, underscores left out, with the files that define them."""
     places = defaultdict(list)
     for file in tree.files:
-        for node in file.nodes:
-            if isinstance(node, ast.ClassDef):
-                places[node.name.lstrip("_")].append(f"{file.path}:{node.lineno}")
+        classes = [(node.name, node.lineno) for node in file.nodes if isinstance(node, ast.ClassDef)]
+        for name, line in classes + [alias for node in file.tree.body for alias in _aliases(node)]:
+            places[name.lstrip("_")].append(f"{file.path}:{line}")
     return {name: found for name, found in sorted(places.items()) if len(found) > 1}
+
+
+def _aliases(node: ast.stmt) -> list[tuple[str, int]]:
+    """Name and line of a type alias: an assignment to a name as classes have it, but for type variables."""
+    if not isinstance(node, ast.Assign) or isinstance(node.value, ast.Call):
+        return []
+    names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return [(name, node.lineno) for name in names if re.fullmatch(r"_?[A-Z]\w*[a-z]\w*", name)]
 
 
 def first_lines(tree: SourceTree) -> list[Remark]:
@@ -529,7 +537,7 @@ def table(figures: dict[str, Any]) -> str:
         ("docstrings", f"{figures['docstrings']:,}"),
         ("first line a clause", _count_cases(figures["docstrings_by_first_word"])),
         (f"first line > {MOST_WORDS} words", f"{figures['docstrings_too_long']:,}"),
-        ("class names twice", f"{len(figures['names_twice'])}"),
+        ("names twice", f"{len(figures['names_twice'])}"),
         (f"one importer, < {FEWEST_LINES}", f"{len(figures['private_files'])}"),
         ("comment lines per 100", f"{figures['comment_lines_per_100']:.2f}"),
         (" where it is delicate", f"{figures['delicate_comment_lines_per_100']:.2f}"),

@@ -6,23 +6,18 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from time import monotonic_ns, process_time_ns, sleep, thread_time_ns
+from time import monotonic_ns, process_time_ns, thread_time_ns
 
 import pytest
 
 from feedline.core import telemetry
 from feedline.core.telemetry import (
     MAIN,
-    Part,
     Recorder,
     Span,
     SpanTuple,
     new_recorder,
-    part,
-    read_part,
     recorder_of_thread,
-    recording,
     work_as,
 )
 
@@ -33,85 +28,29 @@ def main_worker() -> Iterator[None]:
     work_as(MAIN)
 
 
-@contextmanager
-def span(stage: str) -> Iterator[None]:
-    """Record the time of a block where this thread records."""
-    start_ns = monotonic_ns()
-    try:
-        yield
-    finally:
-        recorder = recorder_of_thread()
-        if recorder.spans is not None:
-            recorder.spans.append(Span(stage, start_ns, monotonic_ns(), recorder.worker))
-
-
-def test_spans_come_in_the_order_in_which_they_end() -> None:
-    with recording() as spans, span("outer"):
-        with span("first"):
-            pass
-        with span("second"):
-            pass
-    assert [s.stage for s in spans] == ["first", "second", "outer"]
-
-
-def test_a_span_is_kept_when_its_block_fails() -> None:
-    with recording() as spans, pytest.raises(KeyError), span("collate"):
-        raise KeyError
-    assert [s.stage for s in spans] == ["collate"]
-
-
-def test_outside_a_recording_nothing_is_kept() -> None:
-    with span("lost"):
-        pass
-    with recording() as spans:
-        pass
-    with span("late"):
-        pass
-    assert spans == []
-
-
-def test_recordings_nest_and_the_outer_one_goes_on() -> None:
-    with recording() as outer:
-        with recording() as inner, span("inner"):
-            pass
-        with span("outer"):
-            pass
-    assert [s.stage for s in inner] == ["inner"]
-    assert [s.stage for s in outer] == ["outer"]
-
-
-def test_a_recording_ends_with_its_block_even_on_error() -> None:
-    with pytest.raises(KeyError), recording() as spans:
-        raise KeyError
-    with span("after"):
-        pass
-    assert spans == []
-
-
-def test_each_thread_has_its_own_recording_and_worker() -> None:
-    found: dict[int, list[Span]] = {}
+def test_each_thread_has_its_own_batch_and_worker() -> None:
+    found: dict[int, list[SpanTuple]] = {}
     together = threading.Barrier(2)
 
     def work(worker: int) -> None:
         work_as(worker)
-        with recording() as spans:
-            together.wait()
-            with span(f"stage {worker}"):
-                pass
-            together.wait()
-        found[worker] = spans
+        recorder = recorder_of_thread()
+        outer = recorder.begin()
+        together.wait()
+        recorder.end(f"stage {worker}")
+        together.wait()
+        found[worker] = recorder.finish("last", outer)
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in (0, 1)]
-    with recording() as ours:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert ours == []
-    assert {worker: [(s.stage, s.worker) for s in spans] for worker, spans in found.items()} == {
-        0: [("stage 0", 0)],
-        1: [("stage 1", 1)],
-    }
+    before = recorder_of_thread().spans
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert recorder_of_thread().spans is before
+    for worker, spans in found.items():
+        own = {stage: by for stage, _, _, by in spans if not stage.endswith((".cpu", "run_delay", "lock"))}
+        assert own == {f"stage {worker}": worker, "last": worker}
 
 
 def test_spans_travel() -> None:
@@ -172,134 +111,6 @@ def test_cpu_time_is_measured_at_most_once_in_a_while(new: Callable[[], Recorder
     recorder.next_cpu_ns = 1 << 62
     recorder.begin()
     assert [stage for stage, *_ in recorder.finish("fetch", None)] == ["fetch"]
-
-
-KINDS = [(Recorder, Part), (new_recorder, part)]
-"""Recorders with their parts: in Python, and native."""
-
-
-def ms(spans: list[SpanTuple], stage: str) -> float:
-    """Milliseconds of a stage."""
-    return sum(stop - start for name, start, stop, _ in spans if name == stage) / 1e6
-
-
-@pytest.mark.parametrize(("new", "part_of"), KINDS)
-def test_parts_divide_the_time_of_their_stage(new: Callable[[], Recorder], part_of: Callable[[str], Part]) -> None:
-    read, decode = part_of("read a"), part_of("decode")
-    recorder = new()
-    recorder.next_delay_ns = 1 << 62
-    recorder.worker = 2
-    outer = recorder.begin()
-    began = monotonic_ns()
-    with decode:
-        assert decode.timed
-        sleep(0.002)
-        with read:
-            sleep(0.004)
-            read.count(100)
-        with read:
-            read.count(50)
-    took_ms = (monotonic_ns() - began) / 1e6
-    recorder.end("fetch")
-    with decode:
-        decode.count(7)
-    spans = recorder.finish("collate", outer)
-    fetch, collate = (next(each for each in spans if each[0] == name) for name in ("fetch", "collate"))
-    reads, decodes = ([each for each in spans if each[0] == name] for name in ("read a", "decode"))
-    assert (len(reads), len(decodes)) == (1, 2)
-    assert {worker for *_, worker in spans} == {2}
-    assert ms(spans, "read a") >= 4
-    assert (decodes[0][2] - decodes[0][1]) / 1e6 >= 2
-    assert ms(spans, "read a") + (decodes[0][2] - decodes[0][1]) / 1e6 <= took_ms
-    assert fetch[1] == decodes[0][1] <= decodes[0][2] == reads[0][1] <= reads[0][2] <= fetch[2]
-    assert collate[1] == decodes[1][1] <= decodes[1][2] <= collate[2]
-    assert [stop for name, _, stop, _ in spans if name.endswith(".nbytes")] == [150, 7]
-    assert 0 <= ms(spans, "read a.cpu") <= ms(spans, "read a")
-    assert ("parts", fetch[1], collate[2], 2) in spans
-
-
-@pytest.mark.parametrize(("new", "part_of"), KINDS)
-def test_time_can_be_claimed_for_another_part(new: Callable[[], Recorder], part_of: Callable[[str], Part]) -> None:
-    read, decode = part_of("read a"), part_of("decode")
-    recorder = new()
-    recorder.begin()
-    with decode:
-        sleep(0.003)
-        read.claim(2_000_000, 30)
-    read.claim(9_000_000, 1)
-    spans = recorder.finish("fetch", None)
-    assert ms(spans, "read a") == 2
-    assert 1 <= ms(spans, "decode") <= ms(spans, "fetch") - 2
-    assert [stop for name, _, stop, _ in spans if name == "read a.nbytes"] == [30]
-
-
-@pytest.mark.parametrize(("new", "part_of"), KINDS)
-def test_parts_of_a_batch_within_another_are_its_own(
-    new: Callable[[], Recorder], part_of: Callable[[str], Part]
-) -> None:
-    decode, transform = part_of("decode"), part_of("transform")
-    recorder = new()
-    outer = recorder.begin()
-    with decode:
-        inner = recorder.begin()
-        with pytest.raises(KeyError), transform:
-            raise KeyError
-        recorder.spans = inner  # as after an error
-        inner = recorder.begin()
-        with transform:
-            pass
-        recorder.next_parts_ns = 0
-        names = [name for name, *_ in recorder.finish("fetch", inner) if not name.endswith(".cpu")]
-        assert names == ["fetch", "transform", "parts"]
-    with decode:
-        pass
-    spans = recorder.finish("fetch", outer)
-    assert [name for name, *_ in spans if not name.endswith(".cpu")] == ["fetch", "decode", "parts"]
-    assert not decode.timed
-    with decode:
-        decode.count(1)
-        decode.claim(1, 1)
-
-
-@pytest.mark.parametrize(("new", "part_of"), KINDS)
-def test_many_parts_are_timed_in_few_batches(new: Callable[[], Recorder], part_of: Callable[[str], Part]) -> None:
-    decode = part_of("decode")
-    recorder = new()
-    recorder.begin()
-    for _ in range(1000):
-        with decode:
-            pass
-    spans = recorder.finish("fetch", None)
-    rest_ns = recorder.next_parts_ns - next(start for name, start, *_ in spans if name == "parts")
-    assert rest_ns >= telemetry.REST * 2000 * telemetry.SWITCH_NS
-    recorder.begin()
-    with decode:
-        assert not decode.timed
-    assert {name for name, *_ in recorder.finish("fetch", None)} <= {"fetch", "fetch.cpu"}
-
-
-@pytest.mark.parametrize(("new", "part_of"), KINDS)
-def test_the_last_part_takes_those_that_are_too_many(
-    new: Callable[[], Recorder], part_of: Callable[[str], Part]
-) -> None:
-    recorder = new()
-    recorder.begin()
-    for number in range(40):
-        with part_of(f"read {number}"):
-            pass
-    spans = recorder.finish("fetch", None)
-    named = [name for name, *_ in spans if name.startswith("read ") and not name.endswith(".cpu")]
-    assert named == [f"read {number}" for number in range(telemetry.MOST_PARTS)]
-
-
-def test_each_host_has_a_part_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "_stores", {})
-    assert read_part("s3://bucket/some/folder").stage == read_part("s3://bucket").stage == "read s3://bucket"
-    assert read_part("/folder").stage == "read /folder"
-    for number in range(telemetry.MOST_STORES):
-        read_part(f"https://host{number}")
-    assert read_part("https://further/x").stage == "read other stores"
-    assert read_part("s3://bucket/other").stage == "read s3://bucket"
 
 
 @pytest.mark.parametrize("new", RECORDERS)

@@ -47,7 +47,7 @@ def numbered(sample: Any, rng: Any) -> Any:
 def _shards(
     sample: Any = None, fields: Any = None, transform: Any = None, *, pattern: str = _SHARDS, **more: Any
 ) -> Format:
-    settings = {name: more.pop(name) for name in ("open_shards",) if name in more}
+    settings = {name: more.pop(name) for name in ("open_files",) if name in more}
     return Format(
         write_shards,
         lambda root, **store: TarShards(f"{root}/{pattern}", fields, transform=transform, **settings, **store),
@@ -72,6 +72,6 @@ FORMATS = {
     "tar, numbers": _shards(lambda i: (f"{i:04}", i), ("__key__", "cls"), pattern="train-*.tar", together=3),
     "tar, crops": _shards(None, PAIR, CROP, random=True, own_layout=False),
     "tar, crops of all": _shards(None, None, CROP, collates=False, random=True, own_layout=False),
-    "tar, one open": _shards(None, PAIR, CENTER, open_shards=1),
+    "tar, one open": _shards(None, PAIR, CENTER, open_files=1),
     "tar, whole samples": _shards(None, ("cls",), numbered, collates=False, random=True),
 }

@@ -47,12 +47,12 @@ def dataset(name: str, root: Path) -> Any:
     if name.startswith("folder"):
         return ImageFolder(root / "folder", foreign if name.endswith("foreign") else CROP)
     if name == "dicts":
-        return TarShards(root / "tars", transform={"jpg": CROP}, open_shards=1)
+        return TarShards(root / "tars", transform={"jpg": CROP}, open_files=1)
     return TarShards(
         root / "tars",
         ("png;jpg", "cls"),
         transform={"jpg": foreign if name.endswith("foreign") else CROP},
-        open_shards=2,
+        open_files=2,
     )
 
 
@@ -119,7 +119,7 @@ def test_any_order_of_shards_gives_each_sample_once(tmp_path: Path, sizes: list[
         members = {f"{at}.{field}": str(at).encode() for at in range(first, first + size) for field in ("cls", "txt")}
         paths.append(write_tar(folder / f"{number}.tar", members))
         first += size
-    data = TarShards(paths, ("__key__", "cls", "txt"), open_shards=most)
+    data = TarShards(paths, ("__key__", "cls", "txt"), open_files=most)
     sampler = fl.samplers.ShardShuffled(data.shard_sizes, seed=seed, window=2)
     seen = [row for batch in fl.DataLoader(data, batch_size=3, sampler=sampler) for row in zip(*batch, strict=True)]
     assert all(key == text == str(int(number)) for key, number, text in seen)

@@ -13,9 +13,10 @@ from feedline.core.cursor import Cursor
 from feedline.core.schedule import BatchRequest
 from feedline.errors import ErrorLimitError
 from feedline.loader.error_policy import ErrorPolicy, Quarantine
-from feedline.loader.loop import Flow, Iteration
+from feedline.loader.loop import Iteration
 from feedline.loader.progress import Progress
 from feedline.loader.report import Totals
+from feedline.loader.window import Flow
 from feedline.workers.base import PoolStatistics
 
 

@@ -30,6 +30,8 @@ SYNONYMS = {
     "drop_last": ("drop_tail", "partial"),
     "batch_size": ("batch", "global_size"),
     "fn": ("callback", "func", "function"),
+    "open_files": ("open_shards", "open_videos", "max_open", "num_open"),
+    "clips_per_file": ("clips_per_video", "clips_per_audio"),
     "p": ("prob", "probability", "chance"),
     "threads": ("num_threads", "workers"),
     "num_workers": ("processes", "jobs", "workers"),
@@ -107,3 +109,27 @@ def test_arguments_of_places_and_memory_are_given_by_name() -> None:
         for argument in CALLS:
             parameter = parameters(thing).get(argument)
             assert parameter is None or parameter.kind is parameter.KEYWORD_ONLY, f"{name}({argument}=)"
+
+
+ORDER = ("paths", "columns", "decode", "transform", "open_files", "index_dir", "cache", "options")
+"""The order of the arguments that many datasets have; those of places come last."""
+
+OF_TORCHVISION = {"ImageFolder"}
+"""Classes whose first arguments are torchvision's."""
+
+
+def test_arguments_that_many_datasets_have_come_in_one_order() -> None:
+    for name, thing in public(fl.datasets):
+        found = [argument for argument in parameters(thing) if argument in ORDER]
+        if name not in OF_TORCHVISION:
+            assert found == sorted(found, key=ORDER.index), name
+        last = [argument for argument in ORDER[-3:] if argument in found]
+        assert list(parameters(thing))[len(parameters(thing)) - len(last) :] == last, name
+
+
+def test_arguments_that_many_datasets_have_mean_the_same_when_left_out() -> None:
+    for argument in (*CALLS, "transform", "columns", "encoding", "max_record_nbytes", "nulls"):
+        if argument == "cache_nbytes":  # row groups are larger than chunks of arrays
+            continue
+        found = {str(each.default) for _, thing in public(fl.datasets) if (each := parameters(thing).get(argument))}
+        assert len(found - {str(inspect.Parameter.empty)}) == 1, argument

@@ -106,6 +106,15 @@ def test_class_names_defined_twice_are_found(root: Path) -> None:
     assert house.names_twice(tree) == {"Tree": ["core/other.py:1", "core/tree.py:4"]}
 
 
+def test_type_aliases_count_as_names(root: Path) -> None:
+    tree = write(root, "core/other.py", "T = TypeVar('T')\nTree = dict[str, int]\nLIMIT = 3\nRows = int | list[int]\n")
+    tree = write(root, "core/more.py", "T = TypeVar('T')\nLIMIT = 3\n_Rows = tuple[int, ...]\n")
+    assert house.names_twice(tree) == {
+        "Rows": ["core/more.py:3", "core/other.py:4"],
+        "Tree": ["core/other.py:2", "core/tree.py:4"],
+    }
+
+
 def test_short_files_with_one_importer_are_found(root: Path) -> None:
     write(root, "core/long.py", "X = 1\n" * house.FEWEST_LINES)
     write(root, "core/public.py", "import feedline.errors\n")

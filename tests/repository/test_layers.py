@@ -88,7 +88,7 @@ def test_the_guide_to_the_code_lists_the_floors() -> None:
     assert floors[::-1] == [tuple(names.get(room, room) for room in rooms) for rooms in house.FLOORS]
 
 
-def test_a_class_name_exists_once(tree: house.SourceTree) -> None:
+def test_the_name_of_a_class_or_type_exists_once(tree: house.SourceTree) -> None:
     assert not house.names_twice(tree)
 
 

@@ -11,7 +11,9 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from web_servers import Handler, serving
 
+from feedline.core.telemetry import recorder_of_thread
 from feedline.datasets.paths import find
 from feedline.errors import ArgumentError, StateError
 from feedline.stores import CachedStore, ObjectNotFoundError, ObjectRange, RangeError
@@ -84,6 +86,37 @@ def test_files_and_objects_mix(memory: str, folder: str) -> None:
     assert [bytes(view) for view in mixed.read([Extent(1, 0, 1), Extent(0, 0, 1)])] == [b"\2", b"\1"]
 
 
+class Hundred(Handler):
+    """An object of a hundred bytes, in ranges."""
+
+    def do_GET(self) -> None:
+        first, last = map(int, self.headers.get("Range", "bytes=0-99").removeprefix("bytes=").split("-"))
+        fields = {"Content-Range": f"bytes {first}-{last}/100", "ETag": '"1"', "Accept-Ranges": "bytes"}
+        self.answer(206 if "Range" in self.headers else 200, b"a" * (last + 1 - first), fields)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_each_store_has_a_part_of_its_own(memory: str, folder: str, tmp_path: Path, cached: bool) -> None:
+    extents = [Extent(4, 0, 5), Extent(3, 0, 7), Extent(0, 1, 3), Extent(2, 0, 11), Extent(0, 0, 1), Extent(3, 9, 9)]
+    recorder = recorder_of_thread()
+    with serving(Hundred, None) as server:
+        paths = [f"{memory}/train/{{003..005}}.bin", f"{server.url}/a.bin", f"{folder}/train/007.bin"]
+        files = find(paths, "", cache=tmp_path / "cache" if cached else None)
+        for _ in range(1 + cached):  # the second time from the memory of the cache
+            recorder.next_parts_ns = 0
+            outer = recorder.begin()
+            views = files.read(extents)
+            spans = recorder.finish("fetch", outer)
+            assert [bytes(view) for view in views] == [b"\7" * 5, b"a" * 7, b"\3" * 2, b"\5" * 11, b"\3", b""]
+            nbytes = {stage: stop for stage, _, stop, _ in spans if stage.endswith(".nbytes")}
+            expected = {"files": 5, "memory": 14, server.url: 7}
+            assert nbytes == {f"read {name}.nbytes": number for name, number in expected.items()}
+            took = {stage: stop - start for stage, start, stop, _ in spans if f"{stage}.nbytes" in nbytes}
+            whole_ns = next(stop - start for stage, start, stop, _ in spans if stage == "fetch")
+            assert len(took) == 3
+            assert sum(took.values()) <= whole_ns
+
+
 @pytest.mark.parametrize("path", ["train/100.bin", "train/{000..100}.bin", "train/x*.bin", "empty/", "train/none"])
 def test_what_is_not_there_is_named(memory: str, path: str) -> None:
     with pytest.raises(ObjectNotFoundError, match=r"memory://bucket/(train/(100|x\*|none)|empty)"):
@@ -133,7 +166,7 @@ def test_what_is_mapped_is_read_without_waiting(memory: str, tmp_path: Path, mon
         assert not wanted
         return {}
 
-    monkeypatch.setattr(FileSet, "_read", refuse)
+    monkeypatch.setattr(FileSet, "_start_reads", refuse)
     assert files.read(extents) == read == [bytes([number]) * 4 for number in (3, 1, 2)]
     with pytest.raises(AssertionError):
         files.read([*extents, Extent(4, 0, 1)])

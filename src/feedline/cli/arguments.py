@@ -10,7 +10,7 @@ import typer
 Loader = Annotated[str, typer.Argument(metavar="LOADER", help="train.py:loader or package.module:loader.")]
 
 
-Step = Annotated[str, typer.Option(help="Duration of a simulated training step, such as 20ms.")]
+StepOption = Annotated[str, typer.Option(help="Duration of a simulated training step, such as 20ms.")]
 
 
 Workers = Annotated[int | None, typer.Option(min=1, help="Number of threads. Default: one per CPU.")]

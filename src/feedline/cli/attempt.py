@@ -14,7 +14,7 @@ from rich.console import Console
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.cli import target as targets
-from feedline.cli.arguments import AsJson, Loader, Step, print_json
+from feedline.cli.arguments import AsJson, Loader, StepOption, print_json
 from feedline.cli.bench.command import parse_step
 from feedline.cli.bench.trial import measure
 from feedline.cli.progress import bars
@@ -155,7 +155,7 @@ def command(
         list[str] | None,
         typer.Option("--set", help="An argument to change, such as num_workers=10. Repeat it for more."),
     ] = None,
-    step: Step = "0",
+    step: StepOption = "0",
     seconds: Annotated[float, typer.Option(min=0.3, help="Seconds of measurement.")] = 10.0,
     as_json: AsJson = False,
 ) -> None:

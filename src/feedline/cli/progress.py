@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from feedline.datasets.sample_lists import ReportProgress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,12 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-Step = Callable[[str, int, int], None]
-"""`step(phase, done, total)`: the progress of one phase."""
-
-
 @contextmanager
-def bars(console: Console) -> Iterator[Step]:
+def bars(console: Console) -> Iterator[ReportProgress]:
     """Draw one bar per phase, from its first report on."""
     columns = (
         TextColumn("{task.description:<8}"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from feedline.collate.default import BatchWalk, Path, place
+from feedline.collate.default import BatchWalk, KeyPath, place
 from feedline.core.tensors import Allocator
 from feedline.errors import CollateError
 
@@ -56,11 +56,11 @@ class FieldWalk(BatchWalk):
         """
         raise NotImplementedError
 
-    def collate_field(self, batch: Sequence[Any], path: Path) -> Any:
+    def collate_field(self, batch: Sequence[Any], path: KeyPath) -> Any:
         """The batch's value of a treated field."""
         raise NotImplementedError
 
-    def __call__(self, batch: Sequence[Any], path: Path = ()) -> Any:
+    def __call__(self, batch: Sequence[Any], path: KeyPath = ()) -> Any:
         """Collate the values at `path` of each sample.
 
         The root call raises CollateError for keys that no sample has.
@@ -73,7 +73,7 @@ class FieldWalk(BatchWalk):
             raise CollateError(f"the samples have no field {', '.join(missing)}; they have {self._seen}")
         return collated
 
-    def _is_treated(self, batch: Sequence[Any], path: Path) -> bool:
+    def _is_treated(self, batch: Sequence[Any], path: KeyPath) -> bool:
         if self._keys is None:
             return self.is_field(batch)
         if not path:
@@ -115,7 +115,7 @@ def _are_tensors(batch: Sequence[Any]) -> bool:
     return set(map(type, batch)) == {torch.Tensor}
 
 
-def as_rows(batch: Sequence[Any], path: Path) -> Sequence[torch.Tensor]:
+def as_rows(batch: Sequence[Any], path: KeyPath) -> Sequence[torch.Tensor]:
     """The sequences of a batch as tensors; CollateError names other values."""
     if not are_sequences(batch):
         wrong = next(i for i, values in enumerate(batch) if not is_sequence(values))
@@ -139,7 +139,7 @@ def cut(rows: Sequence[torch.Tensor], max_length: int | None) -> Sequence[torch.
     return [row if row.size(0) <= max_length else row[:max_length] for row in rows]
 
 
-def concatenate(rows: Sequence[torch.Tensor], path: Path) -> torch.Tensor:
+def concatenate(rows: Sequence[torch.Tensor], path: KeyPath) -> torch.Tensor:
     """The rows concatenated, with torch's promotion of dtypes."""
     try:
         return torch.cat(rows)  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ def _as_tensor(values: Any) -> torch.Tensor:
     return torch.as_tensor(values)
 
 
-def fill_for(fill: Fill, path: Path) -> float:
+def fill_for(fill: Fill, path: KeyPath) -> float:
     """The padding value of the field at `path`; by default 0."""
     if isinstance(fill, Mapping):
         return fill.get(path[-1], 0) if path else 0

@@ -13,8 +13,9 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from feedline.collate.default import default, is_standard
 from feedline.core import kernels
-from feedline.core.dataset import Batch, BatchRead, Int64s, Keys, has_read_batch, traits_of
+from feedline.core.dataset import Batch, BatchRead, Keys, has_read_batch, traits_of
 from feedline.core.devices import finish_in_thread, take_rows
+from feedline.core.kernels import Int64s
 from feedline.core.rng import addressed, torch_keys
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, torch_dtype, within

@@ -140,13 +140,13 @@ def keep_strings(batch: Sequence[Any], _: Allocator | None) -> Sequence[Any]:
     return batch
 
 
-Path = tuple[Any, ...]
+KeyPath = tuple[Any, ...]
 
 
 Leaf = Callable[[Any, Allocator | None], Any]
 
 
-Handler = Callable[["BatchWalk", Any, Path], Any]
+Handler = Callable[["BatchWalk", Any, KeyPath], Any]
 
 
 def default(samples: Sequence[Any], *, allocate: Allocator | None = None) -> Any:
@@ -164,7 +164,7 @@ def is_standard() -> bool:
     return torchs.default_collate_fn_map == _SHIPPED
 
 
-def place(path: Path) -> str:
+def place(path: KeyPath) -> str:
     """A path as a Python expression: `batch['image'][0]`."""
     return "batch" + "".join(f"[{key!r}]" for key in path)
 
@@ -179,7 +179,7 @@ class BatchWalk:
         self._registry = torchs.default_collate_fn_map
         self.standard = is_standard()
 
-    def __call__(self, batch: Sequence[Any], path: Path = ()) -> Any:
+    def __call__(self, batch: Sequence[Any], path: KeyPath = ()) -> Any:
         """Collate the values at `path` of each sample."""
         elem = batch[0]
         handler = _EXACT.get(type(elem)) if self.standard else None
@@ -202,7 +202,7 @@ class BatchWalk:
                 return _handler_of(self._registry[kind])
         return None
 
-    def functions(self, path: Path) -> dict[Any, Callable[..., Any]]:
+    def functions(self, path: KeyPath) -> dict[Any, Callable[..., Any]]:
         """The registry that a user's collate function gets as `collate_fn_map`.
 
         torch's functions are replaced by feedline's.
@@ -210,7 +210,7 @@ class BatchWalk:
         return {kind: partial(_call_registered, self, path, fn) for kind, fn in self._registry.items()}
 
 
-def _call_registered(walk: BatchWalk, path: Path, fn: Callable[..., Any], batch: Any, **_: Any) -> Any:
+def _call_registered(walk: BatchWalk, path: KeyPath, fn: Callable[..., Any], batch: Any, **_: Any) -> Any:
     # torch's `collate` passes the registry as `collate_fn_map`; the walk has its own
     return _handler_of(fn)(walk, batch, path)
 
@@ -222,11 +222,11 @@ def _handler_of(fn: Callable[..., Any]) -> Handler:
     return partial(_collate_by_user, fn)
 
 
-def _collate_by_user(fn: Callable[..., Any], walk: BatchWalk, batch: Any, path: Path) -> Any:
+def _collate_by_user(fn: Callable[..., Any], walk: BatchWalk, batch: Any, path: KeyPath) -> Any:
     return fn(batch, collate_fn_map=walk.functions(path))
 
 
-def _mapping(walk: BatchWalk, batch: Sequence[Mapping[Any, Any]], path: Path) -> Any:
+def _mapping(walk: BatchWalk, batch: Sequence[Mapping[Any, Any]], path: KeyPath) -> Any:
     elem = batch[0]
     items = {key: walk(_column(batch, key, path), (*path, key)) for key in elem}
     if type(elem) is dict:
@@ -241,7 +241,7 @@ def _mapping(walk: BatchWalk, batch: Sequence[Mapping[Any, Any]], path: Path) ->
     return clone
 
 
-def _column(batch: Sequence[Mapping[Any, Any]], key: Any, path: Path) -> list[Any]:
+def _column(batch: Sequence[Mapping[Any, Any]], key: Any, path: KeyPath) -> list[Any]:
     try:
         return [sample[key] for sample in batch]
     except KeyError as error:
@@ -250,19 +250,19 @@ def _column(batch: Sequence[Mapping[Any, Any]], key: Any, path: Path) -> list[An
         raise
 
 
-def _named_tuple(walk: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
+def _named_tuple(walk: BatchWalk, batch: Sequence[Any], path: KeyPath) -> Any:
     elem = batch[0]
     columns = zip(elem._fields, zip(*batch, strict=False), strict=False)
     return type(elem)(*(walk(column, (*path, name)) for name, column in columns))
 
 
-def _tuple(walk: BatchWalk, batch: Sequence[Any], path: Path) -> list[Any]:
+def _tuple(walk: BatchWalk, batch: Sequence[Any], path: KeyPath) -> list[Any]:
     """A list, as in torch."""
     _check_lengths(batch, path)
     return [walk(column, (*path, i)) for i, column in enumerate(zip(*batch, strict=False))]
 
 
-def _sequence(walk: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
+def _sequence(walk: BatchWalk, batch: Sequence[Any], path: KeyPath) -> Any:
     elem = batch[0]
     items = _tuple(walk, batch, path)
     if isinstance(elem, tuple) or type(elem) is list:
@@ -278,7 +278,7 @@ def _sequence(walk: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
     return clone
 
 
-def _check_lengths(batch: Sequence[Any], path: Path) -> None:
+def _check_lengths(batch: Sequence[Any], path: KeyPath) -> None:
     sizes = list(map(len, batch))
     if len(set(sizes)) > 1:
         error = RuntimeError("each element in list of batch should be of equal size")
@@ -286,7 +286,7 @@ def _check_lengths(batch: Sequence[Any], path: Path) -> None:
         raise error
 
 
-def _difference(path: Path, what: str, values: Sequence[Any]) -> str:
+def _difference(path: KeyPath, what: str, values: Sequence[Any]) -> str:
     number, other = next((i, value) for i, value in enumerate(values) if value != values[0])
     return (
         f"{place(path)}: sample 0 of the batch has {what} {values[0]}, sample {number} has {other}. Make them equal "
@@ -294,7 +294,7 @@ def _difference(path: Path, what: str, values: Sequence[Any]) -> str:
     )
 
 
-def _unknown(_: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
+def _unknown(_: BatchWalk, batch: Sequence[Any], path: KeyPath) -> Any:
     error = TypeError(torchs.default_collate_err_msg_format.format(type(batch[0])))
     error.add_note(
         f"{place(path)} has a type that default collate does not support. Leave it out of the sample, or pass a "
@@ -303,7 +303,7 @@ def _unknown(_: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
     raise error
 
 
-def _leaf(collate: Leaf, walk: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
+def _leaf(collate: Leaf, walk: BatchWalk, batch: Sequence[Any], path: KeyPath) -> Any:
     try:
         return collate(batch, walk.empty)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -320,7 +320,7 @@ def _shape(sample: Any) -> tuple[int, ...]:
     return () if getattr(sample, "is_nested", False) else tuple(getattr(sample, "shape", ()))
 
 
-def _arrays(walk: BatchWalk, batch: Sequence[Any], path: Path) -> Any:
+def _arrays(walk: BatchWalk, batch: Sequence[Any], path: KeyPath) -> Any:
     if walk.standard:
         return _leaf(stack_arrays, walk, batch, path)
     return walk(

@@ -20,7 +20,7 @@ from feedline.collate.base import (
     cut,
     fill_for,
 )
-from feedline.collate.default import Path, place
+from feedline.collate.default import KeyPath, place
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
 from feedline.errors import ArgumentError, CollateError
 
@@ -100,7 +100,7 @@ class _PadWalk(FieldWalk):
     def is_field(self, batch: Sequence[Any]) -> bool:
         return are_sequences(batch)
 
-    def collate_field(self, batch: Sequence[Any], path: Path) -> Padded:
+    def collate_field(self, batch: Sequence[Any], path: KeyPath) -> Padded:
         recipe, empty = self._recipe, self.empty or allocate_tensor
         rows = cut(_time_first(as_rows(batch, path), recipe.dim, path), recipe.max_length)
         flat = concatenate(rows, path)
@@ -115,7 +115,7 @@ class _PadWalk(FieldWalk):
         return Padded(values, lengths, mask if recipe.mask else None)
 
 
-def _time_first(rows: Sequence[torch.Tensor], dim: int, path: Path) -> Sequence[torch.Tensor]:
+def _time_first(rows: Sequence[torch.Tensor], dim: int, path: KeyPath) -> Sequence[torch.Tensor]:
     if not dim:
         return rows
     few = next((row for row in rows if not -row.ndim <= dim < row.ndim), None)

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import default_convert
 
 from feedline.collate.base import Collator, FieldWalk, Key, as_key_set
-from feedline.collate.default import Path
+from feedline.collate.default import KeyPath
 from feedline.core.tensors import Allocator
 
 
@@ -43,7 +43,7 @@ class _RaggedWalk(FieldWalk):
     def is_field(self, batch: Sequence[Any]) -> bool:
         return isinstance(batch[0], (torch.Tensor, np.ndarray)) and batch[0].ndim > 0
 
-    def collate_field(self, batch: Sequence[Any], path: Path) -> list[Any]:  # noqa: ARG002 - has no error to place
+    def collate_field(self, batch: Sequence[Any], path: KeyPath) -> list[Any]:  # noqa: ARG002 - has no error to place
         return [default_convert(value) for value in batch]  # type: ignore[no-untyped-call]
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.collate.base import Collator, Fill, as_rows, concatenate, cut, fill_for
-from feedline.collate.default import Path, place
+from feedline.collate.default import KeyPath, place
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
 from feedline.errors import ArgumentError, CollateError
 
@@ -68,7 +68,7 @@ class PackCollator(Collator):
         packed = values[()] if () in values else {path[-1]: value for path, value in values.items()}
         return Packed(packed, plan.positions(), plan.segments(), plan.bounds(), plan.order)
 
-    def _fit(self, column: Sequence[Any], path: Path) -> Sequence[torch.Tensor]:
+    def _fit(self, column: Sequence[Any], path: KeyPath) -> Sequence[torch.Tensor]:
         rows = as_rows(column, path)
         for number, row in enumerate(rows):
             if row.ndim != 1:
@@ -81,7 +81,7 @@ class PackCollator(Collator):
         return cut(rows, self.max_tokens)
 
 
-def _fields(samples: Sequence[Any]) -> dict[Path, Sequence[Any]]:
+def _fields(samples: Sequence[Any]) -> dict[KeyPath, Sequence[Any]]:
     """The columns to pack alike.
 
     One per key, or the samples themselves at the path ().
@@ -94,7 +94,7 @@ def _fields(samples: Sequence[Any]) -> dict[Path, Sequence[Any]]:
     return {(key,): [sample[key] for sample in samples] for key in elem}
 
 
-def _common_lengths(fields: Mapping[Path, Sequence[torch.Tensor]]) -> list[int]:
+def _common_lengths(fields: Mapping[KeyPath, Sequence[torch.Tensor]]) -> list[int]:
     (first, rows), *others = fields.items()
     lengths = [row.size(0) for row in rows]
     for path, column in others:
@@ -143,7 +143,7 @@ class _PackPlan:
         self._mask = np.arange(width) < used[:, None]
         self.order = torch.from_numpy(order)
 
-    def pack(self, sequences: Sequence[torch.Tensor], path: Path, fill: float) -> torch.Tensor:
+    def pack(self, sequences: Sequence[torch.Tensor], path: KeyPath, fill: float) -> torch.Tensor:
         flat = concatenate([sequences[sample] for sample in self.order.tolist()], path)
         values = self._allocate(self._shape, flat.dtype).fill_(fill)
         numpy_view(values)[self._mask] = numpy_view(flat)

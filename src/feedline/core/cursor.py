@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-Range = tuple[int, int]
+PositionRange = tuple[int, int]
 
 
 class Cursor(NamedTuple):
@@ -19,7 +19,7 @@ class Cursor(NamedTuple):
 
     epoch: int = 0
     position: int = 0
-    delivered_ahead: tuple[Range, ...] = ()
+    delivered_ahead: tuple[PositionRange, ...] = ()
 
     def after(self, start: int, stop: int) -> Cursor:
         """The cursor after the delivery of [start, stop)."""
@@ -40,7 +40,7 @@ class Cursor(NamedTuple):
         """The start of the epoch after this one."""
         return Cursor(self.epoch + 1)
 
-    def gaps(self, stop: int) -> list[Range]:
+    def gaps(self, stop: int) -> list[PositionRange]:
         """The undelivered ranges below `stop`, ascending."""
         gaps, low = [], self.position
         for start, end in self.delivered_ahead:
@@ -52,8 +52,8 @@ class Cursor(NamedTuple):
         return gaps
 
 
-def _merge(ranges: list[Range]) -> list[Range]:
-    merged: list[Range] = []
+def _merge(ranges: list[PositionRange]) -> list[PositionRange]:
+    merged: list[PositionRange] = []
     for low, high in sorted(ranges):
         if merged and low <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(high, merged[-1][1]))

@@ -9,10 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.core.kernels import Int64s
 from feedline.core.tensors import Allocator
-
-Int64s = NDArray[np.int64]
-
 
 Keys = NDArray[np.uint64]
 """One random key for each row of a batch."""
@@ -29,7 +27,7 @@ Ranges = list[tuple[Any, Any]]
 RangesOf = Callable[[Int64s], Ranges]
 
 
-Transform = Callable[..., Any]
+TransformFunction = Callable[..., Any]
 """A function of a sample or of one of its fields; it may take an `rng` as its second argument."""
 
 

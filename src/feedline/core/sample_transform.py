@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.rng import SampleRng, sample_rng, takes_rng
-from feedline.core.telemetry import TRANSFORMING
+from feedline.core.stage_parts import TRANSFORMING
 from feedline.errors import ArgumentError
 
 
@@ -16,23 +16,23 @@ class SampleTransform:
     Without a transform, samples are returned unchanged.
     """
 
-    def __init__(self, transform: Transform | None) -> None:
+    def __init__(self, transform: TransformFunction | None) -> None:
         if transform is not None and not callable(transform):
             raise ArgumentError(f"transform must be callable, got {type(transform).__name__}")
         self.transform = transform
-        self.wants_rng = transform is not None and takes_rng(transform)
+        self.takes_rng = transform is not None and takes_rng(transform)
 
     def __call__(self, sample: Any, row: int | None) -> Any:
         """The transformed sample; `row` is its row in a batch, or None."""
-        return sample if self.transform is None else self.apply(sample, sample_rng(row) if self.wants_rng else None)
+        return sample if self.transform is None else self.apply(sample, sample_rng(row) if self.takes_rng else None)
 
     def apply(self, sample: Any, rng: SampleRng | None) -> Any:
         """The transformed sample, with this generator, which other fields may share."""
         if self.transform is None:
             return sample
         with TRANSFORMING:
-            return self.transform(sample, rng) if self.wants_rng else self.transform(sample)
+            return self.transform(sample, rng) if self.takes_rng else self.transform(sample)
 
     def with_key(self, sample: Any, key: int) -> Any:
         """The transformed sample, with the generator of this key."""
-        return self.apply(sample, SampleRng(key) if self.wants_rng else None)
+        return self.apply(sample, SampleRng(key) if self.takes_rng else None)

@@ -8,9 +8,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int64s = NDArray[np.int64]
+from feedline.core.kernels import Int64s
 
 
 class ShardRows(NamedTuple):

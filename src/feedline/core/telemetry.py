@@ -10,9 +10,8 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from time import monotonic_ns, process_time_ns, sleep, thread_time_ns
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch.utils.data._utils.worker as torch_worker
 
@@ -47,15 +46,6 @@ SWITCHES = ".switches"
 
 NBYTES = ".nbytes"
 """Suffix of the stage of a span on a counter: the bytes that a part of a stage has read."""
-
-
-READ, DECODE, TRANSFORM = "read", "decode", "transform"
-"""Parts of the stages of a worker. A read is followed by its store: "read s3://bucket", "read files"."""
-
-
-def is_part(stage: str) -> bool:
-    """True for a part of the stages of a worker."""
-    return stage in (DECODE, TRANSFORM) or stage.startswith(READ + " ")
 
 
 BATCH = "batch"
@@ -122,7 +112,7 @@ class _PartSum:
 
 
 @dataclass(slots=True)
-class _PartFrame:
+class PartFrame:
     """Parts of one batch.
 
     A batch within another one, built by a dataset, has a frame of its own.
@@ -164,7 +154,7 @@ class Recorder:
         self.own_process = self._has_parts = False
         self.next_cpu_ns = self.next_delay_ns = self.next_parts_ns = self._mark_ns = 0
         self.delay_ns = self._cpu_ns = -1
-        self._frames: list[_PartFrame] = []
+        self._frames: list[PartFrame] = []
 
     def begin(self) -> list[SpanTuple] | None:
         """Start the first stage of a batch.
@@ -180,7 +170,7 @@ class Recorder:
             self.next_cpu_ns = self._mark_ns + CPU_EVERY_NS
             self._cpu_ns = self._cpu_time_ns()
         _current.recorder = self
-        self._frames.append(_PartFrame(spans, self._mark_ns >= self.next_parts_ns, self._cpu_ns >= 0, self._mark_ns))
+        self._frames.append(PartFrame(spans, self._mark_ns >= self.next_parts_ns, self._cpu_ns >= 0, self._mark_ns))
         return outer
 
     def end(self, stage: str) -> None:
@@ -214,25 +204,25 @@ class Recorder:
         self._drop_stale_frames()
         return recorded
 
-    def timed_frame(self) -> _PartFrame | None:
+    def timed_frame(self) -> PartFrame | None:
         """The frame of the current batch, if its parts are timed."""
         self._drop_stale_frames()
         return self._frames[-1] if self._frames and self._frames[-1].timed else None
 
-    def enter(self, frame: _PartFrame, stage: str) -> None:
+    def enter(self, frame: PartFrame, stage: str) -> None:
         """Begin a part; a part around it pauses."""
         self._change(frame)
         self._has_parts = True
         frame.open.append(frame.sum_of(stage))
         frame.open[-1].number += 1
 
-    def leave(self, frame: _PartFrame) -> None:
+    def leave(self, frame: PartFrame) -> None:
         """End a part."""
         if frame.open:  # else it was begun before the batch
             self._change(frame)
             frame.open.pop()
 
-    def claim(self, frame: _PartFrame, stage: str, elapsed_ns: int, nbytes: int) -> None:
+    def claim(self, frame: PartFrame, stage: str, elapsed_ns: int, nbytes: int) -> None:
         """Move time of the innermost part to another one."""
         part, inner = frame.sum_of(stage), frame.open[-1]
         part.number += 1
@@ -242,7 +232,7 @@ class Recorder:
         if frame.has_cpu and 0 < frame.cpu_switches < CPU_SWITCHES:
             inner.cpu_wall_ns -= elapsed_ns
 
-    def _change(self, frame: _PartFrame) -> None:
+    def _change(self, frame: PartFrame) -> None:
         """Count the time since the last change for the innermost part."""
         reads_cpu = frame.has_cpu and frame.cpu_switches < CPU_SWITCHES
         cpu_ns = self._cpu_time_ns() if reads_cpu else 0
@@ -257,7 +247,7 @@ class Recorder:
         frame.switches += 1
         frame.cpu_switches += reads_cpu
 
-    def _append_parts(self, frame: _PartFrame, start_ns: int) -> None:
+    def _append_parts(self, frame: PartFrame, start_ns: int) -> None:
         """Append spans of the parts, in sequence from their stage's start."""
         assert self.spans is not None
         for stage, part in frame.sums.items():
@@ -289,105 +279,15 @@ def new_recorder() -> Recorder:
 
 
 class _Current(threading.local):
-    """The recorder of this thread, from its first batch on."""
-
     recorder: Recorder | None = None
 
 
 _current = _Current()
 
 
-class Part:
-    """`with part:` counts the time of its block for the part.
-
-    A part within another one interrupts it, so that no time counts twice. Outside of batches nothing is kept. It has
-    no state: threads share it.
-    """
-
-    __slots__ = ("stage",)
-
-    def __init__(self, stage: str) -> None:
-        self.stage = stage
-
-    def __enter__(self) -> Self:
-        recorder, frame = self._place()
-        if recorder is not None and frame is not None:
-            recorder.enter(frame, self.stage)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        recorder, frame = self._place()
-        if recorder is not None and frame is not None:
-            recorder.leave(frame)
-
-    @property
-    def timed(self) -> bool:
-        """True in a batch whose parts are timed."""
-        return self._place()[1] is not None
-
-    def count(self, nbytes: int) -> None:
-        """Count bytes that the innermost part has read."""
-        frame = self._place()[1]
-        if frame is not None and frame.open:
-            frame.open[-1].nbytes += nbytes
-
-    def claim(self, elapsed_ns: int, nbytes: int) -> None:
-        """Count time of the innermost part as that of this one."""
-        recorder, frame = self._place()
-        if recorder is not None and frame is not None and frame.open:
-            recorder.claim(frame, self.stage, elapsed_ns, nbytes)
-
-    @staticmethod
-    def _place() -> tuple[Recorder | None, _PartFrame | None]:
-        recorder = _current.recorder
-        return recorder, None if recorder is None else recorder.timed_frame()
-
-
-def new_part(stage: str) -> Part:
-    """A part of a stage: native where possible, ten times faster."""
-    stage = sys.intern(stage)  # recorders compare names by identity
-    if native is not None and hasattr(native, "Part"):
-        part: Part = native.Part(stage)
-        return part
-    return Part(stage)
-
-
-@cache
-def part(stage: str) -> Part:
-    """The part of this name."""
-    return new_part(stage)
-
-
-MOST_STORES = 8
-"""Stores with a part of their own in one process; others share one."""
-
-
-_stores: dict[str, Part] = {}
-
-
-def read_part(url: str) -> Part:
-    """The part in which a store is read: "read s3://bucket"."""
-    found = _stores.get(url)
-    if found is None:
-        scheme, _, rest = url.partition("://")
-        known = {each.stage for each in _stores.values()}
-        stage = f"{READ} {scheme}://{rest.partition('/')[0]}" if rest else f"{READ} {scheme}"
-        if stage not in known and len(known) >= MOST_STORES:
-            stage = f"{READ} other stores"
-        found = part(stage)
-        if len(_stores) < _MOST_URLS:
-            _stores[url] = found
-    return found
-
-
-_MOST_URLS = 1024
-
-
-READ_FILES = part(f"{READ} files")
-"""The part in which files of this machine are read."""
-
-
-DECODING, TRANSFORMING = part(DECODE), part(TRANSFORM)
+def recorder_of_batches() -> Recorder | None:
+    """The recorder that this thread's latest batch began with, or None."""
+    return _current.recorder
 
 
 class _Threads(threading.local):
@@ -403,22 +303,6 @@ class _Threads(threading.local):
 def recorder_of_thread() -> Recorder:
     """The recorder of this thread."""
     return _threads.recorder
-
-
-class recording:  # noqa: N801 - reads as a verb in a `with` statement
-    """`with recording() as spans:` collects the spans of this thread."""
-
-    __slots__ = ("_outer", "_recorder")
-
-    def __enter__(self) -> list[SpanTuple]:
-        recorder = self._recorder = _threads.recorder
-        self._outer = recorder.spans
-        spans: list[SpanTuple] = []
-        recorder.spans = spans
-        return spans
-
-    def __exit__(self, _: object, __: object, ___: object) -> None:
-        self._recorder.spans = self._outer
 
 
 def work_as(worker: int, *, own_process: bool = False) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
-from feedline.core.dataset import Int64s, Ranges, RangesOf, has_traits, overrides_samples, traits_of
+from feedline.core.dataset import Ranges, RangesOf, has_traits, overrides_samples, traits_of
+from feedline.core.kernels import Int64s
 from feedline.core.shard_offsets import ShardOffsets
 
 

@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 
 from feedline import collate
-from feedline.core.dataset import READS_SAMPLES, Batch, BatchRead, Keys, Traits, Transform, check_reads_batches
+from feedline.core.dataset import READS_SAMPLES, Batch, BatchRead, Keys, Traits, TransformFunction, check_reads_batches
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.rng import torch_keys
 from feedline.core.sample_transform import SampleTransform
 from feedline.core.shard_offsets import ShardOffsets
-from feedline.core.telemetry import DECODING
+from feedline.core.stage_parts import DECODING
 from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.decoding import Decoder, Where
 from feedline.datasets.indexes import BuiltIndex, Columns, IndexRecipe, indexes_of
@@ -128,7 +128,7 @@ class FieldRecords(Records):
     (`_decoders`) and the fields of a record in order (`_fields`).
     """
 
-    def __init__(self, transform: Transform | None) -> None:
+    def __init__(self, transform: TransformFunction | None) -> None:
         self._step = SampleTransform(transform)
 
     def _decoders(self) -> Collection[Decoder]:

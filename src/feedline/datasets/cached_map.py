@@ -24,7 +24,8 @@ import numpy as np
 import torch
 
 from feedline.core.caches import PerProcess
-from feedline.core.dataset import Int64s, Ranges
+from feedline.core.dataset import Ranges
+from feedline.core.kernels import Int64s
 from feedline.core.paths import Pathlike
 from feedline.core.rng import takes_rng
 from feedline.core.tensors import as_indices, numpy_view, one_within, torch_dtype, within

@@ -9,7 +9,8 @@ import io
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from zipfile import BadZipFile
@@ -22,14 +23,15 @@ from numpy.typing import NDArray
 
 from feedline import images
 from feedline.core.arguments import function_of
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.rng import SampleRng, sample_rng
 from feedline.core.sample_transform import SampleTransform
-from feedline.core.telemetry import DECODING, TRANSFORMING
+from feedline.core.stage_parts import DECODING, TRANSFORMING
 from feedline.core.tensors import Allocator, torch_dtype
 from feedline.datasets import array_container
 from feedline.errors import ArgumentError, SampleError
 from feedline.images import ImageError
+from feedline.images.decode import Grid
 from feedline.transforms import ImagePlan, plan
 from feedline.transforms.native_steps import Window
 
@@ -60,8 +62,8 @@ _IN_MEMORY = re.compile(r" <_io\.BytesIO object at 0x[0-9a-fA-F]+>")
 
 
 def split_transform(
-    transform: Transform | Mapping[str, Transform] | None, fields: Iterable[str] | None
-) -> tuple[Mapping[str, Transform], Transform | None]:
+    transform: TransformFunction | Mapping[str, TransformFunction] | None, fields: Iterable[str] | None
+) -> tuple[Mapping[str, TransformFunction], TransformFunction | None]:
     """Split into transforms by field and a transform of whole samples.
 
     One of the two is empty. ArgumentError names a key that is no field.
@@ -142,7 +144,7 @@ class Decoder:
         raise NotImplementedError
 
 
-def decoder_of(decode: Decode, transform: Transform | None = None) -> Decoder:
+def decoder_of(decode: Decode, transform: TransformFunction | None = None) -> Decoder:
     """The decoder of encoded bytes, which may be memoryviews.
 
     `decode` is "bytes", "text" (UTF-8), "npy" (a tensor), "image" (RGB, as a PIL image) or a function of the bytes. An
@@ -159,7 +161,7 @@ class ValueDecoder(Decoder):
     Arguments are those of `decoder_of`.
     """
 
-    def __init__(self, decode: Decode, transform: Transform | None = None, *, kind: str | None = None) -> None:
+    def __init__(self, decode: Decode, transform: TransformFunction | None = None, *, kind: str | None = None) -> None:
         self.step = SampleTransform(transform)
         self._decode = function_of("decode", decode, DECODERS)
         name = decode if isinstance(decode, str) else kind
@@ -225,9 +227,6 @@ DECODERS: dict[str, DecodeFunction] = {
 """Decoders by the names that `decode` accepts."""
 
 
-Grid = NDArray[np.uint16]
-
-
 class ImageDecoder(Decoder):
     """Decodes and transforms images, singly or in batches.
 
@@ -237,7 +236,7 @@ class ImageDecoder(Decoder):
     """
 
     def __init__(
-        self, transform: Transform | None, load: Callable[[Any], Any], *, apply_exif_orientation: bool = False
+        self, transform: TransformFunction | None, load: Callable[[Any], Any], *, apply_exif_orientation: bool = False
     ) -> None:
         image_plan = plan(transform)
         self.step = SampleTransform(transform)
@@ -260,17 +259,15 @@ class ImageDecoder(Decoder):
     @property
     def uses_keys(self) -> bool:
         """True if values, or batches, depend on the sample's generator."""
-        return self.step.wants_rng if self._plan is None else self._plan.is_random
+        return self.step.takes_rng if self._plan is None else self._plan.is_random
 
     @property
     def supports_threads(self) -> bool:
         return self._plan is not None and not self._turns and self._plan.supports_threads
 
     def __call__(self, source: Any, row: int | None, where: Where) -> Any:
-        try:
+        with naming_images(lambda _: where()):
             return self.value(source, sample_rng(row) if self.uses_keys else None)
-        except ImageError as error:
-            raise SampleError(f"{where()}: {error}") from error
 
     def batch(
         self,
@@ -280,10 +277,8 @@ class ImageDecoder(Decoder):
         where: Callable[[int], str],
         threads: int = 1,
     ) -> torch.Tensor:
-        try:
+        with naming_images(where):
             return self.decode_batch(sources, keys, allocate, threads=threads)
-        except ImageError as error:
-            raise SampleError(f"{where(error.row or 0)}: {error}") from error
 
     def value(self, source: Any, rng: SampleRng | None, grid: Grid | None = None) -> Any:
         """Decode and transform one image; `rng` is required if it `uses_keys`."""
@@ -319,6 +314,15 @@ class ImageDecoder(Decoder):
         except ImageError as error:
             error.row = row
             raise
+
+
+@contextmanager
+def naming_images(where: Callable[[int], str]) -> Iterator[None]:
+    """Add the place `where(row)` to image errors of the block."""
+    try:
+        yield
+    except ImageError as error:
+        raise SampleError(f"{where(error.row or 0)}: {error}") from error
 
 
 def _add_orientation(image_plan: ImagePlan) -> tuple[ImagePlan, bool]:

@@ -75,7 +75,7 @@ class RangeFile(io.RawIOBase):
         return len(data)
 
 
-Read = Callable[[Sequence[Range]], list[memoryview]]
+ReadRanges = Callable[[Sequence[Range]], list[memoryview]]
 
 
 def merge_ranges(spans: Sequence[Range]) -> list[Range]:
@@ -95,7 +95,7 @@ class SparseFile(RangeFile):
     `spans` are sorted and disjoint. A read within one span returns a view of it.
     """
 
-    def __init__(self, nbytes: int, spans: Sequence[Range], read: Read) -> None:
+    def __init__(self, nbytes: int, spans: Sequence[Range], read: ReadRanges) -> None:
         super().__init__(nbytes)
         self._ask, self._held = read, FetchedRanges(spans, read(spans))
 

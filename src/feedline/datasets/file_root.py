@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import Transform
-from feedline.core.telemetry import READ_FILES, read_part
+from feedline.core.dataset import TransformFunction
+from feedline.core.stage_parts import READ_FILES, read_part
 from feedline.core.tensors import Allocator
 from feedline.datasets.decoding import Decode, Decoder, ImageDecoder, Where, decoder_of
 from feedline.errors import ArgumentError, SampleError, note
@@ -101,7 +101,7 @@ class FileDecoder(Decoder):
     Arguments are those of `decoder_of`.
     """
 
-    def __init__(self, root: FileRoot, decode: Decode, transform: Transform | None = None) -> None:
+    def __init__(self, root: FileRoot, decode: Decode, transform: TransformFunction | None = None) -> None:
         self.root = root
         self._content = decoder_of(decode, transform)
         self.step = self._content.step

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import Keys, Transform
+from feedline.core.dataset import Keys, TransformFunction
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.tensors import Allocator, as_indices, within
@@ -44,7 +44,7 @@ class Files(DecodedRecords):
         paths: Pathlike | Sequence[Pathlike],
         *,
         decode: Decode = "bytes",
-        transform: Transform | None = None,
+        transform: TransformFunction | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:

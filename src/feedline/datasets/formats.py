@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from feedline.datasets.sample_lists import FindTargets, Progress, SampleList
+from feedline.datasets.sample_lists import FindTargets, ReportProgress, SampleList
 from feedline.errors import ArgumentError
 from feedline.stores.globs import braces
 
@@ -88,7 +88,7 @@ class Format:
     precedence: int = 0
     unit: str = "file"
     summarize: str | Callable[[Sequence[str]], ShardSummary] | None = None
-    list_samples: str | Callable[[Sequence[str], Progress], SampleList] | None = None
+    list_samples: str | Callable[[Sequence[str], ReportProgress], SampleList] | None = None
     index_suffix: str = ""
     index_targets: str | FindTargets | None = None
 

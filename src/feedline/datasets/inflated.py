@@ -29,7 +29,7 @@ from feedline.datasets.file_objects import parts
 from feedline.errors import SampleError, StateError
 from feedline.stores import Cache, CachedStore, CacheWarning, ObjectInfo, ObjectRange, Store, StoreError
 from feedline.stores.base import Views, changed_error
-from feedline.stores.cache.entries import Key
+from feedline.stores.cache.entries import PieceKey
 from feedline.stores.cache.folder import Folder
 from feedline.stores.files import Extent, File, FileSet, KeptContent
 
@@ -51,7 +51,7 @@ Opener = Callable[[io.BufferedReader], Any]
 """Opens the plain content of a compressed file."""
 
 
-Parts = Iterable[bytes | memoryview]
+ContentBlocks = Iterable[bytes | memoryview]
 """Content from front to back."""
 
 
@@ -128,7 +128,7 @@ class Inflation(NamedTuple):
     """
 
     kind: str
-    parts: Callable[[File], Parts]
+    parts: Callable[[File], ContentBlocks]
     nbytes: int | None = None
 
 
@@ -223,8 +223,8 @@ class PlainFiles(FileSet):
         version = info.version if info.is_versioned else f"{info.version} {self._own}"
         return f"{version} {way.kind}"
 
-    def _key(self, number: int, way: Inflation) -> Key:
-        return Key(self.sources.name(number), self._version(self.sources.info(number), way), 0, 0)
+    def _key(self, number: int, way: Inflation) -> PieceKey:
+        return PieceKey(self.sources.name(number), self._version(self.sources.info(number), way), 0, 0)
 
     def _content(self, number: int) -> memoryview:
         way = self._ways[number]
@@ -232,7 +232,7 @@ class PlainFiles(FileSet):
         folder, key = self._folder(), self._key(number, way)
         return folder.made_once(key, partial(folder.get, key), partial(self._make, number, way, key))
 
-    def _make(self, number: int, way: Inflation, key: Key) -> memoryview:
+    def _make(self, number: int, way: Inflation, key: PieceKey) -> memoryview:
         """Write content to the cache; StoreError without enough room."""
         source, name = self.sources.open(number), self.sources.name(number)
         _log.info("decompressing or converting %s once, into %s", name, self._cache.folder)
@@ -260,7 +260,7 @@ class PlainFiles(FileSet):
         return nbytes <= limit
 
 
-def converted(opener: Opener, convert: Callable[[File, Any], Parts], file: File) -> Parts:
+def converted(opener: Opener, convert: Callable[[File, Any], ContentBlocks], file: File) -> ContentBlocks:
     """The content of an opened file, converted; SampleError for damaged data."""
     try:
         with opener(io.BufferedReader(_InOrder(file), PART_NBYTES)) as source:
@@ -276,7 +276,7 @@ def converted(opener: Opener, convert: Callable[[File, Any], Parts], file: File)
         ) from error
 
 
-def plain_parts(file: File, source: Any) -> Parts:
+def plain_parts(file: File, source: Any) -> ContentBlocks:
     """Decompressed content; SampleError for a decompression bomb."""
     nbytes = 0
     while data := source.read(PART_NBYTES):

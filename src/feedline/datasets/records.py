@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.paths import Pathlike
 from feedline.core.tensors import one_within
 from feedline.datasets.base import Field, FieldRecords, Record, RecordFiles, ShardedFields
@@ -45,7 +45,7 @@ class RecordDataset(RecordFiles, ShardedFields):
         columns: Mapping[str, Decode],
         *,
         inside: str = "*",
-        transform: Transform | Mapping[str, Transform] | None = None,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,

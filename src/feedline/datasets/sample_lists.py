@@ -16,8 +16,8 @@ PartKind = Literal["image", "array", "class", "attributes", "other"]
 """An encoded image, pixels in a `.npy` file, the text of a class, JSON that may have a "label", or anything else."""
 
 
-Progress = Callable[[str, int, int], None]
-"""Called with the name of the work, what is done, and all there is."""
+ReportProgress = Callable[[str, int, int], None]
+"""`report(phase, done, total)`: the progress of one phase."""
 
 
 class Readable(Protocol):

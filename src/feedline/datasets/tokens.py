@@ -21,7 +21,7 @@ from feedline.core.dataset import READS_BATCHES, Batch, BatchRead
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
-from feedline.core.telemetry import READ_FILES
+from feedline.core.stage_parts import READ_FILES
 from feedline.core.tensors import allocate_tensor, as_indices, one_within, torch_dtype, within
 from feedline.datasets.arrays.npy import TOGETHER_NBYTES
 from feedline.datasets.arrays.npy_files import ArrayFiles

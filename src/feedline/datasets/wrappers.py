@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch.utils.data import StackDataset
 
 from feedline.collate.batch_reads import READERS, stack_reader, subset_reader
-from feedline.core.dataset import Int64s, Ranges, Traits, Transform, traits_of
+from feedline.core.dataset import Ranges, Traits, TransformFunction, traits_of
+from feedline.core.kernels import Int64s
 from feedline.core.listing import listing_fingerprint_of
 from feedline.core.paths import Pathlike
 from feedline.core.rng import SampleRng, derive, sample_rng
@@ -85,7 +86,7 @@ class Map(WrappedDataset):
     `rng` depends on (seed, epoch, position) only, and is independent of that of a transform or `Map` within.
     """
 
-    def __init__(self, dataset: Any, fn: Transform) -> None:
+    def __init__(self, dataset: Any, fn: TransformFunction) -> None:
         if not callable(fn):
             raise ArgumentError(f"fn must be callable, got {type(fn).__name__}")
         super().__init__(dataset)
@@ -103,7 +104,7 @@ class Map(WrappedDataset):
 
     def _mapped(self, sample: Any, row: int | None) -> Any:
         # With a key of its own, so that two of them that are nested draw different numbers.
-        own = SampleRng(derive(sample_rng(row).key, "map", self._depth)) if self._step.wants_rng else None
+        own = SampleRng(derive(sample_rng(row).key, "map", self._depth)) if self._step.takes_rng else None
         return self._step.apply(sample, own)
 
 
@@ -129,7 +130,7 @@ class Filter(WrappedDataset):
     """
 
     def __init__(
-        self, dataset: Any, predicate: Predicate, *, index_dir: Pathlike | None = None, num_workers: int = 0
+        self, dataset: Any, predicate: Predicate, *, num_workers: int = 0, index_dir: Pathlike | None = None
     ) -> None:
         if not callable(predicate):
             raise ArgumentError(f"predicate must be callable, got {type(predicate).__name__}")

@@ -4,7 +4,7 @@ from feedline.images.accelerate import PillowAcceleration, accelerate_pillow, pi
 from feedline.images.crops import CenterBox, CropPolicy, Geometry, RandomBox, WholeBox
 from feedline.images.decode import decode, probe, read_batch, read_one
 from feedline.images.errors import ImageError
-from feedline.images.pillow import Header, Source
+from feedline.images.pillow import Header, ImageSource
 from feedline.images.plugins import open_image
 from feedline.images.recipe import Recipe, geometry
 
@@ -14,10 +14,10 @@ __all__ = [
     "Geometry",
     "Header",
     "ImageError",
+    "ImageSource",
     "PillowAcceleration",
     "RandomBox",
     "Recipe",
-    "Source",
     "WholeBox",
     "accelerate_pillow",
     "decode",

@@ -25,7 +25,8 @@ from PIL import Image
 
 from feedline.core.optional import after_import
 from feedline.images import native
-from feedline.images.deferred import CHANGES, MAJOR, Change, Deferred, DeferredResize, Pixels, Source
+from feedline.images.crops import Pixels
+from feedline.images.deferred import CHANGES, MAJOR, Change, Deferred, DeferredResize, PixelSource
 
 OLDEST, NEWEST = 10, 13
 """Major versions of Pillow that are known; others stay as they are."""
@@ -293,7 +294,7 @@ def _read(image: Any) -> tuple[Deferred, int] | None:
         return None
     width, height, components, end = intact
     fallback = partial(_decode_by_pillow, jpeg, image.size, list(image.tile), image.decoderconfig)
-    source = Source(jpeg, (width, height), scale, fallback)
+    source = PixelSource(jpeg, (width, height), scale, fallback)
     if source.size != image.size or components != len(image.getbands()):
         return None
     # Pillow reads whole blocks, up to the one with the end of the image.
@@ -365,10 +366,10 @@ def _agrees_on(image: Image.Image, options: dict[str, Any]) -> bool:
     file.seek(0)
     expected = sys.modules["PIL.JpegImagePlugin"].JpegImageFile(file)  # not `Image.open`, which users replace
     _pixels_of(expected)
-    source = Source(jpeg, image.size, 1, lambda: np.empty((0, 0, 3), np.uint8))
+    source = PixelSource(jpeg, image.size, 1, lambda: np.empty((0, 0, 3), np.uint8))
     resize = DeferredResize(Image.Resampling.BICUBIC, (2, 3, 50, 70), (40, 9), (0, 0, 40, 9), across_first=MAJOR < 13)
     whole = Deferred(source, image.mode, (0, 0, *image.size))
-    part = Deferred(Source.of(source.read(whole.part, whole.turn, None)), image.mode, whole.part, resizing=resize)
+    part = Deferred(PixelSource.of(source.read(whole.part, whole.turn, None)), image.mode, whole.part, resizing=resize)
     resized = expected.resize((40, 9), Image.Resampling.BICUBIC, (2, 3, 50, 70))
     return all(
         _content(mine.mode, mine.read()) == theirs.tobytes() for mine, theirs in ((whole, expected), (part, resized))

@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from feedline.core.rng import Draws
 from feedline.errors import ArgumentError
 
@@ -15,6 +18,13 @@ Box = tuple[int, int, int, int]
 
 Size = tuple[int, int]
 """Height, width."""
+
+
+Pixels = NDArray[np.uint8]
+"""Read-only or writable pixels, (height, width, 3).
+
+Those of the kernels are views of bytes, which Pillow's `tobytes` then returns without a copy.
+"""
 
 
 _LARGEST = 65_500

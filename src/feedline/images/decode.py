@@ -13,19 +13,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feedline.core.dataset import Keys
 from feedline.core.rng import torch_keys
-from feedline.core.telemetry import DECODING, READ_FILES, TRANSFORMING, Part
+from feedline.core.stage_parts import DECODING, READ_FILES, TRANSFORMING, Part
 from feedline.core.tensors import numpy_view
 from feedline.errors import ArgumentError
 from feedline.images import native, pillow
 from feedline.images.errors import ImageError, too_large, unreadable
-from feedline.images.pillow import Header, Source, is_pixels
+from feedline.images.pillow import Header, ImageSource, is_pixels
 from feedline.images.recipe import Recipe
 
 Grid = NDArray[np.uint16]
-
-
-Keys = NDArray[np.uint64]
+"""Lengths of a JPEG's restart intervals."""
 
 
 _FOREIGN, _FILE, _LARGE = 1, 3, 4
@@ -43,7 +42,7 @@ _STORAGE = {torch.uint8: ("uint8",), torch.float32: ("float32",), torch.bfloat16
 
 
 def read_batch(
-    sources: Sequence[Source],
+    sources: Sequence[ImageSource],
     recipe: Recipe,
     out: NDArray[Any],
     keys: Keys | None = None,
@@ -67,7 +66,7 @@ def read_batch(
         _Reader(sources, recipe, out, keys, threads, range(len(sources))).run(grids)
 
 
-def read_one(source: Source, recipe: Recipe, key: int | None = None, *, grid: Grid | None = None) -> torch.Tensor:
+def read_one(source: ImageSource, recipe: Recipe, key: int | None = None, *, grid: Grid | None = None) -> torch.Tensor:
     """Read one image: the row that `read_batch` writes, as a new tensor.
 
     `source`, `recipe`, `key` and `grid` are those of one row.
@@ -80,12 +79,12 @@ def read_one(source: Source, recipe: Recipe, key: int | None = None, *, grid: Gr
     return row
 
 
-def _part(source: Source | None) -> Part:
+def _part(source: ImageSource | None) -> Part:
     """Part of a batch: pixels are not decoded, but cropped and resized."""
     return TRANSFORMING if source is not None and is_pixels(source) else DECODING
 
 
-def decode(source: Source, *, apply_exif_orientation: bool = False) -> NDArray[np.uint8]:
+def decode(source: ImageSource, *, apply_exif_orientation: bool = False) -> NDArray[np.uint8]:
     """Decode a whole image to RGB levels, uint8 (height, width, 3).
 
     `source` is a path, the bytes of a file, or an array of pixels. With `apply_exif_orientation`, the image is turned
@@ -98,7 +97,7 @@ def decode(source: Source, *, apply_exif_orientation: bool = False) -> NDArray[n
         return _decode_file(source, apply_exif_orientation)
 
 
-def _decode_file(source: Source, apply_exif_orientation: bool) -> NDArray[np.uint8]:
+def _decode_file(source: ImageSource, apply_exif_orientation: bool) -> NDArray[np.uint8]:
     if native.native is None:
         return pillow.pixels(source, None, apply_exif_orientation)
     jpeg = _read_file(source) if isinstance(source, str | os.PathLike) else source
@@ -118,7 +117,7 @@ def _read_file(path: str | os.PathLike[str]) -> bytes:
     return content
 
 
-def _decode_unwritten(unwritten: Unwritten, source: Source, row: int | None, oriented: bool) -> NDArray[np.uint8]:
+def _decode_unwritten(unwritten: Unwritten, source: ImageSource, row: int | None, oriented: bool) -> NDArray[np.uint8]:
     """Decode with Pillow what the kernels left.
 
     If it fails, too, the error has the reason of the kernels, unless they know none.
@@ -133,7 +132,7 @@ def _decode_unwritten(unwritten: Unwritten, source: Source, row: int | None, ori
         raise
 
 
-def probe(source: Source) -> Header:
+def probe(source: ImageSource) -> Header:
     """Read the header of an image, without decoding it."""
     if is_pixels(source):
         height, width, components = np.asarray(source).shape
@@ -185,7 +184,7 @@ def _check(count: int, recipe: Recipe, out: NDArray[Any], keys: Keys | None, gri
 class _Reader:
     """Arguments of one call; `names` are row numbers for errors."""
 
-    sources: Sequence[Source]
+    sources: Sequence[ImageSource]
     recipe: Recipe
     out: NDArray[Any]
     keys: Keys | None
@@ -249,7 +248,7 @@ class _Reader:
                 pass
 
 
-def _error(unwritten: Unwritten, source: Source, row: int | None) -> Exception:
+def _error(unwritten: Unwritten, source: ImageSource, row: int | None) -> Exception:
     _, verdict, number, text = unwritten
     if verdict == _FILE:
         return OSError(number, os.strerror(number), source)

@@ -11,19 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import PIL
-from numpy.typing import NDArray
 from PIL import Image
 
-from feedline.core.telemetry import DECODING
+from feedline.core.stage_parts import DECODING
 from feedline.images import native
-from feedline.images.crops import Box
-
-Pixels = NDArray[np.uint8]
-"""Read-only or writable pixels, (height, width, 3).
-
-Those of the kernels are views of bytes, which Pillow's `tobytes` then returns without a copy.
-"""
-
+from feedline.images.crops import Box, Pixels
 
 Turn = tuple[bool, bool, bool]
 """Transposed, mirrored in x, mirrored in y.
@@ -91,7 +83,7 @@ class DeferredResize(NamedTuple):
         return rows if flip else np.ascontiguousarray(turn_pixels(rows, self.turn))
 
 
-class Source:
+class PixelSource:
     """Pixels of an image, or a JPEG decoded as far as needed.
 
     The first use decodes a part. At the second use all pixels are decoded and retained, for images that share the
@@ -105,7 +97,7 @@ class Source:
         self._is_used = False
 
     @classmethod
-    def of(cls, pixels: Pixels) -> Source:
+    def of(cls, pixels: Pixels) -> PixelSource:
         """Source of decoded pixels, (height, width, 3)."""
         height, width, _ = pixels.shape
         source = cls(b"", (width, height), 1, lambda: pixels)
@@ -163,7 +155,7 @@ class Deferred(NamedTuple):
     `mode` is "RGB", or "L" for a source whose channels are equal. `part` is (x, y, width, height) in the source.
     """
 
-    source: Source
+    source: PixelSource
     mode: str
     part: Box
     turn: Turn = UPRIGHT
@@ -210,7 +202,7 @@ class Deferred(NamedTuple):
 
     def retaining(self, pixels: Pixels) -> Deferred:
         """The same image with its pixels."""
-        return Deferred(Source.of(pixels), self.mode, (0, 0, *self.size))
+        return Deferred(PixelSource.of(pixels), self.mode, (0, 0, *self.size))
 
 
 MAJOR = int(PIL.__version__.partition(".")[0])

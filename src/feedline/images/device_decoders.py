@@ -17,11 +17,11 @@ from torch.utils.dlpack import from_dlpack
 
 from feedline import images
 
-Files = Sequence[torch.Tensor]
+EncodedFiles = Sequence[torch.Tensor]
 """Encoded images: uint8, one-dimensional, in host memory."""
 
 
-Decoder = Callable[[Files, torch.device], list[torch.Tensor | None]]
+DeviceDecoder = Callable[[EncodedFiles, torch.device], list[torch.Tensor | None]]
 """`decoder(files, device)` returns RGB levels (3, height, width) there; None for files that it cannot decode."""
 
 
@@ -64,7 +64,9 @@ def count_in_workers(count: int, fallbacks: int) -> None:
         _counter.add(fallbacks, fallbacks, count - fallbacks)
 
 
-def decode_there(files: Files, device: torch.device, *, apply_exif_orientation: bool = False) -> list[torch.Tensor]:
+def decode_there(
+    files: EncodedFiles, device: torch.device, *, apply_exif_orientation: bool = False
+) -> list[torch.Tensor]:
     """RGB levels (3, height, width) of each file, on the device.
 
     A file that the device's decoder refuses is decoded on the CPU, and counted. ImageError carries the row of the first
@@ -96,7 +98,7 @@ def _orientation(file: torch.Tensor) -> int:
 
 
 @cache
-def decoder_of(kind: str) -> Decoder:
+def decoder_of(kind: str) -> DeviceDecoder:
     """The first installed decoder for a type of device.
 
     Without one, a warning is given, and every file falls back to the CPU.
@@ -122,7 +124,7 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _decode_natively(files: Files, upright: bool) -> list[torch.Tensor | images.ImageError]:
+def _decode_natively(files: EncodedFiles, upright: bool) -> list[torch.Tensor | images.ImageError]:
     """The levels of each file, or its error."""
     decode = partial(_decode_native, upright)
     if len(files) < 2:
@@ -140,12 +142,12 @@ def _decode_native(upright: bool, file: torch.Tensor) -> torch.Tensor | images.I
         return error
 
 
-def _nvimgcodec() -> Decoder:
+def _nvimgcodec() -> DeviceDecoder:
     package: Any = import_module("nvidia.nvimgcodec")
     as_stored = package.DecodeParams(apply_exif_orientation=False)  # True is its default
     decoders: dict[int | None, Any] = {}
 
-    def decode(files: Files, device: torch.device) -> list[torch.Tensor | None]:
+    def decode(files: EncodedFiles, device: torch.device) -> list[torch.Tensor | None]:
         with torch.cuda.device(device):
             codec = decoders.setdefault(device.index, None) or package.Decoder(device_id=device.index or 0)
             decoders[device.index] = codec
@@ -157,16 +159,16 @@ def _nvimgcodec() -> Decoder:
     return decode
 
 
-def _torchvision() -> Decoder:
+def _torchvision() -> DeviceDecoder:
     io: Any = import_module("torchvision.io")
     return _of_jpegs(partial(io.decode_jpeg, mode=io.ImageReadMode.RGB))
 
 
-def _torchcodec() -> Decoder:
+def _torchcodec() -> DeviceDecoder:
     """Torchcodec turns images upright: this is undone."""
     decode = _of_jpegs(partial(import_module("torchcodec.decoders").decode_jpeg, mode="RGB"))
 
-    def stored(files: Files, device: torch.device) -> list[torch.Tensor | None]:
+    def stored(files: EncodedFiles, device: torch.device) -> list[torch.Tensor | None]:
         return [
             None if each is None else turned(each, _UNDONE.get(_orientation(file), _orientation(file)))
             for file, each in zip(files, decode(files, device), strict=True)
@@ -179,10 +181,10 @@ _UNDONE = {6: 8, 8: 6}
 """Orientations that undo others; each of the rest undoes itself."""
 
 
-def _of_jpegs(decode_jpeg: Callable[..., Any]) -> Decoder:
+def _of_jpegs(decode_jpeg: Callable[..., Any]) -> DeviceDecoder:
     """Decoder that gets all JPEGs in one call."""
 
-    def decode(files: Files, device: torch.device) -> list[torch.Tensor | None]:
+    def decode(files: EncodedFiles, device: torch.device) -> list[torch.Tensor | None]:
         jpegs = [row for row, file in enumerate(files) if file[:3].tolist() == [0xFF, 0xD8, 0xFF]]
         levels: list[torch.Tensor | None] = [None] * len(files)
         for row, each in zip(jpegs, _all_or_each(decode_jpeg, [files[row] for row in jpegs], device), strict=True):
@@ -193,7 +195,7 @@ def _of_jpegs(decode_jpeg: Callable[..., Any]) -> Decoder:
     return decode
 
 
-def _all_or_each(decode: Callable[..., Any], files: Files, device: torch.device) -> list[torch.Tensor | None]:
+def _all_or_each(decode: Callable[..., Any], files: EncodedFiles, device: torch.device) -> list[torch.Tensor | None]:
     """One call for all files; after an error, one for each."""
     try:
         return list(decode(list(files), device=device)) if files else []
@@ -207,7 +209,7 @@ def _all_or_each(decode: Callable[..., Any], files: Files, device: torch.device)
         return levels
 
 
-def _dali() -> Decoder:
+def _dali() -> DeviceDecoder:
     """DALI, by a pipeline of one operator.
 
     A pipeline that has met a damaged file is of no use any more: the next call makes another.
@@ -244,7 +246,7 @@ def _dali() -> Decoder:
         levels = [from_dlpack(found[row]).permute(2, 0, 1).clone() for row in range(len(some))]
         return levels if isinstance(files, list) else levels[0]
 
-    def decode(files: Files, device: torch.device) -> list[torch.Tensor | None]:
+    def decode(files: EncodedFiles, device: torch.device) -> list[torch.Tensor | None]:
         levels = _all_or_each(decode_all, files, device)
         torch.cuda.current_stream(device).synchronize()  # the files may change after this
         return levels
@@ -252,7 +254,7 @@ def _dali() -> Decoder:
     return decode
 
 
-_DECODERS: tuple[tuple[str, Callable[[], Decoder]], ...] = (
+_DECODERS: tuple[tuple[str, Callable[[], DeviceDecoder]], ...] = (
     ("nvidia.nvimgcodec", _nvimgcodec),
     ("torchcodec.decoders", _torchcodec),
     ("torchvision.io", _torchvision),

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from feedline.errors import MissingExtraError
-from feedline.images.crops import Geometry
+from feedline.images.crops import Geometry, Pixels
 from feedline.images.errors import RAISE_LIMIT, too_large, unreadable
 from feedline.images.plugins import open_image, plugin_for
 from feedline.images.recipe import Recipe, geometry
 
-Source = str | os.PathLike[str] | bytes | bytearray | memoryview | mmap.mmap | NDArray[np.uint8]
+ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview | mmap.mmap | NDArray[np.uint8]
 """A path; the bytes of a file (never copied); or pixels: uint8 of shape (height, width, 3), with any strides."""
 
 
@@ -42,12 +42,9 @@ class Header:
     orientation: int
 
 
-def is_pixels(source: Source) -> bool:
+def is_pixels(source: ImageSource) -> bool:
     """True for an array of pixels, which needs no decoding."""
     return isinstance(source, np.ndarray) and source.ndim != 1
-
-
-Pixels = NDArray[np.uint8]
 
 
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -58,13 +55,13 @@ def pixel_limit() -> int:
     return 2 * (Image.MAX_IMAGE_PIXELS or 0)
 
 
-def pixels(source: Source, row: int | None, oriented: bool) -> Pixels:
+def pixels(source: ImageSource, row: int | None, oriented: bool) -> Pixels:
     """Decode a whole image with Pillow's `convert("RGB")`; of animations, the first frame."""
     with _open(source, row) as image, _translate_errors(source, row):
         return np.asarray(_load(image, oriented))
 
 
-def header(source: Source, row: int | None = None) -> Header:
+def header(source: ImageSource, row: int | None = None) -> Header:
     with _open(source, row) as image, _translate_errors(source, row):
         name = "JPEG" if _is_jpeg(image) else str(image.format)
         progressive = bool(image.info.get("progressive", 0))
@@ -73,7 +70,7 @@ def header(source: Source, row: int | None = None) -> Header:
         return Header(image.width, image.height, name, len(image.getbands()), progressive, orientation)
 
 
-def levels(source: Source, row: int | None, recipe: Recipe, key: int | None) -> Pixels:
+def levels(source: ImageSource, row: int | None, recipe: Recipe, key: int | None) -> Pixels:
     """Row of `recipe` before the conversion to numbers: uint8, (height, width, 3)."""
     if is_pixels(source):
         image = Image.fromarray(np.ascontiguousarray(source))
@@ -86,7 +83,7 @@ def levels(source: Source, row: int | None, recipe: Recipe, key: int | None) -> 
     return _window(upright, geometry(recipe, key, *upright.size), 1, recipe)
 
 
-def _scaled_levels(image: Image.Image, source: Source, row: int | None, recipe: Recipe, key: int | None) -> Pixels:
+def _scaled_levels(image: Image.Image, source: ImageSource, row: int | None, recipe: Recipe, key: int | None) -> Pixels:
     with _translate_errors(source, row):
         orientation = _orientation(image) if recipe.apply_exif_orientation else 1
     width, height = image.size if orientation < 5 else image.size[::-1]
@@ -197,7 +194,7 @@ def _describe_content(source: Any) -> str:
 
 
 @contextmanager
-def _open(source: Source, row: int | None) -> Iterator[Image.Image]:
+def _open(source: ImageSource, row: int | None) -> Iterator[Image.Image]:
     """Open an image; Pillow decodes when the pixels are first used."""
     content: Any = source  # anything with the buffer protocol, for which Python 3.11 has no type
     with _translate_errors(source, row):
@@ -207,7 +204,7 @@ def _open(source: Source, row: int | None) -> Iterator[Image.Image]:
         yield image
 
 
-def _check_size(image: Image.Image, source: Source, row: int | None) -> None:
+def _check_size(image: Image.Image, source: ImageSource, row: int | None) -> None:
     # Pillow's plugins of some formats do not check the size when they open a file.
     limit = pixel_limit()
     if limit and image.width * image.height > limit:
@@ -215,7 +212,7 @@ def _check_size(image: Image.Image, source: Source, row: int | None) -> None:
 
 
 @contextmanager
-def _translate_errors(source: Source, row: int | None) -> Iterator[None]:
+def _translate_errors(source: ImageSource, row: int | None) -> Iterator[None]:
     """Raise Pillow's errors as ImageError; file errors keep their type."""
     try:
         yield

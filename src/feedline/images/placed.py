@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.core.telemetry import DECODING, TRANSFORMING
+from feedline.core.stage_parts import DECODING, TRANSFORMING
 from feedline.images import native
-from feedline.images.pillow import Source
+from feedline.images.pillow import ImageSource
 
 Table = NDArray[np.float32]
 """Number of each level in each channel, (3, 256)."""
@@ -49,7 +49,7 @@ class PlacedReader:
         )  # fmt: skip
 
     def read(
-        self, sources: Sequence[Source], out: NDArray[Any], placements: NDArray[np.int64], limit: int = 0
+        self, sources: Sequence[ImageSource], out: NDArray[Any], placements: NDArray[np.int64], limit: int = 0
     ) -> list[tuple[int, int, int, str]] | None:
         """Write row i of `out` from `sources[i]`, without the GIL.
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import monotonic_ns
 from typing import Any, Literal, Self, TypeVar
 
 import torch
@@ -21,31 +20,28 @@ from torch.utils.data import Dataset, IterableDataset
 
 from feedline.core.devices import target
 from feedline.core.live import is_live
-from feedline.core.rng_globals import global_states
 from feedline.errors import ArgumentError, note_rank
-from feedline.loader import checks, frameworks
+from feedline.loader import frameworks
 from feedline.loader.building.captures import is_stateful
 from feedline.loader.device import Delivery
-from feedline.loader.error_policy import Action, ErrorPolicy, Quarantine
-from feedline.loader.live import LiveRun, check_live, delivered_batches
+from feedline.loader.epochs import pack_epoch, start_epoch
+from feedline.loader.error_policy import Action, ErrorPolicy
+from feedline.loader.live import check_live, delivered_batches
 from feedline.loader.loop import Iteration
 from feedline.loader.monitoring import diagnosis
-from feedline.loader.monitoring.metrics import serve_if_configured
 from feedline.loader.monitoring.monitor import Monitor
 from feedline.loader.monitoring.resources import rank_and_world_size, usable_cpus
 from feedline.loader.own_arguments import OWN_NAMES, OwnArguments
-from feedline.loader.partitions import carry, with_carried
 from feedline.loader.plan import Plan, partitions_of, plan_of, warn_of_uneven_ranks
 from feedline.loader.pools import LoaderPools, PersistentIteration, check_method, runs_elsewhere
 from feedline.loader.progress import Progress
-from feedline.loader.ranks.agreement import Agreement
-from feedline.loader.ranks.contract import Contract, RankPolicy, Ranks, Terms, is_in_step
+from feedline.loader.ranks.contract import Contract, RankPolicy, Ranks
 from feedline.loader.read_plan import ReadingPlan, read_plan
-from feedline.loader.rebuilding import batches_from, rebuilt
+from feedline.loader.rebuilding import rebuilt
 from feedline.loader.report import Advice, Stats, Verdict
 from feedline.loader.report.trace import chrome_trace
 from feedline.loader.state import check_version, part_of, resume_quarantine
-from feedline.loader.worker_states import WorkerStates, check_process, pack_workers, process_generators, restore_process
+from feedline.loader.worker_states import check_process
 from feedline.samplers import Shuffled
 from feedline.workers.base import Recovery
 
@@ -213,85 +209,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         if self.num_workers == 0 and self.timeout:  # AssertionError, as in torch
             raise AssertionError(f"timeout={self.timeout} needs num_workers > 0: there is no worker to wait for")
-        began_ns = monotonic_ns()
-        if self._iterator is not None:
-            self._iterator.close()
-        plan, progress = self._fl_begin_epoch(self._fl_resume)
-        serve_if_configured()
-        self._fl_monitor.begin(progress, plan, self._fl_pools, self)
-        iteration = self._fl_open_iteration(plan, progress)
-        # Only now: after an error above, the loaded state is still there for another try.
-        self._fl_plan, self._fl_progress, self._fl_resume = plan, progress, None
-        self._fl_epoch = progress.cursor.epoch + 1
-        self._fl_live.add(iteration)
-        if self.persistent_workers:
-            self._iterator = iteration
-        progress.totals.opened(monotonic_ns() - began_ns)
-        return iteration
-
-    def _fl_begin_epoch(self, state: Mapping[str, Any] | None) -> tuple[Plan, Progress]:
-        """Plan and progress of the next epoch, or of a loaded one.
-
-        The order of these steps matters: checks come before anything is drawn or counted, and seeds are drawn as torch
-        draws them.
-        """
-        former = self._fl_progress
-        if self._fl_has_own_order:
-            checks.equal_ranks(self.dataset, self._fl.distributed)
-        plan = self._fl_restored_plan(state)
-        if former is not None and self._fl_pools.has_idle_pool:
-            plan.workers.follow(former.workers)
-        cursor = plan.start_of(plan.upcoming(self._fl_epoch)) if state is None else plan.unpack(state)
-        self._fl_contract.check(self._fl_ranks, self._fl_rank, Terms.of(self, plan, cursor))
-        cursor = carry(cursor, None if state is not None or former is None else former.cursor)
-        live = LiveRun.of(self.dataset, plan)
-        if live is not None:
-            cursor = live.begun(cursor, former.cursor if state is None and former is not None else None)
-        checks.seed(self.dataset, self.generator)
-        starts_workers = bool(self.num_workers) and self._fl.seed is None and not self._fl_pools.has_idle_pool
-        plan.begin(cursor.epoch, state, with_workers=starts_workers)
-        quarantine = resume_quarantine(self._fl_policy, None if former is None else former.quarantine, state)
-        return plan, Progress.of(self, cursor, plan, quarantine)
-
-    def _fl_open_iteration(self, plan: Plan, progress: Progress) -> Iteration:
-        """The iteration, connected to the loader's monitor, ranks and workers."""
-        iteration = self._fl_pools.iterate(self, plan, progress)
-        iteration.monitor, iteration.rank = self._fl_monitor, (self._fl_rank, self._fl_world_size)
-        if is_in_step(self._fl_ranks):
-            iteration.agreement = Agreement(
-                self._fl_ranks.uneven, lambda: batches_from(self, plan, plan.start_of(progress.cursor.epoch))
-            )
-        if isinstance(self.dataset, IterableDataset) and self._fl.seed is None and not self.num_workers:
-            plan.workers.starts.setdefault(0, global_states())
-        iteration.on_shutdown = weakref.WeakMethod(self._fl_pools.close)
-        if self._fl.seed is not None or not self.num_workers:  # workers without a seed have begun, as torch's
-            start = weakref.WeakMethod(self._fl_start_late)  # the iteration must not keep the loader alive
-            iteration.late_start = lambda: None if (late := start()) is None else late(plan, progress)
-        return iteration
-
-    def _fl_start_late(self, plan: Plan, progress: Progress) -> Iterator[Any] | None:
-        """The requests of an epoch that was set after `iter(loader)`, or None.
-
-        An epoch set before the first batch still takes effect.
-        """
-        cursor = progress.cursor
-        epoch = plan.upcoming(cursor.epoch)
-        if epoch == cursor.epoch or cursor != plan.start_of(cursor.epoch) or self._fl_progress is not progress:
-            return None
-        progress.cursor = plan.start_of(epoch)
-        plan.begin(epoch, None)
-        self._fl_epoch = epoch + 1
-        return plan.requests(progress.cursor, lambda: progress.cursor, progress.run)
-
-    def _fl_restored_plan(self, state: Mapping[str, Any] | None) -> Plan:
-        """The plan of the next iteration; restores this process's part."""
-        restore_process(part_of(state, "random"))
-        plan = self._fl_make_plan(state).with_workers_of(state, self.num_workers)
-        if state is not None and not self._fl_repeats:
-            self._fl_pools.close()  # persistent workers have other states than the loaded ones
-        if plan.workers.dataset is not None:
-            self.dataset.load_state_dict(plan.workers.dataset)  # type: ignore[attr-defined]
-        return plan
+        return start_epoch(self)
 
     @property
     def multiprocessing_context(self) -> Any:
@@ -345,23 +263,9 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         together = frameworks.batches_together(sys._getframe(1))
         if together == 1 or self._fl_resume is not None or self._fl_progress is None or self._fl_plan is None:
-            return self._fl_pack(random=random)
+            return pack_epoch(self, random=random)
         delivered = self._fl_plan.delivered(self._fl_progress.cursor)
-        return self._fl_step.at(self._fl_progress, delivered, together, partial(self._fl_pack, random=random))
-
-    def _fl_pack(self, *, random: bool) -> dict[str, Any]:
-        if self._fl_resume is not None:
-            return dict(self._fl_resume)
-        generators = process_generators() if random else None
-        progress, plan = self._fl_progress, self._fl_plan
-        if progress is None or plan is None:
-            plan = self._fl_make_plan()
-            cursor, quarantine = plan.start_of(plan.upcoming(self._fl_epoch)), Quarantine(self._fl_policy)
-            workers = pack_workers(self, WorkerStates(self.num_workers), over=True)
-            return plan.pack(cursor, quarantine, workers=workers, random=generators)
-        workers = pack_workers(self, progress.workers, over=progress.over)
-        cursor = with_carried(self, progress.cursor)
-        return plan.pack(cursor, progress.quarantine, over=progress.over, workers=workers, random=generators)
+        return self._fl_step.at(self._fl_progress, delivered, together, partial(pack_epoch, self, random=random))
 
     @property
     def _fl_repeats(self) -> bool:

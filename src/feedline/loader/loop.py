@@ -5,18 +5,17 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from time import monotonic_ns
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from feedline.core import finalizers
 from feedline.core.batch import EMPTY_BATCH, BatchResult
-from feedline.core.cursor import Cursor, PartitionCursor
+from feedline.core.cursor import PartitionCursor
 from feedline.core.telemetry import SpanTuple
-from feedline.errors import WorkerStalledError, note, note_rank
+from feedline.errors import note, note_rank
 from feedline.loader.device import Delivered, Stage
 from feedline.loader.live import LiveRun
 from feedline.loader.monitoring.autoscale import Autoscale
@@ -24,6 +23,7 @@ from feedline.loader.monitoring.heartbeat import QueueState
 from feedline.loader.progress import Progress
 from feedline.loader.ranks.agreement import Agreement, Entry
 from feedline.loader.step_clocks import StepClocks
+from feedline.loader.window import Flow, PendingBatch, RequestWindow, in_profile
 from feedline.workers.base import BatchFuture, WorkerPool
 
 T = TypeVar("T")
@@ -36,29 +36,7 @@ _AT_ONCE_S = 0.1
 _profiler_enabled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
-class PendingBatch(NamedTuple):
-    """Batch on its way to the loop, with the cursor before it."""
-
-    request: Any
-    result: BatchResult
-    cursor: Cursor | PartitionCursor
-
-
-@dataclass(slots=True)
-class Flow:
-    """Order of delivery, and number of requests in flight.
-
-    `ahead` requests are in flight while the loop computes; with 0, a batch is requested when it is due. With a `tuner`,
-    `ahead` is `ahead_each` times its worker count.
-    """
-
-    ahead: int = 0
-    in_order: bool = True
-    tuner: Autoscale | None = None
-    ahead_each: int = 2
-
-
-class Iteration(_BaseDataLoaderIter):
+class Iteration(RequestWindow, _BaseDataLoaderIter):
     """Iterator over the rest of an epoch.
 
     Frameworks recognize torch's base class, but nothing of it runs here.
@@ -79,18 +57,11 @@ class Iteration(_BaseDataLoaderIter):
         on_close: Callable[[], None] | None = None,
         restart: Callable[[Any], Iterator[Any]] | None = None,
     ) -> None:
-        self._requests, self._pool, self._progress = requests, pool, progress
-        self._flow, self._stage, self._length = flow, stage, length
-        self._window: deque[BatchFuture] = deque()
+        super().__init__(requests, pool, progress, flow, restart)
+        self._stage, self._length = stage, length
         self._staged: deque[Entry | Exception] = deque()
-        self._broken: Exception | None = None
-        # What is between two steps lies in attributes, never in local variables alone: after an interrupt, the next
-        # call finds it there.
-        self._unsent: Any = None
-        self._taken: PendingBatch | None = None
         self._staged_head: PendingBatch | None = None
-        self._restart = restart
-        self._closed = self._profiling = self._asked = False
+        self._asked = False
         self._clocks = StepClocks(has_processes=bool(pool.processes), works_ahead=bool(flow.ahead))
         self.on_shutdown: Callable[[], Callable[[], None] | None] = lambda: None
         """Returns the function that stops persistent workers, or None once the loader is gone."""
@@ -133,7 +104,7 @@ class Iteration(_BaseDataLoaderIter):
     def _deliver_profiled(self) -> Any:
         self._profiling = True
         try:
-            batch = _in_range("enumerate(DataLoader)#feedline.__next__", self._deliver)
+            batch = in_profile("enumerate(DataLoader)#feedline.__next__", self._deliver)
             self._forget()
             return batch
         finally:
@@ -226,7 +197,7 @@ class Iteration(_BaseDataLoaderIter):
             if self.live is not None and self.live.is_over(cast("PartitionCursor", self._progress.cursor)):
                 return None
             take = self._result if self._stage is None else self._due
-            due = _in_range("feedline.receive", take) if self._profiling else take()
+            due = in_profile("feedline.receive", take) if self._profiling else take()
             if due is None or due[1].batch is not EMPTY_BATCH:
                 return due
             self._advance(due[0], due[1])
@@ -234,7 +205,7 @@ class Iteration(_BaseDataLoaderIter):
 
     def _finish(self, stage: Stage, moving: Any) -> Any:
         if self._profiling:
-            return _in_range("feedline.copy", lambda: stage.finish(moving))
+            return in_profile("feedline.copy", lambda: stage.finish(moving))
         return stage.finish(moving)
 
     def _advance(self, request: Any, result: BatchResult) -> int:
@@ -335,48 +306,9 @@ class Iteration(_BaseDataLoaderIter):
             self._pool.resize(workers)
             self._flow.ahead = workers * self._flow.ahead_each
 
-    def _fill(self, depth: int) -> None:
-        """Submit requests until `depth` are in flight; keep a sampler's error."""
-        window, clock = self._window, self._progress.heartbeat.clock
-        while len(window) < depth:
-            clock.begin_sample()
-            if self._unsent is None and not (
-                _in_range("feedline.sample", self._draw) if self._profiling else self._draw()
-            ):
-                return
-            clock.end_sample()
-            if not (window and window[-1].request is self._unsent):  # an interrupt came before the last line
-                window.append(self._pool.submit(self._unsent))
-            self._unsent = None
-
-    def _draw(self) -> bool:
-        """Draw the next request; False at the end and after errors."""
-        try:
-            # Not `next`: an interrupt cannot come between a step of a loop and the storing of its value.
-            for self._unsent in self._requests:  # noqa: B020 - an attribute is the target
-                return True
-        except Exception as error:  # noqa: BLE001 - raised when its turn comes
-            self._broken, self._requests = error, iter(())
-        except BaseException:
-            if self._unsent is None:  # an interrupt has ended the generator
-                self._requests = self._redraw()
-            raise
-        return False
-
-    def _redraw(self) -> Iterator[Any]:
-        """Requests after those in flight, drawn by a new generator."""
-        if self._restart is None or isinstance(self._progress.cursor, PartitionCursor):
-            self._broken = InterruptedError(
-                "an interrupt has ended the iteration while the sampler was asked for the next batch: call iter(loader)"
-                " again; after load_state_dict(loader.state_dict()) it goes on here"
-            )
-            return iter(())
-        # The requests in flight are still due: the new generator begins behind them.
-        cursor: Any = self._progress.cursor
+    def _requests_in_flight(self) -> list[Any]:
         staged = [entry[0] for entry in self._staged if not isinstance(entry, Exception)]
-        for request in (*staged, *(future.request for future in self._window)):
-            cursor, _ = request.advance(cursor, None)
-        return self._restart(cursor)
+        return staged + super()._requests_in_flight()
 
     def _due(self) -> Entry | None:
         """Wait for the next batch of the stage; None at the end."""
@@ -418,53 +350,6 @@ class Iteration(_BaseDataLoaderIter):
         self._taken = None
         return True
 
-    def _next_is_done(self) -> bool:
-        window = self._window
-        return bool(window) and (window[0].done() if self._flow.in_order else any(future.done() for future in window))
-
-    def _result(self) -> Entry | None:
-        try:
-            return self._receive()
-        except Exception:
-            if self._closed:  # by a signal handler, while this call waited
-                return None
-            raise
-
-    def _receive(self) -> Entry | None:
-        window = self._window
-        if self._taken is None:
-            if len(window) <= self._flow.ahead:
-                self._fill(self._flow.ahead + 1)
-            if not window:
-                return None
-            future = window[0] if self._flow.in_order else self._pool.wait_any(window)
-            try:
-                # Stored at once: after an interrupt, the next call goes on from here.
-                self._taken = PendingBatch(future.request, future.result(), self._progress.cursor)
-            except (WorkerStalledError, KeyboardInterrupt):
-                raise  # the batch is still due: the next call continues to wait
-            except BaseException:
-                if future in window:  # a signal handler that closes the loader clears it
-                    window.remove(future)
-                raise
-            if self._closed:
-                self._taken = None
-                return None
-        request, result, _ = self._taken
-        self._drop(request)
-        return request, result, None
-
-    def _drop(self, request: Any) -> None:
-        """Remove a request from the window."""
-        window = self._window
-        if window and window[0].request is request:
-            del window[0]
-            return
-        for future in window:
-            if future.request is request:
-                window.remove(future)
-                return
-
 
 def _name_row(error: Exception, request: Any) -> None:
     """Name the failed sample, or the batch without device memory."""
@@ -475,12 +360,6 @@ def _name_row(error: Exception, request: Any) -> None:
         place = f"epoch {request.epoch}, position {request.positions[row]}, stage device"
         remedy = "leave out DecodeOnDevice, so that on_error='skip' leaves out such samples"
         note(error, f"feedline: sample {request.indices[row]} ({place}); {remedy}")
-
-
-def _in_range(name: str, act: Callable[[], T]) -> T:
-    """Call `act` in a range of torch's profiler; with `emit_nvtx`, of NVTX."""
-    with torch.profiler.record_function(name):
-        return act()
 
 
 def _release(

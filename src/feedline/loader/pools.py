@@ -24,13 +24,14 @@ from feedline.loader.building.partition_builder import PartitionBuilder
 from feedline.loader.building.prefetch import PrefetchingRequests
 from feedline.loader.device import Delivery, DeliverySteps, DeviceStage, Stage, StageStatistics, open_stage
 from feedline.loader.live import LiveRun
-from feedline.loader.loop import Flow, Iteration
+from feedline.loader.loop import Iteration
 from feedline.loader.monitoring.autoscale import MOST_WORKERS, Autoscale, kind_by_measurement
 from feedline.loader.monitoring.resources import available_cpus
 from feedline.loader.partitions import PartitionedDataset, partitioned
 from feedline.loader.plan import Plan
 from feedline.loader.progress import Progress
 from feedline.loader.report import Context, Stats, context_of
+from feedline.loader.window import Flow
 from feedline.workers.base import PoolKind, PoolOptions, PoolStatistics, RetainedResources, WorkerPool
 from feedline.workers.registry import AUTO, INLINE, POOLS, PROCESSES, THREADS, find_pool
 from feedline.workers.threads import GlobalRngCheck

@@ -8,13 +8,13 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from feedline.core.caches import LRUCache, PerProcess
-from feedline.core.telemetry import READ_FILES, read_part
+from feedline.core.stage_parts import READ_FILES, Part, read_part
 from feedline.core.threads import CancelScope, DaemonPool
 from feedline.errors import AccessDeniedError, ArgumentError, ObjectNotFoundError
 from feedline.stores.base import FileVersion, ObjectInfo, Range, Store, Views
@@ -221,7 +221,7 @@ class FileSet:
         self._store_numbers = [-1 if store is None else numbers[id(store)] for store, _ in objects]
         self._infos = [info for _, info in objects]
         # A fork opens its own files: it has no threads of its parent's clients, and a lock may be held forever.
-        self._opened: PerProcess[_Kept[File]] = PerProcess(partial(_new_cache, len(objects), most))
+        self._opened: PerProcess[_OpenFiles[File]] = PerProcess(partial(_new_cache, len(objects), most))
         self._readers = PerProcess(_readers)
 
     def __len__(self) -> int:
@@ -277,27 +277,50 @@ class FileSet:
                 if part.timed:
                     part.count(sum(map(len, local)))
             return local
-        with read_part(self._stores[0].url) as part:
-            remote = self._read_remote(extents)
-            if part.timed:
-                part.count(sum(map(len, remote)))
-        return remote
-
-    def _read_remote(self, extents: Sequence[Extent]) -> Views:
         wanted: dict[int, list[Range]] = {}
         for file, start, stop in extents:
             wanted.setdefault(file, []).append((start, stop))
-        cached = {file: self[file].in_memory(spans) for file, spans in wanted.items()}
-        missing = {file: wanted[file] for file, views in cached.items() if views is None}
-        views = {file: iter(each) for file, each in (cached | self._read(missing)).items() if each is not None}
+        views = {file: iter(each) for file, each in self._read(wanted).items()}
         return [next(views[file]) for file, _, _ in extents]
 
-    def _read(self, wanted: dict[int, list[Range]]) -> dict[int, Views]:
-        if len(wanted) <= 1:
-            return {file: self[file].read(spans) for file, spans in wanted.items()}
+    def _read(self, wanted: Mapping[int, list[Range]]) -> dict[int, Views]:
+        """Views by file.
+
+        Stores are read at the same time. The time of each is the wait for it after the wait for those before it.
+        """
+        stores: dict[int, list[int]] = {}
+        for file in wanted:
+            stores.setdefault(self._store_numbers[file], []).append(file)
+        views: dict[int, Views] = {}
+        for number, files in stores.items():
+            with self._part(number) as part:
+                found = {file: self[file].in_memory(wanted[file]) for file in files}
+                views |= (kept := {file: each for file, each in found.items() if each is not None})
+                _count(part, kept)
+        missing = {file: wanted[file] for file in wanted if file not in views}
+        if not missing:
+            return views
         with CancelScope():
-            futures = {file: self._readers().submit(self[file].read, spans) for file, spans in wanted.items()}
-            return {file: future.result() for file, future in futures.items()}
+            reads = self._start_reads(missing)
+            for number, files in stores.items():
+                with self._part(number) as part:
+                    views |= (fetched := {file: reads[file]() for file in files if file in reads})
+                    _count(part, fetched)
+        return views
+
+    def _start_reads(self, wanted: Mapping[int, list[Range]]) -> dict[int, Callable[[], Views]]:
+        """Functions that return the views of each file.
+
+        Several files are read by threads from now on.
+        """
+        if len(wanted) == 1:
+            return {file: partial(self[file].read, spans) for file, spans in wanted.items()}
+        readers = self._readers()
+        return {file: readers.submit(self[file].read, spans).result for file, spans in wanted.items()}
+
+    def _part(self, number: int) -> Part:
+        """The part in which the store of this number is read."""
+        return READ_FILES if number < 0 else read_part(self._stores[number].url)
 
     def local_path(self, number: int) -> str:
         """The path of a local file with the whole content.
@@ -339,6 +362,11 @@ class FileSet:
         return RemoteFile(store, info)
 
 
+def _count(part: Part, views: Mapping[int, Views]) -> None:
+    if part.timed:
+        part.count(sum(len(view) for each in views.values() for view in each))
+
+
 def local_info(path: str) -> ObjectInfo:
     """Path, size and version of a file, as they are now."""
     status = os.stat(path)  # noqa: PTH116 - thousands of them
@@ -366,13 +394,13 @@ T = TypeVar("T")
 class LazyList(Generic[T]):
     """A sequence whose parts `making(number)` creates on access.
 
-    The `most` recently used parts are kept, by default as many as may be open. Each process has its own. Two threads
-    that come first may both create a part. Pickles as `making` alone.
+    The parts used last are kept, as many as files may be open. Each process has its own. Two threads that come first
+    may both create a part. Pickles as `making` alone.
     """
 
-    def __init__(self, making: Callable[[int], T], count: int, most: int | None = None) -> None:
-        self._making, self._count, self._most = making, count, most
-        self._parts: PerProcess[_Kept[T]] = PerProcess(partial(_new_cache, count, most))
+    def __init__(self, making: Callable[[int], T], count: int) -> None:
+        self._making, self._count = making, count
+        self._parts: PerProcess[_OpenFiles[T]] = PerProcess(partial(_new_cache, count, None))
 
     def __len__(self) -> int:
         return self._count
@@ -383,7 +411,7 @@ class LazyList(Generic[T]):
         return parts.put(number, self._making(number)) if part is None else part
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LazyList, (self._making, self._count, self._most)
+        return LazyList, (self._making, self._count)
 
 
 class _All(dict[int, T]):
@@ -394,9 +422,9 @@ class _All(dict[int, T]):
         return value
 
 
-_Kept = LRUCache[int, T] | _All[T]
+_OpenFiles = LRUCache[int, T] | _All[T]
 
 
-def _new_cache(count: int, most: int | None) -> _Kept[Any]:
+def _new_cache(count: int, most: int | None) -> _OpenFiles[Any]:
     limit = open_at_once() if most is None else most
     return _All() if count <= limit else LRUCache(limit)

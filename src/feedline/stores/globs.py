@@ -12,10 +12,11 @@ from math import prod
 from os import PathLike, fspath
 from pathlib import Path
 
+from feedline.core.paths import Pathlike
 from feedline.errors import ArgumentError, ObjectNotFoundError
 from feedline.stores.base import FolderLister, ObjectInfo, Store
 from feedline.stores.cache import cache_of, without_cache
-from feedline.stores.urls import Address, check_no_secrets, is_local, join, local_path, scheme_row, split, split_query
+from feedline.stores.urls import check_no_secrets, is_local, join, local_path, scheme_row, split, split_query
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
@@ -82,7 +83,7 @@ def expand_braces(path: str, is_there: Callable[[str], bool] = os.path.exists) -
         return [str(named[0] / each) for each in braces(str(Path(path).relative_to(named[0])))]
 
 
-def expand(patterns: Address | Sequence[Address], open_store: Callable[[str], Store]) -> list[str]:
+def expand(patterns: Pathlike | Sequence[Pathlike], open_store: Callable[[str], Store]) -> list[str]:
     """Expand one or several patterns into addresses, in order.
 
     The matches of one glob are sorted. Only `*`, `**`, `?` and `[...]` query the store, once each. ObjectNotFoundError

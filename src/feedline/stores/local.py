@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.paths import expand_user, is_special
-from feedline.core.telemetry import READ_FILES
+from feedline.core.stage_parts import READ_FILES
 from feedline.errors import ObjectNotFoundError
 from feedline.stores.base import FileVersion, ObjectInfo, Range, Views, check_version
 from feedline.stores.requests import Requests, check_ranges, check_within, spans_for

@@ -10,7 +10,7 @@ from threading import Lock
 import numpy as np
 
 from feedline.core.caches import PerProcess
-from feedline.core.telemetry import read_part
+from feedline.core.stage_parts import read_part
 from feedline.core.threads import CancelScope, DaemonPool
 from feedline.errors import ObjectChangedError
 from feedline.stores.base import ObjectInfo, Store, VersionedReader, changed_error
@@ -18,7 +18,7 @@ from feedline.stores.cache import CachedStore, ObjectRange, cache_of
 from feedline.stores.links import unsigned
 from feedline.stores.urls import join
 
-Known = str | ObjectInfo
+KnownObject = str | ObjectInfo
 """The path of an object, or its listed size and version, which must then still be the same."""
 
 
@@ -69,7 +69,7 @@ class ObjectReader:
         self._readers = PerProcess(_object_readers)
         self._seen = PerProcess(SeenVersions)
 
-    def read(self, store: Store, known: Known) -> memoryview:
+    def read(self, store: Store, known: KnownObject) -> memoryview:
         """The content of one object."""
         if isinstance(known, str):
             return self._read_checked(store, known)
@@ -92,7 +92,7 @@ class ObjectReader:
         return data
 
     @contextmanager
-    def reading(self, several: Sequence[Known]) -> Iterator[Sequence[Fetched]]:
+    def reading(self, several: Sequence[KnownObject]) -> Iterator[Sequence[Fetched]]:
         """Read these objects concurrently; one future each, in order.
 
         Reads that are unfinished when the block ends are canceled. Paths of files are returned as they are.
@@ -108,7 +108,7 @@ class ObjectReader:
         finally:
             scope.cancel()
 
-    def ranges(self, several: Sequence[Known]) -> list[tuple[CachedStore, ObjectRange]]:
+    def ranges(self, several: Sequence[KnownObject]) -> list[tuple[CachedStore, ObjectRange]]:
         """The object ranges that a prefetch for `read` must fetch."""
         cache = self._cache
         if cache is None:

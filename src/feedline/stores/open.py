@@ -25,13 +25,13 @@ from feedline.stores.options import StoreOptions, check_option_types
 from feedline.stores.requests import Requests
 from feedline.stores.retry import Retry
 from feedline.stores.schemes import OTHERS, SCHEMES, Scheme, StorePolicy
-from feedline.stores.urls import Address, absolute, check_no_secrets, join, scheme_row, split
+from feedline.stores.urls import absolute, check_no_secrets, join, scheme_row, split
 
 Setting = TypeVar("Setting", Retry, Requests)
 
 
 def open_store(
-    address: Address,
+    address: Pathlike,
     *,
     options: Mapping[str, Any] | None = None,
     retry: Retry | None = None,
@@ -71,7 +71,7 @@ def _policy(name: str, kind: type[Setting], value: Setting | None, options: dict
     return kind() if policy is None else policy
 
 
-def _open(address: Address, options: StoreOptions, policy: StorePolicy) -> Store:
+def _open(address: Pathlike, options: StoreOptions, policy: StorePolicy) -> Store:
     check_no_secrets(address)
     row = scheme_row(address)
     try:
@@ -136,7 +136,7 @@ SCHEMES.update(
 )
 
 
-def expand(addresses: Address | Sequence[Address], *, options: Mapping[str, Any] | None = None) -> list[str]:
+def expand(addresses: Pathlike | Sequence[Pathlike], *, options: Mapping[str, Any] | None = None) -> list[str]:
     """Expand patterns with braces and globs into addresses, in order.
 
     The matches of one glob are sorted. `s3://bucket/{train,val}-{000..127}.tar` is expanded without a request; `*`,

@@ -13,8 +13,8 @@ from typing import NamedTuple, Self, TypeVar
 
 from feedline.core import threads
 from feedline.core.caches import PerProcess
+from feedline.core.stage_parts import read_part
 from feedline.core.store_metrics import count
-from feedline.core.telemetry import read_part
 from feedline.core.threads import WAKE_S, CancelScope, DaemonPool, WaitCancelledError
 from feedline.errors import ArgumentError, RangeError
 from feedline.stores.base import ByteRange, Range

@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from feedline.core.paths import expand_user
+from feedline.core.paths import Pathlike, expand_user
 from feedline.errors import ArgumentError
 from feedline.stores.links import as_link, split_link, unsigned
 from feedline.stores.schemes import OTHERS, SCHEMES, Scheme
-
-Address = str | os.PathLike[str]
-
 
 _SIGNED = re.compile(r"[?&](x-amz-|x-goog-|awsaccesskeyid=|signature=|sig=|token=)", re.IGNORECASE)
 """Signatures in an address: names of objects may hold question marks, but not followed by these."""
@@ -27,23 +24,23 @@ class Location(NamedTuple):
     path: str
 
 
-def scheme_of(address: Address) -> str:
+def scheme_of(address: Pathlike) -> str:
     """The part before `://` in lower case; "file" without one."""
     scheme, mark, _ = os.fspath(address).partition("://")
     return scheme.lower() if mark else "file"
 
 
-def is_local(address: Address) -> bool:
+def is_local(address: Pathlike) -> bool:
     """Tell whether an address is a path of this machine."""
     return scheme_of(address) == "file"
 
 
-def scheme_row(address: Address) -> Scheme:
+def scheme_row(address: Pathlike) -> Scheme:
     """The properties of an address's scheme."""
     return SCHEMES.get(scheme_of(address)) or SCHEMES[OTHERS]
 
 
-def split(address: Address) -> Location:
+def split(address: Pathlike) -> Location:
     """Split an address into store and object; local paths become absolute.
 
     `split("s3://bucket/train/0.tar")` is `("s3://bucket", "train/0.tar")`. Objects of one bucket or server share a
@@ -78,7 +75,7 @@ def split_query(address: str) -> tuple[str, str]:
     return plain, mark + query
 
 
-def check_no_secrets(address: Address, *, is_object: bool = False) -> None:
+def check_no_secrets(address: Pathlike, *, is_object: bool = False) -> None:
     """Raise ArgumentError, without showing them, if an address carries credentials.
 
     Patterns of addresses are checked in the same way. Links of web servers to an object may have a query.
@@ -103,7 +100,7 @@ def check_no_secrets(address: Address, *, is_object: bool = False) -> None:
         )
 
 
-def local_path(address: Address) -> str:
+def local_path(address: Pathlike) -> str:
     """The path in the address of a local file, `~` expanded.
 
     Behind `file://` it is percent-quoted.
@@ -135,7 +132,7 @@ def check_path(path: str) -> str:
     return path
 
 
-def absolute(address: Address) -> str:
+def absolute(address: Pathlike) -> str:
     """The address, independent of the working directory."""
     if not is_local(address):
         return os.fspath(address)

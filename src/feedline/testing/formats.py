@@ -64,7 +64,7 @@ def check_format(
         _check_changes(open_dataset, far, files, places)
 
 
-class _Places:
+class _CheckFolders:
     """Folders of a check."""
 
     def __init__(self, folder: Path) -> None:
@@ -82,9 +82,9 @@ class _Places:
 
 
 @contextmanager
-def _places(files: Mapping[str, bytes]) -> Iterator[_Places]:
+def _places(files: Mapping[str, bytes]) -> Iterator[_CheckFolders]:
     with tempfile.TemporaryDirectory(prefix="feedline-check-") as folder:
-        places = _Places(Path(folder))
+        places = _CheckFolders(Path(folder))
         places.index_dir.mkdir()
         for place in ("near", "far"):
             places.write(place, files)
@@ -154,7 +154,7 @@ def _check_ranges(dataset: Any, expected: list[Any]) -> None:
     assert statistics().cache_misses == before, "ranges must name all that is read, but more was fetched"
 
 
-def _check_cuts(open_dataset: Callable[..., Any], files: Mapping[str, bytes], places: _Places) -> None:
+def _check_cuts(open_dataset: Callable[..., Any], files: Mapping[str, bytes], places: _CheckFolders) -> None:
     name = max(files, key=lambda name: len(files[name]))
     places.write("cut", {**files, name: files[name][:-1]})
     root = str(places.folder / "cut")
@@ -163,7 +163,9 @@ def _check_cuts(open_dataset: Callable[..., Any], files: Mapping[str, bytes], pl
     )
 
 
-def _check_changes(open_dataset: Callable[..., Any], dataset: Any, files: Mapping[str, bytes], places: _Places) -> None:
+def _check_changes(
+    open_dataset: Callable[..., Any], dataset: Any, files: Mapping[str, bytes], places: _CheckFolders
+) -> None:
     places.write("far", {name: data + b"more" for name, data in files.items()})
     _check_raises(ObjectChangedError, lambda: _samples(dataset), [*files], "an object that changed")
     for name in files:

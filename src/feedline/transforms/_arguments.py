@@ -10,7 +10,7 @@ from typing import Any
 from feedline.errors import ArgumentError
 from feedline.images.recipe import INTERPOLATIONS
 
-Size = int | Sequence[int]
+SizeArgument = int | Sequence[int]
 """Pixels: one number for a square, or (height, width)."""
 
 

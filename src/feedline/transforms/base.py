@@ -6,7 +6,7 @@ from typing import Any
 
 from feedline.core.rng import Draws
 from feedline.transforms.plan import ImagePlan, Rng, compile_steps
-from feedline.transforms.steps import ImageSpec, Path, PlannedStep, Step
+from feedline.transforms.steps import ImageSpec, PlannedStep, Step, StepPath
 
 
 class Transform(Step):
@@ -67,7 +67,7 @@ class Transform(Step):
         for name, value in state.items():
             object.__setattr__(self, name, value)  # a frozen dataclass refuses setattr()
 
-    def place(self, path: Path) -> tuple[PlannedStep, ...]:
+    def place(self, path: StepPath) -> tuple[PlannedStep, ...]:
         """Return the steps of this transform at `path` of a pipeline."""
         return (PlannedStep(self.lower(), path, type(self).__name__),)
 

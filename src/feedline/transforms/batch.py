@@ -11,11 +11,13 @@ import numpy as np
 import torch
 
 from feedline import images
+from feedline.core.dataset import Keys
 from feedline.errors import ArgumentError, SampleError
+from feedline.images.decode import Grid
 from feedline.images.errors import ImageError, describe_source
-from feedline.transforms.steps import Grid, ImageSpec, Keys, PlannedStep, infer_spec, run, run_source
+from feedline.transforms.steps import ImageSpec, PlannedStep, infer_spec, run, run_source
 
-Grids = Sequence[Grid | None] | None
+BatchGrids = Sequence[Grid | None] | None
 
 
 _CHUNK = 16
@@ -26,9 +28,9 @@ _CHUNK = 16
 class BatchJob:
     """Sources, keys and grids of the rows to write."""
 
-    sources: Sequence[images.Source]
+    sources: Sequence[images.ImageSource]
     keys: Keys
-    grids: Grids
+    grids: BatchGrids
     threads: int
 
     def chunks(self, size: int) -> Iterator[tuple[slice, BatchJob]]:

@@ -18,9 +18,9 @@ from feedline.core import kernels
 from feedline.core.rng import Draws
 from feedline.errors import SampleError
 from feedline.transforms import _arguments
-from feedline.transforms._arguments import Interval, Size, init_frozen
+from feedline.transforms._arguments import Interval, SizeArgument, init_frozen
 from feedline.transforms.base import Transform
-from feedline.transforms.inputs import Pixels
+from feedline.transforms.inputs import ImageLevels
 from feedline.transforms.steps import ImageSpec
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
@@ -41,7 +41,7 @@ _ENHANCERS = {
 _native: Any = kernels.native if hasattr(kernels.native, "adjust_colors") else None
 
 
-def adjust(image: Pixels, adjustments: list[tuple[int, float]]) -> Pixels:
+def adjust(image: ImageLevels, adjustments: list[tuple[int, float]]) -> ImageLevels:
     """Apply adjustments of color, each (which, factor), in order."""
     if image.shape[2] == 1:  # gray has neither saturation nor hue
         adjustments = [(which, factor) for which, factor in adjustments if which in (BRIGHTNESS, CONTRAST)]
@@ -54,7 +54,7 @@ def adjust(image: Pixels, adjustments: list[tuple[int, float]]) -> Pixels:
     return out
 
 
-def blur(image: Pixels, kernel_x: NDArray[np.float32], kernel_y: NDArray[np.float32]) -> Pixels:
+def blur(image: ImageLevels, kernel_x: NDArray[np.float32], kernel_y: NDArray[np.float32]) -> ImageLevels:
     """Convolve with a separable kernel.
 
     Edges reflect; results are rounded half to even.
@@ -68,7 +68,7 @@ def blur(image: Pixels, kernel_x: NDArray[np.float32], kernel_y: NDArray[np.floa
     return _round(_convolve(_convolve(padded.astype(np.float32), kernel_x, 1), kernel_y, 0))
 
 
-def _adjust_pillow(array: Pixels, adjustments: list[tuple[int, float]]) -> Pixels:
+def _adjust_pillow(array: ImageLevels, adjustments: list[tuple[int, float]]) -> ImageLevels:
     image = Image.fromarray(array if array.shape[2] == 3 else array[:, :, 0])
     for which, factor in adjustments:
         image = _rotate_hue(image, factor) if which == HUE else _ENHANCERS[which](image).enhance(factor)
@@ -92,7 +92,7 @@ def _convolve(levels: NDArray[np.float32], kernel: NDArray[np.float32], axis: in
     return total
 
 
-def _round(levels: NDArray[np.float32]) -> Pixels:
+def _round(levels: NDArray[np.float32]) -> ImageLevels:
     return np.rint(levels).clip(0, 255).astype(np.uint8)
 
 
@@ -121,7 +121,7 @@ class ColorJitter(Transform):
             hue=_check_hue(self, hue),
         )
 
-    def apply(self, image: Pixels, rng: Draws) -> Pixels:
+    def apply(self, image: ImageLevels, rng: Draws) -> ImageLevels:
         return adjust(image, self.adjustments(rng))
 
     def adjustments(self, rng: Draws) -> list[tuple[int, float]]:
@@ -146,7 +146,7 @@ class Grayscale(Transform):
     def is_random(self) -> bool:
         return False
 
-    def apply(self, image: Pixels, rng: Draws) -> Pixels:  # noqa: ARG002 - not random
+    def apply(self, image: ImageLevels, rng: Draws) -> ImageLevels:  # noqa: ARG002 - not random
         gray = _to_gray(image)[:, :, :1]
         return np.ascontiguousarray(gray) if self.num_output_channels == 1 else np.repeat(gray, 3, axis=2)
 
@@ -163,7 +163,7 @@ class RandomGrayscale(Transform):
     def __init__(self, p: float = 0.1) -> None:
         init_frozen(self, p=_arguments.check_probability(self, "p", p))
 
-    def apply(self, image: Pixels, rng: Draws) -> Pixels:
+    def apply(self, image: ImageLevels, rng: Draws) -> ImageLevels:
         return _to_gray(image) if rng.unit() < self.p else image
 
 
@@ -178,7 +178,7 @@ class GaussianBlur(Transform):
     kernel_size: tuple[int, int]
     sigma: Interval
 
-    def __init__(self, kernel_size: Size, sigma: Factor = (0.1, 2.0)) -> None:
+    def __init__(self, kernel_size: SizeArgument, sigma: Factor = (0.1, 2.0)) -> None:
         init_frozen(
             self,
             kernel_size=_arguments.check_size(self, "kernel_size", kernel_size),
@@ -189,7 +189,7 @@ class GaussianBlur(Transform):
                 self, "kernel_size", kernel_size, "give odd numbers: a kernel has a center pixel"
             )
 
-    def apply(self, image: Pixels, rng: Draws) -> Pixels:
+    def apply(self, image: ImageLevels, rng: Draws) -> ImageLevels:
         self.check_size(*image.shape[:2])
         wide, tall = self.kernel_size
         sigma = rng.between(*self.sigma)
@@ -211,7 +211,7 @@ def gaussian(size: int, sigma: float) -> NDArray[np.float32]:
     return np.asarray(weights / weights.sum(), np.float32)
 
 
-def _to_gray(image: Pixels) -> Pixels:
+def _to_gray(image: ImageLevels) -> ImageLevels:
     return adjust(image, [(SATURATION, 0.0)])
 
 

@@ -14,9 +14,9 @@ from feedline.transforms._arguments import init_frozen
 from feedline.transforms.base import Transform
 from feedline.transforms.foreign import Foreign
 from feedline.transforms.plan import ImagePlan
-from feedline.transforms.steps import ImageSpec, Path, PlannedStep, Step, infer_spec
+from feedline.transforms.steps import ImageSpec, PlannedStep, Step, StepPath, infer_spec
 
-Part = Transform | Callable[..., Any]
+AnyTransform = Transform | Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -30,11 +30,11 @@ class Compose(Transform):
 
     transforms: tuple[Transform, ...]
 
-    def __init__(self, transforms: Sequence[Part]) -> None:
+    def __init__(self, transforms: Sequence[AnyTransform]) -> None:
         init_frozen(self, transforms=_check_parts(self, transforms))
         _ = self.plan  # raises for an order that cannot work
 
-    def place(self, path: Path) -> tuple[PlannedStep, ...]:
+    def place(self, path: StepPath) -> tuple[PlannedStep, ...]:
         return tuple(step for at, part in enumerate(self.transforms) for step in part.place((*path, at)))
 
     def apply(self, image: Any, rng: Draws) -> Any:
@@ -54,7 +54,7 @@ class RandomApply(Transform):
     transforms: tuple[Transform, ...]
     p: float
 
-    def __init__(self, transforms: Sequence[Part] | Transform, p: float = 0.5) -> None:
+    def __init__(self, transforms: Sequence[AnyTransform] | Transform, p: float = 0.5) -> None:
         listed = [transforms] if isinstance(transforms, Transform) else transforms
         init_frozen(self, transforms=_check_parts(self, listed), p=_arguments.check_probability(self, "p", p))
         _ = self.plan
@@ -75,7 +75,7 @@ class RandomChoice(Transform):
 
     accepts_tensors: ClassVar[bool] = True
 
-    def __init__(self, transforms: Sequence[Part], p: Sequence[float] | None = None) -> None:
+    def __init__(self, transforms: Sequence[AnyTransform], p: Sequence[float] | None = None) -> None:
         init_frozen(self, transforms=_check_parts(self, transforms))
         if not self.transforms:
             raise _arguments.argument_error(self, "transforms", transforms, "there must be one to choose")

@@ -16,16 +16,16 @@ from feedline.errors import SampleError
 from feedline.transforms import _arguments
 from feedline.transforms._arguments import Interval, init_frozen
 from feedline.transforms.base import Transform
-from feedline.transforms.inputs import Pixels, pixels
+from feedline.transforms.inputs import ImageLevels, pixels
 from feedline.transforms.steps import ImageSpec
 
 _ATTEMPTS = 10
 
 
-Value = float | tuple[float, ...] | str
+EraseValue = float | tuple[float, ...] | str
 
 
-Part = tuple[slice, slice]
+RowsAndColumns = tuple[slice, slice]
 """Rows and columns."""
 
 
@@ -41,7 +41,7 @@ class RandomErasing(Transform):
     p: float
     scale: Interval
     ratio: Interval
-    value: Value
+    value: EraseValue
 
     accepts_tensors: ClassVar[bool] = True
 
@@ -81,7 +81,7 @@ class RandomErasing(Transform):
             inside[...] = torch.tensor(values).view(-1, 1, 1)
         return erased
 
-    def _erase(self, image: Pixels, rng: Draws) -> Pixels:
+    def _erase(self, image: ImageLevels, rng: Draws) -> ImageLevels:
         part = self.choose_part(rng, *image.shape[:2])
         if part is None:
             return image
@@ -93,7 +93,7 @@ class RandomErasing(Transform):
             inside[...] = np.array(self.values(image.shape[2], are_levels=True))
         return erased
 
-    def choose_part(self, rng: Draws, height: int, width: int) -> Part | None:
+    def choose_part(self, rng: Draws, height: int, width: int) -> RowsAndColumns | None:
         """Draw the rectangle as torchvision's `RandomErasing.get_params` does; None to erase nothing."""
         if rng.unit() >= self.p:
             return None
@@ -126,7 +126,7 @@ def noise(key: int, shape: tuple[int, ...], is_normal: bool) -> NDArray[Any]:
     return rng.standard_normal(shape, np.float32) if is_normal else rng.integers(0, 256, shape, np.uint8)
 
 
-def _check_value(transform: RandomErasing, value: Any) -> Value:
+def _check_value(transform: RandomErasing, value: Any) -> EraseValue:
     if isinstance(value, str):
         return str(_arguments.check_choice(transform, "value", value, ("random",)))
     if isinstance(value, (int, float)):

@@ -11,10 +11,11 @@ from PIL import Image
 
 from feedline.core.rng import Draws
 from feedline.core.sample_transform import SampleTransform
+from feedline.images.decode import Grid
 from feedline.transforms._arguments import init_frozen
 from feedline.transforms.base import Transform
 from feedline.transforms.inputs import open_image, pixels
-from feedline.transforms.steps import Grid, ImageSpec
+from feedline.transforms.steps import ImageSpec
 
 Callee = Callable[..., Any]
 
@@ -34,7 +35,7 @@ class Foreign(Transform):
     @property
     def is_random(self) -> bool:
         """True if the callable takes an rng; global generators go unnoticed."""
-        return self._call.wants_rng
+        return self._call.takes_rng
 
     def apply(self, image: Any, rng: Draws) -> Any:
         return self._call.with_key(self._argument(image), rng.key)

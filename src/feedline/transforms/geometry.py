@@ -13,9 +13,9 @@ from feedline.errors import SampleError
 from feedline.images import CenterBox, RandomBox, Recipe
 from feedline.images.crops import center_offset
 from feedline.transforms import _arguments
-from feedline.transforms._arguments import Interval, Size, init_frozen
+from feedline.transforms._arguments import Interval, SizeArgument, init_frozen
 from feedline.transforms.base import Transform
-from feedline.transforms.inputs import Pixels
+from feedline.transforms.inputs import ImageLevels
 from feedline.transforms.native_steps import ResizeShortest, Window, whole
 from feedline.transforms.steps import ImageSpec, PlannedStep, Step, register_fusion
 
@@ -40,7 +40,7 @@ class RandomResizedCrop(Transform):
 
     def __init__(
         self,
-        size: Size,
+        size: SizeArgument,
         scale: Interval = (0.08, 1.0),
         ratio: Interval = (3 / 4, 4 / 3),
         interpolation: str = "bilinear",
@@ -73,7 +73,7 @@ class Resize(Transform):
     interpolation: str
     scaled_decode: bool
 
-    def __init__(self, size: Size, interpolation: str = "bilinear", *, scaled_decode: bool = False) -> None:
+    def __init__(self, size: SizeArgument, interpolation: str = "bilinear", *, scaled_decode: bool = False) -> None:
         sides = _arguments.check_size(self, "size", size)
         init_frozen(
             self,
@@ -94,14 +94,14 @@ class CenterCrop(Transform):
 
     size: tuple[int, int]
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: SizeArgument) -> None:
         init_frozen(self, size=_arguments.check_size(self, "size", size))
 
     @property
     def is_random(self) -> bool:
         return False
 
-    def apply(self, image: Pixels, rng: Draws) -> Pixels:  # noqa: ARG002 - not random
+    def apply(self, image: ImageLevels, rng: Draws) -> ImageLevels:  # noqa: ARG002 - not random
         top, left = (center_offset(length, side) for length, side in zip(image.shape, self.size, strict=False))
         return _crop_filled(image, top, left, self.size, 0)
 
@@ -126,8 +126,8 @@ class RandomCrop(Transform):
 
     def __init__(
         self,
-        size: Size,
-        padding: Size | None = None,
+        size: SizeArgument,
+        padding: SizeArgument | None = None,
         pad_if_needed: bool = False,
         fill: int | tuple[int, ...] = 0,
         padding_mode: str = "constant",
@@ -141,7 +141,7 @@ class RandomCrop(Transform):
             padding_mode=_arguments.check_choice(self, "padding_mode", padding_mode, PADDING_MODES),
         )
 
-    def apply(self, image: Pixels, rng: Draws) -> Pixels:
+    def apply(self, image: ImageLevels, rng: Draws) -> ImageLevels:
         top, left = self.corner(rng, *image.shape[:2])
         if self.padding_mode == "constant":
             return _crop_filled(image, top, left, self.size, self.fill)
@@ -182,7 +182,7 @@ class RandomHorizontalFlip(Transform):
     def __init__(self, p: float = 0.5) -> None:
         init_frozen(self, p=_arguments.check_probability(self, "p", p))
 
-    def apply(self, image: Pixels, rng: Draws) -> Pixels:
+    def apply(self, image: ImageLevels, rng: Draws) -> ImageLevels:
         return np.ascontiguousarray(image[:, ::-1]) if rng.unit() < self.p else image
 
 
@@ -195,12 +195,12 @@ class RandomVerticalFlip(Transform):
     def __init__(self, p: float = 0.5) -> None:
         init_frozen(self, p=_arguments.check_probability(self, "p", p))
 
-    def apply(self, image: Pixels, rng: Draws) -> Pixels:
+    def apply(self, image: ImageLevels, rng: Draws) -> ImageLevels:
         return np.ascontiguousarray(image[::-1]) if rng.unit() < self.p else image
 
 
 def _crop_filled(
-    image: Pixels, top: int, left: int, size: tuple[int, int], fill: int | tuple[int, ...]
+    image: ImageLevels, top: int, left: int, size: tuple[int, int], fill: int | tuple[int, ...]
 ) -> NDArray[np.uint8]:
     """Copy the part of `size` at (top, left), filled beyond the edges."""
     height, width = size
@@ -215,11 +215,11 @@ def _crop_filled(
     return out
 
 
-def _crop_folded(image: Pixels, top: int, left: int, size: tuple[int, int], mode: str) -> Pixels:
+def _crop_folded(image: ImageLevels, top: int, left: int, size: tuple[int, int], mode: str) -> ImageLevels:
     """Copy the part of `size` at (top, left), repeated beyond the edges."""
     rows = fold(np.arange(top, top + size[0]), image.shape[0], mode)
     columns = fold(np.arange(left, left + size[1]), image.shape[1], mode)
-    part: Pixels = image[rows[:, None], columns]
+    part: ImageLevels = image[rows[:, None], columns]
     return part
 
 

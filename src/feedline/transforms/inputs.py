@@ -14,7 +14,7 @@ from PIL import Image
 from feedline import images
 from feedline.errors import ArgumentError
 
-Pixels = NDArray[np.uint8]
+ImageLevels = NDArray[np.uint8]
 """Levels of an image: shape (height, width, channels), with 3 channels (RGB) or 1 (gray)."""
 
 
@@ -24,8 +24,8 @@ _ENCODED = (bytes, bytearray, memoryview, mmap.mmap)
 _KINDS = "a PIL image, a uint8 array (H, W, 3), a uint8 tensor (3, H, W), a path, or the bytes of an image file"
 
 
-def as_source(value: Any) -> images.Source:
-    """Return paths and encoded bytes as they are, other images as `Pixels`."""
+def as_source(value: Any) -> images.ImageSource:
+    """Return paths and encoded bytes as they are, other images as `ImageLevels`."""
     if isinstance(value, (str, *_ENCODED)):
         return value
     if isinstance(value, os.PathLike):
@@ -33,7 +33,7 @@ def as_source(value: Any) -> images.Source:
     return value if _is_file(value) else pixels(value)
 
 
-def pixels(value: Any) -> Pixels:
+def pixels(value: Any) -> ImageLevels:
     """Return the levels of an image, decoded if necessary.
 
     The result may be memory of the caller: never write to it.
@@ -75,7 +75,7 @@ def _with_channels(array: NDArray[Any]) -> NDArray[Any]:
     return array[:, :, None] if array.ndim == 2 else array
 
 
-def _from_array(array: NDArray[Any]) -> Pixels:
+def _from_array(array: NDArray[Any]) -> ImageLevels:
     if array.dtype != np.uint8:
         raise ArgumentError(
             f"not an image: {_describe(array)}; levels are uint8, 0 to 255:"
@@ -97,7 +97,7 @@ def _shape_remedy(shape: tuple[int, ...]) -> str:
     return "arrays are (height, width, 3), or (height, width) if they are gray"
 
 
-def _from_tensor(tensor: torch.Tensor) -> Pixels:
+def _from_tensor(tensor: torch.Tensor) -> ImageLevels:
     if tensor.dtype != torch.uint8 or tensor.device.type != "cpu":
         raise ArgumentError(
             f"not an image: {_describe(tensor)}; levels are uint8 tensors on the CPU: put ToTensor and Normalize last"

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 
 from feedline import images
+from feedline.core.dataset import Keys
 from feedline.core.rng import Draws
 from feedline.core.tensors import numpy_view
 from feedline.errors import SampleError
 from feedline.images import Recipe, WholeBox
-from feedline.transforms.inputs import Pixels, as_source, pixels
-from feedline.transforms.steps import Grid, ImageSpec, Keys, PlannedStep, Step, register_fusion
+from feedline.images.decode import Grid
+from feedline.transforms.inputs import ImageLevels, as_source, pixels
+from feedline.transforms.steps import ImageSpec, PlannedStep, Step, register_fusion
 
 Triple = tuple[float, float, float]
 
@@ -68,13 +70,13 @@ class Conversion(Step):
         """Return the recipe with this conversion at its end."""
         return replace(recipe, dtype=self.dtype, layout=self.layout, mean=_triple(self.mean), std=_triple(self.std))
 
-    def convert_gray(self, image: Pixels) -> torch.Tensor:
+    def convert_gray(self, image: ImageLevels) -> torch.Tensor:
         """Convert gray levels, (height, width, 1), without kernels."""
         levels = torch.tensor(np.ascontiguousarray(image)).movedim(-1, -3)
         numbers = levels if self.dtype == torch.uint8 else self._normalize(levels / 255)
         return (numbers if self.layout == "CHW" else numbers.movedim(-3, -1)).contiguous()
 
-    def _recipe(self, image: Pixels) -> Recipe:
+    def _recipe(self, image: ImageLevels) -> Recipe:
         return self.extend(Recipe((image.shape[0], image.shape[1]), WholeBox()))
 
     def _normalize(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -125,7 +127,7 @@ class Window(Step):
 
     def apply_batch(
         self,
-        sources: Sequence[images.Source],
+        sources: Sequence[images.ImageSource],
         keys: Keys | None,
         out: torch.Tensor,
         grids: Sequence[Grid | None] | None = None,
@@ -137,7 +139,7 @@ class Window(Step):
         levels = spec and replace(spec, size=self.recipe.size)
         return levels if self.conversion is None else self.conversion.infer(levels)
 
-    def _apply_gray(self, image: Pixels, key: int) -> Any:
+    def _apply_gray(self, image: ImageLevels, key: int) -> Any:
         # The kernels take three channels. Of three equal ones, each comes out as the gray channel would alone.
         recipe = replace(self.recipe, dtype=torch.uint8, layout="HWC", mean=None, std=None)
         row = images.read_one(np.repeat(image, 3, axis=2), recipe, key).numpy()
@@ -179,7 +181,7 @@ def whole(size: tuple[int, int], interpolation: str, scaled_decode: bool) -> Rec
     return Recipe(size, WholeBox(), interpolation=interpolation, scaled_decode=scaled_decode)
 
 
-def _size_of(source: images.Source) -> tuple[int, int]:
+def _size_of(source: images.ImageSource) -> tuple[int, int]:
     if isinstance(source, np.ndarray) and source.ndim == 3:
         return source.shape[0], source.shape[1]
     header = images.probe(source)

@@ -10,22 +10,14 @@ import numpy as np
 import torch
 
 from feedline import images
+from feedline.core.dataset import Keys
 from feedline.core.rng import SampleRng, torch_keys
 from feedline.core.tensors import Allocator
 from feedline.errors import ArgumentError
-from feedline.transforms.batch import BatchJob, BatchPlan, Grids
+from feedline.images.decode import Grid
+from feedline.transforms.batch import BatchGrids, BatchJob, BatchPlan
 from feedline.transforms.inputs import own
-from feedline.transforms.steps import (
-    Grid,
-    Identity,
-    ImageSpec,
-    Keys,
-    PlannedStep,
-    fuse_steps,
-    infer_spec,
-    run,
-    run_source,
-)
+from feedline.transforms.steps import Identity, ImageSpec, PlannedStep, fuse_steps, infer_spec, run, run_source
 
 Rng = SampleRng | np.random.Generator
 
@@ -74,10 +66,10 @@ class ImagePlan:
 
     def batch(
         self,
-        sources: Sequence[images.Source],
+        sources: Sequence[images.ImageSource],
         keys: Keys | None,
         allocate: Allocator,
-        grids: Grids = None,
+        grids: BatchGrids = None,
         threads: int = 1,
     ) -> torch.Tensor:
         """Make all samples as one tensor: `sample` of each, collated.

@@ -8,21 +8,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from feedline.core.dataset import Keys
 from feedline.core.rng import Draws, derive, derive_each
 from feedline.errors import ArgumentError
-from feedline.images import Source
+from feedline.images import ImageSource
+from feedline.images.decode import Grid
 from feedline.transforms.inputs import open_image, pixels
 
-Keys = NDArray[np.uint64]
-
-
-Grid = NDArray[np.uint16]
-"""Lengths of a JPEG's restart intervals."""
-
-
-Path = tuple[int, ...]
+StepPath = tuple[int, ...]
 """Positions on the way from the outermost `Compose` to a step."""
 
 
@@ -69,7 +63,7 @@ class Step:
 
     def apply_batch(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[ImageSource],
         keys: Keys | None,
         out: torch.Tensor,
         grids: Sequence[Grid | None] | None = None,
@@ -100,7 +94,7 @@ class PlannedStep:
     """Step at its place in a pipeline; `name` is its transform."""
 
     step: Step
-    path: Path
+    path: StepPath
     name: str
 
     def key(self, key: int) -> int:

@@ -40,7 +40,7 @@ _LIBRARIES = sys.stdlib_module_names | {
 """Packages whose objects are not looked into: they hold data, handles, or no state of a dataset."""
 
 
-Path = tuple[Any, ...]
+ValuePath = tuple[Any, ...]
 """Attribute names, indices and keys from a root to a value."""
 
 
@@ -84,7 +84,7 @@ _GENERATORS: tuple[tuple[type, Any, Any], ...] = (
 class _Holder:
     """A watched object, its attributes, or its elements that are generators."""
 
-    path: Path
+    path: ValuePath
     attributes: dict[str, Any]
     values: tuple[Any, ...] = ()
     baseline: dict[str, Any] = field(default_factory=dict)
@@ -136,9 +136,9 @@ class ObjectChanges:
         return self._latest
 
     def _pack(self, state: Any) -> bytes:
-        generators: dict[Path, _Generator] = {}
-        values: dict[Path, bytes] = {}
-        lost: list[Path] = []
+        generators: dict[ValuePath, _Generator] = {}
+        values: dict[ValuePath, bytes] = {}
+        lost: list[ValuePath] = []
         is_complete = True
         for holder in self._holders:
             for name in {**holder.baseline, **holder.present}:
@@ -201,7 +201,7 @@ def _roots(builder: Any) -> dict[str, Any]:
 
 def _holders(roots: Mapping[str, Any]) -> Iterator[_Holder]:
     known: set[int] = set()
-    waiting: list[tuple[Path, Any]] = [((name,), root) for name, root in roots.items()]
+    waiting: list[tuple[ValuePath, Any]] = [((name,), root) for name, root in roots.items()]
     for path, value in waiting:  # grows while it is read
         if isinstance(value, MethodType):
             value = value.__self__  # noqa: PLW2901 - the object behind a bound `collate_fn`
@@ -223,7 +223,7 @@ def _holders(roots: Mapping[str, Any]) -> Iterator[_Holder]:
             waiting += [((*path, name), each) for name, each in attributes.items() if not isinstance(each, _SCALARS)]
 
 
-def _generators_in(path: Path, container: Any) -> Iterator[_Holder]:
+def _generators_in(path: ValuePath, container: Any) -> Iterator[_Holder]:
     items = container.items() if isinstance(container, dict) else enumerate(container)
     found = {_ContainerKey(key): each for key, each in items if _generator_kind(each) is not None}
     if found:
@@ -305,19 +305,19 @@ def _counts(content: bytes) -> bool:
     return not isinstance(pickle.loads(content), bool | None)
 
 
-def _spell(path: Path) -> str:
+def _spell(path: ValuePath) -> str:
     parts = (f"[{part.key!r}]" if isinstance(part, _ContainerKey) else f".{part}" for part in path)
     return "".join(parts).removeprefix(".")
 
 
-def _get(roots: Mapping[str, Any], path: Path) -> Any:
+def _get(roots: Mapping[str, Any], path: ValuePath) -> Any:
     value: Any = roots[path[0]]
     for part in path[1:]:
         value = value[part.key] if isinstance(part, _ContainerKey) else getattr(value, part)
     return value
 
 
-def _set(roots: Mapping[str, Any], path: Path, value: Any) -> None:
+def _set(roots: Mapping[str, Any], path: ValuePath, value: Any) -> None:
     holder = _get(roots, path[:-1])
     present = vars(holder).get(path[-1])
     # In place where possible: other objects may hold the same container.
@@ -337,7 +337,7 @@ def _fits(present: np.ndarray[Any, Any], value: np.ndarray[Any, Any]) -> bool:
     return present.shape == value.shape and present.dtype == value.dtype and present.flags.writeable
 
 
-def _restore_generator(roots: Mapping[str, Any], path: Path, kind: type, state: Any) -> None:
+def _restore_generator(roots: Mapping[str, Any], path: ValuePath, kind: type, state: Any) -> None:
     holder, last = _get(roots, path[:-1]), path[-1]
     present = holder[last.key] if isinstance(last, _ContainerKey) else vars(holder).get(last)
     write = next(write for base, _, write in _GENERATORS if issubclass(kind, base))

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from feedline.cli.app import app
 from feedline.cli.inspect.formats import format_of
-from feedline.cli.inspect.order import Ranks, compare_windows
+from feedline.cli.inspect.order import RankLayout, compare_windows
 from feedline.datasets import Parquet
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.errors import ArgumentError, MissingExtraError
@@ -283,7 +283,7 @@ def put(memory: Any, folder: Path, format_: str) -> str:
 
 def test_each_node_reads_its_share_of_the_shards() -> None:
     shards = ShardSummary("tar", [100] * 4000, [1_000_000] * 4000)
-    found = compare_windows(shards, 8, 32, Ranks(256, 32))
+    found = compare_windows(shards, 8, 32, RankLayout(256, 32))
     assert found is not None
     assert found.ranks is not None
     assert found.ranks.shards_per_node <= 4000 / 32 + 2
@@ -291,7 +291,7 @@ def test_each_node_reads_its_share_of_the_shards() -> None:
     assert (found.ranks.open_shards, found.ranks.global_batch_size) == (8, 8192)
     assert 0 < found.ranks.same_shard_pairs < 1
     with pytest.raises(ArgumentError, match="--world-size 256: these ranks cannot be divided equally among --nodes 3"):
-        compare_windows(shards, 8, 32, Ranks(256, 3))
+        compare_windows(shards, 8, 32, RankLayout(256, 3))
 
 
 @pytest.mark.parametrize("columns", [40, 80])

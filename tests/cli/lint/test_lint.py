@@ -15,7 +15,7 @@ from feedline.cli.doctor.findings import Finding, Severity, render
 from feedline.cli.lint import command
 from feedline.cli.lint.command import Hit, LintSurvey
 from feedline.cli.lint.rules import RULES
-from feedline.cli.lint.source import Place
+from feedline.cli.lint.source import SourcePlace
 from feedline.errors import ArgumentError
 
 TRY = "class A(Dataset):\n def __getitem__(self, i):\n  try:\n   return f(i)\n  except Exception as e:\n   "
@@ -215,6 +215,6 @@ def test_places_in_files_are_never_cut() -> None:
     text = render([Finding(place, "a mistake that is described in words", Severity.NOTE)], 40, names_first=True)
     assert f"{place}:" in text.plain
     screen = StringIO()
-    hit = Hit(Place(place[:-4], 123), "no-workers", Severity.NOTE, "a mistake in words", "mend it")
+    hit = Hit(SourcePlace(place[:-4], 123), "no-workers", Severity.NOTE, "a mistake in words", "mend it")
     command.show(LintSurvey(1, [hit], []), Console(width=40, file=screen))
     assert f"! {place}:\n" in screen.getvalue()

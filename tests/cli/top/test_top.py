@@ -19,7 +19,7 @@ import feedline as fl
 from feedline.cli.app import app
 from feedline.cli.top import command
 from feedline.cli.top.command import report
-from feedline.cli.top.keys import View, keyboard
+from feedline.cli.top.keys import ScreenState, keyboard
 from feedline.cli.top.reading import LoaderReading, WorkerReading, read_all
 from feedline.cli.top.screen import screen, sparkline
 from feedline.core.page import find_pages
@@ -152,7 +152,7 @@ def test_a_loader_that_has_ended_is_at_rest() -> None:
 
 
 def test_keys_change_the_view_only() -> None:
-    view = View(has_keys=True)
+    view = ScreenState(has_keys=True)
     assert view.after("s").order == "busy"
     assert view.after("p").is_paused
     assert not view.after("p").after(" ").is_paused
@@ -175,9 +175,9 @@ def test_workers_are_sorted_and_all_advice_is_shown() -> None:
         ),
     )
     for order, wanted in (("number", "012"), ("busy", "102"), ("CPU", "120"), ("memory", "021")):
-        lines = [line.plain for line in screen(None, now, 80, View(order=order))]  # type: ignore[arg-type]
+        lines = [line.plain for line in screen(None, now, 80, ScreenState(order=order))]  # type: ignore[arg-type]
         assert [line.strip()[0] for line in lines if line[:5].strip() in set("012")] == list(wanted)
-    few, every = (len(screen(None, now, 80, View(has_all_advice=each))) for each in (False, True))
+    few, every = (len(screen(None, now, 80, ScreenState(has_all_advice=each))) for each in (False, True))
     assert every > few
 
 

@@ -48,7 +48,7 @@ def test_frames_are_those_that_decoding_from_the_beginning_shows(
     for path in sorted(videos.iterdir()):
         frames = reference(path)
         times = np.array(sorted(frames))
-        clips = Clips(path, frames=4, clips_per_video=12, index_dir=tmp_path, **settings)
+        clips = Clips(path, frames=4, clips_per_file=12, index_dir=tmp_path, **settings)
         torch.manual_seed(0)
         for clip in (clips[number] for number in range(12)):
             assert clip["frames"].dtype == torch.uint8
@@ -64,7 +64,7 @@ def test_a_subclass_that_overrides_one_clip_is_asked_for_each(videos: Path, tmp_
         def __getitem__(self, index: int) -> Any:
             return {**super().__getitem__(index), "number": index}
 
-    settings: dict[str, Any] = {"frames": 2, "clips_per_video": 3, "transform": CROP, "index_dir": tmp_path}
+    settings: dict[str, Any] = {"frames": 2, "clips_per_file": 3, "transform": CROP, "index_dir": tmp_path}
     plain, numbered = Clips(videos / "h264.mp4", **settings), WithNumber(videos / "h264.mp4", **settings)
     assert plain.traits.reads_batches
     assert not numbered.traits.reads_batches
@@ -75,7 +75,7 @@ def test_a_subclass_that_overrides_one_clip_is_asked_for_each(videos: Path, tmp_
 
 def test_all_workers_give_the_same_clips_also_after_a_resume(videos: Path, tmp_path: Path) -> None:
     names = ["h264.mp4", "hevc.mp4", "vp9.webm"]
-    clips = Clips([videos / name for name in names], frames=4, clips_per_video=4, transform=CROP, index_dir=tmp_path)
+    clips = Clips([videos / name for name in names], frames=4, clips_per_file=4, transform=CROP, index_dir=tmp_path)
 
     def epoch(**settings: Any) -> list[dict[str, torch.Tensor]]:
         with fl.DataLoader(clips, 3, shuffle=True, seed=1, **settings) as loader:
@@ -101,7 +101,7 @@ def test_all_workers_give_the_same_clips_also_after_a_resume(videos: Path, tmp_p
 
 def test_videos_of_one_size_make_batches_and_others_are_named(videos: Path, tmp_path: Path) -> None:
     names = ["h264.mp4", "vp9.webm"]
-    clips = Clips([videos / name for name in names], frames=3, clips_per_video=2, index_dir=tmp_path)
+    clips = Clips([videos / name for name in names], frames=3, clips_per_file=2, index_dir=tmp_path)
     assert clips.traits.reads_batches
     with fl.DataLoader(clips, 4, seed=2) as ours, fl.DataLoader(clips, 4, seed=2, collate_fn=list) as samples:
         (batch,), (each,) = ours, samples
@@ -128,7 +128,7 @@ def test_all_frames_of_a_clip_get_one_crop(videos: Path, tmp_path: Path) -> None
 
 
 def test_a_fork_decodes_by_itself(videos: Path, tmp_path: Path) -> None:
-    clips = Clips(videos / "h264.mp4", frames=2, sampling="regular", clips_per_video=5, index_dir=tmp_path)
+    clips = Clips(videos / "h264.mp4", frames=2, sampling="regular", clips_per_file=5, index_dir=tmp_path)
     first = clips[3]["frames"]
     child = os.fork()
     if not child:  # NumPy compares: a fork has none of the threads that torch may use for it
@@ -139,7 +139,7 @@ def test_a_fork_decodes_by_itself(videos: Path, tmp_path: Path) -> None:
 
 
 def test_few_decoders_stay_open(videos: Path, tmp_path: Path) -> None:
-    clips = Clips(sorted(videos.glob("*.mp4")), frames=2, open_videos=2, index_dir=tmp_path)
+    clips = Clips(sorted(videos.glob("*.mp4")), frames=2, open_files=2, index_dir=tmp_path)
     before = threading.active_count()
     clips.__getitems__(range(len(clips)))
     assert clips._decoders.open_count() == 2
@@ -218,7 +218,7 @@ def test_a_changed_or_lost_file_is_noticed(tmp_path: Path) -> None:
         {"step": 2},
         {"sampling": "sliding", "step": 0.5},
         {"short": "no"},
-        {"clips_per_video": 0},
+        {"clips_per_file": 0},
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
@@ -296,7 +296,7 @@ class _Ranges(http.server.SimpleHTTPRequestHandler):
 
 def test_objects_are_read_by_ranges(videos: Path, server: str, tmp_path: Path) -> None:
     names = ["h264.mp4", "vp9.webm"]
-    settings: dict[str, Any] = {"frames": 4, "sampling": "regular", "clips_per_video": 3, "index_dir": tmp_path}
+    settings: dict[str, Any] = {"frames": 4, "sampling": "regular", "clips_per_file": 3, "index_dir": tmp_path}
     near = Clips([videos / name for name in names], **settings)
     far = Clips([f"{server}/{name}" for name in names], options={"allow_http": True}, **settings)
     for number in range(6):
@@ -309,7 +309,7 @@ def test_of_a_large_object_a_clip_is_one_request_for_what_it_needs(name: str, tm
     ffmpeg(f"{noise} {name}", tmp_path)
     with av.open(str(tmp_path / name)) as container:
         packets = [packet for packet in container.demux(video=0) if packet.size]
-    settings: dict[str, Any] = {"frames": 6, "sampling": "regular", "clips_per_video": 5, "index_dir": tmp_path}
+    settings: dict[str, Any] = {"frames": 6, "sampling": "regular", "clips_per_file": 5, "index_dir": tmp_path}
     near = Clips(tmp_path / name, **settings)
     with serving(tmp_path) as address:
         far = Clips(f"{address}/{name}", options={"allow_http": True}, **settings)
@@ -318,7 +318,7 @@ def test_of_a_large_object_a_clip_is_one_request_for_what_it_needs(name: str, tm
             _Ranges.asked.clear()
             clip = far[number]
             assert torch.equal(clip["frames"], near[number]["frames"])
-            ((start, stop),) = _Ranges.asked
+            ((start, stop),) = set(_Ranges.asked)  # of a slow machine, a request may come twice
             first, last = (round(second * 30) for second in clip["seconds"][[0, -1]].tolist())
             needed = packets[first - first % 10 : last + 1]
             assert start <= needed[0].pos

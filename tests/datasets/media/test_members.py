@@ -59,7 +59,7 @@ def check_same(ours: list[dict[str, torch.Tensor]], expected: list[dict[str, tor
 def test_clips_and_ranges_of_shards_are_those_of_the_folder(
     folder: Path, shards: Path, tmp_path: Path, workers: dict[str, Any]
 ) -> None:
-    for kind, settings in ((Clips, {"frames": 4, "clips_per_video": 3}), (Waveforms, {"seconds": 0.3})):
+    for kind, settings in ((Clips, {"frames": 4, "clips_per_file": 3}), (Waveforms, {"seconds": 0.3})):
         ours, theirs = (kind(place, index_dir=tmp_path, **settings) for place in (shards, folder))
         assert ours.classes == theirs.classes == ["ball", "grid.2"]
         assert ours.targets == theirs.targets

@@ -54,6 +54,13 @@ def test_ranges_of_mpeg_files_depend_on_nothing_that_was_read_before(tmp_path: P
     used.close()
 
 
+def test_few_files_stay_open(sounds: Path, tmp_path: Path) -> None:
+    data = Waveforms(sounds, seconds=0.25, open_files=2, index_dir=tmp_path)
+    assert len(data) > 2
+    data.__getitems__(range(len(data)))
+    assert data._decoders.open_count() == 2
+
+
 def test_all_workers_give_the_same_ranges(sounds: Path, tmp_path: Path) -> None:
     data = Waveforms(sounds, seconds=0.5, rate=16_000, clips_per_file=3, index_dir=tmp_path)
 

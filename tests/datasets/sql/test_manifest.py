@@ -91,6 +91,12 @@ class TestRows:
         assert [dataset.column("id")[i] for i in range(15)] == [i for i in range(COUNT) if i % 4]
         all_ways_agree(dataset, [3, -1, 0, 3])
 
+    def test_the_content_of_a_file_comes_under_a_name_of_choice(self, database: Path) -> None:
+        dataset = manifest(database, "SELECT id, path, 1 AS data FROM samples", params=(), into="text")
+        assert dataset[2] == {"id": 2, "path": "02.txt", "data": 1, "text": "text 2"}
+        upper = manifest(database, into="text", transform={"text": str.upper})
+        assert upper[1]["text"] == "TEXT 2"
+
     def test_batches(self, database: Path) -> None:
         with fl.DataLoader(manifest(database), 15) as loader:
             batch = next(iter(loader))

@@ -275,7 +275,7 @@ def keys_of(seed: int, count: int = 1) -> list[int]:
 
 class TestManyShards:
     def test_few_are_open_at_a_time(self, folder: Path) -> None:
-        data = TarShards(folder, PAIR, transform=CENTER, open_shards=1)
+        data = TarShards(folder, PAIR, transform=CENTER, open_files=1)
         whole = TarShards(folder, PAIR, transform=CENTER)
         for _ in range(2):
             assert same(
@@ -343,7 +343,7 @@ class TestBadInput:
                 r"columns names 'jpgg;png', but no sample has this field; fields are __key__, __shard__, cls, jpg. D",
                 {"columns": ("cls", "jpgg;png")},
             ),
-            (r"open_shards=0 must be at least 1", {"open_shards": 0}),
+            (r"open_files=0 must be at least 1", {"open_files": 0}),
         ]
         for message, arguments in wrong:
             with pytest.raises(ArgumentError, match=message):

@@ -24,8 +24,8 @@ from tqdm import tqdm
 import feedline as fl
 from feedline.core.page import BATCHES, FoundPage, Page, PageContent, PageReader, find_pages
 from feedline.core.proc import TICK_S, CpuTicks, ProcessStat
+from feedline.loader.monitoring import machine
 from feedline.loader.monitoring import monitor as monitor_module
-from feedline.loader.monitoring import resources
 from feedline.loader.monitoring.diagnosis import verdict_pause_ns
 from feedline.loader.monitoring.monitor import Monitor
 from feedline.loader.report import Verdict
@@ -276,15 +276,15 @@ def test_cpus_of_other_programs_are_those_that_this_process_and_its_workers_do_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     busy, own, now_s = 100.0, {os.getpid(): 10.0, 7: 0.0}, 50.0
-    monkeypatch.setattr(resources, "cpu_ticks", lambda _: CpuTicks(int(busy / TICK_S)))
-    monkeypatch.setattr(resources, "stat_of", lambda pid: ProcessStat("R", int(own[pid] / TICK_S), 0, 0, 0))
-    monkeypatch.setattr(resources, "monotonic", lambda: now_s)
-    others = resources.OtherPrograms([7])
+    monkeypatch.setattr(machine, "cpu_ticks", lambda _: CpuTicks(int(busy / TICK_S)))
+    monkeypatch.setattr(machine, "stat_of", lambda pid: ProcessStat("R", int(own[pid] / TICK_S), 0, 0, 0))
+    monkeypatch.setattr(machine, "monotonic", lambda: now_s)
+    others = machine.OtherPrograms([7])
     now_s += 0.1
     assert others.cpus([7]) is None  # too early: ticks are coarse
     now_s, busy, own = 52.0, 103.0, {os.getpid(): 11.0, 7: 0.5}
     assert others.cpus([7]) == pytest.approx(0.75)
-    monkeypatch.setattr(resources, "cpu_ticks", lambda _: None)
+    monkeypatch.setattr(machine, "cpu_ticks", lambda _: None)
     assert others.cpus([7]) is None
 
 

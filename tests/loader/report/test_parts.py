@@ -16,7 +16,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 import feedline as fl
-from feedline.core.telemetry import DECODING, TRANSFORMING
+from feedline.core.stage_parts import DECODING, TRANSFORMING
 from feedline.datasets import ArrayFile, Files, ImageFolder
 from feedline.loader.report.totals import Totals
 from feedline.stores import ObjectInfo, Scheme, register_scheme

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from feedline import stores
 from feedline.errors import ArgumentError
 from feedline.stores.cache import folder, locks
-from feedline.stores.cache.entries import Key, file_nbytes, is_abandoned, temporary
+from feedline.stores.cache.entries import PieceKey, file_nbytes, is_abandoned, temporary
 from feedline.stores.cache.folder import Folder
 from feedline.stores.cache.locks import FetchLocks
 
@@ -143,11 +143,11 @@ def test_what_is_being_read_survives_its_eviction(tmp_path: Path) -> None:
     store = cached(tmp_path, limit=file_nbytes(PIECE) * 3)
     store.cache.limit_nbytes()
     folder = Folder(store.cache)
-    folder.put(Key("x", "v", PIECE, 0), memoryview(CONTENT[:PIECE]))
-    held = folder.get(Key("x", "v", PIECE, 0))
+    folder.put(PieceKey("x", "v", PIECE, 0), memoryview(CONTENT[:PIECE]))
+    held = folder.get(PieceKey("x", "v", PIECE, 0))
     for number in range(20):
         store.read("a", number * PIECE, number * PIECE + 1)
-    assert Folder(store.cache).get(Key("x", "v", PIECE, 0)) is None
+    assert Folder(store.cache).get(PieceKey("x", "v", PIECE, 0)) is None
     assert held == CONTENT[:PIECE]
 
 
@@ -204,12 +204,12 @@ def test_one_fetches_for_all(tmp_path: Path, fake: FakeStore) -> None:
 
 
 def test_a_fetch_lock_that_is_never_given_back_does_not_hold_up_others_for_ever(tmp_path: Path) -> None:
-    name = Key("x", "v", 1, 0).name()
+    name = PieceKey("x", "v", 1, 0).name()
     with FetchLocks(tmp_path / "fetch-locks") as holder, FetchLocks(tmp_path / "fetch-locks") as other:
         assert holder.take(name)
         assert holder.take(name)  # by its holder, as often as he likes
         assert not other.take(name)
-        assert other.take(Key("x", "v", 1, 1).name())
+        assert other.take(PieceKey("x", "v", 1, 1).name())
         other.wait(name, timeout_s=0.01)
     with FetchLocks(tmp_path / "fetch-locks") as other:
         other.wait(name, 30.0)  # for the one who gave up waiting, and has the lock for a moment after all
@@ -217,7 +217,7 @@ def test_a_fetch_lock_that_is_never_given_back_does_not_hold_up_others_for_ever(
 
 
 def test_a_fetch_lock_given_back_wakes_who_waits(tmp_path: Path) -> None:
-    name = Key("x", "v", 1, 0).name()
+    name = PieceKey("x", "v", 1, 0).name()
     with ThreadPoolExecutor(1) as pool, FetchLocks(tmp_path / "fetch-locks") as waiter:
         with FetchLocks(tmp_path / "fetch-locks") as holder:
             assert holder.take(name)
@@ -426,7 +426,7 @@ with FetchLocks(root / "fetch-locks") as fetch_locks, account.locked(), temporar
 
 
 def test_no_lock_outlives_its_process_in_one_that_was_forked(tmp_path: Path) -> None:
-    name = Key("x", "v", 1, 0).name()
+    name = PieceKey("x", "v", 1, 0).name()
     with subprocess.Popen(
         [sys.executable, "-c", FORKED, str(tmp_path), name], stdout=subprocess.PIPE, text=True
     ) as parent:
@@ -454,7 +454,13 @@ def test_a_cached_store_travels(tmp_path: Path) -> None:
 
 
 def test_keys_tell_everything_apart() -> None:
-    keys = [Key("a", "v", 1, 0), Key("b", "v", 1, 0), Key("a", "w", 1, 0), Key("a", "v", 2, 0), Key("a", "v", 1, 1)]
+    keys = [
+        PieceKey("a", "v", 1, 0),
+        PieceKey("b", "v", 1, 0),
+        PieceKey("a", "w", 1, 0),
+        PieceKey("a", "v", 2, 0),
+        PieceKey("a", "v", 1, 1),
+    ]
     assert len({key.name() for key in keys}) == len(keys)
 
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from feedline.cli import target as targets
-from feedline.cli.arguments import AsJson, Loader, Step, print_json
+from feedline.cli.arguments import AsJson, Loader, StepOption, print_json
 from feedline.cli.bench import show
 from feedline.cli.bench.sweep import Sweep, Threshold, default_workers, recommend, settings_of
 from feedline.cli.bench.trial import Trial
@@ -92,7 +92,7 @@ def command(
     method: Annotated[list[str] | None, typer.Option(help="A worker_method to try. Repeat it for more.")] = None,
     prefetch: Annotated[str, typer.Option(help="Values of prefetch_factor, such as 2,4.")] = "",
     batch_size: Annotated[str, typer.Option(help="Batch sizes, such as 32,64.")] = "",
-    step: Step = "0",
+    step: StepOption = "0",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds through all settings.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.05, help="Seconds per round and setting.")] = 2.0,
     fail_if: Annotated[

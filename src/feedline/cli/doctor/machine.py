@@ -255,8 +255,7 @@ def open_files(soft: int, hard: int) -> Finding:
         wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
         return Finding("open files", f"{soft:,}", Severity.NOTE, f"many shards may need more: ulimit -n {wanted}")
     remedy = (
-        "open_shards=64 or open_files=64 of a dataset needs fewer; the limit is raised in limits.conf, LimitNOFILE= or"
-        " docker --ulimit"
+        "open_files=64 of a dataset needs fewer; the limit is raised in limits.conf, LimitNOFILE= or docker --ulimit"
     )
     return Finding("open files", f"{soft:,}, and the hard limit is no higher", Severity.NOTE, remedy)
 

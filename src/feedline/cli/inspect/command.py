@@ -13,7 +13,7 @@ from rich.console import Console
 from feedline.cli.arguments import AsJson, print_json
 from feedline.cli.inspect import contact_sheet, show
 from feedline.cli.inspect.formats import format_of
-from feedline.cli.inspect.order import Ranks, WindowComparison, compare_windows
+from feedline.cli.inspect.order import RankLayout, WindowComparison, compare_windows
 from feedline.cli.inspect.survey import summarize_listing, survey
 from feedline.cli.progress import bars
 from feedline.datasets.formats import FORMATS, Format, ShardSummary
@@ -35,7 +35,7 @@ class InspectOptions:
     sheet: Path | None = None
     sheet_samples: int = 24
     order: tuple[int, int] | None = None
-    ranks: Ranks | None = None
+    ranks: RankLayout | None = None
 
 
 def run(sources: Sequence[str], options: InspectOptions, console: Console) -> tuple[dict[str, Any], bool]:
@@ -102,7 +102,7 @@ def command(
 
     Exit code 1 if a shard or an image cannot be read.
     """
-    ranks = Ranks(world_size, nodes) if world_size > 1 else None
+    ranks = RankLayout(world_size, nodes) if world_size > 1 else None
     options = InspectOptions(limit, contact_sheet, samples, (window, batch_size) if order else None, ranks)
     summary, healthy = run(paths, options, Console(stderr=as_json))
     if as_json:

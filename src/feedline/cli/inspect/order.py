@@ -32,7 +32,7 @@ class WindowMixing:
     nbytes_per_sample: float
 
 
-class Ranks(NamedTuple):
+class RankLayout(NamedTuple):
     """Training processes that share the data: `world` ranks on `nodes` machines."""
 
     world: int
@@ -81,7 +81,7 @@ class WindowComparison:
 
 
 def compare_windows(
-    shards: ShardSummary, window: int, batch_size: int, ranks: Ranks | None = None
+    shards: ShardSummary, window: int, batch_size: int, ranks: RankLayout | None = None
 ) -> WindowComparison | None:
     """Compare windows over the shards; None without shards.
 
@@ -102,7 +102,7 @@ def compare_windows(
     return judged(None, None, _mean(shards) + mmap.PAGESIZE)
 
 
-def shares_of(shards: ShardSummary, window: int, batch_size: int, ranks: Ranks) -> RankShares:
+def shares_of(shards: ShardSummary, window: int, batch_size: int, ranks: RankLayout) -> RankShares:
     """Shares of the nodes, with one partition per rank.
 
     `batch_size` counts the samples of a rank.

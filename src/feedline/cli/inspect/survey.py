@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from feedline import images
 from feedline.core.threads import DaemonPool
 from feedline.datasets.formats import Format, ShardSummary, load
-from feedline.datasets.sample_lists import Progress, Readable, Sample, SampleList, SamplePart, problem
+from feedline.datasets.sample_lists import Readable, ReportProgress, Sample, SampleList, SamplePart, problem
 from feedline.errors import SampleError
 from feedline.images import Header
 from feedline.stores.requests import FetchedRanges
@@ -139,7 +139,7 @@ class Survey:
         return not (self.unreadable or self.broken or self.headers.broken)
 
 
-def survey(format_: Format, sources: Sequence[str], limit: int, step: Progress) -> Survey:
+def survey(format_: Format, sources: Sequence[str], limit: int, step: ReportProgress) -> Survey:
     """Survey sources of a format that lists its samples.
 
     `limit` samples are examined, 0 for all.

@@ -13,14 +13,14 @@ from rich.console import Console
 from feedline.cli.arguments import AsJson, print_json
 from feedline.cli.doctor.findings import Finding, Marks, Severity, render
 from feedline.cli.lint.rules import RULES
-from feedline.cli.lint.source import Place, SourceFile, UnreadableFile, package_of, parse, python_files
+from feedline.cli.lint.source import SourceFile, SourcePlace, UnreadableFile, package_of, parse, python_files
 from feedline.errors import ArgumentError
 
 
 class Hit(NamedTuple):
     """A rule's objection, with its place."""
 
-    place: Place
+    place: SourcePlace
     code: str
     severity: Severity
     text: str

@@ -28,7 +28,7 @@ _SUBJECT = re.compile(r"DataLoader|Dataset|Sampler|__getitem__|sharing_strategy|
 """Words without which no rule finds anything."""
 
 
-class Place(NamedTuple):
+class SourcePlace(NamedTuple):
     """Place of a node, in the form of compilers."""
 
     path: str
@@ -68,9 +68,9 @@ class SourceFile:
         """All class definitions."""
         return [node for node in self.nodes if isinstance(node, ast.ClassDef)]
 
-    def place(self, node: ast.AST) -> Place:
+    def place(self, node: ast.AST) -> SourcePlace:
         """Place of a node."""
-        return Place(self.path, getattr(node, "lineno", 1), self.cell)
+        return SourcePlace(self.path, getattr(node, "lineno", 1), self.cell)
 
     def qualified_name(self, node: ast.AST | None) -> str:
         """Dotted name with imports resolved; empty for anything but names and attributes."""

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from feedline.cli.arguments import AsJson, print_json
-from feedline.cli.top.keys import View, keyboard
+from feedline.cli.top.keys import ScreenState, keyboard
 from feedline.cli.top.reading import LoaderReading, read_all
 from feedline.cli.top.screen import screen
 
@@ -62,7 +62,7 @@ def follow(pid: int | None, console: Console, interval_s: float) -> None:
     before: dict[tuple[int, str], LoaderReading] = {}
     now: list[LoaderReading] = read_all(pid)
     with keyboard() as keys, Live(console=console, auto_refresh=False, screen=False) as live:
-        view = View(has_keys=keys.is_there)
+        view = ScreenState(has_keys=keys.is_there)
         while True:
             live.update(_screens([(before.get(each.key), each) for each in now], console.width, view), refresh=True)
             if not now and before:
@@ -76,9 +76,9 @@ def follow(pid: int | None, console: Console, interval_s: float) -> None:
 
 
 def _screens(
-    readings: Sequence[tuple[LoaderReading | None, LoaderReading]], width: int, view: View | None = None
+    readings: Sequence[tuple[LoaderReading | None, LoaderReading]], width: int, view: ScreenState | None = None
 ) -> Group:
-    view = view or View()
+    view = view or ScreenState()
     lines: list[Text] = [] if readings else [Text(_NOTHING)]
     for before, now in readings:
         lines += [*([Text()] if lines else []), *screen(before, now, width, view)]

@@ -20,7 +20,7 @@ ORDERS: tuple[Order, ...] = ("number", "busy", "CPU", "memory")
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ScreenState:
     """State of the screen, beyond the figures."""
 
     is_paused: bool = False
@@ -30,7 +30,7 @@ class View:
     has_keys: bool = False
     """True if there is a keyboard: the last line names the keys."""
 
-    def after(self, key: str) -> View:
+    def after(self, key: str) -> ScreenState:
         """The view once a key was pressed; most keys change nothing."""
         if key in ("p", " "):
             return replace(self, is_paused=not self.is_paused)

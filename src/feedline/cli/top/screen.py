@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from feedline.cli.top.keys import View
+from feedline.cli.top.keys import ScreenState
 from feedline.cli.top.reading import LoaderReading, WorkerReading
 from feedline.core.wrapping import wrap
 from feedline.loader.report.figures import rates
@@ -37,12 +37,12 @@ _SLOW_S = 5.0
 _SHOWN_WORKERS = 16
 
 
-def screen(before: LoaderReading | None, now: LoaderReading, width: int, view: View | None = None) -> list[Text]:
+def screen(before: LoaderReading | None, now: LoaderReading, width: int, view: ScreenState | None = None) -> list[Text]:
     """The lines for one loader.
 
     Rates cover the time since the reading `before`, or the last seconds if it is None.
     """
-    view = view or View()
+    view = view or ScreenState()
     lines = [_head(now, width), _loop(before, now, width), _queue(now, width)]
     lines += _workers(before, now, width, view)
     lines += [line for line in (_parts(now, width), _stores(now), _incidents(now)) if line is not None]
@@ -185,7 +185,7 @@ def _bar(filled: float) -> str:
     return "█" * full + "░" * (_BAR - full)
 
 
-def _workers(before: LoaderReading | None, now: LoaderReading, width: int, view: View) -> list[Text]:
+def _workers(before: LoaderReading | None, now: LoaderReading, width: int, view: ScreenState) -> list[Text]:
     earlier = {worker.pid: worker for worker in before.workers} if before is not None else {}
     wall_s = (now.now_ns - before.now_ns) / 1e9 if before is not None else 0.0
     slowest = max(now.workers, key=lambda worker: worker.busy_s or 0, default=None)
@@ -199,7 +199,7 @@ def _workers(before: LoaderReading | None, now: LoaderReading, width: int, view:
 
 
 def _sorted(
-    workers: Sequence[WorkerReading], earlier: Mapping[int, WorkerReading], view: View
+    workers: Sequence[WorkerReading], earlier: Mapping[int, WorkerReading], view: ScreenState
 ) -> Sequence[WorkerReading]:
     def cpu_s(worker: WorkerReading) -> float:
         before = earlier.get(worker.pid)
@@ -261,7 +261,7 @@ def _incidents(now: LoaderReading) -> Text | None:
     return Text(" · ".join(parts), style="yellow") if parts else None
 
 
-def _verdict(now: LoaderReading, width: int, view: View) -> list[Text]:
+def _verdict(now: LoaderReading, width: int, view: ScreenState) -> list[Text]:
     verdict = now.figures["verdict"]
     if not verdict:
         return []

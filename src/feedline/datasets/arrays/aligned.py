@@ -13,10 +13,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import READS_BATCHES, READS_SAMPLES, Batch, BatchRead, Traits, Transform, check_reads_batches
+from feedline.core.dataset import (
+    READS_BATCHES,
+    READS_SAMPLES,
+    Batch,
+    BatchRead,
+    Traits,
+    TransformFunction,
+    check_reads_batches,
+)
 from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, one_within
-from feedline.datasets.arrays.records import Part, is_all_numbers, samples_of
+from feedline.datasets.arrays.records import BatchedRows, is_all_numbers, samples_of
 from feedline.errors import ArgumentError
 
 
@@ -82,12 +90,12 @@ class AlignedArrays(torch.utils.data.Dataset[Any]):
         structure: Structure,
         dtypes: Sequence[np.dtype[Any] | None],
         length: int,
-        transform: Transform | None,
+        transform: TransformFunction | None,
     ) -> None:
         self._structure, self._dtypes, self._length = structure, dtypes, length
         self.transform = transform
 
-    def _take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[Part]:
+    def _take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[BatchedRows]:
         """Rows of each array, in the order of `indices`.
 
         Numbers are in memory from `allocate`. IndexError names an invalid index.
@@ -99,12 +107,12 @@ class AlignedArrays(torch.utils.data.Dataset[Any]):
         raise NotImplementedError
 
     @property
-    def transform(self) -> Transform | None:
+    def transform(self) -> TransformFunction | None:
         """The transform of each sample."""
         return self._step.transform
 
     @transform.setter
-    def transform(self, transform: Transform | None) -> None:
+    def transform(self, transform: TransformFunction | None) -> None:
         self._step = SampleTransform(transform)
 
     def __len__(self) -> int:

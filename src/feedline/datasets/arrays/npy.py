@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.tensors import (
@@ -26,7 +26,7 @@ from feedline.datasets.arrays.npy_layout import Raw
 from feedline.datasets.arrays.npz import LoadedArrays, NpzArchive, is_npz
 from feedline.datasets.arrays.records import (
     ArrayColumn,
-    Part,
+    BatchedRows,
     memory_of,
 )
 from feedline.datasets.arrays.rows import MemoryArrays, RowSource
@@ -49,7 +49,7 @@ class _RowArrays(AlignedArrays):
         source: RowSource,
         columns: Sequence[ArrayColumn],
         length: int,
-        transform: Transform | None,
+        transform: TransformFunction | None,
     ) -> None:
         super().__init__(structure, [column.delivered for column in columns], length, transform)
         self._source, self._columns = source, columns
@@ -57,7 +57,7 @@ class _RowArrays(AlignedArrays):
     def _one(self, at: int) -> Sequence[Any]:
         return [column.one(row) for column, row in zip(self._columns, self._source.row(at), strict=True)]
 
-    def _take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[Part]:
+    def _take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[BatchedRows]:
         outs = [column.empty(len(indices), allocate) for column in self._columns]
         self._source.fill(indices, list(map(memory_of, outs)))
         return [column.part(out, allocate) for column, out in zip(self._columns, outs, strict=True)]
@@ -84,7 +84,7 @@ class ArrayFile(_RowArrays):
         paths: Pathlike | Raw | Sequence[Pathlike | Raw] | Mapping[str, Pathlike | Raw],
         columns: str | Sequence[str] | Mapping[str, str] | None = None,
         *,
-        transform: Transform | None = None,
+        transform: TransformFunction | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -141,7 +141,7 @@ class Arrays(_RowArrays):
     def __init__(
         self,
         source: NDArray[Any] | torch.Tensor | Sequence[Any] | Mapping[str, Any],
-        transform: Transform | None = None,
+        transform: TransformFunction | None = None,
     ) -> None:
         structure, sources = parse_structure(source, (np.ndarray, torch.Tensor))
         labels = structure.names if isinstance(structure, Named) else [f"array {i}" for i in range(len(sources))]

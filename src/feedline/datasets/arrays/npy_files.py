@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from feedline.core.paths import Pathlike
-from feedline.datasets.arrays.npy_layout import NpzMember, Raw, Source, layout_of, path_of
+from feedline.datasets.arrays.npy_layout import NpySource, NpzMember, Raw, layout_of, path_of
 from feedline.datasets.arrays.rows import ArrayLayout, FileArrays
 from feedline.datasets.paths import find_each, no_files_error
 from feedline.errors import ArgumentError
@@ -33,7 +33,7 @@ class ArrayFiles(FileArrays):
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[NpySource],
         *,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
@@ -75,7 +75,7 @@ class ArrayFiles(FileArrays):
         return [len(layout.shape) for layout in self.layouts]
 
 
-def _read_layouts(files: FileSet, sources: Sequence[Source]) -> list[ArrayLayout]:
+def _read_layouts(files: FileSet, sources: Sequence[NpySource]) -> list[ArrayLayout]:
     sizes = [files.info(number).size for number in range(len(sources))]
     heads = files.read([_head(number, *each) for number, each in enumerate(zip(sources, sizes, strict=True))])
     layouts = [
@@ -88,7 +88,7 @@ def _read_layouts(files: FileSet, sources: Sequence[Source]) -> list[ArrayLayout
     return layouts
 
 
-def _named(source: Source, name: str, typed: Callable[[str], Pathlike | Raw] | None) -> Source:
+def _named(source: NpySource, name: str, typed: Callable[[str], Pathlike | Raw] | None) -> NpySource:
     if isinstance(source, Raw):
         return replace(source, path=name)
     if isinstance(source, NpzMember):
@@ -96,14 +96,14 @@ def _named(source: Source, name: str, typed: Callable[[str], Pathlike | Raw] | N
     return typed(name) if typed else name
 
 
-def _head(number: int, source: Source, size: int) -> Extent:
+def _head(number: int, source: NpySource, size: int) -> Extent:
     """Bytes that hold the header of a source."""
     if isinstance(source, NpzMember):
         return Extent(number, source.start, source.start + min(source.nbytes, _HEAD_NBYTES))
     return Extent(number, 0, 0 if isinstance(source, Raw) else min(size, _HEAD_NBYTES))
 
 
-def _check_single_files(sources: Sequence[Source], counts: Sequence[int]) -> None:
+def _check_single_files(sources: Sequence[NpySource], counts: Sequence[int]) -> None:
     for source, count in zip(sources, counts, strict=True):
         if count != 1:
             raise ArgumentError(f"{path_of(source)} matches {count} files: name one, or a list of aligned ones")

@@ -51,16 +51,16 @@ class NpzMember(NamedTuple):
         return f"{self.name!r} in {self.path}"
 
 
-Source = Pathlike | Raw | NpzMember
+NpySource = Pathlike | Raw | NpzMember
 """Array of a file."""
 
 
-def path_of(source: Source) -> str:
+def path_of(source: NpySource) -> str:
     """Path or address of a source."""
     return os.fspath(source.path if isinstance(source, (Raw, NpzMember)) else source)
 
 
-def layout_of(source: Source, path: str, file: BinaryIO, nbytes: int) -> ArrayLayout:
+def layout_of(source: NpySource, path: str, file: BinaryIO, nbytes: int) -> ArrayLayout:
     """Layout of a file, from its first bytes and its size.
 
     `file` holds at least the header. Errors call the file `path`. SampleError for damaged files, ArgumentError for

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, torch_dtype
 
-Part = torch.Tensor | list[Any] | dict[str, Any]
+BatchedRows = torch.Tensor | list[Any] | dict[str, Any]
 """Rows of one array in a batch; a dict of these for records."""
 
 
@@ -65,7 +65,7 @@ def is_all_numbers(dtype: np.dtype[Any]) -> bool:
     return torch_dtype(dtype) is not None
 
 
-def part_of(rows: NDArray[Any], allocate: Allocator) -> Part:
+def part_of(rows: NDArray[Any], allocate: Allocator) -> BatchedRows:
     """Rows of a delivered dtype as a part of a batch.
 
     Numbers are in memory from `allocate`, texts are lists. Bytes of fixed width end at the last byte that is not
@@ -96,7 +96,7 @@ def decode_texts(rows: NDArray[Any]) -> NDArray[Any]:
     return rows
 
 
-def samples_of(part: Part) -> Any:
+def samples_of(part: BatchedRows) -> Any:
     """Iterable over the samples of a part."""
     if isinstance(part, dict):
         fields = [samples_of(each) for each in part.values()]
@@ -144,7 +144,7 @@ class ArrayColumn(NamedTuple):
         shape = count, *self.row_shape
         return np.empty(shape, self.stored) if self.dtype is None else allocate(shape, self.dtype)
 
-    def part(self, filled: torch.Tensor | NDArray[Any], allocate: Allocator) -> Part:
+    def part(self, filled: torch.Tensor | NDArray[Any], allocate: Allocator) -> BatchedRows:
         """The filled memory as a part of a batch."""
         if isinstance(filled, np.ndarray):
             return self._records(filled, allocate)
@@ -152,7 +152,7 @@ class ArrayColumn(NamedTuple):
             numpy_view(filled).byteswap(inplace=True)
         return filled
 
-    def _records(self, rows: NDArray[Any], allocate: Allocator) -> Part:
+    def _records(self, rows: NDArray[Any], allocate: Allocator) -> BatchedRows:
         return part_of(rows.astype(self.delivered), allocate)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core import kernels
-from feedline.core.telemetry import READ_FILES
+from feedline.core.stage_parts import READ_FILES
 from feedline.core.tensors import within
 from feedline.stores import CachedStore, ObjectRange
 from feedline.stores.files import Extent, File, FileSet

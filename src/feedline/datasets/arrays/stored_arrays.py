@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.caches import LoadingCache, PerProcess
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
@@ -27,7 +27,7 @@ from feedline.datasets.arrays.chunked import (
     PartOfCache,
     Shape,
 )
-from feedline.datasets.arrays.records import Part, is_record, part_of, samples_of
+from feedline.datasets.arrays.records import BatchedRows, is_record, part_of, samples_of
 from feedline.datasets.paths import Paths
 from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
@@ -56,7 +56,7 @@ class StoredArrays(AlignedArrays):
         paths: Paths,
         columns: Names = None,
         *,
-        transform: Transform | None = None,
+        transform: TransformFunction | None = None,
         cache_nbytes: int = CHUNK_CACHE_NBYTES,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
@@ -111,10 +111,10 @@ class StoredArrays(AlignedArrays):
     def _one(self, at: int) -> Sequence[Any]:
         return [next(iter(samples_of(part))) for part in self._read(np.array([at]), allocate_tensor)]
 
-    def _take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[Part]:
+    def _take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[BatchedRows]:
         return self._read(within(indices, len(self), type(self).__name__), allocate)
 
-    def _read(self, places: NDArray[np.int64], allocate: Allocator) -> list[Part]:
+    def _read(self, places: NDArray[np.int64], allocate: Allocator) -> list[BatchedRows]:
         """Rows of each array, in the order of `places`.
 
         Numbers are one tensor in memory from `allocate`, records a dict of fields, other values a list.

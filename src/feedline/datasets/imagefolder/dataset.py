@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import BatchRead, Traits, Transform, check_reads_batches
+from feedline.core.dataset import BatchRead, Traits, TransformFunction, check_reads_batches
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike, expand_user, missing
 from feedline.core.rng import sample_rng, torch_keys
@@ -66,8 +66,8 @@ class ImageFolder(GroupedRecords):
     def __init__(
         self,
         root: str | os.PathLike[str],
-        transform: Transform | None = None,
-        target_transform: Transform | None = None,
+        transform: TransformFunction | None = None,
+        target_transform: TransformFunction | None = None,
         loader: Callable[[Any], Any] | None = None,
         is_valid_file: Callable[[str], bool] | None = None,
         allow_empty: bool = False,
@@ -131,12 +131,12 @@ class ImageFolder(GroupedRecords):
             )
 
     @property
-    def transform(self) -> Transform | None:
+    def transform(self) -> TransformFunction | None:
         """The transform of each image; assign it before creating a loader."""
         return self._transform
 
     @transform.setter
-    def transform(self, transform: Transform | None) -> None:
+    def transform(self, transform: TransformFunction | None) -> None:
         self._transform = transform
         self._images = ImageDecoder(transform, self._ours, apply_exif_orientation=self._oriented)
 

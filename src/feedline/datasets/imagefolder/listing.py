@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from feedline.datasets.formats import IMAGE_EXTENSIONS
-from feedline.datasets.sample_lists import Progress, Sample, SampleList, SamplePart
+from feedline.datasets.sample_lists import ReportProgress, Sample, SampleList, SamplePart
 from feedline.datasets.webdataset.listing import kind_of
 from feedline.datasets.webdataset.tar import split
 from feedline.errors import ArgumentError
@@ -137,7 +137,7 @@ def _part(path: Path) -> SamplePart:
     return SamplePart(name, str(path), 0, path.stat().st_size, kind=kind_of(name))
 
 
-def list_samples(sources: Sequence[str], progress: Progress) -> SampleList:  # noqa: ARG001 - folders are listed quickly
+def list_samples(sources: Sequence[str], progress: ReportProgress) -> SampleList:  # noqa: ARG001 - folders are listed quickly
     """The samples of folders, for `feedline inspect`."""
     for source in sources:
         if not is_local(source):

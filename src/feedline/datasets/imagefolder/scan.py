@@ -24,7 +24,7 @@ from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache, CachedStore, ObjectInfo, ObjectRange, Store, open_store
 from feedline.stores.cache import cache_of
-from feedline.stores.object_reader import Fetched, Known, ObjectReader
+from feedline.stores.object_reader import Fetched, KnownObject, ObjectReader
 from feedline.stores.urls import is_local, local_path
 
 Wanted = Callable[[str, list[str]], list[str]]
@@ -211,7 +211,7 @@ class ImageTree:
             return []
         return self._objects.ranges(self._identify(samples, places, samples.files(places, self.folder)))
 
-    def _identify(self, samples: Samples, places: NDArray[np.int64], paths: Sequence[str]) -> Sequence[Known]:
+    def _identify(self, samples: Samples, places: NDArray[np.int64], paths: Sequence[str]) -> Sequence[KnownObject]:
         if self.store is None:
             return paths
         inside = self.inside(paths)

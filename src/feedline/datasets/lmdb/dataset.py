@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from feedline.core import optional
 from feedline.core.caches import PerProcess
-from feedline.core.dataset import Keys, Transform
+from feedline.core.dataset import Keys, TransformFunction
 from feedline.core.paths import Pathlike
-from feedline.core.telemetry import READ_FILES
+from feedline.core.stage_parts import READ_FILES
 from feedline.core.tensors import Allocator, as_indices, within
 from feedline.datasets.base import DecodedRecords
 from feedline.datasets.decoding import Decode, decoder_of
@@ -70,7 +70,7 @@ class LMDB(DecodedRecords):
         keys: str | Sequence[bytes | str] | None = None,
         *,
         decode: Decode = "bytes",
-        transform: Transform | None = None,
+        transform: TransformFunction | None = None,
         length: int | None = None,
         database: str | None = None,
         readahead: bool = False,

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Int64s = NDArray[np.int64]
-
+from feedline.core.kernels import Int64s
 
 _MAGIC = 0xBEEFC0DE
 

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core import optional
-from feedline.datasets.media.files import Source
+from feedline.datasets.media.files import MediaSource
 from feedline.errors import SampleError
 
 WHAT = "datasets.Waveforms"
 
 
-Samples = NDArray[np.float32]
+AudioArray = NDArray[np.float32]
 """Samples (channels, samples), in [-1, 1]."""
 
 
@@ -89,7 +89,7 @@ def _damage(name: str, file: _QuietFile | None) -> Iterator[None]:
 class AudioReader:
     """Reads ranges of one audio file; for one thread at a time."""
 
-    def __init__(self, source: Source, name: str) -> None:
+    def __init__(self, source: MediaSource, name: str) -> None:
         self._name = name
         if isinstance(source, str):
             open(source, "rb").close()  # libsndfile does not say why a file cannot be opened
@@ -109,11 +109,11 @@ class AudioReader:
     def close(self) -> None:
         self._file.close()
 
-    def read(self, start: int, stop: int) -> Samples:
+    def read(self, start: int, stop: int) -> AudioArray:
         """The samples `[start, stop)`; SampleError if the file ends before."""
         with _damage(self._name, self._source):
             lead = self._go_to(start)
-            samples: Samples = self._file.read(stop - start + lead, dtype="float32", always_2d=True).T[:, lead:]
+            samples: AudioArray = self._file.read(stop - start + lead, dtype="float32", always_2d=True).T[:, lead:]
         if samples.shape[1] != stop - start:
             end = start + samples.shape[1]
             raise SampleError(
@@ -166,13 +166,13 @@ _MPEG_LEAD = 3 * _MPEG_PERIOD
 """More samples than those that a frame's bits and filters reach back to."""
 
 
-def with_channels(samples: Samples, channels: int | None, name: str) -> Samples:
+def with_channels(samples: AudioArray, channels: int | None, name: str) -> AudioArray:
     """Samples with that number of channels: mixed to one, or one repeated."""
     have = len(samples)
     if channels is None or have == channels:
         return samples
     if channels == 1:
-        mixed: Samples = samples.mean(axis=0, dtype=np.float32, keepdims=True)
+        mixed: AudioArray = samples.mean(axis=0, dtype=np.float32, keepdims=True)
         return mixed
     if have == 1:
         return np.repeat(samples, channels, axis=0)
@@ -182,10 +182,10 @@ def with_channels(samples: Samples, channels: int | None, name: str) -> Samples:
     )
 
 
-def resampled(samples: Samples, rate: int, wanted: int) -> Samples:
+def resampled(samples: AudioArray, rate: int, wanted: int) -> AudioArray:
     """Samples at another rate, by soxr."""
     if rate == wanted:
         return samples
     soxr = optional.load("soxr", "audio", f"{WHAT} with rate=")
-    out: Samples = soxr.resample(np.ascontiguousarray(samples.T), rate, wanted).T
+    out: AudioArray = soxr.resample(np.ascontiguousarray(samples.T), rate, wanted).T
     return out

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core.caches import PerProcess
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.sample_transform import SampleTransform
@@ -59,7 +59,7 @@ class MediaClips(GroupedRecords, Generic[D]):
         parse: Callable[[bytes], Any],
         index_dir: Pathlike | None,
         most_open: int,
-        transform: Transform | None,
+        transform: TransformFunction | None,
     ) -> None:
         self._media = media
         self._known = KnownFiles(media, kind, index_dir, self._describe, parse)

@@ -12,19 +12,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import BatchRead, Keys, Traits, Transform, check_reads_batches
+from feedline.core.dataset import BatchRead, Keys, Traits, TransformFunction, check_reads_batches
 from feedline.core.paths import Pathlike
 from feedline.core.rng import Draws, SampleRng, derive, sample_rng, torch_keys
-from feedline.core.telemetry import DECODING
+from feedline.core.stage_parts import DECODING
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, within
-from feedline.datasets.decoding import ImageDecoder
+from feedline.datasets.decoding import ImageDecoder, naming_images
 from feedline.datasets.media.base import MediaClips, sampling_of
 from feedline.datasets.media.files import MediaFiles, Piece
 from feedline.datasets.media.frame_table import FrameTable, pyav, scan_frames
 from feedline.datasets.media.sampling import ClipRule, Short, Times, TooShortError
 from feedline.datasets.media.video import Frames, VideoReader
 from feedline.errors import SampleError
-from feedline.images import ImageError
 from feedline.stores import Cache
 from feedline.transforms import plan
 
@@ -57,8 +56,8 @@ class Clips(MediaClips[VideoReader]):
     seconds apart, exact for variable frame rates. `sampling` places it, by default "random", or "whole" without
     `frames`:
 
-    - "random": anywhere, `clips_per_video` clips, drawn again in each epoch;
-    - "regular": in the middle, or `clips_per_video` clips from the beginning to the end at equal distances;
+    - "random": anywhere, `clips_per_file` clips, drawn again in each epoch;
+    - "regular": in the middle, or `clips_per_file` clips from the beginning to the end at equal distances;
     - "sliding": at the beginning and every `step` frames after it (seconds with `fps`), by default one behind
       the other;
     - "uniform": one frame from the middle of each of `frames` equal parts of the video;
@@ -70,7 +69,7 @@ class Clips(MediaClips[VideoReader]):
     clip; another one gets the clip, `transform(frames)` or `transform(frames, rng)`.
 
     Each video is scanned once for the times of its frames and keyframes, which are kept in one file in `index_dir`, or
-    in the user's cache folder. A process keeps at most `open_videos` decoders, of one thread each. Objects are read by
+    in the user's cache folder. A process keeps at most `open_files` decoders, of one thread each. Objects are read by
     ranges, and kept in the folder `cache`, if one is given; `options` are those of `open_store`. SampleError names
     file, frame and time of what cannot be decoded, also of frames that need a damaged one, and of truncated files.
     Decoding is FFmpeg's, by PyAV.
@@ -84,21 +83,21 @@ class Clips(MediaClips[VideoReader]):
         stride: int | None = None,
         fps: float | None = None,
         sampling: str | None = None,
-        clips_per_video: int = 1,
+        clips_per_file: int = 1,
         step: float | None = None,
         short: Short = "error",
         manifest: Iterable[Mapping[str, Any]] | None = None,
-        transform: Transform | None = None,
-        open_videos: int = 4,
+        transform: TransformFunction | None = None,
+        open_files: int = 4,
         index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         pyav()  # before the files are searched
         sampling = sampling_of(sampling, frames)
-        self._rule = ClipRule(frames, 1 if stride is None else stride, fps, sampling, clips_per_video, step, short)
+        self._rule = ClipRule(frames, 1 if stride is None else stride, fps, sampling, clips_per_file, step, short)
         media = MediaFiles(paths, manifest, VIDEO_EXTENSIONS, cache, options, index_dir)
-        super().__init__(media, "video-frames-and-bytes", FrameTable.parse, index_dir, open_videos, transform)
+        super().__init__(media, "video-frames-and-bytes", FrameTable.parse, index_dir, open_files, transform)
         self._images = ImageDecoder(transform, np.asarray) if plan(transform) is not None else None
         self._has_one_shape = self._images.batchable if self._images is not None else self._has_one_size()
 
@@ -150,7 +149,7 @@ class Clips(MediaClips[VideoReader]):
         return self._rule.is_random or (self._images is not None and self._images.uses_keys)
 
     def _read_samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[dict[str, Any]]:
-        needs_rng = self._draws or self._step.wants_rng
+        needs_rng = self._draws or self._step.takes_rng
         rngs = [sample_rng(row) if needs_rng else None for row in rows]
         chosen = self._choose(places, [0 if rng is None else rng.key for rng in rngs])
         samples: list[dict[str, Any]] = [{} for _ in chosen]
@@ -252,10 +251,8 @@ class Clips(MediaClips[VideoReader]):
             each = [self._images.value(one, SampleRng(chosen.key)) for one in pixels]
             return torch.stack([torch.as_tensor(one) for one in each]), kept
         keys: Keys = np.full(len(pixels), chosen.key, np.uint64)
-        try:
+        with naming_images(lambda _: self.paths[chosen.piece.file]):
             return self._images.decode_batch(pixels, keys, allocate), kept
-        except ImageError as error:
-            raise SampleError(f"{self.paths[chosen.piece.file]}: {error}") from error
 
     @property
     def _same_count(self) -> int | None:

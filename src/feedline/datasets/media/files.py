@@ -24,7 +24,7 @@ from feedline.stores import Cache, ObjectInfo, Store
 from feedline.stores.files import FileSet, local_info
 from feedline.stores.urls import absolute, is_local, local_path
 
-Source = str | BlockFile
+MediaSource = str | BlockFile
 """The path of a file, or an object as a file object."""
 
 
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 class WholeFiles(FileSet):
     """Files and objects that decoders open as a whole."""
 
-    def source(self, number: int) -> Source:
+    def source(self, number: int) -> MediaSource:
         """A file for a decoder; StateError if it has changed."""
         store, info = self.store(number), self.info(number)
         if store is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core import optional
-from feedline.datasets.media.files import Source
+from feedline.datasets.media.files import MediaSource
 from feedline.errors import SampleError
 
 WHAT = "datasets.Clips"
@@ -171,7 +171,7 @@ def report(error: Any, what: str, file: _BytesFile | None) -> NoReturn:
 class OpenVideo:
     """A video opened with PyAV: container, and the video stream."""
 
-    def __init__(self, source: Source, name: str) -> None:
+    def __init__(self, source: MediaSource, name: str) -> None:
         self.name = name
         self.file = None if isinstance(source, str) else _BytesFile(source)
         if self.file is not None:
@@ -206,7 +206,7 @@ def _is_cover(stream: Any) -> bool:
     return bool(stream.disposition & type(stream.disposition).attached_pic)
 
 
-def scan_frames(source: Source, name: str) -> FrameTable:
+def scan_frames(source: MediaSource, name: str) -> FrameTable:
     """List the frames of a video; SampleError without any."""
     video = OpenVideo(source, name)
     try:

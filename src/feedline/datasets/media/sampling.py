@@ -83,7 +83,7 @@ class ClipRule:
         check_one_of("short", self.short, get_args(Short))
         if (self.frames is None) != (self.sampling == "whole"):
             raise ArgumentError("frames=None goes with sampling='whole', which has all frames of a video")
-        for name, count in (("frames", self.frames), ("stride", self.stride), ("clips_per_video", self.per_video)):
+        for name, count in (("frames", self.frames), ("stride", self.stride), ("clips_per_file", self.per_video)):
             if count is not None and count < 1:
                 raise ArgumentError(f"{name}={count!r} must be at least 1")
         if self.fps is not None and (self.stride != 1 or not self.fps > 0):

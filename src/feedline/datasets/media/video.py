@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.datasets.file_objects import merge_ranges
-from feedline.datasets.media.files import Source
+from feedline.datasets.media.files import MediaSource
 from feedline.datasets.media.frame_table import FrameTable, OpenVideo, naming_damage, pyav, report
 from feedline.errors import SampleError
 
@@ -36,7 +36,7 @@ class _FrameRun(NamedTuple):
 class VideoReader:
     """Decodes chosen frames of one video; for one thread at a time."""
 
-    def __init__(self, source: Source, table: FrameTable, name: str) -> None:
+    def __init__(self, source: MediaSource, table: FrameTable, name: str) -> None:
         self._source = source
         self._video = OpenVideo(source, name)
         self._table, self._name = table, name

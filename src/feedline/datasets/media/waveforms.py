@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from feedline.core import optional
 from feedline.core.arguments import check_one_of
-from feedline.core.dataset import Traits, Transform
+from feedline.core.dataset import Traits, TransformFunction
 from feedline.core.paths import Pathlike
 from feedline.core.rng import Draws, derive, sample_rng
-from feedline.core.telemetry import DECODING
+from feedline.core.stage_parts import DECODING
 from feedline.datasets.media.audio import WHAT, AudioInfo, AudioReader, resampled, soundfile, with_channels
 from feedline.datasets.media.base import MediaClips, sampling_of
 from feedline.datasets.media.files import MediaFiles, Piece
@@ -74,7 +74,7 @@ class Waveforms(MediaClips[AudioReader]):
         channels: int | None = 1,
         mel: Mapping[str, Any] | None = None,
         manifest: Iterable[Mapping[str, Any]] | None = None,
-        transform: Transform | None = None,
+        transform: TransformFunction | None = None,
         open_files: int = 16,
         index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
@@ -116,7 +116,7 @@ class Waveforms(MediaClips[AudioReader]):
         return [self._sample(at, row) for at, row in zip(places.tolist(), rows, strict=True)]
 
     def _sample(self, at: int, row: int | None) -> dict[str, Any]:
-        draws = self._sampling == "random" or self._step.wants_rng
+        draws = self._sampling == "random" or self._step.takes_rng
         rng = sample_rng(row) if draws else None
         number, clip = self._offsets.one(at)
         # A key of its own: what a transform draws must not depend on where the range is.

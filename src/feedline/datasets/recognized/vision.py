@@ -17,7 +17,7 @@ from PIL import Image
 from feedline.collate.rows import RowBuffer
 from feedline.core.kernels import SlowKernelsWarning
 from feedline.core.recognition import StepFinding
-from feedline.core.telemetry import DECODING, READ_FILES, TRANSFORMING
+from feedline.core.stage_parts import DECODING, READ_FILES, TRANSFORMING
 from feedline.images import native
 from feedline.images.placed import can_place
 from feedline.transforms.recognized.chain import PACKAGE, Chain
@@ -25,7 +25,7 @@ from feedline.transforms.recognized.frame import Frame, RefusedError, frame_of, 
 from feedline.transforms.recognized.origin import is_from, why_modified
 from feedline.transforms.recognized.proof import agree, versions
 
-Item = tuple[Any, Any]
+ImageAndTarget = tuple[Any, Any]
 """The path or the levels of a sample's image, and its target."""
 
 
@@ -36,9 +36,9 @@ Open = Callable[[str], Any]
 class ImageFiles:
     """A class whose samples are paths of images."""
 
-    item: Callable[[Any, Any], Item]
+    item: Callable[[Any, Any], ImageAndTarget]
 
-    def begin(self, dataset: Any, index: Any, chain: Chain) -> Item:
+    def begin(self, dataset: Any, index: Any, chain: Chain) -> ImageAndTarget:
         """Start of the chain, and the target."""
         path, target = self.item(dataset, index)
         if chain.opens_itself:
@@ -90,9 +90,9 @@ class LevelArrays:
     Their shape is (height, width, 3) or (height, width).
     """
 
-    item: Callable[[Any, Any], Item]
+    item: Callable[[Any, Any], ImageAndTarget]
 
-    def begin(self, dataset: Any, index: Any, chain: Chain) -> Item:
+    def begin(self, dataset: Any, index: Any, chain: Chain) -> ImageAndTarget:
         """Start of the chain, and the target."""
         levels, target = self.item(dataset, index)
         is_image = isinstance(levels, np.ndarray) and levels.dtype == np.uint8 and levels.size
@@ -107,7 +107,7 @@ class LevelArrays:
         return Image.fromarray(np.ascontiguousarray(self.item(dataset, index)[0]))
 
 
-Known = ImageFiles | LevelArrays
+KnownDataset = ImageFiles | LevelArrays
 
 
 class VisionReader:
@@ -118,7 +118,7 @@ class VisionReader:
     says so and all others are left to the dataset.
     """
 
-    def __init__(self, dataset: Any, known: Known) -> None:
+    def __init__(self, dataset: Any, known: KnownDataset) -> None:
         self._dataset, self._known = dataset, known
         self.disabled: str | None = None
         self._compile()
@@ -213,7 +213,7 @@ class VisionReader:
         )
 
 
-def why_not(dataset: Any, known: Known) -> str | None:
+def why_not(dataset: Any, known: KnownDataset) -> str | None:
     """Reason why a dataset of a known class runs as it is.
 
     None if it can be read.
@@ -245,37 +245,37 @@ def _loader_of(dataset: Any) -> Open:
     return getattr(dataset, "loader", _open_rgb)
 
 
-def _list_row(dataset: Any, index: Any) -> Item:
+def _list_row(dataset: Any, index: Any) -> ImageAndTarget:
     path, target = dataset.samples[index]
     return path, target
 
 
-def _pairs(dataset: Any, index: Any) -> Item:
+def _pairs(dataset: Any, index: Any) -> ImageAndTarget:
     path, target = dataset._samples[index]
     return path, target
 
 
-def _columns(dataset: Any, index: Any) -> Item:
+def _columns(dataset: Any, index: Any) -> ImageAndTarget:
     return dataset._image_files[index], dataset._labels[index]
 
 
-def _cifar(dataset: Any, index: Any) -> Item:
+def _cifar(dataset: Any, index: Any) -> ImageAndTarget:
     return dataset.data[index], dataset.targets[index]
 
 
-def _mnist(dataset: Any, index: Any) -> Item:
+def _mnist(dataset: Any, index: Any) -> ImageAndTarget:
     return dataset.data[index].numpy(), int(dataset.targets[index])
 
 
-def _usps(dataset: Any, index: Any) -> Item:
+def _usps(dataset: Any, index: Any) -> ImageAndTarget:
     return dataset.data[index], int(dataset.targets[index])
 
 
-def _svhn(dataset: Any, index: Any) -> Item:
+def _svhn(dataset: Any, index: Any) -> ImageAndTarget:
     return np.transpose(dataset.data[index], (1, 2, 0)), int(dataset.labels[index])
 
 
-def _stl10(dataset: Any, index: Any) -> Item:
+def _stl10(dataset: Any, index: Any) -> ImageAndTarget:
     target = int(dataset.labels[index]) if dataset.labels is not None else None
     return np.transpose(dataset.data[index], (1, 2, 0)), target
 
@@ -285,7 +285,7 @@ _FOLDER, _PAIRS, _COLUMNS, _CIFAR = ImageFiles(_list_row), ImageFiles(_pairs), I
 _DATASETS = f"{PACKAGE}.datasets."
 
 
-VISION: dict[str, Known] = {
+VISION: dict[str, KnownDataset] = {
     _DATASETS + "folder.DatasetFolder": _FOLDER,
     _DATASETS + "folder.ImageFolder": _FOLDER,
     _DATASETS + "imagenet.ImageNet": _FOLDER,

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core import kernels
-from feedline.core.dataset import Int64s
 from feedline.core.devices import finish_in_thread, has_streams, take_rows
+from feedline.core.kernels import Int64s
 from feedline.core.tensors import Allocator, numpy_view
 from feedline.errors import SampleError
 

@@ -16,8 +16,9 @@ from torch.utils.data import TensorDataset
 
 from feedline import collate
 from feedline.collate.batch_reads import BatchReader, reader_of
-from feedline.core.dataset import Batch, BatchRead, Int64s, Ranges, Traits, traits_of
+from feedline.core.dataset import Batch, BatchRead, Ranges, Traits, traits_of
 from feedline.core.devices import Device, budget_nbytes, free_nbytes, target
+from feedline.core.kernels import Int64s
 from feedline.core.listing import listing_fingerprint_of
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, one_within, within
 from feedline.core.torch_wrappers import ranges_of

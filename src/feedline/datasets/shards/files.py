@@ -21,7 +21,7 @@ from feedline.core.threads import IO_THREADS
 from feedline.datasets.base import ShardedFields
 from feedline.datasets.compression import check_hashes, inflate
 from feedline.datasets.indexes import MetadataCache, key_of, place_of
-from feedline.datasets.inflated import Inflation, Parts, PlainFiles
+from feedline.datasets.inflated import ContentBlocks, Inflation, PlainFiles
 from feedline.datasets.shards.folder import FolderFile, IndexedFolder
 from feedline.errors import SampleError
 from feedline.stores import (
@@ -69,7 +69,7 @@ def _way(shard: ShardSource, codec: str | None, extra: str) -> Inflation | None:
     return Inflation("decompressed", partial(_inflate, shard, codec, extra), shard.nbytes)
 
 
-def _inflate(shard: ShardSource, codec: str, extra: str, file: File) -> Parts:
+def _inflate(shard: ShardSource, codec: str, extra: str, file: File) -> ContentBlocks:
     (packed,) = file.read([(0, file.nbytes)])
     data = inflate(np.frombuffer(packed, np.uint8), codec, shard.nbytes, file.name, extra)
     check_hashes(data, shard.hashes, file.name)
@@ -79,10 +79,10 @@ def _inflate(shard: ShardSource, codec: str, extra: str, file: File) -> Parts:
 _LENGTH_NBYTES = 8
 
 
-Read = Callable[[int, int], memoryview]
+ReadBytes = Callable[[int, int], memoryview]
 
 
-Cut = Callable[[Read, int, int], tuple[memoryview, memoryview]]
+CutEnds = Callable[[ReadBytes, int, int], tuple[memoryview, memoryview]]
 """Extracts the ends of a shard from `read(start, stop)`, its bytes and its samples.
 
 It must not fail, whatever it reads.
@@ -104,7 +104,7 @@ class ObjectEnds:
     """
 
     def __init__(
-        self, objects: Mapping[int, tuple[Store, ObjectInfo]], shards: Sequence[ShardSource], cut: Cut
+        self, objects: Mapping[int, tuple[Store, ObjectInfo]], shards: Sequence[ShardSource], cut: CutEnds
     ) -> None:
         self._objects = {number: (without_cache(store), info) for number, (store, info) in objects.items()}
         self._samples, self._cut = {number: shards[number].samples for number in objects}, cut
@@ -175,7 +175,7 @@ class ShardFiles:
     def __init__(
         self,
         shards: Sequence[tuple[IndexedFolder, ShardSource]],
-        cut: Cut | None,
+        cut: CutEnds | None,
         extra: str,
         cache: Cache | Pathlike | None,
         *,
@@ -284,7 +284,7 @@ class ShardFiles:
         )
 
 
-def _no_ends(read: Read, nbytes: int, samples: int) -> tuple[memoryview, memoryview]:  # noqa: ARG001 - a `Cut`
+def _no_ends(read: ReadBytes, nbytes: int, samples: int) -> tuple[memoryview, memoryview]:  # noqa: ARG001 - a `Cut`
     return memoryview(b""), memoryview(b"")
 
 

@@ -16,7 +16,7 @@ from operator import getitem
 from typing import Any
 
 from feedline.core.caches import LoadingCache, PerProcess
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.paths import Pathlike
 from feedline.core.sample_transform import SampleTransform
 from feedline.datasets.base import Field, FieldRecords, Record
@@ -201,7 +201,7 @@ class LitData(ShardFileFields):
         path: Pathlike,
         columns: Sequence[str] | None = None,
         *,
-        transform: Transform | Mapping[str, Transform] | None = None,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -230,7 +230,7 @@ class LitData(ShardFileFields):
     def _decoders(self) -> list[Decoder]:
         return [decoding for decoding in self._leaves if decoding is not None]
 
-    def _leaf_decoders(self, wanted: Sequence[bool], by_leaf: Mapping[str, Transform]) -> list[Decoder | None]:
+    def _leaf_decoders(self, wanted: Sequence[bool], by_leaf: Mapping[str, TransformFunction]) -> list[Decoder | None]:
         """Decoder of each leaf, None for unwanted ones.
 
         Empty where chunks hold table rows, whatever formats the index lists.
@@ -322,7 +322,7 @@ def _describe_leaf(name: str, where: Where) -> str:
     return f"leaf {name!r} of {where()}"
 
 
-def _build_decoder(name: str, kind: str, transform: Transform | None, path: str) -> Decoder:
+def _build_decoder(name: str, kind: str, transform: TransformFunction | None, path: str) -> Decoder:
     if is_image(kind) and transform is not None:
         return decoder_of("image", transform)
     try:

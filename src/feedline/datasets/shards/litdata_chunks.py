@@ -21,7 +21,7 @@ from feedline.core import optional
 from feedline.core.caches import LoadingCache
 from feedline.datasets.compression import ORDINARY_NBYTES, inflate
 from feedline.datasets.flatbuffers import INT64, DamagedError, FlatTable
-from feedline.datasets.shards.files import Ends, Read, offsets_in
+from feedline.datasets.shards.files import Ends, ReadBytes, offsets_in
 from feedline.errors import SampleError
 from feedline.stores.base import Range
 
@@ -108,7 +108,7 @@ class LitDataRows:
         return batch
 
 
-def ends_of_rows(read: Read, nbytes: int) -> tuple[memoryview, memoryview] | None:
+def ends_of_rows(read: ReadBytes, nbytes: int) -> tuple[memoryview, memoryview] | None:
     """Ends of a chunk with an Arrow file, else None.
 
     The beginning is the schema and the head of the first batch; the end is the footer and all that follows. They are
@@ -168,7 +168,7 @@ _FRAME = np.dtype([("first", "<u4"), ("items", "<u4"), ("at", "<u8"), ("nbytes",
 _NOTHING = memoryview(b"")
 
 
-Fetch = Callable[[], memoryview]
+FetchContent = Callable[[], memoryview]
 
 
 DecodedCache = LoadingCache[tuple[str, int], Any]
@@ -185,7 +185,7 @@ class ChunkItems(Protocol):
         """True if nothing needs to be read, because the sample is cached."""
         ...
 
-    def item(self, at: int, read: Fetch) -> Any:
+    def item(self, at: int, read: FetchContent) -> Any:
         """Bytes of a sample, or the sample if a table row.
 
         `read()` returns the bytes of `span(at)`.
@@ -208,7 +208,7 @@ class RawItems:
         """Never."""
         return False
 
-    def item(self, at: int, read: Fetch) -> memoryview:
+    def item(self, at: int, read: FetchContent) -> memoryview:
         """Bytes of a sample, decompressed."""
         data = read()
         if not self._inflates:
@@ -248,7 +248,7 @@ class FramedItems:
         """True if the sample's frame is decompressed already."""
         return (self._where, at // self._rows) in self._cache
 
-    def item(self, at: int, read: Fetch) -> memoryview:
+    def item(self, at: int, read: FetchContent) -> memoryview:
         """Bytes of a sample."""
         number = at // self._rows
         frame: NDArray[np.uint8] = self._cache.get((self._where, number), lambda: self._frame(number, read()))
@@ -276,7 +276,7 @@ def open_items(ends: Ends, nbytes: int, count: int, where: str, wrapped: str, ca
     return RawItems(ends, nbytes, count, where, wrapped == "sample")
 
 
-def chunk_ends(read: Read, nbytes: int, samples: int) -> tuple[memoryview, memoryview]:
+def chunk_ends(read: ReadBytes, nbytes: int, samples: int) -> tuple[memoryview, memoryview]:
     """Parts of a chunk that its form needs for finding samples.
 
     Offsets, the head of a chunk of frames, or both sides of an Arrow file's batches.

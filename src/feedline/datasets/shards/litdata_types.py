@@ -21,7 +21,7 @@ from feedline.datasets.decoding import DecodeFunction, text_of
 from feedline.datasets.shards.mds_values import bare_image, image, images
 from feedline.errors import ArgumentError
 
-_Read = Callable[[memoryview, int], tuple[Any, int]]
+_ReadValue = Callable[[memoryview, int], tuple[Any, int]]
 
 
 _MAX_DEPTH = 64
@@ -112,7 +112,7 @@ def _texts(data: memoryview, at: int) -> tuple[list[str], int]:
     return texts, at
 
 
-def _numbers(dtype: str) -> _Read:
+def _numbers(dtype: str) -> _ReadValue:
     def read(data: memoryview, at: int) -> tuple[list[Any], int]:
         count, at = _count(data, at)
         piece, at = _cut_part(data, at, count * np.dtype(dtype).itemsize)
@@ -121,7 +121,7 @@ def _numbers(dtype: str) -> _Read:
     return read
 
 
-def _one(layout: str) -> _Read:
+def _one(layout: str) -> _ReadValue:
     def read(data: memoryview, at: int) -> tuple[Any, int]:
         return struct.unpack_from(layout, data, at)[0], at + struct.calcsize(layout)
 
@@ -132,7 +132,7 @@ def _none(_: memoryview, at: int) -> tuple[None, int]:
     return None, at
 
 
-_LEAVES: dict[int, _Read] = {
+_LEAVES: dict[int, _ReadValue] = {
     0: _json,
     1: _texts,
     2: _numbers("<i8"),
@@ -147,7 +147,7 @@ _LEAVES: dict[int, _Read] = {
 }
 
 
-_RECORD_LEAVES: dict[int, _Read] = {0x10: _none, 0x11: _text, 0x12: _one("<q"), 0x13: _one("<d"), 0x14: _one("<?")}
+_RECORD_LEAVES: dict[int, _ReadValue] = {0x10: _none, 0x11: _text, 0x12: _one("<q"), 0x13: _one("<d"), 0x14: _one("<?")}
 
 
 T = TypeVar("T")

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.paths import Pathlike
 from feedline.datasets.base import Field, FieldRecords, Record
 from feedline.datasets.decoding import Decoder, ValueDecoder, check_names, decoder_of, split_transform
 from feedline.datasets.formats import ShardSummary
 from feedline.datasets.paths import Paths, listed
 from feedline.datasets.shard_summaries import StoredShard, summarize_folders
-from feedline.datasets.shards.files import Read, ShardFileFields, ShardFiles, ShardSource, offsets_in
+from feedline.datasets.shards.files import ReadBytes, ShardFileFields, ShardFiles, ShardSource, offsets_in
 from feedline.datasets.shards.folder import IndexedFolder
 from feedline.datasets.shards.mds_index import MDSColumns, MDSFile, MDSShard, read_shards
 from feedline.datasets.shards.mds_values import decode_function, is_image
@@ -48,9 +48,9 @@ class MDS(ShardFileFields):
         paths: Paths,
         columns: Sequence[str] | None = None,
         *,
-        transform: Transform | Mapping[str, Transform] | None = None,
-        cache: Cache | Pathlike | None = None,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         check_hashes: bool = False,
+        cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if columns is not None:
@@ -161,13 +161,13 @@ def _shard_source(shard: MDSShard, raw: MDSFile, zipped: MDSFile | None) -> Shar
     return ShardSource(forms, raw.nbytes, shard.samples, raw.hashes)
 
 
-def _ends(read: Read, nbytes: int, samples: int) -> tuple[memoryview, memoryview]:
+def _ends(read: ReadBytes, nbytes: int, samples: int) -> tuple[memoryview, memoryview]:
     """Ends of a shard: the number of samples, their offsets; nothing else."""
     return read(0, min(nbytes, 4 * (samples + 2))), memoryview(b"")
 
 
 def _build_layout(
-    columns: MDSColumns, names: Sequence[str], by_column: Mapping[str, Transform], path: str
+    columns: MDSColumns, names: Sequence[str], by_column: Mapping[str, TransformFunction], path: str
 ) -> _ShardLayout:
     wanted = []
     for name in names:
@@ -178,7 +178,7 @@ def _build_layout(
     return _ShardLayout(columns, tuple(wanted))
 
 
-def _build_decoder(columns: MDSColumns, number: int, transform: Transform | None, path: str) -> Decoder:
+def _build_decoder(columns: MDSColumns, number: int, transform: TransformFunction | None, path: str) -> Decoder:
     name, encoding = columns.names[number], columns.encodings[number]
     if is_image(encoding) and transform is not None:
         return decoder_of("image", transform)

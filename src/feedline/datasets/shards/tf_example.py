@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import torch_dtype
 from feedline.datasets import protobuf
@@ -23,23 +23,23 @@ from feedline.datasets.base import Field
 from feedline.datasets.decoding import DECODERS, Decode, Decoder, Where, decoder_of
 from feedline.errors import ArgumentError, SampleError
 
-Value = list[bytes] | NDArray[np.float32] | NDArray[np.int64]
+FeatureValue = list[bytes] | NDArray[np.float32] | NDArray[np.int64]
 
 
-class Steps(tuple[Value, ...]):
+class Steps(tuple[FeatureValue, ...]):
     """Values of a feature list of a SequenceExample, one for each step."""
 
     __slots__ = ()
 
 
-def parse_example(data: bytes, wanted: Container[str] | None = None) -> dict[str, Value | Steps]:
+def parse_example(data: bytes, wanted: Container[str] | None = None) -> dict[str, FeatureValue | Steps]:
     """Features by name: lists of bytes, float32 or int64 arrays.
 
     Only those in `wanted`, if it is given. A feature without any value is an empty list of bytes; of a repeated name,
     the last one counts. ValueError for invalid bytes, and for a feature list with the name of a context feature.
     """
     # The context of a SequenceExample has the number and the type that the features of an Example have.
-    parsed: dict[str, Value | Steps] = {name: _feature(each) for name, each in _entries(data, 1, wanted)}
+    parsed: dict[str, FeatureValue | Steps] = {name: _feature(each) for name, each in _entries(data, 1, wanted)}
     lists = {name: _steps(each) for name, each in _entries(data, 2, wanted)}
     if both := parsed.keys() & lists.keys():
         raise ValueError(f"{min(both)!r} names a context feature and a feature list")
@@ -65,8 +65,8 @@ def _entry(data: bytes) -> tuple[str, bytes]:
     return parts.get(1, b"").decode("utf-8"), parts.get(2, b"")
 
 
-def _feature(data: bytes) -> Value:
-    value: Value = []
+def _feature(data: bytes) -> FeatureValue:
+    value: FeatureValue = []
     for kind, values in protobuf.messages(data):
         if kind == 1:
             value = [each for number, each in protobuf.messages(values) if number == 1]
@@ -113,7 +113,7 @@ class EveryFeature(Decoder):
         return {name: _in_stored_type(value) for name, value in sorted(features.items())}
 
 
-def _in_stored_type(value: Value | Steps) -> Any:
+def _in_stored_type(value: FeatureValue | Steps) -> Any:
     if isinstance(value, Steps):
         return list(map(_in_stored_type, value))
     return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
@@ -126,7 +126,7 @@ class ChosenFeatures:
     """
 
     def __init__(
-        self, features: Mapping[str, Feature], transforms: Mapping[str, Transform], defaults: Mapping[str, Any]
+        self, features: Mapping[str, Feature], transforms: Mapping[str, TransformFunction], defaults: Mapping[str, Any]
     ) -> None:
         if not isinstance(features, Mapping):
             raise ArgumentError(
@@ -158,7 +158,7 @@ class ChosenFeatures:
             )
         return {name: _field(name, values[name], decoder, where) for name, decoder in self._decoders.items()}
 
-    def _is_absent(self, name: str, value: Value | Steps) -> bool:
+    def _is_absent(self, name: str, value: FeatureValue | Steps) -> bool:
         """True if a feature is missing, and has a default."""
         # TensorFlow writes an absent feature as one without a list, and takes the default for it, too.
         return (
@@ -169,7 +169,7 @@ class ChosenFeatures:
         )
 
 
-def _field(name: str, value: Value | Steps, decoder: Decoder, where: Where) -> Field:
+def _field(name: str, value: FeatureValue | Steps, decoder: Decoder, where: Where) -> Field:
     def describe() -> str:
         return f"feature {name!r} of {where()}"
 
@@ -183,7 +183,7 @@ def _field(name: str, value: Value | Steps, decoder: Decoder, where: Where) -> F
     return Field(decoder, value[0], describe)
 
 
-def _default(name: str, value: Any, decoder: Decoder) -> Value:
+def _default(name: str, value: Any, decoder: Decoder) -> FeatureValue:
     """A default, in the form of a record's values."""
     if isinstance(decoder, _NumbersDecoder):
         return decoder.default(name, value)
@@ -196,7 +196,7 @@ def _default(name: str, value: Any, decoder: Decoder) -> Value:
     return encoded
 
 
-def _parse(record: memoryview, wanted: Mapping[str, Any] | None, where: Where) -> dict[str, Value | Steps]:
+def _parse(record: memoryview, wanted: Mapping[str, Any] | None, where: Where) -> dict[str, FeatureValue | Steps]:
     try:
         return parse_example(bytes(record), wanted)
     except ValueError as error:  # UnicodeDecodeError is one
@@ -205,7 +205,7 @@ def _parse(record: memoryview, wanted: Mapping[str, Any] | None, where: Where) -
         ) from error
 
 
-def _build_decoder(name: str, feature: Feature, transform: Transform | None) -> Decoder:
+def _build_decoder(name: str, feature: Feature, transform: TransformFunction | None) -> Decoder:
     if _is_decode(feature):
         return decoder_of(feature, transform)
     dtype: Any
@@ -248,10 +248,10 @@ class _NumbersDecoder(Decoder):
     shape: tuple[int, ...]
     step: SampleTransform
 
-    def __call__(self, source: Value | Steps, row: int | None, where: Where) -> Any:
+    def __call__(self, source: FeatureValue | Steps, row: int | None, where: Where) -> Any:
         return self.step(self._stack(source, where) if isinstance(source, Steps) else self._one(source, where), row)
 
-    def default(self, name: str, value: Any) -> Value:
+    def default(self, name: str, value: Any) -> FeatureValue:
         """The numbers of a default; one number fills a fixed shape."""
         try:
             numbers = np.asarray(value)
@@ -271,7 +271,7 @@ class _NumbersDecoder(Decoder):
             return tensors
         return torch.stack(tensors) if tensors else torch.from_numpy(np.empty((0, *self.shape), self.dtype))
 
-    def _one(self, source: Value, where: Where) -> torch.Tensor:
+    def _one(self, source: FeatureValue, where: Where) -> torch.Tensor:
         numbers = source if isinstance(source, np.ndarray) else self._raw_numbers(source, where)
         if not self._fits(len(numbers)):
             raise SampleError(
@@ -310,12 +310,12 @@ class _BytesValues(Decoder):
     def uses_keys(self) -> bool:
         return self._each.uses_keys
 
-    def __call__(self, source: Value | Steps, row: int | None, where: Where) -> list[Any]:
+    def __call__(self, source: FeatureValue | Steps, row: int | None, where: Where) -> list[Any]:
         values = _one_of_each(source, where) if isinstance(source, Steps) else source
         self.check(values, where, SampleError)
         return [self._each(value, row, where) for value in values]
 
-    def check(self, values: Value, where: Where, kind: type[Exception]) -> None:
+    def check(self, values: FeatureValue, where: Where, kind: type[Exception]) -> None:
         """Raise this error unless the bytes have the right number."""
         if isinstance(values, np.ndarray) or self._count not in (-1, len(values)):
             count = "bytes values" if self._count == -1 else f"{self._count} bytes values"
@@ -342,7 +342,7 @@ def _check_integers(numbers: NDArray[Any], dtype: np.dtype[Any], where: Where) -
         )
 
 
-def _describe(value: Value) -> str:
+def _describe(value: FeatureValue) -> str:
     if isinstance(value, np.ndarray):
         return f"{len(value)} x {value.dtype}"
     return f"{len(value)} bytes values" if len(value) != 1 else f"{len(value[0])} bytes"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from feedline.core import optional
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.paths import Pathlike
 from feedline.datasets.base import Field, FieldRecords, Record, RecordFiles, ShardedFields
 from feedline.datasets.decoding import Decode, Decoder, decoder_of, split_transform
@@ -197,7 +197,7 @@ class TFRecord(RecordFiles, ShardedFields):
         *,
         defaults: Mapping[str, Any] | None = None,
         decode: Decode | None = None,
-        transform: Transform | Mapping[str, Transform] | None = None,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         compression: str | None = None,
         check_crc: bool = True,
         index_dir: Pathlike | None = None,

@@ -27,7 +27,7 @@ from feedline.errors import ArgumentError, FeedlineError, SampleError
 Connect = Callable[[], Any]
 
 
-Source = str | Connect
+ConnectionSource = str | Connect
 
 
 _FROM_ENVIRONMENT = "env:"
@@ -57,7 +57,7 @@ _HIDDEN = r"(?:password|passwd|pwd|secret|token)\w*"
 _CARRIES_SECRET = re.compile(rf"(?<![/\w])\w*{_HIDDEN}\s*=", re.IGNORECASE)
 
 
-def normalize_source(source: Pathlike | Connect) -> Source:
+def normalize_source(source: Pathlike | Connect) -> ConnectionSource:
     """Source in a form that can be kept and sent to workers.
 
     Paths become absolute; ArgumentError for connections and for addresses with secrets. The error quotes nothing of an
@@ -90,7 +90,7 @@ def normalize_source(source: Pathlike | Connect) -> Source:
     return text
 
 
-def open_connection(source: Source) -> Any:
+def open_connection(source: ConnectionSource) -> Any:
     """Open a DB-API connection.
 
     Errors say `what $NAME holds` instead of quoting an address from the environment.
@@ -193,7 +193,7 @@ _BLOCK = 8192
 class Query:
     """Query and the normalized source that it is sent to."""
 
-    source: Source
+    source: ConnectionSource
     sql: str
     params: Params = ()
 

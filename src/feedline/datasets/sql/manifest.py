@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.paths import Pathlike
 from feedline.core.tensors import as_indices, within
 from feedline.datasets.base import Field, FieldRecords
@@ -52,7 +52,7 @@ class SQLManifest(FieldRecords):
         params: Params = (),
         decode: Decode = "bytes",
         into: str = "data",
-        transform: Transform | Mapping[str, Transform] | None = None,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:

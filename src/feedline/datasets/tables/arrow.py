@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from feedline.core.dataset import Ranges, Transform
+from feedline.core.dataset import Ranges, TransformFunction
+from feedline.core.kernels import Int64s
 from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator
@@ -27,7 +28,6 @@ from feedline.datasets.tables.cells import Cells
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
 from feedline.datasets.tables.decoded import CACHE_NBYTES, CachedRows
 from feedline.datasets.tables.nulls import Nulls
-from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.types import check_same_columns, kinds_of, pyarrow
 from feedline.errors import SampleError
 from feedline.stores import Cache, ObjectInfo
@@ -64,12 +64,12 @@ class Arrow(TableDataset):
         columns: Sequence[str] | None = None,
         *,
         nulls: Any = "raise",
-        transform: Transform | Mapping[str, Transform] | None = None,
         decode: Mapping[str, Decode] | None = None,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         cache_nbytes: int = CACHE_NBYTES,
+        index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
-        index_dir: Pathlike | None = None,
     ) -> None:
         source = _open_source(paths, columns_of(columns), cache, options, index_dir)
         cells = Cells(source.kind, transform, decode)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.datasets.file_objects import Read
+from feedline.datasets.file_objects import ReadRanges
 from feedline.datasets.flatbuffers import INT16, INT64, UINT8, DamagedError, FlatTable, unpack
 from feedline.datasets.indexes import EndRead
 
@@ -157,7 +157,7 @@ class _Forward:
 
 def layout_of(
     nbytes: int,
-    read: Read,
+    read: ReadRanges,
     blocks: Callable[[int], Iterator[tuple[int, memoryview]]],
     first_read: EndRead | None = None,
 ) -> bytes:
@@ -181,14 +181,14 @@ def layout_of(
         raise DamagedError(f"its metadata are damaged: {error}") from error
 
 
-def _of_file(nbytes: int, read: Read, tail: memoryview) -> bytes:
+def _of_file(nbytes: int, read: ReadRanges, tail: memoryview) -> bytes:
     footer = _read_footer(nbytes, read, tail)
     dictionaries = _read_listed(footer, 2, DICTIONARY, nbytes, read)
     batches = _read_listed(footer, 3, BATCH, nbytes, read)
     return _pack(footer.buffer, footer.required(1).at, True, dictionaries, batches)
 
 
-def check_single_file(nbytes: int, read: Read) -> None:
+def check_single_file(nbytes: int, read: ReadRanges) -> None:
     """Raise DamagedError unless exactly one file with a footer is there."""
     try:
         _read_footer(nbytes, read, read([(max(0, nbytes - GLANCE_NBYTES), nbytes)])[0])
@@ -196,7 +196,7 @@ def check_single_file(nbytes: int, read: Read) -> None:
         raise DamagedError(f"its metadata are damaged: {error}") from error
 
 
-def _read_footer(nbytes: int, read: Read, tail: memoryview) -> FlatTable:
+def _read_footer(nbytes: int, read: ReadRanges, tail: memoryview) -> FlatTable:
     length = int.from_bytes(tail[-_TAIL_NBYTES : -len(MAGIC)], "little")
     stop = nbytes - _TAIL_NBYTES
     if bytes(tail[-len(MAGIC) :]) != MAGIC or not 0 < length <= stop:
@@ -208,7 +208,7 @@ def _read_footer(nbytes: int, read: Read, tail: memoryview) -> FlatTable:
     return footer
 
 
-def _check_end(footer: FlatTable, footer_at: int, read: Read) -> None:
+def _check_end(footer: FlatTable, footer_at: int, read: ReadRanges) -> None:
     """Refuse messages that the footer does not list."""
     blocks = [block for field in (2, 3) for block in _blocks(footer, field)]
     end = max((start + length + body for start, length, body in blocks), default=0)
@@ -231,7 +231,7 @@ def _blocks(footer: FlatTable, field: int) -> list[tuple[int, int, int]]:
     return list(BLOCK.iter_unpack(footer.buffer[at : at + count * BLOCK.size]))
 
 
-def _read_listed(footer: FlatTable, field: int, kind: int, nbytes: int, read: Read) -> list[_MessageOffsets]:
+def _read_listed(footer: FlatTable, field: int, kind: int, nbytes: int, read: ReadRanges) -> list[_MessageOffsets]:
     """Read the messages that a footer lists."""
     blocks = _blocks(footer, field)
     for start, length, body in blocks:

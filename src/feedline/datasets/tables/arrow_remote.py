@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedline.core.caches import LRUCache, PerProcess
+from feedline.core.kernels import Int64s
 from feedline.datasets.flatbuffers import DamagedError
 from feedline.datasets.indexes import EndRead, MetadataCache, key_of
 from feedline.datasets.signatures import begin_of, check_format, damage_error
@@ -32,7 +33,6 @@ from feedline.datasets.tables.base import ChunkRows
 from feedline.datasets.tables.chunks import StructChunk, table_chunk
 from feedline.datasets.tables.decoded import CachedRows, FileChunks, Run
 from feedline.datasets.tables.nulls import Nulls
-from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.types import StructType, check_same_columns, kinds_of, pyarrow
 from feedline.stores.files import Extent, FileSet
 

@@ -23,7 +23,7 @@ from feedline.stores.base import Range
 _WHAT = "datasets.Arrow"
 
 
-Reading = Generator[list[Range], list[memoryview], Any]
+RangeReads = Generator[list[Range], list[memoryview], Any]
 """Yields ranges, receives their bytes, and returns an Arrow array or several."""
 
 
@@ -130,7 +130,7 @@ def _next(each: Iterator[Any]) -> Any:
     return found
 
 
-def _together(parts: Sequence[Reading]) -> Reading:
+def _together(parts: Sequence[RangeReads]) -> RangeReads:
     """Run readings in lock step: each round of all is one read."""
     results: list[Any] = [None] * len(parts)
     answers: dict[int, list[memoryview] | None] = dict.fromkeys(range(len(parts)))
@@ -148,7 +148,7 @@ def _together(parts: Sequence[Reading]) -> Reading:
     return results
 
 
-def _rows(column: ColumnBuffers, spans: list[Range]) -> Reading:
+def _rows(column: ColumnBuffers, spans: list[Range]) -> RangeReads:
     """Read these ranges of rows of a column as one array."""
     arrow, kind = pyarrow(_WHAT), column.kind
     if isinstance(kind, arrow.BaseExtensionType):
@@ -172,13 +172,13 @@ def _rows(column: ColumnBuffers, spans: list[Range]) -> Reading:
     return arrow.Array.from_buffers(kind, count, [validity, *map(arrow.py_buffer, buffers)], children=children)
 
 
-def _validity(column: ColumnBuffers, spans: list[Range]) -> Reading:
+def _validity(column: ColumnBuffers, spans: list[Range]) -> RangeReads:
     if column.validity[0] == column.validity[1]:
         return None
     return pyarrow(_WHAT).py_buffer((yield from _bits(column.validity, spans)))
 
 
-def _numbers(column: ColumnBuffers, spans: list[Range]) -> Reading:
+def _numbers(column: ColumnBuffers, spans: list[Range]) -> RangeReads:
     """The items of rows of a fixed size, as one buffer."""
     width, buffer = column.kind.bit_width, column.buffers[0]
     if width == 1:
@@ -187,7 +187,7 @@ def _numbers(column: ColumnBuffers, spans: list[Range]) -> Reading:
     return [b"".join(views)], []
 
 
-def _bits(buffer: Range, spans: list[Range]) -> Reading:
+def _bits(buffer: Range, spans: list[Range]) -> RangeReads:
     views = yield [_part(buffer, start // 8, -(-stop // 8)) for start, stop in spans]
     bits = [
         np.unpackbits(np.frombuffer(view, np.uint8), bitorder="little")[start % 8 :][: stop - start]
@@ -196,7 +196,7 @@ def _bits(buffer: Range, spans: list[Range]) -> Reading:
     return np.packbits(np.concatenate(bits), bitorder="little").tobytes()
 
 
-def _content(column: ColumnBuffers, spans: list[Range]) -> Reading:
+def _content(column: ColumnBuffers, spans: list[Range]) -> RangeReads:
     """The offsets of texts or lists, and what they refer to."""
     dtype = np.dtype(np.int64 if str(column.kind).startswith("large_") else np.int32)
     size = dtype.itemsize

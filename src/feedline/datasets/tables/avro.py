@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.paths import Pathlike
 from feedline.datasets.decoding import Decode
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
@@ -101,12 +101,12 @@ class Avro(DecodedTable[Blocks]):
         columns: Sequence[str] | None = None,
         *,
         nulls: Any = "raise",
-        transform: Transform | Mapping[str, Transform] | None = None,
         decode: Mapping[str, Decode] | None = None,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         cache_nbytes: int = CACHE_NBYTES,
+        index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
-        index_dir: Pathlike | None = None,
     ) -> None:
         avro()
         files = find(paths_of(paths), FORMATS["avro"].pattern, cache=cache, options=options)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.dataset import READS_BATCHES, Batch, BatchRead, Ranges, Traits, check_reads_batches
+from feedline.core.kernels import Int64s
 from feedline.core.listing import digest_of
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, as_indices, one_within, within
@@ -23,11 +24,10 @@ from feedline.datasets.tables.cells import Cells
 from feedline.datasets.tables.chunks import StructChunk
 from feedline.datasets.tables.columns import CellError, StructColumn
 from feedline.datasets.tables.nulls import Nulls
-from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.types import StructType
 from feedline.errors import SampleError, note
 
-Locate = Callable[[int, int], str]
+LocateRow = Callable[[int, int], str]
 
 
 class ChunkRows:
@@ -36,7 +36,7 @@ class ChunkRows:
     `locate(chunk, row)` describes a row in error messages.
     """
 
-    def __init__(self, kind: StructType, chunks: Sequence[StructChunk], nulls: Nulls, locate: Locate) -> None:
+    def __init__(self, kind: StructType, chunks: Sequence[StructChunk], nulls: Nulls, locate: LocateRow) -> None:
         self._columns = StructColumn("", kind, chunks, nulls)
         self._locate = locate
 

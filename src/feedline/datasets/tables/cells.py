@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from feedline.core.dataset import Keys, Transform
+from feedline.core.dataset import Keys, TransformFunction
 from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import Allocator
 from feedline.datasets.base import _keys_of
@@ -20,7 +20,7 @@ _BYTES = "bytes"
 """Member of a struct that holds an encoded image, as `datasets` stores it."""
 
 
-Locate = Callable[[int], str]
+DescribeRow = Callable[[int], str]
 """Describes a row of a request, for errors."""
 
 
@@ -45,7 +45,7 @@ class Cells:
     def __init__(
         self,
         kind: StructType,
-        transform: Transform | Mapping[str, Transform] | None,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None,
         decode: Mapping[str, Decode] | None,
     ) -> None:
         kinds = {name: each for name, each in kind.fields if name not in kind.left_out}
@@ -90,7 +90,9 @@ class Cells:
             stored[name] = step(stored[name], row)
         return self._step(stored, row)
 
-    def batch(self, stored: dict[str, Any], keys: Keys | None, rows: int, allocate: Allocator, locate: Locate) -> Any:
+    def batch(
+        self, stored: dict[str, Any], keys: Keys | None, rows: int, allocate: Allocator, locate: DescribeRow
+    ) -> Any:
         """Decode the columns of a collated batch."""
         # Columns share the keys of a sample, so that two images of it are cropped alike.
         keys_by_name = _keys_of(keys, rows, [name for name, each in self._cells.items() if each.decoder.uses_keys])
@@ -111,7 +113,7 @@ def _describe(locate: Callable[[], str], column: str) -> str:
     return f"{locate()}: column {column!r}"
 
 
-def _describe_row(locate: Locate, column: str, row: int) -> str:
+def _describe_row(locate: DescribeRow, column: str, row: int) -> str:
     return f"{locate(row)}: column {column!r}"
 
 

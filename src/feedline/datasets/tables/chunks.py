@@ -66,7 +66,7 @@ class RaggedChunk(NamedTuple):
     """
 
     offsets: ItemSpan
-    child: Chunk
+    child: ColumnChunk
     missing: ItemSpan | None
 
     @property
@@ -77,7 +77,7 @@ class RaggedChunk(NamedTuple):
 class StructChunk(NamedTuple):
     """One chunk for each field."""
 
-    fields: tuple[Chunk, ...]
+    fields: tuple[ColumnChunk, ...]
 
     @property
     def nbytes(self) -> int:
@@ -91,7 +91,7 @@ class DictionaryChunk(NamedTuple):
     """
 
     places: ItemSpan
-    values: Chunk
+    values: ColumnChunk
     length: int
     has_nulls: bool
 
@@ -103,7 +103,7 @@ class DictionaryChunk(NamedTuple):
 class PartedChunk(NamedTuple):
     """Concatenated parts: rows `[bounds[k], bounds[k + 1])` are those of part k."""
 
-    parts: tuple[Chunk, ...]
+    parts: tuple[ColumnChunk, ...]
     bounds: NDArray[np.int64]
 
     @property
@@ -111,7 +111,7 @@ class PartedChunk(NamedTuple):
         return sum(part.nbytes for part in self.parts)
 
 
-Chunk = NumberChunk | RaggedChunk | StructChunk | DictionaryChunk | PartedChunk
+ColumnChunk = NumberChunk | RaggedChunk | StructChunk | DictionaryChunk | PartedChunk
 
 
 def items(array: NDArray[Any]) -> ItemSpan:
@@ -135,13 +135,13 @@ def table_chunks(kind: StructType, batches: Sequence[Any]) -> list[StructChunk]:
     return list(map(StructChunk, rows))
 
 
-def _column_chunks(kind: ColumnType, arrays: Sequence[Any]) -> list[Chunk]:
+def _column_chunks(kind: ColumnType, arrays: Sequence[Any]) -> list[ColumnChunk]:
     if isinstance(kind, NumberType) and not kind.shape and _DTYPES.get(str(arrays[0].type)) == kind.dtype:
         return [_plain_numbers(kind, each) for each in arrays]
     return [chunk_of(kind, each) for each in arrays]
 
 
-def _plain_numbers(kind: NumberType, array: Any) -> Chunk:
+def _plain_numbers(kind: NumberType, array: Any) -> ColumnChunk:
     """Convert an array whose type is known to be that of `kind`."""
     length = len(array)
     if not length or array.null_count:
@@ -150,13 +150,13 @@ def _plain_numbers(kind: NumberType, array: Any) -> Chunk:
     return NumberChunk(ItemSpan(np.frombuffer(data, kind.dtype, length, begin), data.address + begin), None)
 
 
-def chunk_of_chunked(kind: ColumnType, column: Any) -> Chunk:
+def chunk_of_chunked(kind: ColumnType, column: Any) -> ColumnChunk:
     """Convert a `pyarrow.ChunkedArray`."""
     parts = tuple(chunk_of(kind, part) for part in column.chunks)
     return parts[0] if len(parts) == 1 else PartedChunk(parts, np.cumsum([0, *map(len, column.chunks)]))
 
 
-def row_count(kind: ColumnType | None, chunk: Chunk) -> int:
+def row_count(kind: ColumnType | None, chunk: ColumnChunk) -> int:
     """Number of rows in a chunk; `kind` is None for bytes."""
     if isinstance(chunk, NumberChunk):
         size = prod(kind.shape) if isinstance(kind, NumberType) else 1
@@ -170,7 +170,7 @@ def row_count(kind: ColumnType | None, chunk: Chunk) -> int:
     return len(chunk.places.array if isinstance(chunk, DictionaryChunk) else chunk.offsets.array[1:])
 
 
-def null_chunk(kind: ColumnType, rows: int) -> Chunk:
+def null_chunk(kind: ColumnType, rows: int) -> ColumnChunk:
     """A chunk of `rows` nulls."""
     missing = items(np.ones(rows, np.bool_))
     if isinstance(kind, StructType):
@@ -182,7 +182,7 @@ def null_chunk(kind: ColumnType, rows: int) -> Chunk:
     return RaggedChunk(items(np.zeros(rows + 1, np.int32)), child, missing)
 
 
-def chunk_of(kind: ColumnType, array: Any) -> Chunk:
+def chunk_of(kind: ColumnType, array: Any) -> ColumnChunk:
     """Convert an Arrow array, whose buffers the chunk keeps alive."""
     array = _plain(array)
     if str(array.type) == "null":

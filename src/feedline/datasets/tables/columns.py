@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from feedline import collate
 from feedline.core import kernels
+from feedline.core.kernels import Int64s
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
 from feedline.datasets.tables.chunks import (
     ItemSpan,
@@ -28,7 +29,7 @@ from feedline.datasets.tables.chunks import (
     row_count,
 )
 from feedline.datasets.tables.nulls import Nulls
-from feedline.datasets.tables.scattered import Int64s, Redirection, ScatteredItems, redirect, scattered
+from feedline.datasets.tables.scattered import Redirection, ScatteredItems, redirect, scattered
 from feedline.datasets.tables.types import ColumnType, ListType, NumberType, StructType, TextType
 from feedline.errors import SampleError
 
@@ -219,7 +220,7 @@ class StructColumn:
 
     def __init__(self, name: str, kind: StructType, chunks: Sequence[StructChunk], nulls: Nulls) -> None:
         prefix = f"{name}." if name else ""
-        self.fields: dict[str, Column] = {
+        self.fields: dict[str, TableColumn] = {
             each: column_of(
                 prefix + each, kind_of_field, [chunk.fields[i] for chunk in chunks], nulls.within(prefix + each)
             )
@@ -244,7 +245,7 @@ class StructColumn:
 class RedirectedColumn:
     """A column whose values lie in the chunks of another one."""
 
-    def __init__(self, column: Column, redirection: Redirection) -> None:
+    def __init__(self, column: TableColumn, redirection: Redirection) -> None:
         self._column, self._redirection = column, redirection
 
     def samples(self, which: Int64s, rows: Int64s) -> list[Any]:
@@ -254,11 +255,11 @@ class RedirectedColumn:
         return self._column.batch(*self._redirection(which, rows), allocate)
 
 
-Column = NumberColumn | TextColumn | ListColumn | StructColumn | RedirectedColumn
+TableColumn = NumberColumn | TextColumn | ListColumn | StructColumn | RedirectedColumn
 
 
 def number_blocks(
-    fields: Mapping[str, Column], targets: Mapping[str, torch.dtype | None]
+    fields: Mapping[str, TableColumn], targets: Mapping[str, torch.dtype | None]
 ) -> Iterator[tuple[list[str], NumberBlock, np.dtype[Any]]]:
     """Names and blocks of columns that become the same dtype without loss."""
     names: dict[tuple[np.dtype[Any], np.dtype[Any]], list[str]] = {}
@@ -277,7 +278,7 @@ def number_blocks(
 _BYTES = np.dtype(np.uint8)
 
 
-def column_of(name: str, kind: ColumnType, chunks: Sequence[Any], nulls: Nulls) -> Column:
+def column_of(name: str, kind: ColumnType, chunks: Sequence[Any], nulls: Nulls) -> TableColumn:
     """The column of chunks of one type; "" names the table."""
     resolved = redirect(kind, chunks, partial(CellError, name))
     if resolved is not None:

@@ -15,9 +15,10 @@ import numpy as np
 
 from feedline import collate
 from feedline.core.caches import LoadingCache, PerProcess
-from feedline.core.dataset import Ranges, Transform
+from feedline.core.dataset import Ranges, TransformFunction
+from feedline.core.kernels import Int64s
 from feedline.core.shard_offsets import ShardOffsets
-from feedline.core.telemetry import DECODING
+from feedline.core.stage_parts import DECODING
 from feedline.core.tensors import Allocator
 from feedline.core.threads import BoundedMap
 from feedline.datasets.decoding import Decode
@@ -25,7 +26,6 @@ from feedline.datasets.tables.base import ChunkRows, TableDataset, note_shape_mi
 from feedline.datasets.tables.cells import Cells
 from feedline.datasets.tables.chunks import StructChunk
 from feedline.datasets.tables.nulls import Nulls
-from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.types import StructType
 from feedline.stores.files import Extent
 
@@ -248,7 +248,7 @@ class DecodedTable(TableDataset, Generic[C]):
         chunks: C,
         *,
         nulls: Any,
-        transform: Transform | Mapping[str, Transform] | None,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None,
         decode: Mapping[str, Decode] | None,
         cache_nbytes: int,
     ) -> None:

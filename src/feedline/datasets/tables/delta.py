@@ -56,7 +56,7 @@ _TYPES = {
 """Arrow's names of the types of partition columns."""
 
 
-Action = Mapping[str, Any]
+DeltaAction = Mapping[str, Any]
 
 
 def is_table(folder: TableFolder) -> bool:
@@ -84,10 +84,10 @@ def read_snapshot(folder: TableFolder) -> Snapshot:
     return Snapshot(by_path, types, TableColumns([field["name"] for field in fields], {}))
 
 
-def _replay(folder: TableFolder) -> tuple[dict[tuple[str, str | None], Action], Action | None]:
+def _replay(folder: TableFolder) -> tuple[dict[tuple[str, str | None], DeltaAction], DeltaAction | None]:
     """The files that all versions together leave, and the latest metadata."""
-    files: dict[tuple[str, str | None], Action] = {}
-    metadata: Action | None = None
+    files: dict[tuple[str, str | None], DeltaAction] = {}
+    metadata: DeltaAction | None = None
     for actions in _versions(folder):
         # A commit is a set of actions: one that rewrites a file under its own name may list the removal last.
         for action in actions:
@@ -102,7 +102,7 @@ def _replay(folder: TableFolder) -> tuple[dict[tuple[str, str | None], Action], 
     return files, metadata
 
 
-def _versions(folder: TableFolder) -> Iterator[list[Action]]:
+def _versions(folder: TableFolder) -> Iterator[list[DeltaAction]]:
     """The actions of the latest checkpoint, then of each commit after it."""
     names = folder.names(f"{LOG}/")
     commits = {int(match[1]): name for name in names if (match := _COMMIT.fullmatch(name))}
@@ -132,19 +132,19 @@ def _latest_checkpoint(names: Sequence[str]) -> tuple[int | None, list[str]]:
     return max(complete, default=(None, []), key=lambda each: each[0])
 
 
-def _read_checkpoint(folder: TableFolder, name: str) -> list[Action]:
+def _read_checkpoint(folder: TableFolder, name: str) -> list[DeltaAction]:
     parquet = optional.load("pyarrow.parquet", "arrow", _WHAT)
     arrow = pyarrow(_WHAT)
     try:
         file = parquet.ParquetFile(arrow.BufferReader(folder.read(f"{LOG}/{name}")))
         wanted = [column for column in ("add", "metaData", "protocol") if column in file.schema_arrow.names]
-        actions: list[Action] = file.read(columns=wanted).to_pylist(maps_as_pydicts="lossy")
+        actions: list[DeltaAction] = file.read(columns=wanted).to_pylist(maps_as_pydicts="lossy")
     except (arrow.ArrowException, OSError) as error:
         raise _damage(folder, f"{LOG}/{name}", error) from error
     return actions
 
 
-def _read_commit(folder: TableFolder, path: str) -> list[Action]:
+def _read_commit(folder: TableFolder, path: str) -> list[DeltaAction]:
     try:
         return [json.loads(line) for line in folder.read(path).splitlines() if line.strip()]
     except ValueError as error:
@@ -155,7 +155,7 @@ def _damage(folder: TableFolder, path: str, error: Exception) -> SampleError:
     return SampleError(f"{folder.address(path)} cannot be read: it is damaged ({error}); repair the Delta table")
 
 
-def _key(action: Action) -> tuple[str, str | None]:
+def _key(action: DeltaAction) -> tuple[str, str | None]:
     """Path and deletion vector of a file, which identify it."""
     vector = action.get("deletionVector")
     named = vector and f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
@@ -167,20 +167,20 @@ def _path(folder: TableFolder, written: str) -> str:
     return folder.relative(path, folder.name) if ":" in path.partition("/")[0] or path.startswith("/") else path
 
 
-def _check_features(folder: TableFolder, protocol: Action) -> None:
+def _check_features(folder: TableFolder, protocol: DeltaAction) -> None:
     unknown = sorted(set(protocol.get("readerFeatures") or ()) - _HARMLESS)
     if unknown or protocol.get("minReaderVersion", 1) > 3:
         feature = unknown[0] if unknown else f"reader version {protocol['minReaderVersion']}"
         raise folder.refusal("a Delta", f"with the feature {feature}, which is not supported")
 
 
-def _check_mapping(folder: TableFolder, metadata: Action) -> None:
+def _check_mapping(folder: TableFolder, metadata: DeltaAction) -> None:
     mode = (metadata.get("configuration") or {}).get("delta.columnMapping.mode", "none")
     if mode != "none":
         raise folder.refusal("a Delta", f"with column mapping by {mode}, so that its files name columns otherwise")
 
 
-def _arrow_type(folder: TableFolder, field: Action) -> Any:
+def _arrow_type(folder: TableFolder, field: DeltaAction) -> Any:
     arrow, name = pyarrow(_WHAT), field["type"]
     if name == "timestamp":
         return arrow.timestamp("us", "UTC")

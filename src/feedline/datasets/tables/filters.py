@@ -121,7 +121,7 @@ def _cast(name: str, texts: Sequence[str | None], kind: Any) -> Any:
         ) from error
 
 
-Predicate = tuple[str, str, Any]
+ColumnCondition = tuple[str, str, Any]
 
 
 class Filters:
@@ -176,7 +176,7 @@ _ROW = "\0row"
 """Name of an added column with row numbers, which no file uses."""
 
 
-def _alternatives(filters: Any) -> list[list[Predicate]]:
+def _alternatives(filters: Any) -> list[list[ColumnCondition]]:
     if not isinstance(filters, Sequence) or isinstance(filters, str) or not filters:
         raise _malformed_error(filters)
     if all(_is_predicate(each) for each in filters):
@@ -200,11 +200,11 @@ def _malformed_error(filters: Any) -> ArgumentError:
     )
 
 
-def _expression(alternatives: Sequence[Sequence[Predicate]]) -> Any:
+def _expression(alternatives: Sequence[Sequence[ColumnCondition]]) -> Any:
     return reduce(or_, (reduce(and_, map(_condition, all_of)) for all_of in alternatives))
 
 
-def _condition(predicate: Predicate) -> Any:
+def _condition(predicate: ColumnCondition) -> Any:
     name, operator, value = predicate
     if value is not None:
         parquet = optional.load("pyarrow.parquet", "arrow", "datasets.Parquet")

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 
 from feedline import collate
-from feedline.core.dataset import Batch, BatchRead, Keys, Traits, Transform, check_reads_batches
+from feedline.core.dataset import Batch, BatchRead, Keys, Traits, TransformFunction, check_reads_batches
 from feedline.core.huggingface import is_table
+from feedline.core.kernels import Int64s
 from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import Allocator, as_indices, one_within, within
 from feedline.datasets.base import _keys_of
 from feedline.datasets.decoding import decoder_of, split_transform
 from feedline.datasets.tables.huggingface_rows import StoredRows, opened_rows, rows_of
 from feedline.datasets.tables.nulls import Nulls
-from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.types import ColumnType, ListType, NumberType, StructType, TextType, kind_of
 from feedline.errors import ArgumentError, SampleError
 from feedline.transforms import plan
@@ -143,7 +143,7 @@ class HuggingFaceImages:
     `transform` is one that `feedline.transforms` can plan. Pickles with the dataset, without open rows.
     """
 
-    def __init__(self, dataset: Any, column: str, transform: Transform) -> None:
+    def __init__(self, dataset: Any, column: str, transform: TransformFunction) -> None:
         self._dataset, self._column = dataset, column
         self.decoder = decoder_of("image", transform)
         self._rows: StoredRows | None = None
@@ -203,7 +203,9 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
     `fl.DataLoader` wraps a `datasets.Dataset` in this class itself.
     """
 
-    def __init__(self, dataset: Any, transform: Transform | Mapping[str, Transform] | None = None) -> None:
+    def __init__(
+        self, dataset: Any, transform: TransformFunction | Mapping[str, TransformFunction] | None = None
+    ) -> None:
         _check_dataset(dataset)
         self.dataset = dataset
         self._names = list(dataset.format["columns"])

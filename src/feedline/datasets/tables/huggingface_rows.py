@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from feedline.core.kernels import Int64s
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, allocate_tensor, uses_allocator
 from feedline.datasets.tables.base import ChunkRows
 from feedline.datasets.tables.chunks import table_chunks
-from feedline.datasets.tables.columns import Column, ListColumn, NumberBlock, number_blocks
+from feedline.datasets.tables.columns import ListColumn, NumberBlock, TableColumn, number_blocks
 from feedline.datasets.tables.nulls import Nulls
-from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.types import StructType, kind_of
 
 Targets = Mapping[str, torch.dtype | None]
@@ -143,7 +143,7 @@ _ITEM_NBYTES = 8
 """Size of the largest number."""
 
 
-def _plain_values(column: Column, which: Int64s, rows: Int64s) -> list[Any]:
+def _plain_values(column: TableColumn, which: Int64s, rows: Int64s) -> list[Any]:
     is_ragged = isinstance(column, ListColumn)
     values = column.samples(which, rows) if is_ragged else column.batch(which, rows, allocate_tensor)
     if isinstance(values, torch.Tensor):

@@ -30,7 +30,7 @@ _DATA = 0
 _DELETED = 2
 
 
-Entry = Mapping[str, Any]
+ManifestEntry = Mapping[str, Any]
 
 
 def is_table(folder: TableFolder) -> bool:
@@ -84,7 +84,7 @@ def _read_json(folder: TableFolder, path: str) -> Any:
         raise _damage(folder, path, error) from error
 
 
-def _columns(folder: TableFolder, metadata: Entry) -> TableColumns:
+def _columns(folder: TableFolder, metadata: ManifestEntry) -> TableColumns:
     current = metadata.get("current-schema-id")
     schemas = metadata.get("schemas") or [metadata["schema"]]
     fields = next((schema for schema in schemas if schema.get("schema-id") == current), schemas[-1])["fields"]
@@ -94,7 +94,7 @@ def _columns(folder: TableFolder, metadata: Entry) -> TableColumns:
     return TableColumns([field["name"] for field in fields], {field["name"]: field["id"] for field in fields})
 
 
-def _entries(folder: TableFolder, snapshot: Entry, location: str) -> Iterator[Entry]:
+def _entries(folder: TableFolder, snapshot: ManifestEntry, location: str) -> Iterator[ManifestEntry]:
     """The live entries of all manifests."""
     manifests = [{"manifest_path": path} for path in snapshot.get("manifests", ())]
     if "manifest-list" in snapshot:

@@ -12,7 +12,7 @@ import numpy as np
 from feedline.datasets.tables.types import ColumnType, ListType, NumberType, StructType, TextType
 from feedline.errors import ArgumentError
 
-Fill = str | bytes | float | list[Any] | None
+NullValue = str | bytes | float | list[Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Nulls:
                 raise ArgumentError(f"nulls names the column {path!r}; there are {', '.join(names)}")
             _check_fits(policy, f"column {path!r} cannot", named)
 
-    def fill(self, kind: ColumnType) -> Fill:
+    def fill(self, kind: ColumnType) -> NullValue:
         """The fill value for a column; None if nulls raise."""
         value = next((value for value in (_as_fill(kind, each) for each in self._values()) if value is not None), None)
         if value is None and isinstance(kind, TextType) and "raise" not in self.given:
@@ -109,7 +109,7 @@ def _fillable(kind: ColumnType, paths: tuple[str, ...] = ()) -> Iterator[tuple[t
         yield from _fillable(kind.item, paths)
 
 
-def _as_fill(kind: ColumnType, value: Any) -> Fill:
+def _as_fill(kind: ColumnType, value: Any) -> NullValue:
     """The value for a column of this type; None if unfit."""
     if isinstance(kind, ListType):
         return value if isinstance(value, list) and not value else None

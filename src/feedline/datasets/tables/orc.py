@@ -12,11 +12,11 @@ import numpy as np
 
 from feedline.core import optional
 from feedline.core.caches import LRUCache, PerProcess
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.paths import Pathlike
 from feedline.core.threads import IO_THREADS
 from feedline.datasets.decoding import Decode
-from feedline.datasets.file_objects import RangeFile, Read, merge_ranges
+from feedline.datasets.file_objects import RangeFile, ReadRanges, merge_ranges
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
 from feedline.datasets.indexes import MetadataCache, key_of, place_of
 from feedline.datasets.paths import Paths, columns_of, find, paths_of
@@ -159,7 +159,7 @@ def _naming(what: str) -> Iterator[None]:
 class _TailedFile(RangeFile):
     """A file with its end and some ranges in memory."""
 
-    def __init__(self, nbytes: int, tail: bytes, held: FetchedRanges, read: Read) -> None:
+    def __init__(self, nbytes: int, tail: bytes, held: FetchedRanges, read: ReadRanges) -> None:
         super().__init__(nbytes)
         self._tail, self._held, self._read = memoryview(tail), held, read
 
@@ -208,12 +208,12 @@ class ORC(DecodedTable[Stripes]):
         columns: Sequence[str] | None = None,
         *,
         nulls: Any = "raise",
-        transform: Transform | Mapping[str, Transform] | None = None,
         decode: Mapping[str, Decode] | None = None,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         cache_nbytes: int = CACHE_NBYTES,
+        index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
-        index_dir: Pathlike | None = None,
     ) -> None:
         given = paths_of(paths)
         files = find(given, FORMATS["orc"].pattern, cache=cache, options=options)

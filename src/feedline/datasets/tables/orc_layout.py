@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from feedline.core import optional
 from feedline.datasets import protobuf
-from feedline.datasets.file_objects import Read
+from feedline.datasets.file_objects import ReadRanges
 from feedline.stores.base import Range
 
 # https://orc.apache.org/specification/ORCv1/
@@ -56,7 +56,7 @@ class ORCLayout(NamedTuple):
         return [*map(tuple, of_stripe[:, 2:].tolist()), (footer, stop)]
 
 
-def read_layout(nbytes: int, read: Read, *, with_streams: bool = True) -> ORCLayout:
+def read_layout(nbytes: int, read: ReadRanges, *, with_streams: bool = True) -> ORCLayout:
     """Read the layout of a file of `nbytes` bytes.
 
     One request, another one for a long footer, and one for the footers of all stripes. These are only needed for the
@@ -68,7 +68,7 @@ def read_layout(nbytes: int, read: Read, *, with_streams: bool = True) -> ORCLay
         raise DamagedORCError(f"its footer is damaged: {error}") from error
 
 
-def _layout(nbytes: int, read: Read, with_streams: bool) -> ORCLayout:
+def _layout(nbytes: int, read: ReadRanges, with_streams: bool) -> ORCLayout:
     start = max(0, nbytes - _TAIL_NBYTES)
     tail = bytes(read([(start, nbytes)])[0]) if nbytes else b""
     if not tail or not 4 <= tail[-1] < len(tail):

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
+from feedline.core.kernels import Int64s
 from feedline.core.paths import Pathlike
 from feedline.datasets.decoding import Decode
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
@@ -21,15 +22,14 @@ from feedline.datasets.tables.filters import Filters, Partitions
 from feedline.datasets.tables.parquet_files import (
     WHAT,
     Decryption,
-    Files,
     FilesystemFiles,
     Footers,
+    ParquetFiles,
     StoredFiles,
     check_single_reader,
     naming,
 )
 from feedline.datasets.tables.row_groups import RowGroups
-from feedline.datasets.tables.scattered import Int64s
 from feedline.datasets.tables.snapshots import TableColumns
 from feedline.datasets.tables.types import pyarrow
 from feedline.errors import ArgumentError
@@ -79,14 +79,14 @@ class Parquet(DecodedTable[RowGroups]):
         *,
         filters: Sequence[Any] | None = None,
         nulls: Any = "raise",
-        transform: Transform | Mapping[str, Transform] | None = None,
         decode: Mapping[str, Decode] | Literal["device"] | None = None,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         cache_nbytes: int = CACHE_NBYTES,
         decryption: Decryption | None = None,
         filesystem: Any = None,
+        index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
-        index_dir: Pathlike | None = None,
     ) -> None:
         pyarrow(WHAT)
         if decode == "device":
@@ -94,7 +94,7 @@ class Parquet(DecodedTable[RowGroups]):
         check_single_reader(filesystem, cache=cache, options=options)
         given, columns = paths_of(paths), columns_of(columns)
         texts = [os.fspath(path) for path in given]
-        files: Files
+        files: ParquetFiles
         table: TableColumns | None = None
         if filesystem is None:
             data = data_files(given, FORMATS["parquet"].pattern, cache=cache, options=options)
@@ -126,7 +126,7 @@ class Parquet(DecodedTable[RowGroups]):
         return which, rows if self._matching is None else self._matching[inside].astype(np.int64)
 
 
-def _footers(files: Files, paths: Sequence[str], index_dir: Pathlike | None) -> Footers:
+def _footers(files: ParquetFiles, paths: Sequence[str], index_dir: Pathlike | None) -> Footers:
     return Footers(files, place_of("parquet-footers", map(absolute, paths), index_dir))
 
 

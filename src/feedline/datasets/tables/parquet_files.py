@@ -142,7 +142,7 @@ class FilesystemFiles:
         return False
 
 
-Files = StoredFiles | FilesystemFiles
+ParquetFiles = StoredFiles | FilesystemFiles
 
 
 @contextmanager
@@ -239,7 +239,7 @@ class Footers:
     Pickles without them; a footer that is not in the index is read again.
     """
 
-    def __init__(self, files: Files, index: str) -> None:
+    def __init__(self, files: ParquetFiles, index: str) -> None:
         self._files = files
         self._index = MetadataCache(index)
         self._first_read = EndRead(_FIRST_READ_NBYTES)

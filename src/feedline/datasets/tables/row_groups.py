@@ -20,8 +20,8 @@ from feedline.datasets.tables.decoded import FileChunks
 from feedline.datasets.tables.filters import Filters, Partitions
 from feedline.datasets.tables.parquet_files import (
     WHAT,
-    Files,
     Footers,
+    ParquetFiles,
     Summary,
     naming,
 )
@@ -66,7 +66,7 @@ class _RowGroupPlan(NamedTuple):
     nbytes: int
 
 
-class RowGroups(FileChunks[Files]):
+class RowGroups(FileChunks[ParquetFiles]):
     """The row groups of all files, in order.
 
     Holds no open files; pickles without the footers.
@@ -74,7 +74,7 @@ class RowGroups(FileChunks[Files]):
 
     def __init__(
         self,
-        files: Files,
+        files: ParquetFiles,
         footers: Footers,
         partitions: Partitions,
         columns: Sequence[str] | None,

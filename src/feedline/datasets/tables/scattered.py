@@ -16,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core import kernels
+from feedline.core.kernels import Int64s
 from feedline.core.tensors import Allocator, numpy_view, torch_dtype
 from feedline.datasets.tables.chunks import DictionaryChunk, ItemSpan, PartedChunk, items, null_chunk
 from feedline.datasets.tables.types import ColumnType
-
-Int64s = NDArray[np.int64]
 
 
 class _MemoryAt:

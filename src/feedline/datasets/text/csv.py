@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.paths import Pathlike
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.indexes import Columns, IndexRecipe
@@ -99,10 +99,10 @@ class CSV(TextRecords):
         *,
         delimiter: str = ",",
         escape: str | None = None,
-        transform: Transform | None = None,
-        index_dir: Pathlike | None = None,
+        transform: TransformFunction | None = None,
         encoding: str = "utf-8",
         max_record_nbytes: int = MAX_RECORD_NBYTES,
+        index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Options = None,
     ) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from feedline.core.dataset import Transform
+from feedline.core.dataset import TransformFunction
 from feedline.core.paths import Pathlike
 from feedline.core.sample_transform import SampleTransform
 from feedline.core.tensors import one_within
@@ -76,7 +76,9 @@ class TextRecords(RecordFiles):
     folder `index_dir`, and again when size or modification time of the file have changed.
     """
 
-    def __init__(self, files: FileSet, recipe: IndexRecipe, options: TextReading, transform: Transform | None) -> None:
+    def __init__(
+        self, files: FileSet, recipe: IndexRecipe, options: TextReading, transform: TransformFunction | None
+    ) -> None:
         super().__init__(files, recipe, options.index_dir)
         self._step = SampleTransform(transform)
         self._encoding, self._max_record_nbytes = options.encoding, options.max_record_nbytes
@@ -143,11 +145,11 @@ class Lines(TextRecords):
         self,
         paths: Paths,
         *,
-        transform: Transform | None = None,
-        index_dir: Pathlike | None = None,
+        transform: TransformFunction | None = None,
         inside: str = FORMATS["lines"].pattern,
         encoding: str = "utf-8",
         max_record_nbytes: int = MAX_RECORD_NBYTES,
+        index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Options = None,
     ) -> None:
@@ -176,10 +178,10 @@ class JSONL(TextRecords):
         paths: Paths,
         columns: Sequence[str] | None = None,
         *,
-        transform: Transform | None = None,
-        index_dir: Pathlike | None = None,
+        transform: TransformFunction | None = None,
         encoding: str = "utf-8",
         max_record_nbytes: int = MAX_RECORD_NBYTES,
+        index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Options = None,
     ) -> None:

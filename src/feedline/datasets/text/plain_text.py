@@ -8,7 +8,15 @@ from functools import partial
 from typing import Any
 
 from feedline.core.paths import Pathlike
-from feedline.datasets.inflated import PART_NBYTES, Inflation, Parts, PlainFiles, converted, opener_of, plain_parts
+from feedline.datasets.inflated import (
+    PART_NBYTES,
+    ContentBlocks,
+    Inflation,
+    PlainFiles,
+    converted,
+    opener_of,
+    plain_parts,
+)
 from feedline.datasets.text.line_index import encoding_name, has_plain_lines
 from feedline.errors import SampleError
 from feedline.stores import Cache
@@ -43,7 +51,7 @@ def _as_it_is(file: io.BufferedReader) -> io.BufferedReader:
     return file
 
 
-def _as_utf8(encoding: str, file: File, source: Any) -> Parts:
+def _as_utf8(encoding: str, file: File, source: Any) -> ContentBlocks:
     decoder = codecs.getincrementaldecoder(encoding)()
     try:
         while data := source.read(PART_NBYTES):

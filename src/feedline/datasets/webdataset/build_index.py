@@ -24,7 +24,7 @@ from feedline.datasets.webdataset.tar import BLOCK, ShardError, TarMember, TarWa
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores.base import FileVersion
 
-Measure = Callable[[memoryview], NDArray[np.uint16] | None]
+MeasureGrid = Callable[[memoryview], NDArray[np.uint16] | None]
 """Maps an encoded image to the lengths of its restart intervals; None for one without a grid."""
 
 
@@ -46,7 +46,7 @@ class ImageSizeScanner:
     Unreadable images are skipped; their error comes when the sample is read.
     """
 
-    def __init__(self, source: TarSource, measure: Measure | None) -> None:
+    def __init__(self, source: TarSource, measure: MeasureGrid | None) -> None:
         self._source = source
         self._measure = measure
         self.sizes: dict[Cell, tuple[int, int]] = {}
@@ -201,7 +201,7 @@ def compute_index(
     *,
     allow_truncated: bool = False,
     grids: Grids | None = None,
-    measure: Measure | None = None,
+    measure: MeasureGrid | None = None,
     checksum: bool = False,
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Compute metadata and arrays of the index of an open tar.

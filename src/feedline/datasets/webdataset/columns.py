@@ -9,7 +9,6 @@ import gzip
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 from zipfile import ZipFile
@@ -18,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline import collate
-from feedline.core.dataset import Keys, Transform
+from feedline.core.dataset import Keys, TransformFunction
 from feedline.core.rng import SampleRng, sample_rng
-from feedline.core.telemetry import DECODING
+from feedline.core.stage_parts import DECODING
 from feedline.core.tensors import Allocator
 from feedline.datasets import array_container
 from feedline.datasets.compression import is_bomb, largest_nbytes
@@ -29,16 +28,17 @@ from feedline.datasets.decoding import (
     DAMAGE,
     DecodeFunction,
     Decoder,
-    Grid,
     ImageDecoder,
     Where,
+    naming_images,
     rgb,
     undecodable,
 )
 from feedline.datasets.webdataset import MemberSpan, Shard, tar
 from feedline.datasets.webdataset.tar import extension, is_image
-from feedline.errors import ArgumentError, SampleError
+from feedline.errors import ArgumentError
 from feedline.images import ImageError
+from feedline.images.decode import Grid
 from feedline.stores.cache import MissingPieceError
 from feedline.stores.files import FileBytes
 
@@ -211,7 +211,7 @@ class TarColumn(Decoder):
     `__key__` and `__shard__` are the sample's key and the path of its tar. Thread-safe.
     """
 
-    def __init__(self, spec: str, transform: Transform | None, settings: TarDecoding) -> None:
+    def __init__(self, spec: str, transform: TransformFunction | None, settings: TarDecoding) -> None:
         self.spec = spec
         self.names = tuple(name.strip().lower() for name in spec.split(";"))
         if not all(self.names):
@@ -243,7 +243,7 @@ class TarColumn(Decoder):
 
     @property
     def uses_keys(self) -> bool:
-        return self._images.uses_keys if self._fused else self.step.wants_rng
+        return self._images.uses_keys if self._fused else self.step.takes_rng
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -265,7 +265,7 @@ class TarColumn(Decoder):
         if self.spec in PSEUDO:
             return self.step.apply(self._pseudo_value(place), rng)
         if self._fused:
-            with _naming([place]):
+            with naming_images(lambda _: str(place)):
                 return self._images.value(_source(place), rng, shard.index.grid(cell.row, cell.column))
         return self.step.apply(self._decode(place), rng)
 
@@ -291,7 +291,7 @@ class TarColumn(Decoder):
         if not self._fused:
             return collate.default(tuple(map(self._decode, sources)), allocate=allocate)
         grids = _grids(sources) if any(place.shard.index.has_grids for place in sources) else None
-        with _naming(sources):
+        with naming_images(lambda row: str(sources[row])):
             return self._images.decode_batch(list(_sources(sources)), keys, allocate, grids, threads)
 
     def all_places(self, parts: Sequence[ShardPart], count: int) -> list[MemberPlace]:
@@ -351,12 +351,3 @@ def _sources(places: Iterable[MemberPlace]) -> Iterator[Any]:
 
 def _grids(places: Sequence[MemberPlace]) -> list[Grid | None]:
     return [shard.index.grid(cell.row, cell.column) for shard, cell in places]
-
-
-@contextmanager
-def _naming(places: Sequence[MemberPlace]) -> Iterator[None]:
-    """Add tar and member to image errors of the block."""
-    try:
-        yield
-    except ImageError as error:
-        raise SampleError(f"{places[error.row or 0]}: {error}") from error

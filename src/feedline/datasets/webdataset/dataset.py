@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core.dataset import BatchRead, Traits, Transform, check_reads_batches
+from feedline.core.dataset import BatchRead, Traits, TransformFunction, check_reads_batches
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.rng import sample_rng, torch_keys
@@ -80,7 +80,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     The index of each tar is built on first use and stored: next to a file (see `open_index`), for an object in the
     user's cache folder, unless one lies next to the object; or in the folder `index_dir`. Each process keeps at most
-    `open_shards` tars open. Objects are read through a cache in the folder `cache`, if one is given; `options` are
+    `open_files` tars open. Objects are read through a cache in the folder `cache`, if one is given; `options` are
     those of `open_store`. Pickles by path.
     """
 
@@ -89,17 +89,17 @@ class TarShards(torch.utils.data.Dataset[Any]):
         paths: Paths,
         columns: Sequence[str] | None = None,
         *,
-        transform: Transform | Mapping[str, Transform] | None = None,
         decode: bool | Own | Literal["device"] = True,
+        transform: TransformFunction | Mapping[str, TransformFunction] | None = None,
         apply_exif_orientation: bool = False,
         allow_truncated: bool = False,
-        open_shards: int = _OPEN_SHARDS,
+        open_files: int = _OPEN_SHARDS,
         index_dir: Pathlike | None = None,
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        if open_shards < 1:
-            raise ArgumentError(f"open_shards={open_shards} must be at least 1")
+        if open_files < 1:
+            raise ArgumentError(f"open_files={open_files} must be at least 1")
         found = _find_tars(paths, cache, options)
         self._files = inflated(found, [tar.opener_of(name) for name in found.names], cache)
         self._tars = Tars(self._files, index_dir=index_dir, allow_truncated=allow_truncated)
@@ -108,7 +108,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         if not len(self):
             raise ArgumentError(f"no samples in {self.paths[0]}{' and the other tars' * (len(self.paths) > 1)}")
         prints = PackedStrings(head.fingerprint for head in heads)
-        self._shards = ShardCache(self._tars, prints, open_shards)
+        self._shards = ShardCache(self._tars, prints, open_files)
         self.columns = None if columns is None else _check_columns(columns)
         if decode == "device":
             transform, decode = decoded_on_device(transform), True
@@ -140,11 +140,11 @@ class TarShards(torch.utils.data.Dataset[Any]):
         """Digest of tar names and sizes, checked by saved loader states."""
         return digest_of(self.paths, self.shard_sizes)
 
-    def _prepare(self, transform: Transform | Mapping[str, Transform] | None) -> None:
+    def _prepare(self, transform: TransformFunction | Mapping[str, TransformFunction] | None) -> None:
         """Split the transform into those of fields, of images and of samples."""
-        self._field_transforms: Mapping[str, Transform] = {}
-        self._image_transform: Transform | None = None
-        whole: Transform | None = None
+        self._field_transforms: Mapping[str, TransformFunction] = {}
+        self._image_transform: TransformFunction | None = None
+        whole: TransformFunction | None = None
         if isinstance(transform, Mapping):
             self._field_transforms = transform
         elif transform is not None and not callable(transform):
@@ -162,7 +162,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
             _check_used(self._field_transforms, self._columns)
         free = plan(self._image_transform) if self.columns is None else None
         self._uses_keys = (
-            self._whole.wants_rng or any(c.uses_keys for c in self._columns) or (free is not None and free.is_random)
+            self._whole.takes_rng or any(c.uses_keys for c in self._columns) or (free is not None and free.is_random)
         )
 
     def _check_fields(self, heads: Sequence[Head]) -> None:
@@ -396,7 +396,7 @@ def _takes_image_transform(name: str, fields: Sequence[str]) -> bool:
     return any(each.rpartition(".")[2] == "npy" for each in _spellings(name))
 
 
-def _check_used(transforms: Mapping[str, Transform], columns: Sequence[TarColumn]) -> None:
+def _check_used(transforms: Mapping[str, TransformFunction], columns: Sequence[TarColumn]) -> None:
     known = {each for column in columns for each in _spellings(column.spec)}
     for name in transforms:
         if name not in known:

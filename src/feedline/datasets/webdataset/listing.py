@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from feedline.core.threads import WorkAhead
-from feedline.datasets.sample_lists import PartKind, Progress, Readable, Sample, SampleList, SamplePart, problem
+from feedline.datasets.sample_lists import PartKind, Readable, ReportProgress, Sample, SampleList, SamplePart, problem
 from feedline.datasets.webdataset.index import TarIndex
 from feedline.datasets.webdataset.index_files import build_index, glance, open_index
 from feedline.datasets.webdataset.tar import CLASSES, is_image
@@ -26,7 +26,7 @@ def kind_of(field: str) -> PartKind:
     return "image" if is_image(field) else _KINDS.get(field, "other")
 
 
-def list_samples(sources: Sequence[str], progress: Progress) -> SampleList:
+def list_samples(sources: Sequence[str], progress: ReportProgress) -> SampleList:
     """The samples of all readable tars, and problems of the others.
 
     Samples of remote and compressed tars are listed through their indexes.
@@ -47,7 +47,7 @@ def list_samples(sources: Sequence[str], progress: Progress) -> SampleList:
     return SampleList(samples, classes, shards=shards, unreadable=unreadable).with_unique_keys()
 
 
-def _list_remote(sources: Sequence[str], progress: Progress) -> SampleList:
+def _list_remote(sources: Sequence[str], progress: ReportProgress) -> SampleList:
     """Samples of all readable tars, and problems of the others."""
     tars, groups, unreadable = find_tar_targets(sources), list[list[Sample]](), list[str]()
     with WorkAhead(_samples_in, tars, _INDEXED_AT_ONCE) as results:

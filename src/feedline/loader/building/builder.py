@@ -159,7 +159,7 @@ class BatchBuilder:
         return result
 
     def _build(self, request: BatchRequest, allocate: Allocator) -> BatchResult:
-        # A `with recording()` costs most of a microsecond, as much as all that is recorded.
+        # Not a `with` block: it would cost most of a microsecond, as much as all that is recorded.
         recorder = recorder_of_thread()
         outer = recorder.begin()
         try:

@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, count
 from pathlib import Path
-from time import monotonic, monotonic_ns, time
+from time import monotonic_ns, time
 from typing import Any
 
 from torch.utils.data import default_collate
 
-from feedline.core import devices, store_metrics
-from feedline.core.cgroups import Cgroup, Throttling
+from feedline.core import store_metrics
 from feedline.core.page import BATCHES, SINCE, Page
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import Span
@@ -28,8 +27,9 @@ from feedline.loader.live import delivered_batches
 from feedline.loader.monitoring.diagnosis import USUAL_VERDICT_NS, Arguments, verdict_of, verdict_pause_ns
 from feedline.loader.monitoring.heartbeat import NEVER_NS, Heartbeat, QueueState
 from feedline.loader.monitoring.identity import identity_of, log_path
+from feedline.loader.monitoring.machine import LockSamples, MachineFigures
 from feedline.loader.monitoring.memory_trend import MemoryTrend
-from feedline.loader.monitoring.resources import LockSamples, OtherPrograms, resident_nbytes
+from feedline.loader.monitoring.resources import resident_nbytes
 from feedline.loader.monitoring.sending import SendingMeasurement
 from feedline.loader.plan import Plan
 from feedline.loader.pools import LoaderPools
@@ -77,31 +77,12 @@ They are those of a loader's first batch and of ends of epochs. Many loops take 
 """
 
 
-_PAUSE_S = 0.02
-"""Time between two epochs that counts as one loop."""
-
-
-_MACHINE_S = 1.0
-"""Age up to which figures of the machine are reused: each costs a system call per worker."""
-
-
 @dataclass(slots=True)
 class _EarlyPublications:
     due_ns: int = 0
 
 
 _early = _EarlyPublications()
-
-
-@dataclass(frozen=True, slots=True)
-class _SystemFigures:
-    """Figures from the operating system."""
-
-    read_s: float = -1e9
-    pids: tuple[int, ...] = ()
-    worker_nbytes: int = 0
-    throttled_share: float | None = None
-    gpu_utilization: float | None = None
 
 
 @dataclass(slots=True)
@@ -136,13 +117,7 @@ class Monitor:
         self._former: Totals | None = None
         self._heartbeat = Heartbeat()
         self._queue = QueueState()
-        self._machine = _SystemFigures()
-        self._group: Cgroup | None = None
-        self._throttling_before: Throttling | None = None
-        self._others: OtherPrograms | None = None
-        self._others_cpus: float | None = None
-        self._others_due_s = 0.0
-        self._left_s = -1e9
+        self._machine = MachineFigures(_pids_of_all)
         self._stores_before: StoreStatistics | None = None
         self._memory = MemoryTrend()
         self._publication_due_ns = 0
@@ -168,8 +143,7 @@ class Monitor:
                 self._advice_due_ns = 0
         if self._stores_before is None:
             self._stores_before = progress.stores_before
-            self._group = Cgroup.of_process()
-            self._throttling_before = self._group.throttling()
+            self._machine.begin()
         if self._sources is not None and self._sources.progress.totals.batches:
             self._former = self._sources.progress.totals
         former = self._sources
@@ -179,9 +153,7 @@ class Monitor:
         # `for batch in DataLoader(...)` drops the loader at once: its arguments tell what a verdict needs.
         self._loader, self._arguments = weakref.ref(loader), Arguments(loader, self._sources.length)
         self._memory.persistent = loader.persistent_workers
-        if monotonic() - self._left_s > _PAUSE_S:  # in between, other programs could do anything
-            self._others = self._others_cpus = None
-            self._others_due_s = monotonic() + _MACHINE_S
+        self._machine.follow_loop()
         progress.totals = Totals(whole=self.whole)
         progress.totals.sums.in_order = loader.in_order
         if self._log is not None:
@@ -200,7 +172,8 @@ class Monitor:
         if sources is None:
             return Stats()
         progress, pools = sources.progress, sources.pools
-        machine = self._read_machine(sources)
+        # A loop that waits for its first batch has none: they take a while.
+        machine = self._machine.system(pools.pool_statistics().pids, keeps=not self._heartbeat.page.words[BATCHES])
         common: dict[str, Any] = {
             "epoch": progress.cursor.epoch - progress.over,
             "position": _position(sources),
@@ -212,7 +185,7 @@ class Monitor:
             "throttled_share": machine.throttled_share,
             "gpu_utilization": machine.gpu_utilization,
             "contended_share": self._locks.share,
-            "others_cpus": self._others_cpus,
+            "others_cpus": self._machine.others_cpus,
         }
         stores = store_metrics.statistics()
         epoch = replace(progress.totals.stats(), stores=stores.since(progress.stores_before), **common)
@@ -295,7 +268,8 @@ class Monitor:
         if sources is not None and sources.progress.audit is not None:
             sources.progress.audit.settle(ended=epoch_ends)
         self._heartbeat.due_ns = NEVER_NS  # an error below must not come again with each batch
-        self._queue, self._left_s = queue(), monotonic()
+        self._queue = queue()
+        self._machine.leave_loop()
         page = self._page
         if sources is None or page is None:
             return
@@ -306,7 +280,7 @@ class Monitor:
             return
         if epoch_ends and statistics.pids:
             self._memory.add(sources.progress.cursor.epoch, resident_nbytes(statistics.pids), ends=True)
-        self._watch_others(epoch_ends=epoch_ends)
+        self._machine.watch_others(epoch_ends=epoch_ends)
         if epoch_ends and self._log is not None and self._judged_few:
             self._advice_due_ns = 0  # a short run, whose log is to say more than a first impression
         self._judge(began_ns)
@@ -346,8 +320,7 @@ class Monitor:
         More often than publications, which cost more. A loop without worker processes measures once what they would
         cost, if it lasts long enough.
         """
-        if self._others is None:
-            self._others = OtherPrograms(_pids_of_all())
+        self._machine.begin_others()
         pids = () if self._sources is None else self._sources.pools.pool_statistics().pids
         due_ns = self._publication_due_ns
         if pids:
@@ -382,37 +355,6 @@ class Monitor:
         # The verdict on a first batch has nothing to replay: the next one will take longer.
         self._advice_due_ns = ended_ns + verdict_pause_ns(ended_ns - now_ns, self._verdict_ns)
         self._verdict_ns = max(ended_ns - now_ns, self._verdict_ns // 2)
-
-    def _watch_others(self, *, epoch_ends: bool) -> None:
-        """Renew the figure of other programs.
-
-        Only while the loop runs: afterwards they may do anything.
-        """
-        now_s = monotonic()
-        if self._others is None:
-            self._others = OtherPrograms(_pids_of_all())
-        elif epoch_ends or now_s >= self._others_due_s:
-            self._others_due_s = now_s + _MACHINE_S
-            self._others_cpus = self._others.cpus(_pids_of_all())
-
-    def _read_machine(self, sources: _FigureSources) -> _SystemFigures:
-        machine, now_s = self._machine, monotonic()
-        pids = sources.pools.pool_statistics().pids
-        if now_s - machine.read_s < _MACHINE_S and pids == machine.pids:
-            return machine
-        if not self._heartbeat.page.words[BATCHES]:  # the loop waits for its first batch, and this takes a while
-            return machine
-        if self._group is None:
-            self._group = Cgroup.of_process()
-        self._machine = _SystemFigures(
-            now_s, pids, resident_nbytes(pids), self._throttled_share(self._group), devices.gpu_utilization()
-        )
-        return self._machine
-
-    def _throttled_share(self, group: Cgroup) -> float | None:
-        """Share of periods, since the first iteration, without quota left."""
-        now, before = group.throttling(), self._throttling_before
-        return None if now is None else (now if before is None else now.since(before)).share
 
     def _with_addresses(self, stats: Stats) -> tuple[SlowBatch, ...]:
         """The slowest batches, with the address of the first sample."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from time import monotonic
 from typing import Any
 
 import torch.distributed as dist
 
 from feedline.core.cgroups import Cgroup
-from feedline.core.proc import TICK_S, cpu_ticks, stat_of, waits_for_lock
+from feedline.core.proc import stat_of
 from feedline.errors import ArgumentError
 
 
@@ -43,64 +42,6 @@ def resident_nbytes(pids: Iterable[int]) -> int:
 def affine_cpus() -> int:
     """CPUs in the affinity mask of this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class OtherPrograms:
-    """CPUs that other programs use, since this was made."""
-
-    def __init__(self, pids: Iterable[int]) -> None:
-        self._cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-        self._began_s, self._before = monotonic(), self._ticks(pids)
-
-    def cpus(self, pids: Iterable[int]) -> float | None:
-        """CPUs in use, of those that this process may use.
-
-        None where the system does not say it, or too early.
-
-        `pids` are the workers of this process, which count as its own.
-        """
-        elapsed_s = monotonic() - self._began_s
-        if self._before is None or elapsed_s < _LEAST_S or (now := self._ticks(pids)) is None:
-            return None
-        return max((now - self._before) * TICK_S / elapsed_s, 0.0)
-
-    def _ticks(self, pids: Iterable[int]) -> int | None:
-        busy = cpu_ticks(self._cpus)
-        if busy is None:
-            return None
-        own = (stat_of(pid) for pid in (os.getpid(), *pids))
-        return busy.busy - sum(stat.cpu_ticks + stat.reaped_ticks for stat in own if stat is not None)
-
-
-_LEAST_S = 0.3
-"""Time below which ticks are too coarse."""
-
-
-class LockSamples:
-    """Samples of worker processes that wait for each other's locks."""
-
-    def __init__(self) -> None:
-        self._pids: tuple[int, ...] = ()
-        self._number = self._waits = 0
-
-    def look(self, pids: tuple[int, ...]) -> None:
-        """Take a sample of each process.
-
-        Another number of processes starts from zero.
-        """
-        if len(pids) != len(self._pids):
-            self._number = self._waits = 0
-        self._pids = pids
-        found = [waits for pid in pids if (waits := waits_for_lock(pid)) is not None]
-        self._number, self._waits = self._number + len(found), self._waits + sum(found)
-
-    @property
-    def share(self) -> float | None:
-        """Share of time spent waiting for a lock; None if unknown."""
-        return self._waits / self._number if self._number >= _LEAST_SAMPLES else None
-
-
-_LEAST_SAMPLES = 8
 
 
 def rank_and_world_size(distributed: Any) -> tuple[int, int]:

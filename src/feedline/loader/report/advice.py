@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from feedline.core.telemetry import DECODE, TRANSFORM
+from feedline.core.stage_parts import DECODE, TRANSFORM
 from feedline.loader.report.calibration import UNKNOWN_GIL
 from feedline.loader.report.context import Context, method_of
 from feedline.loader.report.copies import cheaper_transform, fewer_bytes, one_copy

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-Record = dict[str, Any]
+AuditLine = dict[str, Any]
 
 
 class Fault(NamedTuple):
@@ -44,7 +44,7 @@ class JobAttempt:
     begun: int
     world_size: int
     batch: int
-    ranks: dict[int, list[Record]] = field(default_factory=dict)
+    ranks: dict[int, list[AuditLine]] = field(default_factory=dict)
 
     @property
     def started_s(self) -> float:
@@ -55,7 +55,7 @@ class JobAttempt:
         return float(max(record["seen_s"] for runs in self.ranks.values() for record in runs))
 
     @property
-    def first(self) -> Record:
+    def first(self) -> AuditLine:
         return next(iter(self.ranks.values()))[0]
 
     @property
@@ -77,10 +77,10 @@ class _JobLaunch:
     `ranks` holds the records of the iterations of each rank, in the order of time.
     """
 
-    ranks: dict[int, list[list[Record]]] = field(default_factory=dict)
+    ranks: dict[int, list[list[AuditLine]]] = field(default_factory=dict)
 
     @property
-    def first(self) -> Record:
+    def first(self) -> AuditLine:
         return next(iter(self.ranks.values()))[0][0]
 
     def seen_s(self, rank: int | None = None) -> float:
@@ -105,9 +105,9 @@ class _JobLaunch:
         yield from found.values()
 
 
-def attempts_of(records: Sequence[Record], result: Audit) -> Iterator[JobAttempt]:
+def attempts_of(records: Sequence[AuditLine], result: Audit) -> Iterator[JobAttempt]:
     """Group the records by starts of the job, epochs and ranks."""
-    loaders: dict[str, dict[float, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    loaders: dict[str, dict[float, list[AuditLine]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         loaders[record["instance"]][record["started_s"]].append(record)
     ordered = sorted(([runs for _, runs in sorted(each.items())] for each in loaders.values()), key=_started)
@@ -120,11 +120,11 @@ def attempts_of(records: Sequence[Record], result: Audit) -> Iterator[JobAttempt
     yield from launch.attempts()
 
 
-def _started(iterations: list[list[Record]]) -> tuple[float, int]:
+def _started(iterations: list[list[AuditLine]]) -> tuple[float, int]:
     return iterations[0][0]["started_s"], iterations[0][0]["rank"]
 
 
-def _begins_another(launch: _JobLaunch, iterations: list[list[Record]], result: Audit) -> bool:
+def _begins_another(launch: _JobLaunch, iterations: list[list[AuditLine]], result: Audit) -> bool:
     """True if a loader belongs to a later launch.
 
     One that contradicts this launch is a fault.

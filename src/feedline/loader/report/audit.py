@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core.schedule import Share
-from feedline.loader.report.attempts import Audit, JobAttempt, Record, attempts_of
+from feedline.loader.report.attempts import Audit, AuditLine, JobAttempt, attempts_of
 from feedline.loader.report.audit_log import NOTHING, added, pair_digest, power_sums
 
 IndicesAt = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
@@ -26,13 +26,13 @@ _CHUNK = 1 << 16
 """Global batches whose positions are computed at once."""
 
 
-def audit(records: Iterable[Record], indices_at: IndicesAt | None = None) -> Audit:
+def audit(records: Iterable[AuditLine], indices_at: IndicesAt | None = None) -> Audit:
     """Audit the records of all ranks and restarts.
 
     With `indices_at`, the indices that ranks have delivered are compared with those of the schedule.
     """
     result = Audit()
-    loaders: dict[str, list[Record]] = defaultdict(list)
+    loaders: dict[str, list[AuditLine]] = defaultdict(list)
     for record in records:
         loaders[record["loader"]].append(record)
     for of_loader in loaders.values():
@@ -133,7 +133,7 @@ def _check_rank(attempt: JobAttempt, rank: int, stop: int, result: Audit) -> Non
         result.fault("lost", attempt, f"positions {reached} to {stop - 1}: {whose}")
 
 
-def _is_nested(run: Record, attempt: JobAttempt) -> bool:
+def _is_nested(run: AuditLine, attempt: JobAttempt) -> bool:
     """True for a record that another one has absorbed.
 
     Batches delivered ahead have such records. A kill may come between the two writes.
@@ -144,7 +144,7 @@ def _is_nested(run: Record, attempt: JobAttempt) -> bool:
     )
 
 
-def _check_rows(attempt: JobAttempt, rank: int, run: Record, result: Audit, indices_at: IndicesAt | None) -> None:
+def _check_rows(attempt: JobAttempt, rank: int, run: AuditLine, result: Audit, indices_at: IndicesAt | None) -> None:
     """Compare a record with the rank's share of the schedule."""
     if not run["even"]:
         return
@@ -162,7 +162,7 @@ def _check_rows(attempt: JobAttempt, rank: int, run: Record, result: Audit, indi
         result.fault("other", attempt, f"{where}: other indices than those of the loader's order")
 
 
-def _rows(run: Record, rank: int) -> Iterator[NDArray[np.int64]]:
+def _rows(run: AuditLine, rank: int) -> Iterator[NDArray[np.int64]]:
     """Positions of a rank's share in the global batches of a record."""
     start, stop, batch = run["start"], run["settled"], run["batch"]
     share = Share(rank, run["world_size"], strided=run["strided"], pad=run["pad"])
@@ -295,7 +295,7 @@ def check_live(attempts: Sequence[JobAttempt], result: Audit) -> None:
     result.proven.update(((loader, epoch), count) for epoch, count in proven.items() if epoch not in faulty)
 
 
-def _records(attempt: JobAttempt, partition: int) -> list[tuple[int, Record]]:
+def _records(attempt: JobAttempt, partition: int) -> list[tuple[int, AuditLine]]:
     """Records of a partition, by their start."""
     found = [
         (rank, record) for rank, records in attempt.ranks.items() for record in records
@@ -304,7 +304,7 @@ def _records(attempt: JobAttempt, partition: int) -> list[tuple[int, Record]]:
     return sorted(found, key=lambda each: (each[1]["places"], each[0]))
 
 
-def _add(read: _PartitionRead, attempt: JobAttempt, rank: int, record: Record, result: Audit) -> None:
+def _add(read: _PartitionRead, attempt: JobAttempt, rank: int, record: AuditLine, result: Audit) -> None:
     """Add a record; return a fault at a wrong start."""
     (begun, reached), where = record["places"], f"of partition {read.number}"
     last = read.stretches[-1] if read.stretches else None
@@ -325,7 +325,7 @@ def _add(read: _PartitionRead, attempt: JobAttempt, rank: int, record: Record, r
         read.stretches.append(_Stretch(attempt, begun, reached, *counts, rank, record["instance"]))
 
 
-def _goes_back(read: _PartitionRead, attempt: JobAttempt, record: Record, last: _Stretch) -> bool:
+def _goes_back(read: _PartitionRead, attempt: JobAttempt, record: AuditLine, last: _Stretch) -> bool:
     """True if a record begins at an earlier state.
 
     The model was rolled back with it.
@@ -336,7 +336,7 @@ def _goes_back(read: _PartitionRead, attempt: JobAttempt, record: Record, last: 
     return bool(record["resumed"] or is_new_run)
 
 
-def _who(rank: int, record: Record, last: _Stretch) -> str:
+def _who(rank: int, record: AuditLine, last: _Stretch) -> str:
     if last.rank != rank:
         return f"by ranks {last.rank} and {rank}"
     if last.instance == record["instance"]:

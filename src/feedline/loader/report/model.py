@@ -38,7 +38,7 @@ BLOCK = 16
 """Consecutive batches that a resampled recording keeps together: a slow moment affects several."""
 
 
-Change = Callable[[BatchTimes], BatchTimes]
+TimesChange = Callable[[BatchTimes], BatchTimes]
 
 
 class Gain(NamedTuple):
@@ -54,7 +54,7 @@ class Case(NamedTuple):
 
     setting: EngineSetting
     machine: Machine
-    change: Change | None = None
+    change: TimesChange | None = None
 
     def period_s(self, batches: Sequence[BatchTimes]) -> float:
         """Seconds from batch to batch."""
@@ -219,7 +219,7 @@ _LONG = 1_000_000
 _MOST_GAIN = 1000.0
 
 
-def _change_transport(method: str, sending: SendingCost | None) -> Change:
+def _change_transport(method: str, sending: SendingCost | None) -> TimesChange:
     """Change of a batch that comes from another kind of pool."""
 
     def change(batch: BatchTimes) -> BatchTimes:

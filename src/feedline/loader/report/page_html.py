@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from feedline.core.histogram import REORDER
-from feedline.core.telemetry import MAIN, is_part
+from feedline.core.stage_parts import is_part
+from feedline.core.telemetry import MAIN
 from feedline.loader.report.charts import Series, bars, line_chart, timeline
 from feedline.loader.report.figures import rates
 from feedline.loader.report.stats import count, is_block, seconds, share, size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from feedline.core.telemetry import DECODE, READ, TRANSFORM, is_part
+from feedline.core.stage_parts import DECODE, READ, TRANSFORM, is_part
 from feedline.loader.report.stats import Stats, share
 
 BUILDING = ("fetch", "collate")

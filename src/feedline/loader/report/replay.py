@@ -123,8 +123,8 @@ class Machine:
     """Seconds per batch in which the loop waits for something outside all stages, such as the wake-up of a worker."""
 
 
-_Phase = tuple[float, float, float]
-_Process = Generator[_Phase | None, None, None]
+_TaskPhase = tuple[float, float, float]
+_Process = Generator[_TaskPhase | None, None, None]
 
 LOCKED = 0.9
 """Share of computing under Python's lock from which the loop has to wait for the lock."""
@@ -139,7 +139,7 @@ ONE_KIND = 0.05
 """Share below which the smaller of waiting and computing does not divide a task."""
 
 
-def _phases(task: Task) -> Sequence[_Phase]:
+def _phases(task: Task) -> Sequence[_TaskPhase]:
     wait_s, cpu_s, width, _ = task
     if min(wait_s, cpu_s) <= ONE_KIND * (wait_s + cpu_s):
         return ((wait_s, cpu_s, width),)

@@ -7,20 +7,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from feedline.core.histogram import LOOP, SpanSum, SpanSums, add_counts, is_building, new_sums
-from feedline.core.telemetry import (
-    BATCH,
-    CPU,
-    LOCK,
-    MAIN,
-    NBYTES,
-    PARTS,
-    READ,
-    RUN_DELAY,
-    SWITCHES,
-    Span,
-    SpanTuple,
-    is_part,
-)
+from feedline.core.stage_parts import READ, is_part
+from feedline.core.telemetry import BATCH, CPU, LOCK, MAIN, NBYTES, PARTS, RUN_DELAY, SWITCHES, Span, SpanTuple
 from feedline.loader.monitoring.padding import PaddingSums
 from feedline.loader.report.stats import SlowBatch, StageTimes, Stats, is_wall
 

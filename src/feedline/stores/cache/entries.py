@@ -30,7 +30,7 @@ _FOOTER = struct.Struct("<8sQI")
 _MAGIC = b"feedlin1"
 
 
-class Key(NamedTuple):
+class PieceKey(NamedTuple):
     """The identity of a piece: object, version, piece size and number."""
 
     address: str
@@ -44,7 +44,7 @@ class Key(NamedTuple):
 
 
 @lru_cache(1 << 16)  # computed for every batch that reads a piece
-def _name(key: Key) -> str:
+def _name(key: PieceKey) -> str:
     text = "\0".join((key.address, key.version, str(key.piece_nbytes), str(key.number)))
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
 

@@ -19,7 +19,7 @@ from feedline.core.store_metrics import count
 from feedline.errors import CacheWarning
 from feedline.stores.cache.entries import (
     DamagedEntryError,
-    Key,
+    PieceKey,
     checksum,
     checksum_of,
     file_nbytes,
@@ -66,7 +66,7 @@ _SPARE = 16
 """A share of the limit (its divisor) is freed beyond what is needed: not every write should count all files."""
 
 
-Fill = Callable[[Callable[[int, memoryview], None]], int | None]
+WriteContent = Callable[[Callable[[int, memoryview], None]], int | None]
 """Writes all bytes of a piece by calls of `write_at(place, data)`, from any thread; returns their checksum if known."""
 
 
@@ -138,18 +138,18 @@ class Folder:
         """A block in which pieces can be locked for fetching."""
         return FetchLocks(self._root / "fetch-locks")
 
-    def made_once(self, key: Key, find: Callable[[], T | None], make: Callable[[], T]) -> T:
+    def made_once(self, key: PieceKey, find: Callable[[], T | None], make: Callable[[], T]) -> T:
         """The result of `find()`; if that is None, of `make()`.
 
         One process makes it while others wait.
         """
         return made_once(self._root / "fetch-locks", key.name(), find, make)
 
-    def has(self, key: Key) -> bool:
+    def has(self, key: PieceKey) -> bool:
         """Tell whether a piece has a file, without opening it."""
         return self._path(key.name()).exists()
 
-    def get(self, key: Key) -> memoryview | None:
+    def get(self, key: PieceKey) -> memoryview | None:
         """The data of a piece, or None.
 
         A damaged piece is removed, and counted.
@@ -157,7 +157,7 @@ class Folder:
         in_memory = self.in_memory(key)
         return self._open(key.name()) if in_memory is None else in_memory
 
-    def in_memory(self, key: Key) -> memoryview | None:
+    def in_memory(self, key: PieceKey) -> memoryview | None:
         """The data of a piece, if this process has it mapped."""
         name = key.name()
         mapped = self._maps.get(name)
@@ -167,7 +167,7 @@ class Folder:
             self._touch(name, mapped.data)
         return mapped.data
 
-    def put(self, key: Key, data: memoryview) -> None:
+    def put(self, key: PieceKey, data: memoryview) -> None:
         """Keep a piece.
 
         If it cannot be kept, it is not, and a CacheWarning says so once. When the disk is full or cannot be written to,
@@ -190,7 +190,7 @@ class Folder:
         except OSError as error:
             self._stop_writing(error)
 
-    def file(self, key: Key) -> str | None:
+    def file(self, key: PieceKey) -> str | None:
         """The path of a piece's file, or None.
 
         It was checked when this process first opened it.
@@ -199,7 +199,7 @@ class Folder:
         # Opened although only the path is wanted: this checks it, and marks it as used, so that it is evicted last.
         return str(self._path(name)) if self._open(name) is not None else None
 
-    def put_file(self, key: Key, nbytes: int, fill: Fill) -> str:
+    def put_file(self, key: PieceKey, nbytes: int, fill: WriteContent) -> str:
         """Keep a piece that `fill` writes; returns the path of its file.
 
         OSError if it cannot be kept, unlike `put`, which may drop pieces.
@@ -208,7 +208,7 @@ class Folder:
         self._write(name, nbytes, fill)
         return str(self._path(name))
 
-    def put_parts(self, key: Key, parts: Iterable[bytes | memoryview]) -> memoryview:
+    def put_parts(self, key: PieceKey, parts: Iterable[bytes | memoryview]) -> memoryview:
         """Keep content of unknown size; returns it, mapped.
 
         OSError if it cannot be kept, and what `parts` raises.
@@ -257,7 +257,7 @@ class Folder:
             os.utime(self._path(name))
         self._maps.put(name, _MappedEntry(data, monotonic()))
 
-    def _write(self, name: str, nbytes: int, fill: Fill) -> None:
+    def _write(self, name: str, nbytes: int, fill: WriteContent) -> None:
         try:
             self._write_now(name, nbytes, fill)
         except FileNotFoundError:
@@ -267,7 +267,7 @@ class Folder:
             self._prepare()  # the folder was removed
             self._write_now(name, nbytes, fill)
 
-    def _write_now(self, name: str, nbytes: int, fill: Fill) -> None:
+    def _write_now(self, name: str, nbytes: int, fill: WriteContent) -> None:
         with self._new_file(name, file_nbytes(nbytes)) as fd:
             known = fill(partial(write, fd))
             seal(fd, nbytes, checksum_of(fd, nbytes) if known is None else known)

@@ -8,12 +8,12 @@ from typing import Any
 from uuid import uuid4
 
 from feedline.core.caches import LRUCache, PerProcess
+from feedline.core.stage_parts import read_part
 from feedline.core.store_metrics import count
-from feedline.core.telemetry import read_part
 from feedline.core.threads import DaemonPool
 from feedline.errors import ObjectChangedError, StoreError
 from feedline.stores.base import ObjectInfo, Range, Store, VersionedObject, Views, check_version
-from feedline.stores.cache.entries import Key, MissingPieceError, Pieces
+from feedline.stores.cache.entries import MissingPieceError, PieceKey, Pieces
 from feedline.stores.cache.folder import Folder
 from feedline.stores.cache.locks import WAIT_S
 from feedline.stores.cache.settings import Cache
@@ -271,10 +271,10 @@ class _Object:
 
     def file(self) -> str:
         """The object as one file."""
-        key = Key(self.address, self._version_key, 0, 0)  # pieces have at least one byte: this is none of them
+        key = PieceKey(self.address, self._version_key, 0, 0)  # pieces have at least one byte: this is none of them
         return self._folder.made_once(key, partial(self._folder.file, key), partial(self._fetch_file, key))
 
-    def _fetch_file(self, key: Key) -> str:
+    def _fetch_file(self, key: PieceKey) -> str:
         count(cache_misses=1)
         parts = range(0, self.info.size, _PART_NBYTES)
 
@@ -310,8 +310,8 @@ class _Object:
             data_by_number |= self._look_up([number]) or self._fetch([number])
         return data_by_number
 
-    def _key(self, number: int) -> Key:
-        return Key(self.address, self._version_key, self._piece_nbytes, number)
+    def _key(self, number: int) -> PieceKey:
+        return PieceKey(self.address, self._version_key, self._piece_nbytes, number)
 
     def _look_up(self, numbers: Sequence[int]) -> dict[int, memoryview]:
         pieces = ((number, self._folder.get(self._key(number))) for number in numbers)

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline import images
+from feedline.core.dataset import Keys
 from feedline.core.devices import Device, finish, for_device, is_for_device, target
 from feedline.core.rng import torch_keys
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
@@ -23,12 +24,11 @@ from feedline.images import native
 from feedline.images.device_decoders import count_in_workers, decode_there
 from feedline.transforms._arguments import check_probability
 from feedline.transforms.base import Transform
-from feedline.transforms.batch import Grids
+from feedline.transforms.batch import BatchGrids
 from feedline.transforms.batched.operators import ImageRows, apply_steps, check_steps, stacked
 from feedline.transforms.native_steps import Window
 from feedline.transforms.plan import ImagePlan
-from feedline.transforms.steps import Keys, PlannedStep
-from feedline.transforms.steps import Path as StepPath
+from feedline.transforms.steps import PlannedStep, StepPath
 
 
 class EncodedImages:
@@ -115,10 +115,10 @@ class EncodingPlan(ImagePlan):
 
     def batch(
         self,
-        sources: Sequence[images.Source],
+        sources: Sequence[images.ImageSource],
         keys: Keys | None,
         allocate: Allocator,
-        grids: Grids = None,
+        grids: BatchGrids = None,
         threads: int = 1,
     ) -> Any:
         """The encoded images.
@@ -223,7 +223,7 @@ class DecodeOnDevice(Transform):
 
     @classmethod
     def measured(
-        cls, transform: Transform, files: Sequence[images.Source], device: Device = "cuda", num_workers: int = 1
+        cls, transform: Transform, files: Sequence[images.ImageSource], device: Device = "cuda", num_workers: int = 1
     ) -> DecodeOnDevice:
         """Split so that `num_workers` CPUs and the device need equal times.
 

@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from feedline.core.dataset import Keys
 from feedline.core.rng import Draws
 from feedline.errors import ArgumentError, SampleError
 from feedline.transforms import _arguments
 from feedline.transforms._arguments import init_frozen
 from feedline.transforms.batched import levels
-from feedline.transforms.steps import Keys
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core import kernels
+from feedline.core.dataset import Keys
+from feedline.core.kernels import Int64s
 from feedline.core.rng import DrawsEach
 from feedline.core.tensors import numpy_view
 from feedline.transforms.geometry import RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, fold
-from feedline.transforms.steps import Keys, PlannedStep
+from feedline.transforms.steps import PlannedStep
 
 FLIPS = (RandomHorizontalFlip, RandomVerticalFlip)
-
-Places = NDArray[np.int64]
 
 
 def leading_moves(steps: Sequence[PlannedStep]) -> list[PlannedStep]:
@@ -95,7 +95,7 @@ def flip_in_place(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys
     return True
 
 
-def cropped(step: RandomCrop, draws: DrawsEach, lines: Places, columns: Places) -> tuple[Places, Places]:
+def cropped(step: RandomCrop, draws: DrawsEach, lines: Int64s, columns: Int64s) -> tuple[Int64s, Int64s]:
     """Lines and columns, (batch, side), of a random crop.
 
     They are -1 beyond the edges of constant padding.
@@ -120,11 +120,11 @@ def cropped(step: RandomCrop, draws: DrawsEach, lines: Places, columns: Places) 
     return parts[0], parts[1]
 
 
-def _flipped(places: Places, flips: NDArray[np.bool_]) -> Places:
+def _flipped(places: Int64s, flips: NDArray[np.bool_]) -> Int64s:
     return places[:, ::-1] if flips.all() else np.where(flips[:, None], places[:, ::-1], places)
 
 
-def _run(places: Places) -> tuple[int, int, bool] | None:
+def _run(places: Int64s) -> tuple[int, int, bool] | None:
     """First, end and direction of neighbors that are alike in all images."""
     if len(places) > 1:
         return None
@@ -144,7 +144,7 @@ def _box(images: torch.Tensor, lines: tuple[int, int, bool], columns: tuple[int,
 
 
 def _taken(
-    images: torch.Tensor, lines: Places, columns: Places, fill: Sequence[float], out: torch.Tensor
+    images: torch.Tensor, lines: Int64s, columns: Int64s, fill: Sequence[float], out: torch.Tensor
 ) -> torch.Tensor:
     batch, channels = images.shape[:2]
     lines, columns = (np.broadcast_to(each, (batch, each.shape[1])) for each in (lines, columns))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from feedline.core.dataset import Keys
 from feedline.core.rng import batch_keys, derive_each
 from feedline.core.tensors import allocate_tensor
 from feedline.errors import ArgumentError, SampleError
@@ -18,12 +19,8 @@ from feedline.transforms.color import ColorJitter, GaussianBlur, RandomGrayscale
 from feedline.transforms.compose import Compose
 from feedline.transforms.native_steps import Conversion, ResizeShortest, Window
 from feedline.transforms.plan import ImagePlan
-from feedline.transforms.steps import Keys
 
-Field = int | str
-
-
-Part = Transform | SampleMixing
+FieldName = int | str
 
 
 class OnBatch:
@@ -49,8 +46,8 @@ class OnBatch:
         self,
         transforms: Transform | SampleMixing | Sequence[Transform | SampleMixing],
         *,
-        images: Field = 0,
-        labels: Field = 1,
+        images: FieldName = 0,
+        labels: FieldName = 1,
         inplace: bool = False,
     ) -> None:
         parts = [transforms] if isinstance(transforms, (Transform, SampleMixing)) else list(transforms)
@@ -101,7 +98,7 @@ class OnBatch:
             images, labels = mixture(images, labels, derive_each((), keys, place))
         return images, labels
 
-    def _field(self, batch: Any, field: Field) -> Any:
+    def _field(self, batch: Any, field: FieldName) -> Any:
         try:
             return batch[field]
         except (KeyError, IndexError, TypeError) as error:

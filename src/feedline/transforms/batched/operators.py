@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from feedline.core.dataset import Keys
 from feedline.core.rng import Draws, DrawsEach, derive_each
 from feedline.errors import ArgumentError, SampleError, note
 from feedline.images.crops import center_offset
@@ -22,7 +23,7 @@ from feedline.transforms.compose import ApplyWithProbability, RandomChoice
 from feedline.transforms.erasing import RandomErasing
 from feedline.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
 from feedline.transforms.native_steps import Conversion, ResizeShortest, Window, whole
-from feedline.transforms.steps import Identity, Keys, PlannedStep, Step
+from feedline.transforms.steps import Identity, PlannedStep, Step
 
 
 class ImageRows(NamedTuple):

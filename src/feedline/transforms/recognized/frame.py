@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from feedline import images
+from feedline.images.crops import Box
 from feedline.images.placed import PlacedReader, level_reader
 
 _MOST = 1 << 16
@@ -20,10 +21,6 @@ _MOST = 1 << 16
 
 _ORDERS_PASSES = int(PIL.__version__.partition(".")[0]) >= 13
 """Pillow since 13 shrinks tall images by lines first, as the kernels do."""
-
-
-Box = tuple[int, int, int, int]
-"""x, y, width, height."""
 
 
 class RefusedError(Exception):
@@ -42,13 +39,13 @@ class Frame:
 
     __slots__ = ("bicubic", "box", "flip", "full", "gray", "limit", "opened", "source", "undo", "upended", "window")
 
-    def __init__(self, source: images.Source, width: int, height: int, limit: int = 0) -> None:
+    def __init__(self, source: images.ImageSource, width: int, height: int, limit: int = 0) -> None:
         self.limit, self.gray = limit, False
         self.opened: Callable[[], Image.Image] | None = None
         self.undo: Callable[[], object] | None = None
         self._begin(source, width, height)
 
-    def _begin(self, source: images.Source, width: int, height: int) -> None:
+    def _begin(self, source: images.ImageSource, width: int, height: int) -> None:
         self.source = source
         self.box: Box = (0, 0, width, height)
         self.full = (height, width)

@@ -11,18 +11,18 @@ import torch
 from PIL import Image
 
 from feedline.core.tensors import numpy_view
-from feedline.images.pillow import Source
+from feedline.images.pillow import ImageSource
 from feedline.images.placed import PlacedReader, Table
 from feedline.transforms.recognized.frame import Frame
 
-Step = Callable[[Any], Any]
+LevelFunction = Callable[[Any], Any]
 
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and std."""
 
 
-Item = tuple[Source, list[int], torch.Tensor]
+PlacedImage = tuple[ImageSource, list[int], torch.Tensor]
 """Levels or an encoded image, their placement, and the row for them."""
 
 
@@ -39,7 +39,7 @@ class Numbers:
         self.channels, self.interleaved, self.kind = channels, interleaved, kind
         self._table, self._scale = table, scale
         self._readers: dict[tuple[bool, bool], PlacedReader] = {}
-        self._deferred: dict[bool, Callable[[list[Item]], list[int]]] = {}
+        self._deferred: dict[bool, Callable[[list[PlacedImage]], list[int]]] = {}
 
     def reader(self, planar: bool, bicubic: bool) -> PlacedReader:
         reader = self._readers.get((planar, bicubic))
@@ -69,7 +69,7 @@ class Numbers:
         memory = numpy_view(row if planar else row.permute(1, 2, 0))
         frame.write(self.reader(planar, frame.bicubic), memory[None])
 
-    def deferred(self, bicubic: bool) -> Callable[[list[Item]], list[int]]:
+    def deferred(self, bicubic: bool) -> Callable[[list[PlacedImage]], list[int]]:
         """Function that writes many rows at once.
 
         It returns the positions of those refused, and is the same object each time.
@@ -79,7 +79,7 @@ class Numbers:
             write = self._deferred[bicubic] = partial(self._write_all, bicubic)
         return write
 
-    def _write_all(self, bicubic: bool, items: list[Item]) -> list[int]:
+    def _write_all(self, bicubic: bool, items: list[PlacedImage]) -> list[int]:
         sources, placements, rows = zip(*items, strict=True)
         first, last = rows[0], rows[-1]
         reader, lines = self.reader(True, bicubic), np.array(placements, np.int64)
@@ -95,7 +95,7 @@ class Numbers:
         return refused
 
 
-def _refused(unwritten: Sequence[tuple[Any, ...]] | None, sources: Sequence[Source]) -> list[int]:
+def _refused(unwritten: Sequence[tuple[Any, ...]] | None, sources: Sequence[ImageSource]) -> list[int]:
     """Positions of encoded images that the kernels refused."""
     refused = [line[0] for line in unwritten or ()]
     if any(isinstance(sources[at], np.ndarray) for at in refused):
@@ -111,7 +111,7 @@ def empty_row(shape: tuple[int, ...], dtype: torch.dtype, interleaved: bool) -> 
     return torch.empty((height, width, channels), dtype=dtype).permute(2, 0, 1)
 
 
-def numbers_of(steps: Sequence[Step], mode: str) -> Numbers | None:
+def numbers_of(steps: Sequence[LevelFunction], mode: str) -> Numbers | None:
     """The steps as one conversion of images in `mode`, "RGB" or "L".
 
     None if the kernels do not have it.
@@ -155,7 +155,7 @@ def _specimen(mode: str, turn: int) -> Image.Image:
     return Image.frombytes(mode, (256, _LINES), _levels(len(mode), turn))
 
 
-def _apply(steps: Sequence[Step], value: Any) -> Any:
+def _apply(steps: Sequence[LevelFunction], value: Any) -> Any:
     for step in steps:
         value = step(value)
     return value

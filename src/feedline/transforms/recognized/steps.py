@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from feedline.images.crops import Box
 from feedline.transforms.color import SATURATION, adjust
-from feedline.transforms.recognized.frame import Box, Frame, RefusedError
+from feedline.transforms.recognized.frame import Frame, RefusedError
 
 Apply = Callable[[Any, Frame], bool]
 """`apply(step, frame)` changes the frame, or returns False, unchanged and before any draw, to leave it to the step."""

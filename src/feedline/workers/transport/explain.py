@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-Part = tuple[str, Any]
+NamedPart = tuple[str, Any]
 
 
 _SCALARS = (str, bytes, bytearray, int, float, complex, type(None))
@@ -34,7 +34,7 @@ def explain_unpicklable(obj: object, name: str = "obj", dumps: Callable[[Any], o
     return f"{name}{label} (type {_type_name(part)})"
 
 
-def _search(obj: object, dumps: Callable[[Any], object], seen: dict[int, object]) -> Part | None:
+def _search(obj: object, dumps: Callable[[Any], object], seen: dict[int, object]) -> NamedPart | None:
     """First refused part; None if it is already being searched."""
     through_seen = False
     for label, part in _parts(obj) if len(seen) < _MAX_DEPTH else ():
@@ -54,7 +54,7 @@ def _is_refused(obj: object, dumps: Callable[[Any], object]) -> bool:
     return False
 
 
-def _parts(obj: object) -> Iterator[Part]:
+def _parts(obj: object) -> Iterator[NamedPart]:
     match obj:
         case Mapping() | list() | tuple() | set() | frozenset() | np.ndarray():
             yield from _parts_of_container(obj)
@@ -74,7 +74,7 @@ def _parts(obj: object) -> Iterator[Part]:
             yield from _parts_of_instance(obj)
 
 
-def _parts_of_container(obj: object) -> Iterator[Part]:
+def _parts_of_container(obj: object) -> Iterator[NamedPart]:
     match obj:
         case Mapping():
             yield from ((f"[{short_repr(key)}]", value) for key, value in obj.items())
@@ -89,7 +89,7 @@ def _parts_of_container(obj: object) -> Iterator[Part]:
             yield from ((f"[{', '.join(map(str, at))}]", value) for at, value in np.ndenumerate(obj))
 
 
-def _parts_of_function(function: types.FunctionType) -> Iterator[Part]:
+def _parts_of_function(function: types.FunctionType) -> Iterator[NamedPart]:
     variables = inspect.getclosurevars(function)
     yield from ((f".<nonlocal {key}>", value) for key, value in variables.nonlocals.items())
     yield from ((f".<global {key}>", value) for key, value in variables.globals.items())
@@ -97,7 +97,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[Part]:
     yield from ((f".<default {key}>", value) for key, value in (function.__kwdefaults__ or {}).items())
 
 
-def _parts_of_instance(obj: object) -> Iterator[Part]:
+def _parts_of_instance(obj: object) -> Iterator[NamedPart]:
     """Parts that pickling would write: attributes, constructor arguments, items."""
     try:
         reducer = copyreg.dispatch_table.get(type(obj))
@@ -113,7 +113,7 @@ def _parts_of_instance(obj: object) -> Iterator[Part]:
     yield from ((f"[{short_repr(key)}]", value) for key, value in pairs or ())
 
 
-def _parts_of_state(state: object) -> Iterator[Part]:
+def _parts_of_state(state: object) -> Iterator[NamedPart]:
     match state:
         case dict():
             yield from ((f".{name}", value) for name, value in state.items())

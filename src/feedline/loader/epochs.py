@@ -1,0 +1,135 @@
+"""Start of an epoch, and its state."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from time import monotonic_ns
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from feedline.core.rng_globals import global_states
+from feedline.loader import checks
+from feedline.loader.error_policy import Quarantine
+from feedline.loader.live import LiveRun
+from feedline.loader.loop import Iteration
+from feedline.loader.monitoring.metrics import serve_if_configured
+from feedline.loader.partitions import carry, with_carried
+from feedline.loader.plan import Plan
+from feedline.loader.progress import Progress
+from feedline.loader.ranks.agreement import Agreement
+from feedline.loader.ranks.contract import Terms, is_in_step
+from feedline.loader.rebuilding import batches_from
+from feedline.loader.state import part_of, resume_quarantine
+from feedline.loader.worker_states import WorkerStates, pack_workers, process_generators, restore_process
+
+
+def start_epoch(loader: Any) -> Iteration:
+    """Iterate over the next epoch, or the rest of a loaded one."""
+    began_ns = monotonic_ns()
+    if loader._iterator is not None:
+        loader._iterator.close()
+    plan, progress = _begin(loader, loader._fl_resume)
+    serve_if_configured()
+    loader._fl_monitor.begin(progress, plan, loader._fl_pools, loader)
+    iteration = _open(loader, plan, progress)
+    # Only now: after an error above, the loaded state is still there for another try.
+    loader._fl_plan, loader._fl_progress, loader._fl_resume = plan, progress, None
+    loader._fl_epoch = progress.cursor.epoch + 1
+    loader._fl_live.add(iteration)
+    if loader.persistent_workers:
+        loader._iterator = iteration
+    progress.totals.opened(monotonic_ns() - began_ns)
+    return iteration
+
+
+def _begin(loader: Any, state: Mapping[str, Any] | None) -> tuple[Plan, Progress]:
+    """Plan and progress of the next epoch, or of a loaded one.
+
+    The order of these steps matters: checks come before anything is drawn or counted, and seeds are drawn as torch
+    draws them.
+    """
+    former = loader._fl_progress
+    if loader._fl_has_own_order:
+        checks.equal_ranks(loader.dataset, loader._fl.distributed)
+    plan = _restored_plan(loader, state)
+    if former is not None and loader._fl_pools.has_idle_pool:
+        plan.workers.follow(former.workers)
+    cursor = plan.start_of(plan.upcoming(loader._fl_epoch)) if state is None else plan.unpack(state)
+    loader._fl_contract.check(loader._fl_ranks, loader._fl_rank, Terms.of(loader, plan, cursor))
+    cursor = carry(cursor, None if state is not None or former is None else former.cursor)
+    live = LiveRun.of(loader.dataset, plan)
+    if live is not None:
+        cursor = live.begun(cursor, former.cursor if state is None and former is not None else None)
+    checks.seed(loader.dataset, loader.generator)
+    starts_workers = bool(loader.num_workers) and loader._fl.seed is None and not loader._fl_pools.has_idle_pool
+    plan.begin(cursor.epoch, state, with_workers=starts_workers)
+    quarantine = resume_quarantine(loader._fl_policy, None if former is None else former.quarantine, state)
+    return plan, Progress.of(loader, cursor, plan, quarantine)
+
+
+def _open(loader: Any, plan: Plan, progress: Progress) -> Iteration:
+    """The iteration, connected to the loader's monitor, ranks and workers."""
+    iteration: Iteration = loader._fl_pools.iterate(loader, plan, progress)
+    iteration.monitor, iteration.rank = loader._fl_monitor, (loader._fl_rank, loader._fl_world_size)
+    if is_in_step(loader._fl_ranks):
+        iteration.agreement = Agreement(
+            loader._fl_ranks.uneven, lambda: batches_from(loader, plan, plan.start_of(progress.cursor.epoch))
+        )
+    if isinstance(loader.dataset, IterableDataset) and loader._fl.seed is None and not loader.num_workers:
+        plan.workers.starts.setdefault(0, global_states())
+    iteration.on_shutdown = weakref.WeakMethod(loader._fl_pools.close)
+    if loader._fl.seed is not None or not loader.num_workers:  # workers without a seed have begun, as torch's
+        iteration.late_start = _late_start(loader, plan, progress)
+    return iteration
+
+
+def _late_start(loader: Any, plan: Plan, progress: Progress) -> Callable[[], Iterator[Any] | None]:
+    """Function that returns the requests of an epoch set late, or None.
+
+    An epoch set after `iter(loader)`, before the first batch, still takes effect.
+    """
+    reference = weakref.ref(loader)  # the iteration must not keep the loader alive
+
+    def start() -> Iterator[Any] | None:
+        cursor, owner = progress.cursor, reference()
+        if owner is None:
+            return None
+        epoch = plan.upcoming(cursor.epoch)
+        if epoch == cursor.epoch or cursor != plan.start_of(cursor.epoch) or owner._fl_progress is not progress:
+            return None
+        progress.cursor = plan.start_of(epoch)
+        plan.begin(epoch, None)
+        owner._fl_epoch = epoch + 1
+        return plan.requests(progress.cursor, lambda: progress.cursor, progress.run)
+
+    return start
+
+
+def _restored_plan(loader: Any, state: Mapping[str, Any] | None) -> Plan:
+    """The plan of the next iteration; restores this process's part."""
+    restore_process(part_of(state, "random"))
+    plan: Plan = loader._fl_make_plan(state).with_workers_of(state, loader.num_workers)
+    if state is not None and not loader._fl_repeats:
+        loader._fl_pools.close()  # persistent workers have other states than the loaded ones
+    if plan.workers.dataset is not None:
+        loader.dataset.load_state_dict(plan.workers.dataset)
+    return plan
+
+
+def pack_epoch(loader: Any, *, random: bool) -> dict[str, Any]:
+    """The state of the current epoch; with `random`, with this process's generators."""
+    if loader._fl_resume is not None:
+        return dict(loader._fl_resume)
+    generators = process_generators() if random else None
+    progress: Progress | None = loader._fl_progress
+    plan: Plan | None = loader._fl_plan
+    if progress is None or plan is None:
+        plan = loader._fl_make_plan()
+        cursor, quarantine = plan.start_of(plan.upcoming(loader._fl_epoch)), Quarantine(loader._fl_policy)
+        workers = pack_workers(loader, WorkerStates(loader.num_workers), over=True)
+        return plan.pack(cursor, quarantine, workers=workers, random=generators)
+    workers = pack_workers(loader, progress.workers, over=progress.over)
+    cursor = with_carried(loader, progress.cursor)
+    return plan.pack(cursor, progress.quarantine, over=progress.over, workers=workers, random=generators)

@@ -1,0 +1,165 @@
+"""Requests in flight, and their results in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from feedline.core.batch import BatchResult
+from feedline.core.cursor import Cursor, PartitionCursor
+from feedline.errors import WorkerStalledError
+from feedline.loader.monitoring.autoscale import Autoscale
+from feedline.loader.progress import Progress
+from feedline.loader.ranks.agreement import Entry
+from feedline.workers.base import BatchFuture, WorkerPool
+
+T = TypeVar("T")
+
+
+class PendingBatch(NamedTuple):
+    """Batch on its way to the loop, with the cursor before it."""
+
+    request: Any
+    result: BatchResult
+    cursor: Cursor | PartitionCursor
+
+
+@dataclass(slots=True)
+class Flow:
+    """Order of delivery, and number of requests in flight.
+
+    `ahead` requests are in flight while the loop computes; with 0, a batch is requested when it is due. With a `tuner`,
+    `ahead` is `ahead_each` times its worker count.
+    """
+
+    ahead: int = 0
+    in_order: bool = True
+    tuner: Autoscale | None = None
+    ahead_each: int = 2
+
+
+class RequestWindow:
+    """Draws requests, submits them to the pool, and receives their results.
+
+    Interrupts may come between any two calls. What is between two steps lies in attributes, never in local variables
+    alone: after an interrupt, the next call finds it there.
+    """
+
+    def __init__(
+        self,
+        requests: Iterator[Any],
+        pool: WorkerPool,
+        progress: Progress,
+        flow: Flow,
+        restart: Callable[[Any], Iterator[Any]] | None,
+    ) -> None:
+        self._requests, self._pool, self._progress = requests, pool, progress
+        self._flow, self._restart = flow, restart
+        self._window: deque[BatchFuture] = deque()
+        self._unsent: Any = None
+        self._taken: PendingBatch | None = None
+        self._broken: Exception | None = None
+        self._closed = self._profiling = False
+
+    def _fill(self, depth: int) -> None:
+        """Submit requests until `depth` are in flight; keep a sampler's error."""
+        window, clock = self._window, self._progress.heartbeat.clock
+        while len(window) < depth:
+            clock.begin_sample()
+            if self._unsent is None and not (
+                in_profile("feedline.sample", self._draw) if self._profiling else self._draw()
+            ):
+                return
+            clock.end_sample()
+            if not (window and window[-1].request is self._unsent):  # an interrupt came before the last line
+                window.append(self._pool.submit(self._unsent))
+            self._unsent = None
+
+    def _draw(self) -> bool:
+        """Draw the next request; False at the end and after errors."""
+        try:
+            # Not `next`: an interrupt cannot come between a step of a loop and the storing of its value.
+            for self._unsent in self._requests:  # noqa: B020 - an attribute is the target
+                return True
+        except Exception as error:  # noqa: BLE001 - raised when its turn comes
+            self._broken, self._requests = error, iter(())
+        except BaseException:
+            if self._unsent is None:  # an interrupt has ended the generator
+                self._requests = self._redraw()
+            raise
+        return False
+
+    def _redraw(self) -> Iterator[Any]:
+        """Requests after those in flight, drawn by a new generator."""
+        if self._restart is None or isinstance(self._progress.cursor, PartitionCursor):
+            self._broken = InterruptedError(
+                "an interrupt has ended the iteration while the sampler was asked for the next batch: call iter(loader)"
+                " again; after load_state_dict(loader.state_dict()) it goes on here"
+            )
+            return iter(())
+        # The requests in flight are still due: the new generator begins behind them.
+        cursor: Any = self._progress.cursor
+        for request in self._requests_in_flight():
+            cursor, _ = request.advance(cursor, None)
+        return self._restart(cursor)
+
+    def _requests_in_flight(self) -> list[Any]:
+        """Requests whose batch was not delivered, in order."""
+        return [future.request for future in self._window]
+
+    def _next_is_done(self) -> bool:
+        window = self._window
+        return bool(window) and (window[0].done() if self._flow.in_order else any(future.done() for future in window))
+
+    def _result(self) -> Entry | None:
+        try:
+            return self._receive()
+        except Exception:
+            if self._closed:  # by a signal handler, while this call waited
+                return None
+            raise
+
+    def _receive(self) -> Entry | None:
+        window = self._window
+        if self._taken is None:
+            if len(window) <= self._flow.ahead:
+                self._fill(self._flow.ahead + 1)
+            if not window:
+                return None
+            future = window[0] if self._flow.in_order else self._pool.wait_any(window)
+            try:
+                # Stored at once: after an interrupt, the next call goes on from here.
+                self._taken = PendingBatch(future.request, future.result(), self._progress.cursor)
+            except (WorkerStalledError, KeyboardInterrupt):
+                raise  # the batch is still due: the next call continues to wait
+            except BaseException:
+                if future in window:  # a signal handler that closes the loader clears it
+                    window.remove(future)
+                raise
+            if self._closed:
+                self._taken = None
+                return None
+        request, result, _ = self._taken
+        self._drop(request)
+        return request, result, None
+
+    def _drop(self, request: Any) -> None:
+        """Remove a request from the window."""
+        window = self._window
+        if window and window[0].request is request:
+            del window[0]
+            return
+        for future in window:
+            if future.request is request:
+                window.remove(future)
+                return
+
+
+def in_profile(name: str, act: Callable[[], T]) -> T:
+    """Call `act` in a range of torch's profiler; with `emit_nvtx`, of NVTX."""
+    with torch.profiler.record_function(name):
+        return act()
