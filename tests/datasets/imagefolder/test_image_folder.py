@@ -315,7 +315,9 @@ class TestBadInput:
 
     def test_empty_classes(self, root: Path) -> None:
         put(root / "empty/readme.txt", b"")
-        with pytest.raises(FileNotFoundError, match=r"ends with .jpg, .* class folder empty of .*pass extensions= .*allow_"):
+        with pytest.raises(
+            FileNotFoundError, match=r"ends with .jpg, .* class folder empty of .*pass extensions= .*allow_"
+        ):
             ImageFolder(root)
         with pytest.raises(
             FileNotFoundError, match=r"no file that is_valid_file accepts in the class folders class 0, cla"
