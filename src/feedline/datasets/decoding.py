@@ -11,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from lzma import LZMAError
 from typing import Any
 from zipfile import BadZipFile
 
@@ -52,7 +53,7 @@ BAD_DATA = (ValueError, TypeError, LookupError, OSError, ArithmeticError, PIL.Im
 """Errors by which a user's decoder reports bad data; any other exception is a bug in it."""
 
 
-DAMAGE = (*BAD_DATA, SyntaxError, RuntimeError, EOFError, struct.error, zlib.error, BadZipFile)
+DAMAGE = (*BAD_DATA, SyntaxError, RuntimeError, EOFError, struct.error, zlib.error, LZMAError, BadZipFile)
 """Errors by which Pillow and other libraries report bad data."""
 
 
