@@ -61,9 +61,9 @@ def _check_offsets(frame: memoryview, num_blocks: int) -> None:
 
 
 def check_count(data: Any) -> None:
-    """Raise ValueError if a chunk claims more values of variable length than it has room for.
+    """Raise ValueError if a chunk claims more values than it holds.
 
-    numcodecs takes memory for all of them, up to 32 GiB, before it reads the first.
+    The values have variable lengths; numcodecs takes memory for all of them, up to 32 GiB, before it reads the first.
     """
     chunk = memoryview(data).cast("B")
     count = int.from_bytes(chunk[:4], "little")

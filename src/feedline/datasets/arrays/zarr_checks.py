@@ -1,6 +1,6 @@
-"""Arrays of zarr whose chunks are checked before codecs read them that believe what a chunk claims.
+"""Arrays of zarr whose chunks are checked before they are decoded.
 
-Codecs behind those of Blosc, also within shards, see a chunk first.
+The checked codecs believe what a chunk claims. Codecs behind those, also within shards, see a chunk first.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ def _checked_shard(codec: Any) -> Any:
 
 
 def _followed(codecs: tuple[C, ...], follow: Callable[[Check], Any]) -> tuple[C, ...]:
-    """Each codec that needs a check with that behind it, which decoding meets first."""
+    """Codecs, with their checks behind them.
+
+    Decoding goes from the last to the first.
+    """
     checks = [_CHECKS.get(type(codec).__name__) for codec in codecs]
     return tuple(
         each
