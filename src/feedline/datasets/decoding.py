@@ -11,7 +11,6 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from lzma import LZMAError
 from typing import Any
 from zipfile import BadZipFile
 
@@ -53,7 +52,7 @@ BAD_DATA = (ValueError, TypeError, LookupError, OSError, ArithmeticError, PIL.Im
 """Errors by which a user's decoder reports bad data; any other exception is a bug in it."""
 
 
-DAMAGE = (*BAD_DATA, SyntaxError, RuntimeError, EOFError, struct.error, zlib.error, LZMAError, BadZipFile)
+DAMAGE = (*BAD_DATA, SyntaxError, RuntimeError, EOFError, struct.error, zlib.error, BadZipFile)
 """Errors by which Pillow and other libraries report bad data."""
 
 
