@@ -1,8 +1,8 @@
 """Reads random JPEGs of every encoder at hand with feedline and with Pillow; all pixels of all rows must be equal.
 
 Run by `test_decode_verdicts.py` and by `make fuzz`. Usage: encoders.py COUNT SEED. Pillow always takes part; OpenCV,
-simplejpeg, imagecodecs, pyvips, FFmpeg, ImageMagick and libjpeg-turbo's cjpeg do if they are installed, mozjpeg as an
-optimizer, and the package jpeglib with libjpeg 6b to 9f, libjpeg-turbo 1.2 to 2.1 and mozjpeg 1 to 4.
+simplejpeg, imagecodecs, pyvips, FFmpeg, ImageMagick, GraphicsMagick and libjpeg-turbo's cjpeg do if they are installed,
+mozjpeg as an optimizer, and the package jpeglib with libjpeg 6b to 9f, libjpeg-turbo 1.2 to 2.1 and mozjpeg 1 to 4.
 Prints how many files each wrote.
 """
 
@@ -156,11 +156,18 @@ def by_ffmpeg(image: Image.Image, rng: random.Random) -> bytes:
     return piped(image, "ffmpeg", *source, *options, "-f", "mjpeg", "-")
 
 
-def by_imagemagick(image: Image.Image, rng: random.Random) -> bytes:
-    sampling = rng.choice(["4:1:0", "4:1:1", "4:2:0", "4:2:2", "4:4:0", "4:4:4", "2x4", "3x1", "1x3", "3x2"])
-    interlace = rng.choice(["None", "JPEG"])
-    options = ["-sampling-factor", sampling, "-interlace", interlace, "-quality", str(rng.randint(1, 100))]
-    return piped(image, "/usr/bin/convert", "ppm:-", *options, "jpg:-")
+def by_magick(*command: str) -> Encoder:
+    """The encoder of ImageMagick or of GraphicsMagick."""
+
+    def encode(image: Image.Image, rng: random.Random) -> bytes:
+        sampling = rng.choice(["4:1:0", "4:1:1", "4:2:0", "4:2:2", "4:4:0", "4:4:4", "2x4", "3x1", "1x3", "3x2"])
+        if command[0] == "gm":  # takes factors only
+            sampling = rng.choice(["1x1", "2x1", "2x2", "1x2", "4x1", "4x2", "2x4", "3x1", "1x3", "3x2"])
+        interlace = rng.choice(["None", "JPEG" if command[0] != "gm" else "Line"])
+        options = ["-sampling-factor", sampling, "-interlace", interlace, "-quality", str(rng.randint(1, 100))]
+        return piped(image, *command, "ppm:-", *options, "jpg:-")
+
+    return encode
 
 
 def by_cjpeg(image: Image.Image, rng: random.Random) -> bytes:
@@ -175,7 +182,8 @@ def encoders() -> dict[str, Encoder]:
     """Encoders that are installed."""
     modules = {"cv2": by_opencv, "simplejpeg": by_simplejpeg, "imagecodecs": by_imagecodecs, "pyvips": by_vips}
     modules["mozjpeg_lossless_optimization"] = by_mozjpeg
-    programs = {"ffmpeg": by_ffmpeg, "/usr/bin/convert": by_imagemagick, "cjpeg": by_cjpeg}
+    programs: dict[str, Encoder] = {"ffmpeg": by_ffmpeg, "cjpeg": by_cjpeg}
+    programs |= {"/usr/bin/convert": by_magick("/usr/bin/convert"), "gm": by_magick("gm", "convert")}
     found: dict[str, Encoder] = {"Pillow": by_pillow_itself, "crafted": by_hand}
     found |= {name: encoder for name, encoder in modules.items() if importlib.util.find_spec(name)}
     if importlib.util.find_spec("jpeglib"):

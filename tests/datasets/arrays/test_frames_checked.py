@@ -1,8 +1,10 @@
-"""Damaged frames of Blosc and bitshuffle are refused before these read them, wherever a file has them."""
+"""Damaged chunks are refused before a library reads them that would end the process, and named whatever it raises."""
 
 from __future__ import annotations
 
+import gzip
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 import zarr
 from diagonals import diagonal
-from zarr.codecs import BloscCodec
+from zarr.codecs import BloscCodec, GzipCodec
 from zarr.codecs.numcodecs import Blosc
 
 from feedline.datasets import Zarr
@@ -48,6 +50,49 @@ def test_frames_are_read_and_those_of_another_length_refused(layout: str, tmp_pa
     chunk.write_bytes(data)
     with pytest.raises(SampleError, match=r"rows 3 to 3 of '' in .*a.zarr cannot be read .*Blosc frame has 1048576"):
         dataset[3]
+    assert dataset[60].tolist() == ROWS[60].tolist()
+
+
+WORDS = np.array([f"word {number}" for number in range(100)], object)
+COUNTED: dict[str, tuple[dict[str, Any], str]] = {
+    "2": ({"zarr_format": 2, "compressors": None}, "0"),
+    "2, filtered": ({"zarr_format": 2, "compressors": numcodecs.Zlib()}, "0"),
+    "3": ({"compressors": None}, "c/0"),
+    "3, compressed": ({"compressors": GzipCodec()}, "c/0"),
+    "3, in shards": ({"compressors": None, "chunks": (25,), "shards": (50,)}, "c/0"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The data type .* does not have a Zarr V3 specification")
+@pytest.mark.parametrize("layout", COUNTED)
+def test_a_chunk_of_texts_cannot_claim_more_of_them_than_it_has_bytes(layout: str, tmp_path: Path) -> None:
+    """numcodecs takes memory for as many as it claims, up to 32 GiB, before it looks for the first."""
+    options, key = COUNTED[layout]
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(100,), dtype=str, **{"chunks": (50,)} | options)
+    array[:] = WORDS
+    dataset = Zarr(tmp_path / "a.zarr", cache_nbytes=0)
+    assert [dataset[row] for row in (0, 49, 50, 99)] == [WORDS[row] for row in (0, 49, 50, 99)]
+    path = tmp_path / "a.zarr" / key
+    data = path.read_bytes()
+    plain = {"2, filtered": zlib.decompress, "3, compressed": gzip.decompress}.get(layout, bytes)(data)
+    claimed = struct.pack("<I", 1 << 20) + plain[4:]
+    path.write_bytes({"2, filtered": zlib.compress, "3, compressed": gzip.compress}.get(layout, bytes)(claimed))
+    with pytest.raises(SampleError, match=r"rows 3 to 3 of '' in .*a.zarr cannot be read .*claims 1048576 values"):
+        dataset[3]
+    assert dataset[60] == WORDS[60]
+
+
+@pytest.mark.parametrize(
+    "codec", [numcodecs.LZMA(), numcodecs.BZ2(), numcodecs.LZ4(), numcodecs.Zstd()], ids=lambda codec: codec.codec_id
+)
+def test_damage_of_every_compressor_is_named(codec: Any, tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "a.zarr", data=ROWS, chunks=(50, 4), zarr_format=2, compressors=codec)
+    dataset, chunk = Zarr(tmp_path / "a.zarr", cache_nbytes=0), tmp_path / "a.zarr" / "0.0"
+    whole = chunk.read_bytes()
+    for damaged in (whole[:-9], b"", bytes(8) + whole[8:], whole[: len(whole) // 2] + bytes(len(whole) // 2)):
+        chunk.write_bytes(damaged)
+        with pytest.raises(SampleError, match=r"rows 3 to 3 of '' in .*a.zarr cannot be read"):
+            dataset[3]
     assert dataset[60].tolist() == ROWS[60].tolist()
 
 

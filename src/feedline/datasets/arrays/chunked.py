@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from lzma import LZMAError
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -190,7 +191,7 @@ class ChunkedRows:
             return next(read)
         except StoreError:
             raise
-        except (*DAMAGE, RuntimeError, SystemError) as error:  # codecs raise exceptions of any of these types
+        except (*DAMAGE, LZMAError, SystemError) as error:  # codecs raise exceptions of any of these types
             raise SampleError(
                 f"rows {part.start} to {part.stop - 1} of {self._shape.name!r} in {self._path} cannot be read"
                 f" ({type(error).__name__}: {error}); the chunk is damaged: restore the file, or pass"

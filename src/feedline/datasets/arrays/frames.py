@@ -60,6 +60,17 @@ def _check_offsets(frame: memoryview, num_blocks: int) -> None:
         raise ValueError("a block of its Blosc frame lies outside it")
 
 
+def check_count(data: Any) -> None:
+    """Raise ValueError if a chunk claims more values than it holds.
+
+    The values have variable lengths; numcodecs takes memory for all of them, up to 32 GiB, before it reads the first.
+    """
+    chunk = memoryview(data).cast("B")
+    count = int.from_bytes(chunk[:4], "little")
+    if 4 * (count + 1) > chunk.nbytes:  # their number, and the length of each
+        raise ValueError(f"a chunk of {chunk.nbytes} bytes claims {count} values")
+
+
 def check_bitshuffle(data: Any, itemsize: int, expected_nbytes: int | None = None) -> None:
     """Raise ValueError unless the blocks of bitshuffle fill the chunk.
 

@@ -1,27 +1,34 @@
-"""Arrays of zarr whose Blosc frames are checked before they are decompressed.
+"""Arrays of zarr whose chunks are checked before they are decoded.
 
-Codecs behind those of Blosc, also within shards, see a chunk first.
+The checked codecs believe what a chunk claims. Codecs behind those, also within shards, see a chunk first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from types import new_class
 from typing import Any, TypeVar
 
 from feedline.core import optional
-from feedline.datasets.arrays.frames import check_blosc
+from feedline.datasets.arrays.frames import check_blosc, check_count
 
 C = TypeVar("C")
 
-_BLOSC = "Blosc", "BloscCodec"
-"""Names of the codecs: of numcodecs, with its wrapper for Zarr 3, and of zarr."""
+Check = Callable[[Any], None]
+"""Raises ValueError for a damaged chunk."""
+
+
+_CHECKS: dict[str, Check] = {
+    **dict.fromkeys(("Blosc", "BloscCodec"), check_blosc),
+    **dict.fromkeys(("VLenUTF8", "VLenBytes", "VLenArray", "VLenUTF8Codec", "VLenBytesCodec"), check_count),
+}
+"""By the names of codecs: of numcodecs, with its wrappers for Zarr 3, and of zarr."""
 
 
 def with_checked_frames(array: Any) -> Any:
-    """The same array, with Blosc frames checked before their decompression."""
+    """The same array, with its chunks checked before they are decoded."""
     metadata = array.metadata
     if metadata.zarr_format == 2:
         codecs = (*(metadata.filters or ()), *([] if metadata.compressor is None else [metadata.compressor]))
@@ -50,10 +57,16 @@ def _checked_shard(codec: Any) -> Any:
     return replace(codec, **changes) if changes else codec
 
 
-def _followed(codecs: tuple[C, ...], check: Any) -> tuple[C, ...]:
-    """Each Blosc codec with a check behind it, which decoding meets first."""
+def _followed(codecs: tuple[C, ...], follow: Callable[[Check], Any]) -> tuple[C, ...]:
+    """Codecs, with their checks behind them.
+
+    Decoding goes from the last to the first.
+    """
+    checks = [_CHECKS.get(type(codec).__name__) for codec in codecs]
     return tuple(
-        each for codec in codecs for each in ((codec, check()) if type(codec).__name__ in _BLOSC else (codec,))
+        each
+        for codec, check in zip(codecs, checks, strict=True)
+        for each in ((codec,) if check is None else (codec, follow(check)))
     )
 
 
@@ -63,38 +76,44 @@ def _load(module: str) -> Any:
 
 # zarr and numcodecs are optional dependencies, so their base classes are not available on import.
 @cache
-def _numcodecs_check() -> Any:
-    return new_class("FrameCheck", (_NumcodecsCheck, _load("numcodecs.abc").Codec))()
+def _numcodecs_check(check: Check) -> Any:
+    return new_class("ChunkCheck", (_NumcodecsCheck, _load("numcodecs.abc").Codec))(check)
 
 
 @cache
-def _zarr_check() -> Any:
-    return new_class("FrameCheck", (_ZarrCheck, _load("zarr.abc.codec").BytesBytesCodec))()
+def _zarr_check(check: Check) -> Any:
+    return new_class("ChunkCheck", (_ZarrCheck, _load("zarr.abc.codec").BytesBytesCodec))(check)
 
 
 class _NumcodecsCheck:
-    """Pass-through codec of numcodecs; ValueError for a damaged frame."""
+    """Pass-through codec of numcodecs; ValueError for a damaged chunk."""
 
-    codec_id = "feedline_frame_check"
+    codec_id = "feedline_chunk_check"
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
 
     def encode(self, buf: Any) -> Any:
         return buf
 
     def decode(self, buf: Any, out: Any = None) -> Any:  # noqa: ARG002 - numcodecs' signature
-        check_blosc(buf)
+        self._check(buf)
         return buf
 
 
 class _ZarrCheck:
-    """Pass-through codec of zarr; ValueError for a damaged frame."""
+    """Pass-through codec of zarr; ValueError for a damaged chunk."""
 
     is_fixed_size = False
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
 
     async def decode(self, chunks_and_specs: Iterable[tuple[Any, Any]]) -> Iterable[Any]:
         chunks = [chunk for chunk, _ in chunks_and_specs]
         for chunk in chunks:
             if chunk is not None:
-                check_blosc(chunk.as_numpy_array())
+                self._check(chunk.as_numpy_array())
         return chunks
 
     def compute_encoded_size(self, nbytes: int, spec: Any) -> int:  # noqa: ARG002 - zarr's signature

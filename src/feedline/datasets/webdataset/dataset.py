@@ -72,7 +72,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
     `transform` takes the whole sample, or is a dict of transforms by field. A feedline image transform, given for a
     field or by itself for all images, is fused with decoding, and takes uint8 `.npy` members (height, width, 3) as
     decoded images. The images of one sample share its random key, so they get the same boxes and flips. With
-    `apply_exif_orientation`, JPEGs are turned upright.
+    `apply_exif_orientation`, images are turned upright.
 
     A truncated tar raises ShardError; with `allow_truncated`, its complete samples are read. Compressed
     tars, which have no random access, are decompressed once, into the folder `cache` or the user's cache folder: those
