@@ -30,7 +30,13 @@ def test_all_figures_are_json() -> None:
     assert figures["batches"] == 8
     assert figures["slowest"][0]["indices"] == [figures["slowest"][0]["number"]]
     (advice,) = figures["verdict"]["advice"]
-    assert advice == {"text": advice_text(WORKERS), "change": "num_workers=8", "gain": 4.25}
+    assert advice == {
+        "text": advice_text(WORKERS),
+        "change": "num_workers=8",
+        "gain": 4.25,
+        "range": "4.2 × (4.0–4.5)",
+        "why": "fetch takes 94 ms",
+    }
 
 
 def test_rates_between_two_moments() -> None:

@@ -131,11 +131,23 @@ def _verdict(report: RankReport) -> str:
     verdict = report.figures["verdict"]
     if not verdict:
         return _section("Verdict", "<p>No batch has been delivered yet.</p>")
-    advice = "".join(f"<li>{escape(hint['text'])}</li>" for hint in verdict["advice"])
     return (
         f'<section class="verdict"><h2>{escape(verdict["headline"])}</h2><p>{escape(verdict["explanation"])}</p>'
-        f"<ul>{advice}</ul></section>\n"
+        f"{_remedies(verdict['advice'])}</section>\n"
     )
+
+
+def _remedies(advice: Sequence[Mapping[str, Any]]) -> str:
+    """A table; nothing without advice."""
+    # Logs of earlier versions have the whole text only.
+    rows = [
+        [
+            f"<b>{escape(hint['change'])}</b><br>{escape(hint['why'])}" if hint.get("why") else escape(hint["text"]),
+            f'<span class="gain">{escape(hint.get("range", ""))}</span>',
+        ]
+        for hint in advice
+    ]
+    return _table(("remedy", "predicted gain"), rows) if rows else ""
 
 
 def _tiles(report: RankReport) -> str:
