@@ -125,11 +125,13 @@ def test_a_verdict_writes_the_page_of_its_loader(tmp_path: Path) -> None:
 def test_remedies_are_a_table_also_of_logs_of_earlier_versions(log: Path) -> None:
     (report,) = reports_of_logs([read_log(log)])
     new = {"text": "a=1: <why> (2 ×)", "change": "a=1", "gain": 2.0, "range": "2.0 × (1.9–2.1)", "why": "<why>"}
+    code = {"text": "fix it (at most 3 ×)", "change": "fix it", "gain": 3.0, "range": "at most 3 ×", "why": ""}
     old = {"text": "do less (at most 3 ×)", "change": "do less", "gain": 3.0}
-    verdict = {"headline": "It waits.", "explanation": "Why.", "advice": [new, old]}
+    verdict = {"headline": "It waits.", "explanation": "Why.", "advice": [new, code, old]}
     text = page([replace(report, figures={**report.figures, "verdict": verdict})])
     assert "<td><b>a=1</b><br>&lt;why&gt;</td>" in text
     assert "2.0 × (1.9–2.1)" in text
+    assert "<td>fix it</td>" in text
     assert "<td>do less (at most 3 ×)</td>" in text
 
 

@@ -79,6 +79,8 @@ def advice_text(advice: Advice) -> str:
     """A piece of advice in words, with its predicted gain."""
     if advice.basis == "bound":
         return f"{advice} (at most {number(advice.high)} ×)"
+    if advice.low == advice.high:  # of a quick verdict, which has no ranges
+        return f"{advice} ({number(advice.gain)} ×)"
     return f"{advice} ({number(advice.gain)} ×, {number(advice.low)}–{number(advice.high)})"
 
 

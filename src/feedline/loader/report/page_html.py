@@ -139,15 +139,14 @@ def _verdict(report: RankReport) -> str:
 
 def _remedies(advice: Sequence[Mapping[str, Any]]) -> str:
     """A table; nothing without advice."""
-    # Logs of earlier versions have the whole text only.
-    rows = [
-        [
-            f"<b>{escape(hint['change'])}</b><br>{escape(hint['why'])}" if hint.get("why") else escape(hint["text"]),
-            f'<span class="gain">{escape(hint.get("range", ""))}</span>',
-        ]
-        for hint in advice
-    ]
+    rows = [[_remedy(hint), f'<span class="gain">{escape(hint.get("range", ""))}</span>'] for hint in advice]
     return _table(("remedy", "predicted gain"), rows) if rows else ""
+
+
+def _remedy(hint: Mapping[str, Any]) -> str:
+    if "range" not in hint:  # of an earlier version, whose text has the gain
+        return escape(hint["text"])
+    return f"<b>{escape(hint['change'])}</b><br>{escape(hint['why'])}" if hint["why"] else escape(hint["change"])
 
 
 def _tiles(report: RankReport) -> str:
