@@ -128,3 +128,14 @@ def test_a_wait_that_ends_early_takes_no_sample() -> None:
     assert samples.wait(lambda limit_s: limits.append(limit_s) is None)
     assert 0 < limits[0] < 0.1
     assert samples._number == 0
+
+
+def test_waits_that_become_short_are_divided_again() -> None:
+    """As after the first batch of an epoch, for which workers start."""
+    samples = ThreadSamples({threading.get_native_id()})
+    for _ in range(50):
+        samples.waited(60.0)
+    for _ in range(200):
+        if not samples.wait(lambda limit_s: limit_s > 0.002):  # a wait of a moment is over
+            samples._due_s = 0.0
+    assert samples._number > 0

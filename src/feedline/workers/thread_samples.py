@@ -33,6 +33,7 @@ class ThreadSamples:
             return False
         self._turn += 1
         if wait(min(self._usual_s, _MOST_WAIT_S) * (self._turn * _GOLDEN % 1.0)):
+            self.waited(monotonic() - began_s)
             return True
         looked_s = monotonic()
         for thread in tuple(self._building):

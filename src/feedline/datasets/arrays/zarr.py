@@ -112,6 +112,11 @@ class _ReadClock:
             self._running -= 1
             self._elapsed_ns += 0 if self._running else monotonic_ns() - self._began_ns
 
+    def count(self, nbytes: int) -> None:
+        """Count bytes of a read."""
+        with self._lock:
+            self.nbytes += nbytes
+
     def elapsed_ns(self) -> int:
         """Time so far."""
         with self._lock:
@@ -180,7 +185,7 @@ class _StoreAdapter:
         try:
             with self.clock:
                 data = self.store.read(key) if wanted is None else self._read_range(key, wanted)
-                self.clock.nbytes += len(data)
+                self.clock.count(len(data))
             return data
         except ObjectNotFoundError:  # a chunk never written, or metadata of the other format version
             return None
