@@ -3,7 +3,7 @@
 Each loop runs as it is; the first remedy of its verdict is taken; and both run in turn, for whole epochs. Prints a
 table, with the mean absolute error of the predicted gains; `--write` keeps it in bench/results/diagnosis.json, from
 which `bench/docs_tables.py` makes the table of the docs. `--only TEXT` runs the loops whose names contain it, and
-`--fields` ten others, written as users of ten fields write them.
+`--fields` eighteen others: ten as users of ten fields write them, and eight whose workers get in each other's way.
 
 Quiet machines only: where other programs take the CPUs, the truth changes from run to run.
 """
@@ -21,6 +21,7 @@ from time import perf_counter
 from typing import Any
 
 from diagnosis_fields import fields, write_field_files
+from diagnosis_further import further, write_further_files
 from diagnosis_pipelines import Pipeline, real, server, synthetic, temporary_folder, write_files
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.report import Advice, Verdict
@@ -71,7 +72,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--write", action="store_true", help="write the results file")
-    parser.add_argument("--fields", action="store_true", help="run ten other loops")
+    parser.add_argument("--fields", action="store_true", help="run eighteen other loops")
     options = parser.parse_args()
     if (options.only or options.fields) and options.write:
         parser.error("--write keeps a whole run: leave out --only and --fields")
@@ -91,7 +92,8 @@ def pipelines(folder: Path, url: str, *, of_fields: bool) -> list[Pipeline]:
     """The loops, with their files below `folder`."""
     if of_fields:
         write_field_files(folder)
-        return fields(folder, url)
+        write_further_files(folder)
+        return [*fields(folder, url), *further(folder)]
     write_files(folder)
     return [*synthetic(), *real(folder, url)]
 

@@ -212,7 +212,8 @@ def fields(folder: Path, url: str) -> list[Pipeline]:
     """Ten loops on files below `folder` and the server at `url`."""
     one, two = {**PROCESSES, "num_workers": 1}, {**PROCESSES, "num_workers": 2}
     neighbors = Neighbors(20_000)
-    shards = Shards([folder / f"{number}.tar" for number in range(8)])
+    # Each tar is read five times: an epoch of 640 images is over before its workers have started.
+    shards = Shards([folder / f"{number}.tar" for number in range(8)] * 5)
     return [
         Pipeline("audio: FLAC to spectrograms", ("fetch",), {"dataset": Speech(folder, 480)}, sleep_step(0.01)),
         Pipeline("text: tokenized while collating", ("collate",),
@@ -221,7 +222,7 @@ def fields(folder: Path, url: str) -> list[Pipeline]:
         Pipeline("signals: windows of a memmap", ("fetch",), {"dataset": Recordings(folder, 1200), "shuffle": True},
                  sleep_step(0.005)),
         Pipeline("tars: a stream of images", ("decode", "fetch"), {"dataset": shards, **one}, sleep_step(0.003),
-                 {"dataset": Samples(640)}),
+                 {"dataset": Samples(3200)}),
         Pipeline("LMDB: compressed values", ("fetch",), {"dataset": KeyValues(folder, 1600), **one}, sleep_step(0.002)),
         Pipeline("SQLite: a scan for each row", ("fetch",), {"dataset": Rows(folder, 4800), "batch_size": 16},
                  sleep_step(0.002)),

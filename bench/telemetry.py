@@ -1,7 +1,8 @@
 """Cost of telemetry for each batch, of publications, and of the run log.
 
 A loop over batches that take no time runs as it is, and with everything that records replaced by calls that do nothing;
-the difference is what a batch pays: all clocks, spans, sums and the words of the page. Publications and the lines of a
+the difference is what a batch pays: all clocks, spans, sums and the words of the page. So does one over a mapped array,
+whose read is timed besides. Publications and the lines of a
 run log are timed by themselves, as a share of the time between two of them. CPU time counts: other programs on the
 machine change little. Prints a table; `--write` keeps it in bench/results/telemetry.json.
 """
@@ -18,7 +19,10 @@ from time import sleep, thread_time
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
 import feedline as fl
+from feedline.datasets.arrays import rows
 from feedline.loader.building import builder
 from feedline.loader.monitoring import heartbeat
 from feedline.loader.monitoring.monitor import Monitor
@@ -37,9 +41,10 @@ def _nothing(*_: object) -> int:
 
 
 class _Nothing:
-    """Recorder and clock that record nothing."""
+    """Recorder, clock and part that record nothing."""
 
     spans: Any = None
+    timed = False
     finish = staticmethod(lambda *_: [])
     begin = end = call = deliver = begin_sample = end_sample = staticmethod(_nothing)
 
@@ -59,6 +64,7 @@ def without_recording() -> Iterator[None]:
     with (
         mock.patch.object(builder, "recorder_of_thread", _no_recorder),
         mock.patch.object(heartbeat, "_new_clock", _Nothing),
+        mock.patch.object(rows, "READ_FILES", NOTHING),
     ):
         yield
 
@@ -71,9 +77,9 @@ PIECE = 500
 """Batches that are timed together: so few that other programs leave some of them alone."""
 
 
-def batch_s() -> float:
-    """CPU seconds of a loop over batches that take no time, by batch: those of the fastest piece."""
-    loader, best_s = fl.DataLoader(Empty(BATCHES), batch_size=None), 1.0
+def batch_s(make: Callable[[], fl.DataLoader[Any]]) -> float:
+    """CPU seconds of a loop over batches that take hardly any time, by batch: those of the fastest piece."""
+    loader, best_s = make(), 1.0
     began = thread_time()
     for number, _ in enumerate(loader, 1):
         if not number % PIECE:
@@ -90,13 +96,23 @@ def call_s(act: Callable[[], object], times: int) -> float:
     return (thread_time() - began) / times
 
 
-def recording_s(rounds: int) -> float:
+def empty() -> fl.DataLoader[Any]:
+    """A loader whose batches take no time."""
+    return fl.DataLoader(Empty(BATCHES), batch_size=None)
+
+
+def mapped(path: Path) -> fl.DataLoader[Any]:
+    """A loader of rows of the mapped array in a file."""
+    return fl.DataLoader(fl.datasets.ArrayFile(path), batch_size=16)
+
+
+def recording_s(rounds: int, make: Callable[[], fl.DataLoader[Any]]) -> float:
     """What recording adds to a batch: the least of some rounds, each with both forms in turn."""
     recorded, bare = [], []
     for _ in range(rounds):
-        recorded.append(batch_s())
+        recorded.append(batch_s(make))
         with without_recording():
-            bare.append(batch_s())
+            bare.append(batch_s(make))
     stand_ins_s = CALLS * min(call_s(_nothing, 100_000) for _ in range(rounds))
     return min(recorded) - min(bare) + stand_ins_s
 
@@ -144,17 +160,31 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the results file")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    cost_s = recording_s(options.rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.npy"
+        np.save(path, np.zeros((16 * BATCHES, 4), np.float32))
+        costs = {
+            "recording a batch": recording_s(options.rounds, empty),
+            "recording one of a mapped array": recording_s(options.rounds, lambda: mapped(path)),
+        }
     shares = publication_share()
     lines = [
         "| part | cost |",
         "|---|---:|",
-        f"| recording a batch | {cost_s * 1e6:.2f} µs, {100 * cost_s / BATCH_S:.2f} % of a batch at 10,000 batches/s |",
+        *(
+            f"| {name} | {cost_s * 1e6:.2f} µs, {100 * cost_s / BATCH_S:.2f} % of a batch at 10,000 batches/s |"
+            for name, cost_s in costs.items()
+        ),
         *(f"| {part} | {100 * share:.3f} % of the time |" for part, share in shares.items()),
     ]
     print("\n".join(lines))
     if options.write:
-        result = {"machine": machine(), "lines": lines, "recording_s": cost_s, "shares": shares}
+        result = {
+            "machine": machine(),
+            "lines": lines,
+            "costs_s": costs,
+            "shares": shares,
+        }
         path = RESULTS / "telemetry.json"
         path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.core.histogram import BOUNDS_NS, SpanSum, SpanSums, add_counts, new_sums, octaves, quantile_s
+from feedline.core.histogram import (
+    BOUNDS_NS,
+    SpanSum,
+    SpanSums,
+    add_counts,
+    in_use_share,
+    new_sums,
+    octaves,
+    quantile_s,
+)  # fmt: skip
 from feedline.core.telemetry import SpanTuple
 
 DURATIONS = st.lists(st.integers(0, 10**13), max_size=200)
@@ -89,3 +98,27 @@ def test_cumulative_numbers_are_exact_at_their_bounds() -> None:
 
 def test_nothing_has_no_quantile() -> None:
     assert quantile_s(counted([]), 0.5) == 0
+
+
+def probes(*microseconds: float) -> tuple[int, ...]:
+    total = SpanSum()
+    for each in microseconds:
+        total = total.plus(round(1000 * each))
+    return tuple(total.counts)
+
+
+@pytest.mark.parametrize(
+    ("waits", "share"),
+    [
+        ([60, 62, 65, 70, 75, 80], 0.0),  # the same time, as of a free lock
+        ([120, 125, 130, 290, 400, 5000], 0.5),
+        ([110] * 9 + [900], 0.1),
+        ([3000, 4000, 5000, 5000], 1.0),  # none of them found it free
+    ],
+)
+def test_probes_tell_how_often_a_lock_is_in_use(waits: list[float], share: float) -> None:
+    assert in_use_share(probes(*waits)) == pytest.approx(share)
+
+
+def test_few_probes_tell_nothing() -> None:
+    assert in_use_share(probes(100, 5000)) is None

@@ -160,6 +160,35 @@ def quantile_s(counts: Sequence[int], share: float) -> float:
     return sqrt(low * high) / 1e9  # the middle on this scale
 
 
+def in_use_share(probes: Sequence[int]) -> float | None:
+    """Share of the probes of a lock that found it in use.
+
+    None if there are too few. A free lock takes all of them about the same time, which is the time of the fastest, if
+    not less.
+    """
+    total = sum(probes)
+    if total < _LEAST_PROBES:
+        return None
+    fastest = bisect_left(list(accumulate(probes)), max(1.0, _FASTEST * total))
+    free = min(fastest, bisect_left(BOUNDS_NS, _FREE_NS)) + _SPREAD
+    return sum(probes[free + 1 :]) / total
+
+
+_LEAST_PROBES = 4
+
+
+_FASTEST = 0.1
+"""Share of the probes that tell how long a free lock takes."""
+
+
+_FREE_NS = 150_000
+"""Longest time of a free lock: a probe sleeps for 50 us, and the kernel wakes a thread up to 50 us late."""
+
+
+_SPREAD = 2
+"""Bins, of which four double a time, by which probes of a free lock differ."""
+
+
 def octaves(counts: Sequence[int]) -> list[tuple[float, int]]:
     """Cumulative counts at every doubling.
 

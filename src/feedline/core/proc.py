@@ -50,7 +50,7 @@ _FUTEX, _FLOCK, _FCNTL = {"x86_64": ("202", "73", "72"), "aarch64": ("98", "32",
 )
 
 
-_FUTEX_PRIVATE = 128
+_FUTEX_PRIVATE, _FUTEX_COMMAND, _FUTEX_WAIT = 128, 127, 0
 
 
 _SET_LOCK_AND_WAIT = (7, 38)
@@ -72,6 +72,35 @@ def waits_for_lock(pid: int, proc: Path = _PROC) -> bool | None:
         # Threads wait for each other in private memory, and idle processes with a limit.
         return not int(call[2], 16) & _FUTEX_PRIVATE and int(call[4], 16) == 0
     return call[0] == _FLOCK or (call[0] == _FCNTL and int(call[2], 16) in _SET_LOCK_AND_WAIT)
+
+
+class ThreadWait(NamedTuple):
+    """Wait of a thread of this process."""
+
+    address: int = 0
+    """Address of the lock for which it waits without a limit; 0 for none."""
+    is_outside: bool = False
+    """True if it waits for anything but Python's lock: a file, a network, a timer, a lock."""
+
+
+def wait_of_thread(thread: int, proc: Path = _PROC) -> ThreadWait | None:
+    """The wait of the thread with this native id.
+
+    None where the kernel does not show system calls.
+    """
+    try:
+        call = (proc / "self" / "task" / str(thread) / "syscall").read_text().split()
+    except OSError:
+        return None
+    if _FUTEX is None or call[0] == "running":
+        return ThreadWait()
+    if call[0] != _FUTEX:  # -1 is a page of a file
+        return ThreadWait(is_outside=True)
+    # A wait for Python's lock has a limit, after which the holder is asked for it. Mutexes of C, one of which guards
+    # that lock, are held for moments.
+    if int(call[4], 16) or int(call[2], 16) & _FUTEX_COMMAND == _FUTEX_WAIT:
+        return ThreadWait()
+    return ThreadWait(int(call[1], 16), is_outside=True)
 
 
 class CpuTicks(NamedTuple):

@@ -234,10 +234,12 @@ class TokenFile(TokenStream):
         mapped = self._only_mapped()
         if mapped is None:
             self._fill_by_span([part.numpy() for part in parts], indices)
-        else:
+        elif READ_FILES.timed:
             with READ_FILES as read:
                 self._fill_from(mapped, [part.numpy() for part in parts], indices)
-                read.count(sum(part.nbytes for part in parts) if read.timed else 0)
+                read.count(sum(part.nbytes for part in parts))
+        else:  # most batches: a block would cost as much as a third of all telemetry
+            self._fill_from(mapped, [part.numpy() for part in parts], indices)
         return parts if self.targets else parts[0]
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:

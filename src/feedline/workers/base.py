@@ -53,6 +53,10 @@ class PoolStatistics:
     """Process ids of the workers; empty for threads and inline."""
     status_fd: int = -1
     """Descriptor of the table with the activity of each worker process; -1 if there is none."""
+    contended_share: float | None = None
+    """Share of the time of worker threads in which they wait for a lock of another one; None if unknown."""
+    outside_share: float | None = None
+    """Share of it in which they wait for files, networks and threads of their own; None if unknown."""
 
 
 class WorkerPool(Protocol):

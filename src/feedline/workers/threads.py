@@ -27,6 +27,7 @@ from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.core.threads import WAKE_S, CancelScope
 from feedline.errors import WorkerStalledError
 from feedline.workers.base import Builder, PoolStatistics
+from feedline.workers.thread_samples import ThreadSamples
 
 _log = logging.getLogger("feedline")
 
@@ -99,6 +100,8 @@ class ThreadPool:
         self._round_robin = round_robin
         self._num_workers = 0
         self._threads: list[threading.Thread] = []
+        self._building: set[int] = set()
+        self._samples = ThreadSamples(self._building)
         self._finished = threading.Event()
         self._scope = CancelScope()
         self._finalizer = weakref.finalize(self, finalizers.run, _stop, self._threads, self._queues, self._scope)
@@ -147,7 +150,12 @@ class ThreadPool:
     def statistics(self) -> PoolStatistics:
         """Numbers of live threads and queued requests."""
         alive = sum(thread.is_alive() for thread in self._threads)
-        return PoolStatistics(workers=alive, in_flight=sum(queue.qsize() for queue in self._queues))
+        return PoolStatistics(
+            workers=alive,
+            in_flight=sum(queue.qsize() for queue in self._queues),
+            contended_share=self._samples.contended_share,
+            outside_share=self._samples.outside_share,
+        )
 
     def close(self) -> None:
         """Cancel reads from stores, then end and join every thread."""
@@ -162,7 +170,8 @@ class ThreadPool:
     def _start(self, number: int) -> None:
         if self._round_robin and number > 0:
             self._queues.append(SimpleQueue())
-        arguments = (self._queues[-1], self._finished, self._scope, self._builder, self._allocate, number)
+        shared = (self._finished, self._scope, self._building)
+        arguments = (self._queues[-1], *shared, self._builder, self._allocate, number)
         thread = threading.Thread(target=_run_worker, args=arguments, name=f"feedline-{number}", daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -182,12 +191,16 @@ class ThreadPool:
         Raises `WorkerStalledError` after `timeout_s`.
         """
         started, has_logged = monotonic(), False
+        if self._samples.wait(wait):
+            return
         while True:
             waited = monotonic() - started
             limits = [limit for limit in (self._timeout_s, 0 if has_logged else self._stall_s) if limit]
-            if wait(min(max(min(limits, default=inf) - waited, 0), WAKE_S)):
-                return
+            opened = wait(min(max(min(limits, default=inf) - waited, 0), WAKE_S))
             waited = monotonic() - started
+            if opened:
+                self._samples.waited(waited)
+                return
             if self._timeout_s and waited >= self._timeout_s:
                 limit = f"DataLoader timed out after {self._timeout_s} seconds"
                 raise WorkerStalledError(f"{limit} waiting for {what}.\n{self._stacks()}")
@@ -209,14 +222,18 @@ def _run_worker(
     queue: SimpleQueue[ThreadFuture | None],
     finished: threading.Event,
     scope: CancelScope,
+    building: set[int],
     builder: Builder,
     allocate: Allocator,
     number: int,
 ) -> None:
     telemetry.work_as(number)
+    thread = threading.get_native_id()
     with scope.enter():
         while (future := queue.get()) is not None:
+            building.add(thread)
             future.run(builder, allocate)
+            building.discard(thread)
             finished.set()
             del future  # frees a dropped result now, not when the next request arrives
 

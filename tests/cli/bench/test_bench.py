@@ -22,6 +22,7 @@ from feedline.cli.bench.sweep import Sweep, Threshold, default_workers, recommen
 from feedline.cli.bench.trial import Round, Setting, Trial, measure
 from feedline.cli.doctor.findings import Marks
 from feedline.errors import ArgumentError
+from feedline.loader.dataloader import DataLoader
 from feedline.loader.report.stats import size
 
 
@@ -242,3 +243,35 @@ def test_the_outcome_is_printed_for_a_narrow_terminal() -> None:
     lines = screen.getvalue().splitlines()
     assert max(map(len, lines)) <= 40
     assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_stages_have_percentiles_and_sending_its_share() -> None:
+    loader = DataLoader(Many(), 16, num_workers=1, worker_method="process")
+    measured = Trial(Setting())
+    measured.run(loader, 0.2, 0.0)
+    assert not measured.error
+    text = "\n".join(show.details(measured))
+    for stage in ("fetch", "collate", "serialize", "receive"):
+        low, middle, high = show.stage_percentiles(measured)[stage]
+        assert 0 < low <= middle <= high
+        assert f"{stage}: p50 " in text
+    assert 0 < measured.figures()["serialization_share"] < 1
+    assert "of the work" in text
+    (figures,) = show.summary([measured], measured, 0.0, [])["trials"]
+    assert set(figures["stages"]["fetch"]) == {"p50_s", "p95_s", "p99_s"}
+
+
+def test_a_loader_of_torch_has_no_stages() -> None:
+    measured = Trial(Setting(is_torch=True))
+    measured.run(DataLoader(Many(), 16), 0.05, 0.0)
+    assert not measured.error
+    assert not measured.histograms()
+    assert "of the work" not in "\n".join(show.details(measured))
+
+
+class Many(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 640
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((4,), index)

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 import feedline as fl
 from feedline.loader.report import Advice
 from feedline.loader.report.figures import advice_text, figures_of, rates, verdict_figures
+from feedline.loader.report.layout import gain_of
 
 WORKERS = Advice("fetch takes 94 ms", {"num_workers": 8}, 4.25, 4.0, 4.5)
 
@@ -20,6 +21,9 @@ def test_advice_has_its_range_or_its_bound() -> None:
     assert advice_text(Advice("Do less.", {}, 2.0, 1.0, 2.5, "bound")) == "Do less. (at most 2.5 ×)"
     small = Advice("", {"num_workers": 3}, 1.24, 1.18, 1.27, "replayed")
     assert advice_text(small).endswith("(1.24 ×, 1.18–1.27)")
+    quick = Advice("", {"num_workers": 3}, 1.24, 1.24, 1.24, "replayed")
+    assert advice_text(quick).endswith("(1.24 ×)")
+    assert gain_of(quick) == "1.24 ×"
 
 
 def test_all_figures_are_json() -> None:
@@ -30,7 +34,13 @@ def test_all_figures_are_json() -> None:
     assert figures["batches"] == 8
     assert figures["slowest"][0]["indices"] == [figures["slowest"][0]["number"]]
     (advice,) = figures["verdict"]["advice"]
-    assert advice == {"text": advice_text(WORKERS), "change": "num_workers=8", "gain": 4.25}
+    assert advice == {
+        "text": advice_text(WORKERS),
+        "change": "num_workers=8",
+        "gain": 4.25,
+        "range": "4.2 × (4.0–4.5)",
+        "why": "fetch takes 94 ms",
+    }
 
 
 def test_rates_between_two_moments() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from typer.testing import CliRunner
 
 import feedline as fl
 from feedline.cli.app import app
-from feedline.loader.report.page_html import RankReport, page
+from feedline.loader.report import diagnose
+from feedline.loader.report.page_html import RankReport, page, reports_of_logs
 from feedline.loader.report.run_log import read_log
 
 VOID = {"meta", "rect", "polyline", "br", "input"}
@@ -105,6 +107,32 @@ def test_settings_can_be_tried_on_the_page(tmp_path: Path) -> None:
     assert outline.tags["form"] == 1
     assert outline.tags["input"] == 3
     assert "What if" in outline.headings
+
+
+def test_a_verdict_writes_the_page_of_its_loader(tmp_path: Path) -> None:
+    loader = fl.DataLoader(Nasty(torch.arange(40)), 4)
+    list(loader)
+    verdict = loader.report()
+    verdict.to_html(tmp_path / "report.html")
+    outline = Outline((tmp_path / "report.html").read_text())
+    assert outline.headings[0] == verdict.headline
+    (figures,) = json.loads(outline.scripts[0])
+    assert figures["batches"] == 10
+    with pytest.raises(fl.errors.ArgumentError, match="this verdict has no loader"):
+        diagnose(loader.stats()).to_html(tmp_path / "other.html")
+
+
+def test_remedies_are_a_table_also_of_logs_of_earlier_versions(log: Path) -> None:
+    (report,) = reports_of_logs([read_log(log)])
+    new = {"text": "a=1: <why> (2 ×)", "change": "a=1", "gain": 2.0, "range": "2.0 × (1.9–2.1)", "why": "<why>"}
+    code = {"text": "fix it (at most 3 ×)", "change": "fix it", "gain": 3.0, "range": "at most 3 ×", "why": ""}
+    old = {"text": "do less (at most 3 ×)", "change": "do less", "gain": 3.0}
+    verdict = {"headline": "It waits.", "explanation": "Why.", "advice": [new, code, old]}
+    text = page([replace(report, figures={**report.figures, "verdict": verdict})])
+    assert "<td><b>a=1</b><br>&lt;why&gt;</td>" in text
+    assert "2.0 × (1.9–2.1)" in text
+    assert "<td>fix it</td>" in text
+    assert "<td>do less (at most 3 ×)</td>" in text
 
 
 def test_a_page_before_the_first_iteration_is_refused(tmp_path: Path) -> None:

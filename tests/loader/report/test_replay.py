@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_pipeline import Pipeline, Run
 
+from feedline.core.copying import CopyRates
+from feedline.loader.report import verdict
 from feedline.loader.report.measured import Measured
 from feedline.loader.report.model import Model
 from feedline.loader.report.replay import (
@@ -22,6 +25,7 @@ from feedline.loader.report.replay import (
     Task,
     replay,
 )  # fmt: skip
+from feedline.loader.report.stats import Stats
 
 STEP = Task(0, 0.01)
 
@@ -248,3 +252,52 @@ def test_waiting_that_no_stage_contains_is_not_explained() -> None:
             span._replace(stop_ns=span.stop_ns + 20_000_000) if span.stage == "wait" else span for span in spans
         ]
     assert model_of(run).explained_share < 0.2
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(1, 0.08), (2, 0.04), (3, 0.032), (8, 0.032)])
+def test_copies_share_the_memory_bandwidth(workers: int, expected: float) -> None:
+    copies = [BatchTimes({"collate": Task(0, 0.08, copying=1.0)}, step=Task(0.005))] * 64
+    setting = EngineSetting(workers, method=PROCESS)
+    assert replay(copies, setting, Machine(8, copiers=2.5)) == pytest.approx(expected, rel=0.03)
+    computed = batches(cpu=0.08, step=Task(0.005))
+    assert replay(computed, setting, Machine(8, copiers=2.5)) == pytest.approx(0.08 / workers, rel=0.05)
+
+
+def test_more_workers_gain_nothing_where_copies_use_up_the_memory_bandwidth() -> None:
+    run = Pipeline(fetch=(0, 2), collate=(0, 20), step=(1, 0), workers=2, cpus=8).run()
+    nbytes = int(0.02 * 10e9)
+    stats = replace(run.stats, delivered_nbytes=nbytes)
+
+    def gain(copiers: float) -> float:
+        model = model_of_stats(run, stats, CopyRates(10e9, copiers))
+        return model.gain(model.with_setting(replace(model.present.setting, num_workers=6)))
+
+    assert gain(inf) > 2.5
+    assert gain(2.0) == pytest.approx(1.0, abs=0.1)
+    assert gain(4.0) == pytest.approx(2.0, rel=0.15)
+
+
+def model_of_stats(run: Run, stats: Stats, rates: CopyRates) -> Model:
+    model = verdict.model_of(stats, run.pipeline.context(copy_rates=rates), run.recent)
+    assert model is not None
+    return model
+
+
+@pytest.mark.parametrize(("fetch", "locks", "outside", "gain"), [((0, 16), True, 0.0, 2.0), ((8, 8), False, 0.5, 1.0)])
+def test_waiting_of_threads_is_for_the_lock_unless_it_was_seen_outside(
+    fetch: tuple[int, int], locks: bool, outside: float, gain: float
+) -> None:
+    run = Pipeline(fetch=fetch, step=(1, 0), workers=2, method="thread", cpus=4, locks=locks).run()
+    measured = replace(Measured.of(run.recent, run.stats), outside_share=outside, lock_share=0.5)
+    model = Model.of(measured, run.pipeline.context())
+    processes = model.with_setting(replace(model.present.setting, method=PROCESS))
+    assert model.gain(processes) == pytest.approx(gain, rel=0.15)
+
+
+def test_processes_do_not_share_the_locks_of_threads() -> None:
+    run = Pipeline(fetch=(48, 0), step=(4, 0), workers=4, method="thread").run()
+    measured = replace(Measured.of(run.recent, run.stats), contended_share=0.6, outside_share=0.4)
+    model = Model.of(measured, run.pipeline.context())
+    setting = model.present.setting
+    assert model.gain(model.with_setting(replace(setting, num_workers=8))) == pytest.approx(1.0, abs=0.05)
+    assert model.gain(model.with_setting(replace(setting, method=PROCESS))) > 1.5

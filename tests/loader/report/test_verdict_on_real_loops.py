@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -87,3 +88,26 @@ def test_the_limit_is_named_and_the_waiting_explained(
 def advises_workers(verdict: Verdict) -> bool:
     first = verdict.advice[0]
     return first.arguments.get("num_workers", 0) > 2 and first.gain > 1.5
+
+
+class OneAtATime(Waits):
+    """Samples that one thread at a time may read."""
+
+    lock = threading.Lock()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with self.lock:
+            return super().__getitem__(index)
+
+
+def test_threads_that_wait_for_each_other_are_not_advised_to_be_more() -> None:
+    def is_right(verdict: Verdict) -> bool:
+        assert verdict.replayed is not None
+        contended = verdict.replayed.measured.contended_share
+        more = [advice for advice in verdict.advice if advice.arguments.get("num_workers", 0) > 4]
+        return (
+            verdict.limiting_stage == "fetch" and 0.4 < contended < 0.95 and not more and "lock" in verdict.explanation
+        )
+
+    threads = {"num_workers": 4, "worker_method": "thread"}
+    measured(lambda: verdict_of(OneAtATime(0.004, 400), 0.001, 0.0165, **threads), is_right)

@@ -9,6 +9,7 @@ from typing import Any
 from feedline.cli.bench.sweep import KPI_WAIT
 from feedline.cli.bench.trial import Trial
 from feedline.cli.doctor.findings import Marks
+from feedline.core.histogram import quantile_s
 from feedline.loader.report.stats import seconds, share, size
 
 BAR = 20
@@ -100,11 +101,27 @@ def conclusion(trials: Sequence[Trial], chosen: Trial | None, step_s: float) -> 
 def details(trial: Trial) -> list[str]:
     """Latency percentiles, CPU and bytes of one setting."""
     figures = trial.figures()
-    waits = ", ".join(f"p{part} {seconds(figures[f'wait_p{part}_s'])}" for part in (50, 95, 99))
+    latencies = {"wait for a batch": [figures[f"wait_p{part}_s"] for part in PERCENTILES], **stage_percentiles(trial)}
+    sent = share(figures["serialization_share"])
+    tax = f"; packing and unpacking {sent} of the work" if trial.rounds[0].stages else ""
     return [
-        f"wait for a batch: {waits}",
-        f"CPU: {seconds(figures['cpu_s_per_1000'])} for 1,000 samples; {size(figures['mb_per_s'] * 1e6)}/s",
+        *(f"{stage}: {_in_words(values)}" for stage, values in latencies.items()),
+        f"CPU: {seconds(figures['cpu_s_per_1000'])} for 1,000 samples; {size(figures['mb_per_s'] * 1e6)}/s{tax}",
     ]
+
+
+PERCENTILES = (50, 95, 99)
+
+
+def _in_words(values: Sequence[float]) -> str:
+    return ", ".join(f"p{part} {seconds(value)}" for part, value in zip(PERCENTILES, values, strict=True))
+
+
+def stage_percentiles(trial: Trial) -> dict[str, list[float]]:
+    """Seconds of a batch in each stage, at `PERCENTILES`."""
+    return {
+        stage: [quantile_s(counts, part / 100) for part in PERCENTILES] for stage, counts in trial.histograms().items()
+    }
 
 
 def summary(trials: Sequence[Trial], chosen: Trial | None, step_s: float, failed: Sequence[str]) -> dict[str, Any]:
@@ -118,6 +135,10 @@ def summary(trials: Sequence[Trial], chosen: Trial | None, step_s: float, failed
                 "error": trial.error,
                 "samples_per_s_by_round": [part.samples / part.seconds for part in trial.rounds],
                 **trial.figures(),
+                "stages": {
+                    stage: {f"p{part}_s": value for part, value in zip(PERCENTILES, values, strict=True)}
+                    for stage, values in stage_percentiles(trial).items()
+                },
             }
             for trial in trials
         ],

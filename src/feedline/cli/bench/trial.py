@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter, sleep
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,10 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.cli.target import as_feedline, as_torch
 from feedline.core import proc, tree
+from feedline.core.histogram import add_counts
 from feedline.errors import ArgumentError
+from feedline.loader.dataloader import DataLoader
+from feedline.loader.report.stats import StageTimes
 
 
 class Setting(NamedTuple):
@@ -71,6 +75,14 @@ class Round(NamedTuple):
     memory_nbytes: int
     waits_s: tuple[float, ...]
     """Wait for each batch after the warm-up."""
+    stages: Mapping[str, StageTimes] = MappingProxyType({})
+    """Times of the stages, warm-up included; torch's loader has none."""
+
+
+_SENT = ("serialize", "receive")
+
+
+_WORKED = ("fetch", "collate", *_SENT)
 
 
 @dataclass(slots=True)
@@ -92,6 +104,22 @@ class Trial:
         rates = [part.samples / part.seconds for part in self.rounds]
         return (max(rates) - min(rates)) / 2 if rates else 0.0
 
+    def histograms(self) -> dict[str, tuple[int, ...]]:
+        """Histogram of each stage over all rounds."""
+        names = dict.fromkeys(stage for part in self.rounds for stage in part.stages)
+        return {
+            name: add_counts([part.stages[name].histogram for part in self.rounds if name in part.stages])
+            for name in names
+        }
+
+    def serialization_share(self) -> float:
+        """Share of the work on batches that packs and unpacks them."""
+        worked, sent = (
+            sum(part.stages[stage].total_s for part in self.rounds for stage in stages if stage in part.stages)
+            for stages in (_WORKED, _SENT)
+        )
+        return sent / worked if worked else 0.0
+
     def figures(self) -> Mapping[str, float]:
         """Figures by the names that thresholds use, in seconds, bytes and shares."""
         if not self.rounds:
@@ -106,6 +134,7 @@ class Trial:
             "wait_p50_s": float(np.quantile(waits, 0.5)),
             "wait_p95_s": float(np.quantile(waits, 0.95)),
             "wait_p99_s": float(np.quantile(waits, 0.99)),
+            "serialization_share": self.serialization_share(),
             "cpu_s_per_1000": 1000
             * sum(part.cpu_s for part in self.rounds)
             / sum(part.delivered for part in self.rounds),
@@ -163,7 +192,8 @@ def measure(loader: TorchDataLoader[Any], seconds: float, step_s: float) -> Roun
         sleep(step_s)
         wait_from = perf_counter()
     used_s = proc.tree_cpu_s(pid) - cpu
-    return Round(samples, now - start, sum(waits), nbytes, first_s, used_s, delivered, memory, tuple(waits))
+    stages = loader.stats().stages if isinstance(loader, DataLoader) else {}
+    return Round(samples, now - start, sum(waits), nbytes, first_s, used_s, delivered, memory, tuple(waits), stages)
 
 
 def _endless(loader: TorchDataLoader[Any]) -> Iterator[Any]:

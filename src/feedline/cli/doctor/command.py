@@ -12,6 +12,7 @@ from feedline.cli.arguments import AsJson, print_json
 from feedline.cli.doctor import loader as loader_checks
 from feedline.cli.doctor import machine
 from feedline.cli.doctor.findings import Finding, Marks, Severity, closing_line, render
+from feedline.core.wrapping import wrap
 
 
 class Examination(NamedTuple):
@@ -55,7 +56,7 @@ def run(target: str | None, *, ranks: int = 1) -> Examination:
 def show(examination: Examination, console: Console) -> None:
     """Print an examination for the width and the encoding of the console."""
     marks = Marks.of(console.encoding)
-    console.print(marks.adapt(machine.headline()), style="bold", soft_wrap=True)
+    console.print("\n".join(wrap(marks.adapt(machine.headline()), console.width)), style="bold")
     console.print(render(examination.machine, console.width, marks), end="")
     if examination.target:
         console.print(f"\n{examination.target}", style="bold", highlight=False)

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.caches import LoadingCache
+from feedline.core.stage_parts import DECODING, Part
 from feedline.core.tensors import torch_dtype
 from feedline.datasets.arrays.rows import RowSource
 from feedline.datasets.decoding import DAMAGE
@@ -108,13 +109,20 @@ class _RowBlock(NamedTuple):
 class ChunkedRows:
     """Rows of a chunked array, with a cache of decoded chunks.
 
-    With `prefetch_ranges`, chunks are remote, and as many as memory allows are read at once.
+    With `prefetch_ranges`, chunks are remote, and as many as memory allows are read at once. The time of `read` counts
+    for `part`.
     """
 
     def __init__(
-        self, path: str, shape: Shape, read: ReadRows, cache: ChunkCache, prefetch_ranges: PrefetchRanges | None = None
+        self,
+        path: str,
+        shape: Shape,
+        read: ReadRows,
+        cache: ChunkCache,
+        prefetch_ranges: PrefetchRanges | None = None,
+        part: Part = DECODING,
     ) -> None:
-        self._path, self._shape, self._read, self._cache = path, shape, read, cache
+        self._path, self._shape, self._read, self._cache, self._timed = path, shape, read, cache, part
         self._prefetch_ranges = prefetch_ranges
         self._at_once = 1
         if prefetch_ranges is not None:
@@ -188,7 +196,8 @@ class ChunkedRows:
 
     def _next_rows(self, part: _RowBlock, read: Iterator[NDArray[Any]]) -> NDArray[Any]:
         try:
-            return next(read)
+            with self._timed:  # reads from stores, within it, count as such
+                return next(read)
         except StoreError:
             raise
         except (*DAMAGE, LZMAError, SystemError) as error:  # codecs raise exceptions of any of these types

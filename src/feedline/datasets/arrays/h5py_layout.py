@@ -227,6 +227,11 @@ def check_filters(dataset: Any, path: str) -> None:
         )
 
 
+def is_filtered(dataset: Any) -> bool:
+    """True if stored chunks go through filters, such as compression."""
+    return bool(dataset.id.get_create_plist().get_nfilters())
+
+
 def _lacked_filters(dataset: Any) -> list[str]:
     """Names of filters that stored chunks need and HDF5 lacks."""
     plist = dataset.id.get_create_plist()

@@ -10,6 +10,7 @@ from typing import Any, cast
 from numpy.typing import NDArray
 
 from feedline.core.paths import Pathlike
+from feedline.core.stage_parts import DECODING, READ_FILES
 from feedline.datasets.arrays import h5py_layout
 from feedline.datasets.arrays.chunked import (
     ArrayRows,
@@ -130,7 +131,9 @@ class _HDF5Source:
             dataset = h5py_layout.dataset_in(opened.file, shape.name, self.name)
         places = _RowBytes(self._files, self._number, shape.byte_layout)
         chunks = _Chunks(opened, places, h5py_layout.row_reader(dataset))
-        return ChunkedRows(self.name, shape, chunks.read, cache, chunks.ranges if self.is_remote else None)
+        # HDF5 reads and decodes a chunk in one call.
+        part = DECODING if self.is_remote or h5py_layout.is_filtered(dataset) else READ_FILES
+        return ChunkedRows(self.name, shape, chunks.read, cache, chunks.ranges if self.is_remote else None, part)
 
     def _file_of(self, dataset: Any) -> FileSet:
         """The file with the rows of a contiguous dataset.

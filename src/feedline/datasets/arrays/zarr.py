@@ -13,6 +13,8 @@ from contextlib import suppress
 from functools import cache
 from itertools import product
 from pathlib import Path
+from threading import Lock
+from time import monotonic_ns
 from types import new_class
 from typing import Any, TypeVar
 from zipfile import BadZipFile
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 from feedline.core import optional
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike, missing
+from feedline.core.stage_parts import READ_FILES, read_part
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.chunked import (
     ArrayRows,
@@ -88,6 +91,38 @@ def _abc() -> Any:
     return optional.load("zarr.abc.store", "zarr", "datasets.Zarr")
 
 
+class _ReadClock:
+    """Time of reads that overlap, and the bytes read.
+
+    Reads run in threads whose parts of stages are not timed.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._elapsed_ns = self._began_ns = self._running = 0
+        self._lock = Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._began_ns = self._began_ns if self._running else monotonic_ns()
+            self._running += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._running -= 1
+            self._elapsed_ns += 0 if self._running else monotonic_ns() - self._began_ns
+
+    def count(self, nbytes: int) -> None:
+        """Count bytes of a read."""
+        with self._lock:
+            self.nbytes += nbytes
+
+    def elapsed_ns(self) -> int:
+        """Time so far."""
+        with self._lock:
+            return self._elapsed_ns + (monotonic_ns() - self._began_ns if self._running else 0)
+
+
 class _StoreAdapter:
     """Implementation of zarr's abstract store over a feedline `Store`.
 
@@ -100,6 +135,7 @@ class _StoreAdapter:
     def __init__(self, store: Store) -> None:
         super().__init__(read_only=True)  # type: ignore[call-arg] # zarr's class is next in the MRO
         self.store = store
+        self.clock = _ReadClock()
         self._readers = DaemonPool(thread_name_prefix="feedline-zarr")
 
     def __eq__(self, other: object) -> bool:
@@ -147,7 +183,10 @@ class _StoreAdapter:
 
     def _read(self, key: str, wanted: Any) -> memoryview | None:
         try:
-            return self.store.read(key) if wanted is None else self._read_range(key, wanted)
+            with self.clock:
+                data = self.store.read(key) if wanted is None else self._read_range(key, wanted)
+                self.clock.count(len(data))
+            return data
         except ObjectNotFoundError:  # a chunk never written, or metadata of the other format version
             return None
 
@@ -279,12 +318,25 @@ class _ZarrChunks:
 
     def __init__(self, store: Store | None, array: Any) -> None:
         self._store, self._array = store, array
+        # zarr's own store for a `.zip` has no clock.
+        self._clock = getattr(array.store, "clock", None) or _ReadClock()
+        self._part = READ_FILES if store is None else read_part(store.url)
         self._sizes = getattr(array, "shards", None) or array.chunks
         # Opened by each process for itself, as all rows are: threads do not survive a fork.
         self._readers = DaemonPool(_READERS, "feedline-chunks")
 
     def read(self, spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
-        return map(self._rows, spans) if self._store is None else self._readers.map(self._rows, spans)
+        found = iter(map(self._rows, spans) if self._store is None else self._readers.map(self._rows, spans))
+        while (rows := self._next(found)) is not None:
+            yield rows
+
+    def _next(self, found: Iterator[NDArray[Any]]) -> NDArray[Any] | None:
+        """The next rows; reads in other threads are no decoding."""
+        began_ns, read_ns, nbytes = monotonic_ns(), self._clock.elapsed_ns(), self._clock.nbytes
+        rows = next(found, None)
+        read_ns = min(self._clock.elapsed_ns() - read_ns, monotonic_ns() - began_ns)
+        self._part.claim(read_ns, self._clock.nbytes - nbytes)
+        return rows
 
     def _rows(self, span: Range) -> NDArray[Any]:
         return np.asarray(self._array[slice(*span)])

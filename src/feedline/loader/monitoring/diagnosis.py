@@ -8,13 +8,16 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from feedline.core.cgroups import Cgroup
+from feedline.core.copying import measure_copy_rates
 from feedline.loader.building.captures import is_stateful
 from feedline.loader.monitoring.lines import costly_lines
 from feedline.loader.monitoring.memory_trend import memory_left
+from feedline.loader.monitoring.resources import affine_cpus
 from feedline.loader.partitions import PartitionedDataset
 from feedline.loader.pools import LoaderPools, builder_of
 from feedline.loader.report import Advice, Verdict, diagnose
-from feedline.loader.report.verdict import grows
+from feedline.loader.report.incidents import grows
+from feedline.loader.report.verdict import copies_much
 
 _VERDICT_NS = 2_000_000_000
 
@@ -64,9 +67,11 @@ def verdict_of(loader: Any, monitor: Any, pools: LoaderPools, *, quick: bool, li
     context = replace(
         pools.context(loader),
         sending=monitor.sending.cost,
-        memory_left_nbytes=memory_left(Cgroup.of_process()) if grows(stats) else None,  # takes milliseconds
+        # Both take milliseconds.
+        memory_left_nbytes=memory_left(Cgroup.of_process()) if grows(stats) else None,
+        copy_rates=None if quick or not copies_much(stats) else measure_copy_rates(affine_cpus()),
     )
-    verdict = diagnose(stats, context, recent, quick=quick)
+    verdict = replace(diagnose(stats, context, recent, quick=quick), write_page=monitor.write_page)
     if not lines:
         return verdict
     try:

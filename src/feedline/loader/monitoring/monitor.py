@@ -64,8 +64,8 @@ MOST_NS = 2_000_000_000
 
 _OF_NOW = (
     "stores", "epoch", "position", "length", "ready", "in_flight", "worker_nbytes", "worker_growth_nbytes",
-    "padding_share", "throttled_share", "contended_share", "gpu_utilization", "others_cpus", "workers", "restarts",
-    "skipped",
+    "padding_share", "throttled_share", "contended_share", "outside_share", "gpu_utilization", "others_cpus",
+    "workers", "restarts", "skipped",
 )  # fmt: skip
 """Figures that are not of an epoch."""
 
@@ -172,8 +172,9 @@ class Monitor:
         if sources is None:
             return Stats()
         progress, pools = sources.progress, sources.pools
+        pool = pools.pool_statistics()
         # A loop that waits for its first batch has none: they take a while.
-        machine = self._machine.system(pools.pool_statistics().pids, keeps=not self._heartbeat.page.words[BATCHES])
+        machine = self._machine.system(pool.pids, keeps=not self._heartbeat.page.words[BATCHES])
         common: dict[str, Any] = {
             "epoch": progress.cursor.epoch - progress.over,
             "position": _position(sources),
@@ -184,7 +185,8 @@ class Monitor:
             "worker_growth_nbytes": self._memory.growth(),
             "throttled_share": machine.throttled_share,
             "gpu_utilization": machine.gpu_utilization,
-            "contended_share": self._locks.share,
+            "contended_share": pool.contended_share if self._locks.share is None else self._locks.share,
+            "outside_share": pool.outside_share,
             "others_cpus": self._machine.others_cpus,
         }
         stores = store_metrics.statistics()

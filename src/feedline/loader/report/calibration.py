@@ -6,6 +6,7 @@ It searches the machine on which a replay takes as long as the batches did.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from feedline.loader.report.context import Context
@@ -13,7 +14,6 @@ from feedline.loader.report.measured import WORK, Measured
 from feedline.loader.report.replay import (
     INLINE,
     PROCESS,
-    SWITCH_S,
     THREAD,
     BatchTimes,
     EngineSetting,
@@ -78,7 +78,7 @@ def _with_contention(measured: Measured, setting: EngineSetting) -> Measured:
     """
     workers, waited = setting.num_workers, measured.contended_share
     fetch = measured.mean("fetch")
-    if setting.method != PROCESS or workers < 2 or waited < CONTENDED or not fetch.wait_s:
+    if setting.method == INLINE or workers < 2 or waited < CONTENDED or not fetch.wait_s:
         return measured
     built_s = sum(measured.mean(stage).alone_s for stage in WORK)
     lock_s = min(waited * built_s, fetch.wait_s)
@@ -106,7 +106,8 @@ def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]
     """
     setting = context.setting
     takes = max(measured.step_waits / SWITCHES_PER_TAKE, 1.0)
-    machine = Machine(context.cpus, UNKNOWN_GIL, takes, HOP_S[setting.method])
+    copiers = inf if context.copy_rates is None else context.copy_rates.copiers
+    machine = Machine(context.cpus, UNKNOWN_GIL, takes, HOP_S[setting.method], copiers)
     used = measured.concurrency
     if is_throttled(measured, context):
         measured = _only_computing(measured)
@@ -120,9 +121,27 @@ def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]
         return measured, replace(machine, gil=1.0)
     if not _waits_for_lock(measured, setting):
         return measured, machine
-    machine = replace(machine, gil=1.0)
-    measured = _only_computing(measured)
+    if measured.outside_share is None:
+        measured, machine = _only_computing(measured), replace(machine, gil=1.0)
+    else:
+        measured = _waiting_outside(measured)
+        machine = _with_held_share(measured, setting, machine)
     return _with_locked_steps(measured, setting, machine), machine
+
+
+def _with_held_share(measured: Measured, setting: EngineSetting, machine: Machine) -> Machine:
+    """The machine with the largest share of computing under the lock.
+
+    It is not slower than what was measured. Steps do not wait there: a part of their waiting is for the lock.
+    """
+    batches = [replace(batch, step=batch.step._replace(wait_s=0.0)) for batch in measured.batches]
+    machines = [replace(machine, gil=share) for share in (1.0, 0.85, 0.7)]
+    fast = (each for each in machines if replay(batches, setting, each) <= _SLOWER * measured.period_s)
+    return next(fast, replace(machine, gil=UNKNOWN_GIL))
+
+
+_SLOWER = 1.1
+"""Ratio of a replay to the measured period above which it is slower."""
 
 
 def is_throttled(measured: Measured, context: Context) -> bool:
@@ -140,10 +159,10 @@ def _waits_for_lock(measured: Measured, setting: EngineSetting) -> bool:
     """True if worker threads wait for Python's lock, and not for files."""
     work = [measured.mean(stage) for stage in WORK]
     wait_s, cpu_s = sum(task.wait_s for task in work), sum(task.cpu_s for task in work)
-    if measured.lock_s is not None or measured.loop_lock_s is not None:
-        # With n threads, the probe of a worker waits for n - 1 others.
-        workers = setting.num_workers / 2
-        return (measured.lock_s or 0.0) > _HELD * SWITCH_S * workers or (measured.loop_lock_s or 0.0) > _HELD * SWITCH_S
+    if measured.outside_share is not None and wait_s - _outside_s(measured) > _UNSEEN * (wait_s + cpu_s):
+        return True
+    if measured.lock_share is not None:
+        return measured.lock_share > _OFTEN
     if setting.num_workers < 2:
         return False
     # The lock is also in use while its holder is ready to run, and others have the CPUs.
@@ -176,8 +195,12 @@ The second wait is two: it asks for the lock after one interval.
 """
 
 
-_HELD = 0.15
-"""Share of the longest wait for Python's lock from which a probe shows that others compute with it."""
+_UNSEEN = 0.2
+"""Share of building that is waiting, but not seen to be for files or networks, from which it is for Python's lock."""
+
+
+_OFTEN = 0.3
+"""Share of requests that find Python's lock in use from which others compute with it."""
 
 
 _MOST_OF_QUOTA = 0.5
@@ -194,12 +217,30 @@ for a file.
 """
 
 
+def _waiting_outside(measured: Measured) -> Measured:
+    """Batches with waiting for files, networks and threads of their own."""
+    waited_s = sum(measured.mean(stage).wait_s for stage in WORK)
+    return _scale_waits(measured, min(_outside_s(measured) / waited_s, 1.0)) if waited_s else measured
+
+
+def _outside_s(measured: Measured) -> float:
+    """Seconds of such waiting per batch."""
+    built_s = sum(measured.mean(stage).alone_s for stage in WORK)
+    if measured.mean("fetch").held_s:  # the wait for a lock that workers share has been separated
+        built_s /= max(1 - measured.contended_share, LEAST_SHARE)
+    return (measured.outside_share or 0.0) * built_s
+
+
 def _only_computing(measured: Measured) -> Measured:
-    batches = tuple(
-        replace(batch, work={stage: task._replace(wait_s=0.0) for stage, task in batch.work.items()})
-        for batch in measured.batches
-    )
-    return replace(measured, batches=batches)
+    return _scale_waits(measured, 0.0)
+
+
+def _scale_waits(measured: Measured, factor: float) -> Measured:
+    def scaled(batch: BatchTimes) -> BatchTimes:
+        work = {stage: task._replace(wait_s=factor * task.wait_s) for stage, task in batch.work.items()}
+        return replace(batch, work=work)
+
+    return replace(measured, batches=tuple(map(scaled, measured.batches)))
 
 
 def _with_others(measured: Measured, setting: EngineSetting, machine: Machine) -> Machine:

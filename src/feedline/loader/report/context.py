@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 
 from feedline.collate.batch_reads import reader_of
 from feedline.core.cgroups import Cgroup
+from feedline.core.copying import CopyRates
 from feedline.core.dataset import traits_of
 from feedline.core.torch_wrappers import batch_getter
 from feedline.loader.device import Delivery
@@ -80,6 +81,8 @@ class Context:
     """True if worker processes decode Pillow's JPEGs by feedline's kernels, which other pools do not."""
     sending: SendingCost | None = None
     """Measured with a batch of a loop whose workers are no processes; None where it was not."""
+    copy_rates: CopyRates | None = None
+    """Limits of memory bandwidth; None if they were not measured, as for small batches."""
     memory_left_nbytes: int | None = None
     """Memory that loop and workers may still take; None where it is unknown, or where they do not grow."""
 

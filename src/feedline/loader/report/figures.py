@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from feedline.loader.report.advice import case_of
-from feedline.loader.report.layout import number
+from feedline.loader.report.layout import gain_of, number
 from feedline.loader.report.model import Model
 from feedline.loader.report.remedy import Advice
 from feedline.loader.report.stats import SlowBatch, StageTimes, Stats
@@ -17,10 +17,10 @@ from feedline.loader.report.verdict import Verdict
 
 _PLAIN = (
     "batches", "samples", "wall_s", "wait_s", "startup_s", "closing_s", "step_s", "step_cpu_s", "run_delay_s",
-    "lock_s", "others_cpus", "in_flight_nbytes", "arena_nbytes", "copied_nbytes", "copy_s", "restarts", "skipped",
-    "workers", "epoch", "position", "length", "ready", "in_flight", "worker_nbytes", "worker_growth_nbytes",
-    "padding_share", "throttled_share", "contended_share", "gpu_utilization", "read_nbytes_per_sample",
-    "delivered_nbytes_per_sample",
+    "lock_s", "lock_share", "others_cpus", "in_flight_nbytes", "arena_nbytes", "copied_nbytes", "copy_s", "restarts",
+    "skipped", "workers", "epoch", "position", "length", "ready", "in_flight", "worker_nbytes", "worker_growth_nbytes",
+    "padding_share", "throttled_share", "contended_share", "outside_share", "gpu_utilization",
+    "read_nbytes_per_sample", "delivered_nbytes_per_sample",
 )  # fmt: skip
 
 
@@ -79,6 +79,8 @@ def advice_text(advice: Advice) -> str:
     """A piece of advice in words, with its predicted gain."""
     if advice.basis == "bound":
         return f"{advice} (at most {number(advice.high)} ×)"
+    if advice.low == advice.high:  # of a quick verdict, which has no ranges
+        return f"{advice} ({number(advice.gain)} ×)"
     return f"{advice} ({number(advice.gain)} ×, {number(advice.low)}–{number(advice.high)})"
 
 
@@ -89,7 +91,14 @@ def verdict_figures(verdict: Verdict) -> dict[str, Any]:
         "headline": verdict.headline,
         "explanation": verdict.explanation,
         "advice": [
-            {"text": advice_text(advice), "change": advice.change, "gain": advice.gain} for advice in verdict.advice
+            {
+                "text": advice_text(advice),
+                "change": advice.change,
+                "gain": advice.gain,
+                "range": gain_of(advice),
+                "why": advice.text if advice.arguments else "",
+            }
+            for advice in verdict.advice
         ],
     }
 

@@ -52,6 +52,8 @@ def gain_of(advice: Advice) -> str:
     """The gain with its range, such as "4.3 × (4.0–4.4)"."""
     if advice.basis == "bound":
         return f"at most {number(advice.high)} ×"
+    if advice.low == advice.high:  # of a quick verdict, which has no ranges
+        return f"{number(advice.gain)} ×"
     return f"{number(advice.gain)} × ({number(advice.low)}–{number(advice.high)})"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
@@ -47,12 +47,12 @@ class Measured:
     """Run delay of workers and loop, summed."""
     others_cpus: float | None = None
     """CPUs that other programs used meanwhile."""
-    lock_s: float | None = None
-    """Wait of a worker thread for Python's lock, from which the share of it that others hold is known."""
-    loop_lock_s: float | None = None
-    """The same for the thread of the loop."""
+    lock_share: float | None = None
+    """Share of the requests of threads for Python's lock that find it in use."""
     contended_share: float = 0.0
     """Share of the workers' time in which they wait for a lock of another one."""
+    outside_share: float | None = None
+    """Share of the time of worker threads in which they wait for files, networks and threads of their own."""
     step_waits: float = 0.0
     """Number of times that a step stops to wait."""
     has_cpu: bool = False
@@ -77,9 +77,9 @@ class Measured:
             startup_s=stats.startup_s,
             closing_s=stats.closing_s,
             others_cpus=stats.others_cpus,
-            lock_s=stats.lock_s,
-            loop_lock_s=stats.loop_lock_s,
+            lock_share=stats.lock_share,
             contended_share=stats.contended_share or 0.0,
+            outside_share=stats.outside_share,
             step_waits=stats.step_waits,
             delay=delay,
             delayed_s=sum(sum(table.delay.values()) for table in tables) / len(later) if has_delay else 0.0,
@@ -107,6 +107,26 @@ class Measured:
         wait_s = max(stats.wait_s - stats.startup_s, 0.0) / later
         return cls((batch,), step_s + wait_s, wait_s, step_s, stats.startup_s, stats.closing_s)
 
+    def with_copying(self, nbytes: float, rate: float) -> Self:
+        """The same batches, of `nbytes` each, with their use of memory bandwidth.
+
+        Each stage of building writes a batch once, at most at `rate` bytes per second.
+        """
+
+        def copies(task: Task) -> Task:
+            return task._replace(copying=min(nbytes / rate / task.cpu_s, 1.0) if task.cpu_s else 0.0)
+
+        def copied(batch: BatchTimes) -> BatchTimes:
+            return replace(batch, work={stage: copies(task) for stage, task in batch.work.items()})
+
+        return replace(self, batches=tuple(map(copied, self.batches)))
+
+    @property
+    def copiers(self) -> float:
+        """Threads in the mean that copy all the time."""
+        used_s = sum(task.cpu_s * task.copying for task in map(self.mean, WORK))
+        return used_s / self.period_s if self.period_s else 0.0
+
     @property
     def delay_share(self) -> float:
         """Run delay per time that something wanted to compute, 0 to 1."""
@@ -130,8 +150,11 @@ class Measured:
         if not tasks:
             return NO_TASK
         width = sum(task.cpu_s * task.width for task in tasks) / (sum(task.cpu_s for task in tasks) or 1.0)
-        held_s = _mean(task.held_s for task in tasks)
-        return Task(_mean(task.wait_s for task in tasks), _mean(task.cpu_s for task in tasks), width or 1.0, held_s)
+        copying = sum(task.cpu_s * task.copying for task in tasks) / (sum(task.cpu_s for task in tasks) or 1.0)
+        wait_s, cpu_s, held_s = (
+            _mean(times) for times in zip(*((t.wait_s, t.cpu_s, t.held_s) for t in tasks), strict=True)
+        )
+        return Task(wait_s, cpu_s, width or 1.0, held_s, copying)
 
     @cached_property
     def concurrency(self) -> float:

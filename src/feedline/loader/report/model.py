@@ -159,7 +159,10 @@ class Model:
         machine = replace(self.machine, latency_s=HOP_S[setting.method])
         if setting.method == THREAD:
             machine = replace(machine, gil=UNKNOWN_GIL if self.context.fetches_many else 1.0)
-        return Case(setting, machine, _change_transport(setting.method, self.context.sending))
+        transport = _change_transport(setting.method, self.context.sending)
+        if before.method == THREAD:  # each process has the locks of threads for itself
+            return Case(setting, machine, lambda batch: transport(batch.shared()))
+        return Case(setting, machine, transport)
 
     @property
     def startup_s(self) -> float:

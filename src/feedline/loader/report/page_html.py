@@ -131,11 +131,22 @@ def _verdict(report: RankReport) -> str:
     verdict = report.figures["verdict"]
     if not verdict:
         return _section("Verdict", "<p>No batch has been delivered yet.</p>")
-    advice = "".join(f"<li>{escape(hint['text'])}</li>" for hint in verdict["advice"])
     return (
         f'<section class="verdict"><h2>{escape(verdict["headline"])}</h2><p>{escape(verdict["explanation"])}</p>'
-        f"<ul>{advice}</ul></section>\n"
+        f"{_remedies(verdict['advice'])}</section>\n"
     )
+
+
+def _remedies(advice: Sequence[Mapping[str, Any]]) -> str:
+    """A table; nothing without advice."""
+    rows = [[_remedy(hint), f'<span class="gain">{escape(hint.get("range", ""))}</span>'] for hint in advice]
+    return _table(("remedy", "predicted gain"), rows) if rows else ""
+
+
+def _remedy(hint: Mapping[str, Any]) -> str:
+    if "range" not in hint:  # of an earlier version, whose text has the gain
+        return escape(hint["text"])
+    return f"<b>{escape(hint['change'])}</b><br>{escape(hint['why'])}" if hint["why"] else escape(hint["change"])
 
 
 def _tiles(report: RankReport) -> str:

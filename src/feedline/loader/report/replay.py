@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from math import inf
 from typing import Any, NamedTuple, Self
 
 INLINE, THREAD, PROCESS = "inline", "thread", "process"
@@ -25,6 +26,8 @@ class Task(NamedTuple):
     """CPUs in use while it computes; more than 1 if it starts threads."""
     held_s: float = 0.0
     """Seconds of it in which it holds what no other worker may have meanwhile, such as a lock."""
+    copying: float = 0.0
+    """Use of memory bandwidth while it computes, as a share of that of a thread that only copies."""
 
     @property
     def alone_s(self) -> float:
@@ -32,10 +35,11 @@ class Task(NamedTuple):
         return self.wait_s + self.cpu_s
 
     def __add__(self, other: Task) -> Task:  # type: ignore[override]
-        cpu_s = self.cpu_s + other.cpu_s
+        cpu_s, held_s = self.cpu_s + other.cpu_s, self.held_s + other.held_s
         used = self.cpu_s * self.width + other.cpu_s * other.width
-        held_s = self.held_s + other.held_s
-        return Task(self.wait_s + other.wait_s, cpu_s, used / cpu_s if cpu_s else 1.0, held_s)
+        copied = self.cpu_s * self.copying + other.cpu_s * other.copying
+        width, copying = (used / cpu_s, copied / cpu_s) if cpu_s else (1.0, 0.0)
+        return Task(self.wait_s + other.wait_s, cpu_s, width, held_s, copying)
 
 
 NO_TASK = Task()
@@ -89,7 +93,7 @@ class BatchTimes:
 
 
 def _scale(task: Task, factor: float) -> Task:
-    return Task(task.wait_s * factor, task.cpu_s * factor, task.width, task.held_s * factor)
+    return Task(task.wait_s * factor, task.cpu_s * factor, task.width, task.held_s * factor, task.copying)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +125,19 @@ class Machine:
     """Times that a step takes Python's lock again, after waiting or native code."""
     latency_s: float = 0.0
     """Seconds per batch in which the loop waits for something outside all stages, such as the wake-up of a worker."""
+    copiers: float = inf
+    """Threads that copy at full speed, before memory bandwidth slows them down."""
 
 
-_TaskPhase = tuple[float, float, float]
+class _TaskPhase(NamedTuple):
+    """Some waiting, and the computing behind it."""
+
+    wait_s: float
+    cpu_s: float = 0.0
+    width: float = 1.0
+    copying: float = 0.0
+
+
 _Process = Generator[_TaskPhase | None, None, None]
 
 LOCKED = 0.9
@@ -140,15 +154,15 @@ ONE_KIND = 0.05
 
 
 def _phases(task: Task) -> Sequence[_TaskPhase]:
-    wait_s, cpu_s, width, _ = task
+    wait_s, cpu_s, width, _, copying = task
     if min(wait_s, cpu_s) <= ONE_KIND * (wait_s + cpu_s):
-        return ((wait_s, cpu_s, width),)
-    return ((wait_s / PIECES, cpu_s / PIECES, width),) * PIECES
+        return (_TaskPhase(wait_s, cpu_s, width, copying),)
+    return (_TaskPhase(wait_s / PIECES, cpu_s / PIECES, width, copying),) * PIECES
 
 
 @dataclass(slots=True)
 class _SimulatedClock:
-    """Time of processes that sleep, or compute on shared CPUs.
+    """Time of processes that sleep, or compute on shared CPUs and memory.
 
     All computing processes progress at one rate, and virtual time passes at this rate. A process therefore ends when
     virtual time has advanced by its computing time, whatever other processes do.
@@ -156,12 +170,15 @@ class _SimulatedClock:
 
     limit: float
     """Greatest width that computes at full speed: the CPUs, or for threads the limit of the lock."""
+    copiers: float = inf
+    """Greatest sum of copying at full speed: see `Machine`."""
     now: float = 0.0
     _virtual: float = 0.0
     _width: float = 0.0
+    _copying: float = 0.0
     _number: int = 0
-    _asleep: list[tuple[float, int, _Process, float, float]] = field(default_factory=list)
-    _computing: list[tuple[float, int, _Process, float]] = field(default_factory=list)
+    _asleep: list[tuple[float, int, _Process, _TaskPhase]] = field(default_factory=list)
+    _computing: list[tuple[float, int, _Process, _TaskPhase]] = field(default_factory=list)
 
     @property
     def computing(self) -> int:
@@ -173,40 +190,46 @@ class _SimulatedClock:
         for phase in process:
             if phase is None:  # parked
                 return
-            wait_s, cpu_s, width = phase
             self._number += 1
-            if wait_s > 0:
-                heappush(self._asleep, (self.now + wait_s, self._number, process, cpu_s, width))
+            if phase.wait_s > 0:
+                heappush(self._asleep, (self.now + phase.wait_s, self._number, process, phase))
                 return
-            if cpu_s > 0:
-                self._compute(process, cpu_s, width)
+            if phase.cpu_s > 0:
+                self._compute(process, phase)
                 return
 
-    def _compute(self, process: _Process, cpu_s: float, width: float) -> None:
+    def _compute(self, process: _Process, phase: _TaskPhase) -> None:
         self._number += 1
-        self._width += width
-        heappush(self._computing, (self._virtual + cpu_s, self._number, process, width))
+        self._width += phase.width
+        self._copying += phase.copying
+        heappush(self._computing, (self._virtual + phase.cpu_s, self._number, process, phase))
+
+    def _rate(self) -> float:
+        """Progress of computing processes, by CPUs and memory bandwidth."""
+        rate = min(1.0, self.limit / self._width) if self._width > self.limit else 1.0
+        return min(rate, self.copiers / self._copying) if self._copying > self.copiers else rate
 
     def run(self) -> None:
         """Run until every process is parked or has ended."""
         asleep, computing = self._asleep, self._computing
         while asleep or computing:
-            rate = min(1.0, self.limit / self._width) if self._width > self.limit else 1.0
-            done_s = self.now + (computing[0][0] - self._virtual) / rate if computing else float("inf")
+            rate = self._rate()
+            done_s = self.now + (computing[0][0] - self._virtual) / rate if computing else inf
             if asleep and asleep[0][0] <= done_s:
-                woken_s, _, process, cpu_s, width = heappop(asleep)
+                woken_s, _, process, phase = heappop(asleep)
                 # Virtual time stands still while no process computes: it would otherwise count as progress of the next.
                 self._virtual += (woken_s - self.now) * rate if computing else 0.0
                 self.now = woken_s
-                if cpu_s > 0:
-                    self._compute(process, cpu_s, width)
+                if phase.cpu_s > 0:
+                    self._compute(process, phase)
                 else:
                     self.resume(process)
             else:
-                self._virtual, _, process, width = heappop(computing)
+                self._virtual, _, process, phase = heappop(computing)
                 self.now = done_s
-                # 0 after the last one: rounding errors of the sum would grow over thousands of batches.
-                self._width = self._width - width if computing else 0.0
+                # 0 after the last one: rounding errors of the sums would grow over thousands of batches.
+                self._width = self._width - phase.width if computing else 0.0
+                self._copying = self._copying - phase.copying if computing else 0.0
                 self.resume(process)
 
 
@@ -217,7 +240,7 @@ class _Engine:
         # Each thread needs the lock for this share of its computing, so at most 1 / share of them compute at once.
         locked = machine.gil if setting.method == THREAD else 0.0
         self._is_locked = locked >= LOCKED
-        self._clock = _SimulatedClock(min(machine.cpus, 1 / locked) if locked else machine.cpus)
+        self._clock = _SimulatedClock(min(machine.cpus, 1 / locked) if locked else machine.cpus, machine.copiers)
         self._batches, self._setting, self._machine = batches, setting, machine
         self._work = [_phases(sum(batch.work.values(), NO_TASK)) for batch in batches]
         workers = 0 if setting.method == INLINE else setting.num_workers
@@ -275,7 +298,7 @@ class _Engine:
             window.remove(self._due(window))
             yield from _phases(self._batches[turn].copy)
             yield from _phases(self._batches[turn].device_transform)
-            yield (self._machine.latency_s, 0.0, 1.0)
+            yield _TaskPhase(self._machine.latency_s)
             self.delivered_s.append(self._clock.now)
             yield from self._step(self._batches[turn].step)
             self.steps_s.append(self._clock.now - self.delivered_s[-1])
@@ -305,9 +328,9 @@ class _Engine:
             return
         parts = min(max(round(self._machine.takes), 1), PIECES)
         for _ in range(parts):
-            yield (step.wait_s / parts, 0.0, 1.0)
+            yield _TaskPhase(step.wait_s / parts)
             yield from self._take_lock(self._machine.takes / parts)
-            yield (0.0, step.cpu_s / parts, step.width)
+            yield _TaskPhase(0.0, step.cpu_s / parts, step.width)
 
     def _take_lock(self, times: float) -> _Process:
         """Wait until threads that compute give the lock back.
@@ -317,7 +340,7 @@ class _Engine:
         """
         waited_s, slice_s = 0.0, times * SWITCH_S / 4
         while waited_s < times * SWITCH_S * (self._clock.computing + 1) / 2 and self._clock.computing:
-            yield (slice_s, 0.0, 1.0)
+            yield _TaskPhase(slice_s)
             waited_s += slice_s
 
     def _is_due(self, window: list[int]) -> bool:

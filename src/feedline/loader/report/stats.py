@@ -99,6 +99,10 @@ class Stats:
     """Mean seconds until a worker thread that has given Python's lock back has it again; None without such threads."""
     loop_lock_s: float | None = None
     """The same for the thread of the loop, before its step."""
+    lock_share: float | None = None
+    """Share of these requests for the lock that found it in use, 0 to 1: that of workers or loop, if it is larger; None
+    without such threads.
+    """
     step_waits: float = 0.0
     """Mean number of times that a step stopped to wait: for a device, a file, a lock."""
     others_cpus: float | None = None
@@ -160,8 +164,13 @@ class Stats:
     without a quota.
     """
     contended_share: float | None = None
-    """Share of the time of worker processes in which they wait for a lock of another process, 0 to 1, from samples;
-    None if unknown.
+    """Share of the time of workers in which they wait for a lock of another one, 0 to 1, from samples; None if unknown.
+
+    It is not Python's lock.
+    """
+    outside_share: float | None = None
+    """Share of the time of worker threads in which they wait for files, networks and threads of their own, 0 to 1, from
+    samples; None if unknown, and without worker threads.
     """
     gpu_utilization: float | None = None
     """Share of the last moments in which the GPU computed, 0 to 1, as NVML tells; None if unknown."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from feedline.core.histogram import LOOP, SpanSum, SpanSums, add_counts, is_building, new_sums
+from feedline.core.histogram import LOOP, SpanSum, SpanSums, add_counts, in_use_share, is_building, new_sums
 from feedline.core.stage_parts import READ, is_part
 from feedline.core.telemetry import BATCH, CPU, LOCK, MAIN, NBYTES, PARTS, RUN_DELAY, SWITCHES, Span, SpanTuple
 from feedline.loader.monitoring.padding import PaddingSums
@@ -125,6 +125,7 @@ class Totals:
             run_delay_s=sum(cell.total_ns for (stage, _), cell in cells.items() if stage == RUN_DELAY) / 1e9,
             lock_s=_lock_s(cells, of_loop=False),
             loop_lock_s=_lock_s(cells, of_loop=True),
+            lock_share=_lock_share(cells),
             step_waits=_step_waits(cells),
             stages={stage: times for stage, times in stages.items() if stage not in LOOP},
             loop={stage: times for stage, times in stages.items() if stage in LOOP},
@@ -194,9 +195,21 @@ def _lock_s(cells: Mapping[tuple[str, int], SpanSum], *, of_loop: bool) -> float
 
     None if it was not probed.
     """
-    probes = [cell for (stage, worker), cell in cells.items() if stage == LOCK and (worker == MAIN) == of_loop]
+    probes = _probes(cells, of_loop=of_loop)
     number = sum(cell.number for cell in probes)
     return sum(cell.total_ns for cell in probes) / number / 1e9 if number else None
+
+
+def _lock_share(cells: Mapping[tuple[str, int], SpanSum]) -> float | None:
+    """Share of probes that found Python's lock in use, if known."""
+    shares = [
+        in_use_share(add_counts([cell.counts for cell in _probes(cells, of_loop=of_loop)])) for of_loop in (False, True)
+    ]
+    return max((share for share in shares if share is not None), default=None)
+
+
+def _probes(cells: Mapping[tuple[str, int], SpanSum], *, of_loop: bool) -> list[SpanSum]:
+    return [cell for (stage, worker), cell in cells.items() if stage == LOCK and (worker == MAIN) == of_loop]
 
 
 def _step_waits(cells: Mapping[tuple[str, int], SpanSum]) -> float:

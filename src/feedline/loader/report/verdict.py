@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, replace
 from functools import reduce
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from feedline.loader.report import layout
 from feedline.loader.report.advice import advise, predict
 from feedline.loader.report.context import THROTTLED, Context
 from feedline.loader.report.copies import copies_of
+from feedline.loader.report.incidents import incidents
 from feedline.loader.report.measured import WORK, Measured
 from feedline.loader.report.model import Gain, Model
 from feedline.loader.report.parts import BUILDING, dominant_part, sentence
@@ -37,12 +39,20 @@ STRAGGLING = 3.0
 """Ratio of the 99th to the 50th percentile above which slow batches may be the limit."""
 
 
+_BANDWIDTH = 0.8
+"""Share of the memory bandwidth in use from which it is named."""
+
+
 _QUOTA_GAIN = 1.25
 """Gain of twice the quota from which a quota that is used up is the limit."""
 
 
 _NOTHING_S = 1e-9
 """Resolution of the clock: no batch arrives faster."""
+
+
+PageWriter = Callable[["str | os.PathLike[str]", "Verdict"], None]
+"""Writes the page on a run to a path."""
 
 
 class LineShare(NamedTuple):
@@ -88,16 +98,29 @@ class Verdict:
     """The user's lines that take the time of samples, for `report(lines=True)`."""
     model: InitVar[Model | None] = None
     """See `replayed`."""
+    write_page: InitVar[PageWriter | None] = None
+    """See `to_html`."""
 
-    def __post_init__(self, model: Model | None) -> None:
-        # No field: `dataclasses.asdict` gives plain values only. `dataclasses.replace` reads it under this name.
+    def __post_init__(self, model: Model | None, write_page: PageWriter | None) -> None:
+        # No fields: `dataclasses.asdict` gives plain values only. `dataclasses.replace` reads them under these names.
         object.__setattr__(self, "model", model)
+        object.__setattr__(self, "write_page", write_page)
 
     @property
     def replayed(self) -> Model | None:
         """The model of the loop; None before the second batch."""
         model: Model | None = self.__dict__["model"]
         return model
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page on the run so far, with this verdict.
+
+        It is that of `DataLoader.report_html`. ArgumentError for a verdict that no loader made.
+        """
+        write_page: PageWriter | None = self.__dict__["write_page"]
+        if write_page is None:
+            raise ArgumentError("this verdict has no loader: only those of loader.report() have a page")
+        write_page(path, self)
 
     def predict(self, **arguments: Any) -> Gain:
         """Predicted gain of other arguments, such as `predict(num_workers=8)`, with its range.
@@ -147,7 +170,7 @@ def diagnose(
     """
     context = context or Context()
     if not stats.batches:
-        return Verdict("nothing", 0.0, "No batch has been delivered yet.", "", notes=tuple(_incidents(stats, context)))
+        return Verdict("nothing", 0.0, "No batch has been delivered yet.", "", notes=tuple(incidents(stats, context)))
     model = model_of(stats, context, recent, quick=quick)
     if model is None:
         return _after_one_batch(stats, context)
@@ -159,7 +182,7 @@ def diagnose(
         _headline(model, stats, stage),
         _explanation(model, stats, stage),
         advise(model, stats),
-        (*_incidents(stats, context), _basis(model, stats)),
+        (*incidents(stats, context), _basis(model, stats)),
         model.now_s,
         model.free_gain,
         model.data_gain,
@@ -175,6 +198,8 @@ def model_of(stats: Stats, context: Context, recent: Sequence[Sequence[Span]], *
     if stats.throttled_share is not None:
         context = replace(context, throttled=stats.throttled_share > THROTTLED)
     measured = Measured.of(recent[-LEAST:] if quick else recent, stats)
+    if context.copy_rates is not None and stats.delivered_nbytes:
+        measured = measured.with_copying(stats.delivered_nbytes, context.copy_rates.one)
     return (
         Model.of(measured, context, has_ranges=not quick)
         if measured.batches and measured.period_s > _NOTHING_S
@@ -229,7 +254,7 @@ def _after_one_batch(stats: Stats, context: Context) -> Verdict:
         stats.wait_share,
         f"The loop waited {seconds(stats.startup_s)} for its first batch.",
         "No batch has followed yet: take this as a first impression.",
-        notes=tuple(_incidents(stats, context)),
+        notes=tuple(incidents(stats, context)),
     )
 
 
@@ -285,6 +310,8 @@ def _machine(model: Model) -> str:
     cpus, measured = model.context.cpus, model.measured
     if model.present.setting.method == THREAD and model.machine.gil >= 1:
         return "Its threads hold Python's lock in turn: only one of them computes at a time."
+    if measured.copiers > _BANDWIDTH * model.machine.copiers:
+        return f"Its copies use the memory bandwidth, which {model.machine.copiers:.1f} threads use up."
     width = measured.mean("fetch").width
     demand = model.present.setting.num_workers * width
     if demand > cpus and measured.concurrency > 0.8 * cpus:
@@ -390,56 +417,14 @@ def _basis(model: Model, stats: Stats) -> str:
     return f"{explained} {count(stats.batches, 'batch')}, {seconds(stats.wall_s)}.{gpu}"
 
 
-GROWTH = 0.02
-"""Growth of the workers per epoch, as a share of their memory, from which it is worth a note."""
+def copies_much(stats: Stats) -> bool:
+    """True if memory bandwidth may limit the building of batches.
+
+    Then it is fast for their size.
+    """
+    built_s = sum(stats.stages[stage].total_s for stage in WORK if stage in stats.stages)
+    return built_s > 0 and (stats.delivered_nbytes or 0.0) * stats.batches / built_s > _FAST
 
 
-LEAST_GROWTH_NBYTES = 4 << 20
-
-
-def grows(stats: Stats) -> bool:
-    """True if the memory of the workers grows from epoch to epoch."""
-    return (stats.worker_growth_nbytes or 0.0) > max(GROWTH * stats.worker_nbytes, LEAST_GROWTH_NBYTES)
-
-
-def _incidents(stats: Stats, context: Context) -> Iterator[str]:
-    growth = stats.worker_growth_nbytes or 0.0
-    if grows(stats):
-        yield (
-            f"The workers grow by {size(growth)} an epoch, to {size(stats.worker_nbytes)} now: a cache without a "
-            "limit, or Python objects of the dataset, of which each worker copies the pages that it reads. "
-            "feedline.datasets.PackedStrings and feedline.share(array) hold them once."
-            + _until_full(growth, stats, context)
-        )
-    if stats.restarts:
-        died = "died and was" if stats.restarts == 1 else "died and were"
-        yield (
-            f"{count(stats.restarts, 'worker')} {died} replaced; no sample was lost, but restarts cost time; the "
-            "log gives the reasons"
-        )
-    if stats.skipped:
-        were = "was" if stats.skipped == 1 else "were"
-        yield (
-            f"{count(stats.skipped, 'sample')} could not be read and {were} skipped or replaced; "
-            "ErrorPolicy(quarantine=...) lists them in a file"
-        )
-
-
-def _until_full(growth: float, stats: Stats, context: Context) -> str:
-    """Sentence on the time that the remaining memory lasts."""
-    left_nbytes, batches = context.memory_left_nbytes, context.epoch_batches or stats.length
-    if left_nbytes is None:
-        return ""
-    epochs = left_nbytes / growth
-    lasts = f" At this rate, the {size(left_nbytes)} that are left last for {count(int(epochs), 'epoch')}"
-    if not batches or not stats.batches:
-        return f"{lasts}."
-    return f"{lasts}, or {_long(epochs * batches * stats.wall_s / stats.batches)}."
-
-
-def _long(elapsed_s: float) -> str:
-    """A time in its largest unit."""
-    for unit, unit_s in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
-        if elapsed_s >= 2 * unit_s:
-            return f"about {count(round(elapsed_s / unit_s), unit)}"
-    return seconds(elapsed_s)
+_FAST = 0.5e9
+"""Bytes per second from which copying may be a large part of a stage: memory allows some ten times as many."""

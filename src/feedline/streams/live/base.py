@@ -200,7 +200,7 @@ class LiveStream(IterableDataset[Any]):
             self._forget()
         thread = threading.get_ident()
         if thread not in self._readers:
-            self._readers[thread] = LiveReader(self.open_client, self.terms, self.order)
+            self._readers[thread] = LiveReader(self.open_client, self.terms, self.order, type(self).__name__)
         return self._readers[thread]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from math import inf
 from time import monotonic
 from typing import Any
 
+from feedline.core.stage_parts import read_part
 from feedline.errors import FeedlineError, SourceUnavailableError
 from feedline.streams.live.terms import LiveClient, LiveTerms, Place
 
@@ -57,8 +58,11 @@ class LiveReader:
     is not read on. Of one thread, but for `stop`. A source that does not answer is tried again for `limits.patience_s`.
     """
 
-    def __init__(self, open_client: Callable[[], LiveClient], terms: LiveTerms, order: Callable[[Place], Any]) -> None:
+    def __init__(
+        self, open_client: Callable[[], LiveClient], terms: LiveTerms, order: Callable[[Place], Any], source: str
+    ) -> None:
         self._open_client, self._terms, self._order = open_client, terms, order
+        self._part = read_part(source)
         self._buffers: dict[int, _Buffer] = {}
         self._client: LiveClient | None = None
         self._closed = threading.Event()
@@ -129,7 +133,8 @@ class LiveReader:
         ]
         client = self._connected()
         try:
-            chunks = client.poll(wanted, most, timeout_s)
+            with self._part:
+                chunks = client.poll(wanted, most, timeout_s)
         except SourceUnavailableError as error:
             self._reconnect(error)
             return

@@ -1,0 +1,65 @@
+"""Rate at which threads copy memory, alone and together."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from math import inf
+from threading import Barrier
+from time import thread_time
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class CopyRates(NamedTuple):
+    """Limits of memory bandwidth."""
+
+    one: float
+    """Bytes per second of a thread that only copies."""
+    copiers: float = inf
+    """Threads that copy at this rate at once; infinite if all that were tried can."""
+
+
+@cache
+def measure_copy_rates(cpus: int) -> CopyRates:
+    """Measure the rates with a thread for each CPU.
+
+    It takes tens of milliseconds, once. CPU time counts: other programs change little.
+    """
+    threads = min(cpus, _MOST_THREADS)
+    pairs = [(np.ones(_NBYTES, np.uint8), np.ones(_NBYTES, np.uint8)) for _ in range(_MOST_THREADS)]
+    alone = sorted(_NBYTES / _copy_s(*pair) for pair in pairs)[len(pairs) // 2]
+    if threads == 1:
+        return CopyRates(alone)
+    barrier = Barrier(threads)
+
+    def copy(pair: tuple[NDArray[np.uint8], NDArray[np.uint8]]) -> float:
+        barrier.wait()
+        return _REPEATED * _NBYTES / sum(_copy_s(*pair) for _ in range(_REPEATED))
+
+    with ThreadPoolExecutor(threads) as executor:
+        together = sum(executor.map(copy, pairs[:threads]))
+    copiers = max(together / alone, 1.0)
+    return CopyRates(alone, copiers if copiers < _UNLIMITED * threads else inf)
+
+
+def _copy_s(source: NDArray[np.uint8], target: NDArray[np.uint8]) -> float:
+    began_s = thread_time()
+    np.copyto(target, source)
+    return max(thread_time() - began_s, 1e-6)
+
+
+_MOST_THREADS = 8
+
+
+_NBYTES = 8 << 20
+"""Bytes of a copy. Those of all threads do not fit into caches."""
+
+
+_REPEATED = 4
+
+
+_UNLIMITED = 0.9
+"""Share of the rate of one thread at which each of them counts as unlimited."""

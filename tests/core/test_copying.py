@@ -1,0 +1,32 @@
+"""Rates of copying, against copies of another size."""
+
+from __future__ import annotations
+
+from math import inf
+from time import thread_time
+
+import numpy as np
+
+from feedline.core.copying import measure_copy_rates
+
+NBYTES = 32 << 20
+
+
+def test_a_copy_of_another_size_takes_as_long_as_the_rate_says() -> None:
+    source, target = np.ones(NBYTES, np.uint8), np.ones(NBYTES, np.uint8)
+    ratios = list[float]()
+    for _ in range(5):
+        measure_copy_rates.cache_clear()
+        rates = measure_copy_rates(2)
+        began_s = thread_time()
+        np.copyto(target, source)
+        ratios.append(rates.one * (thread_time() - began_s) / NBYTES)
+        assert rates.copiers >= 1
+        if 0.5 < ratios[-1] < 2:  # other programs use memory, too
+            return
+    raise AssertionError(ratios)
+
+
+def test_the_rates_are_measured_once_and_one_cpu_has_no_limit() -> None:
+    assert measure_copy_rates(1) is measure_copy_rates(1)
+    assert measure_copy_rates(1).copiers == inf

@@ -1,0 +1,141 @@
+"""What worker threads wait for, as seen while the loop waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from feedline.core import proc
+from feedline.core.proc import ThreadWait
+from feedline.workers.thread_samples import ThreadSamples
+
+
+@pytest.mark.skipif(proc._FUTEX != "202", reason="the numbers below are those of x86-64")
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        ("running", ThreadWait()),
+        ("202 0x7f 0x189 0x0 0x7ffc 0x0 0xffffffff 0x7f 0x7f", ThreadWait()),  # Python's lock
+        ("202 0x7f 0x80 0x2 0x0 0x0 0x0 0x7f 0x7f", ThreadWait()),  # its mutex
+        ("202 0x7f 0x189 0x0 0x0 0x0 0xffffffff 0x7f 0x7f", ThreadWait(0x7F, is_outside=True)),  # any other
+        ("0 0x3 0x7f 0x10 0x0 0x0 0x0 0x7f 0x7f", ThreadWait(is_outside=True)),  # reads a file
+        ("-1 0x7f 0x7f", ThreadWait(is_outside=True)),  # touches a page of a mapped file
+    ],
+)
+def test_the_wait_of_a_thread_is_known_by_its_system_call(call: str, found: ThreadWait, tmp_path: Path) -> None:
+    task = tmp_path / "self" / "task" / "7"
+    task.mkdir(parents=True)
+    (task / "syscall").write_text(call)
+    assert proc.wait_of_thread(7, tmp_path) == found
+    assert proc.wait_of_thread(8, tmp_path) is None
+
+
+@contextmanager
+def working(number: int, work: Callable[[], None]) -> Iterator[set[int]]:
+    """Native ids of threads that do this work again and again."""
+    ended, threads = threading.Event(), set[int]()
+
+    def run() -> None:
+        threads.add(threading.get_native_id())
+        while not ended.is_set():
+            work()
+
+    started = [threading.Thread(target=run) for _ in range(number)]
+    try:
+        for thread in started:
+            thread.start()
+        while len(threads) < number:
+            time.sleep(0.001)
+        yield threads
+    finally:
+        ended.set()
+        for thread in started:
+            thread.join()
+
+
+def shares_of(number: int, work: Callable[[], None]) -> tuple[float, float]:
+    """Contended and outside share of threads, over a hundred looks."""
+    with working(number, work) as threads:
+        samples = ThreadSamples(threads)
+        for _ in range(16):
+            samples.waited(0.004)
+        while samples._number < 100 * number:
+            samples._due_s = 0.0
+            samples.wait(lambda limit_s: time.sleep(limit_s) is not None)
+        contended, outside = samples.contended_share, samples.outside_share
+    assert contended is not None
+    assert outside is not None
+    return contended, outside
+
+
+def test_threads_that_share_a_lock_wait_for_it_and_its_holder_for_a_file() -> None:
+    lock = threading.Lock()
+
+    def hold() -> None:
+        with lock:
+            time.sleep(0.002)
+
+    contended, outside = shares_of(4, hold)
+    assert contended == pytest.approx(0.75, abs=0.15)  # one of four has it
+    assert outside == pytest.approx(0.25, abs=0.15)
+
+
+def test_threads_with_locks_of_their_own_do_not_contend() -> None:
+    """As a thread that waits for helpers of its own, which will release it."""
+
+    kept = threading.local()
+
+    def wait_long() -> None:
+        if not hasattr(kept, "done"):  # kept, so that no two threads have a lock at one address in turn
+            kept.done = threading.Lock()
+        kept.done.acquire(timeout=0)
+        helper = threading.Timer(0.005, kept.done.release)
+        helper.start()
+        kept.done.acquire()
+        helper.join()
+
+    contended, outside = shares_of(3, wait_long)
+    assert contended < 0.2
+    assert outside > 0.5
+
+
+def test_threads_that_compute_wait_for_nothing_outside() -> None:
+    contended, outside = shares_of(3, lambda: [sum(range(1000)) for _ in range(20)] and None)
+    assert contended < 0.05
+    assert outside < 0.1
+
+
+def test_few_samples_are_unknown_and_short_waits_are_left_alone() -> None:
+    samples = ThreadSamples({threading.get_native_id()})
+    assert samples.contended_share is None
+    assert samples.outside_share is None
+    assert not samples.wait(lambda _: pytest.fail("the usual wait is not known"))
+    for _ in range(50):
+        samples.waited(0.0001)
+    assert not samples.wait(lambda _: pytest.fail("too short to be divided"))
+
+
+def test_a_wait_that_ends_early_takes_no_sample() -> None:
+    samples = ThreadSamples({threading.get_native_id()})
+    for _ in range(50):
+        samples.waited(0.1)
+    limits = list[float]()
+    assert samples.wait(lambda limit_s: limits.append(limit_s) is None)
+    assert 0 < limits[0] < 0.1
+    assert samples._number == 0
+
+
+def test_waits_that_become_short_are_divided_again() -> None:
+    """As after the first batch of an epoch, for which workers start."""
+    samples = ThreadSamples({threading.get_native_id()})
+    for _ in range(50):
+        samples.waited(60.0)
+    for _ in range(200):
+        if not samples.wait(lambda limit_s: limit_s > 0.002):  # a wait of a moment is over
+            samples._due_s = 0.0
+    assert samples._number > 0
