@@ -304,6 +304,23 @@ FRAME_STEPS: dict[str, FrameStep] = {
 """Function that executes a class of torchvision on a frame."""
 
 
+_FLIPS = ("RandomHorizontalFlip", "RandomVerticalFlip")
+
+
+TENSOR_STEPS = frozenset(
+    _V2 + "_geometry." + name for name in ("RandomResizedCrop", "Resize", "CenterCrop", "RandomCrop", *_FLIPS)
+)
+"""Classes that move the levels of a tensor as those of an image, but for the rounding of a resize."""
+
+
+def resizes_tensors_of_levels() -> bool:
+    """True if torch resizes uint8 tensors by the algorithm of the kernels.
+
+    On other CPUs, torchvision converts them to floats before.
+    """
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+
+
 CONVERSIONS = frozenset(
     {
         *(_V1 + name for name in ("ToTensor", "PILToTensor", "ConvertImageDtype", "Normalize")),
