@@ -329,7 +329,8 @@ void bind_images(nb::module_& m) {
                       Triple, bool, bool, bool, int, bool>(),
              nb::arg("size"), nb::arg("law"), nb::arg("bounds"), nb::kw_only(), nb::arg("flip"), nb::arg("bicubic"),
              nb::arg("planar"), nb::arg("number"), nb::arg("values"), nb::arg("mean"), nb::arg("std"),
-             nb::arg("oriented"), nb::arg("scaled"), nb::arg("torchs") = false, nb::arg("sets") = kAllSets, nb::arg("quick") = true)
+             nb::arg("oriented"), nb::arg("scaled"), nb::arg("torchs") = false, nb::arg("sets") = kAllSets,
+             nb::arg("quick") = true)
         .def("read", &ImagePlan::read, nb::arg("sources"), nb::arg("out"), nb::arg("keys").none(),
              nb::arg("grids").none(), nb::arg("limit"), nb::arg("threads"))
         .def("read_placed", &ImagePlan::read_placed, nb::arg("sources"), nb::arg("out"), nb::arg("placements"),

@@ -120,7 +120,9 @@ void Taps::prepare(const Axis& axis) {
     const double widening = std::max(scale, 1.0);  // widens the filter, which makes it antialiased
     const Kernel kernel = kernel_of(axis.filter);
     const double support = kernel.support * widening, narrowing = 1.0 / widening;
-    const auto center = [&](std::int64_t i) { return axis.begin + (static_cast<double>(axis.first + i) + 0.5) * scale; };
+    const auto center = [&](std::int64_t i) {
+        return axis.begin + (static_cast<double>(axis.first + i) + 0.5) * scale;
+    };
     const auto from_of = [&](std::int64_t i) { return std::max(0, static_cast<int>(center(i) - support + 0.5)); };
     const auto to_of = [&](std::int64_t i) {
         return std::min(axis.samples, static_cast<int>(center(i) + support + 0.5));
@@ -143,7 +145,8 @@ void Taps::prepare(const Axis& axis) {
     bases_.resize(offsets_.size() / kTeam);
     places_.resize(bases_.size());
     team_weights_.assign(bases_.size() * static_cast<std::size_t>(blocks_), TeamBlock{});
-    shares_.resize(static_cast<std::size_t>(2 * std::ceil(support) + 1));  // of any output
+    // As many as any output may have.
+    shares_.resize(static_cast<std::size_t>(std::min<double>(axis.samples, 2 * std::ceil(support) + 1)));
     double largest = 0.0;
     for (std::int64_t i = -axis.first; axis.torchs && i < axis.outputs - axis.first; i++) {
         const int from = from_of(i), to = to_of(i);

@@ -139,7 +139,7 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "v2 on tensors, nearest": lambda: v2.Compose(
         [
             *(v2.ToImage(), v2.RandomHorizontalFlip(), v2.Resize((50, 50), v2.InterpolationMode.NEAREST)),
-            *(v2.Resize((40, 40)), v2.ToDtype(torch.float32, scale=True)),
+            *(v2.Resize((40, 40), antialias=None), v2.ToDtype(torch.float32, scale=True)),
         ]
     ),
     "v2 augment": lambda: v2.Compose(

@@ -54,9 +54,11 @@ def happens(p: Any) -> bool:
 _FILTERS = {"bilinear": False, "bicubic": True, 2: False, 3: True}
 
 
-def _bicubic(step: Any) -> bool | None:
+def _bicubic(step: Any, frame: Frame) -> bool | None:
     """True for bicubic, False for bilinear, None for Pillow's others."""
     if step.antialias is False:  # a warning of torchvision
+        return None
+    if frame.tensor_of is not None and not step.antialias:  # None is True for images, and False for tensors
         return None
     name = getattr(step.interpolation, "value", step.interpolation)
     return _FILTERS.get(name) if isinstance(name, (str, int)) else None
@@ -71,7 +73,7 @@ def _is_pair(size: Any) -> bool:
 
 def random_resized_crop(step: Any, frame: Frame) -> bool:
     """Crop and resize, with the draws of v1 and v2, which agree."""
-    bicubic = _bicubic(step)
+    bicubic = _bicubic(step, frame)
     if bicubic is None or not _is_pair(step.size):
         return False
     ratio = tuple(step.ratio)
@@ -114,7 +116,7 @@ _ATTEMPTS = 10
 
 
 def resize(step: Any, frame: Frame) -> bool:
-    bicubic = _bicubic(step)
+    bicubic = _bicubic(step, frame)
     size = None if bicubic is None else _resized_shape(step.size, step.max_size, frame)
     if size is None:
         return False
