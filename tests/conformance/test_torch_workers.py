@@ -127,7 +127,7 @@ def pids(iterator: Any) -> list[int]:
 
 
 class TouchesCuda(Dataset[int]):
-    """Numbers that a worker computes on a GPU, if it is told to."""
+    """Numbers that a worker computes on a GPU, if it is asked to."""
 
     def __init__(self, touches: bool) -> None:
         self.touches = touches
