@@ -35,6 +35,7 @@ os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # it would ask the network for its
 import albumentations
 import cv2
 from torchvision import datasets, transforms
+from torchvision.transforms import v2
 
 import datasets as hugging_face
 
@@ -69,6 +70,12 @@ def folder(root: Path, files: list[bytes]) -> Path:
 
 def crop(*last: Any) -> Any:
     return transforms.Compose([transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), *last])
+
+
+def on_tensors() -> Any:
+    """The pipeline of torchvision's guide to transforms, which resizes tensors."""
+    steps = (v2.ToImage(), v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip())
+    return v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
 
 
 def cifar() -> Any:
@@ -151,6 +158,7 @@ def main() -> None:
         compare("ImageFolder, uint8", "images", lambda: datasets.ImageFolder(root, crop(transforms.PILToTensor())), 64)
         normalized = crop(transforms.ToTensor(), transforms.Normalize(MEAN, STD))
         compare("ImageFolder, normalized float32", "images", lambda: datasets.ImageFolder(root, normalized), 64)
+        compare("ImageFolder, v2 on tensors", "images", lambda: datasets.ImageFolder(root, on_tensors()), 64)
         paths = sorted(map(str, root.rglob("*.jpg")))
         compare("OpenCV and albumentations", "images", lambda: ByOpenCV(paths), 64)
     compare("CIFAR10, padded crop and flip", "images", cifar, 128)

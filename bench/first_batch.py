@@ -1,6 +1,7 @@
 """Time to the first batch from worker processes: of a process, of a later loader, of the second epoch, of a new worker.
 
-torch and feedline start their workers by the same method in each contest.
+torch and feedline start their workers by the same method in each contest. Then the CPU time of `import feedline` in a
+process that has imported torch.
 """
 
 from __future__ import annotations
@@ -116,6 +117,12 @@ def added() -> float:
     return seconds
 
 
+def imported() -> float:
+    """CPU seconds of `import feedline` in a new process, after `import torch`."""
+    script = "import time, torch; start = time.process_time(); import feedline; print(time.process_time() - start)"
+    return float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
+
+
 def main() -> None:
     first = Contest("first batch of a process", unit="s", baseline="torch")
     fresh = Contest("first batch of a process, forkserver", unit="s", baseline="torch")
@@ -135,6 +142,10 @@ def main() -> None:
     worker.measure("replaced", replaced)
     worker.measure("added", added)
     worker.run(rounds=7).publish()
+    start = Contest("import after torch", unit="s", baseline="the limit")
+    start.measure("the limit", lambda: 0.15)
+    start.measure("feedline", imported)
+    start.run(rounds=7, warm_up=1).publish()
 
 
 if __name__ == "__main__":

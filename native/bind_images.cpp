@@ -91,7 +91,8 @@ nb::object left_over(std::int64_t row, const Status& status) {
 class ImagePlan {
 public:
     ImagePlan(std::pair<int, int> size, int law, std::array<double, 4> bounds, double flip, bool bicubic, bool planar,
-              int number, nb::handle values, Triple mean, Triple std, bool oriented, bool scaled, int sets, bool quick) {
+              int number, nb::handle values, Triple mean, Triple std, bool oriented, bool scaled, bool torchs, int sets,
+              bool quick) {
         plan_.layout = {size.second, size.first, planar, static_cast<Number>(number)};
         plan_.law.kind = static_cast<Kind>(law);
         if (plan_.law.kind == Kind::random_box) {
@@ -103,6 +104,7 @@ public:
         plan_.bicubic = bicubic;
         plan_.oriented = oriented;
         plan_.scaled = scaled;
+        plan_.torchs = torchs;
         plan_.quick = quick;
         plan_.passes = &passes_of(sets);
         const Buffer table(values);
@@ -324,10 +326,11 @@ nb::object image_part(nb::handle source, std::pair<int, int> size, int scale, st
 void bind_images(nb::module_& m) {
     nb::class_<ImagePlan>(m, "ImagePlan")
         .def(nb::init<std::pair<int, int>, int, std::array<double, 4>, double, bool, bool, int, nb::handle, Triple,
-                      Triple, bool, bool, int, bool>(),
+                      Triple, bool, bool, bool, int, bool>(),
              nb::arg("size"), nb::arg("law"), nb::arg("bounds"), nb::kw_only(), nb::arg("flip"), nb::arg("bicubic"),
              nb::arg("planar"), nb::arg("number"), nb::arg("values"), nb::arg("mean"), nb::arg("std"),
-             nb::arg("oriented"), nb::arg("scaled"), nb::arg("sets") = kAllSets, nb::arg("quick") = true)
+             nb::arg("oriented"), nb::arg("scaled"), nb::arg("torchs") = false, nb::arg("sets") = kAllSets,
+             nb::arg("quick") = true)
         .def("read", &ImagePlan::read, nb::arg("sources"), nb::arg("out"), nb::arg("keys").none(),
              nb::arg("grids").none(), nb::arg("limit"), nb::arg("threads"))
         .def("read_placed", &ImagePlan::read_placed, nb::arg("sources"), nb::arg("out"), nb::arg("placements"),

@@ -44,6 +44,7 @@ Plan plan_of(const Options& options) {
     plan.bicubic = options.switches & 4;
     plan.oriented = options.switches & 8;
     plan.scaled = options.switches & 16;
+    plan.torchs = options.switches & 64;
     plan.passes = &passes_of((options.switches & 32) ? 1 + (options.law >> 7) : kAllSets);
     return plan;
 }

@@ -189,8 +189,10 @@ Window Reader::prepare(const Order& order, const Geometry& found, int scale, con
         down(found.top, layout.height, found.full.height);
     const Filter filter = plan.bicubic ? Filter::bicubic : Filter::bilinear;
     resampler_.prepare(
-        {x.begin, x.end, x.high - x.low, found.full.width, across.first, across.count, filter, found.flip},
-        {y.begin, y.end, y.high - y.low, found.full.height, down.first, down.count, filter, false});
+        {x.begin, x.end, x.high - x.low, found.full.width, across.first, across.count, filter, found.flip,
+         plan.torchs},
+        {y.begin, y.end, y.high - y.low, found.full.height, down.first, down.count, filter, false, plan.torchs},
+        plan.torchs);
     if (across.count < layout.width || down.count < layout.height) writer.clear();
     writer.place(found.flip ? layout.width - across.place - across.count : across.place, down.place, across.count);
     const Taps &columns = resampler_.across(), &rows = resampler_.down();

@@ -34,6 +34,7 @@ struct Plan {
     Law law;
     double flip;
     bool bicubic, oriented, scaled;
+    bool torchs;  // resizes round as torch's, not as Pillow's
     Numbers numbers;
     const Passes* passes;
     bool quick;  // use ScanDecoder; the pixels are the same

@@ -68,15 +68,23 @@ void shares_of(const Kernel& kernel, double narrowing, double center, int from, 
     for (int j = 0; j < to - from && sum != 0.0; j++) shares[j] /= sum;
 }
 
+// Fraction bits of torch's weights, where `largest` is the largest of the axis.
+int torch_bits(double largest) {
+    int bits = 0;
+    while (bits < Taps::kBits && static_cast<int>(0.5 + largest * (1 << (bits + 1))) < 1 << 15) bits++;
+    return bits;
+}
+
 }  // namespace
 
-// Rounds shares to integers, halves away from zero.
-void Taps::fix(int output, const double* shares, int count) {
+// Rounds shares to integers with `bits` fraction bits, halves away from zero, and stores them in units of 2^-kBits.
+void Taps::fix(int output, const double* shares, int count, int bits) {
     const auto first = static_cast<std::size_t>(output) * static_cast<std::size_t>(blocks_);
     const auto team = static_cast<std::size_t>(output / kTeam) * static_cast<std::size_t>(blocks_);
     for (int j = 0; j < count; j++) {
-        const double scaled = shares[j] * (1 << kBits);
-        const int weight = static_cast<int>(shares[j] < 0 ? scaled - 0.5 : scaled + 0.5), high = (weight + 128) >> 8,
+        const double scaled = shares[j] * (1 << bits);
+        const int rounded = static_cast<int>(shares[j] < 0 ? scaled - 0.5 : scaled + 0.5);
+        const int weight = rounded * (1 << (kBits - bits)), high = (weight + 128) >> 8,
                   highest = (high + 128) >> 8;
         Block& block = weights_[first + static_cast<std::size_t>(j / kBlock)];
         block.high[j % kBlock] = static_cast<std::int16_t>(high);
@@ -104,7 +112,7 @@ void Taps::form_teams() {
     }
 }
 
-// The arithmetic and its order are those of Pillow's resampling, so that the weights are equal.
+// The arithmetic and its order are those of Pillow's resampling, and of torch's, so that the weights are equal.
 void Taps::prepare(const Axis& axis) {
     // Pillow keeps a box as floats, and rounds its length to a float, too.
     const double length = static_cast<float>(axis.end) - static_cast<float>(axis.begin);
@@ -112,15 +120,20 @@ void Taps::prepare(const Axis& axis) {
     const double widening = std::max(scale, 1.0);  // widens the filter, which makes it antialiased
     const Kernel kernel = kernel_of(axis.filter);
     const double support = kernel.support * widening, narrowing = 1.0 / widening;
-    const auto center = [&](int i) { return axis.begin + (static_cast<double>(axis.first + i) + 0.5) * scale; };
+    const auto center = [&](std::int64_t i) {
+        return axis.begin + (static_cast<double>(axis.first + i) + 0.5) * scale;
+    };
+    const auto from_of = [&](std::int64_t i) { return std::max(0, static_cast<int>(center(i) - support + 0.5)); };
+    const auto to_of = [&](std::int64_t i) {
+        return std::min(axis.samples, static_cast<int>(center(i) + support + 0.5));
+    };
     const auto place = [&](int i) { return static_cast<std::size_t>(axis.mirrored ? axis.count - 1 - i : i); };
     count_ = axis.count;
     offsets_.assign(static_cast<std::size_t>(padded_count()), 0);
     ends_.assign(offsets_.size(), 0);
     int most = 0;
     for (int i = 0; i < count_; i++) {
-        const int from = std::max(0, static_cast<int>(center(i) - support + 0.5));
-        const int to = std::min(axis.samples, static_cast<int>(center(i) + support + 0.5));
+        const int from = from_of(i), to = to_of(i);
         offsets_[place(i)] = from;
         ends_[place(i)] = to;
         most = std::max(most, to - from);
@@ -132,12 +145,20 @@ void Taps::prepare(const Axis& axis) {
     bases_.resize(offsets_.size() / kTeam);
     places_.resize(bases_.size());
     team_weights_.assign(bases_.size() * static_cast<std::size_t>(blocks_), TeamBlock{});
-    shares_.resize(static_cast<std::size_t>(most));
+    // As many as any output may have.
+    shares_.resize(static_cast<std::size_t>(std::min<double>(axis.samples, 2 * std::ceil(support) + 1)));
+    double largest = 0.0;
+    for (std::int64_t i = -axis.first; axis.torchs && i < axis.outputs - axis.first; i++) {
+        const int from = from_of(i), to = to_of(i);
+        shares_of(kernel, narrowing, center(i), from, to, shares_.data());
+        largest = std::max(largest, *std::max_element(shares_.data(), shares_.data() + std::max(1, to - from)));
+    }
+    const int bits = axis.torchs ? torch_bits(largest) : kBits;
     for (int i = 0; i < count_; i++) {
         int& from = offsets_[place(i)];
         int& to = ends_[place(i)];
         shares_of(kernel, narrowing, center(i), from, to, shares_.data());
-        fix(static_cast<int>(place(i)), shares_.data(), to - from);
+        fix(static_cast<int>(place(i)), shares_.data(), to - from, bits);
         from -= low_;
         to -= low_;
     }

@@ -18,9 +18,11 @@ struct Axis {
     int count;
     Filter filter;
     bool mirrored;  // pixels come in reverse order
+    bool torchs = false;  // weights are rounded as torch's, not as Pillow's
 };
 
-// Weights of that axis, bit for bit those of Pillow: integers in units of 2^-22.
+// Weights of that axis, bit for bit those of Pillow, or of torch's antialiased resize of uint8: integers in units of
+// 2^-22. Those of torch have 16 bits, with as many fraction bits as the largest weight of the axis leaves room for.
 //
 // Each weight is stored twice: as high * 256 + low, for multiplication of pairs of 16 bits, and as three signed bytes.
 // The weights of an output are padded with zeros to whole blocks of four, and the outputs to a multiple of kOutputs.
@@ -70,7 +72,7 @@ public:
     bool near() const { return near_; }  // the samples of all teams are
 
 private:
-    void fix(int output, const double* shares, int count);
+    void fix(int output, const double* shares, int count, int bits);
     void form_teams();
 
     int count_ = 0, low_ = 0, high_ = 0, blocks_ = 0;

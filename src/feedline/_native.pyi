@@ -55,7 +55,8 @@ class ImagePlan:
         std: tuple[float, float, float],
         oriented: bool,
         scaled: bool,
-        plain: bool = False,
+        torchs: bool = False,
+        sets: int = ...,
         quick: bool = True,
     ) -> None: ...
     def read(

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 import torch_datasets as cases
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch_datasets import (
     Changing,
     Counting,
@@ -124,6 +124,34 @@ def test_convolutions_work_in_workers_after_the_parent_used_them(loader_class: L
 
 def pids(iterator: Any) -> list[int]:
     return [worker.pid for worker in iterator._workers]
+
+
+class TouchesCuda(Dataset[int]):
+    """Numbers that a worker computes on a GPU, if it is asked to."""
+
+    def __init__(self, touches: bool) -> None:
+        self.touches = touches
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if self.touches:
+            torch.cuda._initialized = False  # type: ignore[attr-defined] # as CUDA's handler does after a fork
+            torch.cuda.init()
+        return index
+
+
+def test_workers_of_a_process_that_has_initialized_cuda(loader_class: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = os.getpid()
+    monkeypatch.setattr(torch.cuda, "_initialized", True)
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: os.getpid() != training)
+    assert [batch.tolist() for batch in loader_class(TouchesCuda(False), batch_size=2, num_workers=2)] == [
+        [0, 1],
+        [2, 3],
+    ]
+    with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA in forked subprocess"):
+        list(loader_class(TouchesCuda(True), batch_size=2, num_workers=2))
 
 
 def test_the_iterator_shows_its_worker_processes(loader_class: Loader) -> None:

@@ -123,6 +123,25 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "v2 on tensors": lambda: v2.Compose(
         [v2.ToImage(), v2.RandomResizedCrop(48), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)]
     ),
+    "v2 on tensors, documented": lambda: v2.Compose(
+        [
+            *(v2.ToImage(), v2.ToDtype(torch.uint8, scale=True), v2.RandomResizedCrop((48, 40), antialias=True)),
+            *(v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)),
+            v2.RandomErasing(0.5),
+        ]
+    ),
+    "v2 on tensors, validate": lambda: v2.Compose(
+        [
+            *(v2.PILToTensor(), v2.Resize(64, interpolation=BICUBIC), v2.CenterCrop((48, 80)), v2.RandomVerticalFlip()),
+            *(v2.RandomCrop(44, padding=2), v2.ToPureTensor()),
+        ]
+    ),
+    "v2 on tensors, nearest": lambda: v2.Compose(
+        [
+            *(v2.ToImage(), v2.RandomHorizontalFlip(), v2.Resize((50, 50), v2.InterpolationMode.NEAREST)),
+            *(v2.Resize((40, 40), antialias=None), v2.ToDtype(torch.float32, scale=True)),
+        ]
+    ),
     "v2 augment": lambda: v2.Compose(
         [v2.RandomResizedCrop(48), v2.TrivialAugmentWide(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
     ),

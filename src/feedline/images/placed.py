@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +25,25 @@ _LEVELS, _FLOATS = 0, 1
 _WHOLE = 2
 
 
+class Resampling(NamedTuple):
+    """Filter of an antialiased resize.
+
+    The levels are those of Pillow, or of torch's `interpolate`.
+    """
+
+    bicubic: bool = False
+    torchs: bool = False
+
+
+BILINEAR = Resampling()
+
+
 class PlacedReader:
     """Kernels that write rows at given places, with every pixel decoded.
 
     Rows are uint8 levels, or float32 numbers from `table`. `planar` rows are (3, height, width), others (height,
-    width, 3). `mean` and `std` let the kernels compute the table where that gives its bits.
+    width, 3). `mean` and `std` let the kernels compute the table where that gives its bits. Boxes are resized with the
+    levels of `resampling`.
     """
 
     def __init__(
@@ -37,15 +51,15 @@ class PlacedReader:
         table: Table | None = None,
         *,
         planar: bool = False,
-        bicubic: bool = False,
+        resampling: Resampling = BILINEAR,
         mean: Sequence[float] = (0, 0, 0),
         std: Sequence[float] = (1, 1, 1),
     ) -> None:
         self._plan = native.native.ImagePlan(
-            (1, 1), _WHOLE, (0, 0, 0, 0), flip=0.0, bicubic=bicubic, planar=planar,
+            (1, 1), _WHOLE, (0, 0, 0, 0), flip=0.0, bicubic=resampling.bicubic, planar=planar,
             number=_LEVELS if table is None else _FLOATS,
             values=np.zeros((3, 256), np.float32) if table is None else np.ascontiguousarray(table),
-            mean=mean, std=std, oriented=False, scaled=False,
+            mean=mean, std=std, oriented=False, scaled=False, torchs=resampling.torchs,
         )  # fmt: skip
 
     def read(
@@ -66,10 +80,10 @@ class PlacedReader:
         return unwritten
 
 
-@lru_cache(maxsize=2)
-def level_reader(bicubic: bool) -> PlacedReader:
+@lru_cache(maxsize=4)
+def level_reader(resampling: Resampling) -> PlacedReader:
     """Reader of levels, (height, width, 3)."""
-    return PlacedReader(bicubic=bicubic)
+    return PlacedReader(resampling=resampling)
 
 
 def can_place() -> bool:

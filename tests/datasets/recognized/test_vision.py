@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import warnings
 from itertools import chain
@@ -21,6 +22,7 @@ from vision_cases import MEAN, PIPELINES, STD, assert_same, cifar, datasets, fol
 
 import feedline as fl
 from feedline.core.kernels import SlowKernelsWarning
+from feedline.transforms.recognized.steps import resizes_tensors_of_levels
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,24 @@ def test_batches_of_a_folder_are_torchs(root: Path, pipeline: str) -> None:
     assert is_read(dataset)
 
 
+@pytest.mark.skipif(not resizes_tensors_of_levels(), reason="torch resizes uint8 as floats on this CPU")
+@pytest.mark.parametrize("pipeline", ["v2 on tensors", "v2 on tensors, documented", "v2 on tensors, validate"])
+def test_pipelines_on_tensors_are_executed_by_the_kernels(
+    root: Path, pipeline: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, calls = sys.modules["torchvision.transforms.v2.functional._geometry"], []
+    resize = module.interpolate
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(options)
+        return resize(*arguments, **options)
+
+    monkeypatch.setattr(module, "interpolate", counted)
+    batches = list(fl.DataLoader(datasets.ImageFolder(root, PIPELINES[pipeline]()), batch_size=6))
+    assert len(batches) == 8
+    assert 0 < len(calls) <= 4  # the first sample is compared, alone and as a row
+
+
 @pytest.mark.parametrize(
     ("pipeline", "workers"), [("train", 1), ("train", 2), ("v2 levels", 2), ("own step", 1), ("colors", 2)]
 )
@@ -62,7 +82,9 @@ def test_batches_of_worker_processes_are_torchs(root: Path, pipeline: str, worke
     compare(dataset, num_workers=workers)
 
 
-@pytest.mark.parametrize("pipeline", ["train", "random crop", "colors", "v2 train", "v2 colors", "reflected"])
+@pytest.mark.parametrize(
+    "pipeline", ["train", "random crop", "colors", "v2 train", "v2 colors", "v2 on tensors", "reflected"]
+)
 def test_batches_of_arrays_are_torchs(pipeline: str) -> None:
     dataset = cifar(PIPELINES[pipeline]())
     compare(dataset)
@@ -78,6 +100,7 @@ def test_batches_of_arrays_are_torchs(pipeline: str) -> None:
         lambda: v1.Compose([v1.Grayscale(3), v1.RandomResizedCrop(20), v1.ToTensor(), v1.Normalize(MEAN, STD)]),
         lambda: v2.Compose([v2.RandomRotation(10), v2.RandomResizedCrop(20), v2.ToImage()]),
         lambda: v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.13], [0.3])]),
+        lambda: v2.Compose([v2.ToImage(), v2.RandomResizedCrop(20), v2.ToDtype(torch.float32, scale=True)]),
     ],
 )
 def test_batches_of_gray_arrays_are_torchs(make: Any) -> None:
@@ -91,7 +114,7 @@ def test_samples_for_the_users_own_collate_function_are_torchs(root: Path) -> No
     def collate(samples: list[Any]) -> Any:
         return [image for image, _ in samples], sum(target for _, target in samples)
 
-    for pipeline in ("train", "v2 train", "v2 levels"):
+    for pipeline in ("train", "v2 train", "v2 levels", "v2 on tensors", "v2 on tensors, validate"):
         compare(datasets.ImageFolder(root, PIPELINES[pipeline]()), collate_fn=collate)
 
 

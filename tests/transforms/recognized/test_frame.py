@@ -1,4 +1,4 @@
-"""Frames: any sequence of crops, resizes and flips gives Pillow's pixels."""
+"""Frames: any sequence of crops, resizes and flips gives Pillow's pixels, or those of torch's operators."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from image_cases import jpeg, photo
@@ -14,6 +15,7 @@ from PIL import Image
 
 from feedline.images.placed import PLACEMENT, PlacedReader
 from feedline.transforms.recognized.frame import Frame, RefusedError
+from feedline.transforms.recognized.steps import resizes_tensors_of_levels
 
 FILTERS = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
 
@@ -52,6 +54,36 @@ def test_any_steps_give_pillows_pixels(steps: list[Any], width: int, height: int
         image = step_of_pillow(image, name, *arguments)
     assert (frame.width, frame.height) == image.size
     assert np.array_equal(frame.settle(), np.asarray(image))
+
+
+def step_of_torch(tensor: torch.Tensor, name: str, *arguments: Any) -> torch.Tensor:
+    if name == "crop":
+        left, top, width, height = arguments
+        high, wide = tensor.shape[1:]
+        sides = (-left, left + width - wide, -top, top + height - high)  # negative ones crop
+        return torch.nn.functional.pad(tensor, sides)
+    if name == "resize":
+        height, width, bicubic = arguments
+        mode = "bicubic" if bicubic else "bilinear"
+        return torch.nn.functional.interpolate(tensor[None], (height, width), mode=mode, antialias=True)[0]
+    return tensor.flip(-1 if name == "mirror" else -2)
+
+
+@pytest.mark.skipif(not resizes_tensors_of_levels(), reason="torch resizes uint8 as floats on this CPU")
+@given(st.lists(steps, max_size=6), sides, sides, st.sampled_from([0, 1, 9]))
+def test_any_steps_on_a_tensor_give_torchs_levels(steps: list[Any], width: int, height: int, contrast: int) -> None:
+    levels = np.asarray(photo(width, height))
+    if contrast:  # weights differ most where levels do
+        levels = np.where(levels % (contrast + 1), np.uint8(0), np.uint8(255))
+    tensor, frame = torch.from_numpy(levels.transpose(2, 0, 1).copy()), Frame(levels, width, height)
+    frame.tensor_of = Frame.settle
+    for name, *arguments in steps:
+        try:
+            getattr(frame, name)(*arguments)
+        except RefusedError:
+            return
+        tensor = step_of_torch(tensor, name, *arguments)
+    assert np.array_equal(frame.given().transpose(2, 0, 1), tensor.numpy())
 
 
 @pytest.mark.parametrize(

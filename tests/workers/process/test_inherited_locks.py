@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
 import os
 import signal
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from held_locks import Guarded, held
+from preloaded import Preloaded
 from process_cases import BATCH_SIZE, Call, Gate, Squares, launcher_of, pools, request, squares, squares_of
 
 from feedline.errors import WorkerStalledError
@@ -162,6 +163,56 @@ def test_forks_while_threads_allocate_and_log(open_pool: OpenPool, caplog: Any) 
         for thread in threads:
             thread.join()
     assert not [record for record in caplog.records if record.name == "feedline"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("grpc") is None, reason="comes with tensorboard")
+def test_forks_while_threads_of_grpc_work(preloaded: Preloaded, tmp_path: Path) -> None:
+    script, log = tmp_path / "train.py", tmp_path / "output.log"
+    script.write_text(CALLING)
+    assert preloaded.run(script, log, 250) == 0, log.read_text()
+    assert log.read_text().count("0 1 2 3\n") == 4
+
+
+CALLING = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+import feedline
+
+def ask():
+    with grpc.insecure_channel(address) as channel:
+        return channel.unary_unary("/numbers/echo")(b"1", timeout=200)
+
+class Numbers:
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return index
+
+def echo(request, context):
+    return request
+
+handler = grpc.unary_unary_rpc_method_handler(echo)
+server = grpc.server(ThreadPoolExecutor(3))
+server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("numbers", {"echo": handler}),))
+address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+server.start()
+over = threading.Event()
+
+def call():
+    while not over.is_set():
+        ask()
+
+threads = [threading.Thread(target=call) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for epoch in range(4):
+    print(*[int(number) for batch in feedline.DataLoader(Numbers(), 2, num_workers=2) for number in batch], flush=True)
+over.set()
+for thread in threads:
+    thread.join()
+server.stop(None).wait()
+"""
 
 
 def test_only_waits_that_nothing_can_end_are_noticed() -> None:

@@ -83,6 +83,11 @@ class Chain:
         return not any(isinstance(node, _StepCall) and not node.is_known for node in _all_nodes(self.nodes))
 
     @property
+    def writes_rows_as_torch(self) -> bool:
+        """True if rows, and only these, have pixels that torch's operators resized."""
+        return any(isinstance(node, _TensorBegins) for node in self.nodes)
+
+    @property
     def gives_tensors(self) -> bool:
         """True if frames in RGB become tensors."""
         return any(isinstance(node, _ConvertedNumbers) and node.numbers[0] is not None for node in self.nodes)
@@ -90,7 +95,7 @@ class Chain:
     def __call__(self, value: Any, rows: RowMemory | None) -> Any:
         for node in self.nodes:
             value = node.run(value, rows)
-        return value.pillow(with_info=True) if isinstance(value, Frame) else value
+        return value.given(with_info=True) if isinstance(value, Frame) else value
 
     def is_current(self, transform: Any) -> bool:
         """False if the transform or its steps have changed since."""
@@ -162,15 +167,46 @@ def _compile(flat: Sequence[tuple[Any, str | None]], findings: list[StepFinding]
     while at < len(flat):
         numbers, count = _conversion(flat[at:])
         if any(numbers):
-            steps = [step for step, _ in flat[at : at + count]]
-            is_last = all(_name(step) in known.ERASERS and reason is None for step, reason in flat[at + count :])
-            nodes.append(_ConvertedNumbers(numbers, steps, is_last, is_last and at + count == len(flat)))
-            findings += [StepFinding(describe(step)) for step in steps]
+            made, count = _on_tensor(flat[at:], count) or ([_converted(flat[at:], numbers, count)], count)
+            nodes += made
+            findings += [StepFinding(describe(step)) for step, _ in flat[at : at + count]]
             at += count
             continue
         nodes.append(_node(*flat[at], findings))
         at += 1
     return nodes
+
+
+def _converted(flat: Sequence[tuple[Any, str | None]], numbers: ByMode, count: int) -> _ConvertedNumbers:
+    """The first `count` steps as one conversion."""
+    steps = [step for step, _ in flat[:count]]
+    is_last = all(_name(step) in known.ERASERS and reason is None for step, reason in flat[count:])
+    return _ConvertedNumbers(numbers, steps, is_last, is_last and count == len(flat))
+
+
+def _on_tensor(flat: Sequence[tuple[Any, str | None]], count: int) -> tuple[list[Node], int] | None:
+    """Nodes of steps that begin with a tensor, and their number.
+
+    The first `count` steps make a tensor of levels, which others move and convert. None if the kernels cannot execute
+    all of them into a row.
+    """
+    end = count
+    while end < len(flat) and flat[end][1] is None and _name(flat[end][0]) in known.TENSOR_STEPS:
+        end += 1
+    if end == count or not known.resizes_tensors_of_levels():
+        return None
+    begin = _conversion(flat[:count])[0]
+    # Steps on tensors are those of the kernels on levels, and on nothing else.
+    if any(each is not None and each.dtype != torch.uint8 for each in begin):
+        return None
+    rest = [*flat[:count], *flat[end:]]
+    numbers, length = _conversion(rest)
+    last = _converted(rest, numbers, length)
+    if length < count or not last.goes_to_batch:
+        return None
+    last.steps = last.steps[count:]
+    moves = [_OnFrame(step, known.FRAME_STEPS[_name(step)].apply) for step, _ in flat[count:end]]
+    return [_TensorBegins(_converted(flat, begin, count)), *moves, last], end + length - count
 
 
 def _name(step: Any) -> str:
@@ -240,7 +276,7 @@ class _OnFrame:
         frame = as_frame(value)
         if frame is None:
             return self.step(value)
-        return frame if self.apply(self.step, frame) else self.step(frame.pillow(with_info=False))
+        return frame if self.apply(self.step, frame) else self.step(frame.given())
 
 
 @dataclass(slots=True)
@@ -254,7 +290,7 @@ class _ConvertedNumbers:
         frame = as_frame(value)
         numbers = None if frame is None else self.numbers[frame.gray]
         if frame is None or numbers is None:
-            value = value.pillow(with_info=False) if isinstance(value, Frame) else value
+            value = value.given() if isinstance(value, Frame) else value
             for step in self.steps:
                 value = step(value)
             return value
@@ -268,10 +304,30 @@ class _ConvertedNumbers:
         source = frame.source
         if self.is_last and isinstance(source, (np.ndarray, bytes)) and (frame.undo or isinstance(source, np.ndarray)):
             nbytes = source.nbytes if isinstance(source, np.ndarray) else len(source)
-            rows.defer(numbers.deferred(frame.bicubic), (source, frame.placement(), row), frame.undo, nbytes)
+            rows.defer(numbers.deferred(frame.resampling), (source, frame.placement(), row), frame.undo, nbytes)
         else:
             numbers.write(frame, row)
         return row
+
+
+@dataclass(slots=True)
+class _TensorBegins:
+    """Conversion to a tensor of levels, which the next steps move.
+
+    The strides of such tensors depend on all steps. Rows have strides of their own: only there it pays to follow.
+    """
+
+    conversion: _ConvertedNumbers
+
+    def run(self, value: Any, rows: RowMemory | None) -> Any:
+        frame = as_frame(value)
+        if rows is None or frame is None or self.conversion.numbers[frame.gray] is None:
+            return self.conversion.run(value, None)
+        frame.tensor_of = self._tensor_of
+        return frame
+
+    def _tensor_of(self, frame: Frame) -> Any:
+        return self.conversion.run(frame, None)
 
 
 @dataclass(slots=True)
@@ -295,7 +351,7 @@ class _Erase:
 
     def run(self, value: Any, rows: RowMemory | None) -> Any:
         frame = as_frame(value)
-        given = value if frame is None else frame.pillow(with_info=False)
+        given = value if frame is None else frame.given()
         changed = self.step(given)
         if rows is None or changed is given or not isinstance(given, torch.Tensor):
             return changed
@@ -308,4 +364,4 @@ class _StepCall:
     is_known: bool
 
     def run(self, value: Any, rows: RowMemory | None) -> Any:  # noqa: ARG002 - the step knows nothing of rows
-        return self.step(value.pillow(with_info=not self.is_known) if isinstance(value, Frame) else value)
+        return self.step(value.given(with_info=not self.is_known) if isinstance(value, Frame) else value)

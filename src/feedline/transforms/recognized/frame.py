@@ -13,7 +13,7 @@ from PIL import Image
 
 from feedline import images
 from feedline.images.crops import Box
-from feedline.images.placed import PlacedReader, level_reader
+from feedline.images.placed import BILINEAR, PlacedReader, Resampling, level_reader
 
 _MOST = 1 << 16
 """Pixels along one side of a resized image; larger ones are left to Pillow."""
@@ -32,17 +32,22 @@ class Frame:
 
     The pixels of `box` are resized to `full`, of which `window` shows a part, mirrored. Coordinates of `crop` are those
     of the image as it appears, after all steps so far. What cannot be one call is executed at once, and the steps go on
-    from its levels. All pixels equal those of Pillow's `crop`, `resize` and `transpose` in the same order.
+    from its levels. All pixels equal those of Pillow's `crop`, `resize` and `transpose` in the same order, or those of
+    torchvision's on tensors if the frame stands for the tensor that `tensor_of(frame)` makes.
     A gray frame has three equal channels, and stands for an image in mode L.
     `undo` is given if the sample can be read again, and restores the random generators to before its draws.
     """
 
-    __slots__ = ("bicubic", "box", "flip", "full", "gray", "limit", "opened", "source", "undo", "upended", "window")
+    __slots__ = (
+        *("box", "flip", "full", "gray", "limit", "opened", "resampling", "source", "tensor_of", "undo", "upended"),
+        "window",
+    )
 
     def __init__(self, source: images.ImageSource, width: int, height: int, limit: int = 0) -> None:
         self.limit, self.gray = limit, False
         self.opened: Callable[[], Image.Image] | None = None
         self.undo: Callable[[], object] | None = None
+        self.tensor_of: Callable[[Frame], Any] | None = None
         self._begin(source, width, height)
 
     def _begin(self, source: images.ImageSource, width: int, height: int) -> None:
@@ -50,7 +55,8 @@ class Frame:
         self.box: Box = (0, 0, width, height)
         self.full = (height, width)
         self.window: Box = (0, 0, width, height)
-        self.flip = self.upended = self.bicubic = False
+        self.flip = self.upended = False
+        self.resampling = BILINEAR
 
     @property
     def width(self) -> int:
@@ -101,7 +107,7 @@ class Frame:
         return width > 0 and height > 0 and across > 0 and down > 0
 
     def resize(self, height: int, width: int, bicubic: bool) -> None:
-        """Resize as Pillow does, antialiased."""
+        """Resize as Pillow or torch does, antialiased."""
         if (height, width) == (self.height, self.width):
             return
         if not (0 < height <= _MOST and 0 < width <= _MOST):
@@ -110,10 +116,12 @@ class Frame:
             self.settle()
         x, y, w, h = self.window
         shrinks = h - height
-        if not _ORDERS_PASSES and shrinks > 0 and shrinks > 2 * (w - width):
+        is_tensor = self.tensor_of is not None
+        if not (_ORDERS_PASSES or is_tensor) and shrinks > 0 and shrinks > 2 * (w - width):
             raise RefusedError("this Pillow rounds such a resize in another order")
         self.box = (self.box[0] + x, self.box[1] + y, w, h)
-        self.full, self.window, self.bicubic = (height, width), (0, 0, width, height), bicubic
+        self.full, self.window = (height, width), (0, 0, width, height)
+        self.resampling = Resampling(bicubic, is_tensor)
 
     def _is_box(self) -> bool:
         """True if the image is a plain part of its source."""
@@ -142,7 +150,7 @@ class Frame:
         """
         if not self.is_plain:
             out = np.empty((1, self.height, self.width, 3), np.uint8)
-            self.write(level_reader(self.bicubic), out)
+            self.write(level_reader(self.resampling), out)
             self._begin(out[0], self.width, self.height)
         assert isinstance(self.source, np.ndarray)
         return self.source
@@ -157,6 +165,10 @@ class Frame:
         if with_info and self.opened is not None:
             image.info = self.opened().info
         return image
+
+    def given(self, *, with_info: bool = False) -> Any:
+        """The image or tensor that the frame stands for."""
+        return self.pillow(with_info=with_info) if self.tensor_of is None else self.tensor_of(self)
 
 
 def frame_of(levels: NDArray[np.uint8]) -> Frame:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from feedline.core.tensors import numpy_view
 from feedline.images.pillow import ImageSource
-from feedline.images.placed import PlacedReader, Table
+from feedline.images.placed import PlacedReader, Resampling, Table
 from feedline.transforms.recognized.frame import Frame
 
 LevelFunction = Callable[[Any], Any]
@@ -38,15 +38,15 @@ class Numbers:
         self.dtype = torch.uint8 if table is None else torch.float32
         self.channels, self.interleaved, self.kind = channels, interleaved, kind
         self._table, self._scale = table, scale
-        self._readers: dict[tuple[bool, bool], PlacedReader] = {}
-        self._deferred: dict[bool, Callable[[list[PlacedImage]], list[int]]] = {}
+        self._readers: dict[tuple[bool, Resampling], PlacedReader] = {}
+        self._deferred: dict[Resampling, Callable[[list[PlacedImage]], list[int]]] = {}
 
-    def reader(self, planar: bool, bicubic: bool) -> PlacedReader:
-        reader = self._readers.get((planar, bicubic))
+    def reader(self, planar: bool, resampling: Resampling) -> PlacedReader:
+        reader = self._readers.get((planar, resampling))
         if reader is None:
             mean, std = self._scale
-            reader = PlacedReader(self._table, planar=planar, bicubic=bicubic, mean=mean, std=std)
-            self._readers[planar, bicubic] = reader
+            reader = PlacedReader(self._table, planar=planar, resampling=resampling, mean=mean, std=std)
+            self._readers[planar, resampling] = reader
         return reader
 
     def shape(self, frame: Frame) -> tuple[int, int, int]:
@@ -62,27 +62,27 @@ class Numbers:
         """Write a row of either memory order."""
         if self.channels == 1:
             planes = torch.empty((1, 3, *row.shape[1:]), dtype=self.dtype)
-            frame.write(self.reader(True, frame.bicubic), numpy_view(planes))
+            frame.write(self.reader(True, frame.resampling), numpy_view(planes))
             row.copy_(planes[0, :1])
             return
         planar = row.is_contiguous()
         memory = numpy_view(row if planar else row.permute(1, 2, 0))
-        frame.write(self.reader(planar, frame.bicubic), memory[None])
+        frame.write(self.reader(planar, frame.resampling), memory[None])
 
-    def deferred(self, bicubic: bool) -> Callable[[list[PlacedImage]], list[int]]:
+    def deferred(self, resampling: Resampling) -> Callable[[list[PlacedImage]], list[int]]:
         """Function that writes many rows at once.
 
         It returns the positions of those refused, and is the same object each time.
         """
-        write = self._deferred.get(bicubic)
+        write = self._deferred.get(resampling)
         if write is None:
-            write = self._deferred[bicubic] = partial(self._write_all, bicubic)
+            write = self._deferred[resampling] = partial(self._write_all, resampling)
         return write
 
-    def _write_all(self, bicubic: bool, items: list[PlacedImage]) -> list[int]:
+    def _write_all(self, resampling: Resampling, items: list[PlacedImage]) -> list[int]:
         sources, placements, rows = zip(*items, strict=True)
         first, last = rows[0], rows[-1]
-        reader, lines = self.reader(True, bicubic), np.array(placements, np.int64)
+        reader, lines = self.reader(True, resampling), np.array(placements, np.int64)
         # Rows of a batch are contiguous, and come in order.
         are_neighbors = last.data_ptr() - first.data_ptr() == first.nbytes * (len(rows) - 1)
         if are_neighbors and self.channels == 3:

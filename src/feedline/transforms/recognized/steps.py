@@ -55,9 +55,11 @@ def happens(p: Any) -> bool:
 _FILTERS = {"bilinear": False, "bicubic": True, 2: False, 3: True}
 
 
-def _bicubic(step: Any) -> bool | None:
+def _bicubic(step: Any, frame: Frame) -> bool | None:
     """True for bicubic, False for bilinear, None for Pillow's others."""
     if step.antialias is False:  # a warning of torchvision
+        return None
+    if frame.tensor_of is not None and not step.antialias:  # None is True for images, and False for tensors
         return None
     name = getattr(step.interpolation, "value", step.interpolation)
     return _FILTERS.get(name) if isinstance(name, (str, int)) else None
@@ -72,7 +74,7 @@ def _is_pair(size: Any) -> bool:
 
 def random_resized_crop(step: Any, frame: Frame) -> bool:
     """Crop and resize, with the draws of v1 and v2, which agree."""
-    bicubic = _bicubic(step)
+    bicubic = _bicubic(step, frame)
     if bicubic is None or not _is_pair(step.size):
         return False
     ratio = tuple(step.ratio)
@@ -115,7 +117,7 @@ _ATTEMPTS = 10
 
 
 def resize(step: Any, frame: Frame) -> bool:
-    bicubic = _bicubic(step)
+    bicubic = _bicubic(step, frame)
     size = None if bicubic is None else _resized_shape(step.size, step.max_size, frame)
     if size is None:
         return False
@@ -303,6 +305,23 @@ FRAME_STEPS: dict[str, FrameStep] = {
     _V2 + "_color.ColorJitter": FrameStep(color_jitter_v2),
 }
 """Function that executes a class of torchvision on a frame."""
+
+
+_FLIPS = ("RandomHorizontalFlip", "RandomVerticalFlip")
+
+
+TENSOR_STEPS = frozenset(
+    _V2 + "_geometry." + name for name in ("RandomResizedCrop", "Resize", "CenterCrop", "RandomCrop", *_FLIPS)
+)
+"""Classes that move the levels of a tensor as those of an image, but for the rounding of a resize."""
+
+
+def resizes_tensors_of_levels() -> bool:
+    """True if torch resizes uint8 tensors by the algorithm of the kernels.
+
+    On other CPUs, torchvision converts them to floats before.
+    """
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 CONVERSIONS = frozenset(
