@@ -66,8 +66,8 @@ def _move(moves: Sequence[PlannedStep], rows: ImageRows, keys: Keys) -> ImageRow
     if rows.is_owned and flip_in_place(before, moves, keys):
         return ImageRows(before, is_owned=True)
     after = moved(before, moves, keys)
-    is_copy = after.untyped_storage().data_ptr() != before.untyped_storage().data_ptr()
-    return ImageRows(after, is_owned=rows.is_owned or is_copy)
+    is_owned = rows.is_owned or after.untyped_storage().data_ptr() != before.untyped_storage().data_ptr()
+    return ImageRows(after, is_owned)
 
 
 def _apply_step(planned: PlannedStep, rows: ImageRows, keys: Keys) -> ImageRows:
