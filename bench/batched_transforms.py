@@ -3,18 +3,23 @@
 torchvision draws one set of numbers for the whole batch, unless it is called for each image; kornia draws for each
 image. feedline does so, too, unless it is called with equal keys, which are one draw for all. So "by image" and
 "kornia" do the same work as "feedline", and "v2, one draw" does that of "feedline, one draw", which draws with another
-key in each call. A crop with one draw copies nothing in torchvision. "In place" writes to its own copy of the batch, as
-a `Delivery` may. Peers are found in the folder that PEERS names, where
-`pip install --no-deps --target` has put them. On the CPU all run in one thread. Arguments: the device, a word that
-chooses operators, and "check" to run each once and store nothing.
+key in each call. A crop with one draw copies nothing. Mixtures draw once in torchvision, and for each image here. "In
+place" writes to its own copy of the batch, as a `Delivery` may. Peers are found in the folder that PEERS names, where
+`pip install --no-deps --target` has put them. On the CPU all run in one thread, and CPU time counts. Arguments: the
+device, a word that chooses operators, and "check" to run each once; with either, nothing is stored.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import metadata
 from itertools import cycle
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -26,9 +31,12 @@ import kornia.augmentation as kornia  # noqa: E402
 from torchvision.transforms import v2  # noqa: E402
 
 from feedline import transforms  # noqa: E402
-from harness import Contest  # noqa: E402
+from harness import RESULTS, Contest, Outcome, file_name, machine  # noqa: E402
 
 BATCH, HEIGHT, WIDTH, SIZE, CLASSES = 32, 256, 320, 224, 1000
+ONE, EACH, KORNIA = "v2 of torchvision, one draw", "v2 of torchvision, by image", "kornia"
+OURS, OURS_ONE = "feedline", "feedline, one draw"
+LEAST_S = 0.03
 MEAN, STD = transforms.IMAGENET_MEAN, transforms.IMAGENET_STD
 
 
@@ -104,43 +112,89 @@ class Scaled:
         return self.step(images.float().div_(255))
 
 
+class Rate:
+    """Images per second of CPU time; of wall time on a GPU, which works on behind a call."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self.run, self.calls = run, 0
+
+    def __call__(self) -> float:
+        if not self.calls:  # calls of one draw differ, and some take microseconds: a figure is that of many
+            self.run()
+            self.calls = 1 + int(LEAST_S / self.seconds(1))
+        return BATCH * self.calls / self.seconds(self.calls)
+
+    def seconds(self, calls: int) -> float:
+        is_cuda = torch.cuda.is_available()
+        clock = perf_counter if is_cuda else process_time
+        started = clock()
+        for _ in range(calls):
+            self.run()
+        if is_cuda:
+            torch.cuda.synchronize()
+        return max(1e-6, clock() - started)
+
+
 def main(device: str, only: str, check: str) -> None:
     torch.set_num_threads(1)
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (BATCH, 3, HEIGHT, WIDTH), np.uint8)).to(device)
     keys = np.random.default_rng(0).integers(0, 2**64, BATCH, np.uint64)
     labels, each = torch.arange(BATCH, device=device), cycle(keys)
+    outcomes = {}
     for name, (ours, theirs, cornea, is_numbers) in cases().items():
         if only not in name:
             continue
         batch = images.float().div(255) if is_numbers else images
         on_batch, in_place = transforms.OnBatch(ours), transforms.OnBatch(ours, inplace=True)
         own = batch.clone()
-        contend(f"{name} on {device}", check, {
-            "v2 of torchvision, one draw": lambda theirs=theirs, batch=batch: theirs(batch),
-            "v2 of torchvision, by image": lambda theirs=theirs, batch=batch: torch.stack(list(map(theirs, batch))),
-            "kornia": lambda cornea=cornea, batch=batch: cornea(batch),
-            "feedline": lambda on_batch=on_batch, batch=batch: on_batch(batch, keys),
-            "feedline, one draw": lambda on_batch=on_batch, batch=batch: on_batch(batch, np.full(BATCH, next(each))),
+        outcomes[name] = contend(f"batched {name} on {device}", check, {
+            ONE: lambda theirs=theirs, batch=batch: theirs(batch),
+            EACH: lambda theirs=theirs, batch=batch: torch.stack(list(map(theirs, batch))),
+            KORNIA: lambda cornea=cornea, batch=batch: cornea(batch),
+            OURS: lambda on_batch=on_batch, batch=batch: on_batch(batch, keys),
+            OURS_ONE: lambda on_batch=on_batch, batch=batch: on_batch(batch, np.full(BATCH, next(each))),
             "feedline, in place": lambda in_place=in_place, own=own: in_place(own, keys),
         })  # fmt: skip
     numbers = images.float().div(255)
     for name in ("MixUp", "CutMix"):
         ours, theirs = transforms.OnBatch(getattr(transforms, name)(CLASSES)), getattr(v2, name)(num_classes=CLASSES)
-        contend(f"{name} on {device}", check, {
-            "v2 of torchvision, one draw": lambda theirs=theirs: theirs(numbers, labels),
-            "feedline": lambda ours=ours: ours((numbers, labels), keys),
+        outcomes[name] = contend(f"batched {name} on {device}", check, {
+            ONE: lambda theirs=theirs: theirs(numbers, labels),
+            OURS: lambda ours=ours: ours((numbers, labels), keys),
         })  # fmt: skip
+    if not only and not check:
+        publish(f"batched transforms on {device}", outcomes)
 
 
-def contend(name: str, check: str, contestants: dict[str, Callable[[], object]]) -> None:
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    contest = Contest(f"batched {name}", unit="images/s", baseline=next(iter(contestants)))
+def contend(name: str, check: str, contestants: dict[str, Callable[[], object]]) -> Outcome:
+    contest = Contest(name, unit="images/s", baseline=ONE)
     for contestant, run in contestants.items():
-        contest.add(contestant, lambda run=run: (run(), wait()), BATCH)
-    if check:
-        contest.run(rounds=1, warm_up=0).show()
-    else:
-        contest.run().publish("kornia", "torchvision")
+        contest.measure(contestant, Rate(run))
+    outcome = contest.run(rounds=1, warm_up=0) if check else contest.run()
+    outcome.show()
+    return outcome
+
+
+def publish(name: str, outcomes: dict[str, Outcome]) -> None:
+    """Write one table of all operators, with ratios to those who do the same work."""
+    where, versions = (
+        machine(),
+        {name: metadata.version(name) for name in ("feedline", "torch", "torchvision", "kornia")},
+    )
+    lines = ["| | feedline, images/s | to v2 by image | to kornia | one draw, to v2 |", "|---|---:|---:|---:|---:|"]
+    for operator, outcome in outcomes.items():
+        rates = {standing.name: standing.median for standing in outcome.standings}
+        drawn = rates.get(OURS_ONE, rates[OURS])
+        ratios = [f"{rates[OURS] / rates[peer]:.2f}" if peer in rates else "" for peer in (EACH, KORNIA)]
+        lines.append(f"| {operator} | {rates[OURS]:,.0f} | {' | '.join(ratios)} | {drawn / rates[ONE]:.2f} |")
+    rounds = len(next(iter(outcomes.values())).standings[0].runs)
+    listed = ", ".join(f"{package} {version}" for package, version in versions.items() if package != "feedline")
+    today = datetime.now(UTC).date()
+    lines += ["", f"Medians of {rounds} rounds; {listed}; {where['cores']} cores of {where['cpu']}, {today}."]
+    result = {"machine": where, "versions": versions, "lines": lines}
+    result["outcomes"] = {operator: asdict(outcome) for operator, outcome in outcomes.items()}
+    text = json.dumps(result, indent=2, ensure_ascii=False)
+    (RESULTS / f"{file_name(name)}.json").write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

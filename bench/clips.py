@@ -2,10 +2,11 @@
 
 All read the same frames, which is checked first, without workers. Rates are per second of CPU time, of all threads:
 wall time depends on how many idle cores PyAV's, decord's and torch's threads find.
-"libavcodec alone" decodes what these frames refer to from decoders that stay open, and drops it: no reader that uses
-one thread of libavcodec can be faster. decord is installed in a folder of its own; torchcodec's wheels need a build of
-torch with CUDA, and where it cannot be imported, it is left out. The videos are made by FFmpeg: H.264, 320 × 240, a
-keyframe every 30 frames, 20 seconds or 10 minutes long.
+"libavcodec alone" decodes what these frames refer to from decoders that stay open, and drops it: no reader that decodes
+these frames with one thread of libavcodec can be faster. torchcodec's sampler draws the clips of a video with one call;
+"feedline, a video a batch" draws as many, with a batch for each video. decord is installed in a folder of its own;
+torchcodec's wheels need a build of torch with CUDA, and where it cannot be imported, it is left out. FFmpeg makes the
+videos: H.264, 320 × 240, a keyframe every 30 frames, 20 seconds or 10 minutes long.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ VIDEOS, CLIPS, FRAMES, BATCH, RATE = 4, 8, 16, 4, 30
 REPEATS = 30
 """How often a long video repeats a short one."""
 SOUNDS, RANGES = 16, 16
+TORCHCODEC = "torchcodec, a loop per sample"
 
 Read = Callable[[str, int], torch.Tensor]
 """The frames of the clip that begins with this frame of a video."""
@@ -77,9 +79,19 @@ def by_decord(path: str, start: int) -> torch.Tensor:
 
 
 def by_torchcodec(path: str, start: int) -> torch.Tensor:
-    decoder = importlib.import_module("torchcodec.decoders").VideoDecoder(path)
-    clip: torch.Tensor = decoder.get_frames_in_range(start, start + FRAMES).data
+    clip: torch.Tensor = open_torchcodec(path).get_frames_in_range(start, start + FRAMES).data
     return clip
+
+
+def open_torchcodec(path: str) -> Any:
+    return importlib.import_module("torchcodec.decoders").VideoDecoder(path, num_ffmpeg_threads=1)
+
+
+def draw_by_torchcodec(path: str) -> torch.Tensor:
+    """All clips of a video, by torchcodec's own sampler."""
+    draw = importlib.import_module("torchcodec.samplers").clips_at_random_timestamps
+    clips = draw(open_torchcodec(path), num_clips=CLIPS, num_frames_per_clip=FRAMES, seconds_between_frames=1 / RATE)
+    return torch.as_tensor(clips.data)
 
 
 class LibavcodecAlone:
@@ -159,7 +171,14 @@ def compare_clips(name: str, videos: list[str], folder: str, loops: dict[str, Re
     add("libavcodec alone", lambda: [alone(*place) for place in places])
     ours = fl.DataLoader(clips, BATCH, shuffle=True, seed=0)
     add("feedline", lambda: drained(ours))
-    contest.run(rounds=9).publish("av")
+    packages = ["av", "decord"]
+    if TORCHCODEC in loops:
+        add("torchcodec, its sampler", lambda: [draw_by_torchcodec(video) for video in videos])
+        packages.append("torchcodec")
+    drawn = fl.datasets.Clips(videos, frames=FRAMES, fps=RATE, clips_per_video=CLIPS, index_dir=folder)
+    by_video = fl.DataLoader(drawn, CLIPS, seed=0)
+    add("feedline, a video a batch", lambda: drained(by_video))
+    contest.run(rounds=9).publish(*packages)
 
 
 def main() -> None:
@@ -167,7 +186,7 @@ def main() -> None:
     sys.path.append(str(installed_decord()))
     loops = {"PyAV, a loop per sample": by_pyav, "decord, a loop per sample": by_decord}
     if available("torchcodec.decoders"):
-        loops["torchcodec, a loop per sample"] = by_torchcodec
+        loops[TORCHCODEC] = by_torchcodec
     with tempfile.TemporaryDirectory() as folder:
         short, long = write_videos(Path(folder))
         compare_clips("20 seconds", short, folder, loops)

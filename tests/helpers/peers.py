@@ -49,6 +49,9 @@ LOGGERS = (
 TORCHVISION = "torchvision==0.28.0"
 """Its Python part is enough: the compiled one belongs to another build of torch, and does not load with this one."""
 
+TORCHAUDIO = "torchaudio==2.11.0"
+"""Without its compiled part, too, which asks for CUDA; mel spectrograms are operators of torch."""
+
 ALBUMENTATIONS = (
     *("albumentations==2.0.8", "albucore==0.0.24", "opencv-python-headless==5.0.0.93"),
     *("simsimd==6.5.16", "stringzilla==4.6.3"),
@@ -114,6 +117,16 @@ def _install_torchvision(place: Path) -> None:
         file.write(OPERATORS)
 
 
+def torchaudio() -> Path:
+    """The folder that torchaudio is installed in, without its libraries."""
+    return _once("torchaudio", TORCHAUDIO, _install_torchaudio)
+
+
+def _install_torchaudio(place: Path) -> None:
+    _install(place, [TORCHAUDIO])
+    shutil.rmtree(place / "torchaudio" / "lib")
+
+
 def _install(place: Path, packages: Sequence[str]) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     _done([*command, "--target", str(place), *packages], {})
@@ -158,3 +171,4 @@ if __name__ == "__main__":
         peers()
         trainers()
         loggers()
+        torchaudio()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import soundfile
 import torch
 from media_files import ffmpeg, write_sounds
+from peers import torchaudio
 
 import feedline as fl
 from feedline.datasets import Waveforms
@@ -75,6 +77,26 @@ def test_all_workers_give_the_same_ranges(sounds: Path, tmp_path: Path) -> None:
             assert all(torch.equal(ours[name], theirs[name]) for name in theirs), settings
 
 
+def test_mel_spectrograms_are_torchaudio_s(sounds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(torchaudio())
+    mel, rate = {"n_mels": 20, "n_fft": 256}, 16_000
+    settings: dict[str, Any] = {"rate": rate, "clips_per_file": 2, "sampling": "regular", "index_dir": tmp_path}
+    waveforms = Waveforms(sounds, seconds=0.25, **settings)
+    spectrograms = Waveforms(sounds, seconds=0.25, mel=mel, **settings)
+    filters = importlib.import_module("torchaudio.transforms").MelSpectrogram(sample_rate=rate, **mel)
+    expected = [filters(sample["waveform"]) for sample in waveforms]
+    assert expected[0].shape == (1, 20, 32)
+    for workers in ({}, {"num_workers": 1, "worker_method": "process"}):
+        with fl.DataLoader(spectrograms, 5, seed=0, **workers) as loader:
+            got = torch.cat([batch["mel"] for batch in loader])
+        torch.testing.assert_close(got, torch.stack(expected), msg=str(workers))
+    whole = Waveforms(sounds, mel=mel, rate=rate, index_dir=tmp_path)
+    with fl.DataLoader(whole, 5, collate_fn=fl.collate.pad(keys=["mel"], dim=-1)) as loader:
+        values, lengths, _ = next(iter(loader))["mel"]
+    assert values.shape[:3] == (5, 1, 20)
+    assert lengths.tolist() == [sample["mel"].shape[-1] for sample in whole]
+
+
 def test_short_files_are_padded_or_refused(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", np.full((100, 2), 0.5), 8_000)
     padded = Waveforms(tmp_path / "a.wav", seconds=0.02, channels=None, index_dir=tmp_path)[0]["waveform"]
@@ -114,6 +136,14 @@ def test_missing_packages_and_wrong_settings_are_named(tmp_path: Path, monkeypat
     for settings in [{"seconds": -1.0}, {"sampling": "no"}, {"sampling": "random"}, {"step": 1.0}, {"mel": {}}]:
         with pytest.raises(ArgumentError):
             Waveforms(tmp_path / "a.wav", **settings)
+    broken = tmp_path / "of-another-build" / "torchaudio.py"
+    broken.parent.mkdir()
+    broken.write_text("raise OSError('Could not load this library: _torchaudio.so')")
+    monkeypatch.delitem(sys.modules, "torchaudio", raising=False)
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(broken.parent)
+        with pytest.raises(MissingExtraError, match=r"torchaudio of the version of your torch.*Could not load"):
+            Waveforms(tmp_path / "a.wav", rate=8_000, mel={"n_mels": 4})
     monkeypatch.setitem(sys.modules, "torchaudio", None)
     with pytest.raises(MissingExtraError, match="pip install torchaudio"):
         Waveforms(tmp_path / "a.wav", rate=8_000, mel={"n_mels": 4})

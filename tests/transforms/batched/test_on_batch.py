@@ -133,6 +133,33 @@ def test_equal_keys_are_one_draw_for_all(ways: Iterator[str], name: str) -> None
             assert torch.equal(BATCH, before), way
 
 
+SMALL = [random_image(9, 11, seed) for seed in range(2)]
+
+
+@given(
+    key=st.integers(0, 2**64 - 1),
+    flips=st.tuples(*[st.booleans()] * 4),
+    size=st.tuples(st.integers(1, 14), st.integers(1, 14)),
+    padding=st.sampled_from([0, (1, 4), (0, 9, 6, 2)]),
+)
+def test_one_draw_moves_all_images_as_it_moves_each(
+    key: int, flips: tuple[bool, ...], size: tuple[int, int], padding: Any
+) -> None:
+    left, up, right, down = flips
+    before = [T.RandomHorizontalFlip(float(left)), T.RandomVerticalFlip(float(up))]
+    behind = [T.RandomHorizontalFlip(float(right)), T.RandomVerticalFlip(float(down))]
+    steps = T.Compose([*before, T.RandomCrop(size, padding, pad_if_needed=True, fill=90), *behind])
+    batch = torch.from_numpy(np.stack(SMALL)).permute(0, 3, 1, 2)
+    wanted = np.stack([steps.plan.run(image, key) for image in SMALL])
+    assert np.array_equal(T.OnBatch(steps)(batch, np.full(2, key, np.uint64)).permute(0, 2, 3, 1), wanted)
+
+
+def test_an_empty_batch_is_one_of_the_new_size() -> None:
+    nothing, none = BATCH[:0], KEYS[:0]
+    assert T.OnBatch([T.RandomCrop(20), T.RandomHorizontalFlip()])(nothing, none).shape == (0, 3, 20, 20)
+    assert T.OnBatch(T.RandomErasing(1.0))(nothing, none).shape == nothing.shape
+
+
 @pytest.mark.parametrize("count", [1, len(BATCH)])
 def test_steps_behind_a_crop_with_one_draw_leave_the_batch_alone(count: int) -> None:
     images = BATCH[:count].clone()

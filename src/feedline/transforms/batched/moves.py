@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from feedline.core import kernels
 from feedline.core.dataset import Keys
 from feedline.core.kernels import Int64s
-from feedline.core.rng import DrawsEach
+from feedline.core.rng import Draws, DrawsEach
 from feedline.core.tensors import numpy_view
 from feedline.transforms.geometry import RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, fold
 from feedline.transforms.steps import PlannedStep
@@ -33,14 +35,21 @@ def leading_moves(steps: Sequence[PlannedStep]) -> list[PlannedStep]:
     return found
 
 
-def distinct(keys: Keys) -> Keys:
-    """The keys; a single one, for one draw, if all are equal."""
-    return keys[:1] if len(keys) > 1 and (keys == keys[0]).all() else keys
+def one_key(keys: Keys) -> int | None:
+    """The key of all rows, if they have one."""
+    # As bytes: the comparison of NumPy takes a tenth of a whole crop.
+    is_one = len(keys) > 0 and keys.tobytes() == keys[:1].tobytes() * len(keys)
+    return int(keys[0]) if is_one else None
 
 
 def moved(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> torch.Tensor:
     """The images after crops and flips; a view if none is copied."""
-    keys = distinct(keys)
+    key = one_key(keys)
+    if key is not None:
+        part = _shared_crop(steps, key, *images.shape[-2:])
+        if part is not None:
+            return part.of(images)
+        keys = keys[:1]
     crop = next((planned.step for planned in steps if isinstance(planned.step, RandomCrop)), None)
     size = images.shape[-2:] if crop is None else crop.size
     # Before the other arrays: malloc would place these into the hole that the last batch has left, and take new pages
@@ -65,12 +74,69 @@ def moved(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> tor
             lines = _flipped(lines, flips)
     if not is_moved:
         return images
-    line_run, column_run = _run(lines), _run(columns)
-    if line_run is not None and column_run is not None:
-        del out  # for the copy
-        return _box(images, line_run, column_run)
     fill = (0.0,) if crop is None else crop.fill if isinstance(crop.fill, tuple) else (crop.fill,)
     return _taken(images, lines, columns, fill, out)
+
+
+class _AxisRun(NamedTuple):
+    """Neighboring lines or columns of an image, and padding around them."""
+
+    start: int
+    stop: int
+    before: int = 0
+    behind: int = 0
+    is_reversed: bool = False
+
+    def reverse(self) -> _AxisRun:
+        return self._replace(is_reversed=not self.is_reversed)
+
+    def crop(self, start: int, length: int) -> _AxisRun:
+        """`length` of them from `start` on, padded beyond the edges."""
+        count = self.stop - self.start
+        first, last = (min(max(at, 0), count) for at in (start, start + length))
+        before = min(length, max(0, -start))
+        behind = length - before - (last - first)
+        if self.is_reversed:
+            return _AxisRun(self.stop - last, self.stop - first, behind, before, is_reversed=True)
+        return _AxisRun(self.start + first, self.start + last, before, behind)
+
+
+class _SharedCrop(NamedTuple):
+    """The same lines and columns of all images."""
+
+    lines: _AxisRun
+    columns: _AxisRun
+    fill: float
+
+    def of(self, images: torch.Tensor) -> torch.Tensor:
+        """A view unless it is padded or flipped."""
+        lines, columns = self.lines, self.columns
+        part = images[..., lines.start : lines.stop, columns.start : columns.stop]
+        edges = columns.before, columns.behind, lines.before, lines.behind
+        if any(edges):
+            part = functional.pad(part, edges, value=self.fill)
+        axes = [axis for axis, span in ((-2, lines), (-1, columns)) if span.is_reversed]
+        return part.flip(axes).contiguous() if axes else part
+
+
+def _shared_crop(steps: Sequence[PlannedStep], key: int, height: int, width: int) -> _SharedCrop | None:
+    """The crop of one draw; None if its padding has several levels."""
+    lines, columns, fill = _AxisRun(0, height), _AxisRun(0, width), 0.0
+    for planned in steps:
+        step, draws = planned.step, Draws(planned.key(key))
+        if isinstance(step, RandomCrop):
+            top, left = step.corner(draws, lines.stop - lines.start, columns.stop - columns.start)
+            lines, columns = lines.crop(top, step.size[0]), columns.crop(left, step.size[1])
+            is_padded = any((lines.before, lines.behind, columns.before, columns.behind))
+            if is_padded and (step.padding_mode != "constant" or isinstance(step.fill, tuple)):
+                return None
+            fill = 0.0 if isinstance(step.fill, tuple) else float(step.fill)
+        elif draws.unit() < step.p:  # type: ignore[attr-defined] # one of `FLIPS`
+            if isinstance(step, RandomHorizontalFlip):
+                columns = columns.reverse()
+            else:
+                lines = lines.reverse()
+    return _SharedCrop(lines, columns, fill)
 
 
 def flip_in_place(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> bool:
@@ -122,25 +188,6 @@ def cropped(step: RandomCrop, draws: DrawsEach, lines: Int64s, columns: Int64s) 
 
 def _flipped(places: Int64s, flips: NDArray[np.bool_]) -> Int64s:
     return places[:, ::-1] if flips.all() else np.where(flips[:, None], places[:, ::-1], places)
-
-
-def _run(places: Int64s) -> tuple[int, int, bool] | None:
-    """First, end and direction of neighbors that are alike in all images."""
-    if len(places) > 1:
-        return None
-    first, last = int(places[0, 0]), int(places[0, -1])
-    is_down = last < first
-    steps = np.diff(places[0])
-    if min(first, last) < 0 or not (steps == (-1 if is_down else 1)).all():
-        return None
-    return min(first, last), max(first, last) + 1, is_down
-
-
-def _box(images: torch.Tensor, lines: tuple[int, int, bool], columns: tuple[int, int, bool]) -> torch.Tensor:
-    """The same box of all images; a view unless it is flipped."""
-    box = images[..., lines[0] : lines[1], columns[0] : columns[1]]
-    axes = [axis for axis, (*_, is_down) in ((-2, lines), (-1, columns)) if is_down]
-    return box.flip(axes).contiguous() if axes else box
 
 
 def _taken(

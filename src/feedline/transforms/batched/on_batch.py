@@ -61,6 +61,9 @@ class OnBatch:
         whole = transforms if isinstance(transforms, Transform) else Compose(self.transforms[:first])
         self._plan: ImagePlan = whole.plan
         check_steps(self._plan.steps)
+        self._suits_kernels = has_step(
+            self._plan.steps, (Window, ResizeShortest, ColorJitter, RandomGrayscale, GaussianBlur)
+        )
 
     def __call__(self, batch: Any, keys: Keys | None = None) -> Any:
         """The transformed batch, in the containers of `batch`."""
@@ -70,7 +73,7 @@ class OnBatch:
         keys = batch_keys(count) if keys is None else np.asarray(keys, np.uint64)
         if keys.shape != (count,):
             raise ArgumentError(f"keys must be one uint64 per image: {count} images, but keys of shape {keys.shape}")
-        if _all_levels(images) and uses_kernels(images[0], self._plan):
+        if self._suits_kernels and uses_kernels(images):
             done = _by_kernels(images, self._plan, keys)
         else:
             done = stacked(
@@ -112,15 +115,11 @@ class OnBatch:
         return f"OnBatch({list(self.transforms)!r}{', inplace=True' if self.inplace else ''})"
 
 
-def uses_kernels(image: torch.Tensor, plan: ImagePlan) -> bool:
-    """True on the CPU, for steps that native kernels do faster."""
-    return image.is_cpu and has_step(plan.steps, (Window, ResizeShortest, ColorJitter, RandomGrayscale, GaussianBlur))
-
-
-def _all_levels(images: Any) -> bool:
+def uses_kernels(images: Any) -> bool:
+    """True for levels on the CPU, which native kernels change faster."""
     if isinstance(images, torch.Tensor):
-        return len(images) > 0 and images.dtype == torch.uint8
-    return all(image.dtype == torch.uint8 for image in images)
+        return images.is_cpu and images.dtype == torch.uint8 and len(images) > 0
+    return all(image.is_cpu and image.dtype == torch.uint8 for image in images)
 
 
 def _by_kernels(images: Any, plan: ImagePlan, keys: Keys) -> torch.Tensor:

@@ -17,7 +17,7 @@ from feedline.errors import ArgumentError, SampleError, note
 from feedline.images.crops import center_offset
 from feedline.transforms import erasing
 from feedline.transforms.batched import levels, resample
-from feedline.transforms.batched.moves import cropped, distinct, flip_in_place, leading_moves, moved
+from feedline.transforms.batched.moves import cropped, flip_in_place, leading_moves, moved, one_key
 from feedline.transforms.color import SATURATION, ColorJitter, GaussianBlur, Grayscale, RandomGrayscale, gaussian
 from feedline.transforms.compose import ApplyWithProbability, RandomChoice
 from feedline.transforms.erasing import RandomErasing
@@ -67,8 +67,8 @@ def _move(moves: Sequence[PlannedStep], rows: ImageRows, keys: Keys) -> ImageRow
     if rows.is_owned and flip_in_place(before, moves, keys):
         return ImageRows(before, is_owned=True)
     after = moved(before, moves, keys)
-    is_copy = after.untyped_storage().data_ptr() != before.untyped_storage().data_ptr()
-    return ImageRows(after, is_owned=rows.is_owned or is_copy)
+    is_owned = rows.is_owned or after.untyped_storage().data_ptr() != before.untyped_storage().data_ptr()
+    return ImageRows(after, is_owned)
 
 
 def _apply_step(planned: PlannedStep, rows: ImageRows, keys: Keys) -> ImageRows:
@@ -275,7 +275,8 @@ def _laid_out(images: torch.Tensor, layout: str) -> torch.Tensor:
 def _erase(step: RandomErasing, rows: ImageRows, keys: Keys) -> ImageRows:
     images = _own_memory(rows, "RandomErasing")
     is_levels = not images.is_floating_point()
-    parts = [step.choose_part(Draws(key), *images.shape[-2:]) for key in distinct(keys).tolist()]
+    distinct = keys[:1] if one_key(keys) is not None else keys
+    parts = [step.choose_part(Draws(key), *images.shape[-2:]) for key in distinct.tolist()]
     if len(parts) < len(images):  # one draw for all
         if step.value != "random":
             _fill(step, images, parts[0], is_levels)
