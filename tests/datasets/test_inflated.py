@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import lzma
 import os
 import pickle
+import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Callable
@@ -272,3 +275,36 @@ def test_a_folder_of_json_lines_has_its_indexes_next_to_it(source: Path) -> None
     (source / "a.jsonl.gz").write_bytes(gzip.compress(b'{"x": 1}\n'))
     assert JSONL(source)[0] == JSONL(source)[0] == {"x": 1}
     assert sorted(path.name for path in source.iterdir()) == ["a.jsonl.gz", "a.jsonl.gz.jsonl-index"]
+
+
+_WITHOUT_BZ2_AND_LZMA = """
+import sys
+
+sys.modules["_bz2"] = sys.modules["_lzma"] = None  # as in a Python that was built without their libraries
+import feedline as fl
+
+assert all(getattr(fl.datasets, name) for name in fl.datasets.__all__)
+plain, *packed = sys.argv[1:]
+print(fl.datasets.Lines(plain)[0])
+for path in packed:
+    try:
+        fl.datasets.Lines(path)
+    except fl.errors.MissingExtraError as error:
+        print(error)
+"""
+
+
+def test_a_python_without_bz2_and_lzma_reads_everything_else(source: Path) -> None:
+    write_text(source, "one", "a")
+    (source / "b.txt.xz").write_bytes(lzma.compress(b"two"))
+    (source / "c.txt.bz2").write_bytes(b"BZh9")
+    paths = [source / name for name in ("a.txt.gz", "b.txt.xz", "c.txt.bz2")]
+    run = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_BZ2_AND_LZMA, *paths], check=True, capture_output=True, text=True
+    )
+    first, *errors = run.stdout.splitlines()
+    assert first == "one"
+    assert [error.split(",")[0] for error in errors] == [
+        "a file compressed by xz needs Python's module lzma",
+        "a file compressed by bzip2 needs Python's module bz2",
+    ]

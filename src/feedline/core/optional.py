@@ -34,6 +34,20 @@ def load(module: str, extra: str, what: str) -> Any:
         ) from error
 
 
+def load_standard(module: str, what: str) -> Any:
+    """Import a standard module that some builds of Python lack.
+
+    Python leaves out what its build finds no library for, such as `lzma`. MissingExtraError names `what`.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{what} needs Python's module {module}, which this build of Python lacks ({error}): use a Python that has"
+            " it, or decompress the file"
+        ) from None
+
+
 def after_import(module: str, act: Callable[[], object]) -> None:
     """Call `act` once `module` has been imported: now, or later.
 

@@ -15,6 +15,12 @@ from numpy.typing import NDArray
 from feedline.core import optional
 from feedline.errors import ArgumentError, SampleError
 
+try:
+    from lzma import LZMAError as LZMAError  # noqa: PLC0414 - exported
+except ImportError:  # a Python built without liblzma: nothing raises it there
+    LZMAError = EOFError  # type: ignore[misc, assignment]
+
+
 _CODECS = {"br": "brotli", "bz2": "bzip2", "gz": "gzip", "snappy": "snappy", "zstd": "zstd"}
 
 

@@ -6,11 +6,9 @@ again when its file is opened.
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
 import logging
-import lzma
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +22,7 @@ from feedline.core import optional
 from feedline.core.caches import PerProcess
 from feedline.core.paths import Pathlike, make_folder, user_cache
 from feedline.core.threads import DaemonPool
-from feedline.datasets.compression import is_bomb
+from feedline.datasets.compression import LZMAError, is_bomb
 from feedline.datasets.file_objects import parts
 from feedline.errors import SampleError, StateError
 from feedline.stores import Cache, CachedStore, CacheWarning, ObjectInfo, ObjectRange, Store, StoreError
@@ -101,6 +99,14 @@ def _open_zlib(file: io.BufferedReader) -> Any:
     return io.BufferedReader(_Zlib(file), PART_NBYTES)
 
 
+def _open_bz2(file: io.BufferedReader) -> Any:
+    return optional.load_standard("bz2", "a file compressed by bzip2").open(file)
+
+
+def _open_xz(file: io.BufferedReader) -> Any:
+    return optional.load_standard("lzma", "a file compressed by xz").open(file)
+
+
 def _zstd(file: io.BufferedReader) -> Any:
     arrow = optional.load("pyarrow", "arrow", "a file compressed by zstd")
     return arrow.CompressedInputStream(arrow.PythonFile(file, "r"), "zstd")
@@ -108,8 +114,8 @@ def _zstd(file: io.BufferedReader) -> Any:
 
 OPENERS: Mapping[str, Opener] = {
     ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
+    ".bz2": _open_bz2,
+    ".xz": _open_xz,
     ".zst": _zstd,
     ".zstd": _zstd,
     ".zlib": _open_zlib,
@@ -117,7 +123,7 @@ OPENERS: Mapping[str, Opener] = {
 """Functions that open a decompressing file, by the extension of the compressed one."""
 
 
-_DAMAGE = (EOFError, zlib.error, lzma.LZMAError, OSError, ValueError)
+_DAMAGE = (EOFError, zlib.error, LZMAError, OSError, ValueError)
 
 
 class Inflation(NamedTuple):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from lzma import LZMAError
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +17,7 @@ from feedline.core.caches import LoadingCache
 from feedline.core.stage_parts import DECODING, Part
 from feedline.core.tensors import torch_dtype
 from feedline.datasets.arrays.rows import RowSource
+from feedline.datasets.compression import LZMAError
 from feedline.datasets.decoding import DAMAGE
 from feedline.errors import SampleError, StateError
 from feedline.stores import CachedStore, ObjectRange, StoreError
