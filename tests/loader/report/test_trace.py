@@ -80,15 +80,18 @@ def test_the_trace_of_a_real_loop_is_well_formed(method: str, tmp_path: Path) ->
     assert {block["args"]["batch"] for block in blocks} == set(range(10))
     assert len(events("s", trace)) == len(events("f", trace)) == 10
     for arrow in events("s", trace) + events("f", trace):  # an arrow is bound to the block around its time
-        assert any(b["tid"] == arrow["tid"] and -1 <= arrow["ts"] - b["ts"] <= b["dur"] + 1 for b in blocks)
+        assert any(b["tid"] == arrow["tid"] and 0 <= arrow["ts"] - b["ts"] <= b["dur"] for b in blocks)
     ready = [event["args"]["ready"] for event in events("C", trace)]
     assert ready[-1] == 0
     assert max(ready) >= 1
     rows = defaultdict(list)
-    for block in blocks:
-        rows[block["tid"]].append([round(time) for time in (block["ts"], block["ts"] + block["dur"])])
-    for spans in rows.values():  # blocks of a row follow each other or nest; anything else is refused by viewers
-        assert not any(a < c < b - 1 < d - 1 for a, b in spans for c, d in spans)
+    for block in trace["traceEvents"]:
+        if block["ph"] == "X":
+            rows[block["tid"]].append((block["ts"], block["ts"] + block["dur"]))
+            # Viewers count in whole nanoseconds.
+            assert all((1000 * time).is_integer() for time in (block["ts"], block["dur"]))
+    for spans in rows.values():  # blocks of a row follow each other or nest; viewers drop any other, by one nanosecond
+        assert not any(a < c < b < d for a, b in spans for c, d in spans)
 
 
 def test_the_trace_has_the_clock_of_torchs_profiler_and_its_ranges(tmp_path: Path) -> None:
@@ -127,6 +130,6 @@ def test_reads_of_a_store_lie_within_the_fetch_of_their_batch(tmp_path: Path) ->
     for read in reads:
         (fetch,) = (each for each in fetches if each["args"] == read["args"])
         assert fetch["tid"] == read["tid"]
-        assert fetch["ts"] <= read["ts"] + 1e-3
-        assert read["ts"] + read["dur"] <= fetch["ts"] + fetch["dur"] + 1e-3
+        assert fetch["ts"] <= read["ts"]
+        assert read["ts"] + read["dur"] <= fetch["ts"] + fetch["dur"]
     assert loader.stats().stages["read a store"].count >= 1
