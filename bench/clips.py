@@ -175,7 +175,7 @@ def compare_clips(name: str, videos: list[str], folder: str, loops: dict[str, Re
     if TORCHCODEC in loops:
         add("torchcodec, its sampler", lambda: [draw_by_torchcodec(video) for video in videos])
         packages.append("torchcodec")
-    drawn = fl.datasets.Clips(videos, frames=FRAMES, fps=RATE, clips_per_video=CLIPS, index_dir=folder)
+    drawn = fl.datasets.Clips(videos, frames=FRAMES, fps=RATE, clips_per_file=CLIPS, index_dir=folder)
     by_video = fl.DataLoader(drawn, CLIPS, seed=0)
     add("feedline, a video a batch", lambda: drained(by_video))
     contest.run(rounds=9).publish(*packages)

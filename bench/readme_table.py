@@ -103,7 +103,8 @@ def _surroundings(contest: Result) -> str:
 
 
 def _those(contest: Result, whose: str) -> list[float]:
-    return [s["median"] for s in contest.get("standings", ()) if s["name"].startswith(whose)]
+    names = whose, f"{whose},", f"{whose} "  # torchcodec is not torch
+    return [s["median"] for s in contest.get("standings", ()) if f"{s['name']} ".startswith(names[1:])]
 
 
 def _best(contest: Result, whose: str) -> float:

@@ -139,7 +139,8 @@ def test_missing_packages_and_wrong_settings_are_named(tmp_path: Path, monkeypat
     broken = tmp_path / "of-another-build" / "torchaudio.py"
     broken.parent.mkdir()
     broken.write_text("raise OSError('Could not load this library: _torchaudio.so')")
-    monkeypatch.delitem(sys.modules, "torchaudio", raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchaudio"]:
+        monkeypatch.delitem(sys.modules, name)
     with monkeypatch.context() as patch:
         patch.syspath_prepend(broken.parent)
         with pytest.raises(MissingExtraError, match=r"torchaudio of the version of your torch.*Could not load"):
