@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from diagonals import diagonal
 
 import feedline as fl
 from feedline.datasets import CSV, JSONL, Arrays, Files, Lines, Map, TokenFile
@@ -36,8 +37,7 @@ def made(kind: type, folder: Path, name: str) -> Any:
     return kind(*arguments.get(name, (folder / "rows.csv",)))
 
 
-@pytest.mark.parametrize("base", [Arrays, TokenFile, CSV, JSONL, Lines, Files, Map], ids=lambda base: base.__name__)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("base", "num_workers"), diagonal([Arrays, TokenFile, CSV, JSONL, Lines, Files, Map], [0, 2]))
 def test_whole_batches_have_the_samples_of_the_subclass(base: Any, num_workers: int, folder: Path) -> None:
     if base is JSONL:
         (folder / "rows.csv").write_text("".join(f"{number}\n" for number in range(8)))

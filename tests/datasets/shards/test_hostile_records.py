@@ -15,6 +15,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
+from diagonals import diagonal
 from peers import written
 from tar_cases import npy, write_tar
 
@@ -236,17 +237,20 @@ class TestPromises:
         assert MDS(copy, columns=["int"])[3] == {"int": 3}
 
     @pytest.mark.parametrize(
-        ("change", "message"),
+        ("change", "message", "kind"),
         [
-            ({"chunk_size": 2**70}, r"the number of samples in chunk-0-1.bin is 1180591620717411303424\)"),
-            ({"chunk_size": -5}, r"the number of samples in chunk-0-1.bin is -5\)"),
-            ({"chunk_size": 10**12}, r"the number of samples in chunk-0-1.bin is 1000000000000, in \d+ bytes"),
-            ({"chunk_bytes": -1}, r"the size of chunk-0-1.bin is -1"),
-            ({"dim": -1}, r"the number of tokens in chunk-0-1.bin is -1"),
-            ({"filename": "a\0b"}, r"no file can have the name 'a\\x00b'"),
+            ({"chunk_size": 2**70}, r"the number of samples in chunk-0-1.bin is 1180591620717411303424\)", "tuples"),
+            ({"chunk_size": -5}, r"the number of samples in chunk-0-1.bin is -5\)", "tokens"),
+            (
+                {"chunk_size": 10**12},
+                r"the number of samples in chunk-0-1.bin is 1000000000000, in \d+ bytes",
+                "tuples",
+            ),
+            ({"chunk_bytes": -1}, r"the size of chunk-0-1.bin is -1", "tokens"),
+            ({"dim": -1}, r"the number of tokens in chunk-0-1.bin is -1", "tuples"),
+            ({"filename": "a\0b"}, r"no file can have the name 'a\\x00b'", "tokens"),
         ],
     )
-    @pytest.mark.parametrize("kind", ["tuples", "tokens"])
     def test_of_litdata(self, tmp_path: Path, kind: str, change: dict[str, Any], message: str) -> None:
         copy = Path(shutil.copytree(written("litdata_chunks") / kind, tmp_path / "copy"))
         index = json.loads((copy / "index.json").read_text())
@@ -255,8 +259,9 @@ class TestPromises:
         with pytest.raises(SampleError, match=r"copy/index.json is not an index of LitData chunks .*" + message):
             LitDataTokens(copy, 4) if kind == "tokens" else LitData(copy)
 
-    @pytest.mark.parametrize("number", ["99", "-1", "x", ""])
-    @pytest.mark.parametrize("kind", ["no_header_tensor", "no_header_numpy"])
+    @pytest.mark.parametrize(
+        ("number", "kind"), diagonal(["99", "-1", "x", ""], ["no_header_tensor", "no_header_numpy"])
+    )
     def test_of_leaves(self, tmp_path: Path, kind: str, number: str) -> None:
         with pytest.raises(ArgumentError, match=f"'{kind}:{number}', which is not known"):
             leaf_function(f"{kind}:{number}")
