@@ -73,7 +73,7 @@ def test_what_is_nowhere_near(data: Path) -> None:
             FileNotFoundError, match=rf"no such file: {data}/xyz.q \({data} exists, but has no xyz.q\)$"
         ):
             open_(data / "xyz.q")
-    with pytest.raises(FileNotFoundError, match=rf"\({data}/train.tar is a file, and holds no others\)"):
+    with pytest.raises(FileNotFoundError, match=rf"\({data}/train.tar is a file, not a folder\)"):
         TarShards(data / "train.tar" / "0.tar")
 
 

@@ -115,7 +115,7 @@ class TestFromOutside:
     @pytest.mark.parametrize(
         ("name", "row", "message"),
         [
-            ("parquet", PAIRS, r"there is a format 'parquet' already \(Parquet\): register yours by another name"),
+            ("parquet", PAIRS, r"there is already a format 'parquet' \(Parquet\): register yours under another name"),
             ("mine", Format("mine", ("mine:Parquet",)), r"the format 'parquet' has a dataset Parquet already"),
             (
                 "mine",

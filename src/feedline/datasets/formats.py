@@ -353,7 +353,7 @@ def register_format(name: str, format: Format) -> None:  # noqa: A002 - the plai
     _check_types(name, format)
     if FORMATS.get(name, format) != format:
         raise ArgumentError(
-            f"there is a format {name!r} already ({FORMATS[name].label}): register yours by another name"
+            f"there is already a format {name!r} ({FORMATS[name].label}): register yours under another name"
         )
     if name in FORMATS:
         return

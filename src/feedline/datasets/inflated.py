@@ -251,8 +251,8 @@ class PlainFiles(FileSet):
         cache, limit = self._cache, self._cache.limit_nbytes()
         if nbytes > limit:
             warnings.warn(
-                f"decompressed, {self.sources.name(0)} and others take {nbytes:,} bytes, and the cache in"
-                f" {cache.folder} keeps {limit:,}: in random order they are decompressed repeatedly. Pass"
+                f"decompressed, {self.sources.name(0)} and others take {nbytes:,} bytes, but the cache in"
+                f" {cache.folder} keeps {limit:,}: in random order, they are decompressed again and again. Pass"
                 " cache=stores.Cache(folder, limit=...) with more room, or use samplers.ShardShuffled",
                 CacheWarning,
                 stacklevel=5,

@@ -125,13 +125,15 @@ def _by_epoch(weights: Any, stop: str | int) -> dict[str, Any]:
     if callable(weights):
         raise ArgumentError(
             "weights is a function, which a resumed run cannot compare: pass a list of weights for each epoch, "
-            "[[...], [...]]; the last stays"
+            "[[...], [...]]; the last one applies to all later epochs"
         )
     rows = list(weights) if isinstance(weights, Iterable) else []
     if not any(getattr(row, "ndim", isinstance(row, list | tuple)) for row in rows):
         return {"weights": weights}
     if isinstance(stop, str):
-        raise ArgumentError(f"weights for each epoch need stop= as a number of samples, not {stop!r}: all are as long")
+        raise ArgumentError(
+            f"weights for each epoch need stop= as a number of samples, not {stop!r}: all epochs must have one length"
+        )
     return {f"weights[{epoch}]": row for epoch, row in enumerate(rows)}
 
 
@@ -142,7 +144,7 @@ def tempered(weights: NDArray[np.float64], temperature: float) -> NDArray[np.flo
     et al., "Massively multilingual neural machine translation in the wild", 2019).
     """
     if not (np.isfinite(temperature) and temperature > 0):
-        raise ArgumentError(f"temperature must be above 0, but is {temperature!r}: 1 leaves the weights as they are")
+        raise ArgumentError(f"temperature must be above 0, but is {temperature!r}: 1 leaves the weights unchanged")
     if temperature == 1:
         return weights
     scaled: NDArray[np.float64] = np.where(weights > 0, (weights / weights.max()) ** (1.0 / temperature), 0.0)

@@ -147,8 +147,8 @@ def _open(url: str, options: StoreOptions) -> tuple[Any, str]:
         raise ArgumentError(f"{url}: neither obstore nor fsspec {fsspec.__version__} knows this scheme") from None
     except TypeError:
         raise ArgumentError(
-            f"{url}: fsspec {fsspec.__version__} lacks an argument to open it; give what its file system wants in "
-            "options={...}"
+            f"{url}: fsspec {fsspec.__version__} lacks an argument to open it; pass the arguments of its file system "
+            "in options={...}"
         ) from None
     return system, root
 
@@ -172,8 +172,8 @@ def _translate(error: Exception, what: str) -> Exception:
     if isinstance(error, OSError):
         return TransientError(f"{type(error).__name__} of fsspec")
     return StoreError(
-        f"{what}: {type(error).__name__} of fsspec; its text is left out, as it may hold secrets. Call fsspec itself "
-        "to read it"
+        f"{what}: {type(error).__name__} of fsspec; its message is not shown, because it may contain secrets. Call "
+        "fsspec directly to see it"
     )
 
 

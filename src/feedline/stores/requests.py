@@ -35,7 +35,7 @@ class Requests:
 
     def __post_init__(self) -> None:
         if self.max_concurrent < 1 or self.gap_nbytes < 0 or self.max_nbytes < 1:
-            raise ArgumentError(f"{self}: max_concurrent and max_nbytes are at least 1, gap_nbytes at least 0")
+            raise ArgumentError(f"{self}: max_concurrent and max_nbytes must be at least 1, gap_nbytes at least 0")
 
 
 def spans_for(ranges: Sequence[tuple[int, int]], requests: Requests) -> list[ByteRange]:

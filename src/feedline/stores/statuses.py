@@ -160,7 +160,7 @@ def _other_error(refusal: Refusal, what: str) -> Exception:
         return ObjectNotFoundError(f"{what}: {missing} {detail}")
     if status == 412:
         return ObjectChangedError(
-            f"{what}: it is no longer the object that was asked for {detail}; read its new version"
+            f"{what}: it is no longer the object that was requested {detail}; read its new version"
         )
     if status == 416:
         return RangeError(f"{what}: the object ends before this range {detail}; its index belongs to another version")

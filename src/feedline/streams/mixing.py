@@ -116,13 +116,13 @@ class _Mixed:
     def load_state_dict(self, state: Any) -> None:
         if len(state["drawn"]) != len(self._flows):
             raise StateError(
-                f"this state mixes {len(state['drawn'])} streams, here there are {len(self._flows)}: mix the same ones"
+                f"this state mixes {len(state['drawn'])} streams, this mixture {len(self._flows)}: mix the same streams"
             )
         if state.get("weights", self._weights) != self._weights:  # those of a function are not in the fingerprint
             raise StateError(
-                f"this state mixes with the weights {state['weights']}, here those of epoch {self._epoch} are"
-                f" {self._weights}: within an epoch the weights stay. Let the function of the epoch return the former"
-                " ones for this epoch, and others for later ones"
+                f"this state mixes with the weights {state['weights']}, but those of epoch {self._epoch} are now"
+                f" {self._weights}: weights cannot change within an epoch. Let the function of the epoch return the"
+                " former weights for this epoch, and others for later epochs"
             )
         self._drawn, self._left, self._again = list(state["drawn"]), list(state["left"]), list(state["again"])
         self._due = [self._time(number) for number in range(len(self._flows))]

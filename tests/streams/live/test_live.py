@@ -439,7 +439,7 @@ def test_messages_that_were_deleted_are_not_passed_over_in_silence(servers: list
     assert resumed.state_dict() == state, "the loaded state stays"
     skipping = fl.DataLoader(lines(servers[:1], lost="skip"), 4, seed=0)
     skipping.load_state_dict(state)
-    with pytest.warns(UserWarning, match="going on with the oldest one"):
+    with pytest.warns(UserWarning, match="continuing with the oldest message"):
         assert received(skipping) == list(range(10, 20))
 
 
@@ -497,7 +497,7 @@ def test_an_error_names_rank_partition_place_and_remedy_and_nothing_is_lost(
     assert "on rank 1 of 2" in text
     servers[1].token = ""
     is_lost = kind is errors.OffsetLostError
-    warned = pytest.warns(UserWarning, match="going on with the oldest one") if is_lost else nullcontext()
+    warned = pytest.warns(UserWarning, match="continuing with the oldest message") if is_lost else nullcontext()
     with fl.DataLoader(lines(servers, lost="skip", **terms), 4, on_error="skip", **more) as loader, warned:
         loader.load_state_dict(state)
         seen += received(loader)

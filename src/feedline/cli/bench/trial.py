@@ -204,7 +204,9 @@ def _endless(loader: TorchDataLoader[Any]) -> Iterator[Any]:
             empty = False
             yield batch
         if empty:
-            raise ArgumentError("the loader has no batches: its dataset is empty, or shorter than a batch of drop_last")
+            raise ArgumentError(
+                "the loader has no batches: its dataset is empty, or drop_last=True drops its only batch"
+            )
 
 
 def _rows(batch: Any) -> int:

@@ -98,7 +98,7 @@ class JSONColumns(MDSColumns):
         """Value of each column; ValueError if one is not there."""
         found = json.loads(bytes(data))
         if not isinstance(found, dict):
-            raise ValueError(f"it is no JSON object, but {type(found).__name__}")
+            raise ValueError(f"it is not a JSON object, but of type {type(found).__name__}")
         absent = next((name for name in self.names if name not in found), None)
         if absent is not None:
             raise ValueError(f"it has no column {absent!r}")

@@ -260,8 +260,8 @@ class LiveStream(IterableDataset[Any]):
             f" and {kept.end!r}, so messages were deleted before they were delivered"
         )
         if self.terms.lost == "raise":
-            raise OffsetLostError(f"{what}. Keep messages for longer; lost='skip' continues with the oldest one")
-        warnings.warn(f"{what}; going on with the oldest one", stacklevel=2)
+            raise OffsetLostError(f"{what}. Keep messages for longer; lost='skip' continues with the oldest message")
+        warnings.warn(f"{what}; continuing with the oldest message", stacklevel=2)
         return kept.first
 
 

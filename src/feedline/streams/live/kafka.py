@@ -220,7 +220,7 @@ class KafkaClient:
         if name in ("OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET"):
             raise OffsetLostError(
                 f"{topic}: the offset is out of retention ({text}). Keep messages for longer; lost='skip' continues"
-                " with the oldest one"
+                " with the oldest message"
             )
         if name == "MSG_SIZE_TOO_LARGE":
             raise MessageTooLargeError(

@@ -135,7 +135,7 @@ class LinesClient:
                 line = self._guarded(partition, answers.readline)
         answer: str = line.decode().strip()
         if not answer:
-            raise SourceUnavailableError(f"{self._who(partition)} has closed the connection instead of an answer")
+            raise SourceUnavailableError(f"{self._who(partition)} has closed the connection instead of answering")
         if answer.startswith("ERROR "):
             self._refused(partition, answer)
         return answer

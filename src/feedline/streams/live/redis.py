@@ -78,7 +78,7 @@ class RedisClient:
                 look_up(stream.server, "server"), socket_connect_timeout=limit_s, socket_timeout=limit_s + 1.0
             )
         except ValueError as error:
-            raise ArgumentError(f"server is no address of Redis, such as redis://localhost:6379: {error}") from None
+            raise ArgumentError(f"server is not an address of Redis, such as redis://localhost:6379: {error}") from None
         self._field = None if stream.field is None else stream.field.encode()
 
     def kept(self, partition: int) -> Kept:

@@ -335,7 +335,7 @@ class RayPool(FuturePool):
             # The request probably caused these deaths: they do not count against the limit until that is known.
             self._budget.adjust(-STRIKES)
             self._suspects.add(head, text)
-            _log.warning("%s\nThis is the second actor that died of this request. It is now tried alone.", text)
+            _log.warning("%s\nThis request has now killed two actors. It is tried again in an actor of its own.", text)
         elif self._budget.is_exceeded:
             self._fail_all(WorkerDiedError(text))
         else:
