@@ -44,8 +44,8 @@ def fingerprint(*things: Any) -> str:
 
     A dataset may define its own in an attribute `fingerprint`, anything else in `_fingerprint`, as datasets of Hugging
     Face do. A dataset whose pickle does not identify its data defines `content_fingerprint`. A class whose pickle holds
-    more than what its data follow from has a method `__fingerprint__`, whose result takes the place of the object.
-    ArgumentError if something cannot be pickled, or if its changes cannot be detected.
+    more than what determines its data has a method `__fingerprint__`, whose result replaces the object. ArgumentError
+    if something cannot be pickled, or if its changes cannot be detected.
     """
     digest = _Digest()
     try:

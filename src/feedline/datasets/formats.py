@@ -35,9 +35,9 @@ class KeptShards(NamedTuple):
 class ShardSummary:
     """Samples and bytes of each shard.
 
-    `unit` is the word of the format for a shard; without shards it is empty, and `note` says why. `nbytes` are
-    those of each shard as stored; those of a file of several shards are divided by their samples. Without `kept`, each
-    sample is read by itself.
+    `unit` is the format's word for a shard; without shards it is empty, and `note` says why. `nbytes` has the stored
+    bytes of each shard; the bytes of a file with several shards are divided in proportion to their samples. Without
+    `kept`, each sample is read by itself.
     """
 
     unit: str
@@ -55,21 +55,21 @@ class Format:
     reference is "module:attribute", and is loaded on first use. `description`, `usage`, `extra` (of `pip install
     'feedline[extra]'`) and `extra_for` are the row of the format in the documentation.
 
-    `pattern`, which may have braces, selects the files of a folder. By its last part, in lower case, `feedline inspect`
-    also recognizes a file, and by the patterns of `names`; with `named_only` only a path that was given, not one that
-    lies in a folder. `is_folder` says that a folder may have such a name, and `top_only` that files of subfolders do
-    not count. `markers` are file names that only this format has in its folder. Where several formats share one,
-    `accepts` refers to a function that decides by the marker's bytes. A folder of several formats is recognized as the
-    one of the highest `precedence`.
+    `pattern`, which may have braces, selects the files of a folder. `feedline inspect` also recognizes a file by the
+    last part of `pattern`, in lower case, and by the patterns of `names`; with `named_only`, it recognizes only a path
+    that was given, not a file of a given folder. `is_folder` says that a folder may have such a name, and `top_only`
+    that files of subfolders do not count. `markers` are file names that only this format has in its folder. If several
+    formats share a marker, `accepts` refers to a function that decides by the marker's bytes. A folder with files of
+    several formats is recognized as the format with the highest `precedence`.
 
     `unit` is the word for a shard. `summarize` is a function of the paths that returns a `ShardSummary`, or a reference
     to one; by default each file is a shard, and `dataset(paths, index_dir=...)` has the samples of each as
-    `shard_sizes`. With `list_samples`, `feedline inspect` looks into each sample instead: it is a function of the
-    paths and a function that takes the progress, which returns a `SampleList`, or a reference to one.
+    `shard_sizes`. With `list_samples`, `feedline inspect` looks into each sample instead: it is a function, or a
+    reference to one, that takes the paths and a function for the progress, and returns a `SampleList`.
 
-    If `feedline index` can write the indexes of its files, `index_suffix` is what their names have in addition, and
-    `index_targets` is a function of the paths, the folder for the indexes and `allow_truncated`, which returns an
-    `IndexTarget` for each shard, or a reference to one.
+    If `feedline index` can write the indexes of its files, `index_suffix` is appended to the names of the files, and
+    `index_targets` is a function, or a reference to one, that takes the paths, the folder for the indexes and
+    `allow_truncated`, and returns an `IndexTarget` for each shard.
     """
 
     label: str

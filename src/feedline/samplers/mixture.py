@@ -37,14 +37,14 @@ class Mixture(IndexSampler):
     (more where a share is tiny), it is within one sample. The order of the datasets is random, fixed by `seed`. The
     allocation is the same in every epoch; the samples are not.
 
-    `weights` may hold a list for each epoch, the last of which is that of all later ones; `stop` must be a number then.
+    `weights` may hold a list for each epoch; the last list applies to all later epochs. `stop` must then be a number.
 
     `stop`: "first_exhausted" ends the epoch with the last sample of the dataset that runs out first, "all_exhausted"
     with that of the dataset that runs out last (the others start over in a new order), a number after that many
     samples.
 
     `temperature` T scales each weight w to w ** (1 / T): with sizes as weights, T > 1 draws more from small datasets.
-    `max_repeats` bounds how often a sample may come in an epoch: the share of a dataset that would exceed it is given
+    `max_repeats` bounds how often a sample may repeat in an epoch: the share of a dataset that would exceed it is given
     to the others; `stop` must be a number.
     """
 

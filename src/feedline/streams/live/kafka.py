@@ -121,7 +121,7 @@ class KafkaClient:
     def is_lost(self, partition: int, place: int, kept: Kept) -> bool:  # noqa: ARG002 - the protocol
         """True if the offset is out of range.
 
-        One beyond the end means that the topic was made again.
+        An offset beyond the end means that the topic was created again.
         """
         return not kept.first <= place <= kept.end
 

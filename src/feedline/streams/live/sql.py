@@ -28,11 +28,11 @@ class SQLRows(LiveStream):
 
     A message is a mapping of the columns. `source` is that of `datasets.SQLManifest`: an address, `env:NAME`, or a
     function that returns a DB-API connection. Partition p of `partitions` has the rows whose key is p modulo their
-    number. Places are keys: `key > last` is asked again every `every_s` seconds. Nothing is written to the database, so
-    there is no group.
+    number. Places are keys: `key > last` is queried again every `every_s` seconds. Nothing is written to the database,
+    so there is no group.
 
-    Transactions may end in another order than that of their keys. A row is therefore read only `settle_s` seconds after
-    its key, or a larger one, was first seen. Rows of transactions that take longer may be missed.
+    Transactions may commit in a different order than that of their keys. A row is therefore read only `settle_s`
+    seconds after its key, or a larger one, was first seen. Rows of transactions that take longer may be missed.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class Kept(NamedTuple):
 
 
 class MessageRun(NamedTuple):
-    """Messages of one partition, and the place behind each.
+    """Messages of one partition, and the place after each.
 
     `end` is the place that was reached, where messages are left out by the source; None for that of the last message.
     """
@@ -72,7 +72,7 @@ class LiveLimits:
     """Bounds of a live stream.
 
     `buffer` messages of a partition are held ahead of the loop. A message of more than `message_nbytes` counts as one
-    that does not parse. `connect_s` bounds one question to the source; `patience_s` the time for which a running stream
+    that does not parse. `connect_s` bounds one request to the source; `patience_s` the time for which a running stream
     tries to reach it again. `commit_every_s` is the least time between two commits.
     """
 
