@@ -42,9 +42,9 @@ class Setting(NamedTuple):
         return changed
 
     def describe(self) -> str:
-        """Arguments as in code; "as it is" for the user's own setting."""
+        """Arguments as in code; "as is" for the user's own setting."""
         words = [f"{name}={value!r}" for name, value in self.arguments.items()]
-        return ", ".join(words) or "as it is"
+        return ", ".join(words) or "as is"
 
     def make(self, loader: TorchDataLoader[Any]) -> TorchDataLoader[Any]:
         """The loader to measure: a copy of the user's with this setting."""
