@@ -208,7 +208,7 @@ def _tensor(tensor: torch.Tensor) -> Any:
 
 
 def _array(array: NDArray[Any]) -> Any:
-    # Without `pickle`, which tells a read-only array from a writable one; whether a copy is writable is no matter.
+    # Without `pickle`, which tells a read-only array from a writable one; whether a copy is writable does not matter.
     if array.dtype.hasobject or not array.dtype.itemsize:
         return None
     content = hashlib.blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest_size=16)

@@ -74,7 +74,7 @@ def changed_error(
 
 
 def check_version(asked: str | None, now: str, what: str) -> None:
-    """Raise ObjectChangedError unless `now` is the version that was asked for.
+    """Raise ObjectChangedError unless `now` is the requested version.
 
     `asked=None` accepts any version.
     """
@@ -110,7 +110,7 @@ class ObjectInfo:
 
 
 def unversioned(nbytes: int) -> str:
-    """The version of an object of which only the size is known.
+    """The version of an object whose size alone is known.
 
     Its content may change without a sign.
     """

@@ -143,7 +143,7 @@ def matching_objects(store: Store, pattern: str, matches: Callable[[str], bool])
 def candidates(store: Store, pattern: str, below: str = "") -> Iterable[ObjectInfo]:
     """List objects that include all matches of a glob below a folder.
 
-    For a glob that stays within one folder, only that folder is listed, if the store can. `below` is no pattern.
+    For a glob that stays within one folder, only that folder is listed, if the store can. `below` is not a pattern.
     """
     folder, slash, name = pattern.rpartition("/")
     bare = without_cache(store)

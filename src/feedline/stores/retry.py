@@ -43,7 +43,7 @@ class Retry:
     deadline_s: float = 120.0
     """No attempt begins later than this after the first, or after the last that brought bytes."""
     idle_timeout_s: float = 30.0
-    """A request fails when nothing has arrived for this long: a slow answer is no failure."""
+    """A request fails when nothing has arrived for this long: a slow answer is not a failure."""
     first_wait_s: float = 0.1
     max_wait_s: float = 10.0
     hedge_quantile: float | None = 0.95

@@ -39,7 +39,7 @@ class Scheme:
     host: HostPart = "required"
     """The part before the first slash: a bucket or server, one if there is a slash at all, or none."""
     user: UserPart = "name"
-    """The part before an @ in the host: refused, a name without a password, or any text, since it is no credential."""
+    """The part before an @ in the host: refused, a name without a password, or any text, since it is no secret."""
     lists: bool = True
     """True if its stores can list objects."""
     quoted: bool = False

@@ -89,7 +89,7 @@ _ELSEWHERE = frozenset(
 
 
 _SETTLED_CONFLICTS = _ARCHIVED | {"PublicAccessNotPermitted"}
-"""Codes of status 409 that come again however often one asks."""
+"""Codes of status 409 that repeat however often the request is sent."""
 
 
 def is_passing(status: int, code: str = "") -> bool:

@@ -159,7 +159,7 @@ class Trial:
                 self.rounds.append(measure(made, seconds, step_s))
             finally:
                 _close(made)
-        except Exception as error:  # noqa: BLE001 - any error of user code ends this trial, and the others go on
+        except Exception as error:  # noqa: BLE001 - any error of user code ends this trial, and the others continue
             self.error = f"{type(error).__name__}: {error}".splitlines()[0]
 
 

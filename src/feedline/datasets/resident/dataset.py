@@ -136,7 +136,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
             _CollatedBlocks(self.source, self._reader, blocks),
             batch_size=None,
             num_workers=num_workers,
-            generator=torch.Generator(),  # the loop's own generator stays as it is
+            generator=torch.Generator(),  # the loop's own generator does not change
         )
         for block, batch in zip(blocks, loader, strict=True):
             self._put(block, self._values(batch))

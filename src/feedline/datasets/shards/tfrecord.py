@@ -181,7 +181,7 @@ class TFRecord(RecordFiles, ShardedFields):
 
     Files compressed as a whole are decompressed once, into `cache` or the user's cache folder: those that end in
     `.gz` or `.zlib`, and files of this machine that begin so. For objects with other names, `compression` is "GZIP" or
-    "ZLIB", as in TFRecordOptions; "" reads all files as they are.
+    "ZLIB", as in TFRecordOptions; "" reads all files without decompression.
 
     An index file next to each file, or in the folder `index_dir`, holds the offsets of records. With `check_crc`, all
     checksums are verified when it is built, and an index built without is built again. Objects are kept in the folder

@@ -38,7 +38,7 @@ _HARMLESS = {
     "typeWidening-preview",
     "vacuumProtocolCheck",
 }
-"""Reader features that leave the rows of a file as they are."""
+"""Reader features that leave the rows of a file unchanged."""
 
 
 _TYPES = {

@@ -16,7 +16,7 @@ from feedline.errors import ArgumentError
 from feedline.stores.cache.store import CachedStore
 
 _SEEN = 1 << 16
-"""Pieces that are not checked on the disk again: an item mostly needs pieces that the one before needed, too."""
+"""Pieces that are not checked on the disk again: an item mostly needs pieces that the previous one needed, too."""
 
 
 _MOST = 1024

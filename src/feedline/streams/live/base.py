@@ -114,7 +114,7 @@ class LiveStream(IterableDataset[Any]):
     def begin(self, epoch: int, states: Mapping[int, Any]) -> dict[int, Any]:
         """States of partitions at the start of an epoch.
 
-        `states` has earlier ones, or None. `OffsetLostError` if the source no longer has the messages behind a state.
+        `states` has earlier ones, or None. `OffsetLostError` if the source no longer has the messages after a state.
         """
         try:
             client = self.open_client()

@@ -68,7 +68,7 @@ class Kafka(LiveStream):
 
     @cached_property
     def num_partitions(self) -> int:
-        """Partitions of the topic when it was first asked for."""
+        """Partitions of the topic when it was first queried."""
         client = self.open_client()
         try:
             return client.count_partitions()

@@ -82,7 +82,7 @@ class RedisClient:
         self._field = None if stream.field is None else stream.field.encode()
 
     def kept(self, partition: int) -> Kept:
-        """The places before the first entry and behind the last."""
+        """The places before the first entry and after the last."""
         info = self._about(partition)
         if info is None:
             return Kept(["0-0", 0], ["0-0", 0])
@@ -124,7 +124,7 @@ class RedisClient:
                 self._ask(lambda: self._client.xgroup_create(key, group, mkstream=True, **set_to))  # noqa: B023
 
     def seek(self, partition: int, place: Any) -> None:
-        """Read behind an entry."""
+        """Read the entries after an entry."""
         self._places[partition] = list(place)
 
     def poll(self, partitions: Sequence[int], most: int, timeout_s: float) -> list[MessageRun]:

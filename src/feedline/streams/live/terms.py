@@ -22,7 +22,7 @@ Start = Literal["earliest", "latest"]
 
 
 class Kept(NamedTuple):
-    """Places of the oldest message of a source, and behind the newest."""
+    """Places of the oldest message of a source, and after the newest."""
 
     first: Place
     end: Place
@@ -50,7 +50,7 @@ class LiveClient(Protocol):
         """The places that the source still has."""
 
     def is_lost(self, partition: int, place: Place, kept: Kept) -> bool:
-        """True if messages behind `place` are no longer kept."""
+        """True if messages after `place` are no longer kept."""
 
     def committed(self, partition: int) -> Place | None:
         """The place that was committed for the group, or None."""

@@ -178,7 +178,7 @@ def _is_pixels(source: Any) -> bool:
 def _bytes_of(source: Any, row: int) -> NDArray[np.uint8]:
     """The file, after a look at its header.
 
-    So a worker finds files that are no images, and `on_error` applies.
+    So a worker finds files that are not images, and `on_error` applies.
     """
     content = Path(source).read_bytes() if isinstance(source, (str, os.PathLike)) else source
     try:

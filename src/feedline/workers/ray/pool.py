@@ -312,7 +312,7 @@ class RayPool(FuturePool):
             self._fail_all(self.members.no_place(late[0]))
         elif not self._has_warned:
             self._has_warned = True
-            _log.warning("%s\nThe others go on without it.", self.members.no_place(late[0]))
+            _log.warning("%s\nThe others continue without it.", self.members.no_place(late[0]))
 
     def _replace_dead(self, member: RayMember, reason: BaseException) -> None:
         """Count a death, and take back the requests of the dead.
