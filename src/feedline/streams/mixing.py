@@ -131,7 +131,7 @@ class _Mixed:
 
 
 def check_weights(weights: Sequence[float], count: int, epoch: int | None = None) -> list[float]:
-    """The weights as floats; `ArgumentError` if they are not those of a mixture."""
+    """The weights as floats; `ArgumentError` if they are invalid."""
     where = "" if epoch is None else f" of epoch {epoch}"
     try:
         values = np.asarray(weights, np.float64)
