@@ -87,7 +87,9 @@ def test_another_number_is_no_near_name(data: Path) -> None:
 def test_links_to_nothing(data: Path) -> None:
     (data / "link").symlink_to("gone")
     for path in (data / "link", data / "link" / "0.tar"):
-        with pytest.raises(FileNotFoundError, match=rf"no such file: {path} \({data}/link is a link to gone, which is"):
+        with pytest.raises(
+            FileNotFoundError, match=rf"no such file: {path} \({data}/link is a link to gone, which does not exist"
+        ):
             TarShards(path)
 
 

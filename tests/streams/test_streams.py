@@ -398,7 +398,7 @@ def test_documents_longer_than_a_row() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: streams.mix([items(), items()], [1, -1]), r"weights\[1\] is -1.0: weights are finite"),
+        (lambda: streams.mix([items(), items()], [1, -1]), r"weights\[1\] is -1.0: weights must be finite"),
         (lambda: streams.mix([items(), items()], [0, 0]), "all zero"),
         (lambda: streams.mix([items(), items()], [1]), "1 weights for 2 streams: pass one for each"),
         (lambda: streams.mix([items(), items()], [1, float("nan")]), r"weights\[1\] is nan"),

@@ -379,21 +379,21 @@ def unregister_format(name: str) -> None:
 def _check_types(name: Any, row: Any) -> None:
     call = f"register_format({name!r})"
     if not (isinstance(name, str) and name):
-        raise ArgumentError(f"{call}: a format is named by a string that is not empty, not {name!r}")
+        raise ArgumentError(f"{call}: the name of a format must be a string that is not empty, not {name!r}")
     if not isinstance(row, Format):
         raise ArgumentError(f"{call} takes a datasets.Format(...), not {type(row).__name__}")
     for field in ("label", "pattern", "unit", "index_suffix"):
         if not isinstance(value := getattr(row, field), str):
-            raise ArgumentError(f"{call}: Format({field}=...) is a string, not {value!r}")
+            raise ArgumentError(f"{call}: Format({field}=...) must be a string, not {value!r}")
     # A string has the members of a sequence of strings: its letters would be taken for names.
     for field in ("datasets", "usage", "names", "markers"):
         value = getattr(row, field)
         if not (isinstance(value, tuple) and all(isinstance(each, str) for each in value)):
-            raise ArgumentError(f"{call}: Format({field}=...) is a tuple of strings, not {value!r}")
+            raise ArgumentError(f"{call}: Format({field}=...) must be a tuple of strings, not {value!r}")
     for field in ("summarize", "list_samples", "index_targets"):
         value = getattr(row, field)
         if not (value is None or isinstance(value, str) or callable(value)):
-            raise ArgumentError(f"{call}: Format({field}=...) is a function or 'module:function', not {value!r}")
+            raise ArgumentError(f"{call}: Format({field}=...) must be a function or 'module:function', not {value!r}")
 
 
 @cache

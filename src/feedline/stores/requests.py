@@ -65,7 +65,7 @@ def check_ranges(ranges: Sequence[tuple[int, int]], what: str) -> None:
     """Raise ArgumentError for a negative range or a negative start."""
     for start, stop in ranges:
         if not 0 <= start <= stop:
-            raise ArgumentError(f"{what}: bytes [{start}, {stop}) are not a valid range")
+            raise ArgumentError(f"{what}: bytes [{start}, {stop}) are not a valid range: give 0 <= start <= stop")
 
 
 def check_within(ranges: Sequence[tuple[int, int]], size: int, what: str) -> None:

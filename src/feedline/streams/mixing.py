@@ -144,7 +144,7 @@ def check_weights(weights: Sequence[float], count: int, epoch: int | None = None
     wrong = ~(np.isfinite(values) & (values >= 0))
     if wrong.any():
         at = int(wrong.argmax())
-        raise ArgumentError(f"weights[{at}]{where} is {values[at]}: weights are finite and not negative; 0 means never")
+        raise ArgumentError(f"weights[{at}]{where} is {values[at]}: weights must be finite and not negative")
     if not values.any():
         raise ArgumentError(f"the weights{where} are all zero: at least one stream needs a weight above 0")
     return (values / values.sum()).tolist()  # type: ignore[no-any-return]

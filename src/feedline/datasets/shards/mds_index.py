@@ -135,7 +135,8 @@ def read_shards(folder: IndexedFolder, known: dict[MDSColumns, MDSColumns]) -> l
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         if isinstance(error, ArgumentError):
             raise ArgumentError(f"{path}: {error}") from None
-        raise SampleError(f"{path} is not an index of MDS shards ({type(error).__name__}: {error})") from error
+        problem = f"{type(error).__name__}: {error}"
+        raise SampleError(f"{path} is not an index of MDS shards ({problem}); copy it again") from error
     return shards
 
 

@@ -32,7 +32,7 @@ class Redis(LiveStream):
     ) -> None:  # fmt: skip
         self.keys = [keys] if isinstance(keys, str) else list(keys)
         if not self.keys or len(set(self.keys)) < len(self.keys):
-            raise ArgumentError(f"keys are the names of streams, each once; got {keys!r}")
+            raise ArgumentError(f"keys must be the names of streams, each once; got {keys!r}")
         self.server, self.field = server, field
         limits = limits or LiveLimits()
         super().__init__(LiveTerms(group, decode, start, max_wait_s, stop_after, until, lost, limits))

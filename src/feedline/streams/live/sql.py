@@ -42,7 +42,7 @@ class SQLRows(LiveStream):
         until: Literal["latest"] | datetime | None = None, limits: LiveLimits | None = None,
     ) -> None:  # fmt: skip
         if not key.replace("_", "a").isalnum():
-            raise ArgumentError(f"key is the name of a column, letters, digits and _; got {key!r}")
+            raise ArgumentError(f"key must be the name of a column, of letters, digits and _; got {key!r}")
         if operator.index(partitions) < 1:
             raise ArgumentError(f"partitions must be at least 1, but is {partitions}")
         if settle_s < 0 or not every_s > 0:

@@ -54,7 +54,7 @@ class OnBatch:
         self._mixtures = [(place, part) for place, part in enumerate(parts) if isinstance(part, SampleMixing)]
         first = len(parts) - len(self._mixtures)
         if any(place < first for place, _ in self._mixtures):
-            raise ArgumentError("OnBatch: transforms of images come before MixUp and CutMix")
+            raise ArgumentError("OnBatch: transforms of images must come before MixUp and CutMix")
         self.transforms = tuple(parts)
         self.images, self.labels, self.inplace = images, labels, inplace
         # A single transform keeps its keys: it draws what it draws for samples.
