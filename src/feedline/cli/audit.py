@@ -96,8 +96,8 @@ def command(
 ) -> None:
     """Prove that each sample of a run was delivered exactly once.
 
-    The logs may span kills, restarts and other numbers of ranks. Samples that were lost or
-    delivered twice are named, with their rank.
+    The logs may span kills, restarts and other numbers of ranks. Samples that were lost or delivered twice are named,
+    with their rank.
 
     Exit code 1 if there is a fault.
     """
