@@ -11,7 +11,7 @@ from contextlib import suppress
 def note(error: BaseException, text: str) -> None:
     """Add a note to an exception.
 
-    An exception that refuses notes, such as a frozen dataclass, stays as it is.
+    An exception that refuses notes, such as a frozen dataclass, stays unchanged.
     """
     with suppress(Exception):
         error.add_note(text)

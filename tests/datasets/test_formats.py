@@ -115,18 +115,18 @@ class TestFromOutside:
     @pytest.mark.parametrize(
         ("name", "row", "message"),
         [
-            ("parquet", PAIRS, r"there is a format 'parquet' already \(Parquet\): register yours by another name"),
+            ("parquet", PAIRS, r"there is already a format 'parquet' \(Parquet\): register yours under another name"),
             ("mine", Format("mine", ("mine:Parquet",)), r"the format 'parquet' has a dataset Parquet already"),
             (
                 "mine",
                 Format("mine", ("mine.Parquet",)),
                 r"of the format 'mine': give 'module:class' for 'mine.Parquet'",
             ),
-            (3, PAIRS, "a format is named by a string that is not empty, not 3"),
+            (3, PAIRS, "the name of a format must be a string that is not empty, not 3"),
             ("mine", 3, r"register_format\('mine'\) takes a datasets\.Format\(\.\.\.\), not int"),
-            ("mine", Format(None), r"Format\(label=\.\.\.\) is a string, not None"),  # type: ignore[arg-type]
-            ("mine", Format("mine", "mine:Mine"), r"Format\(datasets=.* is a tuple of strings, not 'mine:Mine'"),  # type: ignore[arg-type]
-            ("mine", Format("mine", markers=[1]), r"Format\(markers=.* is a tuple of strings, not \[1\]"),  # type: ignore[arg-type]
+            ("mine", Format(None), r"Format\(label=\.\.\.\) must be a string, not None"),  # type: ignore[arg-type]
+            ("mine", Format("mine", "mine:Mine"), r"Format\(datasets=.* must be a tuple of strings, not 'mine:Mine'"),  # type: ignore[arg-type]
+            ("mine", Format("mine", markers=[1]), r"Format\(markers=.* must be a tuple of strings, not \[1\]"),  # type: ignore[arg-type]
             ("mine", Format("mine", summarize=3), r"Format\(summarize=.*'module:function', not 3"),  # type: ignore[arg-type]
         ],
     )

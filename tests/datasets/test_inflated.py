@@ -251,7 +251,7 @@ def test_what_was_not_used_for_longest_goes_first(source: Path, tmp_path: Path) 
     Lines(source / "c.txt.gz", cache=limit)
     assert path.exists()
     assert not second.exists()
-    with pytest.warns(CacheWarning, match=r"decompressed, .*a\.txt\.gz .* 3,000 bytes, and .* keeps 2,500"):
+    with pytest.warns(CacheWarning, match=r"decompressed, .*a\.txt\.gz .* 3,000 bytes, but .* keeps 2,500"):
         every = Lines(source, cache=limit)
     assert list(every) == ["x" * 999] * 3
     assert sum(each.stat().st_size for each in contents(tmp_path, "own")) <= 2500

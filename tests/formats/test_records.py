@@ -189,7 +189,7 @@ class TestCompressed:
     def test_a_cache_without_room_says_so(self, memory: Memory, folder: Path, tmp_path: Path) -> None:
         filled(memory, folder, "mds, zstd")
         with pytest.warns(
-            CacheWarning, match=r"take \d\d,\d+ bytes, and the cache in .* keeps 20,000: .*ShardShuffled"
+            CacheWarning, match=r"take \d\d,\d+ bytes, but the cache in .* keeps 20,000: .*ShardShuffled"
         ):
             far = MDS(memory.root, columns=["int"], cache=Cache(tmp_path / "cache", 20_000, 5000))
         assert [far[i]["int"] for i in range(len(far))] == list(range(len(far)))

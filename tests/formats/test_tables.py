@@ -172,7 +172,7 @@ def test_what_is_not_there_is_named(bucket: Both, suffix: str) -> None:
     dataset = Parquet if suffix == "parquet" else Arrow
     with pytest.raises(stores.ObjectNotFoundError, match=rf"memory://bucket/{suffix}/none\.x.* no such object"):
         dataset(f"{bucket.root}/{suffix}/none.x")
-    with pytest.raises(stores.ObjectNotFoundError, match=rf"nothing in there matches \*\*/\*\.{{?{suffix}"):
+    with pytest.raises(stores.ObjectNotFoundError, match=rf"no object in it matches \*\*/\*\.{{?{suffix}"):
         dataset(f"{bucket.root}/")
     with pytest.raises(ArgumentError, match="neither obstore nor fsspec"):
         dataset(f"nothing-like-it://bucket/x.{suffix}")

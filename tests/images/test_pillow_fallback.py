@@ -95,7 +95,9 @@ def test_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "native", None)
     native.plan_of.cache_clear()
     native._warn_slow.cache_clear()
-    with pytest.warns(SlowKernelsWarning, match="through Pillow, several times slower. Install .* libjpeg62-turbo-dev"):
+    with pytest.warns(
+        SlowKernelsWarning, match="Pillow decodes the images, .* several times slower. Install .* libjpeg62-turbo-dev"
+    ):
         images.read_one(jpeg(9, 9), Recipe((8, 8), CROPS[-1]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -25,7 +25,7 @@ WHOLE = Recipe((20, 30), images.WholeBox())
         ({"size": (10, 2.5)}, "got 2.5"),
         ({"size": (10, 10**6)}, "got 1000000"),
         ({"crop": "random"}, "crop must be a RandomBox, CenterBox or WholeBox, not 'random'"),
-        ({"flip": 1.5}, "flip is a probability between 0 and 1, not 1.5"),
+        ({"flip": 1.5}, "flip must be a probability between 0 and 1, not 1.5"),
         ({"interpolation": "lanczos"}, "interpolation must be one of 'bilinear', 'bicubic'; got 'lanczos'"),
         ({"layout": "NCHW"}, "layout must be one of 'HWC', 'CHW'"),
         (

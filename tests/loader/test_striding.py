@@ -128,7 +128,7 @@ class Sharing(Plain):
 
 
 def test_a_stream_that_shares_itself_is_named() -> None:
-    with pytest.warns(UserWarning, match=r"Sharing asks for its rank.*'get_rank'.*are lost, so leave out distributed="):
+    with pytest.warns(UserWarning, match=r"Sharing looks up its rank.*'get_rank'.*are lost: leave out distributed="):
         loader(Sharing, 20, 0, 2, 2)
 
 

@@ -160,7 +160,9 @@ def test_messages_out_of_retention_are_named(source: Source) -> None:
     source.trim()
     resumed = fl.DataLoader(source.stream(until="latest", **QUICK), 1, seed=0)
     resumed.load_state_dict(state)
-    with pytest.raises(errors.OffsetLostError, match=r"out of retention.*lost='skip' continues with the oldest one"):
+    with pytest.raises(
+        errors.OffsetLostError, match=r"out of retention.*lost='skip' continues with the oldest message"
+    ):
         iter(resumed)
 
 

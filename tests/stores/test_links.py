@@ -254,7 +254,7 @@ def test_a_body_without_a_length_that_breaks_off_is_no_data(server: Server) -> N
     [
         ("loop", "redirects this address in a circle"),
         ("page", r"answered with a web page \(text/html\)"),
-        ("encoded", "sends it compressed .*gzip"),
+        ("encoded", "sends the file compressed .*gzip"),
         ("wrong-range", r"answered with .*bytes.* instead"),
         ("304", "status 304"),
         ("410", "no such object"),
@@ -290,7 +290,7 @@ def test_keys_that_obstore_refuses_are_read_from_web_servers(server: Server) -> 
 
 
 def test_a_link_is_no_store(server: Server) -> None:
-    with pytest.raises(ArgumentError, match="Give such a link to a dataset") as caught:
+    with pytest.raises(ArgumentError, match="Pass such a link to a dataset") as caught:
         stores.open_store(link(server, "0.txt"))
     assert SECRET not in str(caught.value)
     assert pickle.loads(pickle.dumps(stores.open_store(server.url))).read("plain/0.txt") == b"zero"

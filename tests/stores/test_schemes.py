@@ -208,10 +208,10 @@ def test_a_row_says_what_is_refused(row: dict[str, Any], address: str, words: st
 def test_what_is_no_scheme_is_refused() -> None:
     good = stores.Scheme(open_dict)
     wrong: list[tuple[Any, Any, str]] = [
-        (3, good, r"register_scheme\(3\): a scheme is a string of lower-case"),
+        (3, good, r"register_scheme\(3\): a scheme must be a string of lower-case"),
         ("Mem", good, r"'Mem'.* lower-case letters"),
         ("mem2", open_dict, r"takes a stores\.Scheme\(\.\.\.\), not function"),
-        ("mem2", stores.Scheme("mem2:open"), r"Scheme\(open=\.\.\.\) is a function .*, not 'mem2:open'"),  # type: ignore[arg-type]
+        ("mem2", stores.Scheme("mem2:open"), r"Scheme\(open=\.\.\.\) must be a function .*, not 'mem2:open'"),  # type: ignore[arg-type]
         ("mem2", stores.Scheme(open_dict, host="bucket"), "one of 'required', 'optional', 'none'; got 'bucket'"),  # type: ignore[arg-type]
         ("mem2", stores.Scheme(open_dict, user=True), "one of 'refused', 'name', 'any'; got True"),  # type: ignore[arg-type]
         ("s3", good, "feedline opens s3:// itself"),

@@ -398,7 +398,7 @@ def test_documents_longer_than_a_row() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: streams.mix([items(), items()], [1, -1]), r"weights\[1\] is -1.0: weights are finite"),
+        (lambda: streams.mix([items(), items()], [1, -1]), r"weights\[1\] is -1.0: weights must be finite"),
         (lambda: streams.mix([items(), items()], [0, 0]), "all zero"),
         (lambda: streams.mix([items(), items()], [1]), "1 weights for 2 streams: pass one for each"),
         (lambda: streams.mix([items(), items()], [1, float("nan")]), r"weights\[1\] is nan"),
@@ -458,7 +458,7 @@ def test_changed_weights_and_stops_are_named() -> None:
         resumed({"weights": [1, 1]}, {"weights": [3, 1]})
     with pytest.raises(fl.errors.StateError, match=r"here it is .*stop='each_once'"):
         resumed({"weights": [1, 1]}, {"weights": [1, 1], "stop": "each_once"})
-    with pytest.raises(fl.errors.StateError, match=r"with the weights \[0.5, 0.5\], here those of epoch 0 are \[0.75"):
+    with pytest.raises(fl.errors.StateError, match=r"the weights \[0.5, 0.5\], but those of epoch 0 are now \[0.75"):
         resumed({"weights": lambda _: [1, 1]}, {"weights": lambda _: [3, 1]})
 
 

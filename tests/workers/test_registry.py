@@ -133,7 +133,7 @@ def test_a_kind_that_is_gone_is_named_when_the_loader_is_iterated(table: dict[st
 
 @pytest.mark.parametrize("name", ["", "auto", 3, ["mine"]], ids=repr)
 def test_names_that_no_kind_can_have(name: Any) -> None:
-    with pytest.raises(ArgumentError, match="is named by a string other than"):
+    with pytest.raises(ArgumentError, match="must be a string other than"):
         register_pool(name, executor_pool.KIND)
 
 
@@ -149,7 +149,7 @@ def test_a_name_belongs_to_one_kind(table: dict[str, PoolKind]) -> None:
 def test_what_is_no_kind_of_use() -> None:
     with pytest.raises(ArgumentError, match=r"must be a feedline\.workers\.PoolKind; got type"):
         register_pool("mine", executor_pool.ExecutorPool)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"PoolKind\(open=\.\.\.\) is a function of .*, not None"):
+    with pytest.raises(ArgumentError, match=r"PoolKind\(open=\.\.\.\) must be a function of .*, not None"):
         register_pool("mine", PoolKind(None))  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="works_ahead=False"):
         register_pool("mine", replace(executor_pool.KIND, works_ahead=False))

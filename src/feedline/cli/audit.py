@@ -83,7 +83,7 @@ def show(result: Audit, console: Console) -> None:
         console.print(text, style="red", markup=False)
     for note in result.notes:
         console.print(note, style="dim", markup=False)
-    verdict = "nothing was lost, nothing came twice" if not result.faults else f"{len(result.faults)} faults"
+    verdict = "nothing was lost, nothing was delivered twice" if not result.faults else f"{len(result.faults)} faults"
     console.print(f"{verdict} ({result.attempts} attempts)", style="bold")
 
 
@@ -96,7 +96,8 @@ def command(
 ) -> None:
     """Prove that each sample of a run was delivered exactly once.
 
-    The logs may span kills, restarts and other numbers of ranks. What was lost or came twice is named, with its rank.
+    The logs may span kills, restarts and other numbers of ranks. Samples that were lost or delivered twice are named,
+    with their rank.
 
     Exit code 1 if there is a fault.
     """

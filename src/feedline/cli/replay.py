@@ -75,7 +75,9 @@ def read_state(path: Path) -> Mapping[str, Any]:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     found = _find_state(saved)
     if found is None:
-        raise StateError(f"{path} holds no state of a feedline loader: save loader.state_dict() as JSON, or in it")
+        raise StateError(
+            f"{path} holds no state of a feedline loader: save loader.state_dict() as JSON, or within a checkpoint"
+        )
     return found
 
 

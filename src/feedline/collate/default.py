@@ -136,7 +136,7 @@ def _store(numbers: NDArray[Any], allocate: Allocator | None) -> torch.Tensor:
 
 
 def keep_strings(batch: Sequence[Any], _: Allocator | None) -> Sequence[Any]:
-    """Strings and bytes, as they are."""
+    """Strings and bytes, unchanged."""
     return batch
 
 

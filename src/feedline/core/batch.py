@@ -51,7 +51,7 @@ class BatchResult(NamedTuple):
 
 
 def new_result(batch: Any, spans: list[SpanTuple]) -> BatchResult:
-    """The result of a batch of which nothing was skipped.
+    """The result of a batch without skipped samples.
 
     tuple's constructor costs a third of the named tuple's.
     """

@@ -84,7 +84,7 @@ class PartitionCursor:
     marks: tuple[tuple[int, PartitionOffset], ...] = ()
     next_partition: int = 0
     continues: bool = False
-    """True if an epoch begins where the one before was left: the marks then count all epochs."""
+    """True if an epoch begins where the previous one was left: the marks then count all epochs."""
     carried: tuple[tuple[int, Any], ...] = field(default=(), compare=False)
     """By partition, the states of datasets that workers have kept since the epoch before."""
 

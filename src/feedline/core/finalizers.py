@@ -33,7 +33,7 @@ held_off = _HeldOff()
 
 
 class _Collections:
-    """The thread that collects garbage, of which there is at most one."""
+    """The thread that collects garbage; at most one does at a time."""
 
     def __init__(self) -> None:
         self.thread = 0

@@ -49,7 +49,7 @@ class LiveSamples(Protocol):
 class LiveDataset(Protocol):
     """A partitioned dataset without an end.
 
-    Each epoch begins where the loop left the one before.
+    Each epoch begins where the loop left the previous one.
     """
 
     continues: bool

@@ -122,7 +122,7 @@ _UNPACK: dict[str, Any] = {
 
 
 class OpaqueState:
-    """A value that JSON cannot hold, kept as it is.
+    """A value that JSON cannot hold, kept unchanged.
 
     `torch.save` and `pickle` can store it if they can store the value. Code that walks nested dicts, such as
     `torch.distributed.checkpoint`, treats it as a leaf.

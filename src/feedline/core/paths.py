@@ -48,11 +48,11 @@ def missing(path: str | os.PathLike[str], problem: str = "no such file") -> Obje
     there = next(each for each in (full, *full.parents) if os.path.lexists(each) or each == each.parent)
     message = f"{problem}: {full}"
     if there.is_symlink() and not there.exists():
-        return ObjectNotFoundError(f"{message} ({there} is a link to {there.readlink()}, which is not there)")
+        return ObjectNotFoundError(f"{message} ({there} is a link to {there.readlink()}, which does not exist)")
     if there == full:  # it came in the meantime, or is of another kind
         return ObjectNotFoundError(message)
     if not there.is_dir():
-        return ObjectNotFoundError(f"{message} ({there} is a file, and holds no others)")
+        return ObjectNotFoundError(f"{message} ({there} is a file, not a folder)")
     gone, *rest = full.relative_to(there).parts
     message += f" ({there} exists, but has no {gone})"
     near = _nearest(there, gone)

@@ -80,7 +80,7 @@ Samples may be so small that clocks around each of their parts would take a tent
 
 
 RUN_DELAY_EVERY_NS = 100_000_000
-"""Time between two readings of the run delay, each of which opens a file."""
+"""Time between two readings of the run delay; each opens a file."""
 
 
 class Span(NamedTuple):

@@ -60,7 +60,7 @@ class Records(torch.utils.data.Dataset[Any]):
 class GroupedRecords(Records):
     """Records that are read several at once; subclasses define `_read_samples`.
 
-    A subclass of a user may override `__getitem__` alone: all samples are then read by it.
+    If a user's subclass overrides only `__getitem__`, all samples are read by it.
     """
 
     def _read_samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[Any]:
@@ -160,7 +160,7 @@ class FieldRecords(Records):
     @property
     def traits(self) -> Traits:
         decoders = self._decoders()
-        # A transform of anything but images has to see each sample; without images, a batch is no faster than samples.
+        # A transform of anything but images has to see each sample; without images, a batch is not faster than samples.
         sees_each = self._step.transform or any(each.step.transform and not each.batchable for each in decoders)
         return Traits(
             thread_safe=True,
@@ -278,7 +278,7 @@ class ShardedRecords(Records):
 class RecordFiles(ShardedRecords):
     """Records of files that are scanned once, as a recipe says.
 
-    Where the records lie is kept in an index of each file.
+    The positions of the records are kept in an index of each file.
     """
 
     def __init__(self, files: FileSet, recipe: IndexRecipe, index_dir: Pathlike | None) -> None:

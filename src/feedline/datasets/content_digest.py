@@ -58,7 +58,7 @@ def versioned(info: ObjectInfo, url: str = "") -> ObjectInfo:
     if not info.is_versioned:
         name = join(url, info.path) if url else info.path
         raise ArgumentError(
-            f"the store has no version of {name}, so a cached result could belong to another content of it."
+            f"the store has no version of {name}, so a cached result could belong to former content of the object."
             " Leave out index_dir= of Filter, use Map instead of CachedMap, or copy the data to a store with versions"
         )
     return info

@@ -66,7 +66,7 @@ def split_transform(
 ) -> tuple[Mapping[str, TransformFunction], TransformFunction | None]:
     """Split into transforms by field and a transform of whole samples.
 
-    One of the two is empty. ArgumentError names a key that is no field.
+    One of the two is empty. ArgumentError names a key that is not a field.
     """
     if not isinstance(transform, Mapping):
         return {}, transform

@@ -31,8 +31,8 @@ class Files(DecodedRecords):
     """The contents of files, one sample each.
 
     Samples keep the order of `paths`; the files of a pattern are sorted. `paths` are paths, patterns with `*`, `**`,
-    `?`, `[...]` and braces, or addresses of objects in one store. A folder, in a store an address that ends with a `/`,
-    stands for the files in it. `decode` is "bytes", "text", "npy", "image" or a function of the content.
+    `?`, `[...]` and braces, or addresses of objects in one store. A folder, or in a store an address that ends with
+    `/`, stands for the files in it. `decode` is "bytes", "text", "npy", "image" or a function of the content.
     `transform(value)` or `transform(value, rng)` is applied to the result. The attribute `paths` has the path of each
     sample below `root`. Objects are kept in the folder `cache`, if one is given; `options` are those of `open_store`.
 

@@ -44,8 +44,8 @@ def fingerprint(*things: Any) -> str:
 
     A dataset may define its own in an attribute `fingerprint`, anything else in `_fingerprint`, as datasets of Hugging
     Face do. A dataset whose pickle does not identify its data defines `content_fingerprint`. A class whose pickle holds
-    more than what its data follow from has a method `__fingerprint__`, whose result takes the place of the object.
-    ArgumentError if something cannot be pickled, or if its changes cannot be detected.
+    more than what determines its data has a method `__fingerprint__`, whose result replaces the object. ArgumentError
+    if something cannot be pickled, or if its changes cannot be detected.
     """
     digest = _Digest()
     try:
@@ -208,7 +208,7 @@ def _tensor(tensor: torch.Tensor) -> Any:
 
 
 def _array(array: NDArray[Any]) -> Any:
-    # Without `pickle`, which tells a read-only array from a writable one; whether a copy is writable is no matter.
+    # Without `pickle`, which tells a read-only array from a writable one; whether a copy is writable does not matter.
     if array.dtype.hasobject or not array.dtype.itemsize:
         return None
     content = hashlib.blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest_size=16)

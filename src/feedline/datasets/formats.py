@@ -35,9 +35,9 @@ class KeptShards(NamedTuple):
 class ShardSummary:
     """Samples and bytes of each shard.
 
-    `unit` is the word of the format for a shard; without shards it is empty, and `note` says why. `nbytes` are
-    those of each shard as stored; those of a file of several shards are divided by their samples. Without `kept`, each
-    sample is read by itself.
+    `unit` is the format's word for a shard; without shards it is empty, and `note` says why. `nbytes` has the stored
+    bytes of each shard; the bytes of a file with several shards are divided in proportion to their samples. Without
+    `kept`, each sample is read by itself.
     """
 
     unit: str
@@ -55,21 +55,21 @@ class Format:
     reference is "module:attribute", and is loaded on first use. `description`, `usage`, `extra` (of `pip install
     'feedline[extra]'`) and `extra_for` are the row of the format in the documentation.
 
-    `pattern`, which may have braces, selects the files of a folder. By its last part, in lower case, `feedline inspect`
-    also recognizes a file, and by the patterns of `names`; with `named_only` only a path that was given, not one that
-    lies in a folder. `is_folder` says that a folder may have such a name, and `top_only` that files of subfolders do
-    not count. `markers` are file names that only this format has in its folder. Where several formats share one,
-    `accepts` refers to a function that decides by the marker's bytes. A folder of several formats is recognized as the
-    one of the highest `precedence`.
+    `pattern`, which may have braces, selects the files of a folder. `feedline inspect` also recognizes a file by the
+    last part of `pattern`, in lower case, and by the patterns of `names`; with `named_only`, it recognizes only a path
+    that was given, not a file of a given folder. `is_folder` says that a folder may have such a name, and `top_only`
+    that files of subfolders do not count. `markers` are file names that only this format has in its folder. If several
+    formats share a marker, `accepts` refers to a function that decides by the marker's bytes. A folder with files of
+    several formats is recognized as the format with the highest `precedence`.
 
     `unit` is the word for a shard. `summarize` is a function of the paths that returns a `ShardSummary`, or a reference
     to one; by default each file is a shard, and `dataset(paths, index_dir=...)` has the samples of each as
-    `shard_sizes`. With `list_samples`, `feedline inspect` looks into each sample instead: it is a function of the
-    paths and a function that takes the progress, which returns a `SampleList`, or a reference to one.
+    `shard_sizes`. With `list_samples`, `feedline inspect` looks into each sample instead: it is a function, or a
+    reference to one, that takes the paths and a function for the progress, and returns a `SampleList`.
 
-    If `feedline index` can write the indexes of its files, `index_suffix` is what their names have in addition, and
-    `index_targets` is a function of the paths, the folder for the indexes and `allow_truncated`, which returns an
-    `IndexTarget` for each shard, or a reference to one.
+    If `feedline index` can write the indexes of its files, `index_suffix` is appended to the names of the files, and
+    `index_targets` is a function, or a reference to one, that takes the paths, the folder for the indexes and
+    `allow_truncated`, and returns an `IndexTarget` for each shard.
     """
 
     label: str
@@ -353,7 +353,7 @@ def register_format(name: str, format: Format) -> None:  # noqa: A002 - the plai
     _check_types(name, format)
     if FORMATS.get(name, format) != format:
         raise ArgumentError(
-            f"there is a format {name!r} already ({FORMATS[name].label}): register yours by another name"
+            f"there is already a format {name!r} ({FORMATS[name].label}): register yours under another name"
         )
     if name in FORMATS:
         return
@@ -379,21 +379,21 @@ def unregister_format(name: str) -> None:
 def _check_types(name: Any, row: Any) -> None:
     call = f"register_format({name!r})"
     if not (isinstance(name, str) and name):
-        raise ArgumentError(f"{call}: a format is named by a string that is not empty, not {name!r}")
+        raise ArgumentError(f"{call}: the name of a format must be a string that is not empty, not {name!r}")
     if not isinstance(row, Format):
         raise ArgumentError(f"{call} takes a datasets.Format(...), not {type(row).__name__}")
     for field in ("label", "pattern", "unit", "index_suffix"):
         if not isinstance(value := getattr(row, field), str):
-            raise ArgumentError(f"{call}: Format({field}=...) is a string, not {value!r}")
+            raise ArgumentError(f"{call}: Format({field}=...) must be a string, not {value!r}")
     # A string has the members of a sequence of strings: its letters would be taken for names.
     for field in ("datasets", "usage", "names", "markers"):
         value = getattr(row, field)
         if not (isinstance(value, tuple) and all(isinstance(each, str) for each in value)):
-            raise ArgumentError(f"{call}: Format({field}=...) is a tuple of strings, not {value!r}")
+            raise ArgumentError(f"{call}: Format({field}=...) must be a tuple of strings, not {value!r}")
     for field in ("summarize", "list_samples", "index_targets"):
         value = getattr(row, field)
         if not (value is None or isinstance(value, str) or callable(value)):
-            raise ArgumentError(f"{call}: Format({field}=...) is a function or 'module:function', not {value!r}")
+            raise ArgumentError(f"{call}: Format({field}=...) must be a function or 'module:function', not {value!r}")
 
 
 @cache

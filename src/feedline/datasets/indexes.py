@@ -52,7 +52,7 @@ class IndexFile:
 
     `about` says what the arrays describe, in which state. It is stored with them. For `find`, a file that is missing,
     damaged or about something else counts as absent; `open` leaves that decision to the caller. Writing replaces the
-    file as a whole: who has mapped the older one keeps it.
+    file as a whole: a process that has mapped the older file keeps it.
     """
 
     def __init__(self, path: Pathlike, about: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -246,8 +246,8 @@ class EndRead:
     """Bytes to read first from the ends of files with similar footers.
 
     `most` until the length of a footer is known. Each rank reads the footers of all files, so on many ranks these bytes
-    weigh more than their share of the data. A footer that is longer costs a second request. What was learned is not
-    pickled: it is no property of a dataset.
+    weigh more than their share of the data. A footer that is longer costs a second request. The learned length is not
+    pickled, because it is not a property of a dataset.
     """
 
     def __init__(self, most: int) -> None:

@@ -149,17 +149,17 @@ def opener_of(name: str) -> Opener | None:
 
 
 def inflated(files: FileSet, openers: Sequence[Opener | None], cache: Cache | Pathlike | None) -> FileSet:
-    """These files, of which those with an opener are decompressed.
+    """The files, with those that have an opener decompressed.
 
     Each version of a file is decompressed once, into `cache` or the user's cache. SampleError for damaged data, and for
-    what looks like a decompression bomb.
+    data that looks like a decompression bomb.
     """
     ways = [opener and Inflation("decompressed", partial(converted, opener, plain_parts)) for opener in openers]
     return PlainFiles(files, ways, cache) if any(ways) else files
 
 
 class PlainFiles(FileSet):
-    """Files of which some are decompressed or converted, into a cache.
+    """Files, some of them decompressed or converted into a cache.
 
     They have the names of their sources. One process of the machine makes content, while others that need it wait. The
     version of content follows from that of its source, so that an index fits content that is made again. Content of
@@ -257,8 +257,8 @@ class PlainFiles(FileSet):
         cache, limit = self._cache, self._cache.limit_nbytes()
         if nbytes > limit:
             warnings.warn(
-                f"decompressed, {self.sources.name(0)} and others take {nbytes:,} bytes, and the cache in"
-                f" {cache.folder} keeps {limit:,}: in random order they are decompressed repeatedly. Pass"
+                f"decompressed, {self.sources.name(0)} and others take {nbytes:,} bytes, but the cache in"
+                f" {cache.folder} keeps {limit:,}: in random order, they are decompressed again and again. Pass"
                 " cache=stores.Cache(folder, limit=...) with more room, or use samplers.ShardShuffled",
                 CacheWarning,
                 stacklevel=5,

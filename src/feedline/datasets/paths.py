@@ -34,10 +34,11 @@ def matching(paths: Paths, inside: str) -> list[str]:
     """Resolve paths to the absolute paths of existing files.
 
     Files keep the order of `paths`; those of a pattern are sorted. `{a,b}` and `{000..127}` are expanded as in
-    `stores.expand`; `*`, `?`, `[...]` and `**` match. An existing path is taken literally, and `~` is the home
-    folder. A folder stands for the files in it that match the pattern `inside`, which may have braces; where these are
-    its end, a file in several forms counts in the first. Folders, pipes and devices are not files. A broken link counts
-    as a file; its error comes when it is read. FileNotFoundError names a missing path, and a pattern without matches.
+    `stores.expand`; `*`, `?`, `[...]` and `**` match. An existing path is taken literally, and `~` is the home folder.
+    A folder stands for the files in it that match the pattern `inside`, which may have braces; if it ends with them, a
+    file that exists in several of these forms counts once, in the first. Folders, pipes and devices are not files. A
+    broken link counts as a file; its error comes when it is read. FileNotFoundError names a missing path, and a pattern
+    without matches.
     """
     meant = [path for given in listed(paths) for path in expand_braces(expand_user(given))]
     found = [str(Path(file).absolute()) for path in meant for file in _files(path, inside)]

@@ -34,8 +34,8 @@ class RecordDataset(RecordFiles, ShardedFields):
     for its files that match the pattern `inside`. Objects are kept in the folder `cache` if one is given; `options` are
     those of `open_store`.
 
-    Subclasses are sent to worker processes: the functions in `columns`, and the `span` of the recipe, are those of a
-    module.
+    Subclasses are sent to worker processes: the functions in `columns`, and the `span` of the recipe, must be functions
+    of a module.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class RecordDataset(RecordFiles, ShardedFields):
         """The encoded value of each of the columns.
 
         `record.data` is a read-only view of the bytes that the recipe's `span` selects. `record.shard` and `record.row`
-        are the numbers of the file and of the record there. Views into the data take no copy. A SampleError is raised
-        as it is; another error about the data becomes one that names the record.
+        are the numbers of the file and of the record there. Views into the data need no copy. A SampleError is raised
+        unchanged; any other error about the data becomes a SampleError that names the record.
         """
         raise NotImplementedError
 

@@ -60,7 +60,7 @@ class StoredShard(NamedTuple):
 
 
 def summarize_folders(unit: str, shards: Iterable[StoredShard], note: str | None = None) -> ShardSummary:
-    """Shards of indexed folders, of which compressed ones are decompressed whole."""
+    """Shards of indexed folders; compressed ones are decompressed whole."""
     listed = list(shards)
     kept = None
     if any(shard.is_compressed for shard in listed):

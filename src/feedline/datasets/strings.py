@@ -130,7 +130,7 @@ class PackedStrings(Sequence[str]):
         with open(self._path, "rb") as file:
             header = file.read(_HEADER_NBYTES)
         if not header.startswith(_MAGIC) or len(header) < _HEADER_NBYTES:
-            raise SampleError(f"{self._path} is not a file of PackedStrings.save")
+            raise SampleError(f"{self._path} is not a file of PackedStrings.save; write it with that method")
         count, nbytes = map(int, header[len(_MAGIC) :].split())
         found, wanted = Path(self._path).stat().st_size, _HEADER_NBYTES + 8 * (count + 1) + nbytes
         if found != wanted:

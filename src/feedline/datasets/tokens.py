@@ -180,7 +180,7 @@ class TokenFile(TokenStream):
     Windows of remote files are read by range, and kept in the folder `cache`, if one is given; `options` are those of
     `open_store`.
 
-    SampleError names a file that is no whole number of tokens.
+    SampleError names a file whose size is not a whole number of tokens.
     """
 
     def __init__(

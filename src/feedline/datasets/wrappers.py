@@ -123,10 +123,10 @@ Predicate = Callable[[Any], Any]
 class Filter(WrappedDataset):
     """The samples that satisfy `predicate(sample)`, in order.
 
-    `indices` are their indices in the dataset. All samples are read once, in `num_workers` processes. With
-    `index_dir`, the indices are stored in that folder under a fingerprint of the predicate and the dataset,
-    memory-mapped by later runs, and computed again when one of the two changes. Objects of a store without versions
-    are an ArgumentError then.
+    `indices` are their indices in the dataset. All samples are read once, in `num_workers` processes. With `index_dir`,
+    the indices are stored in that folder under a fingerprint of the predicate and the dataset, memory-mapped by later
+    runs, and computed again when one of the two changes. Objects of a store without versions then raise an
+    ArgumentError.
     """
 
     def __init__(

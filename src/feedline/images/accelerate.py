@@ -29,7 +29,7 @@ from feedline.images.crops import Pixels
 from feedline.images.deferred import CHANGES, MAJOR, Change, Deferred, DeferredResize, PixelSource
 
 OLDEST, NEWEST = 10, 13
-"""Major versions of Pillow that are known; others stay as they are."""
+"""Major versions of Pillow that are known; others stay unaccelerated."""
 
 
 _CORE = "_im" if MAJOR >= 11 else "im"

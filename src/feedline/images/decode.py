@@ -89,7 +89,7 @@ def decode(source: ImageSource, *, apply_exif_orientation: bool = False) -> NDAr
 
     `source` is a path, the bytes of a file, or an array of pixels. With `apply_exif_orientation`, the image is turned
     upright. ImageError for damaged content. The result is that of Pillow's `convert("RGB")`. Arrays of pixels are
-    returned as they are.
+    returned unchanged.
     """
     if is_pixels(source):
         return np.asarray(source)
@@ -210,7 +210,7 @@ class _Reader:
         return rows
 
     def _read_files(self, plan: Any, grids: Sequence[Grid | None] | None) -> list[Unwritten] | None:
-        """As `_read`; the kernels' reading of files is no decoding."""
+        """As `_read`; the kernels' reading of files does not count as decoding."""
         native.native.image_reads()
         unwritten = self._read(plan, grids)
         elapsed_ns, nbytes = native.native.image_reads()

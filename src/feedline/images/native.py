@@ -89,9 +89,9 @@ def write(levels: NDArray[np.uint8], recipe: Recipe, row: NDArray[Any]) -> None:
 @cache
 def _warn_slow() -> None:
     warnings.warn(
-        "feedline runs without its native image kernels: images come out the same, but through Pillow, several times"
-        " slower. Install a C++ compiler, the Python headers and those of libjpeg-turbo (Debian: libjpeg62-turbo-dev),"
-        " then reinstall feedline.",
+        "feedline runs without its native image kernels: Pillow decodes the images, with equal results, but several"
+        " times slower. Install a C++ compiler, the Python headers and those of libjpeg-turbo (Debian:"
+        " libjpeg62-turbo-dev), then reinstall feedline.",
         SlowKernelsWarning,
         stacklevel=4,
     )

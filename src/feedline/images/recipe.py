@@ -50,7 +50,7 @@ class Recipe:
         if not isinstance(self.crop, CropPolicy):
             raise ArgumentError(f"crop must be a RandomBox, CenterBox or WholeBox, not {self.crop!r}")
         if not 0 <= self.flip <= 1:
-            raise ArgumentError(f"flip is a probability between 0 and 1, not {self.flip!r}")
+            raise ArgumentError(f"flip must be a probability between 0 and 1, not {self.flip!r}")
         for name, allowed in (("interpolation", INTERPOLATIONS), ("layout", LAYOUTS), ("dtype", DTYPES)):
             check_one_of(name, getattr(self, name), allowed)
         self._check_normalization()

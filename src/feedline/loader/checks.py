@@ -175,7 +175,7 @@ def warn_of_init_fn(init_fn: Any) -> None:
     if not str(getattr(init_fn, "__module__", "")).startswith("monai."):
         warnings.warn(
             "the workers are threads of one process, which shares its dataset and random generators with them:"
-            " worker_init_fn is not called",
+            " worker_init_fn is not called. If it is needed, pass worker_method='process'",
             stacklevel=6,
         )
 

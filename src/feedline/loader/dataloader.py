@@ -73,7 +73,7 @@ class DataLoader(TorchDataLoader[T_co]):
       the loop computes.
     - `recovery`: limit of worker restarts per epoch, and time until a stall is reported.
     - `accelerate`: read known datasets and transforms of other libraries, and in worker processes Pillow's JPEGs, by
-      feedline's kernels, with the same results; False runs all of them as they are. See `plan()`.
+      feedline's kernels, with the same results; False runs all of them unchanged. See `plan()`.
     - `log`: file to which a line of statistics is appended every ten seconds and at the end of each epoch; by default
       that of the environment variable FEEDLINE_LOG. `{rank}` in it is replaced by the rank.
 
@@ -315,7 +315,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """The batch of any step of any rank, built again here.
 
         Steps count from 0, at the start of `epoch` (by default the current one), or from the position of `state`. With
-        `seed`, random values are those of the run. Nothing counts as delivered, and the batch stays on the CPU.
+        `seed`, random values equal those of the run. The batch does not count as delivered, and stays on the CPU.
         IndexError if the epoch has no such step; `ArgumentError` if the sampler has no random access.
         """
         if epoch is None:
@@ -326,8 +326,9 @@ class DataLoader(TorchDataLoader[T_co]):
     def report(self, *, lines: bool = False) -> Verdict:
         """The limit of the current epoch, and advice with predicted gains.
 
-        Until the epoch has ten batches, of the one before, if there was one. With `lines`, samples are read in this
-        process for a second, and the verdict also names the lines of the user's code that take the time.
+        Until the epoch has ten batches, the report is on the previous epoch, if there was one. With `lines`, samples
+        are read in this process for a second, and the verdict also names the lines of the user's code that take the
+        time.
         """
         return diagnosis.verdict_of(self, self._fl_monitor, self._fl_pools, quick=False, lines=lines)
 

@@ -228,9 +228,9 @@ def _warn_of_striding(dataset: Any, world_size: int) -> None:
     name, asked = type(dataset).__name__, _asked_rank(dataset)
     if asked is not None:
         warnings.warn(
-            f"{name} asks for its rank by itself ({asked!r} in its code), and distributed= keeps one sample of"
-            f" {world_size} of what each rank reads: if __iter__ already shares the samples among the ranks, the others"
-            " are lost, so leave out distributed=",
+            f"{name} looks up its rank itself ({asked!r} in its code), and distributed= keeps one of every"
+            f" {world_size} samples that each rank reads. If __iter__ already divides the samples among the ranks, the"
+            " others are lost: leave out distributed= in that case",
             stacklevel=4,
         )
         return

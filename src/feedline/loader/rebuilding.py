@@ -113,6 +113,7 @@ def _check_repeatable(loader: Any, plan: Plan, state: Mapping[str, Any] | None) 
         )
     if loader._fl.seed is None and (is_stream or getattr(builder_of(loader), "draws", True)):
         warnings.warn(
-            "without seed= random values belong to the workers: those of this batch may differ from the run's",
+            "without seed= random values belong to the workers: those of this batch may differ from the run's. Pass"
+            " seed= to the loader of the run to have them repeated",
             stacklevel=4,
         )

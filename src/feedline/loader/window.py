@@ -97,8 +97,8 @@ class RequestWindow:
         """Requests after those in flight, drawn by a new generator."""
         if self._restart is None or isinstance(self._progress.cursor, PartitionCursor):
             self._broken = InterruptedError(
-                "an interrupt has ended the iteration while the sampler was asked for the next batch: call iter(loader)"
-                " again; after load_state_dict(loader.state_dict()) it goes on here"
+                "an interrupt has ended the iteration while the sampler drew the next batch: call iter(loader) again;"
+                " after load_state_dict(loader.state_dict()) it continues here"
             )
             return iter(())
         # The requests in flight are still due: the new generator begins behind them.

@@ -117,10 +117,10 @@ def as_integers(items: list[Any]) -> Indices | None:
 class MaterializedSampler(Sampler[Any]):
     """Random access to any iterable of indices or batches, epoch by epoch.
 
-    Items are drawn only when a position is needed. So endless samplers work, and samplers that react to the training
-    loop, and random numbers are drawn when torch would draw them. Read each epoch until `take` returns fewer items than
-    requested, as torch does: some samplers draw once more at their end, and the next epoch would otherwise differ from
-    torch's.
+    Items are drawn only when a position is needed. Endless samplers, and samplers that react to the training loop,
+    therefore work, and random numbers are drawn when torch would draw them. Read each epoch until `take` returns fewer
+    items than requested, as torch does: some samplers draw once more at their end, and the next epoch would otherwise
+    differ from torch's.
 
     Not thread-safe: `iter(sampler)` runs in the thread that calls `take`.
     """

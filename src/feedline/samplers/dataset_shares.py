@@ -157,7 +157,7 @@ class DatasetShares:
         blocks = range(number, number + 1)
         before = self._before(blocks)
         owners, counts = self._owners(blocks, before), before[1] - before[0]
-        draws = np.arange(len(owners))  # each dataset's after those of the one before
+        draws = np.arange(len(owners))  # each dataset's after those of the previous one
         return _MixtureBlock(owners, interleave(owners, draws, counts, before[1] - np.cumsum(counts)))
 
 

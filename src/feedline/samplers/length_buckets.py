@@ -29,7 +29,7 @@ class _Bucket(NamedTuple):
 class LengthBuckets(BatchIndexSampler):
     """Batches of similar lengths in random order; every sample once an epoch.
 
-    Bound the batches by `batch_size`, by `max_tokens` (longest length x rows, that is with padding), or by both.
+    Bound the batches by `batch_size`, by `max_tokens` (longest length times rows, so padding counts), or by both.
 
     Samples are sorted by length and cut into buckets. The shortest sample of a bucket is at most `tolerance` (a
     fraction) shorter than the longest, as far as whole batches allow. Each epoch shuffles, by `seed`, inside the

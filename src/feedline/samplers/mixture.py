@@ -37,14 +37,14 @@ class Mixture(IndexSampler):
     (more where a share is tiny), it is within one sample. The order of the datasets is random, fixed by `seed`. The
     allocation is the same in every epoch; the samples are not.
 
-    `weights` may hold a list for each epoch, the last of which is that of all later ones; `stop` must be a number then.
+    `weights` may hold a list for each epoch; the last list applies to all later epochs. `stop` must then be a number.
 
     `stop`: "first_exhausted" ends the epoch with the last sample of the dataset that runs out first, "all_exhausted"
     with that of the dataset that runs out last (the others start over in a new order), a number after that many
     samples.
 
     `temperature` T scales each weight w to w ** (1 / T): with sizes as weights, T > 1 draws more from small datasets.
-    `max_repeats` bounds how often a sample may come in an epoch: the share of a dataset that would exceed it is given
+    `max_repeats` bounds how often a sample may repeat in an epoch: the share of a dataset that would exceed it is given
     to the others; `stop` must be a number.
     """
 
@@ -125,13 +125,15 @@ def _by_epoch(weights: Any, stop: str | int) -> dict[str, Any]:
     if callable(weights):
         raise ArgumentError(
             "weights is a function, which a resumed run cannot compare: pass a list of weights for each epoch, "
-            "[[...], [...]]; the last stays"
+            "[[...], [...]]; the last one applies to all later epochs"
         )
     rows = list(weights) if isinstance(weights, Iterable) else []
     if not any(getattr(row, "ndim", isinstance(row, list | tuple)) for row in rows):
         return {"weights": weights}
     if isinstance(stop, str):
-        raise ArgumentError(f"weights for each epoch need stop= as a number of samples, not {stop!r}: all are as long")
+        raise ArgumentError(
+            f"weights for each epoch need stop= as a number of samples, not {stop!r}: all epochs must have one length"
+        )
     return {f"weights[{epoch}]": row for epoch, row in enumerate(rows)}
 
 
@@ -142,7 +144,7 @@ def tempered(weights: NDArray[np.float64], temperature: float) -> NDArray[np.flo
     et al., "Massively multilingual neural machine translation in the wild", 2019).
     """
     if not (np.isfinite(temperature) and temperature > 0):
-        raise ArgumentError(f"temperature must be above 0, but is {temperature!r}: 1 leaves the weights as they are")
+        raise ArgumentError(f"temperature must be above 0, but is {temperature!r}: 1 leaves the weights unchanged")
     if temperature == 1:
         return weights
     scaled: NDArray[np.float64] = np.where(weights > 0, (weights / weights.max()) ** (1.0 / temperature), 0.0)

@@ -79,8 +79,8 @@ class ShardShuffled(IndexSampler):
     proportional to the number of shards, not of samples.
 
     With `partitions`, the shards of an epoch are divided among that many partitions, each with windows of its own, and
-    every global batch of `global_batch_size` samples has the same rows of each partition. A rank, which gets a run of
-    the rows, then reads about its share of the shards only. The order depends on `partitions` and `global_batch_size`,
+    every global batch of `global_batch_size` samples has the same rows of each partition. Since a rank gets a run of
+    the rows, it reads only about its share of the shards. The order depends on `partitions` and `global_batch_size`,
     not on the ranks: it stays the same for another world size. Use at least as many partitions as there will ever be
     ranks; with a multiple of the ranks, no partition is read by two of them.
     """

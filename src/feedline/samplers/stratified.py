@@ -22,8 +22,8 @@ class StratifiedBatches(BatchIndexSampler):
 
     `shares="proportional"`: each class has its share of the labels, rounded up or down from batch to batch, and at
     least one sample per batch. A class with fewer samples than there are batches repeats them. With `drop_last=False`
-    every sample comes at least once, and the last batches are completed with repetitions; with `drop_last=True` no
-    sample of the other classes comes twice.
+    every sample is used at least once, and the last batches are completed with repetitions; with `drop_last=True` no
+    sample of the other classes is used twice.
 
     `shares="equal"`: all classes equally often. There are about as many batches as without a sampler; small classes
     repeat, and each epoch shows another part of large ones.

@@ -74,7 +74,7 @@ def changed_error(
 
 
 def check_version(asked: str | None, now: str, what: str) -> None:
-    """Raise ObjectChangedError unless `now` is the version that was asked for.
+    """Raise ObjectChangedError unless `now` is the requested version.
 
     `asked=None` accepts any version.
     """
@@ -110,7 +110,7 @@ class ObjectInfo:
 
 
 def unversioned(nbytes: int) -> str:
-    """The version of an object of which only the size is known.
+    """The version of an object whose size alone is known.
 
     Its content may change without a sign.
     """
@@ -140,7 +140,7 @@ class Store(Protocol):
     """Objects by path, read in ranges.
 
     Safe to use from several threads; pickled by address; usable after a fork. Paths are relative to the store's
-    address, with `/` between their parts. Data are read-only, and stay valid for as long as they are referenced. Errors
+    address, with `/` between their parts. Data is read-only, and stays valid for as long as it is referenced. Errors
     are `StoreError`s that name the object: missing, denied, changed, or unavailable after the retries of the store's
     policy.
     """

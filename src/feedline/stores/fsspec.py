@@ -144,11 +144,13 @@ def _open(url: str, options: StoreOptions) -> tuple[Any, str]:
     except ImportError as error:
         raise ArgumentError(f"{url}: fsspec {fsspec.__version__} needs another package for it: {error}") from None
     except ValueError:
-        raise ArgumentError(f"{url}: neither obstore nor fsspec {fsspec.__version__} knows this scheme") from None
+        raise ArgumentError(
+            f"{url}: neither obstore nor fsspec {fsspec.__version__} knows this scheme; correct it"
+        ) from None
     except TypeError:
         raise ArgumentError(
-            f"{url}: fsspec {fsspec.__version__} lacks an argument to open it; give what its file system wants in "
-            "options={...}"
+            f"{url}: fsspec {fsspec.__version__} lacks an argument to open it; pass the arguments of its file system "
+            "in options={...}"
         ) from None
     return system, root
 
@@ -166,14 +168,14 @@ def _translate(error: Exception, what: str) -> Exception:
     if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
         return ObjectNotFoundError(f"{what}: there is no such object")
     if isinstance(error, PermissionError):
-        return AccessDeniedError(f"{what}: the store refuses the credentials, or there are none")
+        return AccessDeniedError(f"{what}: the store refuses the credentials, or there are none; check options={{...}}")
     if (status := _status(error)) is not None:
         return error_for(Refusal(status), what)
     if isinstance(error, OSError):
         return TransientError(f"{type(error).__name__} of fsspec")
     return StoreError(
-        f"{what}: {type(error).__name__} of fsspec; its text is left out, as it may hold secrets. Call fsspec itself "
-        "to read it"
+        f"{what}: {type(error).__name__} of fsspec; its message is not shown, because it may contain secrets. Call "
+        "fsspec directly to see it"
     )
 
 

@@ -44,10 +44,10 @@ def braces(pattern: str) -> list[str]:
     """
     parts = _BRACES.split(pattern)
     if _BRACE.search("".join(parts[::2])):
-        raise ArgumentError(f"{pattern}: braces must be closed, and may not hold others")
+        raise ArgumentError(f"{pattern}: braces must be closed, and cannot be nested")
     choices = [_choices(part, pattern) if at % 2 else [part] for at, part in enumerate(parts)]
     if prod(map(len, choices)) > _MOST:
-        raise ArgumentError(f"{pattern} stands for more than {_MOST:,} names")
+        raise ArgumentError(f"{pattern} stands for more than {_MOST:,} names; pass several patterns")
     return ["".join(choice) for choice in product(*choices)]
 
 
@@ -61,7 +61,10 @@ def _choices(inner: str, pattern: str) -> list[str]:
     padded = any(len(number) > 1 and number.startswith("0") for number in numbers.groups()[:2])
     width = max(len(numbers[1]), len(numbers[2])) if padded else 0
     if step == 0 or abs(last - first) // step >= _MOST:
-        raise ArgumentError(f"{pattern}: {{{inner}}} has no end, or stands for more than {_MOST:,} names")
+        raise ArgumentError(
+            f"{pattern}: {{{inner}}} has no end, or stands for more than {_MOST:,} names; give a step other than 0, or "
+            "a shorter range"
+        )
     count = abs(last - first) // step + 1
     return [f"{first + (step if last >= first else -step) * n:0{width}}" for n in range(count)]
 
@@ -140,7 +143,7 @@ def matching_objects(store: Store, pattern: str, matches: Callable[[str], bool])
 def candidates(store: Store, pattern: str, below: str = "") -> Iterable[ObjectInfo]:
     """List objects that include all matches of a glob below a folder.
 
-    For a glob that stays within one folder, only that folder is listed, if the store can. `below` is no pattern.
+    For a glob that stays within one folder, only that folder is listed, if the store can. `below` is not a pattern.
     """
     folder, slash, name = pattern.rpartition("/")
     bare = without_cache(store)
@@ -214,7 +217,7 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile("".join(out), re.DOTALL)
     except re.error as error:  # [b-a]
-        raise ArgumentError(f"{pattern!r} is no pattern: {error}") from None
+        raise ArgumentError(f"{pattern!r} is not a valid pattern: {error}") from None
 
 
 def _character_set(inner: str) -> str:

@@ -95,7 +95,7 @@ class ObjectReader:
     def reading(self, several: Sequence[KnownObject]) -> Iterator[Sequence[Fetched]]:
         """Read these objects concurrently; one future each, in order.
 
-        Reads that are unfinished when the block ends are canceled. Paths of files are returned as they are.
+        Reads that are unfinished when the block ends are canceled. Paths of files are returned unchanged.
         """
         if self.store is None:
             yield [known if isinstance(known, str) else known.path for known in several]

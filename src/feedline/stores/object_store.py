@@ -156,7 +156,7 @@ class RemoteStore:
     def _get(self, key: str, part: PartialRange, what: str, flight: Flight | None = None) -> None:
         """Fetch a range with retries.
 
-        Each continues where the one before broke off.
+        Each continues where the previous one broke off.
         """
 
         def attempt(last: TransientError | None) -> None:
@@ -213,7 +213,7 @@ def _client(kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s:
 class _Versions:
     """The one version that all answers for an object must have.
 
-    The one that was asked for, or the first that was received.
+    The requested one, or the first that was received.
     """
 
     def __init__(self, what: str, version: str | None) -> None:

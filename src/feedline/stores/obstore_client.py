@@ -168,7 +168,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_
 
 
 _NEVER = timedelta(days=365)
-"""The limit of a whole request: a slow line is no failure as long as bytes arrive."""
+"""The limit of a whole request: a slow connection does not fail as long as bytes arrive."""
 
 
 _LISTED_AT_ONCE = 100

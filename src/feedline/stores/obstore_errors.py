@@ -134,7 +134,7 @@ def _first(pattern: re.Pattern[str], text: str) -> str:
 def _redirect_error(kind: str, what: str) -> StoreError:
     if kind == "TooManyRedirects":
         return StoreError(
-            f"{what}: the server redirects this address in a circle; check it, and whether it needs a login"
+            f"{what}: the server redirects this address in a circle; check the address, and whether it needs a login"
         )
     return region_error(what, "", "a redirect without an address")
 
@@ -146,14 +146,16 @@ def _body_error(text: str, what: str) -> Exception | None:
     if "Range request not supported" in text or "non-partial response" in text:
         if "GCS" in text:
             return RangeError(
-                f"{what}: Google Cloud unpacks what is stored with Content-Encoding: gzip, and gives no ranges of it; "
-                "store it without that header"
+                f"{what}: Google Cloud decompresses objects stored with Content-Encoding: gzip, and serves no ranges "
+                "of them; store the object without that header"
             )
         return NoRangesError(no_ranges(what))
     if "UnexpectedRange" in text:
         return StoreError(f"{what}: the server answered with other bytes instead; its ranges cannot be used")
     if "MissingContentLength" in text or "ContentRange" in text:
-        return NoLengthError(f"{what}: the server names no length of what it sends; copy the object to where it does")
+        return NoLengthError(
+            f"{what}: the server does not state the length of the object; copy the object to a server that does"
+        )
     return None
 
 

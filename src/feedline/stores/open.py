@@ -222,7 +222,7 @@ class Finder:
                 return infos
         infos = _objects_in(store, path, inside)
         if not infos:
-            raise ObjectNotFoundError(f"{join(store.url, path)}: nothing in there matches {inside}")
+            raise ObjectNotFoundError(f"{join(store.url, path)}: no object in it matches {inside}")
         return infos
 
 

@@ -62,7 +62,7 @@ class FromEnv:
             return os.environ[self.variable]
         except KeyError:
             raise ArgumentError(
-                f"the environment variable {self.variable}, which an option of a store is taken from, is not set"
+                f"the environment variable {self.variable}, which an option of a store refers to, is not set; set it"
             ) from None
 
 

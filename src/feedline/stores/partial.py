@@ -53,7 +53,7 @@ class PartialRange:
         # Without a version, parts of the object and of its successor of the same size look alike.
         if self.nbytes and (version != self.version or not FileVersion(size, version).is_known):
             self._drop()
-            raise TransientError("the object changed while it was read, or has no version to tell by")
+            raise TransientError("the object changed while it was read, or has no version that would show it")
         self.version, self.size = version, size
         self._stop = min(self.span.stop, span.stop)
 

@@ -35,7 +35,7 @@ class Requests:
 
     def __post_init__(self) -> None:
         if self.max_concurrent < 1 or self.gap_nbytes < 0 or self.max_nbytes < 1:
-            raise ArgumentError(f"{self}: max_concurrent and max_nbytes are at least 1, gap_nbytes at least 0")
+            raise ArgumentError(f"{self}: max_concurrent and max_nbytes must be at least 1, gap_nbytes at least 0")
 
 
 def spans_for(ranges: Sequence[tuple[int, int]], requests: Requests) -> list[ByteRange]:
@@ -65,7 +65,7 @@ def check_ranges(ranges: Sequence[tuple[int, int]], what: str) -> None:
     """Raise ArgumentError for a negative range or a negative start."""
     for start, stop in ranges:
         if not 0 <= start <= stop:
-            raise ArgumentError(f"{what}: bytes [{start}, {stop}) are not a valid range")
+            raise ArgumentError(f"{what}: bytes [{start}, {stop}) are not a valid range: give 0 <= start <= stop")
 
 
 def check_within(ranges: Sequence[tuple[int, int]], size: int, what: str) -> None:

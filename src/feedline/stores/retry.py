@@ -43,7 +43,7 @@ class Retry:
     deadline_s: float = 120.0
     """No attempt begins later than this after the first, or after the last that brought bytes."""
     idle_timeout_s: float = 30.0
-    """A request fails when nothing has arrived for this long: a slow answer is no failure."""
+    """A request fails when nothing has arrived for this long: a slow answer is not a failure."""
     first_wait_s: float = 0.1
     max_wait_s: float = 10.0
     hedge_quantile: float | None = 0.95
@@ -52,13 +52,13 @@ class Retry:
 
     def __post_init__(self) -> None:
         if self.attempts is not None and self.attempts < 1:
-            raise ArgumentError(f"Retry(attempts={self.attempts}): at least one attempt is needed")
+            raise ArgumentError(f"Retry(attempts={self.attempts}): give at least 1 attempt, or None")
         if self.deadline_s <= 0 or self.idle_timeout_s <= 0:
             raise ArgumentError("Retry: deadline_s and idle_timeout_s must be above 0")
         if self.first_wait_s < 0 or self.max_wait_s < self.first_wait_s:
-            raise ArgumentError("Retry: 0 <= first_wait_s <= max_wait_s must hold")
+            raise ArgumentError("Retry: give waits with 0 <= first_wait_s <= max_wait_s")
         if self.hedge_quantile is not None and not 0 < self.hedge_quantile < 1:
-            raise ArgumentError(f"Retry(hedge_quantile={self.hedge_quantile}): a share between 0 and 1, or None")
+            raise ArgumentError(f"Retry(hedge_quantile={self.hedge_quantile}): give a share between 0 and 1, or None")
 
     def wait_s(self, failed: int, draw: float, last: TransientError | None = None) -> float:
         """The wait after `failed` attempts, the last with this failure.

@@ -39,7 +39,7 @@ class Scheme:
     host: HostPart = "required"
     """The part before the first slash: a bucket or server, one if there is a slash at all, or none."""
     user: UserPart = "name"
-    """The part before an @ in the host: refused, a name without a password, or any text, since it is no credential."""
+    """The part before an @ in the host: refused, a name without a password, or any text, since it is no secret."""
     lists: bool = True
     """True if its stores can list objects."""
     quoted: bool = False
@@ -69,18 +69,20 @@ def register_scheme(name: str, scheme: Scheme) -> None:
     """
     _check_row(name, scheme)
     if name in SCHEMES and name not in _added:
-        raise ArgumentError(f"register_scheme({name!r}): feedline opens {name}:// itself; take another name")
+        raise ArgumentError(f"register_scheme({name!r}): feedline opens {name}:// itself; use another name")
     SCHEMES[name] = _added[name] = scheme
 
 
 def _check_row(name: Any, scheme: Any) -> None:
     call = f"register_scheme({name!r})"
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise ArgumentError(f"{call}: a scheme is a string of lower-case letters, digits, +, - and .")
+        raise ArgumentError(f"{call}: a scheme must be a string of lower-case letters, digits, +, - and .")
     if not isinstance(scheme, Scheme):
         raise ArgumentError(f"{call} takes a stores.Scheme(...), not {type(scheme).__name__}")
     if not callable(scheme.open):
-        raise ArgumentError(f"{call}: Scheme(open=...) is a function of (url, options, policy), not {scheme.open!r}")
+        raise ArgumentError(
+            f"{call}: Scheme(open=...) must be a function of (url, options, policy), not {scheme.open!r}"
+        )
     for field, words in (("host", get_args(HostPart)), ("user", get_args(UserPart))):
         check_one_of(f"{call}: Scheme({field}=...)", getattr(scheme, field), words)
 

@@ -1,6 +1,6 @@
 """Requests for any key or query of a bucket, as signed links.
 
-obstore refuses keys that are no paths. A link is signed with whatever credentials the store has. It is a plain address
+obstore refuses keys that are not paths. A link is signed with whatever credentials the store has. It is a plain address
 where the store has none and needs none, and where a token goes with the request.
 """
 

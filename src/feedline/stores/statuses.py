@@ -89,7 +89,7 @@ _ELSEWHERE = frozenset(
 
 
 _SETTLED_CONFLICTS = _ARCHIVED | {"PublicAccessNotPermitted"}
-"""Codes of status 409 that come again however often one asks."""
+"""Codes of status 409 that repeat however often the request is sent."""
 
 
 def is_passing(status: int, code: str = "") -> bool:
@@ -160,7 +160,7 @@ def _other_error(refusal: Refusal, what: str) -> Exception:
         return ObjectNotFoundError(f"{what}: {missing} {detail}")
     if status == 412:
         return ObjectChangedError(
-            f"{what}: it is no longer the object that was asked for {detail}; read its new version"
+            f"{what}: it is no longer the object that was requested {detail}; read its new version"
         )
     if status == 416:
         return RangeError(f"{what}: the object ends before this range {detail}; its index belongs to another version")

@@ -95,8 +95,8 @@ def check_no_secrets(address: Pathlike, *, is_object: bool = False) -> None:
     if (row.quoted and "?" in path) or _SIGNED.search(path):
         raise ArgumentError(
             f"{scheme}://{host}/{path.partition('?')[0]} is followed by a query, which may be a signature that grants "
-            "access to one object. Give such a link to a dataset as it is, with https://, or open the bucket itself "
-            "(s3://, gs://, az://) with credentials from the environment. In a name a question mark is written %3F"
+            "access to one object. Pass such a link to a dataset unchanged, with https://, or open the bucket itself "
+            "(s3://, gs://, az://) with credentials from the environment. In a name, write a question mark as %3F"
         )
 
 

@@ -128,7 +128,7 @@ class WebReader:
         (start, stop), size = known
         wanted = part.rest
         if answer.status == 200 and (wanted.start or size > wanted.stop):
-            raise NoRangesError(f"{what}: the server ignores ranges; copy the object to where ranges can be read")
+            raise NoRangesError(f"{what}: the server ignores ranges; copy the object to a server that supports them")
         if (start, stop) != (wanted.start, min(wanted.stop, size)):
             raise StoreError(f"{what}: the server answered with bytes [{start}, {stop}) instead")
         part.accept(_version(answer.headers, size), size, ByteRange(start, stop))
@@ -145,8 +145,8 @@ class WebReader:
             data += chunk
             if known is None and len(data) > _MOST_NBYTES:
                 raise StoreError(
-                    f"{what}: the server names no length, and more than {_MOST_NBYTES >> 30} GiB came; copy the object "
-                    "to where its length is known"
+                    f"{what}: the server does not state the length of the object, and has sent more than "
+                    f"{_MOST_NBYTES >> 30} GiB; copy the object to a server that states it"
                 )
         check_complete(len(data), len(data) if known is None else known[1])
         return _Body(_version(answer.headers, len(data)), memoryview(data).toreadonly(), monotonic())
@@ -250,10 +250,10 @@ def _refusal_error(error: HTTPError, what: str) -> Exception:
         return _EmptyError()
     if 300 <= error.code < 400 and "loop" in str(error.msg):
         return StoreError(
-            f"{what}: the server redirects this address in a circle; check it, and whether it needs a login"
+            f"{what}: the server redirects this address in a circle; check the address, and whether it needs a login"
         )
     if error.msg == "insecure":
-        return StoreError(f"{what}: the server redirects from https to an address without it; check the address")
+        return StoreError(f"{what}: the server redirects from https to an address without https; check the address")
     body = b""
     with suppress(OSError, HTTPException):
         body = error.read(4096)
@@ -304,8 +304,8 @@ def refuse_disguises(key: str, attributes: Mapping[str, Any], what: str) -> None
     encoding = str(attributes.get("Content-Encoding", "") or "identity").lower()
     if encoding not in ("identity", "aws-chunked") and extension not in ("gz", "tgz", "zst", "br", "svgz"):
         raise StoreError(
-            f"{what}: the server sends it compressed (Content-Encoding: {encoding[:20]}) although that was not asked "
-            "for. Turn the compression off for these files, or store them without that header"
+            f"{what}: the server sends the file compressed (Content-Encoding: {encoding[:20]}), although the request "
+            "did not allow it. Turn the compression off for these files, or store them without that header"
         )
 
 

@@ -40,7 +40,7 @@ class FlowPlace:
 class NumberedKeys:
     """Random keys of the numbers from 0, derived in blocks.
 
-    Fast for numbers that are asked for one after the other.
+    Fast for numbers that are requested one after the other.
     """
 
     def __init__(self, address: tuple[int | str, ...]) -> None:
@@ -133,7 +133,7 @@ class ReadingFlow:
         return self
 
     def __next__(self) -> Any:
-        info, torch_worker._worker_info = torch_worker._worker_info, None  # a partition is no worker's share
+        info, torch_worker._worker_info = torch_worker._worker_info, None  # a partition is not the share of a worker
         try:
             with addressed([self._keys[self._count]]):
                 sample = next(self._samples)

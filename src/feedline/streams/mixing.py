@@ -116,13 +116,13 @@ class _Mixed:
     def load_state_dict(self, state: Any) -> None:
         if len(state["drawn"]) != len(self._flows):
             raise StateError(
-                f"this state mixes {len(state['drawn'])} streams, here there are {len(self._flows)}: mix the same ones"
+                f"this state mixes {len(state['drawn'])} streams, this mixture {len(self._flows)}: mix the same streams"
             )
         if state.get("weights", self._weights) != self._weights:  # those of a function are not in the fingerprint
             raise StateError(
-                f"this state mixes with the weights {state['weights']}, here those of epoch {self._epoch} are"
-                f" {self._weights}: within an epoch the weights stay. Let the function of the epoch return the former"
-                " ones for this epoch, and others for later ones"
+                f"this state mixes with the weights {state['weights']}, but those of epoch {self._epoch} are now"
+                f" {self._weights}: weights cannot change within an epoch. Let the function of the epoch return the"
+                " former weights for this epoch, and others for later epochs"
             )
         self._drawn, self._left, self._again = list(state["drawn"]), list(state["left"]), list(state["again"])
         self._due = [self._time(number) for number in range(len(self._flows))]
@@ -131,7 +131,7 @@ class _Mixed:
 
 
 def check_weights(weights: Sequence[float], count: int, epoch: int | None = None) -> list[float]:
-    """The weights as floats; `ArgumentError` if they are no mixture."""
+    """The weights as floats; `ArgumentError` if they are invalid."""
     where = "" if epoch is None else f" of epoch {epoch}"
     try:
         values = np.asarray(weights, np.float64)
@@ -144,7 +144,7 @@ def check_weights(weights: Sequence[float], count: int, epoch: int | None = None
     wrong = ~(np.isfinite(values) & (values >= 0))
     if wrong.any():
         at = int(wrong.argmax())
-        raise ArgumentError(f"weights[{at}]{where} is {values[at]}: weights are finite and not negative; 0 means never")
+        raise ArgumentError(f"weights[{at}]{where} is {values[at]}: weights must be finite and not negative")
     if not values.any():
         raise ArgumentError(f"the weights{where} are all zero: at least one stream needs a weight above 0")
     return (values / values.sum()).tolist()  # type: ignore[no-any-return]

@@ -81,9 +81,9 @@ def _check_ending(dataset: Any) -> None:
         return
     if terms.until is None:
         raise ArgumentError(
-            f"{type(dataset).__name__} has no end here, and a partition without messages would hold back the others:"
-            " pass until='latest' or until=datetime(...). Without steps, in a loader, it needs no end;"
-            " decode= may be a function that does the work of map()"
+            f"{type(dataset).__name__} has no end here, so a partition without messages would delay the others:"
+            " pass until='latest' or until=datetime(...). In a loader, without steps, the stream needs no end, and"
+            " decode= can be a function that does the work of map()"
         )
     for name in ("group", "stop_after"):
         if (value := getattr(terms, name)) is not None:

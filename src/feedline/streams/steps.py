@@ -103,8 +103,8 @@ class ShuffleStep:
 class BlockFlow:
     """Samples that are made of blocks of others.
 
-    `make(samples, number)` lists what follows from one block. The state is that of the flow before at the start of the
-    block, so a resume reads at most one block again, and nothing of its content is stored.
+    `make(samples, number)` lists the samples made from one block. The state is that of the preceding flow at the start
+    of the block, so a resume reads at most one block again, and nothing of its content is stored.
     """
 
     def __init__(self, inner: SampleFlow, size: int, make: Callable[[list[Any], int], list[Any]]) -> None:

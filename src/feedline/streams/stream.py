@@ -155,7 +155,7 @@ def mix(
 
     - "first_exhausted": where one of its streams ends;
     - "all_exhausted": where each has ended once. Those that end earlier begin again, in another order;
-    - "each_once": after each sample has come once. Streams that have ended are left out;
+    - "each_once": after each sample was given once. Streams that have ended are left out;
     - a number: after that number of samples, which the partitions share. Streams that end begin again.
 
     `max_repeats` limits the repetitions of a sample in an epoch where streams begin again; the share of a stream that

@@ -64,7 +64,7 @@ def _apply(transform: Transform, sources: Any, keys: Any) -> list[Any]:
 
 
 def _as_tensor(sample: Any) -> Any:
-    """Arrays and PIL images as tensors; other samples as they are."""
+    """Arrays and PIL images as tensors; other samples unchanged."""
     if isinstance(sample, (np.ndarray, Image.Image)):
         return torch.from_numpy(np.array(sample))
     return sample

@@ -16,16 +16,16 @@ class Transform(Step):
     (height, width, 3), a uint8 tensor (3, height, width), a path, or the bytes of an image file. The result is a uint8
     array, or a tensor after ToTensor or Normalize.
 
-    A transform of your own defines `apply`, and overrides what is not true of it:
+    A transform of your own defines `apply`, and overrides the members whose defaults do not suit it:
 
     - `apply(image, rng)`: the changed image. `image` is a uint8 array (height, width, channels) with 3 channels (RGB)
       or 1 (gray). It may be memory of the caller: never write to it; return a new array, a view or `image` itself.
       `rng` is a `Draws`; all randomness comes from it, so that a key always gives the same image.
-    - `infer(spec)`: the `ImageSpec` after the transform, given the one before it. Default: `spec` itself, for
+    - `infer(spec)`: the `ImageSpec` after the transform, given that of its input. Default: `spec` itself, for
       transforms that keep size and channels. None if nothing is known. Batches rely on it.
     - `is_random`: False for a transform that ignores `rng`. Default: True.
-    - `accepts_tensors`: True for a transform that may follow ToTensor or Normalize. `apply` then gets the sample as
-      the step before it left it: an array, a tensor, or what a foreign callable returned. Default: False.
+    - `accepts_tensors`: True for a transform that may follow ToTensor or Normalize. `apply` then gets the sample as the
+      previous step returned it: an array, a tensor, or what a foreign callable returned. Default: False.
 
     Hooks of transforms that decode, or write whole batches in one native call:
 

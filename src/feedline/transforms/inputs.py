@@ -25,7 +25,7 @@ _KINDS = "a PIL image, a uint8 array (H, W, 3), a uint8 tensor (3, H, W), a path
 
 
 def as_source(value: Any) -> images.ImageSource:
-    """Return paths and encoded bytes as they are, other images as `ImageLevels`."""
+    """Return paths and encoded bytes unchanged, other images as `ImageLevels`."""
     if isinstance(value, (str, *_ENCODED)):
         return value
     if isinstance(value, os.PathLike):
@@ -50,7 +50,7 @@ def pixels(value: Any) -> ImageLevels:
 
 
 def open_image(value: Any) -> Any:
-    """As `pixels`, but float tensors stay as they are."""
+    """As `pixels`, but float tensors stay unchanged."""
     return value if isinstance(value, torch.Tensor) and value.is_floating_point() else pixels(value)
 
 

@@ -170,11 +170,13 @@ def unregister_pool(name: str) -> None:
 
 def _check_row(name: Any, kind: Any) -> None:
     if not isinstance(name, str) or name in {"", AUTO}:
-        raise ArgumentError(f"a kind of pool is named by a string other than '' and {AUTO!r}; got {name!r}")
+        raise ArgumentError(f"the name of a kind of pool must be a string other than '' and {AUTO!r}; got {name!r}")
     if not isinstance(kind, PoolKind):
         raise ArgumentError(f"pool {name!r} must be a feedline.workers.PoolKind; got {type(kind).__name__}")
     if not callable(kind.open):
-        raise ArgumentError(f"pool {name!r}: PoolKind(open=...) is a function of (builder, options), not {kind.open!r}")
+        raise ArgumentError(
+            f"pool {name!r}: PoolKind(open=...) must be a function of (builder, options), not {kind.open!r}"
+        )
 
 
 def find_pool(name: str) -> PoolKind:

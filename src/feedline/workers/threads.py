@@ -274,7 +274,7 @@ class GlobalRngCheck:
         sampled, before = SAMPLER_STEPS.draws, _rng_states()
         result = self._builder(request, allocate)
         drawn = [name for name, state in _rng_states().items() if state != before[name]]
-        # A sampler of the user draws in the training thread, maybe at the same time: that is no draw of the dataset.
+        # A sampler of the user draws in the training thread, maybe at the same time: that is not a draw of the dataset.
         if drawn and not SAMPLER_STEPS.running and SAMPLER_STEPS.draws == sampled:
             warnings.warn(
                 f"{type(self._dataset).__name__} draws from {' and '.join(drawn)}, which all worker threads share: "

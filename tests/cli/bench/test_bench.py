@@ -229,7 +229,7 @@ def test_a_script_is_measured_from_the_command_line(tmp_path: Path) -> None:
     done = subprocess.run(run, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1, done.stderr
     assert "failed: samples_per_s > 1" in done.stdout
-    assert "torch, as it is" in done.stdout
+    assert "torch, as is" in done.stdout
     results = json.loads((tmp_path / "a.json").read_text())
     assert results["failed_thresholds"] == ["samples_per_s > 1"]
     assert {part["library"] for part in results["trials"]} == {"torch", "feedline"}

@@ -178,7 +178,7 @@ def test_labels_come_from_folders_or_from_a_manifest(videos: Path, tmp_path: Pat
         ),
         (
             lambda folder: (write_video(folder, "y.264"), (folder / "y.264").rename(folder / "x.mp4")),
-            "has no time stamps: write it again",
+            "has no time stamps: add them",
         ),
         (lambda folder: write_video(folder, "x.mp4", seconds=0.2), "longer than the 6 frames"),
     ],

@@ -141,7 +141,7 @@ class TestFilesInOneFile:
     def test_whole_files_are_refused(self, put: Put, name: str, padding: int) -> None:
         first, second = self.FILES[name]
         source = put(first + bytes(padding) + second)
-        with pytest.raises(SampleError, match=r"t\.arrow cannot be read: .*several files follow each other in it"):
+        with pytest.raises(SampleError, match=r"t\.arrow cannot be read: .*it consists of several files"):
             Arrow(source)
 
     @pytest.mark.parametrize("file_is_first", [False, True])

@@ -129,7 +129,9 @@ class TestPaths:
             Arrow(table, nulls={"a": 0})[1]
 
     def test_members_that_are_not_there_are_named(self) -> None:
-        with pytest.raises(ArgumentError, match=r"nulls names the column 'c\.x'; there are c, c\.n, c\.t, d, d\.n"):
+        with pytest.raises(
+            ArgumentError, match=r"nulls names the column 'c\.x', which is not read; there are c, c\.n, c\.t, d, d\.n"
+        ):
             Arrow(self.TABLE, nulls={"c.x": 0})
 
 

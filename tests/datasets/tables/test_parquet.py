@@ -340,7 +340,7 @@ class TestNulls:
         for nulls in ({"i": 0.5}, {"i": float("nan")}, {"s": 1}, {"f": "zero"}):
             with pytest.raises(ArgumentError, match="cannot hold"):
                 read(tmp_path, self.TABLE, nulls=nulls)
-        with pytest.raises(ArgumentError, match="nulls names the column 'g'; there are f, i, s, l"):
+        with pytest.raises(ArgumentError, match="nulls names the column 'g', which is not read; there are f, i, s, l"):
             read(tmp_path, self.TABLE, nulls={"g": 0})
 
     def test_rows_with_nulls_can_be_skipped(self, tmp_path: Path) -> None:

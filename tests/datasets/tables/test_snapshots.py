@@ -300,7 +300,7 @@ def test_the_hint_never_leads_back(iceberg: Iceberg, hint: bytes) -> None:
 
 def test_two_metadata_files_of_one_version_are_refused(iceberg: Iceberg) -> None:
     iceberg.table.put("metadata/00010-bb.metadata.json", b"{}")
-    with pytest.raises(SampleError, match=r"has 2 files of version 10 \(00010-aa.*; give the path of its metadata"):
+    with pytest.raises(SampleError, match=r"has 2 files of version 10 \(00010-aa.*; pass the path of that metadata"):
         iceberg.table.read()
 
 

@@ -204,7 +204,7 @@ def test_messages_that_the_source_has_deleted_are_lost(servers: list[LineServer]
     made = loader(servers[:1], tmp_path / "run.jsonl", lost="skip")
     numbers(islice(made, 1))
     servers[0].drop(10)
-    with pytest.warns(UserWarning, match="going on with the oldest one"):
+    with pytest.warns(UserWarning, match="continuing with the oldest message"):
         assert numbers(made) == list(range(10, 20))
     found = audited(tmp_path)
     assert [fault.text for fault in found.faults] == ["messages from 3 to 10 of partition 0: rank 0 began after them"]

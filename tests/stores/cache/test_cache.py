@@ -344,7 +344,7 @@ def test_a_piece_has_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["", "s3://bucket/cache"])
 def test_a_cache_is_a_folder(place: str) -> None:
-    with pytest.raises(ArgumentError, match="a folder of this machine is needed"):
+    with pytest.raises(ArgumentError, match="give a folder of this machine"):
         stores.Cache(place)
 
 

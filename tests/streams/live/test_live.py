@@ -403,9 +403,9 @@ def test_steps_need_an_end(servers: list[LineServer], more: dict[str, Any], said
         (lambda: streams.SocketLines("a:1", lost="ignore"), "lost must be one of 'raise', 'skip'"),
         (lambda: streams.SocketLines("a:1", decode="xml"), "decode='xml' is neither a function nor one of bytes"),
         (lambda: streams.LiveLimits(buffer=0), "LiveLimits.buffer is 0, which is too small"),
-        (lambda: streams.Redis([], server="redis://a"), "keys are the names of streams"),
-        (lambda: streams.NATS("s", servers="a", subjects="x"), "subjects is a list of subjects"),
-        (lambda: streams.SQLRows("x.db", "SELECT 1", key="id; DROP"), "key is the name of a column"),
+        (lambda: streams.Redis([], server="redis://a"), "keys must be the names of streams"),
+        (lambda: streams.NATS("s", servers="a", subjects="x"), "subjects must be a list of subjects"),
+        (lambda: streams.SQLRows("x.db", "SELECT 1", key="id; DROP"), "key must be the name of a column"),
         (lambda: streams.SQLRows("x.db", "SELECT 1", partitions=0), "partitions must be at least 1"),
         (lambda: streams.SQLRows("x.db", "SELECT 1", settle_s=-1), "settle_s must not be negative"),
         (lambda: next(iter(fl.DataLoader(streams.SocketLines("nowhere")))), "is not the address of a server"),
@@ -439,7 +439,7 @@ def test_messages_that_were_deleted_are_not_passed_over_in_silence(servers: list
     assert resumed.state_dict() == state, "the loaded state stays"
     skipping = fl.DataLoader(lines(servers[:1], lost="skip"), 4, seed=0)
     skipping.load_state_dict(state)
-    with pytest.warns(UserWarning, match="going on with the oldest one"):
+    with pytest.warns(UserWarning, match="continuing with the oldest message"):
         assert received(skipping) == list(range(10, 20))
 
 
@@ -497,7 +497,7 @@ def test_an_error_names_rank_partition_place_and_remedy_and_nothing_is_lost(
     assert "on rank 1 of 2" in text
     servers[1].token = ""
     is_lost = kind is errors.OffsetLostError
-    warned = pytest.warns(UserWarning, match="going on with the oldest one") if is_lost else nullcontext()
+    warned = pytest.warns(UserWarning, match="continuing with the oldest message") if is_lost else nullcontext()
     with fl.DataLoader(lines(servers, lost="skip", **terms), 4, on_error="skip", **more) as loader, warned:
         loader.load_state_dict(state)
         seen += received(loader)

@@ -325,7 +325,7 @@ def test_bad_batches_are_named(pipeline: T.OnBatch, batch: Any, message: str) ->
 
 
 def test_a_mixture_comes_last_and_needs_its_numbers() -> None:
-    with pytest.raises(ArgumentError, match="transforms of images come before MixUp and CutMix"):
+    with pytest.raises(ArgumentError, match="transforms of images must come before MixUp and CutMix"):
         T.OnBatch([T.MixUp(3), NORMALIZE])
     with pytest.raises(ArgumentError, match=r"MixUp\(alpha=0\): give a number above 0"):
         T.MixUp(3, alpha=0)

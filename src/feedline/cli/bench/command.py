@@ -97,7 +97,7 @@ def command(
     seconds: Annotated[float, typer.Option(min=0.05, help="Seconds per round and setting.")] = 2.0,
     fail_if: Annotated[
         list[str] | None,
-        typer.Option(help="Exit with 1 if this holds for the loader as it is: 'wait_share > 5%'."),
+        typer.Option(help="Exit with 1 if this holds for the unchanged loader: 'wait_share > 5%'."),
     ] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a chart into this file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write all figures into this JSON file.")] = None,

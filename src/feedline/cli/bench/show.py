@@ -82,9 +82,7 @@ def conclusion(trials: Sequence[Trial], chosen: Trial | None, step_s: float) -> 
     """Recommended setting with its gain over the user's own, and the reason."""
     if chosen is None:
         return "No setting ran: see the errors above."
-    own = next(
-        (trial for trial in trials if trial.setting.describe() == "as it is" and not trial.setting.is_torch), None
-    )
+    own = next((trial for trial in trials if trial.setting.describe() == "as is" and not trial.setting.is_torch), None)
     if chosen is own or own is None or not own.rounds:
         return f"{chosen.label}: {chosen.samples_per_s:,.0f} samples/s; no other setting is worth a change."
     gain = chosen.samples_per_s / own.samples_per_s

@@ -37,7 +37,7 @@ class Sweep(NamedTuple):
         A busy moment of the machine then affects all of them.
         """
         own = loader.num_workers
-        trials = [Trial(setting) for setting in self.settings if setting != Setting(own)]  # that is "as it is"
+        trials = [Trial(setting) for setting in self.settings if setting != Setting(own)]  # that is "as is"
         total = self.rounds * len(trials)
         step("measuring", 0, total)
         for number in range(total):

@@ -42,9 +42,9 @@ class Setting(NamedTuple):
         return changed
 
     def describe(self) -> str:
-        """Arguments as in code; "as it is" for the user's own setting."""
+        """Arguments as in code; "as is" for the user's own setting."""
         words = [f"{name}={value!r}" for name, value in self.arguments.items()]
-        return ", ".join(words) or "as it is"
+        return ", ".join(words) or "as is"
 
     def make(self, loader: TorchDataLoader[Any]) -> TorchDataLoader[Any]:
         """The loader to measure: a copy of the user's with this setting."""
@@ -159,7 +159,7 @@ class Trial:
                 self.rounds.append(measure(made, seconds, step_s))
             finally:
                 _close(made)
-        except Exception as error:  # noqa: BLE001 - any error of user code ends this trial, and the others go on
+        except Exception as error:  # noqa: BLE001 - any error of user code ends this trial, and the others continue
             self.error = f"{type(error).__name__}: {error}".splitlines()[0]
 
 
@@ -204,7 +204,9 @@ def _endless(loader: TorchDataLoader[Any]) -> Iterator[Any]:
             empty = False
             yield batch
         if empty:
-            raise ArgumentError("the loader has no batches: its dataset is empty, or shorter than a batch of drop_last")
+            raise ArgumentError(
+                "the loader has no batches: its dataset is empty, or drop_last=True drops its only batch"
+            )
 
 
 def _rows(batch: Any) -> int:

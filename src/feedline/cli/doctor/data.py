@@ -146,7 +146,7 @@ def threads(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
     if all(map(is_equal, alone * THREADS, together)):
         yield Finding("threads", "read the same samples")
     else:
-        evidence = f"{THREADS} threads at once got other samples than one: it is not thread-safe"
+        evidence = f"{THREADS} threads at once got other samples than one thread: the dataset is not thread-safe"
         yield Finding("threads", evidence, Severity.NOTE, "keep worker_method='process' for it")
 
 

@@ -140,7 +140,9 @@ def errors(samples: SampleProbe) -> Iterator[Finding]:
         read = len(samples.failures) + len(samples.indices)
         evidence = f"{len(samples.failures)} of {read} raise; index {index:,}: {type(error).__name__}: {error}"
         if isinstance(error, IndexError):
-            evidence = f"len() says more than there is: index {index:,} raises {type(error).__name__}: {error}"
+            evidence = (
+                f"len() is larger than the number of samples: index {index:,} raises {type(error).__name__}: {error}"
+            )
             yield Finding("length", evidence, Severity.BAD, "let __len__ return the number of samples")
             return
         yield Finding("samples", evidence, Severity.BAD, 'repair them, or DataLoader(on_error="skip") leaves them out')

@@ -193,7 +193,7 @@ def duplicate_stream(source: SourceFile) -> Iterator[Violation]:
             continue
         if _WRAPS.search(ast.unparse(method)):  # what it iterates over decides
             continue
-        text = f"each worker would read all of {definition.name}: every sample would come num_workers times"
+        text = f"each worker would read all of {definition.name}: every sample would be delivered num_workers times"
         remedy = "derive from feedline.PartitionedDataset, or use get_worker_info() in __iter__"
         yield Violation(definition, text, remedy)
 

@@ -113,7 +113,7 @@ def raises(handler: ast.ExceptHandler) -> bool:
 
 
 def returns(handler: ast.ExceptHandler) -> bool:
-    """True if a handler goes on with another value."""
+    """True if a handler continues with another value."""
     return any(isinstance(node, (ast.Return, ast.Assign, ast.AugAssign, ast.Continue)) for node in ast.walk(handler))
 
 

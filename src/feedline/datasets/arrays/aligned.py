@@ -82,7 +82,7 @@ class AlignedArrays(torch.utils.data.Dataset[Any]):
     """Dataset of aligned arrays; samples have the structure of the sources.
 
     Each sample is in its own memory. `dtypes` are those in which the rows of each array are delivered, None for rows
-    that are no numbers. A subclass reads the rows.
+    that are not numbers. A subclass reads the rows.
     """
 
     def __init__(

@@ -112,6 +112,6 @@ def _check_single_files(sources: Sequence[NpySource], counts: Sequence[int]) -> 
 def _check_row_order(path: str, layout: ArrayLayout) -> None:
     if layout.fortran and len(layout.shape) > 1:
         raise ArgumentError(
-            f"{path} is in Fortran order (column by column), so that no byte range of it holds a row: write it again"
+            f"{path} is in Fortran order (column by column), so no byte range of it holds a row: write it again"
             " with numpy.save(path, numpy.ascontiguousarray(array)), or read a local copy"
         )

@@ -331,7 +331,7 @@ class _ZarrChunks:
             yield rows
 
     def _next(self, found: Iterator[NDArray[Any]]) -> NDArray[Any] | None:
-        """The next rows; reads in other threads are no decoding."""
+        """The next rows; reads in other threads do not count as decoding."""
         began_ns, read_ns, nbytes = monotonic_ns(), self._clock.elapsed_ns(), self._clock.nbytes
         rows = next(found, None)
         read_ns = min(self._clock.elapsed_ns() - read_ns, monotonic_ns() - began_ns)

@@ -357,7 +357,7 @@ def translate_errors(path: str) -> Iterator[None]:
     except lmdb.Error as error:
         if "already open" in str(error):
             raise ArgumentError(
-                f"{path} is open in this process through other code, or by datasets from before its file was replaced,"
-                " and LMDB allows a process one environment per path: close that one first"
+                f"{path} is open in this process through other code, or by datasets created before its file was"
+                " replaced, and LMDB allows one environment per path in a process: close that one first"
             ) from error
         raise SampleError(f"{path} cannot be opened as an LMDB environment: {error}") from error

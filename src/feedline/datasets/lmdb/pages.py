@@ -200,7 +200,7 @@ def page_nbytes(head: bytes) -> int:
     """The page size by the first bytes; DamageError for no LMDB file."""
     nbytes = int.from_bytes(head[40:44], "little")
     if head[16:20] != _MAGIC.to_bytes(4, "little") or nbytes not in (1 << bits for bits in range(8, 17)):
-        raise DamageError("its first page is of something else (MDB_INVALID)")
+        raise DamageError("its first page is not that of an LMDB file (MDB_INVALID)")
     return nbytes
 
 

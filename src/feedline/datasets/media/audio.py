@@ -117,7 +117,7 @@ class AudioReader:
         if samples.shape[1] != stop - start:
             end = start + samples.shape[1]
             raise SampleError(
-                f"{self._name} ends at sample {end} ({end / self.info.rate:.3f} s), and its header promises "
+                f"{self._name} ends at sample {end} ({end / self.info.rate:.3f} s), but its header promises "
                 f"{self.info.length}: replace it, or pass on_error='skip' to the loader"
             )
         return samples
@@ -177,8 +177,8 @@ def with_channels(samples: AudioArray, channels: int | None, name: str) -> Audio
     if have == 1:
         return np.repeat(samples, channels, axis=0)
     raise SampleError(
-        f"{name} has {have} channels, which cannot be made {channels}: pass channels=1 to mix them, or channels=None "
-        "to keep them"
+        f"{name} has {have} channels, which cannot be converted to {channels}: pass channels=1 to mix them, or "
+        "channels=None to keep them"
     )
 
 

@@ -233,7 +233,7 @@ class Clips(MediaClips[VideoReader]):
             if pixels.shape != out.shape[1:]:
                 raise SampleError(
                     f"{self.paths[chosen.piece.file]}: its frames change size ({out.shape[1:]}, {pixels.shape}): pass "
-                    "a transform of fl.transforms that gives them one"
+                    "a transform of fl.transforms that gives them one size"
                 )
             for at in rows[number]:
                 out[at] = pixels

@@ -219,7 +219,7 @@ def scan_frames(source: MediaSource, name: str) -> FrameTable:
         video.close()
     if any(packet[0] is None for packet in packets):
         raise SampleError(
-            f"{name} has no time stamps: write it again with some (ffmpeg -fflags +genpts -i {name} -c copy out.mp4)"
+            f"{name} has no time stamps: add them with a copy (ffmpeg -fflags +genpts -i {name} -c copy out.mp4)"
         )
     keys = {packet[0]: order for order, packet in enumerate(packets) if packet[1]}
     first = min(keys, default=None)
@@ -236,8 +236,8 @@ def scan_frames(source: MediaSource, name: str) -> FrameTable:
     end = int(pts[-1]) + (last or (int(np.median(np.diff(pts))) if len(pts) > 1 else 1))
     if is_partial or (promised is not None and end * base < promised - (end - int(pts[-1])) * base * 3 / 2):
         raise SampleError(
-            f"{name} is truncated: it ends after {len(pts)} frames, at {float(end * base):.3f} s, and its header "
-            f"promises more. Fetch it again; or keep what there is (ffmpeg -i {name} -c copy out.mkv); or pass "
+            f"{name} is truncated: it ends after {len(pts)} frames, at {float(end * base):.3f} s, but its header "
+            f"promises more. Fetch it again; or keep these frames (ffmpeg -i {name} -c copy out.mkv); or pass "
             "on_error='skip' to the loader"
         )
     order = np.array([shown[int(at)][0] for at in pts], np.int64)

@@ -100,7 +100,9 @@ class TarMembers:
         except ValueError:
             place = self._members[number].name.removesuffix(PurePosixPath(self._members[number].name).name)
             key = PurePosixPath(self._members[number].key).name
-            raise SampleError(f"{place}{key}.cls is not a number: {content[:40]!r}") from None
+            raise SampleError(
+                f"{place}{key}.cls is not a number: {content[:40]!r}; write the index of the class"
+            ) from None
 
 
 class _FilePart:

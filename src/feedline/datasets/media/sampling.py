@@ -82,18 +82,20 @@ class ClipRule:
         check_one_of("sampling", self.sampling, _PLACES)
         check_one_of("short", self.short, get_args(Short))
         if (self.frames is None) != (self.sampling == "whole"):
-            raise ArgumentError("frames=None goes with sampling='whole', which has all frames of a video")
+            raise ArgumentError("frames=None and sampling='whole' belong together: pass both or neither")
         for name, count in (("frames", self.frames), ("stride", self.stride), ("clips_per_file", self.per_video)):
             if count is not None and count < 1:
                 raise ArgumentError(f"{name}={count!r} must be at least 1")
         if self.fps is not None and (self.stride != 1 or not self.fps > 0):
-            raise ArgumentError(f"fps={self.fps!r} must be positive, and takes the place of stride=")
+            raise ArgumentError(f"fps={self.fps!r} must be positive, and replaces stride=: pass only one of them")
         if self.sampling in ("uniform", "segments") and (self.fps is not None or self.stride != 1):
             raise ArgumentError(f"sampling={self.sampling!r} spreads the frames over the video: omit stride= and fps=")
         if self.sampling in ("sliding", "whole") and self.per_video != 1:
-            raise ArgumentError(f"the length of a video decides about its clips with sampling={self.sampling!r}")
+            raise ArgumentError(
+                f"with sampling={self.sampling!r}, the length of a video determines its clips: omit clips_per_file="
+            )
         if self.step is not None and (self.sampling != "sliding" or not self.step > 0):
-            raise ArgumentError(f"step={self.step!r} must be positive, and goes with sampling='sliding'")
+            raise ArgumentError(f"step={self.step!r} must be positive, and is only for sampling='sliding'")
         if self.step is not None and self.fps is None and self.step != int(self.step):
             raise ArgumentError(f"step={self.step!r} counts frames: give a whole number, or fps= to count seconds")
 
@@ -169,8 +171,8 @@ class ClipRule:
             every = f"every {self.stride}" if self.fps is None else f"{self.fps:g} a second"
             raise TooShortError(
                 f"a clip of {len(chosen)} frames ({every}) is longer than the {len(times.seconds)} frames "
-                f"({times.end - times.begin:.3f} s) that there are: pass short='repeat_last' or 'wrap', a smaller "
-                "frames=, or on_error='skip' to the loader"
+                f"({times.end - times.begin:.3f} s) from which it is taken: pass short='repeat_last' or 'wrap', a "
+                "smaller frames=, or on_error='skip' to the loader"
             )
         rows = np.arange(len(chosen))
         return chosen[np.minimum(rows, have - 1) if self.short == "repeat_last" else rows % have]

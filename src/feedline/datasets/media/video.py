@@ -30,7 +30,7 @@ class _FrameRun(NamedTuple):
     numbers: list[int]
     keys: list[int]
     stop: int | None
-    """Time stamp of the last packet that they need; None if decoding goes on behind them."""
+    """Time stamp of the last packet that they need; None if decoding continues after them."""
 
 
 class VideoReader:
@@ -52,7 +52,7 @@ class VideoReader:
         self._until = 0
         """Time stamps of the frames to read, and the last of them."""
         self._stop: int | None = None
-        """Time stamp of the last packet that is needed before the next seek; None if decoding may go on."""
+        """Time stamp of the last packet that is needed before the next seek; None if decoding may continue."""
         self._next: int | None = None
         """The number of the frame that decoding comes to next; None if it has to seek."""
         self._attempt = 0
@@ -141,7 +141,7 @@ class VideoReader:
         """Seek to keyframe `key`, or before it on later attempts.
 
         Some formats seek by the time of decoding, which is before that of display; and in an open GOP
-        the decoder may ask for frames of the one before. What a file needs is tried once.
+        the decoder may ask for frames of the previous one. What a file needs is tried once.
         """
         self._next = None
         video, first = self._video, key - max(0, attempt - 1)

@@ -92,17 +92,19 @@ class Waveforms(MediaClips[AudioReader]):
     def _check(self) -> None:
         check_one_of("sampling", self._sampling, _PLACES)
         if (self._seconds is None) != (self._sampling == "whole"):
-            raise ArgumentError("seconds=None goes with sampling='whole', which reads whole files")
+            raise ArgumentError("seconds=None and sampling='whole' belong together: pass both or neither")
         for name, value in [("seconds", self._seconds), ("step", self._spacing), ("rate", self.rate)]:
             if value is not None and not value > 0:
                 raise ArgumentError(f"{name}={value!r} must be positive")
         if self._spacing is not None and self._sampling != "sliding":
-            raise ArgumentError("step= goes with sampling='sliding'")
+            raise ArgumentError("step= is only for sampling='sliding'")
         for name, count in (("clips_per_file", self._clips_per_file), ("channels", self._channels)):
             if count is not None and count < 1:
                 raise ArgumentError(f"{name}={count!r} must be at least 1")
         if self._clips_per_file != 1 and self._sampling not in ("random", "regular"):
-            raise ArgumentError(f"the length of a file decides about its ranges with sampling={self._sampling!r}")
+            raise ArgumentError(
+                f"with sampling={self._sampling!r}, the length of a file determines its ranges: omit clips_per_file="
+            )
 
     @property
     def traits(self) -> Traits:
@@ -136,8 +138,8 @@ class Waveforms(MediaClips[AudioReader]):
         start, spare = first, last - first - length
         if spare < 0 and not self._pad:
             raise SampleError(
-                f"{self.paths[piece.file]} has {(last - first) / info.rate:.3f} s, and {self._seconds:g} s are asked "
-                "for: pass pad=True, smaller seconds=, or on_error='skip' to the loader"
+                f"{self.paths[piece.file]} has {(last - first) / info.rate:.3f} s, but {self._seconds:g} s are "
+                "requested: pass pad=True, smaller seconds=, or on_error='skip' to the loader"
             )
         if spare > 0:
             start += self._offset(spare, clip, draws, info.rate)
@@ -211,6 +213,6 @@ def _mel_of(mel: Mapping[str, Any], rate: int | None) -> Any:
     except MissingExtraError as error:
         # No extra may pull it in: its wheels belong to builds of torch.
         raise MissingExtraError(
-            f"{WHAT} with mel= needs torchaudio of the version of your torch: pip install torchaudio ({error})"
+            f"{WHAT} with mel= needs the torchaudio that matches your torch: pip install torchaudio ({error})"
         ) from None
     return transforms.MelSpectrogram(sample_rate=rate, **mel)

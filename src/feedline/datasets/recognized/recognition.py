@@ -46,7 +46,7 @@ def _why_unknown(dataset: Any) -> str:
 
 
 class _Original:
-    """A dataset that runs as it is, in a wrapper with others."""
+    """A dataset that runs its own code, in a wrapper with others."""
 
     uses_kernels = is_repeatable = False
 

@@ -235,7 +235,7 @@ class _OneRow:
 
 
 def why_not(dataset: Any, known: KnownDataset) -> str | None:
-    """Reason why a dataset of a known class runs as it is.
+    """Reason why a dataset of a known class runs its own code.
 
     None if it can be read.
     """

@@ -94,7 +94,7 @@ class TensorColumn:
 
 
 class HostColumn:
-    """Values that are no tensors, such as strings; always in host memory.
+    """Values that are not tensors, such as strings; always in host memory.
 
     A batch of them is of `kind`: default collate makes a list or a tuple.
     """

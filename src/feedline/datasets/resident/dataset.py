@@ -54,8 +54,8 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
 
     `source` is a tensor, an array, a tuple or dict of these with rows for samples, a TensorDataset, or any other
     map-style dataset. Each sample of a dataset is read once: on first access, or by `fill`. Its tensors, arrays and
-    numbers become tensors of one shape and dtype per leaf; text stays on the host. A dataset whose random transform
-    feedline knows is an ArgumentError, as its results would be frozen.
+    numbers become tensors of one shape and dtype per leaf; text stays on the host. A dataset with a random transform
+    that feedline knows raises an ArgumentError, because the first results would be repeated.
 
     - `device`: where samples and batches are. A shuffled batch is one gather there.
     - `budget`: memory to use there: bytes, an amount ("20 GB"), or a share of what is free ("80%").
@@ -136,7 +136,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
             _CollatedBlocks(self.source, self._reader, blocks),
             batch_size=None,
             num_workers=num_workers,
-            generator=torch.Generator(),  # the loop's own generator stays as it is
+            generator=torch.Generator(),  # the loop's own generator does not change
         )
         for block, batch in zip(blocks, loader, strict=True):
             self._put(block, self._values(batch))

@@ -131,7 +131,8 @@ def read_index(folder: IndexedFolder) -> LitDataIndex:
     except ArgumentError as error:
         raise ArgumentError(f"{path}: {error}") from None
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise SampleError(f"{path} is not an index of LitData chunks ({type(error).__name__}: {error})") from error
+        problem = f"{type(error).__name__}: {error}"
+        raise SampleError(f"{path} is not an index of LitData chunks ({problem}); copy it again") from error
 
 
 def _parse_index(config: dict[str, Any], chunks: list[dict[str, Any]]) -> LitDataIndex:

@@ -92,7 +92,7 @@ class LitDataRows:
         try:
             sample: dict[str, Any] = batch.slice(row, 1).to_pylist()[0]
         except ValueError as error:
-            raise SampleError(f"{self._where} is damaged: sample {at} is no row ({error}); copy it again") from error
+            raise SampleError(f"{self._where} is damaged: sample {at} is not a row ({error}); copy it again") from error
         return sample
 
     def _decode(self, data: memoryview) -> Any:

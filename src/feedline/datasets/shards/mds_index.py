@@ -98,7 +98,7 @@ class JSONColumns(MDSColumns):
         """Value of each column; ValueError if one is not there."""
         found = json.loads(bytes(data))
         if not isinstance(found, dict):
-            raise ValueError(f"it is no JSON object, but {type(found).__name__}")
+            raise ValueError(f"it is not a JSON object, but of type {type(found).__name__}")
         absent = next((name for name in self.names if name not in found), None)
         if absent is not None:
             raise ValueError(f"it has no column {absent!r}")
@@ -135,7 +135,8 @@ def read_shards(folder: IndexedFolder, known: dict[MDSColumns, MDSColumns]) -> l
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         if isinstance(error, ArgumentError):
             raise ArgumentError(f"{path}: {error}") from None
-        raise SampleError(f"{path} is not an index of MDS shards ({type(error).__name__}: {error})") from error
+        problem = f"{type(error).__name__}: {error}"
+        raise SampleError(f"{path} is not an index of MDS shards ({problem}); copy it again") from error
     return shards
 
 

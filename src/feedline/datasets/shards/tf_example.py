@@ -259,7 +259,7 @@ class _NumbersDecoder(Decoder):
                 numbers = np.full(self.shape, value)
             source = numbers.ravel() if numbers.size else np.empty(0, np.int64)
             if source.dtype.kind not in "biuf":
-                raise TypeError(f"{source.dtype} is no number")
+                raise TypeError(f"{source.dtype} is not a numeric type")
             self._one(source, lambda: "it")
         except (ValueError, TypeError, OverflowError) as error:
             raise ArgumentError(f"defaults[{name!r}]={value!r:.100} does not fit its type: {error}") from error

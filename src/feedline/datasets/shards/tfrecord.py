@@ -118,7 +118,7 @@ def _check_not_compressed(name: str, head: memoryview) -> None:
     kind = _compression(bytes(head))
     if kind:
         raise SampleError(
-            f"{name} is compressed with {kind}, though its name does not end so; pass compression={kind!r}"
+            f"{name} is compressed with {kind}, although its name does not say so; pass compression={kind!r}"
         )
 
 
@@ -181,7 +181,7 @@ class TFRecord(RecordFiles, ShardedFields):
 
     Files compressed as a whole are decompressed once, into `cache` or the user's cache folder: those that end in
     `.gz` or `.zlib`, and files of this machine that begin so. For objects with other names, `compression` is "GZIP" or
-    "ZLIB", as in TFRecordOptions; "" reads all files as they are.
+    "ZLIB", as in TFRecordOptions; "" reads all files without decompression.
 
     An index file next to each file, or in the folder `index_dir`, holds the offsets of records. With `check_crc`, all
     checksums are verified when it is built, and an index built without is built again. Objects are kept in the folder
@@ -206,7 +206,7 @@ class TFRecord(RecordFiles, ShardedFields):
     ) -> None:
         by_feature, whole = split_transform(transform, columns)
         if decode is not None and columns is not None:
-            raise ArgumentError("columns= is for examples, and with decode= records are not; drop one of the two")
+            raise ArgumentError("columns= reads records as examples, but decode= does not; leave out one of the two")
         if defaults and columns is None:
             raise ArgumentError("defaults= needs columns=, the types of the features")
         self._chosen = None if columns is None else ChosenFeatures(columns, by_feature, defaults or {})

@@ -94,7 +94,7 @@ class SQLManifest(FieldRecords):
     def refreshed(self) -> Self:
         """Run the query again; returns a dataset that includes new rows.
 
-        This dataset and any epoch over it stay as they are; the loader of the next epoch takes the new dataset.
+        This dataset and any epoch over it do not change; the loader of the next epoch takes the new dataset.
         """
         return self._with(_query_rows(self._query, self._key, self._path, self._into))
 

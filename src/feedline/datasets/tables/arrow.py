@@ -49,12 +49,12 @@ class Arrow(TableDataset):
     memory-mapped and read in place; compressed ones are decompressed into memory when they are opened. Record batches
     are the shards. Pickles by path; a table in memory by its buffers, out of band where the pickler can.
 
-    Of objects in stores the buffers of the chosen columns are read, through `cache` if it is given, and kept per
+    For objects in stores, the buffers of the chosen columns are read, through `cache` if it is given, and kept per
     process within `cache_nbytes`, which also limits how many record batches are read at once. With `cache_nbytes=0` and
     no `cache` only the wanted rows are read, if the batches are uncompressed. `options` are those of `open_store`. The
-    metadata of record batches are kept on this machine, in the folder `index_dir`.
+    metadata of record batches is kept on this machine, in the folder `index_dir`.
 
-    Streams that follow each other in one file are read as one if their schemas are equal; files that do are refused.
+    Several streams in one file are read as one if their schemas are equal; several Arrow files in one file are refused.
     Record batches of files are validated before use, so that damage raises SampleError; a table in memory is trusted.
     """
 

@@ -153,7 +153,7 @@ def _buffers_read(layout: Layout, message: BatchMetadata, fields: list[int]) -> 
 
 
 class ObjectBytes(FetchedRanges):
-    """Bytes of an object, all of which were read."""
+    """Bytes of an object that was read completely."""
 
     def cut(self, start: int, stop: int) -> memoryview:
         view = super().find(start, stop)

@@ -106,7 +106,7 @@ class _MessageOffsets(NamedTuple):
         at, count = header.vector(1, 16)
         if rows < 0 or (count and unpack(INT64, header.buffer, at) != rows):
             # The length of a dataset is the sum of these numbers, so a wrong one would be met only by its samples.
-            raise DamagedError(f"the record batch at byte {self.start} has {rows} rows, and its columns have not")
+            raise DamagedError(f"the record batch at byte {self.start} has {rows} rows, but its columns do not")
         return self.start, self.body, self.stop, rows
 
 
@@ -220,8 +220,8 @@ def _check_end(footer: FlatTable, footer_at: int, read: ReadRanges) -> None:
     rest = bytes(read([(end, min(end + _END_NBYTES, footer_at))])[0]) if 0 <= end < footer_at else b""
     if rest.removeprefix(_CONTINUATION).strip(b"\0"):
         raise DamagedError(
-            f"its footer lists nothing behind byte {end}, where more data follow: if several files follow each other in"
-            " it, store each by itself"
+            f"its footer lists nothing after byte {end}, where more data follows: if it consists of several files,"
+            " store each of them separately"
         )
 
 
@@ -236,7 +236,7 @@ def _read_listed(footer: FlatTable, field: int, kind: int, nbytes: int, read: Re
     blocks = _blocks(footer, field)
     for start, length, body in blocks:
         if not 0 <= start < start + length <= start + length + body <= nbytes:
-            raise DamagedError(f"its footer names the bytes from {start} on, which it does not have")
+            raise DamagedError(f"its footer refers to bytes from {start} on that do not exist")
     spans = [(start, start + length) for start, length, _ in blocks]
     messages = [_parse_message(data, start, nbytes) for (start, _), data in zip(spans, read(spans), strict=True)]
     for message, (start, _, body) in zip(messages, blocks, strict=True):

@@ -208,7 +208,7 @@ def _content(column: ColumnBuffers, spans: list[Range]) -> RangeReads:
     lengths = np.concatenate([np.diff(each) for each in offsets])
     moved = np.concatenate(([0], np.cumsum(lengths))).astype(dtype).tobytes()
     if column.children:
-        # Ranges of a damaged file may overlap; they are then read as they are, once for each row.
+        # Ranges of a damaged file may overlap; they are then read once for each row.
         return [moved], [(yield from _rows(column.children[0], inner))]
     texts = yield [_part(column.buffers[1], start, stop) for start, stop in inner]
     return [moved, b"".join(texts)], []

@@ -85,7 +85,7 @@ class Avro(DecodedTable[Blocks]):
 
     `paths` is a path or URL, a folder of `.avro` files, a glob or brace pattern, or a list of these. Types, `nulls`,
     `transform` and `decode` are as in `Parquet`: enums and UUIDs are texts, times the stored integers. A union of
-    several types but null is refused.
+    several types other than null is refused.
 
     Blocks are the shards. A block is decoded whole when one of its records is needed, and each process caches decoded
     blocks within `cache_nbytes`. When a file is first opened, an index of its blocks is written next to it, or into the

@@ -19,7 +19,7 @@ _UNLIMITED = int(np.iinfo(np.int64).max)
 
 
 _EXACT_DIGITS = 15
-"""Largest number of digits of which every integer is a float64."""
+"""Largest number of digits with which every integer is a float64."""
 
 
 _EXACT_POWER = 22

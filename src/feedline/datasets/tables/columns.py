@@ -317,7 +317,7 @@ def _expand_ranges(starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _stack(parts: list[Any]) -> Any:
-    """Stack tensors of one shape; return anything else as it is."""
+    """Stack tensors of one shape; return anything else unchanged."""
     if not parts or not isinstance(parts[0], torch.Tensor):
         return parts
     shape = parts[0].shape

@@ -228,7 +228,7 @@ def folder_values(names: Sequence[str], given: Iterable[str]) -> list[PartitionV
 
 
 def _bases(given: Iterable[str]) -> list[str]:
-    """Path prefixes whose folders are no partitions, the longest first."""
+    """Path prefixes whose folders are not partitions, the longest first."""
     bases = set()
     for each in given:
         path = each.removeprefix("file://")

@@ -38,7 +38,7 @@ _HARMLESS = {
     "typeWidening-preview",
     "vacuumProtocolCheck",
 }
-"""Reader features that leave the rows of a file as they are."""
+"""Reader features that leave the rows of a file unchanged."""
 
 
 _TYPES = {
@@ -177,7 +177,7 @@ def _check_features(folder: TableFolder, protocol: DeltaAction) -> None:
 def _check_mapping(folder: TableFolder, metadata: DeltaAction) -> None:
     mode = (metadata.get("configuration") or {}).get("delta.columnMapping.mode", "none")
     if mode != "none":
-        raise folder.refusal("a Delta", f"with column mapping by {mode}, so that its files name columns otherwise")
+        raise folder.refusal("a Delta", f"with column mapping by {mode}, so its files have other column names")
 
 
 def _arrow_type(folder: TableFolder, field: DeltaAction) -> Any:

@@ -70,8 +70,8 @@ def _latest(folder: TableFolder) -> str:
     if len(latest) != 1:
         raise SampleError(
             f"the current version of the Iceberg table {folder} is not clear: its metadata has {len(latest)} files of"
-            f" version {version} ({', '.join(latest) or 'none'}), and only a catalog knows the current one; give the"
-            " path of its metadata file in place of that of the table"
+            f" version {version} ({', '.join(latest) or 'none'}), and only a catalog knows the current one; pass the"
+            " path of that metadata file instead of the path of the table"
         )
     return latest[0]
 

@@ -44,7 +44,7 @@ class Nulls:
             named = [(paths, each) for paths, each in columns if path in paths]
             if not named:
                 names = dict.fromkeys(name for paths, _ in columns for name in paths)
-                raise ArgumentError(f"nulls names the column {path!r}; there are {', '.join(names)}")
+                raise ArgumentError(f"nulls names the column {path!r}, which is not read; there are {', '.join(names)}")
             _check_fits(policy, f"column {path!r} cannot", named)
 
     def fill(self, kind: ColumnType) -> NullValue:

@@ -49,8 +49,8 @@ class Parquet(DecodedTable[RowGroups]):
     Lists of numbers become tensors with one more dimension. Texts become `str` or `bytes`, structs dicts, other lists
     lists, and maps lists of dicts with `key` and `value`. A folder named `year=2024` adds a column `year`.
 
-    `nulls` is the policy for nulls: "raise", "nan", a fill value, `[]` for lists, a tuple of alternatives of which the
-    first that fits is used, or a dict of these by column or member ("image.path").
+    `nulls` is the policy for nulls: "raise", "nan", a fill value, `[]` for lists, a tuple of alternatives (the first
+    that fits is used), or a dict of these by column or member ("image.path").
 
     `transform` is a function of the sample, or a dict of functions by column. A column of encoded images, or a struct
     of their `bytes`, is decoded in one step with one of feedline's transforms. `decode` names decoders by column:

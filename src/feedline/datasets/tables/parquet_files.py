@@ -276,7 +276,7 @@ class Footers:
         )
 
     def _key(self, number: int) -> bytes | None:
-        # The index holds schemas in the clear, so that it must not hold those of encrypted files.
+        # The index holds schemas in the clear, so it must not hold those of encrypted files.
         return None if self._files.decryption else self._files.key(number)
 
     def _name(self, number: int) -> str:

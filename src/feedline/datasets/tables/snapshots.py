@@ -111,8 +111,8 @@ class TableFolder:
             if path.startswith(prefix):
                 return path[len(prefix) :]
         raise ArgumentError(
-            f"the table {self} refers to {address}, which is not in its folder; give the files of its current version"
-            " by name"
+            f"the table {self} refers to {address}, which is not in its folder; pass the paths of the files of its"
+            " current version"
         )
 
     def refusal(self, kind: str, what: str) -> ArgumentError:

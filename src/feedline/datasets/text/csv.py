@@ -84,7 +84,7 @@ class CSV(TextRecords):
 
     Rows are read as by Python's csv module in its default dialect, with `delimiter`. Empty lines are skipped. Where
     quotes in quoted fields are written as \" instead of twice, pass `escape="\\"`: as with the module's `escapechar`,
-    the character after it is taken as it is.
+    the character after it is taken literally.
     `transform(row)` or `transform(row, rng)` is applied to each row. `paths`, `encoding`, `index_dir`, compressed files
     and `max_record_nbytes`, here the largest row, are as in `Lines`. Objects of stores are cached in the folder
     `cache`, if given; `options` are those of `open_store`.
@@ -219,7 +219,7 @@ def _header(row: bytes, path: str, dialect: Mapping[str, Any], encoding: str) ->
         raise SampleError(f"{path}: the first row is not CSV ({error}){hint}") from error
     if _SEPARATOR_LINE.fullmatch(row):
         raise SampleError(
-            f"{path} begins with the line {row.decode(encoding)!r}, by which Excel knows the delimiter, not with names"
+            f"{path} begins with the line {row.decode(encoding)!r}, which tells Excel the delimiter, instead of names"
             " of columns; delete that line, and pass delimiter="
         )
     if len(set(names)) < len(names):
@@ -235,8 +235,8 @@ def _check_names(columns: object, header: Sequence[str], delimiter: str, path: s
     likely = next((mark for mark in _DELIMITERS if mark != delimiter and mark in header[0]), None)
     if columns is None and len(header) == 1 and likely is not None:
         raise ArgumentError(
-            f"{path} has one column, {header[0]!r}, by its first row; pass delimiter={likely!r} if it has several, or"
-            f" columns=[{header[0]!r}] if it has one"
+            f"{path} has one column, {header[0]!r}, according to its first row; pass delimiter={likely!r} if it has"
+            f" several, or columns=[{header[0]!r}] if it has one"
         )
 
 

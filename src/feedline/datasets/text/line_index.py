@@ -88,7 +88,7 @@ def encoding_name(encoding: str) -> str:
     """Python's name of a text encoding; ArgumentError for an unknown one."""
     try:
         name = codecs.lookup(encoding).name.removesuffix("-sig")
-        "".encode(name)  # raises for codecs that are no text encodings, such as base64
+        "".encode(name)  # raises for codecs that are not text encodings, such as base64
     except (LookupError, UnicodeError, TypeError):
         raise ArgumentError(f"encoding={encoding!r} is not a text encoding of Python; see the codecs module") from None
     return name

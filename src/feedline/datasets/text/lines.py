@@ -72,8 +72,8 @@ class TextRecords(RecordFiles):
 
     A subclass gives the index recipe and converts texts.
 
-    The index of a file takes 16 bytes per record. It is written next to the file when that is first opened, or to the
-    folder `index_dir`, and again when size or modification time of the file have changed.
+    The index of a file takes 16 bytes per record. It is written when the file is first opened, next to the file or into
+    the folder `index_dir`, and again when the size or modification time of the file has changed.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class Lines(TextRecords):
     `options` are those of `open_store`.
 
     Files that end in `.gz`, `.bz2`, `.xz` or `.zst` are decompressed once, into `cache` or the user's cache folder.
-    So are files converted whose `encoding` does not end lines as ASCII does, such as "utf-16". The positions of the
-    lines are kept in `index_dir`. `transform(line)` or `transform(line, rng)` is applied to each line.
+    Files whose `encoding` does not end lines as ASCII does, such as "utf-16", are converted in the same way. The
+    positions of the lines are kept in `index_dir`. `transform(line)` or `transform(line, rng)` is applied to each line.
     """
 
     def __init__(

@@ -247,7 +247,7 @@ class TarColumn(Decoder):
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The alternative fields, of which a sample's first is read."""
+        """The alternative fields; the first that a sample has is read."""
         return () if self.spec in PSEUDO else self.names
 
     def places(self, part: ShardPart, rows: NDArray[np.int64]) -> list[MemberPlace]:

@@ -235,7 +235,7 @@ class TarWalk:
             if begin.startswith(magic):
                 raise ShardError(
                     f"{self.tar} is compressed with {method}: a compressed tar has no random access to samples. "
-                    f"Decompress it to a plain .tar, or name it as what it is, such as x.tar.gz: TarShards then "
+                    f"Decompress it to a plain .tar, or give it a name that says so, such as x.tar.gz: TarShards then "
                     f"decompresses it once"
                 )
 

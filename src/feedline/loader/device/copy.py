@@ -236,7 +236,7 @@ class PlainStage(Closing):
             return map_leaves(self._to, moving, moves_itself)
         except torch.OutOfMemoryError as error:
             nbytes = host_nbytes(moving)
-            note(error, f"feedline: while a batch of {nbytes} bytes was copied to {self._device}: make it smaller")
+            note(error, f"feedline: while a batch of {nbytes} bytes was copied to {self._device}: make batches smaller")
             raise
 
     def has_room(self) -> bool:

@@ -173,7 +173,7 @@ class MetricsCollector:
         return family
 
     def _rising(self, name: str, labels: Labels, value: float) -> float:
-        """The value, or the one before if that was a little higher.
+        """The value, or the previous one if that was a little higher.
 
         CPU times and parts of stages are estimates, which may sink a little. Prometheus would take that for a restart,
         and count the whole value once more.

@@ -201,7 +201,7 @@ class Monitor:
     def judged(self) -> tuple[Stats, list[list[Span]]]:
         """Statistics and spans of the epoch that a verdict is about.
 
-        It is the current one, or the one before until the current one has more than a few batches.
+        It is the current one, or the previous one until the current one has more than a few batches.
         """
         epoch, former = self.stats().since_epoch or Stats(), self._former
         recent = [] if self._sources is None else self._sources.progress.totals.recent
@@ -269,7 +269,7 @@ class Monitor:
         sources = self._sources
         if sources is not None and sources.progress.audit is not None:
             sources.progress.audit.settle(ended=epoch_ends)
-        self._heartbeat.due_ns = NEVER_NS  # an error below must not come again with each batch
+        self._heartbeat.due_ns = NEVER_NS  # an error below must not be repeated with each batch
         self._queue = queue()
         self._machine.leave_loop()
         page = self._page
@@ -349,7 +349,7 @@ class Monitor:
         try:
             assert self._sources is not None
             self.verdict = verdict_figures(verdict_of(loader, self, self._sources.pools, quick=True))
-        except Exception:  # noqa: BLE001 - the loop goes on, whatever is wrong with its diagnosis
+        except Exception:  # noqa: BLE001 - the loop continues, whatever is wrong with its diagnosis
             self.verdict, self._advice_due_ns = {}, NEVER_NS
             _log.warning("feedline cannot diagnose this loop; please report this error", exc_info=True)
             return

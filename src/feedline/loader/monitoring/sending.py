@@ -17,7 +17,7 @@ from feedline.loader.report.replay import Task
 from feedline.workers.transport import Arena, Inbox
 
 MOST_NBYTES = 64 << 20
-"""Largest message of which a loop makes a copy to measure it."""
+"""Largest message that a loop copies to measure it."""
 
 
 SHARE = 100
@@ -122,7 +122,7 @@ def _nbytes_of(leaf: Any) -> int:
 def _in_arena(arena: Arena, leaf: Any) -> Any:
     """Tensor of the same shape in memory of the arena.
 
-    Other leaves stay as they are.
+    Other leaves stay unchanged.
     """
     if type(leaf) is torch.Tensor and leaf.is_contiguous() and not leaf.requires_grad:
         return arena.empty(leaf.shape, leaf.dtype)

@@ -151,7 +151,7 @@ def compare(ranks: Sequence[tuple[int, Sequence[Any]]]) -> None:
     if twice:
         who = [process for process, (rank, _) in enumerate(ranks) if rank == twice[0]]
         raise RankError(
-            f"{_named(who)} all read as rank {twice[0]} of {len(ranks)}, so their samples would come "
+            f"{_named(who)} all read as rank {twice[0]} of {len(ranks)}, so their samples would be delivered "
             f"{len(who)} times, and those of another rank never: pass distributed='auto', or each rank's own number"
         )
     columns = zip(Terms._fields, zip(*(terms for _, terms in ranks), strict=True), strict=True)

@@ -340,9 +340,9 @@ def less_locking(model: Model, stats: Stats) -> Iterator[Advice]:
     number = next(number for number, gain in sorted(gains.items()) if gain >= ENOUGH * max(gains.values()))
     then = "" if number <= present else f"; then {count(number, 'worker')}"
     text = (
-        f"hold the lock in {model.context.dataset}.{model.context.reads_by} for less, or give each worker a file or "
-        f"connection of its own{then}: now they wait for each other {share(model.measured.contended_share)} of their "
-        "time, and more workers would not help"
+        f"hold the lock in {model.context.dataset}.{model.context.reads_by} for a shorter time, or give each worker "
+        f"a file or connection of its own{then}: now they wait for each other {share(model.measured.contended_share)} "
+        "of their time, and more workers would not help"
     )
     gain = model.range_of(cases[number])
     if gain.gain >= LEAST_GAIN:

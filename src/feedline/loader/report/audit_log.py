@@ -123,7 +123,7 @@ class DeliveredRun:
     """End of the part that is in the sums and the digest."""
     sums: tuple[int, ...] = NOTHING
     digest: int | None = 0
-    """None if an index is no integer."""
+    """None if an index is not an integer."""
     pending: list[Any] = field(default_factory=list)
     head: bytes = b""
     places: tuple[Any, Any] | None = None

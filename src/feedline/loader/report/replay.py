@@ -186,7 +186,7 @@ class _SimulatedClock:
         return len(self._computing)
 
     def resume(self, process: _Process) -> None:
-        """Let a process begin, or go on after it was parked."""
+        """Let a process begin, or continue after it was parked."""
         for phase in process:
             if phase is None:  # parked
                 return

@@ -274,7 +274,7 @@ def share(value: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Bytes in the largest unit of which there is at least one."""
+    """Bytes in the largest unit with a value of at least one."""
     for unit, name in _SIZES:
         if nbytes >= unit:
             return f"{_digits(nbytes / unit)} {name}"

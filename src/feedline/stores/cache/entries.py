@@ -148,7 +148,7 @@ def is_abandoned(path: Path) -> bool:
 
 
 class MissingPieceError(Exception):
-    """A piece is not in memory, so that it must be read."""
+    """A piece is not in memory, so it must be read."""
 
 
 class Pieces:

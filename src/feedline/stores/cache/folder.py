@@ -130,8 +130,8 @@ class Folder:
         if held > self._limit_nbytes:
             self._warn(
                 f"the cache in {self._root} holds {held:,} bytes, more than this limit of "
-                f"{self._limit_nbytes:,}: what was not used for longest is evicted, even if another job needs it. Jobs "
-                "that share a folder should agree on its limit"
+                f"{self._limit_nbytes:,}: the least recently used pieces are evicted, even if another job needs them. "
+                "Give jobs that share a folder the same limit="
             )
 
     def fetch_locks(self) -> FetchLocks:
@@ -353,14 +353,14 @@ class Folder:
         reason = "the disk is full" if full else f"it cannot be written to ({error.strerror})"
         remedy = "free some room" if full else "give a folder that can be written to"
         self._warn(
-            f"the cache in {self._root} keeps nothing more in this process: {reason}. What is there is still used; "
-            f"{remedy} and start again"
+            f"the cache in {self._root} keeps nothing more in this process: {reason}. Its present content is still "
+            f"used; {remedy} and start again"
         )
 
     def _warn_held(self, error: AccountHeldError) -> None:
         self._warn(
-            f"the cache in {self._root} keeps nothing new for now: {error.strerror}, and is probably stopped. What is "
-            "there is still used"
+            f"the cache in {self._root} keeps nothing new for now: {error.strerror}, and is probably stopped. Its "
+            "present content is still used; continue or end that process"
         )
 
     def _warn(self, text: str) -> None:

@@ -16,7 +16,7 @@ from feedline.errors import ArgumentError
 from feedline.stores.cache.store import CachedStore
 
 _SEEN = 1 << 16
-"""Pieces that are not checked on the disk again: an item mostly needs pieces that the one before needed, too."""
+"""Pieces that are not checked on the disk again: an item mostly needs pieces that the previous one needed, too."""
 
 
 _MOST = 1024
@@ -308,7 +308,7 @@ class Prefetch:
         if not isinstance(store, CachedStore):
             raise ArgumentError("Prefetch fetches into a cache: open the store with open_store(address, cache=...)")
         if ahead_nbytes < 1 or threads < 1:
-            raise ArgumentError("Prefetch: ahead_nbytes and threads are at least 1")
+            raise ArgumentError("Prefetch: ahead_nbytes and threads must be at least 1")
         self._items = Prefetcher(([(store, each)] for each in ranges), ahead_nbytes=ahead_nbytes, threads=threads)
 
     def __enter__(self) -> Self:

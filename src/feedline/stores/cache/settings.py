@@ -36,14 +36,14 @@ class Cache:
 
     def __post_init__(self) -> None:
         if not str(self.folder) or _ADDRESS.match(str(self.folder)):
-            raise ArgumentError(f"Cache(folder={str(self.folder)!r}): a folder of this machine is needed")
+            raise ArgumentError(f"Cache(folder={str(self.folder)!r}): give a folder of this machine")
         object.__setattr__(self, "folder", str(Path(self.folder).expanduser().absolute()))
         if sys.platform == "win32":
             raise ArgumentError("the cache needs file locks that Windows lacks; open the store without it")
         if self.ahead_nbytes < 0:
-            raise ArgumentError(f"Cache(ahead_nbytes={self.ahead_nbytes}): bytes, or 0 to fetch nothing ahead")
+            raise ArgumentError(f"Cache(ahead_nbytes={self.ahead_nbytes}): give bytes, or 0 to fetch nothing ahead")
         if self.piece_nbytes < 1:
-            raise ArgumentError(f"Cache(piece_nbytes={self.piece_nbytes}): at least 1 byte is needed")
+            raise ArgumentError(f"Cache(piece_nbytes={self.piece_nbytes}): give at least 1 byte")
         _parse_limit(self.limit)
 
     def limit_nbytes(self) -> int:
@@ -61,5 +61,5 @@ def _parse_limit(limit: int | str) -> tuple[float | None, int]:
     share = float(match[1]) / 100 if match else None
     nbytes = nbytes_of(str(limit)) if share is None else 0
     if nbytes is None or not (share is None or 0 < share <= 1) or (share is None and nbytes < 1):
-        raise ArgumentError(f'Cache(limit={limit!r}): bytes as a number, or text such as "200 GB" or "10%", above 0')
+        raise ArgumentError(f'Cache(limit={limit!r}): give bytes above 0, or text such as "200 GB" or "10%"')
     return share, nbytes

@@ -42,12 +42,12 @@ class LiveStream(IterableDataset[Any]):
 
     Ranks and workers share the partitions.
 
-    The state of a loader holds the place of each partition behind the delivered batches, so a resume neither loses nor
-    repeats a message. With `group`, places are also committed to the source, after the loop has come back for the next
-    batch: a run without a state begins there, and may see the latest messages again.
+    The state of a loader holds the place of each partition after the delivered batches, so a resume neither loses nor
+    repeats a message. With `group`, places are also committed to the source, when the loop asks for the next batch: a
+    run without a state begins there, and may receive the latest messages again.
 
     A batch holds messages of one partition. It is delivered when it is full, or `max_wait_s` after the arrival of its
-    first message. Each epoch begins where the loop left the one before. It ends with the batch that reaches
+    first message. Each epoch begins where the loop left the previous one. It ends with the batch that reaches
     `stop_after` messages of this rank, or at `until`: a time, or "latest", the newest messages at its start.
 
     `decode` is "bytes", "text", "json" or a function of a message. A message that it cannot decode raises an error that
@@ -114,7 +114,7 @@ class LiveStream(IterableDataset[Any]):
     def begin(self, epoch: int, states: Mapping[int, Any]) -> dict[int, Any]:
         """States of partitions at the start of an epoch.
 
-        `states` has earlier ones, or None. `OffsetLostError` if the source no longer has the messages behind a state.
+        `states` has earlier ones, or None. `OffsetLostError` if the source no longer has the messages after a state.
         """
         try:
             client = self.open_client()
@@ -138,9 +138,9 @@ class LiveStream(IterableDataset[Any]):
         return sum(state.get("batches", 0) for state in states if state is not None and state["epoch"] == epoch)
 
     def acknowledge(self, states: Mapping[int, Any], *, now: bool) -> None:
-        """Commit what lies before these states, if there is a group.
+        """Commit the places of these states, if there is a group.
 
-        At most once in `commit_every_s`, but with `now`.
+        At most once per `commit_every_s`, unless `now` is true.
         """
         if self.terms.group is None:
             return
@@ -260,8 +260,8 @@ class LiveStream(IterableDataset[Any]):
             f" and {kept.end!r}, so messages were deleted before they were delivered"
         )
         if self.terms.lost == "raise":
-            raise OffsetLostError(f"{what}. Keep messages for longer; lost='skip' continues with the oldest one")
-        warnings.warn(f"{what}; going on with the oldest one", stacklevel=2)
+            raise OffsetLostError(f"{what}. Keep messages for longer; lost='skip' continues with the oldest message")
+        warnings.warn(f"{what}; continuing with the oldest message", stacklevel=2)
         return kept.first
 
 

@@ -68,7 +68,7 @@ class Kafka(LiveStream):
 
     @cached_property
     def num_partitions(self) -> int:
-        """Partitions of the topic when it was first asked for."""
+        """Partitions of the topic when it was first queried."""
         client = self.open_client()
         try:
             return client.count_partitions()
@@ -121,7 +121,7 @@ class KafkaClient:
     def is_lost(self, partition: int, place: int, kept: Kept) -> bool:  # noqa: ARG002 - the protocol
         """True if the offset is out of range.
 
-        One beyond the end means that the topic was made again.
+        An offset beyond the end means that the topic was created again.
         """
         return not kept.first <= place <= kept.end
 
@@ -220,7 +220,7 @@ class KafkaClient:
         if name in ("OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET"):
             raise OffsetLostError(
                 f"{topic}: the offset is out of retention ({text}). Keep messages for longer; lost='skip' continues"
-                " with the oldest one"
+                " with the oldest message"
             )
         if name == "MSG_SIZE_TOO_LARGE":
             raise MessageTooLargeError(

@@ -23,12 +23,12 @@ class SocketLines(LiveStream):
     `servers` are texts "host:port", or `env:NAME`. Places are numbers of lines, counted from 0. After it has connected,
     the stream sends one line, and the server answers:
 
-    - `READ n`: the lines from number n on, each with its line feed, as they arise.
+    - `READ n`: the lines from number n on, each with its line feed, as they become available.
     - `KEPT`: one line with the number of the oldest line that it still has, and that of the next.
     - `ACK n group`: `OK`, after it has noted that `group` is done with all lines before n; it may drop them.
     - `ACKED group`: the number of the last `ACK` of the group, or `-`.
 
-    A line `ERROR text` is a refusal; with `ERROR access text`, of the credentials. A `token` is sent first, as
+    A line `ERROR text` refuses the request; `ERROR access text` refuses the credentials. A `token` is sent first, as
     `TOKEN text`, without an answer.
     """
 
@@ -135,7 +135,7 @@ class LinesClient:
                 line = self._guarded(partition, answers.readline)
         answer: str = line.decode().strip()
         if not answer:
-            raise SourceUnavailableError(f"{self._who(partition)} has closed the connection instead of an answer")
+            raise SourceUnavailableError(f"{self._who(partition)} has closed the connection instead of answering")
         if answer.startswith("ERROR "):
             self._refused(partition, answer)
         return answer

@@ -52,7 +52,7 @@ class NATS(LiveStream):
         settings: Mapping[str, Any] | None = None, limits: LiveLimits | None = None,
     ) -> None:  # fmt: skip
         if isinstance(subjects, str) or not subjects or len(set(subjects)) < len(subjects):
-            raise ArgumentError(f"subjects is a list of subjects, each once; got {subjects!r}")
+            raise ArgumentError(f"subjects must be a list of subjects, each once; got {subjects!r}")
         self.stream, self.servers, self.subjects = stream, servers, list(subjects)
         self.settings = dict(settings or {})
         limits = limits or LiveLimits()

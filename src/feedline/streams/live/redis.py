@@ -32,7 +32,7 @@ class Redis(LiveStream):
     ) -> None:  # fmt: skip
         self.keys = [keys] if isinstance(keys, str) else list(keys)
         if not self.keys or len(set(self.keys)) < len(self.keys):
-            raise ArgumentError(f"keys are the names of streams, each once; got {keys!r}")
+            raise ArgumentError(f"keys must be the names of streams, each once; got {keys!r}")
         self.server, self.field = server, field
         limits = limits or LiveLimits()
         super().__init__(LiveTerms(group, decode, start, max_wait_s, stop_after, until, lost, limits))
@@ -78,11 +78,11 @@ class RedisClient:
                 look_up(stream.server, "server"), socket_connect_timeout=limit_s, socket_timeout=limit_s + 1.0
             )
         except ValueError as error:
-            raise ArgumentError(f"server is no address of Redis, such as redis://localhost:6379: {error}") from None
+            raise ArgumentError(f"server is not an address of Redis, such as redis://localhost:6379: {error}") from None
         self._field = None if stream.field is None else stream.field.encode()
 
     def kept(self, partition: int) -> Kept:
-        """The places before the first entry and behind the last."""
+        """The places before the first entry and after the last."""
         info = self._about(partition)
         if info is None:
             return Kept(["0-0", 0], ["0-0", 0])
@@ -124,7 +124,7 @@ class RedisClient:
                 self._ask(lambda: self._client.xgroup_create(key, group, mkstream=True, **set_to))  # noqa: B023
 
     def seek(self, partition: int, place: Any) -> None:
-        """Read behind an entry."""
+        """Read the entries after an entry."""
         self._places[partition] = list(place)
 
     def poll(self, partitions: Sequence[int], most: int, timeout_s: float) -> list[MessageRun]:

@@ -28,11 +28,11 @@ class SQLRows(LiveStream):
 
     A message is a mapping of the columns. `source` is that of `datasets.SQLManifest`: an address, `env:NAME`, or a
     function that returns a DB-API connection. Partition p of `partitions` has the rows whose key is p modulo their
-    number. Places are keys: `key > last` is asked again every `every_s` seconds. Nothing is written to the database, so
-    there is no group.
+    number. Places are keys: `key > last` is queried again every `every_s` seconds. Nothing is written to the database,
+    so there is no group.
 
-    Transactions may end in another order than that of their keys. A row is therefore read only `settle_s` seconds after
-    its key, or a larger one, was first seen. Rows of transactions that take longer may be missed.
+    Transactions may commit in a different order than that of their keys. A row is therefore read only `settle_s`
+    seconds after its key, or a larger one, was first seen. Rows of transactions that take longer may be missed.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class SQLRows(LiveStream):
         until: Literal["latest"] | datetime | None = None, limits: LiveLimits | None = None,
     ) -> None:  # fmt: skip
         if not key.replace("_", "a").isalnum():
-            raise ArgumentError(f"key is the name of a column, letters, digits and _; got {key!r}")
+            raise ArgumentError(f"key must be the name of a column, of letters, digits and _; got {key!r}")
         if operator.index(partitions) < 1:
             raise ArgumentError(f"partitions must be at least 1, but is {partitions}")
         if settle_s < 0 or not every_s > 0:

@@ -22,14 +22,14 @@ Start = Literal["earliest", "latest"]
 
 
 class Kept(NamedTuple):
-    """Places of the oldest message of a source, and behind the newest."""
+    """Places of the oldest message of a source, and after the newest."""
 
     first: Place
     end: Place
 
 
 class MessageRun(NamedTuple):
-    """Messages of one partition, and the place behind each.
+    """Messages of one partition, and the place after each.
 
     `end` is the place that was reached, where messages are left out by the source; None for that of the last message.
     """
@@ -50,7 +50,7 @@ class LiveClient(Protocol):
         """The places that the source still has."""
 
     def is_lost(self, partition: int, place: Place, kept: Kept) -> bool:
-        """True if messages behind `place` are no longer kept."""
+        """True if messages after `place` are no longer kept."""
 
     def committed(self, partition: int) -> Place | None:
         """The place that was committed for the group, or None."""
@@ -72,7 +72,7 @@ class LiveLimits:
     """Bounds of a live stream.
 
     `buffer` messages of a partition are held ahead of the loop. A message of more than `message_nbytes` counts as one
-    that does not parse. `connect_s` bounds one question to the source; `patience_s` the time for which a running stream
+    that does not parse. `connect_s` bounds one request to the source; `patience_s` the time for which a running stream
     tries to reach it again. `commit_every_s` is the least time between two commits.
     """
 

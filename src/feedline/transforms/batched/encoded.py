@@ -178,7 +178,7 @@ def _is_pixels(source: Any) -> bool:
 def _bytes_of(source: Any, row: int) -> NDArray[np.uint8]:
     """The file, after a look at its header.
 
-    So a worker finds files that are no images, and `on_error` applies.
+    So a worker finds files that are not images, and `on_error` applies.
     """
     content = Path(source).read_bytes() if isinstance(source, (str, os.PathLike)) else source
     try:
@@ -202,11 +202,12 @@ class DecodeOnDevice(Transform):
     file that they refuse is decoded on the CPU, and counted in `loader.stats()`. Without a device, or for single
     samples, nothing differs from `transform` itself. Each sample draws the same numbers in all cases.
 
-    A file whose header cannot be read, or that is damaged, follows `on_error`: workers decode what is no sound JPEG.
+    Workers decode every file that is not a sound JPEG, so `on_error` applies to files that are damaged or have an
+    unreadable header.
 
-    `cpu_share` is the part of the images that workers decode, from 0 to 1, for machines whose CPUs would else be idle.
-    Which ones is a function of their content, so the share changes no order, batches or numbers drawn, only which of
-    two decoders an image meets, and that is the same in all epochs and after a resume. `measured` finds the share.
+    `cpu_share` is the part of the images that workers decode, from 0 to 1, for machines whose CPUs would otherwise be
+    idle. The content of an image decides which of the two decoders it gets, in all epochs and after a resume. The share
+    changes neither order nor batches nor random numbers. `measured` finds the share.
     """
 
     transform: Transform
@@ -228,7 +229,7 @@ class DecodeOnDevice(Transform):
         """Split so that `num_workers` CPUs and the device need equal times.
 
         `files` are some tens of encoded images, typical of the dataset, which both decode. Measure once, and pass the
-        `cpu_share` of the result to later runs: with another share, images meet other decoders.
+        `cpu_share` of the result to later runs: with another share, some images get another decoder.
         """
         there = cls(transform)
         if not len(files) or num_workers < 1:

@@ -22,7 +22,7 @@ from feedline.transforms.batched import levels
 class SampleMixing:
     """Base class of `MixUp` and `CutMix`.
 
-    Each sample is mixed with the one before it in the batch, the first with the last. Its own share is drawn from
+    Each sample is mixed with the previous one in the batch, the first with the last. Its own share is drawn from
     Beta(alpha, alpha), and from its own key. Labels, int64 (batch,), become float32 (batch, num_classes): the shares of
     both classes. Labels that have shares already, (batch, num_classes), are mixed.
     """

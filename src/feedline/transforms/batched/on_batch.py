@@ -36,10 +36,10 @@ class OnBatch:
 
     On the CPU, uint8 images go through the native kernels where these are faster, and the results are those of single
     images. On other devices each transform is one launch, or a few, and results differ by at most one level where an
-    image is resized or blurred; all others are equal. The input is left as it is, and the result may share memory with
+    image is resized or blurred; all others are equal. The input is left unchanged, and the result may share memory with
     it. With `inplace`, a tensor of images may be written to, which spares a copy where flips and erasing change a part
     of it: for batches that nothing else refers to, such as those of a `Delivery`. Callables of other libraries, and
-    subclasses with an `apply` of their own, are an ArgumentError.
+    subclasses with an `apply` of their own, raise an ArgumentError.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class OnBatch:
         self._mixtures = [(place, part) for place, part in enumerate(parts) if isinstance(part, SampleMixing)]
         first = len(parts) - len(self._mixtures)
         if any(place < first for place, _ in self._mixtures):
-            raise ArgumentError("OnBatch: transforms of images come before MixUp and CutMix")
+            raise ArgumentError("OnBatch: transforms of images must come before MixUp and CutMix")
         self.transforms = tuple(parts)
         self.images, self.labels, self.inplace = images, labels, inplace
         # A single transform keeps its keys: it draws what it draws for samples.

@@ -104,9 +104,9 @@ class _Calls:
         self._proven, self._disabled = same, not same
         if not same:
             warnings.warn(
-                f"{type(self._transform).__name__} runs as it is, several times slower: its results differ from the"
-                f" library's own with {versions()}. Pass accelerate=False to the loader to silence this, and report it"
-                " to feedline.",
+                f"{type(self._transform).__name__} runs unaccelerated, several times slower: with {versions()},"
+                " feedline's results would differ from the library's own. Pass accelerate=False to the loader to"
+                " silence this, and report it to feedline.",
                 SlowKernelsWarning,
                 stacklevel=4,
             )

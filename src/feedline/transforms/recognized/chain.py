@@ -25,7 +25,7 @@ ByMode = tuple[Numbers | None, Numbers | None]
 
 
 class RowMemory(Protocol):
-    """Memory of the batch, of which each sample takes the next row."""
+    """Memory of the batch; each sample takes its next row."""
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None: ...
 

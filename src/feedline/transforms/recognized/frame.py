@@ -28,7 +28,7 @@ class RefusedError(Exception):
 
 
 class Frame:
-    """Image of which crops, resizes and flips are collected.
+    """Image whose crops, resizes and flips are collected.
 
     The pixels of `box` are resized to `full`, of which `window` shows a part, mirrored. Coordinates of `crop` are those
     of the image as it appears, after all steps so far. What cannot be one call is executed at once, and the steps go on
@@ -144,7 +144,7 @@ class Frame:
             raise RefusedError(unwritten[0][3])
 
     def settle(self) -> NDArray[np.uint8]:
-        """Execute all steps so far, and go on from the result.
+        """Execute all steps so far, and continue from the result.
 
         Returns the levels, (height, width, 3).
         """

@@ -191,7 +191,7 @@ class RestartBudget(DeathCount):
         """
         if found:
             _log.warning(
-                "%s\nThis is the second worker that died of this request. It is now tried in a process of its own.",
+                "%s\nThis request has now killed two workers. It is tried again in a process of its own.",
                 text,
             )
         else:

@@ -312,7 +312,7 @@ class RayPool(FuturePool):
             self._fail_all(self.members.no_place(late[0]))
         elif not self._has_warned:
             self._has_warned = True
-            _log.warning("%s\nThe others go on without it.", self.members.no_place(late[0]))
+            _log.warning("%s\nThe others continue without it.", self.members.no_place(late[0]))
 
     def _replace_dead(self, member: RayMember, reason: BaseException) -> None:
         """Count a death, and take back the requests of the dead.
@@ -335,7 +335,7 @@ class RayPool(FuturePool):
             # The request probably caused these deaths: they do not count against the limit until that is known.
             self._budget.adjust(-STRIKES)
             self._suspects.add(head, text)
-            _log.warning("%s\nThis is the second actor that died of this request. It is now tried alone.", text)
+            _log.warning("%s\nThis request has now killed two actors. It is tried again in an actor of its own.", text)
         elif self._budget.is_exceeded:
             self._fail_all(WorkerDiedError(text))
         else:
