@@ -5,19 +5,24 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
-from feedline import collate, errors, samplers, workers
-from feedline.core.dataset import BatchRead, Dataset, Traits
-from feedline.core.rng import SampleRng, sample_rng
-from feedline.loader.dataloader import DataLoader
-from feedline.loader.device.delivery import Delivery
-from feedline.loader.error_policy import ErrorPolicy
-from feedline.loader.monitoring.metrics import add_instruments, serve_metrics
-from feedline.loader.partitions import PartitionedDataset
-from feedline.loader.patch import patch_torch
-from feedline.loader.ranks.contract import RankPolicy
-from feedline.loader.state import merge_states
-from feedline.workers.base import Recovery
-from feedline.workers.transport import share
+from feedline.core.finalizers import no_collections
+
+# Imports leave hardly any garbage, but allocate so much that Python would look for it among all objects of torch. That
+# would take as long as the imports.
+with no_collections():
+    from feedline import collate, errors, samplers, workers
+    from feedline.core.dataset import BatchRead, Dataset, Traits
+    from feedline.core.rng import SampleRng, sample_rng
+    from feedline.loader.dataloader import DataLoader
+    from feedline.loader.device.delivery import Delivery
+    from feedline.loader.error_policy import ErrorPolicy
+    from feedline.loader.monitoring.metrics import add_instruments, serve_metrics
+    from feedline.loader.partitions import PartitionedDataset
+    from feedline.loader.patch import patch_torch
+    from feedline.loader.ranks.contract import RankPolicy
+    from feedline.loader.state import merge_states
+    from feedline.workers.base import Recovery
+    from feedline.workers.transport import share
 
 if TYPE_CHECKING:
     from feedline import datasets, images, stores, streams, testing, transforms

@@ -1,11 +1,14 @@
-"""Finalizers in a forked child."""
+"""Finalizers in a forked child, and pauses of the garbage collection."""
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
 import pytest
+
+from feedline.core.finalizers import no_collections
 
 SCRIPT = """
 import gc, os, threading, time, weakref
@@ -41,3 +44,30 @@ os.waitpid(child, 0)
 def test_a_collection_within_fork_handlers_runs_finalizers_after_them() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("['feedline-finalizer']\n", "")
+
+
+def test_the_import_does_not_collect_the_garbage_of_torch() -> None:
+    script = """
+import gc
+import torch.utils.data
+
+before = gc.get_stats()[2]["collections"]
+import feedline
+
+print(gc.get_stats()[2]["collections"] - before, gc.isenabled())
+"""
+    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert run.stdout.split() == ["0", "True"]
+
+
+def test_collections_that_were_off_stay_off() -> None:
+    gc.disable()
+    try:
+        with no_collections():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    with pytest.raises(KeyError), no_collections():
+        raise KeyError
+    assert gc.isenabled()

@@ -10,7 +10,8 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -30,6 +31,18 @@ class _HeldOff(threading.local):
 
 held_off = _HeldOff()
 """`with held_off, lock:` guards a lock that finalizers take, too."""
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Collect no garbage within the block."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Collections:
