@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from math import inf
 from time import thread_time
 
 import numpy as np
+import pytest
 
 from feedline.core.copying import measure_copy_rates
 
@@ -30,3 +32,20 @@ def test_a_copy_of_another_size_takes_as_long_as_the_rate_says() -> None:
 def test_the_rates_are_measured_once_and_one_cpu_has_no_limit() -> None:
     assert measure_copy_rates(1) is measure_copy_rates(1)
     assert measure_copy_rates(1).copiers == inf
+
+
+def test_without_room_for_another_thread_nothing_waits_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def start_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    measure_copy_rates.cache_clear()
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        measure_copy_rates(2)
+    (thread,) = started
+    assert not thread.is_alive()

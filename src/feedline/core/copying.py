@@ -40,7 +40,11 @@ def measure_copy_rates(cpus: int) -> CopyRates:
         return _REPEATED * _NBYTES / sum(_copy_s(*pair) for _ in range(_REPEATED))
 
     with ThreadPoolExecutor(threads) as executor:
-        together = sum(executor.map(copy, pairs[:threads]))
+        try:
+            together = sum(executor.map(copy, pairs[:threads]))
+        except BaseException:  # such as a thread that cannot be started: the others would wait for it forever
+            barrier.abort()
+            raise
     copiers = max(together / alone, 1.0)
     return CopyRates(alone, copiers if copiers < _UNLIMITED * threads else inf)
 
