@@ -273,7 +273,8 @@ def test_chunks_of_arrays_are_read_and_decoded(
     found = {stage for stage in stages if is_part(stage)}
     assert found == parts
     taken_s = sum(stages[part].total_s for part in parts)
-    least = 0.3 if "decode" in parts else 0.0  # copies of rows take longer than files in memory
+    # Inflating takes 30 to 90 % of the fetch, reading files in memory almost nothing: the first batch opens the file too.
+    least = 0.05 if "decode" in parts else 0.0
     assert least * stages["fetch"].total_s < taken_s <= 1.02 * stages["fetch"].total_s
     if dataset is fl.datasets.Zarr:
         nbytes = sum(path.stat().st_size for path in tmp_path.rglob("c/*/*/*"))
