@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from preloaded import Preloaded
 
-pytestmark = [pytest.mark.stress, pytest.mark.alone]
+pytestmark = pytest.mark.stress
 
 SCRIPT = Path(__file__).with_name("memory_training.py")
 SMALL_MIB, LARGE_MIB = 32, 160
@@ -34,6 +34,8 @@ def test_workers_add_one_copy_of_a_dataset_in_memory_and_none_of_a_shared_one(
     preloaded: Preloaded, tmp_path: Path, how: list[str], copies: int
 ) -> None:
     """By proportional set size: shared pages count as their share, so that the sum is what the machine holds.
+
+    Mapped files do not count. So the tests that run at the same time, with the same libraries, change nothing.
 
     The training process keeps its own array; all workers together hold one sealed copy of it.
     """
