@@ -44,9 +44,9 @@ def rows_of(batch: Any) -> list[Row]:
 
 
 @cache
-def draws(seed: int, epoch: int, legacy: bool) -> list[Row]:
+def draws(seed: int, epoch: int, legacy: bool, length: int = 2 * LARGEST) -> list[Row]:
     """What the sample at each position of an epoch draws, according to an inline loader of single samples."""
-    loader = fl.DataLoader(Augmented(2 * LARGEST, legacy), batch_size=None, seed=seed)
+    loader = fl.DataLoader(Augmented(length, legacy), batch_size=None, seed=seed)
     loader.set_epoch(epoch)
     return [row[1:] for sample in loader for row in rows_of(sample)]
 
