@@ -273,7 +273,7 @@ def test_chunks_of_arrays_are_read_and_decoded(
     found = {stage for stage in stages if is_part(stage)}
     assert found == parts
     taken_s = sum(stages[part].total_s for part in parts)
-    # Inflating takes 30 to 90 % of the fetch, reading files in memory almost nothing: the first batch opens the file too.
+    # Inflating takes most of a fetch, reading files in memory almost nothing. The first batch opens the file, too.
     least = 0.05 if "decode" in parts else 0.0
     assert least * stages["fetch"].total_s < taken_s <= 1.02 * stages["fetch"].total_s
     if dataset is fl.datasets.Zarr:
