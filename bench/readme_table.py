@@ -90,16 +90,20 @@ def _lines(contests: list[Result]) -> Iterator[str]:
         yield f"| {_linked(TITLES.get(name, name), name)} | {figures} |"
     yield ""
     yield (
-        f"Medians; {'; '.join(sorted({_surroundings(contest) for contest in contests}))}. "
-        "Quartiles, all contestants and the limits they run against: [bench/results](bench/results)."
+        f"Medians; {'; '.join(_surroundings(contests))}. "
+        "Quartiles, all contestants and their limits: [bench/results](bench/results)."
     )
 
 
-def _surroundings(contest: Result) -> str:
-    """Machine, versions and date of a contest."""
-    machine, torch = contest["machine"], contest["versions"]["torch"]
-    where = f"{machine['cores']} cores of {machine['cpu']}, Python {machine['python']}"
-    return f"{where}, torch {torch}, {contest['date'][:10]}"
+def _surroundings(contests: list[Result]) -> Iterator[str]:
+    """Machines and versions of the contests, each with its dates."""
+    dates: dict[str, set[str]] = {}
+    for contest in contests:
+        machine, torch = contest["machine"], contest["versions"]["torch"]
+        where = f"{machine['cores']} cores of {machine['cpu']}, Python {machine['python']}, torch {torch}"
+        dates.setdefault(where, set()).add(contest["date"][:10])
+    for where in sorted(dates):
+        yield f"{where} ({', '.join(sorted(dates[where]))})"
 
 
 def _those(contest: Result, whose: str) -> list[float]:

@@ -161,7 +161,7 @@ def test_the_page_holds_the_figures_of_the_results() -> None:
         "| **feedline, threads** | files, 419 MiB | 2,100 | 2.21 | 2.08 | 335 MiB |",
         "| *libjpeg-turbo alone* (a limit) | files, 419 MiB | 1,850 | 1.95 | 2.08 | 335 MiB |",
         "| torch + PIL | files, 419 MiB | 950 | 1.00 | 2.08 | 335 MiB |",
-        "| SPDL | could not take part: no / FFmpeg | | | | |",
+        "| SPDL | not measured: no / FFmpeg | | | | |",
     ]
     assert "](images/bench-images-500x375-uint8.svg)" in written
 
