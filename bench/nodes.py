@@ -64,7 +64,7 @@ class Ranges(SimpleHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - the name that the server looks up
 
     def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def write(folder: Path, row_nbytes: int) -> int:

@@ -127,7 +127,7 @@ def test_strings_stay_the_list_they_came_in() -> None:
 
 
 class Unmakeable(Mapping[str, int]):
-    """Cannot be made from items."""
+    """Sequence that cannot be built from items."""
 
     def __init__(self) -> None:
         self._items = {"a": 1}

@@ -1,4 +1,4 @@
-"""What torch promises about order and length: samplers, batch samplers, shuffling, and the draws that they make."""
+"""torch's contract for order and length: samplers, batch samplers, shuffling, and their random draws."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Evens(Sampler[int]):
 
 
 class NoLength:
-    """Sampler without `__len__`: allowed as long as its length is not asked for."""
+    """Sampler without `__len__`: allowed while its length is not needed."""
 
     def __iter__(self) -> Iterator[int]:
         return iter([3, 1, 2])
@@ -299,7 +299,7 @@ def trace(loader: DataLoader[Any], epochs: int) -> list[Any]:
     return seen
 
 
-# Which order it is, workers cannot see: each family meets one kind of workers in processes.
+# Workers cannot see which order it is, so each family runs with one kind of worker process.
 KINDS = [(family, 0, False) for family in ARGUMENTS] + [(f, 2, bool(at % 2)) for at, f in enumerate(ARGUMENTS)]
 
 
@@ -323,7 +323,7 @@ def test_orders_and_draws_equal_torchs(
 def test_augmentation_from_global_generators_equals_torchs(
     feedline_class: type[DataLoader[Any]], family: str, num_workers: int
 ) -> None:
-    """Without `seed`, inline and with one worker, what the samples draw is what they would draw under torch."""
+    """Without `seed`, inline and with one worker, samples draw the same numbers as under torch."""
 
     def run(cls: type[DataLoader[Any]]) -> list[Any]:
         random.seed(1)

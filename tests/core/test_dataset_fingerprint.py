@@ -1,4 +1,4 @@
-"""A state is not taken up over the same number of samples in another order."""
+"""A state is refused for the same number of samples in another order."""
 
 from __future__ import annotations
 

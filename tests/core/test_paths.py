@@ -22,7 +22,7 @@ from feedline.stores.globs import expand
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder with one of each."""
+    """A folder with one entry of each kind."""
     data = tmp_path / "data"
     (data / "images" / "cat").mkdir(parents=True)
     (data / "images" / "cat" / "0.jpg").write_bytes(jpeg(8, 8, 0))

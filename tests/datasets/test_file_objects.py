@@ -1,4 +1,4 @@
-"""The files that libraries are given of bytes that are had in ranges."""
+"""File objects over byte ranges, for libraries that read files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK = 16
 
 
 class FakeFile:
-    """Bytes that are somewhere else; notes what is asked for."""
+    """Remote bytes; records the requested ranges."""
 
     name, version = "blob", "1"
 
@@ -49,7 +49,7 @@ def far(blob: Any) -> BlockFile:
 
 
 def read_through(file: RangeFile, data: bytes, steps: Sequence[tuple[str, int, int]]) -> None:
-    """Do the same with a file and with one of Python's, and see the same."""
+    """Apply the same operations to a file and to one of Python's, and compare the results."""
     whole = io.BytesIO(data)
     for how, place, nbytes in steps:
         if how == "read":

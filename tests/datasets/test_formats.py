@@ -1,4 +1,4 @@
-"""The table of formats: every row loads, formats from outside join it, and inspect shares what the datasets keep."""
+"""The table of formats: rows load, formats from outside join it, and `inspect` shares the datasets' indexes."""
 
 from __future__ import annotations
 

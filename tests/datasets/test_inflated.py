@@ -1,4 +1,4 @@
-"""Where plain content of compressed files is kept, for every format that has some."""
+"""The place of decompressed content, for every format that has compressed files."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_content_larger_than_the_cache_is_named(source: Path, tmp_path: Path, ki
     cache = Cache(tmp_path / "own", 100)
     with (
         pytest.raises(StoreError, match=r"cannot be kept decompressed in .* \(the limit of the cache is lower\)"),
-        pytest.warns(CacheWarning) if kind is KINDS["mds"] else nullcontext(),  # whose index tells the size
+        pytest.warns(CacheWarning) if kind is KINDS["mds"] else nullcontext(),  # its index has the size
     ):
         read(str(source), cache=cache)()
     assert not contents(tmp_path, "own")

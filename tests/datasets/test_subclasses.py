@@ -1,4 +1,4 @@
-"""Subclasses of users that override `__getitem__` alone: whole batches are made of its samples."""
+"""Subclasses of users that override `__getitem__` alone: whole batches consist of its samples."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ KINDS: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("kind", "files", "cross"),
-    # What is made of a window is made of its tokens, wherever they lie.
+    # A window is made of its tokens, local or remote.
     [*((kind, 3, True) for kind in KINDS), *((next(iter(KINDS)), files, False) for files in (1, 3))],
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)

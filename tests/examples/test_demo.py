@@ -40,7 +40,7 @@ SCRIPT = Path(demo.__file__)
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Train with one thread: where other tests run, two wait for each other most of the time."""
+    """Train with one thread: next to other tests, two threads mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     monkeypatch.setattr(training, "usable_cpus", lambda: 1)

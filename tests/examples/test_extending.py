@@ -1,4 +1,4 @@
-"""Each example of an extension passes the public conformance check of its kind, and is the text of its how-to."""
+"""Each example of an extension passes the public conformance check of its kind, and equals the code of its how-to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZES = (40, 1, 25)
 
 @pytest.fixture(autouse=True)
 def tables() -> Iterator[None]:
-    """The rows of the examples, gone afterwards."""
+    """The rows of the examples, removed afterwards."""
     with registered():
         yield
 

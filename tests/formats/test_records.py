@@ -1,4 +1,4 @@
-"""Records and texts in a store: what is special to their indexes, their compression and their damages."""
+"""Records and texts in a store: what is special to their indexes, their compression and their damage."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ FRESH = [HealthCheck.function_scoped_fixture]
 
 
 def filled(memory: Memory, folder: Path, name: str) -> Any:
-    """What opens the dataset whose files now lie in the folder and in the store."""
+    """Function that opens the dataset from files that are both in the folder and in the store."""
     FORMATS[name].write(folder)
     memory.put(folder)
     return FORMATS[name].open
 
 
 def asked(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of objects of which bytes were fetched, as it goes on."""
+    """The names of objects of which bytes were fetched so far."""
     names: list[str] = []
     fetch = type(memory.system).cat_file
 
@@ -270,7 +270,7 @@ class TestIndexes:
 
 @pytest.mark.parametrize("case", ["mds", "litdata", "litdata, rows", "litdata, batches", "litdata, tokens"])
 def test_a_shard_that_is_cut_short_while_it_is_read(folder: Path, case: str) -> None:
-    """Touching a page that was truncated away would kill the process."""
+    """An access to a truncated page would kill the process."""
     FORMATS[case].write(folder)
     dataset = FORMATS[case].open(str(folder))
     dataset[0]

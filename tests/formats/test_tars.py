@@ -1,4 +1,4 @@
-"""Tars in a store: what is special to their indexes, their members and their damages."""
+"""Tars in a store: what is special to their indexes, their members and their damage."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_images_are_decoded_from_where_they_were_fetched_to(
 def test_what_is_in_memory_is_cut_out_of_its_pieces(
     memory: Memory, folder: Path, tmp_path: Path, name: str, piece_nbytes: int
 ) -> None:
-    """Members in one piece, across the border of two, and longer than any; of some samples, and then of all."""
+    """Members in one piece, across two pieces, and longer than a piece; of some samples, and then of all."""
     near, far = both(memory, folder, name, cache=small_pieces(tmp_path, piece_nbytes))
     for _ in range(2):
         for places in ([1, 0], list(range(len(near)))):

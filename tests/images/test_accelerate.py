@@ -1,4 +1,4 @@
-"""Accelerated Pillow gives what Pillow gives: pixels, types, attributes and errors, for any chain of operations."""
+"""Accelerated Pillow equals Pillow in pixels, types, attributes and errors, for any chain of operations."""
 
 from __future__ import annotations
 

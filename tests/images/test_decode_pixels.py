@@ -1,4 +1,4 @@
-"""Rows of images: Pillow's levels, whatever the sampling, the crop and the kernels' instruction set."""
+"""Rows of images: Pillow's levels for every sampling, crop and instruction set of the kernels."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What EXIF's orientations ask for."""
+"""The operations of EXIF's orientations."""
 
 crops = pytest.mark.parametrize("crop", CROPS, ids=lambda crop: type(crop).__name__)
 sampled_crops = pytest.mark.parametrize(
     ("sampling", "crop"),
-    # A policy of crops gives a box, and no more. That of random ones gives boxes at all places of all sizes.
+    # A crop policy only chooses a box. That of random crops chooses boxes of all places and sizes.
     [*((sampling, CROPS[0]) for sampling in SAMPLINGS), *(("4:2:0", crop) for crop in CROPS[1:])],
 )
 
@@ -69,7 +69,7 @@ def test_rows_are_pillows(sampling: str, crop: CropPolicy) -> None:
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_region_is_cut_from_the_whole_exactly(sampling: str, progressive: bool) -> None:
-    """What is left undecoded around a box cannot be seen in the pixels."""
+    """The part around a box that is not decoded does not show in the pixels."""
     data = jpeg(331, 203, sampling=sampling, progressive=progressive, quality=95)
     pixels = np.asarray(rgb(data))
     recipe = Recipe((50, 50), images.RandomBox((0.001, 0.3), (0.1, 10)))

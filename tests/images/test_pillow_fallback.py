@@ -23,7 +23,7 @@ SIZES = [(200, 150), (73, 400), (811, 643), (5, 3)]
 
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a build without libjpeg-turbo leaves; its warning has been given."""
+    """A build without libjpeg-turbo, whose warning was already issued."""
     monkeypatch.setattr(native, "native", None)
     monkeypatch.setattr(native, "_warn_slow", lambda: None)
     native.plan_of.cache_clear()
@@ -46,7 +46,7 @@ def table() -> list[tuple[bytes, Recipe, int]]:
 
 
 ROWS = [images.read_one(*case) for case in table()]
-"""Made by the kernels, before any test takes them away."""
+"""Rows by the kernels, computed before any test removes them."""
 
 
 @pytest.mark.usefixtures("no_kernels")

@@ -1,4 +1,4 @@
-"""Folders of images and tar shards keep the laws, with random augmentation: agreement, exact resume, each once."""
+"""Folders of images and tar shards keep the laws, with augmentation: agreement, exact resume, each sample once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of feedline's own samplers: pure, the same however they are cut, and exactly what each promises."""
+"""The laws of feedline's own samplers: pure, independent of cuts, and with the promised distribution."""
 
 from __future__ import annotations
 

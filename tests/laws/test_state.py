@@ -1,4 +1,4 @@
-"""The state: small JSON, quick to take, refused where it does not belong, named where it is damaged."""
+"""The state: small JSON, quick to take, refused by other loaders, named where it is damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of transforms: torchvision's distributions, addressed randomness, and one result on every way."""
+"""Laws of transforms: torchvision's distributions, addressed randomness, and one result on every path."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def even(counts: Sequence[int], weights: Sequence[float] | None = None) -> bool:
 def documented_box(
     rng: np.random.Generator, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """(y, x, height, width) by the law that torchvision documents of RandomResizedCrop."""
+    """(y, x, height, width) by torchvision's documentation of RandomResizedCrop."""
     for _ in range(10):
         area = height * width * rng.uniform(*scale)
         aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
@@ -140,7 +140,7 @@ def test_what_would_change_nothing_is_left_out() -> None:
 
 
 def documented_erasing(rng: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int] | None:
-    """(y, x, height, width) by the law that torchvision documents of RandomErasing."""
+    """(y, x, height, width) by torchvision's documentation of RandomErasing."""
     for _ in range(10):
         area = height * width * rng.uniform(0.02, 0.33)
         aspect = math.exp(rng.uniform(math.log(0.3), math.log(3.3)))
@@ -203,7 +203,7 @@ def test_what_has_no_weight_is_never_chosen(key: int, weights: list[float]) -> N
     assert weights[Draws(key).weighted_index(weights)] > 0
 
 
-# One result on every way
+# One result on every path
 
 geometries = st.sampled_from(
     [
@@ -288,7 +288,7 @@ def test_fusing_changes_nothing(geometry: T.Transform, between: list[T.Transform
 
 
 class Images(Dataset[Any]):
-    """A user's dataset that hands the generator on."""
+    """A user's dataset that passes the generator on."""
 
     traits = fl.Traits(thread_safe=True)
 

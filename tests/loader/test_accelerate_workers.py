@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(pillow_obstacle() is not None, reason=str(pillow
 
 
 class Photos(torch.utils.data.Dataset[Any]):
-    """A user's own dataset: an augmented image, and whether its pixels were still to be decoded."""
+    """A user's own dataset: an augmented image, and a flag for pixels that were not decoded yet."""
 
     def __init__(self, files: list[Path]) -> None:
         self.files = files

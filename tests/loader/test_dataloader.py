@@ -1,4 +1,4 @@
-"""What feedline's own arguments do, seen from a training loop."""
+"""feedline's own arguments in a training loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLACES = [(0, "auto"), (2, "thread"), (2, "process")]
 
 
 class Drawing:
-    """Samples that are nothing but what they draw."""
+    """Samples that are random draws only."""
 
     def __len__(self) -> int:
         return 16
@@ -592,7 +592,7 @@ def test_a_trace_of_the_latest_batches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("splits", [True, False])
 def test_auto_prepares_processes_only_where_it_may_choose_them(splits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fork server imports torch: its memory is spent in vain where several threads share the work on a batch."""
+    """The fork server imports torch, which wastes memory where threads share the work on a batch."""
     monkeypatch.setattr("feedline.loader.building.builder.BatchBuilder.supports_threads", property(lambda _: splits))
     started = list[bool]()
     monkeypatch.setattr("feedline.workers.process.fork_server.start", lambda: started.append(True))

@@ -1,4 +1,4 @@
-"""The loop, over a pool whose results come when the test says so."""
+"""The loop, over a pool whose results the test releases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FakeTicket:
 
 
 class FakePool:
-    """Answers each request with its number, or with what `outcomes` says."""
+    """Answers each request with its number, or with the entry of `outcomes`."""
 
     def __init__(self, outcomes: dict[int, Any] | None = None) -> None:
         self.outcomes = outcomes or {}

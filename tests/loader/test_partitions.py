@@ -1,4 +1,4 @@
-"""Partitions of iterable datasets: any mark is a place to go on from."""
+"""Partitions of iterable datasets: reading can continue at any mark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from feedline.loader.building.partition_builder import PartitionBuilder
 
 
 class Numbers(IterableDataset[Any]):
-    """Numbers with noise from the places that transforms draw from."""
+    """Numbers with noise from the generators of transforms."""
 
     def __init__(self, length: int) -> None:
         self.length = length

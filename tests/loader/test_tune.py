@@ -42,7 +42,7 @@ def epoch(loader: Any) -> list[list[int]]:
 
 @pytest.fixture
 def advised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two pieces of advice, whatever was measured."""
+    """Two fixed pieces of advice."""
     verdict = Verdict("fetch", 0.9, "", "", advice=(REFUSED, MORE))
     monkeypatch.setattr(fl.DataLoader, "report", lambda *_, **__: verdict)
 

@@ -1,4 +1,4 @@
-"""The guard against debris sees all kinds of it, and knows what may stay."""
+"""The guard against debris finds all kinds of it, and accepts what may stay."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_name_in_dev_shm_that_goes_at_once_is_no_debris() -> None:
 
 
 def test_names_that_others_create_and_unlink_in_turn_are_no_debris(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as those of other test processes, of which there is always one at some time."""
+    """Such as names of other test processes, which may exist at any time."""
     others = (f"sem.{number}" for number in itertools.count())
     monkeypatch.setattr(debris, "shared_names", lambda: {"ours before", next(others)})
     monkeypatch.setattr(debris, "_names_mapped_elsewhere", set)

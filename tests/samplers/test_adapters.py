@@ -1,5 +1,5 @@
 # ruff: noqa: NPY002 - NumPy's legacy generator is one of those that samplers draw from
-"""Foreign samplers: what is recognized, how others are listed, and what is recorded of them."""
+"""Foreign samplers: recognition, listing of the others, and the recorded states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Google Cloud Storage's protocol from a server of it, and who is let in."""
+"""Google Cloud Storage's protocol with a server of it, and its access control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S3 for real: a production server, and between it and us a proxy that hurts."""
+"""A production S3 server, behind a proxy that injects faults."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_workers_read_through_the_store_and_a_shared_cache(
     }
     cache = stores.Cache(tmp_path, limit="100 MB", piece_nbytes=1 << 20)
     data = Ranges(stores.open_store(f"s3://{bucket}", options=options, cache=cache))
-    assert data[0] == sum(BIG[slice(*data.ranges[0])])  # read here before the workers come
+    assert data[0] == sum(BIG[slice(*data.ranges[0])])  # read here before the workers start
     loader = fl.DataLoader(
         data,
         batch_size=10,

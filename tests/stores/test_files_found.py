@@ -1,4 +1,4 @@
-"""Files and objects found by path, pattern or address, and read alike."""
+"""Files and objects found by path, pattern or address, and read in the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parquet files on the Hugging Face Hub, by their `hf://` address: its own client, and a hub on this machine."""
+"""Parquet files on the Hugging Face Hub, by their `hf://` address, with its own client and a hub on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Google's credentials and servers, as far as they are known without a request."""
+"""Google's credentials and servers, as known without a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of every store, on those that need no server; and what is special about local files."""
+"""The contract of every store, on stores without a server, and properties of local files."""
 
 from __future__ import annotations
 

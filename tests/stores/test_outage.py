@@ -1,4 +1,4 @@
-"""Stores whose server fails, keeps silent, throttles or knows no ranges."""
+"""Stores whose server fails, does not answer, throttles or has no ranges."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEYS = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-eas
 
 
 class FailingServer:
-    """S3, as far as it is read, with objects of one bucket `b` and everything that can go wrong."""
+    """S3 for reading, with objects of one bucket `b` and all kinds of faults."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -163,7 +163,7 @@ READS: dict[str, Callable[[stores.Store], object]] = {
     ("read", "status", "cached"),
     [
         *((read, status, False) for read in READS for status in (None, 500)),
-        *(("range", None, True), ("ranges", 500, True)),  # a cache asks the same store for what it lacks
+        *(("range", None, True), ("ranges", 500, True)),  # a cache requests missing data from the same store
     ],
 )
 def test_waits_for_a_store_end_when_not_wanted(

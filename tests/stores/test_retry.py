@@ -1,4 +1,4 @@
-"""Patience: what is tried again and when, without a server and without waiting."""
+"""Retries: what is retried and when, without a server and without waiting."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_one_in_ten_may_be_sent_again() -> None:
 
 
 class Odd(Handler):
-    """/busy asks to wait; /short announces half of what its range says; the rest is whole."""
+    """/busy asks to wait; /short announces half of its range; the rest is complete."""
 
     def do_GET(self) -> None:
         if self.path == "/busy":

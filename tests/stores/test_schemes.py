@@ -1,4 +1,4 @@
-"""A scheme from outside: its store is opened by address, cached, read by datasets, and known in worker processes."""
+"""A scheme from outside: its store is opened by address, cached, read by datasets, and known to worker processes."""
 
 from __future__ import annotations
 

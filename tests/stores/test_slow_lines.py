@@ -1,4 +1,4 @@
-"""Lines that carry less than is asked of them: reads end, and what has arrived is not sent again."""
+"""Lines that are too slow for their requests: reads end, and received data is not sent again."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class SlowServer:
             while True:
                 await self._answer(writer, await reader.readuntil(b"\r\n\r\n"))
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client went away
+            pass  # the client has disconnected
         finally:
             self._open.discard(writer)
             writer.transport.abort()

@@ -1,4 +1,4 @@
-"""What servers answer instead of data: which answers are asked for again, and what the others say."""
+"""Answers of servers without data: those that are retried, and the errors for the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses, patterns and options: no server is asked, and nothing secret is shown."""
+"""Addresses, patterns and options, without a request, and without showing secrets."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_wrong_pattern_does_not_tell_credentials(pattern: str) -> None:
 
 
 class HostFileSystem(MemoryFileSystem):  # type: ignore[misc]
-    """One server of many, as those of hdfs, ftp and sftp; it tells no versions, and of trouble too much."""
+    """One server of many, like those of hdfs, ftp and sftp; it has no versions, and its errors reveal too much."""
 
     protocol = "hostfs"
     store: ClassVar[dict[str, Any]] = {}

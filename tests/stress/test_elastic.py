@@ -1,4 +1,4 @@
-"""Elastic `torchrun`: a node is lost, and the job continues with fewer; the script is that of the how-to."""
+"""Elastic `torchrun`: a node is lost, and the job continues with fewer nodes; the script is that of the how-to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray Train with two workers: the script of the how-to, and loaders that Ray takes apart."""
+"""Ray Train with two workers: the script of the how-to, and loaders that Ray rebuilds."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ray.shutdown()
 
 
 def run(code: str, folder: Path) -> Path:
-    """What a job leaves in the folder that its workers share."""
+    """The results of a job in the folder that its workers share."""
     script, shared = folder / "train.py", folder / "shared"
     script.write_text(code, encoding="utf-8")
     shared.mkdir()

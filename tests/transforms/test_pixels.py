@@ -1,4 +1,4 @@
-"""What transforms do to pixels: as Pillow, NumPy and torch do it."""
+"""Pixels of transforms, compared with Pillow, NumPy and torch."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ ENHANCED: dict[int, Callable[[Image.Image, float], Image.Image]] = {
 
 
 def hue_turned(image: Image.Image, share: float) -> Image.Image:
-    """What torchvision documents of adjust_hue: the hue channel shifted by `share * 255`, cyclically."""
+    """adjust_hue by torchvision's documentation: the hue channel shifted by `share * 255`, cyclically."""
     channels = np.array(image.convert("HSV"))
     channels[..., 0] = (channels[..., 0].astype(int) + int(share * 255)) % 256
     return Image.merge("HSV", [Image.fromarray(channels[..., i]) for i in range(3)]).convert("RGB")

@@ -1,4 +1,4 @@
-"""Plans: what is fused, whole batches, and errors that name their row."""
+"""Plans: fusion, whole batches, and errors that name their row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transforms as values: arguments, printing, pickling, what they accept, and where their randomness comes from."""
+"""Transforms as values: arguments, printing, pickling, accepted input, and the source of their randomness."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_many_threads_may_share_one() -> None:
     assert all(map(same, found, expected))
 
 
-# Where randomness comes from
+# Sources of randomness
 
 
 def test_a_key_gives_one_image_and_keys_give_many() -> None:
@@ -207,7 +207,7 @@ def test_two_of_a_kind_draw_apart() -> None:
     assert 130 < sum(turned) < 270
 
 
-# What is refused
+# Refused arguments
 
 
 class InterpolationMode(Enum):
@@ -330,7 +330,7 @@ def test_erasing_with_what_is_no_level_is_for_numbers() -> None:
     assert T.Compose([T.ToTensor(), erasing])(random_image()).min() == -1
 
 
-# Callables of others
+# Callables of other libraries
 
 
 def test_a_foreign_callable_gets_a_pil_image_and_may_give_anything() -> None:

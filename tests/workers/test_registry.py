@@ -1,4 +1,4 @@
-"""The table of pools: a kind from outside is chosen by its name, and every name that is none is refused."""
+"""The table of pools: a kind from outside is chosen by its name, and unknown names are refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def executor() -> Iterator[None]:
 
 @pytest.fixture
 def table() -> Iterator[dict[str, PoolKind]]:
-    """The table of pools, put back after the test."""
+    """The table of pools, restored after the test."""
     before = set(POOLS)
     yield POOLS
     for name in POOLS.keys() - before:

@@ -28,7 +28,7 @@ class Sound(Dataset[Any]):
 
 
 class Unsafe(Sound):
-    """A position that all threads share, as that of an open file."""
+    """A position that all threads share, like that of an open file."""
 
     position = 0
 

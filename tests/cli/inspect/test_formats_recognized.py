@@ -1,4 +1,4 @@
-"""`feedline inspect` of formats other than tars: recognized by what lies there, and their orders judged."""
+"""`feedline inspect` of formats other than tars: recognition by file names and markers, and their orders."""
 
 from __future__ import annotations
 

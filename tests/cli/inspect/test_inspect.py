@@ -1,4 +1,4 @@
-"""`feedline inspect`: counts, headers, what is broken, a contact sheet, and what an order costs."""
+"""`feedline inspect`: counts, headers, broken files, a contact sheet, and the costs of an order."""
 
 from __future__ import annotations
 

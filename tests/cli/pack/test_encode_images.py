@@ -1,4 +1,4 @@
-"""What `feedline pack` does to an image."""
+"""Changes of an image by `feedline pack`."""
 
 from __future__ import annotations
 

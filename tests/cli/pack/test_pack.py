@@ -1,4 +1,4 @@
-"""`feedline pack`: what goes in comes out, with the same bytes each time, and a run that was stopped goes on."""
+"""`feedline pack`: packed data equals its sources, bytes are reproducible, and a stopped run continues."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_webdataset_reads_what_was_packed(images: Path, out: Path) -> None:
         labels[label] += 1
     assert labels == {0: 6, 1: 6}
     del pipeline
-    gc.collect()  # webdataset leaves its files to the collector, which warns; here and not in another test
+    gc.collect()  # webdataset leaves its files to the collector, which warns: in this test, not in a later one
 
 
 @pytest.mark.parametrize("options", [(), ("--grid",), ("--quality", 80, "--grid"), ("--decoded", "--shorter-side", 64)])

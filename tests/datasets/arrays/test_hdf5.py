@@ -208,7 +208,7 @@ class TestSeveralFiles:
 
 
 class TestOtherFiles:
-    """Datasets of which the data lie in other files."""
+    """Datasets whose data is in other files."""
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:

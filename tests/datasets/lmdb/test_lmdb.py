@@ -256,10 +256,10 @@ class MyLMDB(LMDB):
 
 
 class TestSeeds:
-    """Seeding costs as much as reading: where nothing can draw, nothing is seeded."""
+    """Seeding costs as much as reading, so it is skipped where nothing can draw."""
 
     def drawn(self, dataset: Any, collate_fn: Any) -> bool:
-        """Whether the generators were seeded for a batch, as one sees from what is drawn while it is fetched."""
+        """True if the generators were seeded for a batch, as the numbers drawn during its fetch show."""
         torch.manual_seed(7)
         begun = torch.default_generator.initial_seed()
         seen = []

@@ -272,7 +272,7 @@ def serving(folder: Path) -> Iterator[str]:
 
 
 class _Ranges(http.server.SimpleHTTPRequestHandler):
-    """Files with ranges, of which the standard library's server knows nothing."""
+    """Files with ranges, which the standard library's server does not support."""
 
     asked: ClassVar[list[tuple[int, int]]] = []
 
@@ -318,7 +318,7 @@ def test_of_a_large_object_a_clip_is_one_request_for_what_it_needs(name: str, tm
             _Ranges.asked.clear()
             clip = far[number]
             assert torch.equal(clip["frames"], near[number]["frames"])
-            ((start, stop),) = set(_Ranges.asked)  # of a slow machine, a request may come twice
+            ((start, stop),) = set(_Ranges.asked)  # on a slow machine, a request may come twice
             first, last = (round(second * 30) for second in clip["seconds"][[0, -1]].tolist())
             needed = packets[first - first % 10 : last + 1]
             assert start <= needed[0].pos

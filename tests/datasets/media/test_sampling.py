@@ -40,7 +40,7 @@ def times_of(table: FrameTable) -> Times:
 
 
 def assert_shown(table: FrameTable, chosen: np.ndarray, start: Fraction, fps: Fraction) -> None:
-    """Each frame is shown at its time, or within the rounding of time stamps of it."""
+    """Each frame is shown at its time, within the rounding of time stamps."""
     slack = Fraction(table.rounding_s) + Fraction(1, 10**9)
     bounds = [Fraction(int(at)) * table.time_base for at in [*table.pts, table.end]]
     for row, number in enumerate(chosen.tolist()):

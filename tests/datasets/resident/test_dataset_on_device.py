@@ -1,4 +1,4 @@
-"""Samples in device memory: equal to the source's, read once, in exact order, whatever fits."""
+"""Samples in device memory: equal to the source's, read once, in exact order, for any budget."""
 
 from __future__ import annotations
 

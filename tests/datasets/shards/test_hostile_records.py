@@ -1,4 +1,4 @@
-"""Records that are damaged, or meant to do harm: each is refused by name, without the memory that it claims."""
+"""Damaged and malicious records: each is refused by name, without allocating the memory that it claims."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def dds() -> bytes:
 
 
 def header(shape: str, dtype: str = "<f4") -> bytes:
-    """The head of a `.npy` file, of which the rest is a lie."""
+    """The head of a `.npy` file without the data that it claims."""
     text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
 

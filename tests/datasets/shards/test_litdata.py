@@ -54,7 +54,7 @@ def tree_of(sample: Any) -> LeafTree:
 
 
 def edit_index(folder: Path, change: Any) -> None:
-    """Change what the index says."""
+    """Change the entries of the index."""
     index = json.loads((folder / "index.json").read_text())
     change(index)
     (folder / "index.json").write_text(json.dumps(index))

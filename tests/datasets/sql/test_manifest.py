@@ -48,7 +48,7 @@ def changed(database: Path, *statements: str) -> None:
 
 
 class Cursor:
-    """Gives rows as drivers do that have types of their own."""
+    """Cursor that returns rows like drivers with types of their own."""
 
     description = (("id",), ("path",))
 
@@ -63,7 +63,7 @@ class Cursor:
 
 
 class Connection:
-    """A DB-API connection of which every query gives these rows."""
+    """A DB-API connection whose queries all return these rows."""
 
     def __init__(self, *rows: Any) -> None:
         self.rows = list(rows)

@@ -1,4 +1,4 @@
-"""Bytes of Arrow objects that are read for some of their columns, and what is made of them."""
+"""Bytes of Arrow objects that are read for some of their columns, and the resulting samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from feedline.stores.fsspec import ForeignStore
 
 ROWS = 60
 WIDE = [bytes(range(256)) * 800] * ROWS
-"""Rows of a column that lie so far apart that nothing is read together with them."""
+"""Rows of a column, so far apart that nothing else is read with them."""
 
 
 def written(batches: Any, *, stream: bool = False, **options: Any) -> bytes:
@@ -45,7 +45,7 @@ def laid_out(data: bytes) -> Layout:
 
 
 class Bucket:
-    """A store in memory that remembers what it was asked for."""
+    """A store in memory that records the requested ranges."""
 
     address = "memory://columns/t.arrow"
 
@@ -63,7 +63,7 @@ class Bucket:
         fsspec.filesystem("memory").pipe("/columns/t.arrow", data)
 
     def asked_by(self, fetch: Callable[[], Any]) -> tuple[Any, list[tuple[int, int]]]:
-        """What it gives, and the ranges that it asked for."""
+        """The samples, and the requested ranges."""
         self.asked.clear()
         return fetch(), list(self.asked)
 
@@ -80,11 +80,11 @@ def nbytes(spans: list[tuple[int, int]]) -> int:
 
 
 class TestDictionaries:
-    """Of their messages those are read that the chosen columns take."""
+    """Only the dictionary messages of the chosen columns are read."""
 
     @staticmethod
     def batches() -> list[Any]:
-        """Whose dictionaries change or grow from one to the next, and one that is large and stays."""
+        """Batches whose dictionaries change or grow, and a large dictionary that stays."""
         texts = [["a", "b", "a"], ["b", "c", "d"], ["e", "e", "f"]]
         large = pa.array([f"{row:05}" * 200 for row in range(100)])
         plain = pa.DictionaryArray.from_arrays(pa.array([5, 6, 7], pa.int8()), large)
@@ -129,7 +129,7 @@ class TestDictionaries:
 
 
 class TestWholes:
-    """All columns are asked for at once, and record batches of older writers are read as well."""
+    """All columns are requested at once, and record batches of older writers are read, too."""
 
     BATCHES = (pa.record_batch({"x": pa.array(range(ROWS)), "s": pa.array(["text"] * ROWS, pa.string_view())}),)
 
@@ -166,7 +166,7 @@ class TestWholes:
 
 
 class TestMemory:
-    """What is read together with what was wanted is not held for as long as that."""
+    """Bytes that were read in addition are not held as long as the rows."""
 
     def test_what_was_gone_through_is_let_go(self) -> None:
         data = np.frombuffer(written([pa.record_batch({"x": pa.array(range(100))})] * 50, stream=True), np.uint8)

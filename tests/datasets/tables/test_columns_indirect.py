@@ -1,4 +1,4 @@
-"""Columns whose rows lie elsewhere: behind the numbers of a dictionary, or in several parts."""
+"""Columns whose rows are indirect: numbers of a dictionary, or several parts."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_mapped_dictionary_is_not_expanded(tmp_path: Path) -> None:
 
 
 class TestOtherLayouts:
-    """What is laid out in memory in another way, but gives the same samples; from far away, too."""
+    """Columns with another memory layout and the same samples, local and remote."""
 
     ROWS: ClassVar[dict[str, list[Any]]] = {
         "runs": list("aabccc"),

@@ -179,7 +179,7 @@ NO_NUMBERS: dict[str, Any] = {
     ("dtype", "kind", "listed"),
     [
         *((dtype, "numpy", False) for dtype in NO_NUMBERS),
-        # In lists and in other formats it is asked by the same function.
+        # For lists and other formats, the same function is called.
         *(("timestamp[us]", "torch", True), ("date64", "numpy", True), ("decimal128(10, 2)", None, False)),
     ],
 )

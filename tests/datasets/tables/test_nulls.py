@@ -1,4 +1,4 @@
-"""What stands for missing values, and whether what errors advise is accepted and helps."""
+"""Replacements of missing values; the advice of errors is accepted and helps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from feedline.errors import ArgumentError, SampleError
 
 
 class Case(NamedTuple):
-    """A column whose row 1 has a null, and what advice makes of that row."""
+    """A column with a null in row 1, and that row if the advice is taken."""
 
     column: Any
     filled: Any

@@ -1,4 +1,4 @@
-"""Which files go together, which columns and members are chosen, and what `datasets` notes of them."""
+"""Compatible files, chosen columns and members, and the types that `datasets` stores with them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def noted(table: Any, features: Any) -> Any:
 class TestMembers:
     @pytest.fixture(params=["parquet", "arrow", "far"])
     def images(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-        """What makes a dataset of chosen columns."""
+        """Function that opens a dataset of chosen columns."""
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
         if request.param == "far":
             file = io.BytesIO()

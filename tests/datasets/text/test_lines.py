@@ -154,7 +154,7 @@ class TestJSONL:
 
 
 class TestReading:
-    """What all text files share: addresses, encodings, a limit for what is one record."""
+    """Features of all text files: addresses, encodings, a limit for the size of a record."""
 
     @pytest.mark.parametrize(
         ("encoding", "make", "content"),

@@ -1,4 +1,4 @@
-"""Indexes of tars in stores: those of the same tar on this machine, whatever way they come."""
+"""Indexes of tars in stores: equal to those of the same tar on this machine, however they are obtained."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from feedline.stores.files import RemoteFile
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where indexes of objects are kept."""
+    """The folder for indexes of objects."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     return tmp_path / "xdg" / "feedline" / "indexes"
 
@@ -64,7 +64,7 @@ def tars_at(address: str, **more: Any) -> Tars:
 
 
 def opened(address: str, **more: Any) -> TarIndex:
-    """The index of the one object that is meant."""
+    """The index of the only object at an address."""
     tars = tars_at(address, **more)
     [head] = tars.heads()
     index = tars.index(0)
@@ -106,7 +106,7 @@ def test_an_index_is_that_of_the_file_however_it_is_divided(
 
 
 def outcome(make: Callable[[], TarIndex]) -> Any:
-    """What an index tells, or why there is none."""
+    """The contents of an index, or the reason why there is none."""
     try:
         return reported(make())
     except ShardError as error:

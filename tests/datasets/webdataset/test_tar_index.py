@@ -53,7 +53,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def age(path: Path) -> None:
-    """Another time of modification."""
+    """Change the time of modification."""
     os.utime(path, ns=(0, path.stat().st_mtime_ns - 10**9))
 
 

@@ -1,4 +1,4 @@
-"""Fetching ahead of the schedule: what is wanted next lies in the cache before it is read, and nothing else changes."""
+"""Prefetching: the next ranges are in the cache before they are read, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def requests(*batches: list[int]) -> Iterator[Any]:
 
 
 def ended() -> None:
-    """The one that plans starts the others, and ends before them."""
+    """The planning thread starts the others, and ends before them."""
     for name in ("feedline-prefetch-plan", "feedline-prefetch"):
         for thread in threading.enumerate():
             if thread.name.startswith(name):

@@ -1,4 +1,4 @@
-"""Which stage the arguments `device=` and `pin_memory=` give, and what they say where they cannot."""
+"""The stages for the arguments `device=` and `pin_memory=`, and the errors where there is none."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_device_goes_before_pin_memory() -> None:
 
 
 class Recorder:
-    """Streams and events of an accelerator that only note what they are asked for."""
+    """Streams and events of an accelerator that only record their calls."""
 
     def __init__(self, log: list[str], name: str) -> None:
         self.log, self.name = log, name

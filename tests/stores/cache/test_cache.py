@@ -1,4 +1,4 @@
-"""The cache: what is kept, what is removed, and what a bad disk or a changed object does to it."""
+"""The cache: kept and removed data, and the effects of bad disks and changed objects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CONTENT = random.Random(1).randbytes(25_500)
 
 @dataclass
 class FakeStore:
-    """Objects in memory; counts what is asked for, and can be held up."""
+    """Objects in memory; counts requests, and can block them."""
 
     objects: dict[str, bytes]
     versions: dict[str, str] = field(default_factory=dict)
@@ -207,12 +207,12 @@ def test_a_fetch_lock_that_is_never_given_back_does_not_hold_up_others_for_ever(
     name = PieceKey("x", "v", 1, 0).name()
     with FetchLocks(tmp_path / "fetch-locks") as holder, FetchLocks(tmp_path / "fetch-locks") as other:
         assert holder.take(name)
-        assert holder.take(name)  # by its holder, as often as he likes
+        assert holder.take(name)  # by its holder, any number of times
         assert not other.take(name)
         assert other.take(PieceKey("x", "v", 1, 1).name())
         other.wait(name, timeout_s=0.01)
     with FetchLocks(tmp_path / "fetch-locks") as other:
-        other.wait(name, 30.0)  # for the one who gave up waiting, and has the lock for a moment after all
+        other.wait(name, 30.0)  # for the thread that stopped waiting, and gets the lock for a moment
         assert other.take(name)
 
 
@@ -247,7 +247,7 @@ def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_are_not(tmp_pat
         assert (abandoned.exists(), living.exists()) == (False, True)
         for number in range(12):
             store.read("a", number * PIECE, number * PIECE + 1)
-            assert taken_nbytes(tmp_path) <= 5 * file_nbytes(PIECE)  # room is made for what is being written, too
+            assert taken_nbytes(tmp_path) <= 5 * file_nbytes(PIECE)  # the data being written is counted, too
 
 
 @pytest.mark.parametrize("content", [b"", b"abc", b"\xff" * 8])
@@ -277,7 +277,7 @@ def test_a_full_disk_is_reported_once_and_reading_goes_on(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert store.read("a", 0, 9000) == CONTENT[:9000]
-    assert fake.fetched[0, 1000] == 1  # what is there is still used
+    assert fake.fetched[0, 1000] == 1  # existing data is still used
     assert len(files(tmp_path)) == 1
     assert not list((tmp_path / "v1/temporary").iterdir())
 

@@ -1,4 +1,4 @@
-"""Ranges cut out of pieces that are in memory."""
+"""Ranges from pieces that are in memory."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_a_device_decodes_whole_batches_and_the_cpu_the_rest(folder: Path, accel
     with fl.DataLoader(fl.datasets.ImageFolder(folder, ON_DEVICE), 4, shuffle=True, seed=6, device="cpu") as loader:
         got = list(loader)
         stats = loader.stats()
-    assert sum(accelerated) == COUNT - 2  # workers decode what is no sound JPEG of RGB
+    assert sum(accelerated) == COUNT - 2  # workers decode all files except sound RGB JPEGs
     assert (stats.decoded_on_device, stats.decode_fallbacks) == (COUNT, 2)
     for (images, labels), (wanted, others) in zip(got, expected, strict=True):
         assert torch.equal(labels, others)

@@ -1,4 +1,4 @@
-"""Ray actors: the batches of every other pool, whatever becomes of actors and nodes."""
+"""Ray actors: the batches of every other pool, also after deaths of actors and nodes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def nodes() -> Iterator[Any]:
 
 @pytest.fixture
 def kinds() -> Iterator[None]:
-    """The table of pools, put back after the test."""
+    """The table of pools, restored after the test."""
     before = set(POOLS)
     yield
     for name in POOLS.keys() - before:

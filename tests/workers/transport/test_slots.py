@@ -1,4 +1,4 @@
-"""Slots: who may use which memory, and when."""
+"""Slots: owners of memory over time."""
 
 from __future__ import annotations
 
