@@ -30,7 +30,7 @@ WORKERS = len(os.sched_getaffinity(0)) if ON_CUDA else 1
 
 
 def write(folder: Path, count: int) -> None:
-    """Soft shapes with grain: as large as photographs when compressed."""
+    """Soft shapes with grain, which compress to the size of photographs."""
     rng = np.random.default_rng(0)
     for number in range(count):
         coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8)).resize(

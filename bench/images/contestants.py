@@ -131,7 +131,7 @@ WHOLE = (0.08, 1.0)
 SMALL = (0.005, 0.05)
 """Of 12 megapixels: boxes of about 210 to 900 pixels a side."""
 NOT_LARGE = frozenset({
-    "FFCV, raw pixels", "feedline, decoded tar",  # pixels of such photographs fill disks
+    "FFCV, raw pixels", "feedline, decoded tar",  # pixels of such photographs would fill the disk
     "WebDataset + PIL", "WebDataset + simplejpeg", "Mosaic Streaming + PIL", "LitData + PIL", "Grain + PIL",
     "SPDL, its own decoder",  # their additions to a decoder cost nothing here, and their turns are long
 })  # fmt: skip
