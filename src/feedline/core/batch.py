@@ -23,7 +23,7 @@ EMPTY_BATCH = _EmptyBatch()
 
 
 class SkippedSample(NamedTuple):
-    """A failed sample, left out or replaced by the one at `replaced_by`."""
+    """A failed sample: left out, or replaced by the sample at `replaced_by`."""
 
     epoch: int
     position: int

@@ -82,7 +82,7 @@ def has_streams(device: torch.device) -> bool:
 def take_rows(rows: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
     """`rows[places]` in new memory of the same device, in one operation there.
 
-    `places` lie within the rows. In the main thread, the result belongs to its current stream. In any other thread it
+    `places` are within the rows. In the main thread, the result belongs to its current stream. In any other thread it
     is complete, so that the loop may use it on any stream.
     """
     taken = rows.index_select(0, torch.from_numpy(places).to(rows.device))

@@ -1,4 +1,4 @@
-"""Local paths as people write them: with `~`, or mistyped.
+"""Local paths as users write them: with `~`, or misspelled.
 
 Also the user's cache folder, for files that can be recreated: indexes, metadata, decompressed shards.
 """
@@ -131,8 +131,8 @@ class Replacement:
     """A new file under a temporary name, which `finish` renames to `path`.
 
     Processes that have the older file mapped keep it. `durable` writes the data to the disk before the name points to
-    it, so that a crash leaves the old or the new file. That is not needed for files that can be made again, and carry
-    checksums or lengths by which a torn one is found.
+    it, so that a crash leaves the old or the new file. That is not needed for files that can be recreated, and whose
+    checksums or lengths reveal an incomplete write.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, durable: bool = False, buffer_nbytes: int = -1) -> None:

@@ -80,7 +80,7 @@ class ThreadWait(NamedTuple):
     address: int = 0
     """Address of the lock for which it waits without a limit; 0 for none."""
     is_outside: bool = False
-    """True if it waits for anything but Python's lock: a file, a network, a timer, a lock."""
+    """True if it waits for something other than Python's lock: a file, a network, a timer, a lock."""
 
 
 def wait_of_thread(thread: int, proc: Path = _PROC) -> ThreadWait | None:

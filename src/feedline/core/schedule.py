@@ -1,6 +1,6 @@
 """Schedules: from a cursor to requests for batches.
 
-Which samples make up which batch is a pure function of (seed, epoch, position).
+The samples of a batch are a pure function of (seed, epoch, position).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Many batches share the cost of a call.
 class Opening(NamedTuple):
     """States to restore before the first batch of a resumed run.
 
-    They are what its builder's `capture()` returned.
+    They are the result of its builder's `capture()`.
     """
 
     latest: bytes | None
@@ -144,7 +144,7 @@ class IndexSource(Protocol):
 
 
 class ForeignSource(IndexSource, Protocol):
-    """A sampler without random access, read as far as it is needed."""
+    """A sampler without random access, read only as far as needed."""
 
     def forget(self, before: int) -> None:
         """Free the positions below `before`."""
@@ -178,7 +178,7 @@ class Share:
     def positions(self, start: int, each: int) -> range:
         """The rank's positions in the global batch that begins at `start`.
 
-        They may lie past the end of the epoch.
+        They may be past the end of the epoch.
         """
         if self.strided:
             return range(start + self.rank, start + self.rank + each * self.world_size, self.world_size)
@@ -320,7 +320,7 @@ class BatchSchedule:
     seed: int | None = None
     drop_last: bool = False
     forgets_delivered: bool = False
-    """True if the source may free what lies before the cursor."""
+    """True if the source may free items before the cursor."""
 
     def length(self, batches: int) -> int:
         """Batches per epoch and rank, of `batches` in all."""

@@ -175,8 +175,9 @@ class DaemonPool(Executor):
     pool has a scope of its own, which ends with the block; a block that ends without an exception waits for its calls.
     Threads start on demand and end when idle.
 
-    Each layer has pools of its own: calls in the pool of a dataset wait for those of a file set, which wait for those
-    of a cache and of a store. In one pool, calls that wait could take all threads from those they wait for.
+    Each layer has its own pools: calls in the pool of a dataset wait for those of a file set, which wait for those of a
+    cache and of a store. In a single pool, waiting calls could occupy all threads, and those that they wait for would
+    never run.
     """
 
     def __init__(self, max_workers: int = IO_THREADS, thread_name_prefix: str = "feedline") -> None:
@@ -349,7 +350,7 @@ class _PoolThreads:
 class BoundedMap:
     """An ordered map over the threads of this process, bounded in bytes.
 
-    Threads start on first use and end when the map is dropped. Pickling leaves them behind.
+    Threads start on first use and end when the map is dropped. Pickles without them.
     """
 
     def __init__(self) -> None:

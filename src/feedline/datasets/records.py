@@ -1,8 +1,8 @@
 """`RecordDataset`: the base of a format of records.
 
-A format says how to find the records of a file (an `IndexRecipe`), and how a record divides into fields. The base does
-the rest: paths and patterns, object stores and their cache, index files, concurrent reads, prefetch, decoding,
-transforms, whole batches of images, pickling, threads, and addresses in error messages.
+A format defines how to find the records of a file (an `IndexRecipe`), and how to divide a record into fields. The base
+class does the rest: paths and patterns, object stores and their cache, index files, concurrent reads, prefetch,
+decoding, transforms, whole batches of images, pickling, threads, and addresses in error messages.
 """
 
 from __future__ import annotations

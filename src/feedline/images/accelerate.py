@@ -1,8 +1,8 @@
 """Pillow with deferred decoding: operations on a JPEG become one native call.
 
 An image keeps its exact type. Its core, which Pillow keeps in one attribute, is absent until something reads that
-attribute; a descriptor of the class then computes it. So whatever is not accelerated is Pillow's own code and finds
-the pixels that it expects.
+attribute; a descriptor of the class then computes it. So everything that is not accelerated runs Pillow's own code,
+with the pixels that it expects.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class PillowAcceleration:
 def accelerate_pillow() -> PillowAcceleration:
     """Let Pillow decode JPEGs through feedline's kernels, in this process.
 
-    Worker processes of a `DataLoader` do so by themselves. Images opened with `Image.open` are decoded when their
+    Worker processes of a `DataLoader` do so automatically. Images opened with `Image.open` are decoded when their
     pixels are needed: `crop`, `resize`, `transpose`, `convert("RGB")`, `copy` and `tobytes` (which NumPy calls) become
     one native call. Pixels, types, modes and errors are Pillow's. It applies to all threads. Without effect where
     `pillow_obstacle()` gives a reason.

@@ -54,7 +54,7 @@ class RandomBox:
     """Random part of the image: torchvision's `RandomResizedCrop`.
 
     `scale` bounds the share of the image's area, `ratio` the width divided by the height. After ten parts that do not
-    fit, the largest central part within `ratio` is taken.
+    fit, it is the largest central part within `ratio`.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)

@@ -240,7 +240,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
 
-        Not needed: epochs advance by themselves. A loaded state of the same epoch stays loaded; a state of another
+        Not needed: epochs advance automatically. A loaded state of the same epoch stays loaded; a state of another
         epoch is dropped.
         """
         epoch = operator.index(epoch)

@@ -51,7 +51,7 @@ class LiveRun:
         self.dataset.stop_waiting()
 
     def finish(self) -> None:
-        """Report what is left, and close the connections."""
+        """Report the remaining places, and close the connections."""
         try:
             self.dataset.acknowledge({}, now=True)
         finally:

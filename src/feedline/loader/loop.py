@@ -39,7 +39,7 @@ _profiler_enabled = torch.autograd._profiler_enabled  # type: ignore[attr-define
 class Iteration(RequestWindow, _BaseDataLoaderIter):
     """Iterator over the rest of an epoch.
 
-    Frameworks recognize torch's base class, but nothing of it runs here.
+    Frameworks recognize torch's base class, but none of its code runs.
 
     It stays usable after a batch has raised: the next call returns the next batch, and the failed batch counts as
     undelivered in the state.

@@ -56,7 +56,7 @@ class StridedSamples:
     """Every `world_size`-th sample of an iterator, from the sample `rank` on.
 
     Rounds of `world_size` samples are read whole, so the state is the same on all ranks. The last round is filled with
-    its own samples: all ranks get equally many.
+    its own samples, so that all ranks get the same number.
     """
 
     def __init__(self, samples: Iterator[Any], rank: int, world_size: int, address: Address) -> None:

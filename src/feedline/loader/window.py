@@ -45,7 +45,7 @@ class Flow:
 class RequestWindow:
     """Draws requests, submits them to the pool, and receives their results.
 
-    Interrupts may come between any two calls. What is between two steps lies in attributes, never in local variables
+    Interrupts may come between any two calls. A request between two steps is in an attribute, never in local variables
     alone: after an interrupt, the next call finds it there.
     """
 

@@ -87,7 +87,7 @@ def check_version(asked: str | None, now: str, what: str) -> None:
 class ObjectInfo:
     """An object of a store: path, size in bytes, and version.
 
-    The version is a text that differs when the content does.
+    The version is a string that differs for different content.
     """
 
     path: str
@@ -202,7 +202,7 @@ class VersionedObject(NamedTuple):
 
 @runtime_checkable
 class VersionedReader(Protocol):
-    """A store that knows the version of what it has read."""
+    """A store that reports the version of the data it has read."""
 
     def read_versioned(self, path: str) -> VersionedObject:
         """Read one object with its version, without an additional request."""

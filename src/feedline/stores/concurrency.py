@@ -16,9 +16,9 @@ T = TypeVar("T")
 class ConcurrencyLimit:
     """A limit on the requests in flight: additive increase, multiplicative decrease.
 
-    It is halved when most of the latest requests failed in a way that may pass, and grows back by about one per round
-    of requests that succeed. Until it is lowered nothing waits for it: the threads of a store are the limit then. Safe
-    to use from several threads.
+    It is halved when most of the latest requests failed with a transient error, and grows back by about one per round
+    of successful requests. Until it is lowered, nothing waits for it, and the threads of a store are the limit. Safe to
+    use from several threads.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,4 +1,4 @@
-"""Files and objects by number, read alike wherever they are.
+"""Files and objects by number, read in the same way.
 
 Also lazily opened parts of a dataset, of which a bounded number stays open.
 """
@@ -138,7 +138,7 @@ class LocalFile:
         return self
 
     def will_need(self, spans: Sequence[Range]) -> None:
-        """Ask the kernel to read ranges that lie far apart ahead.
+        """Ask the kernel to read distant ranges ahead.
 
         Its own read-ahead does not help there.
         """
@@ -150,7 +150,7 @@ class LocalFile:
 
 
 class KeptContent(LocalFile):
-    """The content of a file, made once and mapped; it never changes."""
+    """Generated content of a file, mapped; it never changes."""
 
     local_path = None
 
@@ -210,8 +210,8 @@ class RemoteFile:
 class FileSet:
     """Files and objects by number, opened on first use in each process.
 
-    In memory they cost no more than their names. At most `most` stay open, by default as many as may be. Safe to use
-    from several threads. Pickles with names, sizes and versions, and with what reopens the stores.
+    In memory they take only the space of their names. At most `most` stay open, by default as many as may be. Safe to
+    use from several threads. Pickles with names, sizes and versions, and with what reopens the stores.
     """
 
     def __init__(self, objects: Sequence[tuple[Store | None, ObjectInfo]], most: int | None = None) -> None:

@@ -90,7 +90,7 @@ def expand(patterns: Pathlike | Sequence[Pathlike], open_store: Callable[[str], 
     """Expand one or several patterns into addresses, in order.
 
     The matches of one glob are sorted. Only `*`, `**`, `?` and `[...]` query the store, once each. ObjectNotFoundError
-    names a glob that matches nothing. A file or object whose own name looks like a glob is that one.
+    names a glob that matches nothing. A file or object whose name looks like a glob is found by that name.
     """
     addresses: list[str] = []
     for address in [patterns] if isinstance(patterns, (str, PathLike)) else patterns:
@@ -221,7 +221,7 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
 
 
 def _character_set(inner: str) -> str:
-    """Escape the inside of a bracket expression, but for its ranges."""
+    """Escape the inside of a bracket expression, except its ranges."""
     out, at = [], 0
     while at < len(inner):
         is_range = inner[at + 1 : at + 2] == "-" and at + 2 < len(inner)

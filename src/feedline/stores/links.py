@@ -1,7 +1,7 @@
 """Paths of links with a query.
 
-The query may be a signature that grants access. Such a path holds the query behind a mark. What is shown, remembered or
-compared is `unsigned(path)`.
+The query may be a signature that grants access. Such a path contains the query after a marker. `unsigned(path)` is the
+part to show, store or compare.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ def _library() -> Any:
 
     The threads of its runtime exist once per process and do not survive a fork: in the child every call would wait
     forever, through new stores too, because the runtime belongs to the loaded library. A forked child therefore loads
-    the library a second time, from a copy, which the dynamic linker takes for another one: it costs about 10 ms, once.
+    the library a second time, from a copy, which the dynamic linker regards as another library: it costs about 10 ms,
+    once.
     """
     module = load(_NAME, "stores", "object storage")
     return _second_copy(module.__file__) if _fork_record.loaded_before_fork else module

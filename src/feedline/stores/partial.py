@@ -1,4 +1,4 @@
-"""Ranges as far as they have arrived, kept over failed attempts."""
+"""Received parts of ranges, kept over failed attempts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _do_nothing() -> None:
 class PartialRange:
     """A range that one thread fetches, in one attempt or several.
 
-    `is_quick`: so fast lately that a lost attempt costs less than copying parts together. `check` is called for each
-    part that arrives; it raises if the range is no longer wanted.
+    `is_quick`: requests are so fast that a lost attempt costs less than joining parts. `check` is called for each part
+    that arrives; it raises if the range is no longer needed.
     """
 
     def __init__(self, span: ByteRange, *, is_quick: bool = False, check: Callable[[], None] = _do_nothing) -> None:

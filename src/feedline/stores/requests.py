@@ -41,7 +41,7 @@ class Requests:
 def spans_for(ranges: Sequence[tuple[int, int]], requests: Requests) -> list[ByteRange]:
     """Coalesce ranges into the spans to request, sorted by start.
 
-    Every range lies within one span, or is the concatenation of several.
+    Every range is within one span, or is the concatenation of several.
     """
     spans: list[ByteRange] = []
     for start, stop in sorted({(start, stop) for start, stop in ranges if start < stop}):
@@ -114,7 +114,7 @@ class FetchedRanges:
     def cut(self, start: int, stop: int) -> memoryview:
         """The bytes from `start` up to `stop`.
 
-        A view if they lie in one range, else a copy out of adjacent ranges.
+        A view if they are in one range, else a copy from adjacent ranges.
         """
         if start == stop:
             return memoryview(b"")

@@ -1,4 +1,4 @@
-"""Schemes: how addresses of each kind are written, and what opens them."""
+"""Schemes: the form of addresses, and the functions that open them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Requests for any key or query of a bucket, as signed links.
 
-obstore refuses keys that are not paths. A link is signed with whatever credentials the store has. It is a plain address
-where the store has none and needs none, and where a token goes with the request.
+obstore refuses keys that are not paths. A link is signed with the credentials of the store. It is a plain address if
+the store needs none, or if a token is sent with the request.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class S3Reader(SignedReader):
         return self._base
 
     def _signed(self, address: str, query: str) -> str:
-        # obstore appends a path to what it takes for the server: S3 ignores parameters that begin with x-.
+        # obstore appends a path to its server address: S3 ignores parameters that begin with x-.
         place = f"{address}?{query}{'&' if query else ''}x-part="
         return self._sign({"endpoint": place, "virtual_hosted_style_request": True})
 

@@ -1,6 +1,7 @@
 """Requests to web servers that obstore cannot make.
 
-Links with a query, which may be a signature, and bodies without a length. Nothing of a query is ever shown.
+These are for links with a query, which may be a signature, and for bodies without a length. No part of a query is ever
+shown.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ class WebReader:
 class WebClient(Client):
     """Single requests to a web server.
 
-    They are obstore's, but for what it cannot do.
+    obstore makes them where it can.
     """
 
     _may_disguise = True
@@ -242,7 +243,7 @@ def _is_beyond_obstore(key: str) -> bool:
 
 
 class _EmptyError(Exception):
-    """The object has no byte at this place."""
+    """The object has no byte at this offset."""
 
 
 def _refusal_error(error: HTTPError, what: str) -> Exception:

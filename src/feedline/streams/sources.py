@@ -1,4 +1,4 @@
-"""Sources of streams: datasets, and lists of things to open."""
+"""Sources of streams: datasets, and lists of items to open."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class _Positions:
 
 @dataclass(frozen=True)
 class ItemSource:
-    """Things that `read` opens, such as paths; dealt out to partitions."""
+    """Items that `read` opens, such as paths, divided among partitions."""
 
     items: tuple[Any, ...]
     read: Callable[[Any], Iterable[Any]]

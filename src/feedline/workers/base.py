@@ -163,7 +163,7 @@ class PoolOptions:
     restores_rng: bool = False
     """The builder seeds the global generators: a pool that builds in the training process must restore them."""
     register_memory: Callable[[int, int], object] | None = None
-    """Called with address and size in bytes of memory for batches, once, before the first batch lies there."""
+    """Called with address and size in bytes of memory for batches, once, before the first batch is there."""
     unregister_memory: Callable[[int], object] | None = None
     """Called with the address of registered memory before it is unmapped, in any thread."""
     retained: RetainedResources = field(default_factory=RetainedResources)
@@ -172,7 +172,7 @@ class PoolOptions:
 
 @dataclass(frozen=True, slots=True)
 class PoolKind:
-    """Kind of worker pool: its constructor, and facts the loader decides by."""
+    """Kind of worker pool: its constructor, and facts for the loader's decisions."""
 
     open: Callable[[Builder, PoolOptions], WorkerPool]
     shares_rng: bool = False

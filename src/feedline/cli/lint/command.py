@@ -40,7 +40,7 @@ class Hit(NamedTuple):
 
 
 class LintSurvey(NamedTuple):
-    """All that was found in the files read."""
+    """All findings in the files read."""
 
     files: int
     hits: list[Hit]

@@ -25,7 +25,7 @@ class ScreenState:
 
     is_paused: bool = False
     order: Order = "number"
-    """Order of the workers; all but the number come largest first."""
+    """Order of the workers: by number, or largest first."""
     has_all_advice: bool = False
     has_keys: bool = False
     """True if there is a keyboard: the last line names the keys."""

@@ -47,7 +47,7 @@ def soundfile() -> Any:
 class _QuietFile:
     """A file object for libsndfile, whose callbacks cannot raise.
 
-    It keeps an error, and seems to end there.
+    It stores an error, and appears to end at this point.
     """
 
     def __init__(self, file: Any) -> None:

@@ -58,8 +58,7 @@ class Clips(MediaClips[VideoReader]):
 
     - "random": anywhere, `clips_per_file` clips, drawn again in each epoch;
     - "regular": in the middle, or `clips_per_file` clips from the beginning to the end at equal distances;
-    - "sliding": at the beginning and every `step` frames after it (seconds with `fps`), by default one behind
-      the other;
+    - "sliding": at the beginning and every `step` frames after it (seconds with `fps`), by default one after the other;
     - "uniform": one frame from the middle of each of `frames` equal parts of the video;
     - "segments": a random frame from each of these parts;
     - "whole": all frames at that stride or rate, with `frames=None`; `fl.collate.pad` makes batches of them.
@@ -71,8 +70,8 @@ class Clips(MediaClips[VideoReader]):
     Each video is scanned once for the times of its frames and keyframes, which are kept in one file in `index_dir`, or
     in the user's cache folder. A process keeps at most `open_files` decoders, of one thread each. Objects are read by
     ranges, and kept in the folder `cache`, if one is given; `options` are those of `open_store`. SampleError names
-    file, frame and time of what cannot be decoded, also of frames that need a damaged one, and of truncated files.
-    Decoding is FFmpeg's, by PyAV.
+    file, frame and time if a frame cannot be decoded, needs a damaged one, or is cut off in a truncated file. Decoding
+    is FFmpeg's, by PyAV.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Media files, their labels, and what is known of each file."""
+"""Media files, their labels, and a description of each file."""
 
 from __future__ import annotations
 

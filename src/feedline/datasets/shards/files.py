@@ -1,8 +1,8 @@
 """Shards listed in the index of a folder, read as byte ranges.
 
 A shard is a local file, which is mapped, or an object in a store, which is read in ranges, many at once. A shard that
-was compressed as a whole is first decompressed into a cache. The beginning and end of each object, which say where its
-records are, are read once and kept on this machine.
+was compressed as a whole is first decompressed into a cache. The beginning and end of each object, which contain the
+positions of its records, are read once and kept on this machine.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class _MappedFiles:
         return self._mapped
 
     def __getstate__(self) -> dict[str, Any]:
-        # Of what is mapped only the path may travel: a buffer of a mapping would be pickled with all its bytes.
+        # For mapped files, only the path may be pickled: a buffer of a mapping would be pickled with all its bytes.
         return {**self.__dict__, "_mapped": None}
 
 

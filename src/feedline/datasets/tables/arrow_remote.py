@@ -159,9 +159,9 @@ class RecordBatches(FileChunks[FileSet]):
 
 
 class SingleRows(CachedRows):
-    """Rows of record batches, read by themselves and not cached.
+    """Rows of record batches, read individually and not cached.
 
-    Batches whose rows cannot be read by themselves are read whole.
+    Batches whose rows cannot be read individually are read as a whole.
     """
 
     def __init__(self, batches: RecordBatches, nulls: Nulls) -> None:

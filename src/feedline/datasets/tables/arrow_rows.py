@@ -1,7 +1,7 @@
 """Reads of single rows of remote record batches.
 
-A column is read in rounds: validity, numbers and offsets first, then what the offsets of texts and lists refer to.
-Each round of all columns is one read.
+A column is read in rounds: validity, numbers and offsets first, then the items that the offsets of texts and lists
+refer to. Each round of all columns is one read.
 """
 
 from __future__ import annotations

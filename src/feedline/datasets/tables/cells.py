@@ -37,8 +37,8 @@ class _EncodedColumn(NamedTuple):
 class Cells:
     """Decoders and transforms of columns, and the transform of whole samples.
 
-    `transform` is a function of samples, or a dict of functions by column. `decode` names decoders by column, as of
-    `decoder_of`; a column of bytes with one of feedline's transforms is an image. Images may lie in the member `bytes`
+    `transform` is a function of samples, or a dict of functions by column. `decode` names decoders by column, as for
+    `decoder_of`; a column of bytes with one of feedline's transforms is an image. Images may be in the member `bytes`
     of a struct, as `datasets` stores them.
     """
 

@@ -42,7 +42,7 @@ _METADATA = re.compile(r"(.+)/metadata/([^/*?{]+\.metadata\.json)")
 
 
 class DataFiles(NamedTuple):
-    """Data files, and what their folders or tables know about them."""
+    """Data files, and the facts about them from their folders or tables."""
 
     files: FileSet
     partitions: list[PartitionValues]

@@ -29,7 +29,7 @@ _MAGIC = b"ORC"
 
 
 class DamagedORCError(Exception):
-    """Damage in an ORC file, as the text says."""
+    """Damage in an ORC file, described by the text."""
 
 
 class ORCLayout(NamedTuple):

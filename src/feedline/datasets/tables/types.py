@@ -1,6 +1,7 @@
 """Column types: the tensors, texts, lists and dicts that Arrow types become.
 
-Every type has its Arrow type in `arrow`, for messages only: several Arrow types are read alike and compare equal.
+Every type has its Arrow type in `arrow`, for messages only: several Arrow types are read in the same way and compare
+equal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Index of line bounds in text files: 16 bytes a line.
+"""Index of line bounds in text files: 16 bytes per line.
 
 Bounds are found in one pass over the file, in bounded memory, from single bytes: this limits the encodings.
 """

@@ -67,10 +67,11 @@ class BatchBuilder:
 
     With a seed, `builder(request)` depends on the request only. `collate_fn=None` is feedline's default collate, with
     torch's results. `action` on a sample that raises is "raise", "skip" or "replace". With `reseeds`, a request with a
-    seed sets `random`, `numpy.random` and torch's generator before each sample. Only for workers that do not share
-    their process. Up to `threads` native threads work on one batch if the dataset's `read_batch` supports it. With
-    `accelerate`, known datasets of other libraries are read by feedline, with equal results, and worker processes defer
-    Pillow's decoding. `for_device`: a stage delivers the batches to a device, so images may stay encoded until then.
+    seed sets `random`, `numpy.random` and torch's generator before each sample. This is only for workers that do not
+    share their process. Up to `threads` native threads work on one batch if the dataset's `read_batch` supports it.
+    With `accelerate`, known datasets of other libraries are read by feedline, with equal results, and worker processes
+    defer Pillow's decoding. `for_device`: a stage delivers the batches to a device, so images may stay encoded until
+    then.
     """
 
     dataset: Any

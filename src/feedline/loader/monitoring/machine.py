@@ -96,7 +96,7 @@ class SystemFigures:
 class MachineFigures:
     """Figures of the machine for one loader.
 
-    Each is read at most once in a while. `pids_of_all` returns the workers of all loaders of the process, which do not
+    Each is read only at intervals. `pids_of_all` returns the workers of all loaders of the process, which do not
     count as other programs.
     """
 

@@ -1,4 +1,4 @@
-"""Growth of the workers' memory, and what is left."""
+"""Growth of the workers' memory, and the memory that is left."""
 
 from __future__ import annotations
 

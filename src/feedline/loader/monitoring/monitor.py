@@ -1,6 +1,6 @@
 """Monitor of a loader: its statistics over all epochs, and their publication.
 
-The loop's own thread publishes, between two batches; there is no thread for it.
+The loop's own thread publishes, between two batches; there is no other thread.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _WITHOUT_FIELDS = frozenset((torch.Tensor, np.ndarray, int, float, bool, str, by
 
 @dataclass(slots=True)
 class PaddingSums:
-    """Places and padded ones, summed over all batches that tell them."""
+    """Places, and padded ones, summed over the batches that report them."""
 
     padded: int = 0
     places: int = 0

@@ -1,8 +1,8 @@
 """Proof from audit logs that each position was delivered exactly once.
 
-A run may have been killed and resumed at other world sizes. What was delivered after the state from which the next
-attempt began was rolled back, with the model, and does not count. Epochs of a live stream continue each other and have
-no known end: each record of a partition has to begin where the one before it ended.
+A run may have been killed and resumed at other world sizes. Deliveries after the state from which the next attempt
+began were rolled back, with the model, and do not count. Epochs of a live stream continue each other and have no known
+end: each record of a partition has to begin where the one before it ended.
 """
 
 from __future__ import annotations

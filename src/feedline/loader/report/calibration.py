@@ -1,6 +1,6 @@
 """Calibration of a model by recorded batches.
 
-It searches the machine on which a replay takes as long as the batches did.
+It finds the machine parameters with which a replay takes as long as the batches did.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Calibration(NamedTuple):
 def calibrate(measured: Measured, context: Context) -> Calibration:
     """Explain the waiting of recorded batches.
 
-    Locks come first, then CPUs that others leave; a wait for each batch explains what is left.
+    Locks come first, then CPUs that other programs leave; a wait for each batch explains the rest.
     """
     setting = context.setting
     measured = _with_contention(measured, setting)

@@ -16,7 +16,7 @@ INLINE, THREAD, PROCESS = "inline", "thread", "process"
 
 
 class Task(NamedTuple):
-    """A stretch of work."""
+    """A unit of work."""
 
     wait_s: float = 0.0
     """Seconds of waiting: for files, networks, locks, a device."""
@@ -98,7 +98,7 @@ def _scale(task: Task, factor: float) -> Task:
 
 @dataclass(frozen=True, slots=True)
 class EngineSetting:
-    """Arguments of a loader that decide how its batches overlap."""
+    """Arguments of a loader that determine the overlap of its batches."""
 
     num_workers: int = 0
     prefetch_factor: int = 2
@@ -130,7 +130,7 @@ class Machine:
 
 
 class _TaskPhase(NamedTuple):
-    """Some waiting, and the computing behind it."""
+    """A wait, and the computing after it."""
 
     wait_s: float
     cpu_s: float = 0.0

@@ -63,7 +63,8 @@ _CLOCKS_DIFFER_NS = 3600 * 10**9
 
 
 _SPARE = 16
-"""A share of the limit (its divisor) is freed beyond what is needed: not every write should count all files."""
+"""Divisor of the limit: this share is freed in addition to the needed bytes, so that not every write counts all
+files."""
 
 
 WriteContent = Callable[[Callable[[int, memoryview], None]], int | None]
@@ -89,8 +90,8 @@ class Folder:
     """Pieces by key, in a folder that other processes share.
 
     Safe to use from several threads; any process may die while it uses the folder. A piece is written to a temporary
-    file, under a lock that tells a living writer from a dead one, and renamed to its place when it is complete: a file
-    with its final name is complete. Removing a piece removes only its name; a process that has it mapped keeps the
+    file, under a lock that distinguishes a live writer from a dead one, and renamed to its place when it is complete: a
+    file with its final name is complete. Removing a piece removes only its name; a process that has it mapped keeps the
     data. So eviction needs no coordination, and nothing that is being read can change.
     """
 
@@ -317,7 +318,7 @@ class Folder:
             for file in files:
                 if taken <= wanted:
                     break
-                # Another process may evict at the same moment: what is gone is subtracted all the same.
+                # Another process may evict at the same moment: removed files are subtracted nevertheless.
                 with suppress(FileNotFoundError):
                     os.unlink(file.path)  # noqa: PTH108 - thousands of them
                     count(cache_evicted=1)

@@ -1,4 +1,4 @@
-"""Prefetching into caches, for readers that know what they will read."""
+"""Prefetching into caches, for readers with known ranges."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ class _FetchTask:
 
 
 class Prefetcher:
-    """Threads that fetch into caches, in order, what will be read.
+    """Threads that prefetch ranges into caches, in order.
 
-    One of them takes items from `items`, none while `ahead_nbytes` or more lie ahead of the reader, in the cache or in
-    flight, and plans what is missing; `threads` others fetch that. `advance` may be called from any thread.
+    One of them takes items from `items`, except while `ahead_nbytes` or more are ahead of the reader, in the cache or
+    in flight, and plans the missing pieces. `threads` others fetch these. `advance` may be called from any thread.
     """
 
     def __init__(self, items: Iterable[PrefetchItem], *, ahead_nbytes: int, threads: int) -> None:
@@ -298,8 +298,8 @@ class Prefetch:
                 use(store.read(*each))
                 ahead.advance()
 
-    No further range is started while `ahead_nbytes` or more lie ahead of the reader; `threads` threads fetch. One more
-    takes from `ranges` as it goes. A loader does this by itself for datasets that are read through a cache.
+    No further range is started while `ahead_nbytes` or more are ahead of the reader. `threads` threads fetch, and one
+    more takes ranges from `ranges`. A loader does this automatically for datasets that are read through a cache.
     """
 
     def __init__(

@@ -42,9 +42,9 @@ _KNOWN = 100_000
 class CachedStore:
     """The objects of `store`, kept in pieces in a local folder.
 
-    An object is looked up once per process and then assumed to be unchanged; if it does change, reading what is not in
-    the cache yet is an ObjectChangedError, and the next read finds the new version. Where the store reports no
-    versions, pieces are kept for this CachedStore alone, and for what unpickles as it.
+    An object is looked up once per process and then assumed to be unchanged. If it does change, a read of bytes that
+    are not in the cache raises ObjectChangedError, and the next read finds the new version. If the store reports no
+    versions, pieces are kept only for this CachedStore and its unpickled copies.
     """
 
     def __init__(self, store: Store, cache: Cache, own: str | None = None) -> None:

@@ -78,7 +78,7 @@ class NATS(LiveStream):
 
 @dataclass(slots=True)
 class _Feed:
-    """A temporary consumer, and what it has sent."""
+    """A temporary consumer, and the messages that it has sent."""
 
     consumer: str
     inbox: str

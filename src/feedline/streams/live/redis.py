@@ -65,7 +65,7 @@ class RedisClient:
     """A connection to Redis; see `LiveClient`.
 
     A place is the identifier of the last entry and the number of entries of the stream before the next, deleted ones
-    included: it shows if entries that were not read are gone.
+    included: it shows if unread entries have been deleted.
     """
 
     def __init__(self, stream: Redis) -> None:

@@ -106,7 +106,7 @@ def describe_work(request: Any, row: int) -> str:
 
 
 def describe_finding(request: Any, rows: Sequence[int]) -> str:
-    """Describe the rows that kill a worker by themselves."""
+    """Describe the rows that kill a worker on their own."""
     if request.partition is not None:
         return "The request kills every worker that gets it; batches of an iterable dataset cannot be divided further."
     if not rows:

@@ -57,7 +57,7 @@ class WorkerGenerators:
         return self.epoch_start if self.replays else self.latest
 
     def opening_objects(self, worker_id: int) -> bytes:
-        """Changes that a replacement starts from; logs what it starts without."""
+        """Changes that a replacement starts from; logs the changes that are lost."""
         if lost := lost_changes(self.objects):
             _log.warning(
                 "the replacement of worker %d starts without changes that the dead one made to %s: if batches depend "
@@ -87,8 +87,8 @@ class WorkerGenerators:
 class Dispatch:
     """Open requests of one pool and their queues. Not thread-safe.
 
-    Every open request is eventually answered. After a worker dies, requests that no live worker is known to be building
-    are resubmitted; a batch may therefore be built twice, and the later answer is dropped.
+    Every open request is eventually answered. After a worker dies, requests that no live worker is known to build are
+    resubmitted; a batch may therefore be built twice, and the later answer is dropped.
     """
 
     def __init__(

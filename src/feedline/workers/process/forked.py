@@ -1,4 +1,4 @@
-"""Forked children of this process, which no interrupt loses."""
+"""Forked children of this process, which interrupts cannot lose."""
 
 from __future__ import annotations
 

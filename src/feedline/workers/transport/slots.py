@@ -151,7 +151,7 @@ class SlotPool:
     def tick(self) -> list[int]:
         """Count a message and forget outdated slots now and then.
 
-        Returns the numbers of forgotten slots, which the training process has to forget as well.
+        Returns the numbers of the dropped slots, which the training process has to drop, too.
         """
         self.clock += 1
         # Not for each message: there may be a thousand slots to look at.
