@@ -110,7 +110,7 @@ def _current_stream(device: torch.device) -> Any:
 def free_nbytes(device: torch.device) -> int:
     """Bytes that new tensors on a device may take now.
 
-    ArgumentError for a device whose backend cannot tell.
+    ArgumentError for a device whose backend cannot report it.
     """
     if device.type == "cpu":
         return _free_host_nbytes()

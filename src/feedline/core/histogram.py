@@ -178,7 +178,7 @@ _LEAST_PROBES = 4
 
 
 _FASTEST = 0.1
-"""Share of the probes that tell how long a free lock takes."""
+"""Share of the probes that show the time of a free lock."""
 
 
 _FREE_NS = 150_000

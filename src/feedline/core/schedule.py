@@ -281,7 +281,7 @@ class Schedule:
     def _rows_between(self, epoch: int, start: int, stop: int) -> int:
         """The number of positions of [start, stop) that exist.
 
-        The length of a foreign sampler may be wrong, so it is asked for the indices.
+        The length of a foreign sampler may be wrong, so its indices are read.
         """
         if self.lookahead:
             return max(0, min(stop, len(self.source)) - start)  # type: ignore[arg-type]
@@ -373,7 +373,7 @@ class PartitionSchedule:
     stride: tuple[int, int] = (0, 1)
     """See `PartitionRequest.stride`."""
     continues: bool = False
-    """See `PartitionRequest.continues`. The least recently asked partition is next."""
+    """See `PartitionRequest.continues`. The partition with the oldest request is next."""
 
     def requests(
         self, cursor: PartitionCursor, progress: Callable[[], PartitionCursor], run: int = 0

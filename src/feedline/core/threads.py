@@ -195,7 +195,7 @@ class DaemonPool(Executor):
     def call(self, fn: Callable[[], T]) -> T:
         """The result of `fn`, called in a pool thread.
 
-        Ctrl-C and `CancelScope.cancel` end the wait for it, whatever it does.
+        Ctrl-C and `CancelScope.cancel` end the wait for it in every case.
         """
         if _current.pooled:  # the thread that waits for this one can be interrupted already
             return fn()
@@ -398,7 +398,7 @@ class WorkAhead(Generic[T, R]):
         self._submit(3 * threads)
 
     def __iter__(self) -> Iterator[R]:
-        """The remaining results; each is removed when the next is asked for."""
+        """The remaining results; each is removed when the next one is requested."""
         while self._window:
             yield self.head()
             self.advance()

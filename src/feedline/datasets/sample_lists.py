@@ -32,7 +32,7 @@ class SamplePart(NamedTuple):
     """A part of a sample: bytes of a file or object.
 
     `kind` tells `feedline inspect` how to read them. `member` is their name in an archive, None for a separate file.
-    `file` is None for local files. `has_grid` tells that an index has the lengths of a JPEG's intervals.
+    `file` is None for local files. `has_grid` is True if an index has the lengths of a JPEG's intervals.
     """
 
     field: str

@@ -248,7 +248,7 @@ class MaterializedSampler(Sampler[Any]):
 
 
 def _describe_length(sampler: Any) -> str:
-    # Samplers of others raise what they like for an unknown length; torch asks for it only in len(loader).
+    # Foreign samplers may raise anything for an unknown length, which torch reads only in len(loader).
     try:
         return f" of {len(sampler)}"
     except Exception:  # noqa: BLE001 - whatever it raises, the text does without

@@ -24,7 +24,7 @@ class FileVersion(NamedTuple):
     def of(cls, status: os.stat_result, *, with_inode: bool = False) -> Self:
         """The version of a file.
 
-        A copy that keeps the modification time has the same. `with_inode` tells them apart: of two files that one
+        A copy that keeps the modification time has the same. `with_inode` distinguishes them: of two files that one
         archive left with the same time, either may take the other's name.
         """
         tag = _MTIME_TAG.format(status.st_size, status.st_mtime_ns)

@@ -117,7 +117,7 @@ class LocalFile:
 
     def check_unchanged(self, *, at_once: bool = False) -> None:
         """See `File`."""
-        # A page of a file that has shrunk is gone from its mapping: touching it ends the process.
+        # A page beyond the end of a file that has shrunk is no longer mapped: an access would crash the process.
         if at_once or self._recheck.due():
             with suppress(FileNotFoundError):  # a removed file stays mapped
                 FileVersion(self.nbytes, self.version).check(local_info(self.name).state, self.name)

@@ -244,7 +244,7 @@ class Client:
         """Fetch the rest of a range into `part`.
 
         Or as much of it as the object has. TransientError if it breaks off; `part` keeps what has arrived. A server
-        without ranges is asked for the whole object, if the range may be all of it.
+        without ranges gets a request for the whole object, if the range may be all of it.
         """
         span = part.rest
 

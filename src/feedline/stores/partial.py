@@ -50,7 +50,7 @@ class PartialRange:
         TransientError if what arrived before is of another version, or of an unknown one: it is dropped then.
         """
         self._attempts += 1
-        # Without a version, parts of the object and of its successor of the same size look alike.
+        # Without a version, parts of the object and of a new one of the same size cannot be distinguished.
         if self.nbytes and (version != self.version or not FileVersion(size, version).is_known):
             self._drop()
             raise TransientError("the object changed while it was read, or has no version that would show it")

@@ -55,8 +55,8 @@ def spans_for(ranges: Sequence[tuple[int, int]], requests: Requests) -> list[Byt
 def are_many(ranges: Sequence[tuple[int, int]], requests: Requests) -> bool:
     """Tell whether ranges take more requests than are sent at once.
 
-    Then the size of the object is worth a request before anything is allocated for the others: a wrong index soon asks
-    for exabytes.
+    Then the size of the object is worth a request before anything is allocated for the others: a wrong index soon
+    requests for exabytes.
     """
     return sum(stop - start for start, stop in ranges) > requests.max_concurrent * requests.max_nbytes
 

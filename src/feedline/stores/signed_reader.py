@@ -78,7 +78,7 @@ class SignedReader(WebReader):
     def _parse(self, page: ET.Element, parameters: Mapping[str, str]) -> ListedPage:
         space = page.tag.partition("}")[0] + "}" if page.tag.startswith("{") else ""
         token = page.findtext(f"{space}NextContinuationToken", "")
-        # Not all relatives of S3 encode keys when asked to.
+        # Not all S3-compatible servers encode keys on request.
         decode = unquote if page.findtext(f"{space}EncodingType") == "url" else str
         folders = {decode(each.findtext(f"{space}Prefix", "")) for each in page.iter(f"{space}CommonPrefixes")}
         following = {**parameters, "start-after": "", "continuation-token": token} if token else None
@@ -116,7 +116,7 @@ class SignedReader(WebReader):
 
 
 class S3Reader(SignedReader):
-    """For S3 and its relatives."""
+    """Reader of S3 and compatible servers."""
 
     kind = S3
 

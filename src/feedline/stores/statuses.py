@@ -23,7 +23,7 @@ class Refusal:
     code: str = ""
     """The error code in the body, as in `<Code>SlowDown</Code>`; answers to HEAD have none."""
     region: str = ""
-    """The region that the server names instead of the one that was asked."""
+    """The region that the server names instead of the requested one."""
 
     @property
     def shown(self) -> str:

@@ -38,7 +38,7 @@ _BODIES = 4
 
 
 _KEPT_S = 30.0
-"""For how long: an object without a length often has no version by which a change would show."""
+"""Time of validity: an object without a length often has no version that would show a change."""
 
 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -120,7 +120,7 @@ class WebReader:
         part.add(kept.data[part.rest.start : stop])
 
     def whole(self, key: str, what: str) -> RangeAnswer:
-        """Read an object without a range request, of whatever length."""
+        """Read an object of any length without a range request."""
         with self._request(key, what) as answer:
             body = self._read_to_end(answer, what)
         return RangeAnswer(body.data, body.version, body.data.nbytes)

@@ -99,7 +99,7 @@ def describe(value: Any) -> str:
         parts = (f"{each.name}={describe(getattr(value, each.name))}" for each in fields(value))
         return f"{type(value).__name__}({', '.join(parts)})"
     if isinstance(value, tuple | list):
-        # The length and the first items tell lists apart; the text stays short for millions of paths.
+        # The length and the first items distinguish lists; the text stays short for millions of paths.
         texts = [describe(each) for each in value[:64]]
         return f"[{len(value)}: {', '.join(texts)}]"
     if value is None or isinstance(value, int | float | str):

@@ -19,7 +19,7 @@ from feedline.streams.live.terms import LiveTerms
 from feedline.streams.stream import SampleStream
 
 _LOOKAHEAD = 1024
-"""Indices that are asked of a sampler at once."""
+"""Number of indices requested from a sampler at once."""
 
 
 _TOGETHER = 32

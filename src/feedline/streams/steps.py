@@ -101,7 +101,7 @@ class ShuffleStep:
 
 
 class BlockFlow:
-    """Samples that are made of blocks of others.
+    """Samples made from blocks of other samples.
 
     `make(samples, number)` lists the samples made from one block. The state is that of the preceding flow at the start
     of the block, so a resume reads at most one block again, and none of its content is stored.

@@ -148,7 +148,7 @@ def mix(
 ) -> SampleStream:  # fmt: skip
     """Streams mixed by weights, which are scaled to a sum of 1.
 
-    `weights` may be a function of the epoch. Shares hold over any stretch of a partition to within one sample of each
+    `weights` may be a function of the epoch. Shares hold over any part of a partition to within one sample of each
     stream. `temperature` T scales each weight w to w ** (1 / T): with sizes as weights, T > 1 draws more from small
     streams. The mixture has as many partitions as the stream with the fewest. `seed` fixes the order of the streams,
     and the random numbers of steps. `stop` is the end of a partition, or of an epoch:

@@ -180,7 +180,7 @@ class PoolKind:
     needs_pickle: bool = False
     """Builder and batches cross a process border: both are pickled."""
     works_ahead: bool = True
-    """Batches are built before the loop asks for them. Only such kinds can be chosen by name."""
+    """Batches are built before the loop needs them. Only such kinds can be chosen by name."""
     hosts_partitions: bool = False
     """A worker may serve several partitions of a stream that shards itself by `torch.utils.data.get_worker_info()`."""
     splits_batches: bool = False

@@ -68,7 +68,7 @@ class Keyboard:
         if not select.select([self._descriptor], [], [], seconds)[0]:
             return ""
         pressed = os.read(self._descriptor, 16).decode(errors="ignore")[:1]
-        if not pressed:  # the terminal has gone
+        if not pressed:  # the terminal is closed
             self._descriptor = None
         return pressed
 

@@ -54,7 +54,7 @@ class VideoReader:
         self._stop: int | None = None
         """Time stamp of the last packet that is needed before the next seek; None if decoding may continue."""
         self._next: int | None = None
-        """The number of the frame that decoding comes to next; None if it has to seek."""
+        """The number of the next frame to be decoded; None if it has to seek."""
         self._attempt = 0
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class VideoReader:
         try:
             with naming_damage(self._name, video.file):
                 video.container.seek(place, stream=video.stream)
-        except PermissionError:  # by this name FFmpeg reports that a format has no place before the one asked for
+        except PermissionError:  # FFmpeg's error if a format has no place before the requested one
             self._reopen()
         else:
             self._begin()
@@ -226,7 +226,7 @@ class VideoReader:
     def _look_ahead(self, number: int) -> None:
         """Decode up to the last frame that this one may refer to.
 
-        Damage shows when a frame comes out.
+        Damage shows when a frame is returned.
         """
         last = int(self._last_before[number])
         until = int(self._table.pts[last])

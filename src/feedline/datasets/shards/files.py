@@ -85,7 +85,7 @@ ReadBytes = Callable[[int, int], memoryview]
 CutEnds = Callable[[ReadBytes, int, int], tuple[memoryview, memoryview]]
 """Extracts the ends of a shard from `read(start, stop)`, its bytes and its samples.
 
-It must not fail, whatever it reads.
+It must not fail for any content.
 """
 
 
@@ -145,7 +145,7 @@ def offsets_in(
 
     The last offset is the end of the last sample.
 
-    They follow the number of samples at the beginning of the shard, or of a file apart from it. SampleError for invalid
+    They follow the number of samples at the beginning of the shard, or of a separate file. SampleError for invalid
     offsets, which would read the wrong bytes.
     """
     first = 4 * (samples + 2)

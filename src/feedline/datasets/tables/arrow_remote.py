@@ -190,7 +190,7 @@ class SingleRows(CachedRows):
             assert buffers is not None
             return self._batches.rows(number, buffers, wanted[number])
 
-        # No limit: the rows take as much memory as the samples that are made of them.
+        # No limit: the rows take as much memory as their samples.
         chunks = list(self._batches.each(read, numbers.tolist(), 0, lambda _: 0))
         at = np.empty(len(places), np.int64)
         for each, number in enumerate(numbers.tolist()):

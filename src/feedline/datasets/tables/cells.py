@@ -94,7 +94,7 @@ class Cells:
         self, stored: dict[str, Any], keys: Keys | None, rows: int, allocate: Allocator, locate: DescribeRow
     ) -> Any:
         """Decode the columns of a collated batch."""
-        # Columns share the keys of a sample, so that two images of it are cropped alike.
+        # Columns share the keys of a sample, so that two images of it get the same crop.
         keys_by_name = _keys_of(keys, rows, [name for name, each in self._cells.items() if each.decoder.uses_keys])
         for name, cell in self._cells.items():
             where = partial(_describe_row, locate, name)

@@ -155,7 +155,7 @@ def kinds_of(schema: Any, columns: Iterable[str] | None, source: str) -> StructT
     """
     try:
         return _kinds_of(schema, columns, source)
-    except UnicodeDecodeError as error:  # pyarrow decodes names when they are asked for
+    except UnicodeDecodeError as error:  # pyarrow decodes names on access
         raise SampleError(f"{source} is damaged: text of its schema is not UTF-8 ({error}); write it again") from error
 
 

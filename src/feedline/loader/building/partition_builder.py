@@ -249,7 +249,7 @@ class PartitionBuilder:
             try:
                 drawn.append(next(partition.samples))
             except StopIteration:
-                partition.samples = iter(())  # asked again, an iterator might begin again
+                partition.samples = iter(())  # a further call might restart an iterator
                 break
             except Exception:
                 # The loop gets the error in place of this batch; the next batch begins after the failed sample.

@@ -47,8 +47,8 @@ class MemoryTrend:
     def growth(self) -> float | None:
         """Bytes per epoch; None before the end of the second epoch.
 
-        Fresh workers are compared at the ends of their epochs: they have warmed up alike. Persistent ones warm up once,
-        so the first epoch is left out, or its first half if there are only two.
+        Fresh workers are compared at the ends of their epochs, when they are equally warm. Persistent ones warm up
+        once, so the first epoch is left out, or its first half if there are only two.
         """
         ends = [each for each in self._readings if each.ends]
         if len(ends) < 2:

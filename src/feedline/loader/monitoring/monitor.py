@@ -150,7 +150,7 @@ class Monitor:
         stays = loader._fl.device is None and not loader.pin_memory
         collated = loader.collate_fn in (None, default_collate) and loader.batch_size is not None
         self._sources = _FigureSources(pools, progress, plan, loader.dataset, _length(plan), stays, collated)
-        # `for batch in DataLoader(...)` drops the loader at once: its arguments tell what a verdict needs.
+        # `for batch in DataLoader(...)` drops the loader at once: its arguments are enough for a verdict.
         self._loader, self._arguments = weakref.ref(loader), Arguments(loader, self._sources.length)
         self._memory.persistent = loader.persistent_workers
         self._machine.follow_loop()

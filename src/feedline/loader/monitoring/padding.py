@@ -49,7 +49,7 @@ class PaddingSums:
 
 
 def with_padding(result: BatchResult) -> BatchResult:
-    """The result, with the counts of its batch if it tells them."""
+    """The result, with the counts of its batch if they are known."""
     padding = padding_counts(result.batch)
     return result if padding is None else result._replace(padding=padding)
 

@@ -104,7 +104,7 @@ def _begins_to_accelerate(model: Model, case: Case) -> bool:
 def _counts(context: Context, stats: Stats) -> list[int]:
     """Numbers of workers to replay.
 
-    In a short epoch each of them must have something to do, and a few batches do not tell what many workers would do.
+    In a short epoch each of them must have something to do, and a few batches do not show the effect of many workers.
     """
     limits = [context.most_workers or COUNTS[-1], max(stats.batches, 2)]
     if context.epoch_batches is not None:

@@ -69,7 +69,7 @@ def open_entry(file: BinaryIO, *, trusted: bool) -> memoryview:
         raise DamagedEntryError
     content = _content(file, size)
     data = content[: -_FOOTER.size]
-    # At the end of the file: what was cut short, at whatever byte, has no footer.
+    # At the end of the file: a file that was cut off at any byte has no footer.
     magic, nbytes, promised = _FOOTER.unpack(content[-_FOOTER.size :])
     if (magic, nbytes) != (_MAGIC, data.nbytes) or not (trusted or checksum(data) == promised):
         raise DamagedEntryError
@@ -130,7 +130,7 @@ def checksum_of(fd: int, nbytes: int) -> int:
 
 
 def is_abandoned(path: Path) -> bool:
-    """Tell whether the writer of a temporary file is gone.
+    """True if the writer of a temporary file has ended.
 
     A file that is being created may look abandoned.
     """

@@ -309,7 +309,7 @@ class Folder:
     def _make_room(self, account: Account, needed: int) -> None:
         """Count the files, and evict the least recently used.
 
-        Until there is room to spare.
+        Until there is enough room.
         """
         taken, files = self._sweep(), sorted(self._files())
         taken += sum(file.nbytes for file in files)
@@ -331,7 +331,7 @@ class Folder:
         """Remove files of dead writers; return the bytes of living ones."""
         living = 0
         for path in self._temporary.iterdir():
-            # The writer's lock, not its age, tells: a slow line may fill one file for an hour.
+            # The writer's lock decides, not its age: over a slow line, writing one file may take an hour.
             if is_abandoned(path):
                 path.unlink(missing_ok=True)
             else:

@@ -104,7 +104,7 @@ class FetchLocks:
         return True
 
     def wait(self, name: str, timeout_s: float) -> None:
-        """Wait until the fetcher of a piece is done or gone.
+        """Wait until the fetcher of a piece has finished or ended.
 
         Or until the timeout.
         """

@@ -49,7 +49,7 @@ class PrefetchStatistics:
     failed: int
     """Items that could not be fetched; the reader gets the error itself."""
     ahead_nbytes: int
-    """Bytes needed by items ahead of the reader, or fetched for them, whichever is more."""
+    """Bytes needed by items ahead of the reader, or fetched for them, whichever is larger."""
     peak_nbytes: int
     """The highest value of `ahead_nbytes` so far."""
 
@@ -257,7 +257,7 @@ def _split_known(
 ) -> tuple[list[tuple[CachedStore, str, list[tuple[int, int]]]], list[tuple[CachedStore, ObjectRange]]]:
     """Split an item into spans of known objects and ranges of others.
 
-    The store has to be asked for the size of the others.
+    The sizes of the others have to be requested from the store.
     """
     spans: dict[tuple[CachedStore, str], list[tuple[int, int]]] = {}
     unknown = []

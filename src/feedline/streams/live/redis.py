@@ -93,7 +93,7 @@ class RedisClient:
         """True if entries that were not read were deleted."""
         info = self._about(partition)
         first = info and info.get("first-entry")
-        if not first:  # empty: what was added since is gone
+        if not first:  # empty: entries added since were deleted
             return bool(kept.end[1] > place[1])
         is_behind = self._stream.order([_text(first[0])]) > self._stream.order(place)
         return bool(is_behind and kept.first[1] > place[1])

@@ -104,7 +104,7 @@ class SQLClient:
         self._places[partition] = place
 
     def poll(self, partitions: Sequence[int], most: int, timeout_s: float) -> list[MessageRun]:
-        """The next rows; asks until there are some."""
+        """The next rows; queries until there are some."""
         give_up_s = monotonic() + timeout_s
         while True:
             horizon = self._horizon()

@@ -168,7 +168,7 @@ def is_here(file: NDArray[np.uint8], share: float) -> bool:
 
 
 _TAIL = 4096
-"""Last bytes of a file that decide: headers of many files are alike."""
+"""Last bytes of a file that decide, because many files have equal headers."""
 
 
 def _is_pixels(source: Any) -> bool:

@@ -34,7 +34,7 @@ class FrameStep:
 
 
 def sized(frame: Frame) -> Image.Image:
-    """Image without pixels, for methods that only ask for its size."""
+    """Image without pixels, for methods that only read its size."""
     image = Image.Image()
     image._size, image._mode = (frame.width, frame.height), "L" if frame.gray else "RGB"
     return image

@@ -149,12 +149,12 @@ class SlotPool:
         return handle
 
     def tick(self) -> list[int]:
-        """Count a message and forget outdated slots now and then.
+        """Count a message, and drop outdated slots at intervals.
 
         Returns the numbers of the dropped slots, which the training process has to drop, too.
         """
         self.clock += 1
-        # Not for each message: there may be a thousand slots to look at.
+        # Not for each message: there may be a thousand slots to check.
         if self.clock % _FORGET_EVERY:
             return []
         outdated = [slot for slot in self._slots if self._is_outdated(slot)][:_FORGET_AT_MOST]
