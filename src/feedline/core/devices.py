@@ -28,7 +28,7 @@ LEAVE_OUT = "leave device=None to get batches in host memory"
 def target(device: Device, otherwise: str = LEAVE_OUT) -> torch.device:
     """Check that a device is usable and return it; ArgumentError otherwise.
 
-    `otherwise` ends the message: what the caller can do without the device.
+    `otherwise` ends the message with an alternative to the device.
     """
     try:
         wanted = torch.device(device)

@@ -77,7 +77,7 @@ class _ForkedChild:
         return True
 
     def get_ready(self) -> None:
-        """Run what has waited; this handler comes after Python's own."""
+        """Run the waiting finalizers, after Python's own handler."""
         self._ready, waiting, self._waiting = os.getpid(), self._waiting, []
         for finalizer, arguments in waiting:
             _run_apart(finalizer, arguments)

@@ -323,12 +323,12 @@ class _PoolThreads:
         _current.pooled = True
         while (task := self._next()) is not None:
             settle = task.run()
-            # Counted before the future is done: who waits for it may submit the next call at once, and this thread is
+            # Counted before the future is done: its waiter may submit the next call at once, and this thread is
             # free.
             with self._lock:
                 self._undone -= 1
             settle()
-            del task, settle  # frees what they hold now, not with the next task
+            del task, settle  # frees their objects now, not with the next task
 
     def _next(self) -> _PoolTask | None:
         """The next task; None if the thread is to end."""

@@ -90,7 +90,7 @@ def check_names(names: Any, argument: str, example: str) -> None:
 class Decoder:
     """Decodes and transforms one field, of single samples or of batches.
 
-    A dataset has a decoder for each field. Subclasses say what their sources are, such as encoded bytes or parsed
+    A dataset has a decoder for each field. Subclasses define their kind of source, such as encoded bytes or parsed
     features. They keep no reference to a source.
     """
 

@@ -217,7 +217,7 @@ def _accelerated_tobytes(original: Callable[..., bytes]) -> Any:
 
 
 def _accelerated_load(original: Callable[..., Any]) -> Any:
-    """Method that decodes only for callers who use its result."""
+    """Method that decodes only if the caller uses its result."""
 
     @wraps(original)
     def load(self: Any, *args: Any, **options: Any) -> Any:
@@ -256,7 +256,7 @@ def undecoded_jpeg(image: Any) -> bytes | None:
 
 
 def _defer(image: Any) -> Deferred | None:
-    """Do what Pillow's `load` does, except for the decoding.
+    """Pillow's `load` without the decoding.
 
     None, and nothing is changed but the position in the file, if it is not certain that the decoding will succeed.
     """
@@ -339,7 +339,7 @@ def _pixels_of(image: Any) -> Any:
 
 
 def _new(image: Any, deferred: Deferred) -> Any:
-    """Deferred image, with what Pillow hands on from `image`."""
+    """Deferred image, with the attributes that Pillow copies from `image`."""
     new = image._new(deferred)  # it takes mode and size from the core
     state = vars(new)
     state[_DEFERRED] = state.pop(_CORE)

@@ -28,7 +28,7 @@ Those of the kernels are views of bytes, which Pillow's `tobytes` then returns w
 
 
 _LARGEST = 65_500
-"""Pixels along one side of an output: what a JPEG can hold, and small enough for every product of the kernels."""
+"""Limit of pixels along one side of an output: that of JPEG, and small enough for every product of the kernels."""
 
 
 _ATTEMPTS = 10

@@ -203,7 +203,7 @@ class DataLoader(TorchDataLoader[T_co]):
             super().check_worker_number_rationality()
 
     def _get_iterator(self) -> Any:
-        """Do what `iter(loader)` does: torch's hook for subclasses.
+        """Begin an iteration: torch's hook for subclasses.
 
         Some subclasses call it themselves.
         """
@@ -381,7 +381,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """Arguments and loaded state, without workers.
 
-        A copy gives what the next iteration of this loader would give.
+        A copy gives the batches of the next iteration of this loader.
         """
         if "_fl_pools" not in vars(self):
             return dict(vars(self))

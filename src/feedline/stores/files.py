@@ -158,7 +158,7 @@ class KeptContent(LocalFile):
         self.name, self.nbytes, self.version, self.data = name, len(data), version, data
 
     def check_unchanged(self, *, at_once: bool = False) -> None:
-        """Do nothing: the content stays what it is."""
+        """Do nothing: the content never changes."""
 
 
 class RemoteFile:
@@ -211,7 +211,7 @@ class FileSet:
     """Files and objects by number, opened on first use in each process.
 
     In memory they take only the space of their names. At most `most` stay open, by default as many as may be. Safe to
-    use from several threads. Pickles with names, sizes and versions, and with what reopens the stores.
+    use from several threads. Pickles with names, sizes and versions, and with the information to reopen the stores.
     """
 
     def __init__(self, objects: Sequence[tuple[Store | None, ObjectInfo]], most: int | None = None) -> None:

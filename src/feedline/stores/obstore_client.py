@@ -243,7 +243,7 @@ class Client:
     def get(self, key: str, part: PartialRange, what: str) -> None:
         """Fetch the rest of a range into `part`.
 
-        Or as much of it as the object has. TransientError if it breaks off; `part` keeps what has arrived. A server
+        Or as much of it as the object has. TransientError if it breaks off; `part` keeps the received bytes. A server
         without ranges gets a request for the whole object, if the range may be all of it.
         """
         span = part.rest

@@ -47,7 +47,7 @@ class PartialRange:
     def accept(self, version: str, size: int, span: ByteRange) -> None:
         """Accept an answer with the bytes `span` of the object.
 
-        TransientError if what arrived before is of another version, or of an unknown one: it is dropped then.
+        TransientError if the earlier parts are of another or an unknown version; they are dropped then.
         """
         self._attempts += 1
         # Without a version, parts of the object and of a new one of the same size cannot be distinguished.
@@ -70,7 +70,7 @@ class PartialRange:
         return FileVersion(self.size, self.version).is_known
 
     def add(self, view: memoryview) -> None:
-        """Append what has arrived."""
+        """Append a received part."""
         self._check()
         self._views.append(view)
         self.nbytes += view.nbytes

@@ -77,7 +77,7 @@ def check_within(ranges: Sequence[tuple[int, int]], size: int, what: str) -> Non
 
 def _joins(span: ByteRange, start: int, stop: int, requests: Requests) -> bool:
     if start < span.stop:
-        return True  # what overlaps is read once
+        return True  # overlaps are read once
     return start - span.stop <= requests.gap_nbytes and stop - span.start <= requests.max_nbytes
 
 
@@ -242,7 +242,7 @@ class Flight:
     copies: int = 1
     hedged: bool = False
     is_quick: bool = False
-    """Requests of this size took so little time lately that one may start again from its first byte."""
+    """Recent requests of this size were so fast that one may restart from its first byte."""
     landed: bool = False
     """One copy has arrived: the other need not."""
 
@@ -355,7 +355,7 @@ class _SupervisedCall:
         if error is not None:
             raise error
         assert data is not None
-        # The other copy learns of it with its next part, and closes its connection: the rest would be paid for in vain.
+        # The other copy learns of it with its next part, and closes its connection: the rest would be wasted.
         flight.landed = True
         del self._pending[flight.number]
         count(hedges_won=hedge)

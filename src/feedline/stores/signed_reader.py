@@ -112,7 +112,7 @@ class SignedReader(WebReader):
         return link
 
     def _refuse_disguises(self, headers: Any, key: str, what: str) -> None:
-        """Accept all: what a bucket holds is what was put there."""
+        """Accept all keys, which are exactly those put into the bucket."""
 
 
 class S3Reader(SignedReader):

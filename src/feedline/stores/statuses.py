@@ -102,7 +102,7 @@ def is_passing(status: int, code: str = "") -> bool:
 def error_for(refusal: Refusal, what: str) -> Exception:
     """The exception for an answer without data about `what`.
 
-    A TransientError for what may pass, else a permanent error with a remedy.
+    A TransientError for a transient failure, else a permanent error with a remedy.
     """
     status, code = refusal.status, refusal.code
     if is_passing(status, code):

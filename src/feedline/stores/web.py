@@ -93,7 +93,7 @@ class WebReader:
                 if (known := answer.span) is not None:
                     return ObjectInfo(key, known[1], _version(answer.headers, known[1]))
         except _EmptyError:
-            pass  # servers differ in what they say about a range of nothing
+            pass  # servers differ in their answers to an empty range
         with self._request(key, what) as answer:
             if (known := answer.span) is not None:
                 return ObjectInfo(key, known[1], _version(answer.headers, known[1]))
@@ -212,7 +212,7 @@ class WebClient(Client):
             try:
                 return super().info(key, what)
             except StoreError:
-                pass  # many servers refuse HEAD, or answer it wrongly: what counts is the answer to GET
+                pass  # many servers refuse HEAD, or answer it wrongly: only the answer to GET counts
             except TransientError as error:
                 if not str(error).startswith("status 501"):
                     raise

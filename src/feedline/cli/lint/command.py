@@ -105,7 +105,7 @@ def examine(source: SourceFile) -> list[Hit]:
 
 
 def show(survey: LintSurvey, console: Console) -> None:
-    """Print mistakes by file and line, then what feedline would simplify."""
+    """Print mistakes by file and line, then code that feedline would simplify."""
     marks = Marks.of(console.encoding)
     mistakes = [hit for hit in survey.hits if hit.severity is not Severity.GOOD]
     for title, hits in (("", mistakes), ("With feedline", [hit for hit in survey.hits if hit not in mistakes])):

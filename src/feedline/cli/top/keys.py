@@ -77,7 +77,7 @@ class Keyboard:
 def keyboard(descriptor: int | None = None) -> Iterator[Keyboard]:
     """The keyboard of standard input, read key by key.
 
-    Ctrl-C works as ever.
+    Ctrl-C works as usual.
 
     Where it is no terminal, or this process is in its background, there are no keys.
     """

@@ -120,7 +120,7 @@ class ArrayColumn(NamedTuple):
     def of(cls, stored: np.dtype[Any], row_shape: tuple[int, ...]) -> ArrayColumn:
         """The column of an array in either byte order.
 
-        TypeError names what no sample can hold.
+        TypeError names the part that no sample can hold.
         """
         native = delivered_dtype(stored)
         dtype = torch_dtype(native)

@@ -1,6 +1,6 @@
 """Arrays of zarr whose chunks are checked before they are decoded.
 
-The checked codecs believe what a chunk claims. Codecs behind those, also within shards, see a chunk first.
+The checked codecs trust the sizes that a chunk claims. Later codecs, also within shards, see a chunk first.
 """
 
 from __future__ import annotations

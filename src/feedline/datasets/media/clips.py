@@ -63,7 +63,7 @@ class Clips(MediaClips[VideoReader]):
     - "segments": a random frame from each of these parts;
     - "whole": all frames at that stride or rate, with `frames=None`; `fl.collate.pad` makes batches of them.
 
-    `short` says what a video shorter than a clip gives: an "error", or frames that are filled up by "repeat_last" or
+    `short` is the rule for a video shorter than a clip: an "error", or frames that are completed by "repeat_last" or
     "wrap". A transform of `fl.transforms` is applied to each frame, with the same random numbers for all frames of a
     clip; another one gets the clip, `transform(frames)` or `transform(frames, rng)`.
 

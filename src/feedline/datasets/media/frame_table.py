@@ -102,7 +102,7 @@ class FrameTable:
         """True if a frame may need that of time stamp `pts`.
 
         Codecs forbid that frames behind a keyframe refer to those that are shown before it. After a seek to the
-        keyframe, these lack what they refer to, and the decoder's verdict on them means nothing.
+        keyframe, their reference frames are missing, and the decoder's verdict on them is meaningless.
         """
         order = self.order[number]
         at = int(np.searchsorted(self.pts, pts))

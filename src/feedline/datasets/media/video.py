@@ -124,7 +124,7 @@ class VideoReader:
     def _frame(self, number: int, key: int) -> NDArray[np.uint8]:
         """A frame of the group that keyframe `key` begins."""
         if self._goes_on(number, key):
-            with suppress(SampleError):  # what a seek finds is the verdict: it passes over frames that are not needed
+            with suppress(SampleError):  # the result of a seek decides: it skips frames that are not needed
                 return self._pixels(self._decode_until(number), number)
         for attempt in range(self._attempt, _ATTEMPTS):
             with suppress(SampleError):

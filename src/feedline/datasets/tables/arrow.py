@@ -45,7 +45,7 @@ class Arrow(TableDataset):
 
     `paths` is a path or address, a folder of `.arrow` files, a glob or brace pattern, a list of them, or a
     `pyarrow.Table`. Feather 2 files and the cache files of Hugging Face are such files and streams. Samples are dicts
-    by column: see `Parquet` for what the types become, and for `nulls`, `transform` and `decode`. Files are
+    by column: see `Parquet` for the conversion of types, and for `nulls`, `transform` and `decode`. Files are
     memory-mapped and read in place; compressed ones are decompressed into memory when they are opened. Record batches
     are the shards. Pickles by path; a table in memory by its buffers, out of band where the pickler can.
 

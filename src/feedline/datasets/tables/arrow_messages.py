@@ -31,7 +31,7 @@ GLANCE_NBYTES = 64 << 10
 
 
 _END_NBYTES = 64
-"""Bytes behind the last message of a file that are examined: the end marker and padding, or what must not be there."""
+"""Bytes that are examined after the last message of a file: the end marker and padding, or unexpected data."""
 
 
 V5 = 4
@@ -282,7 +282,7 @@ def _pack(
 
 
 def unpack_layout(data: bytes | memoryview) -> Layout:
-    """Restore what `layout_of` packed."""
+    """Restore the layout that `layout_of` packed."""
     is_file, at, size, dictionaries, batches = _PREFACE.unpack_from(data)
     first = _PREFACE.size + size
     second = 5 * dictionaries

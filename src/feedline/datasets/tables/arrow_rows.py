@@ -197,7 +197,7 @@ def _bits(buffer: Range, spans: list[Range]) -> RangeReads:
 
 
 def _content(column: ColumnBuffers, spans: list[Range]) -> RangeReads:
-    """The offsets of texts or lists, and what they refer to."""
+    """The offsets of texts or lists, and their items."""
     dtype = np.dtype(np.int64 if str(column.kind).startswith("large_") else np.int32)
     size = dtype.itemsize
     views = yield [_part(column.buffers[0], start * size, (stop + 1) * size) for start, stop in spans]

@@ -1,6 +1,6 @@
 """Resolution of paths to the data files of tables.
 
-In a plain folder every matching file is data, except what writers keep in `_temporary` and similar folders. In the
+In a plain folder every matching file is data, except those in `_temporary` and similar folders of writers. In the
 folder of a Delta or Iceberg table, data are the files of its current snapshot.
 """
 

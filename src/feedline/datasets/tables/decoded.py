@@ -253,7 +253,7 @@ class DecodedTable(TableDataset, Generic[C]):
         cache_nbytes: int,
     ) -> None:
         cells = Cells(chunks.kind, transform, decode)
-        chunks.kind = cells.kind  # decoding leaves out what no decoder of a column reads
+        chunks.kind = cells.kind  # decoding leaves out members that no decoder of a column reads
         policy = Nulls(nulls)
         policy.check(cells.kind)
         self.chunks = chunks

@@ -204,7 +204,7 @@ def save_index(index: TarIndex, version: FileVersion, where: Sequence[str]) -> T
 
     Without a writable place it stays in memory.
     """
-    # The folder of the data is often read-only, the user's cache hardly ever.
+    # The folder of the data is often read-only, the user's cache almost never.
     for place in where:
         try:
             index.write(place, version)

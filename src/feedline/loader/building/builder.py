@@ -141,7 +141,7 @@ class BatchBuilder:
         return pickle.dumps((states, self._dataset_state), 5) if self.is_stateful else states
 
     def restore(self, captured: bytes) -> None:
-        """Restore what `capture()` returned, here or in another process."""
+        """Restore the result of `capture()`, from this process or another one."""
         states, dataset_state = split_capture(captured)
         if dataset_state is not None and self.is_stateful:
             self.dataset.load_state_dict(dataset_state)

@@ -101,7 +101,7 @@ class PartitionBuilder:
         return global_states()
 
     def restore(self, captured: bytes) -> None:
-        """Restore what `capture()` returned, here or in another process."""
+        """Restore the result of `capture()`, from this process or another one."""
         restore_globals(captured)
 
     def __call__(self, request: PartitionRequest, allocate: Allocator = allocate_tensor) -> BatchResult:

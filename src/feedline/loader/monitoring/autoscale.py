@@ -155,7 +155,8 @@ class Autoscale:
         self._recent.clear()
         self._wall_ns = 0
         wanted = self._best(recent)
-        # A change moves the loop away from what was recorded: it is doubled or halved at most, and then measured again.
+        # A change moves the loop away from the recording: the count is doubled or halved at most, and then measured
+        # again.
         wanted = min(max(wanted, self.workers // 2, 1), 2 * self.workers, self.ceiling)
         if wanted == self.workers:
             self._interval_ns = min(2 * self._interval_ns, LAST_NS)

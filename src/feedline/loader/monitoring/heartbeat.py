@@ -60,7 +60,7 @@ class LoopClock:
     def deliver(self, sums: SpanSums, spans: list[SpanTuple], samples: int, epoch: int, number: int) -> int:
         """Count a delivered batch and the spans of the loop.
 
-        Returns what `SpanSums.add` does.
+        Returns the result of `SpanSums.add`.
         """
         now_ns = monotonic_ns()
         spans.append(("step", self._left_ns, self._called_ns, MAIN))

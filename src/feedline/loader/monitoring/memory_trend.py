@@ -67,6 +67,6 @@ def memory_left(group: Cgroup) -> int | None:
     """Bytes of memory that are left; None if unknown."""
     left = [meminfo().get("MemAvailable")]
     limit = group.memory_limit()
-    if limit is not None:  # what the group uses contains the page cache, which the kernel gives up
+    if limit is not None:  # the usage of the group includes the page cache, which the kernel can free
         left.append(max(limit - tree_nbytes(os.getpid()), 0))
     return min((each for each in left if each is not None), default=None)

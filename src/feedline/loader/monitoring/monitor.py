@@ -218,7 +218,7 @@ class Monitor:
         return max(0.0, (monotonic_ns() + since_ns) / 1e9) if since_ns < 0 else 0.0
 
     def figures(self) -> dict[str, Any]:
-        """The statistics as JSON values, with what identifies the loader."""
+        """The statistics as JSON values, with the labels of the loader."""
         return {
             "time_s": time(),
             **self.identity,

@@ -224,7 +224,7 @@ def _check_partition(partition: int, attempts: Sequence[JobAttempt], result: Aud
 def _check_strides(partition: int, attempt: JobAttempt, reached: int, result: Audit) -> tuple[int, bool]:
     """Check a partition of which all ranks read every sample.
 
-    Returns what all have delivered, and True if it has ended.
+    Returns the deliveries of all, and True if it has ended.
     """
     stops, ended = [], []
     for rank in range(attempt.world_size):

@@ -132,7 +132,7 @@ def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]
 def _with_held_share(measured: Measured, setting: EngineSetting, machine: Machine) -> Machine:
     """The machine with the largest share of computing under the lock.
 
-    It is not slower than what was measured. Steps do not wait there: a part of their waiting is for the lock.
+    It is not slower than the measured one. Steps do not wait there: a part of their waiting is for the lock.
     """
     batches = [replace(batch, step=batch.step._replace(wait_s=0.0)) for batch in measured.batches]
     machines = [replace(machine, gil=share) for share in (1.0, 0.85, 0.7)]

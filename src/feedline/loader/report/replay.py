@@ -25,7 +25,7 @@ class Task(NamedTuple):
     width: float = 1.0
     """CPUs in use while it computes; more than 1 if it starts threads."""
     held_s: float = 0.0
-    """Seconds of it in which it holds what no other worker may have meanwhile, such as a lock."""
+    """Seconds of it in which it holds an exclusive resource, such as a lock."""
     copying: float = 0.0
     """Use of memory bandwidth while it computes, as a share of that of a thread that only copies."""
 
@@ -309,7 +309,7 @@ class _Engine:
         return next(number for number in window if number in self._received)
 
     def _receive(self, window: list[int]) -> _Process:
-        """Unpack what has arrived until the due batch is there."""
+        """Unpack received batches until the due one is there."""
         while not self._is_due(window):
             if not self._arrived:
                 self._loop_is_parked = True

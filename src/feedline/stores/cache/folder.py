@@ -212,7 +212,7 @@ class Folder:
     def put_parts(self, key: PieceKey, parts: Iterable[bytes | memoryview]) -> memoryview:
         """Keep content of unknown size; returns it, mapped.
 
-        OSError if it cannot be kept, and what `parts` raises.
+        OSError if it cannot be kept; exceptions of `parts` are raised.
         """
         name, nbytes = key.name(), 0
         if not self._temporary.is_dir():
@@ -262,7 +262,7 @@ class Folder:
         try:
             self._write_now(name, nbytes, fill)
         except FileNotFoundError:
-            # Only a removed folder is made again: what else is missing would be missing the second time, too.
+            # Only a removed folder is created again: any other cause would fail the second time, too.
             if self._temporary.is_dir():
                 raise
             self._prepare()  # the folder was removed

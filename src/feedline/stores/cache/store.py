@@ -181,7 +181,7 @@ class CachedStore:
 
     def _object(self, path: str, version: str | None) -> _Object:
         info = self._look_up_info(path, version)
-        # Without versions, what another process has kept may be of another content: it gets another key.
+        # Without versions, pieces of another process may be of another content, so they get another key.
         version_key = info.version if info.is_versioned else f"{info.version} {self._own}"
         return _Object(self.store, self._shared(), info, version_key, self.cache)
 
@@ -299,7 +299,7 @@ class _Object:
         if not missing:
             return {}
         with self._folder.fetch_locks() as fetch_locks:
-            # Locked one by one without waiting: what others fetch is read from their files afterwards.
+            # Locked one by one without waiting: pieces that others fetch are read from their files afterwards.
             mine = [number for number in missing if fetch_locks.take(self._key(number).name())]
             data_by_number = self._look_up(mine)  # another process may have fetched them since the first look
             data_by_number |= self._fetch_all([number for number in mine if number not in data_by_number])

@@ -95,7 +95,7 @@ class MessageDecoder:
                 f"a message of {size:,} bytes is larger than LiveLimits.message_nbytes={self.largest:,}: "
                 "raise the limit, or leave out such messages by on_error='skip'"
             )
-        if isinstance(message, Exception):  # what the source says of a message that it could not make
+        if isinstance(message, Exception):  # the error of the source about a message that it could not read
             raise message
         return self.function(message)
 

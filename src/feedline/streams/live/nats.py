@@ -175,7 +175,7 @@ class NATSClient:
         self._loop.close()
 
     async def _end(self) -> None:
-        """Cancel what still runs in the loop."""
+        """Cancel the remaining tasks of the loop."""
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()

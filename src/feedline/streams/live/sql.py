@@ -162,7 +162,7 @@ class SQLClient:
                 return names, cursor.fetchall()
             finally:
                 cursor.close()
-                connection.rollback()  # the next question must see what was committed since
+                connection.rollback()  # the next query must see later commits
                 if isinstance(connection, sqlite3.Connection):  # belongs to this thread, and costs microseconds
                     self.close()
 

@@ -121,7 +121,7 @@ def without_secrets(addresses: str) -> str:
 
 
 def look_up(address: str, name: str) -> str:
-    """An address, or what the environment variable of `env:NAME` holds."""
+    """An address, or the value of the environment variable of `env:NAME`."""
     if not address:
         raise ArgumentError(f"{name} must be a text, such as 'host:port'; got {address!r}")
     if not address.startswith("env:"):

@@ -123,7 +123,7 @@ def uses_kernels(images: Any) -> bool:
 
 
 def _by_kernels(images: Any, plan: ImagePlan, keys: Keys) -> torch.Tensor:
-    """The plan on single images, which is what defines the result."""
+    """The plan on single images, which defines the result."""
     sources = [image.permute(1, 2, 0).numpy() for image in images]
     if plan.batchable and sources[0].shape[2] == 3:
         done = plan.batch(sources, keys, allocate_tensor, threads=torch.get_num_threads())

@@ -203,7 +203,7 @@ class RestartBudget(DeathCount):
     def describe_death(self, death: Death, request: Any | None, finding: str = "") -> str:
         """Compose the error message about a death.
 
-        `request` is what the worker was building, None if unknown.
+        `request` is the request that the worker was building, None if unknown.
         """
         exitcode, pid = death.exited.exitcode, death.member.process.pid
         out_of_memory = pid in self._killed_by_oom

@@ -113,7 +113,7 @@ class Dispatch:
         self.worker_set = WorkerSet(launcher, new_inbox)
 
     def send(self, future: ProcessFuture) -> None:
-        """Queue the request of a future. Raises what pickling the request raises."""
+        """Queue the request of a future; may raise errors of its pickling."""
         self.repair()
         payload = pickle.dumps(future.work, 5)
         self.open[future.task] = future

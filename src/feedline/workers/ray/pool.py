@@ -192,7 +192,7 @@ class RayPool(FuturePool):
         return [member for member in self.members.all.values() if member.ref is not None or member.queue]
 
     def _handle(self, member: RayMember, ref: Any) -> bool:
-        """Handle what became of a call; True if it was a batch."""
+        """Handle the result of a call; True if it was a batch."""
         errors = self.members.ray.exceptions
         try:
             value = self.members.ray.get(ref)

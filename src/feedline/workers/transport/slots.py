@@ -309,7 +309,7 @@ class _PooledBlock:
     __slots__ = ("_local", "_memory", "nbytes", "used_at")
 
     def __init__(self, nbytes: int) -> None:
-        # Private: after a fork by the user, neither process must see what the other writes into a batch.
+        # Private: after a fork by the user, neither process must see writes of the other one into a batch.
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
         mapping = mmap.mmap(-1, nbytes, **private)
         if hasattr(mmap, "MADV_HUGEPAGE"):
