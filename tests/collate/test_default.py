@@ -59,7 +59,7 @@ def notes(error: BaseException) -> str:
     ],
     ids=lambda sample: type(sample).__name__,
 )
-def test_every_tensor_of_the_batch_lies_in_the_memory_given(sample: Any) -> None:
+def test_every_tensor_of_the_batch_is_in_the_given_memory(sample: Any) -> None:
     empty = Recorder()
     batch = collate.default([sample] * 3, allocate=empty)
     assert empty.holds(batch)

@@ -189,7 +189,7 @@ class Rewinding(IterableDataset[int]):
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("n", [4, 5])
-def test_an_iterator_is_not_asked_again_after_its_end(loader_class: Loader, n: int, drop_last: bool) -> None:
+def test_an_iterator_is_not_called_again_after_its_end(loader_class: Loader, n: int, drop_last: bool) -> None:
     loader = loader_class(
         Rewinding(n), batch_size=2, num_workers=1, prefetch_factor=3, drop_last=drop_last, persistent_workers=True
     )

@@ -136,7 +136,7 @@ class UnknownLength(Counting):
 
 
 @workers
-def test_a_dataset_is_not_asked_for_its_length_where_there_is_a_sampler(make_loader: Make, num_workers: int) -> None:
+def test_the_length_of_a_dataset_is_not_read_if_there_is_a_sampler(make_loader: Make, num_workers: int) -> None:
     assert flat(make_loader(UnknownLength(5), sampler=[3, 1], num_workers=num_workers)) == [3, 1]
     assert flat(make_loader(UnknownLength(5), batch_sampler=[[3], [1]], num_workers=num_workers)) == [3, 1]
 
@@ -187,7 +187,7 @@ def test_a_sampler_may_yield_keys_that_are_no_numbers(make_loader: Make, num_wor
 
 
 @workers
-def test_the_dataset_is_asked_with_plain_integers(make_loader: Make, num_workers: int) -> None:
+def test_the_dataset_gets_plain_integers(make_loader: Make, num_workers: int) -> None:
     for arguments in ({}, {"shuffle": True}, {"sampler": [0, 1, 2]}, {"batch_sampler": [[0, 1], [2]]}):
         loader = make_loader(IndexTypes(), num_workers=num_workers, **arguments)
         assert {name for batch in loader for name in batch} == {"int"}
@@ -210,7 +210,7 @@ def test_the_dataset_gets_indices_of_the_samplers_type(make_loader: Make, num_wo
 
 
 @workers
-def test_a_subset_of_a_split_is_asked_with_plain_integers(make_loader: Make, num_workers: int) -> None:
+def test_a_subset_of_a_split_gets_plain_integers(make_loader: Make, num_workers: int) -> None:
     (whole,) = random_split(IndexTypes(), [6])
     assert {name for batch in make_loader(whole, num_workers=num_workers) for name in batch} == {"int"}
 

@@ -161,7 +161,7 @@ class TestFiles:
         with pytest.raises(FileNotFoundError, match=r"2.txt does not exist"):
             files[2]
 
-    def test_nothing_is_found_tells_what_was_looked_for_and_where(
+    def test_an_empty_result_names_the_pattern_and_the_folder(
         self, data: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (data / "empty").mkdir()

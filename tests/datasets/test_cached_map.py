@@ -343,7 +343,7 @@ class TestCodeOfTheUsersOwn:
         Settings.value = before
         assert fingerprint(used) == reported
 
-    def test_what_python_and_its_decorators_make_of_classes_is_no_hindrance(self) -> None:
+    def test_attributes_that_python_and_decorators_add_to_classes_do_not_matter(self) -> None:
         @dataclass
         class Point(Hashable):
             x: int = 1

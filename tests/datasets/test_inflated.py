@@ -237,7 +237,7 @@ def test_a_source_without_versions_is_read_again(request: pytest.FixtureRequest,
         assert list(data) == list(pickle.loads(pickle.dumps(data))) == text.decode().split()
 
 
-def test_what_was_not_used_for_longest_goes_first(source: Path, tmp_path: Path) -> None:
+def test_the_least_recently_used_is_evicted_first(source: Path, tmp_path: Path) -> None:
     limit = Cache(tmp_path / "own", 2500)
     for name in "abc":
         write_text(source, "x" * 999, name)

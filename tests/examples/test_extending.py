@@ -74,7 +74,7 @@ def test_a_batch_of_the_format_is_decoded_in_place(folder: Path) -> None:
     assert dataset.address(41) == (str(folder / "2.rec"), "record 0")
 
 
-def test_the_format_names_what_is_damaged(folder: Path, record_files: dict[str, bytes]) -> None:
+def test_the_format_names_damaged_records(folder: Path, record_files: dict[str, bytes]) -> None:
     (folder / "1.rec").write_bytes(b"no record of this format")
     with pytest.raises(fl.errors.SampleError, match=r"1\.rec has no record at byte 0: it is damaged, or no RecordIO"):
         fl.datasets.RecordIO(folder)

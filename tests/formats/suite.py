@@ -119,7 +119,7 @@ class FormatSuite:
         assert "cache" in place.store or form.needs_cache or dataset.ranges(np.array([0, -1])) == []
 
     @law("cached", fewest=("s3, cached",), of=lambda form: not form.needs_cache)
-    def test_what_is_asked_ahead_is_all_that_is_read(self, corpus: Corpus, place: Place) -> None:
+    def test_prefetched_ranges_are_all_that_is_read(self, corpus: Corpus, place: Place) -> None:
         place.fill(corpus.files)
         dataset, indices = corpus.open(place), np.array(corpus.indices())
         if corpus.format.opened_late:
@@ -156,7 +156,7 @@ class FormatSuite:
         assert statistics().nbytes - before <= corpus.format.described_nbytes(corpus.files)
 
     @law("memory", fewest=("s3",), of=lambda form: form.indexed and form.own_layout)
-    def test_what_was_learned_of_the_files_is_kept(self, corpus: Corpus, place: Place) -> None:
+    def test_facts_about_the_files_are_kept(self, corpus: Corpus, place: Place) -> None:
         """With the index on this machine, the next opening reads only the description of the corpus."""
         place.fill(corpus.files)
         corpus.open(place)

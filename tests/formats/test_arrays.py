@@ -26,7 +26,7 @@ from formats.places import Memory, small_pieces
 
 
 class TestArrays:
-    def test_rows_that_lie_together_are_reported(self, memory: Memory, folder: Path) -> None:
+    def test_rows_stored_together_are_reported(self, memory: Memory, folder: Path) -> None:
         form = FORMATS["npy"]
         form.write(folder)
         near, far = form.open(str(folder)), form.open(memory.put(folder))

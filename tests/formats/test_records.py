@@ -119,7 +119,7 @@ class TestRequests:
         opened(memory.root)
         assert sorted(names) == ["index.json", "shard.00001.mds"]
 
-    def test_many_objects_are_listed_not_asked_for(
+    def test_many_objects_are_listed_and_not_looked_up(
         self, memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         opened = filled(memory, folder, "mds")
@@ -236,7 +236,7 @@ class TestIndexes:
             (CSV, "a.csv", lambda rows: b"\r\n".join([b"x", *(b'"%s""\r\n"' % row for row in rows)])),
         ],
     )
-    def test_one_that_lies_next_to_an_object_is_used_if_it_fits(
+    def test_one_next_to_an_object_is_used_if_it_fits(
         self, memory: Memory, folder: Path, caplog: pytest.LogCaptureFixture, kind: Any, name: str, rows: Any
     ) -> None:
         several = [b"a" * length for length in range(1, 50)]

@@ -78,7 +78,7 @@ def test_rows_of_unequal_lengths(written: type, bucket: Both) -> None:
     assert equal(far.__getitems__(order), near.__getitems__(order))
 
 
-def test_one_new_object_is_all_that_is_looked_into(bucket: Both) -> None:
+def test_only_the_new_object_is_read(bucket: Both) -> None:
     bucket.write("a.parquet", parquet(TABLE.slice(0, 50)))
     bucket.write("b.parquet", parquet(TABLE.slice(50, 50)))
     Parquet(bucket.root)
@@ -90,7 +90,7 @@ def test_one_new_object_is_all_that_is_looked_into(bucket: Both) -> None:
     assert [dataset[i]["x"].item() for i in (0, 1, -1)] == [7, 50, 102]
 
 
-def test_an_index_that_is_damaged_or_gone_is_made_again(written: type, bucket: Both, tmp_path: Path) -> None:
+def test_a_damaged_or_missing_index_is_built_again(written: type, bucket: Both, tmp_path: Path) -> None:
     dataset = written(bucket.root, ["x"], index_dir=tmp_path / "here")
     (index,) = (tmp_path / "here").iterdir()
     index.unlink()

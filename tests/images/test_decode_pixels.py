@@ -177,7 +177,7 @@ def test_an_image_smaller_than_the_center_is_surrounded_by_zeros(size: tuple[int
 
 
 @pytest.mark.parametrize(("orientation", "crop"), diagonal(range(10), CROPS))
-def test_orientations_are_applied_when_asked(crop: CropPolicy, orientation: int) -> None:
+def test_orientations_are_applied_on_request(crop: CropPolicy, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = jpeg(301, 187, exif=exif.tobytes(), quality=95)
@@ -248,7 +248,7 @@ def test_a_batch_is_its_rows_on_any_number_of_threads(tmp_path: Path) -> None:
             np.testing.assert_array_equal(got, wanted)
 
 
-def test_rows_may_lie_apart() -> None:
+def test_rows_may_have_gaps_between_them() -> None:
     recipe = Recipe((10, 12), images.WholeBox())
     store = np.zeros((3, 5, 10, 12, 3), np.uint8)
     images.read_batch([jpeg(30, 20, i) for i in range(3)], recipe, store[:, 2])

@@ -204,7 +204,7 @@ def with_many_scans(progressive: bytes) -> bytes:
         (jpeg(130, 800, quality=3, optimize=True), "grow too much"),
     ],
 )
-def test_what_cannot_be_rewritten_is_reported(data: bytes, reason: str) -> None:
+def test_images_that_cannot_be_rewritten_are_reported(data: bytes, reason: str) -> None:
     answer = _native.grid_rewrite(data)
     assert isinstance(answer, str)
     assert reason in answer

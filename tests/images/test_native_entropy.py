@@ -115,7 +115,7 @@ def test_flat_images_and_single_peaks() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 2}], ids=["plain", "restarts"])
-def test_what_ends_early_is_refused_or_read_alike(options: dict[str, int]) -> None:
+def test_truncated_files_are_refused_or_read_equally(options: dict[str, int]) -> None:
     data = jpeg(40, 30, quality=80, **options)
     cuts = range(scan_of(data), len(data))
     for recipe in (Recipe((9, 9), images.WholeBox()), REGION):

@@ -91,7 +91,7 @@ def test_headers_and_errors(tmp_path: Path) -> None:
         images.read_one(tmp_path / "none.jpg", Recipe((8, 8), CROPS[-1]))
 
 
-def test_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_warning_is_issued_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "native", None)
     native.plan_of.cache_clear()
     native._warn_slow.cache_clear()

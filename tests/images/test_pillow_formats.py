@@ -127,7 +127,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_cannot_be_read_is_reported_with_its_address(kind: str, tmp_path: Path) -> None:
+def test_unreadable_images_are_reported_with_their_address(kind: str, tmp_path: Path) -> None:
     data, reason = BAD[kind]
     path = tmp_path / "bad.jpg"
     path.write_bytes(data)

@@ -131,7 +131,7 @@ def test_any_cut_resumes_to_the_same_stream(
         assert equal(begun + list(loader), whole)
 
 
-def test_it_keeps_what_every_dataset_promises(dataset: Any) -> None:
+def test_it_keeps_the_rules_of_every_dataset(dataset: Any) -> None:
     fl.testing.check_dataset(dataset, methods=("thread",))
 
 
@@ -144,7 +144,7 @@ def test_torchs_own_loader_gives_the_same(dataset: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork\\(\\) may lead to deadlocks:DeprecationWarning")
-def test_what_was_open_before_a_fork_is_opened_again(dataset: Any) -> None:
+def test_files_open_before_a_fork_are_opened_again(dataset: Any) -> None:
     with fl.DataLoader(dataset, 6, seed=3) as loader:
         inline = list(loader)  # opens everything in this process
     with fl.DataLoader(dataset, 6, seed=3, num_workers=2, multiprocessing_context="fork") as loader:

@@ -45,7 +45,7 @@ def test_python_and_kernels_agree_on_geometry(recipe: Recipe, key: int, width: i
 
 
 @given(recipes, keys, st.integers(1, 70_000), st.integers(1, 70_000))
-def test_boxes_lie_within_and_windows_show_something(recipe: Recipe, key: int, width: int, height: int) -> None:
+def test_boxes_are_within_the_image_and_windows_not_empty(recipe: Recipe, key: int, width: int, height: int) -> None:
     plan = images.geometry(recipe, key, width, height)
     x, y, w, h = plan.box
     assert 0 <= x < x + w <= width

@@ -96,7 +96,7 @@ ORDERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_the_order_of_a_mixture_goes_on_after_each_cut(name: str) -> None:
+def test_the_order_of_a_mixture_continues_after_each_cut(name: str) -> None:
     order = ORDERS[name]
     data = torch.utils.data.TensorDataset(torch.arange(100))
     draw, cuts = random.Random(5), 0

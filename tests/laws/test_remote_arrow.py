@@ -216,7 +216,7 @@ def test_samples_are_those_of_this_machine(places: Places, file: Written, keeps:
 
 @law_settings(suppress_health_check=FRESH)
 @given(file=written() | written(ragged=False), keeps=st.booleans(), data=st.data())
-def test_wants_are_what_is_read(
+def test_prefetched_ranges_are_those_that_are_read(
     places: Places, tmp_path_factory: Any, file: Written, keeps: bool, data: st.DataObject
 ) -> None:
     fsspec.filesystem("memory").pipe("/laws/a.arrow", file.data)

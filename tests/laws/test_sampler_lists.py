@@ -194,7 +194,7 @@ def test_items_and_draws_are_those_of_the_sampler_itself(
 
 
 @given(makers(PLAIN | OWN), SIZES, st.lists(STEPS, min_size=3, max_size=3), st.booleans(), st.integers(0, 3))
-def test_what_was_recorded_gives_the_same_epoch_again_and_again(
+def test_a_recording_repeats_its_epoch_any_number_of_times(
     make: Make, n: int, steps: list[list[int]], now: bool, epoch: int
 ) -> None:
     """The process may draw at any time before the cut and after the resume, from any state.
@@ -228,7 +228,7 @@ def test_what_was_recorded_gives_the_same_epoch_again_and_again(
 
 
 @given(makers(OWN), SIZES, STEPS, st.integers(1, 40), st.integers(0, 3))
-def test_a_sampler_with_generators_of_its_own_goes_on_as_if_never_stopped(
+def test_a_sampler_with_its_own_generators_continues_as_if_never_stopped(
     make: Make, n: int, steps: list[int], cut: int, epoch: int
 ) -> None:
     first = listed(make, n)

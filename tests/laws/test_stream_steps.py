@@ -157,7 +157,7 @@ PIPELINES = st.builds(Chain, SIZES, SOURCES, CHAINS.map(tuple))
 
 @given(PIPELINES, st.lists(st.integers(0, 12), min_size=1, max_size=4), st.integers(0, 2))
 @law_settings(suppress_health_check=CHECKS)
-def test_a_partition_goes_on_after_cuts_in_any_buffer(chain: Chain, cuts: list[int], epoch: int) -> None:
+def test_a_partition_continues_after_cuts_in_any_buffer(chain: Chain, cuts: list[int], epoch: int) -> None:
     stream = chain.open()
     for partition in range(stream.num_partitions):
         whole = list(islice(stream.partition(partition, epoch), 200))
@@ -185,7 +185,7 @@ CREWS = st.sampled_from([Hands(), Hands("thread", 1), Hands("thread", 2)])
 
 @given(PIPELINES, st.lists(st.tuples(CREWS, st.integers(0, 6)), min_size=2, max_size=4), st.integers(1, 4))
 @law_settings(suppress_health_check=CHECKS)
-def test_a_loader_goes_on_with_other_workers(chain: Chain, legs: list[tuple[Hands, int]], size: int) -> None:
+def test_a_loader_continues_with_other_workers(chain: Chain, legs: list[tuple[Hands, int]], size: int) -> None:
     """The same batches in the same order."""
     with fl.DataLoader(chain.open(), size, seed=1, collate_fn=list) as loader:
         whole = batches(loader)

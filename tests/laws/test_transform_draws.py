@@ -96,7 +96,7 @@ def test_probabilities_are_kept(p: float) -> None:
         assert even([changed, DRAWN - changed], [p, 1 - p]), transform
 
 
-def test_flips_after_a_random_crop_are_fair_and_know_nothing_of_the_box() -> None:
+def test_flips_after_a_random_crop_are_fair_and_independent_of_the_box() -> None:
     transform = T.Compose([T.RandomResizedCrop(8), T.RandomHorizontalFlip(0.5)])
     array = np.zeros((90, 120, 3), np.uint8)
     drawn = [first_geometry(transform, key, array) for key in range(DRAWN)]
@@ -134,7 +134,7 @@ def test_brightness_above_one_begins_at_zero() -> None:
     assert T.ColorJitter(brightness=2.5).brightness == (0.0, 3.5)
 
 
-def test_what_would_change_nothing_is_left_out() -> None:
+def test_steps_without_an_effect_are_left_out() -> None:
     assert T.ColorJitter().adjustments(Draws(0)) == []
     assert [which for which, _ in T.ColorJitter(hue=0.1).adjustments(Draws(0))] == [3]
 
@@ -199,7 +199,7 @@ def test_numbers_below_a_bound_stay_below_it(key: int, count: int) -> None:
 
 
 @given(keys, st.lists(st.floats(0, 1e9), min_size=1, max_size=5).filter(lambda weights: sum(weights) > 0))
-def test_what_has_no_weight_is_never_chosen(key: int, weights: list[float]) -> None:
+def test_a_transform_of_weight_zero_is_never_chosen(key: int, weights: list[float]) -> None:
     assert weights[Draws(key).weighted_index(weights)] > 0
 
 

@@ -48,7 +48,7 @@ def check(batch: dict[str, Any], number: int) -> None:
     assert batch["captions"][-1] == f"caption 3999 of {number}"
 
 
-def test_a_thousand_messages_use_what_the_first_ones_made() -> None:
+def test_a_thousand_messages_use_the_memory_of_the_first_ones() -> None:
     names = shared_names()
     kept: list[dict[str, Any]] = []
     samples, rss = [], []

@@ -117,13 +117,13 @@ STEPS = st.lists(st.tuples(st.integers(1, 300_000), st.integers(0, 9), st.boolea
 
 
 @given(STEPS)
-def test_what_is_kept_is_never_overwritten(steps: list[tuple[int, int, bool]]) -> None:
+def test_a_kept_batch_is_never_overwritten(steps: list[tuple[int, int, bool]]) -> None:
     assert_kept(steps, forked=False)
 
 
 @given(STEPS)
 @law_settings(at_most=50, because=Reason.PROCESSES)
-def test_what_is_kept_of_another_process_is_never_overwritten(steps: list[tuple[int, int, bool]]) -> None:
+def test_a_kept_batch_of_another_process_is_never_overwritten(steps: list[tuple[int, int, bool]]) -> None:
     assert_kept(steps, forked=True)
 
 

@@ -130,7 +130,7 @@ class Unreadable(Faulty):
 
 @pytest.mark.parametrize(("workers", "method"), PLACES)
 @pytest.mark.parametrize("action", ["skip", "replace"])
-def test_an_epoch_of_which_everything_fails_is_no_short_one(workers: int, method: Any, action: Any) -> None:
+def test_an_epoch_in_which_every_sample_fails_is_an_error(workers: int, method: Any, action: Any) -> None:
     policy = fl.ErrorPolicy(action, limit=None)
     with fl.DataLoader(Unreadable(), 4, num_workers=workers, worker_method=method, on_error=policy) as loader:
         for epoch in range(2):
@@ -401,7 +401,7 @@ def test_a_timeout_loses_nothing(in_order: bool) -> None:
         assert lists(batches) == [[0]]
 
 
-def test_threads_that_were_asked_to_end_do_not_keep_the_pool_from_closing(no_debris: Any) -> None:
+def test_threads_that_are_ending_do_not_keep_the_pool_from_closing(no_debris: Any) -> None:
     dataset = Gated()
     loader = fl.DataLoader(Subset(dataset, [0, 1, 2, 0, 3, 0]), 1, num_workers=2, worker_method="thread")
     iter(loader)
@@ -562,7 +562,7 @@ class Broken:
         return self.number
 
 
-def test_a_stream_that_raised_and_goes_on_loses_one_batch_only_and_can_be_resumed() -> None:
+def test_a_stream_that_raised_and_continues_loses_one_batch_only_and_can_be_resumed() -> None:
     loader = fl.DataLoader(Breaking(), 2)
     batches = iter(loader)
     assert next(batches).tolist() == [0, 1]

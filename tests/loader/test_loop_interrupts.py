@@ -137,7 +137,7 @@ def first_elements(sampler: InterruptedSampler, **arguments: Any) -> list[int]:
 
 @pytest.mark.parametrize("device", [None, "cpu"])
 @pytest.mark.parametrize("arguments", [{}, {"num_workers": 1, "worker_method": "process", "seed": 0}])
-def test_an_interrupted_sampler_goes_on(
+def test_an_interrupted_sampler_continues(
     device: str | None, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device is not None:

@@ -93,7 +93,7 @@ def test_a_worker_that_lives_on_opens_the_partitions_of_each_iteration() -> None
 
 
 @given(length=st.integers(0, 20), size=st.integers(1, 5), cut=st.integers(0, 20), ahead=st.integers(0, 3))
-def test_a_new_worker_goes_on_from_any_mark(length: int, size: int, cut: int, ahead: int) -> None:
+def test_a_new_worker_continues_from_any_mark(length: int, size: int, cut: int, ahead: int) -> None:
     expected = whole(Numbers(length), size)
     builder, mark = PartitionBuilder(Numbers(length), None, size), PartitionOffset()
     for number in range(min(cut, len(expected))):

@@ -463,7 +463,7 @@ class Lasting(IterableDataset[int]):
 
 @pytest.mark.parametrize("size", [2, 4], ids=["full batches", "a short batch"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataset_that_workers_keep_goes_on_in_later_epochs(workers: int, size: int) -> None:
+def test_a_dataset_that_workers_keep_continues_in_later_epochs(workers: int, size: int) -> None:
     def loader() -> Any:
         return fl.DataLoader(Lasting(), size, num_workers=workers, persistent_workers=workers > 0)
 

@@ -118,7 +118,7 @@ def test_damaged_images_are_left_out(filled: Any) -> None:
         assert sum(len(labels) for _, labels in loaded) == COUNT - 2
 
 
-def test_rows_of_a_manifest_whose_files_are_gone_are_left_out(put: Any, tmp_path: Path) -> None:
+def test_rows_of_a_manifest_with_missing_files_are_left_out(put: Any, tmp_path: Path) -> None:
     write_texts(tmp_path)
     place = put({name: data for name, data in contents(tmp_path).items() if name != "07.txt"})
     far = manifest(place.root, **place.store)

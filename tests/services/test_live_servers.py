@@ -88,7 +88,7 @@ def test_a_partial_batch_comes_when_the_time_is_up(source: Source) -> None:
         assert next(iterator).tolist() == [8]
 
 
-def test_a_group_goes_on_behind_what_was_delivered(source: Source) -> None:
+def test_a_group_continues_after_the_delivered_messages(source: Source) -> None:
     if not source.keeps_groups:
         with pytest.raises(TypeError, match="group"):
             source.stream(group="train")
@@ -118,7 +118,7 @@ def test_messages_that_do_not_parse_are_named(source: Source, tmp_path: Path) ->
     assert json.loads(line)["index"] in "".join(raised.value.__notes__)
 
 
-def test_what_is_read_ahead_is_bounded(source: Source) -> None:
+def test_reading_ahead_is_bounded(source: Source) -> None:
     """If the loop stops, only the buffer and one answer of the source are read; all else stays at the source."""
     source.send(range(6_000))
     stream = source.stream(limits=streams.LiveLimits(buffer=50), **QUICK)
@@ -351,7 +351,7 @@ def test_rows_of_slow_transactions_are_waited_for(postgres: str) -> None:
         assert sorted(number for batch in iterator for number in batch.tolist()) == [1, 2]
 
 
-def test_what_is_wrong_with_a_database_is_named(postgres: str) -> None:
+def test_faults_of_a_database_are_named(postgres: str) -> None:
     with pytest.raises(errors.SourceError, match=r"refuses the query: .*nowhere"):
         iter(fl.DataLoader(streams.SQLRows(postgres, "SELECT id FROM nowhere"), 4))
     absent = postgres.replace("postgres@", "stranger@")

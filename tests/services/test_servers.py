@@ -21,7 +21,7 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
         pass
 
 
-def test_a_server_is_gone_after_its_block(tmp_path: Path) -> None:
+def test_a_server_ends_with_its_block(tmp_path: Path) -> None:
     with running(["sleep", "1000"], lambda: True, tmp_path / "log") as pid:
         assert psutil.pid_exists(pid)
     assert not psutil.pid_exists(pid)

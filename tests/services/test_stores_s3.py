@@ -46,13 +46,13 @@ def random_ranges(count: int, most: int, seed: int = 0) -> list[tuple[int, int]]
     return [(start, start + dice.randrange(most)) for start in starts]
 
 
-def test_objects_are_what_was_put(store: stores.Store) -> None:
+def test_objects_equal_the_stored_bytes(store: stores.Store) -> None:
     for name, data in OBJECTS.items():
         assert store.read(name) == data
         assert store.info(name).size == len(data)
 
 
-def test_ranges_are_what_was_put(store: stores.Store) -> None:
+def test_ranges_equal_the_stored_bytes(store: stores.Store) -> None:
     ranges = [*random_ranges(300, 100_000), (0, len(BIG)), (5, 5)]
     found = store.read_many("train/0.bin", ranges)
     assert all(data == BIG[start:stop] for data, (start, stop) in zip(found, ranges, strict=True))
@@ -109,7 +109,7 @@ WRONG: dict[str, tuple[Callable[[stores.Store], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_read_is_named(store: stores.Store, name: str) -> None:
+def test_unreadable_objects_are_named(store: stores.Store, name: str) -> None:
     ask, kind, words = WRONG[name]
     with pytest.raises(kind, match=words) as caught:
         ask(store)

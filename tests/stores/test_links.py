@@ -277,7 +277,7 @@ def test_answers_that_are(server: Server, place: str, query: str) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "?x=1"])
-def test_what_arrived_before_a_break_is_kept(server: Server, query: str) -> None:
+def test_bytes_received_before_a_break_are_kept(server: Server, query: str) -> None:
     root, path = stores.split(f"{server.url}/early/a%20b.bin{query}")
     before = len(server.state.asked)
     assert stores.open_store(root, retry=QUICK).read(path, 0, len(CONTENT)) == CONTENT

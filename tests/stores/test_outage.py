@@ -353,7 +353,7 @@ def test_a_pattern_within_a_folder_does_not_go_through_those_below(
         assert (names, server.pages) == ([f"s3://b/{folder}{number}.txt" for number in range(3)], 2)
 
 
-def test_a_listing_goes_on_where_a_page_failed(server: FailingServer) -> None:
+def test_a_listing_continues_where_a_page_failed(server: FailingServer) -> None:
     server.objects = {f"{number:05}": b"x" for number in range(3000)}
     server.failing_pages = {2, 3, 7, 11, 13, 17, 19, 23, 29, 31}
     quick = stores.Retry(attempts=3, first_wait_s=0, max_wait_s=0)

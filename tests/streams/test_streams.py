@@ -462,7 +462,7 @@ def test_changed_weights_and_stops_are_named() -> None:
         resumed({"weights": lambda _: [1, 1]}, {"weights": lambda _: [3, 1]})
 
 
-def test_a_mixture_goes_on_in_each_epoch_with_its_weights() -> None:
+def test_a_mixture_continues_in_each_epoch_with_its_weights() -> None:
     """A state of an epoch fits a curriculum that changes later epochs only."""
     parts = [streams.from_items([range(first, first + 40)], iter) for first in (0, 100)]
 

@@ -91,7 +91,7 @@ def test_a_run_that_is_killed_again_and_again_comes_to_its_end(
     assert contents(tmp_path / "out") == whole
 
 
-def test_a_folder_that_was_moved_meanwhile_goes_on(
+def test_a_run_continues_in_a_folder_that_was_moved(
     kill: Kill, images: Path, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     kill(tmp_path / "out", "samples", 16)

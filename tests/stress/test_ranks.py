@@ -113,7 +113,7 @@ def test_four_ranks_share_the_samples(four_ranks: tuple[Path, dict[str, Any]]) -
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_a_checkpoint_of_four_ranks_goes_on_with_others(
+def test_a_checkpoint_of_four_ranks_continues_with_others(
     ranks: Ranks, four_ranks: tuple[Path, dict[str, Any]], world: int, tmp_path: Path
 ) -> None:
     checkpoint, before = four_ranks

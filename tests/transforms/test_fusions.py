@@ -197,7 +197,7 @@ def test_its_randomness_is_the_samples() -> None:
     assert not Mirror().plan.is_random
 
 
-def test_it_gets_an_array_whatever_was_given() -> None:
+def test_it_gets_an_array_for_every_input() -> None:
     array = random_image(8, 9)
     expected = array[:, ::-1]
     for image in (array, torch.tensor(array).permute(2, 0, 1)):

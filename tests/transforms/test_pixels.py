@@ -58,7 +58,7 @@ def test_random_resized_crop_is_pillows_crop_and_resize(interpolation: str) -> N
 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("scale_down", [RandomResizedCrop, Resize])
-def test_large_jpegs_are_decoded_at_a_fraction_only_when_asked(scale_down: Callable[..., Any], scaled: bool) -> None:
+def test_large_jpegs_are_decoded_at_a_fraction_only_on_request(scale_down: Callable[..., Any], scaled: bool) -> None:
     data = jpeg(random_image(400, 600))
     transform = scale_down((20, 30), scaled_decode=scaled)
     exact = transform(np.asarray(Image.open(io.BytesIO(data))), SampleRng(3))

@@ -153,7 +153,7 @@ def test_missing_packages_and_wrong_settings_are_named(tmp_path: Path, monkeypat
         Waveforms(tmp_path / "a.wav")
 
 
-def test_a_subclass_that_overrides_one_sample_is_asked_for_each(sounds: Path, tmp_path: Path) -> None:
+def test_a_subclass_that_overrides_one_sample_is_called_for_each(sounds: Path, tmp_path: Path) -> None:
     class WithNumber(Waveforms):
         def __getitem__(self, index: int) -> Any:
             return {**super().__getitem__(index), "number": index}

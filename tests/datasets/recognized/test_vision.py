@@ -266,7 +266,7 @@ class TestSeeded:
         for arguments in ({}, {"num_workers": 2}, {"collate_fn": torch.utils.data.default_collate}):
             assert_same(batches(**arguments), expected)
 
-    def test_a_resumed_epoch_goes_on_with_the_same_images(self, root: Path) -> None:
+    def test_a_resumed_epoch_continues_with_the_same_images(self, root: Path) -> None:
         dataset = datasets.ImageFolder(root, PIPELINES["train"]())
         whole = list(fl.DataLoader(dataset, batch_size=7, shuffle=True, seed=3))
         loader = fl.DataLoader(dataset, batch_size=7, shuffle=True, seed=3)

@@ -139,7 +139,7 @@ def test_files_of_another_schema_are_named(tmp_path: Path) -> None:
         Arrow(tmp_path, ["x"])
 
 
-def test_a_missing_column_tells_those_that_are_there() -> None:
+def test_a_missing_column_names_the_existing_ones() -> None:
     with pytest.raises(ArgumentError, match="column 'y' is not in the table; there are x, flag, name"):
         Arrow(TABLE, ["y"])
     with pytest.raises(ArgumentError, match="no column is left to read from the table"):

@@ -141,7 +141,7 @@ class TestWholes:
         assert sample == {"s": "text"}
         assert nbytes(asked) == 16 * ROWS
 
-    def test_all_columns_are_asked_for_at_once(self, bucket: Bucket) -> None:
+    def test_all_columns_are_requested_at_once(self, bucket: Bucket) -> None:
         data = written(self.BATCHES)
         bucket.put(data)
         dataset = Arrow(bucket.address)
@@ -150,7 +150,7 @@ class TestWholes:
 
     @pytest.mark.parametrize("columns", [["x"], None])
     @pytest.mark.parametrize("buffer", [(-8, 5), (8, -1), (1 << 40, 8), (1 << 62, 1 << 62)])
-    def test_buffers_that_lie_elsewhere_are_named(
+    def test_buffers_outside_of_their_batch_are_named(
         self, bucket: Bucket, columns: list[str] | None, buffer: tuple[int, int]
     ) -> None:
         data = bytearray(written(self.BATCHES))
@@ -168,7 +168,7 @@ class TestWholes:
 class TestMemory:
     """Bytes that were read in addition are not held as long as the rows."""
 
-    def test_what_was_gone_through_is_let_go(self) -> None:
+    def test_bytes_that_were_parsed_are_freed(self) -> None:
         data = np.frombuffer(written([pa.record_batch({"x": pa.array(range(100))})] * 50, stream=True), np.uint8)
         blocks: list[weakref.ref[Any]] = []
         most = 0
@@ -248,7 +248,7 @@ class TestRows:
         assert [want.stop - want.start for _, want in dataset.ranges(np.array([3, -1]))] == [160, 160]
         assert dataset.ranges(np.array([], np.int64)) == []
 
-    def test_compressed_ones_are_kept_all_the_same(self, bucket: Bucket) -> None:
+    def test_compressed_ones_are_kept_nevertheless(self, bucket: Bucket) -> None:
         bucket.put(written(self.BATCHES, compression="lz4"))
         dataset = Arrow(bucket.address, ["v"], cache_nbytes=0)
         assert dataset[45]["v"].tolist() == [45, 46]
@@ -302,7 +302,7 @@ def test_damaged_buffers_are_named_with_their_record_batch(bucket: Bucket, colum
 
 
 @pytest.mark.parametrize("name", ["Arrow", "Parquet"])
-def test_of_many_files_only_the_first_is_asked_for_more_than_its_footer(bucket: Bucket, name: str) -> None:
+def test_of_many_files_only_the_first_is_read_beyond_its_footer(bucket: Bucket, name: str) -> None:
     """Every rank reads the footers of all files, so small files may not cost more than they hold."""
     content = np.random.default_rng(0).bytes(200_000)
     urls = [f"memory://columns/{number:02}.{name.lower()}" for number in range(12)]

@@ -78,7 +78,7 @@ def test_nulls_among_the_numbers_and_among_the_values(kind: Any) -> None:
     assert [sample["c"] for sample in filled.__getitems__([3, 2, 1, 0])] == ["c", "?", "?", "a"]
 
 
-def test_a_batch_of_numbers_lies_in_the_memory_that_is_given() -> None:
+def test_a_batch_of_numbers_is_in_the_given_memory() -> None:
     dataset, empty = Arrow(pa.table({"c": coded([0, 1, None, 1], pa.array([5, 7]))}), nulls=-1), Recorder()
     batch = dataset.read_batch(BatchRead(np.array([3, 2, 0, -1]), empty))
     assert batch["c"].tolist() == [7, -1, 5, 7]

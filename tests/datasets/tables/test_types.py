@@ -193,7 +193,7 @@ class TestImagesOfHuggingFace:
         with pytest.raises(SampleError, match=r"column 'image\.path' is null; pass nulls=\{'image\.path': ''\}"):
             self.rows(features)[0]
 
-    def test_may_lie_in_structs_and_in_lists_of_either_notation(self) -> None:
+    def test_may_be_in_structs_and_in_lists_of_either_notation(self) -> None:
         columns = {"s": pa.array([{"p": IMAGES["images"][0].as_py()}], pa.struct({"p": pa.list_(IMAGE)}))}
         for feature in ({"p": [{"_type": "Image"}]}, {"feature": {"p": {"_type": "Image"}}, "_type": "Sequence"}):
             sample = Arrow(noted(pa.table(columns), {"s": feature}))[0]

@@ -81,7 +81,7 @@ def accelerated_by(monkeypatch: pytest.MonkeyPatch, kind: str | None) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
 
 
-def test_no_stage_where_nothing_is_asked() -> None:
+def test_no_stage_without_a_device_and_pinning() -> None:
     assert open_stage() is None
 
 

@@ -146,7 +146,7 @@ def test_slow_batches_have_indices_and_address() -> None:
     assert found.seconds >= 0.1
 
 
-def test_an_address_that_cannot_be_had_stops_nothing() -> None:
+def test_an_address_that_raises_stops_nothing() -> None:
     class Broken(TensorDataset):
         def address(self, index: int) -> str:
             raise KeyError(index)

@@ -116,7 +116,7 @@ def test_what_was_rolled_back_does_not_count(servers: list[LineServer], tmp_path
 
 
 @pytest.mark.parametrize(("every_s", "again"), [(0.0, 0), (1000.0, 9)])
-def test_a_run_without_a_state_goes_on_at_committed_places(
+def test_a_run_without_a_state_continues_at_committed_places(
     every_s: float, again: int, servers: list[LineServer], tmp_path: Path
 ) -> None:
     """Messages delivered after the latest commit are delivered again, and the audit reports it."""

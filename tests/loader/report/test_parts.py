@@ -230,7 +230,7 @@ def test_files_that_the_kernels_read_are_no_decoding(tmp_path: Path, crop: Any) 
     assert all(stats.stages[stage].total_s > 0 for stage in ("read files", "decode", "transform"))
 
 
-def test_a_mapped_array_tells_what_it_has_read(tmp_path: Path) -> None:
+def test_a_mapped_array_reports_the_bytes_it_has_read(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.zeros((64, 100), np.float32))
     loader = fl.DataLoader(ArrayFile(tmp_path / "rows.npy"), 16)
     for _ in loader:

@@ -88,7 +88,7 @@ def test_a_state_holds_the_start_of_partitions_that_gave_nothing_yet(servers: li
     assert sorted(received(resumed)) == list(range(9, 15))
 
 
-def test_ranks_share_the_partitions_and_another_world_goes_on(servers: list[LineServer]) -> None:
+def test_ranks_share_the_partitions_and_another_world_size_continues(servers: list[LineServer]) -> None:
     fill(servers, 0, 60)
     seen: Counter[int] = Counter()
     state = None

@@ -76,7 +76,7 @@ def test_batches_are_what_they_are_inline(open_pool: OpenPool, kind: str) -> Non
         assert torch.equal(future.result().batch, inline.batch)
 
 
-def test_every_batch_tells_its_stages_and_worker(open_pool: OpenPool) -> None:
+def test_every_batch_reports_its_stages_and_worker(open_pool: OpenPool) -> None:
     spans = [Span(*span) for span in open_pool(squares(), 1).submit(request(0)).result().spans if is_wall(span[0])]
     assert [span.stage for span in spans] == ["fetch", "collate", "serialize", "receive"]
     assert [span.worker for span in spans] == [0, 0, 0, -1]

@@ -269,7 +269,7 @@ def test_containers(line: Line) -> None:
     assert arrived[7] == sent[7]
 
 
-def test_foreign_buffers_lie_next_to_the_stream(line: Line) -> None:
+def test_foreign_buffers_are_next_to_the_stream(line: Line) -> None:
     sent = pickle.PickleBuffer(bytearray(b"x" * 100_000))
     assert bytes(line.carry(sent)) == b"x" * 100_000
     assert line.arena.statistics().copied_nbytes == 100_000
