@@ -1,6 +1,6 @@
 """Local paths as users write them: with `~`, or misspelled.
 
-Also the user's cache folder, for files that can be recreated: indexes, metadata, decompressed shards.
+The module also finds the user's cache folder, for files that can be recreated: indexes, metadata, decompressed shards.
 """
 
 from __future__ import annotations

@@ -290,7 +290,7 @@ class Schedule:
     def _take_wrapped(self, epoch: int, places: range, end: int | None) -> tuple[Any, Sequence[int]]:
         """Indices and positions at `places`.
 
-        Those at or past `end` wrap to the epoch's first positions.
+        Positions at or past `end` wrap to the epoch's first ones.
         """
         if end is None or places[-1] < end:
             indices = self.source.take(epoch, places.start, places[-1] + 1)

@@ -307,8 +307,8 @@ class MetadataCache:
     ) -> list[Description]:
         """The entry of each file; missing ones are built, several at once.
 
-        `build(number)` makes that of file `number`. `what` names the entries in the log. Of many files, the first is
-        built before the others.
+        `build(number)` makes the entry of file `number`. `what` names the entries in the log. Of many files, the first
+        is built before the others.
         """
         entries = {number: entry for number, key in enumerate(keys) if (entry := self.get(key)) is not None}
         missing = [number for number in range(len(keys)) if number not in entries]

@@ -37,7 +37,7 @@ class PartitionedDataset(Protocol):
 def partitioned(dataset: Any, world_size: int) -> Any:
     """The dataset, with partitions where several ranks can share it.
 
-    Those of a `datasets.IterableDataset` are its shards.
+    The partitions of a `datasets.IterableDataset` are its shards.
     """
     if world_size > 1 and is_stream(dataset) and not isinstance(dataset, PartitionedDataset):
         stream = _huggingface_stream()(dataset)

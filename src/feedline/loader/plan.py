@@ -137,7 +137,7 @@ class Plan:
     def delivered(self, cursor: Cursor | PartitionCursor) -> int:
         """Batches of the epoch that were delivered up to a cursor.
 
-        Of partitions, those of this rank count.
+        Only the partitions of this rank count.
         """
         if isinstance(cursor, PartitionCursor):
             mine = frozenset(getattr(self.schedule, "mine", ()))

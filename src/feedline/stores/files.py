@@ -1,6 +1,6 @@
 """Files and objects by number, read in the same way.
 
-Also lazily opened parts of a dataset, of which a bounded number stays open.
+The module also has lazily opened parts of a dataset, of which a bounded number stays open.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class File(Protocol):
     def read_adjacent(self, name: str) -> memoryview:
         """Read the object `name` of the same folder; ObjectNotFoundError without one.
 
-        Also for a file, whose neighbors are opened by path. Past any cache.
+        This also works for a file, whose neighbors are opened by path. Bypasses any cache.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Files of this machine, memory-mapped.
 
-Also mappings without file descriptors, and the interval at which files in use are checked, because a truncated mapped
-file would crash the process.
+The module also has mappings without file descriptors, and the interval at which files in use are checked, because a
+truncated mapped file would crash the process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def map_whole(path: str, check: Callable[[os.stat_result], None], *, read_ahead:
     Without `read_ahead` the kernel reads only the pages that are touched or passed to `will_need`.
     """
     with open(path, "rb", buffering=0) as file:
-        # Of the open descriptor: by name it may be another file a moment later.
+        # Status of the open descriptor: the name may refer to another file a moment later.
         status = os.fstat(file.fileno())
         check(status)
         if not read_ahead and hasattr(os, "posix_fadvise"):

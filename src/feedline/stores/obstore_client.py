@@ -1,6 +1,7 @@
 """Single requests to object stores, through obstore.
 
-Also obstore's extension module for each process, and the settings in which Google Cloud Storage differs.
+The module also loads obstore's extension module in each process, and has the settings that differ for Google Cloud
+Storage.
 """
 
 from __future__ import annotations

@@ -164,9 +164,9 @@ class Finder:
     def resolve(self, address: str, inside: str) -> list[tuple[Store, ObjectInfo]]:
         """The objects that an address, pattern or folder stands for.
 
-        Of a folder, the objects in it that match `inside`, which may have braces: see `first_forms`. In the order in
-        which braces are expanded; those of one glob or folder are sorted. ObjectNotFoundError names what does not
-        exist.
+        For a folder, these are the objects in it that match `inside`, which may have braces: see `first_forms`. In the
+        order in which braces are expanded; those of one glob or folder are sorted. ObjectNotFoundError names what does
+        not exist.
         """
         check_no_secrets(address, is_object=True)  # before any message shows it
         plain = [split(each) for each in expand_address(address)]

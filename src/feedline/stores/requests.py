@@ -153,7 +153,7 @@ _MIN_SLOW_S = 0.02
 
 
 _SLOW_FACTOR = 2.0
-"""Nor is one faster than twice the median: where all take about the same, a second request only costs."""
+"""A request is not slow below this multiple of the median: if all take about the same time, a hedge is a waste."""
 
 
 _HEDGE_SHARE = 0.1

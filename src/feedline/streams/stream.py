@@ -154,7 +154,7 @@ def mix(
     and the random numbers of steps. `stop` is the end of a partition, or of an epoch:
 
     - "first_exhausted": where one of its streams ends;
-    - "all_exhausted": where each has ended once. Those that end earlier begin again, in another order;
+    - "all_exhausted": when each has ended once. Streams that end earlier restart, in another order;
     - "each_once": after each sample was given once. Streams that have ended are left out;
     - a number: after that number of samples, which the partitions share. Streams that end begin again.
 

@@ -49,7 +49,7 @@ class Clips(MediaClips[VideoReader]):
     `paths` is a folder, a path, an address, a pattern, or a list of these. The folders in a single folder are classes:
     labels are the indices of their sorted names, `classes`. With a `manifest`, an iterable of mappings such as a
     `CSV`, `paths` is the folder of its "path"s; "label" is an int, or a string that becomes an index of `classes`;
-    "start" and "stop" are seconds that limit the clips of a row. Of tar shards, the members that are videos are read;
+    "start" and "stop" are seconds that limit the clips of a row. In tar shards, the members that are videos are read;
     `classes` are those of the `classes.json` that `feedline pack` writes, or labels the numbers in the members "cls".
 
     A clip has `frames` frames: every `stride`-th of the video (by default each), or with `fps` those shown `1 / fps`
@@ -203,7 +203,7 @@ class Clips(MediaClips[VideoReader]):
     ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Number and pixels of the distinct frames.
 
-        Those in `kept` are not decoded again.
+        Frames in `kept` are not decoded again.
         """
         numbers = np.unique(chosen.frames)
         missing = numbers[~np.isin(numbers, list(kept))] if kept else numbers

@@ -99,8 +99,8 @@ class Ends(NamedTuple):
 class ObjectEnds:
     """Ends of objects by number.
 
-    Those that are not cached are read all at once, by the constructor. Pickles with what opens the stores. These reads
-    bypass the cache of a store, which would fetch a large piece for each.
+    The constructor reads all ends that are not cached at once. Pickles with the information to open the stores. These
+    reads bypass the cache of a store, which would fetch a large piece for each.
     """
 
     def __init__(
@@ -306,6 +306,6 @@ class ShardFileFields(ShardedFields):
             return []
         rows = [self._at(at) for at in within(indices, len(self), type(self).__name__).tolist()]
         missing = {shard for shard in {shard for shard, _ in rows} if self._files.is_missing(shard)}
-        # Of a shard that is not decompressed yet, the spans are unknown, and all of it is fetched.
+        # The spans of a shard that is not decompressed yet are unknown, so all of it is fetched.
         extents = [Extent(shard, *(0, 0) if shard in missing else self._span(shard, row)) for shard, row in rows]
         return self._files.ranges(extents)

@@ -86,8 +86,8 @@ class Arrow(TableDataset):
         super().__init__(rows, source.sizes, cells)
 
 
-# Not `RecordBatches` for files of this machine, too: rows of any number of mapped batches are gathered at once, 50 to
-# 300 times as fast as batch by batch, and pyarrow opens thousands of batches in a quarter of the time.
+# `RecordBatches` is not used for files of this machine: rows of any number of mapped batches are gathered at once, 50
+# to 300 times as fast as batch by batch, and pyarrow opens thousands of batches in a quarter of the time.
 class _InPlace:
     """Rows of all record batches of a table or of mapped files.
 

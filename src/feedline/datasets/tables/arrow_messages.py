@@ -163,7 +163,7 @@ def layout_of(
 ) -> bytes:
     """Read the layout of an object, packed for `unpack_layout`.
 
-    The object has `nbytes` bytes. Of a file, `read` returns the footer and the metadata of all messages. A stream
+    The object has `nbytes` bytes. For a file, `read` returns the footer and the metadata of all messages. A stream
     has no table of contents: it is scanned through `blocks(start)`, which yields offsets and bytes from `start` on.
     DamagedError says why there is no layout.
     """

@@ -221,7 +221,7 @@ def _is_aside(part: str) -> bool:
 def folder_values(names: Sequence[str], given: Iterable[str]) -> list[PartitionValues]:
     """The values of folders named `name=value`, for each file.
 
-    Folders below a given folder count. Of a given file or pattern, all folders in its path do.
+    For a given folder, the folders below it count; for a given file or pattern, all folders in its path.
     """
     bases = _bases(given)
     return [_values(_below(name, bases)) if "=" in name else {} for name in names]

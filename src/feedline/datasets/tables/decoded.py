@@ -91,8 +91,8 @@ class FileChunks(Generic[F]):
     ) -> Iterator[T]:
         """Map `work` over chunks, in order.
 
-        Those of remote files run ahead in threads, within `limit_nbytes` of results. `nbytes(number)` is the size of
-        one, by default that of a decoded chunk.
+        Decoding of remote files runs ahead in threads, within `limit_nbytes` of results. `nbytes(number)` is the size
+        of one, by default that of a decoded chunk.
         """
         if self._files.is_local:
             return map(work, numbers)

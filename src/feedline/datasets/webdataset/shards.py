@@ -141,7 +141,7 @@ class Shard:
     def cells(self, rows: NDArray[np.int64], fields: Sequence[str], loaded: FileBytes) -> list[MemberSpan]:
         """The first of `fields` that each sample has; SampleError without any.
 
-        Their bytes come from `loaded`. Those of a file are read ahead.
+        Their bytes come from `loaded`. The bytes of a file are read ahead.
         """
         starts, stops, columns = locate(self.index, rows, fields, self._file.nbytes)
         places = list(zip(starts.tolist(), stops.tolist(), strict=True))

@@ -34,7 +34,7 @@ def adapt(dataset: Any) -> Any:
 def plain_samples(dataset: Any) -> Callable[..., Any] | None:
     """`__getitems__` of a table without a format, read by feedline.
 
-    None for other datasets. Also through torch's Subset. Samples equal the dataset's own.
+    None for other datasets. Also works through torch's Subset. Samples equal the dataset's own.
     """
     inner = dataset
     while type(inner) is Subset:

@@ -335,7 +335,7 @@ class _Engine:
     def _take_lock(self, times: float) -> _Process:
         """Wait until threads that compute give the lock back.
 
-        One keeps it for an interval if others wait. Of those that wait, any one gets it: with n threads that compute,
+        One keeps it for an interval if others wait. Any of the waiting ones gets it: with n threads that compute,
         it takes (n + 1) / 2 intervals in the mean.
         """
         waited_s, slice_s = 0.0, times * SWITCH_S / 4

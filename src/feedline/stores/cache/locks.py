@@ -106,7 +106,7 @@ class FetchLocks:
     def wait(self, name: str, timeout_s: float) -> None:
         """Wait until the fetcher of a piece has finished or ended.
 
-        Or until the timeout.
+        The wait ends at the timeout at the latest.
         """
         over = threading.Event()
 

@@ -114,7 +114,7 @@ class CachedStore:
     def in_memory(self, path: str, ranges: Sequence[Range], *, version: str) -> Views | None:
         """Read ranges if all are in this process's memory; else None.
 
-        So it never waits.
+        The call never waits.
         """
         known, pieces = self._shared().infos.get(path), self.cached_pieces(path, version=version)
         if known is None or not all(0 <= start <= stop <= known.size for start, stop in ranges):

@@ -40,7 +40,7 @@ class StepResult(NamedTuple):
 class WorkerGenerators:
     """Recorded states of one worker's random generators, and changes of its dataset.
 
-    Those after its last answer are kept, and those at the start of its epoch: a replacement may have to replay a
+    The states after its last answer are kept, and those at the start of its epoch: a replacement may have to replay a
     partition from its beginning, with all its draws.
     """
 

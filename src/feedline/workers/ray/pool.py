@@ -136,7 +136,7 @@ class RayPool(FuturePool):
     def _close(self) -> None:
         """See `FuturePool`. Actors are killed.
 
-        Those of this machine have ended when it returns.
+        Actors of this machine have ended when it returns.
         """
         with self._lock:
             self._open.clear()
