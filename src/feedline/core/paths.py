@@ -76,7 +76,7 @@ def _nearest(folder: Path, name: str) -> str | None:
 
 
 def _same_numbers(name: str, other: str) -> bool:
-    """Tell whether two names have the same numbers, if both have any.
+    """True if two names have the same numbers, if both have any.
 
     A missing shard 7 is not a misspelled shard 6.
     """
@@ -99,7 +99,7 @@ def make_folder(folder: str | os.PathLike[str], given: str) -> None:
 
 
 def is_special(path: str) -> bool:
-    """Tell whether a path is a folder, pipe or device.
+    """True if a path is a folder, pipe or device.
 
     Links are followed. A path without a status counts as a file: the attempt to read it reports the reason.
     """

@@ -74,7 +74,7 @@ class IndexFile:
         return files.read_table(self.path)
 
     def describes(self, stored: files.ArrayTable | files.NamedArrays) -> bool:
-        """Tell whether these are about the same, in the same state."""
+        """True if these are about the same, in the same state."""
         return {name: stored.metadata.get(name) for name in self._about} == self._about
 
     def find(self) -> files.NamedArrays | None:

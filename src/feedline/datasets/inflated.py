@@ -214,7 +214,7 @@ class PlainFiles(FileSet):
         return [*self.sources.ranges(whole), *super().ranges(plain)]
 
     def is_missing(self, number: int) -> bool:
-        """Tell whether a file's content must be made before reads."""
+        """True if a file's content must be made before reads."""
         way = self._ways[number]
         return way is not None and not self._folder().has(self._key(number, way))
 

@@ -165,7 +165,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         return wait is not None and bool(wait(_AT_ONCE_S))
 
     def _come_back(self) -> None:
-        """Note that the loop has come back for a batch."""
+        """Record that the loop has come back for a batch."""
         if self.late_start is not None:
             self._start_again(self.late_start())
         if self.live is not None and not self._closed:
@@ -225,7 +225,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
             raise
 
     def _forget(self) -> None:
-        """Go on to the next batch."""
+        """Continue with the next batch."""
         # No calls here: an interrupt may follow each.
         if self._stage is None:
             self._taken = None

@@ -40,11 +40,11 @@ class FileVersion(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Tell whether another state of the same size would have another tag."""
+        """True if another state of the same size would have another tag."""
         return self.tag != unversioned(self.nbytes)
 
     def matches(self, other: FileVersion) -> bool:
-        """Tell whether both are certainly the same state."""
+        """True if both are certainly the same state."""
         return self == other and self.is_known
 
     def check(self, now: FileVersion, name: str) -> None:
@@ -105,7 +105,7 @@ class ObjectInfo:
 
     @property
     def is_versioned(self) -> bool:
-        """Tell whether the version distinguishes contents of the same size."""
+        """True if the version distinguishes contents of the same size."""
         return self.state.is_known
 
 

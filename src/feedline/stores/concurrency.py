@@ -38,7 +38,7 @@ class ConcurrencyLimit:
 
     @property
     def is_lowered(self) -> bool:
-        """Tell whether the limit is below its maximum."""
+        """True if the limit is below its maximum."""
         return self._limit < self._most
 
     @property
@@ -99,7 +99,7 @@ class ConcurrencyLimit:
             raise
 
     def _leave(self, gate: threading.Event) -> None:
-        """Give up waiting, or a slot that was granted meanwhile."""
+        """Stop waiting, and release a slot that was granted meanwhile."""
         with self._lock:
             if gate in self._waiting:
                 self._waiting.remove(gate)

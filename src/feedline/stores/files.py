@@ -229,7 +229,7 @@ class FileSet:
 
     @property
     def is_local(self) -> bool:
-        """Tell whether all of them are files of this machine."""
+        """True if all of them are files of this machine."""
         return not self._stores
 
     def info(self, number: int) -> ObjectInfo:
@@ -251,7 +251,7 @@ class FileSet:
         return [self.name(number) for number in range(len(self))]
 
     def is_missing(self, number: int) -> bool:  # noqa: ARG002 - for subclasses
-        """Tell whether a file's content must be made before reads."""
+        """True if a file's content must be made before reads."""
         return False
 
     def __iter__(self) -> Iterator[File]:

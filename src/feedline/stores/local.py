@@ -210,7 +210,7 @@ class RecheckTimer:
         self._next = 0.0
 
     def due(self) -> bool:
-        """Tell whether the next check is due."""
+        """True if the next check is due."""
         return monotonic() >= self._next
 
     def done(self) -> None:

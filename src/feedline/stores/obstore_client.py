@@ -389,7 +389,7 @@ def _open(library: Any, kind: ObstoreKind, root: str, options: StoreOptions, idl
 
 
 def _is_plain_http(root: str, server: str | None) -> bool:
-    """Tell whether a configured server uses http without TLS.
+    """True if a configured server uses http without TLS.
 
     obstore needs it confirmed with `allow_http`.
     """

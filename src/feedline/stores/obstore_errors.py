@@ -184,7 +184,7 @@ def no_ranges(what: str) -> str:
 
 
 def is_obstore_error(error: Exception, library: Any) -> bool:
-    """Tell whether obstore raised this error about a store.
+    """True if obstore raised this error about a store.
 
     Other errors are bugs in the calling code.
     """

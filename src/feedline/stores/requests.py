@@ -53,7 +53,7 @@ def spans_for(ranges: Sequence[tuple[int, int]], requests: Requests) -> list[Byt
 
 
 def are_many(ranges: Sequence[tuple[int, int]], requests: Requests) -> bool:
-    """Tell whether ranges take more requests than are sent at once.
+    """True if ranges take more requests than are sent at once.
 
     Then the size of the object is worth a request before anything is allocated for the others: a wrong index soon
     requests for exabytes.
@@ -206,7 +206,7 @@ class Latencies:
         return None if size is None else size.slow_after_s
 
     def is_quick(self, nbytes: int) -> bool:
-        """Tell whether such requests are known to take little time."""
+        """True if such requests are known to take little time."""
         slow_after_s = self.slow_after_s(nbytes)
         return slow_after_s is not None and slow_after_s < _QUICK_S
 
@@ -337,7 +337,7 @@ class _SupervisedCall:
         return [results[number] for number in range(len(spans))]
 
     def _land(self) -> dict[int, memoryview]:
-        """The next result, if it is still wanted.
+        """The next result, if it is still needed.
 
         If nothing arrives before a request becomes slow, that request is sent again.
         """

@@ -93,7 +93,7 @@ _SETTLED_CONFLICTS = _ARCHIVED | {"PublicAccessNotPermitted"}
 
 
 def is_passing(status: int, code: str = "") -> bool:
-    """Tell whether a later request may succeed where this one was refused."""
+    """True if a later request may succeed where this one was refused."""
     if status == 409:  # the object is being written, or its bucket changed
         return code not in _SETTLED_CONFLICTS
     return status in (408, 425, 429) or 500 <= status < 600 or code in _PASSING_CODES

@@ -31,7 +31,7 @@ def scheme_of(address: Pathlike) -> str:
 
 
 def is_local(address: Pathlike) -> bool:
-    """Tell whether an address is a path of this machine."""
+    """True if an address is a path of this machine."""
     return scheme_of(address) == "file"
 
 

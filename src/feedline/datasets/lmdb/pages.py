@@ -70,7 +70,7 @@ class Tree(NamedTuple):
 
     root: int
     has_several: bool
-    """Tell whether keys may have several values."""
+    """True if keys may have several values."""
     fixed_nbytes: int
     """The size of the values of pages without nodes."""
 

@@ -214,7 +214,7 @@ class BatchBuilder:
             raise
 
     def _rows(self, request: BatchRequest, allocate: Allocator) -> RowBuffer | None:
-        """Memory for recognized samples, where default collate would copy them to."""
+        """Memory of the batch, into which recognized samples are written directly."""
         if self._samples is None:
             return None
         self._samples.refresh()
@@ -438,7 +438,7 @@ def _collate_error(samples: Sequence[Any]) -> Exception | None:
 
 
 def _uncollatable_row(samples: Sequence[Any]) -> int | None:
-    """The first row not collatable alone, else with the first row."""
+    """The first row that default collate rejects, alone or with the first."""
     alone = (row for row, sample in enumerate(samples) if _collate_error([sample]))
     paired = (row for row, sample in enumerate(samples) if _collate_error([samples[0], sample]))
     return next(chain(alone, paired), None)

@@ -54,7 +54,7 @@ class LoopClock:
         self._sample_ns = monotonic_ns()
 
     def end_sample(self) -> None:
-        """Note that the sampler has answered."""
+        """Record that the sampler has answered."""
         self._sampled_ns += monotonic_ns() - self._sample_ns
 
     def deliver(self, sums: SpanSums, spans: list[SpanTuple], samples: int, epoch: int, number: int) -> int:

@@ -123,7 +123,7 @@ class MachineFigures:
             self._others_due_s = monotonic() + _MACHINE_S
 
     def leave_loop(self) -> None:
-        """Note that the loop was here; a pause begins now."""
+        """Record that the loop was here; a pause begins now."""
         self._left_s = monotonic()
 
     def begin_others(self) -> None:

@@ -267,7 +267,7 @@ class _PartitionRead:
     """True if there is a record of the partition."""
 
     def roll_back(self, place: Any, count: int) -> None:
-        """Forget deliveries behind a place.
+        """Drop deliveries after a place.
 
         `count` is the number of messages before it.
         """

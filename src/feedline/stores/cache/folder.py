@@ -147,7 +147,7 @@ class Folder:
         return made_once(self._root / "fetch-locks", key.name(), find, make)
 
     def has(self, key: PieceKey) -> bool:
-        """Tell whether a piece has a file, without opening it."""
+        """True if a piece has a file, without opening it."""
         return self._path(key.name()).exists()
 
     def get(self, key: PieceKey) -> memoryview | None:

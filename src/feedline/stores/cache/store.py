@@ -144,7 +144,7 @@ class CachedStore:
         return max(0, stop - start)
 
     def knows(self, path: str) -> bool:
-        """Tell whether the size of an object is known without a request."""
+        """True if the size of an object is known without a request."""
         return self._shared().infos.get(path) is not None
 
     def pieces(self, path: str, ranges: Sequence[Range]) -> Sequence[int]:
@@ -159,7 +159,7 @@ class CachedStore:
         return stop - start
 
     def has(self, path: str, number: int) -> bool:
-        """Tell whether a piece has a file, without opening it."""
+        """True if a piece has a file, without opening it."""
         return self._object(path, None).has(number)
 
     def runs(self, numbers: Sequence[int]) -> Sequence[Sequence[int]]:

@@ -275,7 +275,7 @@ class RayPool(FuturePool):
             future.fail(error)
 
     def _repair(self) -> None:
-        """End surplus workers, start missing ones, and give out requests."""
+        """End surplus workers, start missing ones, and distribute requests."""
         if self._closed or self._error is not None:
             return
         members = self.members.all
@@ -303,7 +303,7 @@ class RayPool(FuturePool):
         )
 
     def _look_for_places(self) -> None:
-        """Go on without workers that Ray cannot place, or fail."""
+        """Continue without workers that Ray cannot place, or fail."""
         members = self.members.all.values()
         late = [m for m in members if not m.is_ready and monotonic() > m.began + self.members.start_timeout_s]
         if not late or self._error is not None or late[0].place is not None:
