@@ -140,7 +140,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
 
 @pytest.fixture
 def faulty_s3(s3: S3) -> Iterator[tuple[S3, FaultProxy]]:
-    """The same server behind a proxy that is harmless until a test asks for faults."""
+    """The same server behind a proxy, which is harmless until a test requests faults."""
     with fault_proxy(s3.endpoint) as proxy:
         yield S3(proxy.endpoint(), s3.access_key_id, s3.secret_access_key, s3.config), proxy
 

@@ -15,7 +15,7 @@ from feedline.datasets import CSV, JSONL, Arrays, Files, Lines, Map, TokenFile
 
 
 class Counted:
-    """The samples of the class behind it, with their index."""
+    """The samples of the base class, with their index."""
 
     def __getitem__(self, index: int) -> Any:
         return index, super().__getitem__(index)  # type: ignore[misc]

@@ -74,7 +74,7 @@ class LiveDataset(Protocol):
         """JSON value that orders the places of a partition."""
 
     def acknowledge(self, states: Mapping[int, Any], *, now: bool) -> None:
-        """Report outside that the loop has come behind these states.
+        """Report to the source that the loop is past these states.
 
         With `now`, at once.
         """

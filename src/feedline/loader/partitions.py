@@ -125,7 +125,7 @@ def carry(start: Cursor | PartitionCursor, former: Cursor | PartitionCursor | No
     """
     if not isinstance(start, PartitionCursor) or not isinstance(former, PartitionCursor):
         return start
-    # After a `break`, the datasets are somewhere behind the last delivered batch: nothing here knows their states.
+    # After a `break`, the datasets are somewhere after the last delivered batch, and their states are unknown here.
     return replace(start, carried=former.carried) if former.epoch == start.epoch else start
 
 

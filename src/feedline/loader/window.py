@@ -101,7 +101,7 @@ class RequestWindow:
                 " after load_state_dict(loader.state_dict()) it continues here"
             )
             return iter(())
-        # The requests in flight are still due: the new generator begins behind them.
+        # The requests in flight are still due: the new generator begins after them.
         cursor: Any = self._progress.cursor
         for request in self._requests_in_flight():
             cursor, _ = request.advance(cursor, None)

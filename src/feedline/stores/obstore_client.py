@@ -215,7 +215,7 @@ class Client:
     def pages(self, prefix: str, offset: str | None) -> Iterator[Any]:
         """Iterate over pages of object metadata below a prefix.
 
-        Only objects behind `offset`.
+        Only objects after `offset`.
         """
         count(requests=1)
         pages: Iterator[Any] = self._library.list(

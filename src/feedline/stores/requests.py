@@ -266,7 +266,7 @@ class _Arrival(NamedTuple):
 class _Pools:
     def __init__(self, max_concurrent: int) -> None:
         self.ordinary = DaemonPool(max_concurrent, "feedline-store")
-        # Threads of their own: a second request that queued behind ordinary ones would come too late.
+        # Separate threads: a second request that waits for ordinary ones would come too late.
         self.hedges = DaemonPool(_HEDGES_AT_ONCE, "feedline-hedge")
 
 
@@ -385,7 +385,7 @@ class _SupervisedCall:
             if slow_after_s is not None and not flight.hedged and not flight.throttled:
                 yield flight, (now if flight.started_s is None else flight.started_s) + slow_after_s
             if flight.started_s is None:
-                return  # threads take flights in this order: those behind have not started either
+                return  # threads take flights in this order: later ones have not started either
 
     def _until_slow_s(self) -> float:
         moments = [moment for _, moment in self._candidates()]

@@ -61,7 +61,7 @@ class SignedReader(WebReader):
     def first_page(self, prefix: str, offset: str, delimiter: str) -> dict[str, str]:
         """Parameters for the first page of a listing.
 
-        Only keys behind `offset`, if the server skips any.
+        Only keys after `offset`, if the server skips any.
         """
         fixed = {"delimiter": delimiter, "encoding-type": "url", "list-type": "2", "prefix": prefix}
         return {**fixed, "start-after": offset}

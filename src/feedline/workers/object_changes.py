@@ -204,7 +204,7 @@ def _holders(roots: Mapping[str, Any]) -> Iterator[_Holder]:
     waiting: list[tuple[ValuePath, Any]] = [((name,), root) for name, root in roots.items()]
     for path, value in waiting:  # grows while it is read
         if isinstance(value, MethodType):
-            value = value.__self__  # noqa: PLW2901 - the object behind a bound `collate_fn`
+            value = value.__self__  # noqa: PLW2901 - the object of a bound `collate_fn`
             path = (*path, "__self__")  # noqa: PLW2901
         if id(value) in known or len(known) == _MOST_SEEN:
             continue

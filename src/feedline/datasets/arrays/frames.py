@@ -51,7 +51,7 @@ def check_blosc(data: Any, expected_nbytes: int | None = None) -> None:
 
 
 def _check_offsets(frame: memoryview, num_blocks: int) -> None:
-    """Raise ValueError unless each block begins behind the table of offsets."""
+    """Raise ValueError unless each block begins after the table of offsets."""
     start = _HEADER.size + 4 * num_blocks
     if start > frame.nbytes:
         raise ValueError(f"its Blosc frame claims {num_blocks} blocks")

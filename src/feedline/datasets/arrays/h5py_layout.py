@@ -117,7 +117,7 @@ def _shown(name: str | bytes) -> str:
 
 
 def _external_link(file: Any, name: str | bytes) -> Any:
-    """The external link behind a name, or None."""
+    """The external link of a name, or None."""
     try:
         link = file.get(name, getlink=True)
     except UnicodeDecodeError:  # h5py reads links only of names that are UTF-8

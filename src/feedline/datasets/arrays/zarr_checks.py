@@ -58,7 +58,7 @@ def _checked_shard(codec: Any) -> Any:
 
 
 def _followed(codecs: tuple[C, ...], follow: Callable[[Check], Any]) -> tuple[C, ...]:
-    """Codecs, with their checks behind them.
+    """Codecs, each followed by its check.
 
     Decoding goes from the last to the first.
     """

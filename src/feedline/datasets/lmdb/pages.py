@@ -161,7 +161,7 @@ class Pages:
     def _check_large(self, pages: Int64s, nbytes: Int64s) -> None:
         """Check the bounds of large values.
 
-        They begin behind the header of a page.
+        They begin after the header of a page.
         """
         count = -(-(_HEADER + nbytes) // self._page_nbytes)
         self._need((pages > 1) & (pages + count - 1 <= self._last), "refers to a large value out of bounds")

@@ -64,7 +64,7 @@ class VideoReader:
         """Number and pixels of these frames, ascending and distinct.
 
         A frame may be kept; memory of dropped ones is used for those that follow. `then` is the frame that is expected
-        to be read next: if that takes a seek, none behind the wanted ones is decoded. SampleError names a frame that
+        to be read next: if that takes a seek, none after the wanted ones is decoded. SampleError names a frame that
         cannot be decoded.
         """
         pts = self._table.pts[wanted]

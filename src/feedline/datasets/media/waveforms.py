@@ -45,7 +45,7 @@ class Waveforms(MediaClips[AudioReader]):
 
     Only the range is read: `seconds` seconds, which `sampling` places. "random" is anywhere; "regular" in the middle,
     or `clips_per_file` ranges from the beginning to the end at equal distances; "sliding" at the beginning and every
-    `step` seconds after it, by default one behind the other; "whole" is the file, with `seconds=None`. A shorter file
+    `step` seconds after it, by default one after the other; "whole" is the file, with `seconds=None`. A shorter file
     is padded with zeros at its end; with `pad=False` it is a SampleError.
 
     `rate` resamples the range to that many samples a second, by soxr; `seconds * rate` samples are exact. Without it,

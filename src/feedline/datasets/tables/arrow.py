@@ -235,7 +235,7 @@ def _open_readers(path: str) -> Iterator[Any]:
 
 
 def _seek_stream(mapped: Any) -> bool:
-    """Skip padding behind a stream; False at the end."""
+    """Skip padding after a stream; False at the end."""
     start = mapped.tell()
     for at in range(start, mapped.size(), _BLOCK_NBYTES):
         mapped.seek(at)

@@ -32,7 +32,7 @@ _log = logging.getLogger("feedline")
 RECORD_NBYTES = 1024
 
 SUFFIX = ".audit"
-"""Ending of an audit log, behind the path of its run log."""
+"""Ending of an audit log, after the path of its run log."""
 
 _MASK = (1 << 64) - 1
 

@@ -154,7 +154,7 @@ class Totals:
 
 
 def _with_parts_behind(times: dict[str, StageTimes]) -> dict[str, StageTimes]:
-    """The stages, with the parts of "fetch" behind it."""
+    """The stages, with the parts of "fetch" after it."""
     parts = {stage: each for stage, each in times.items() if is_part(stage)}
     names = sorted(parts, key=lambda stage: (not stage.startswith(READ), stage))
     ordered: dict[str, StageTimes] = {}

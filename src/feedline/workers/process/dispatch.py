@@ -295,7 +295,7 @@ class Dispatch:
                 queue.put(task, pickle.dumps(future.work, 5))
 
     def _open_after_built(self, future: ProcessFuture) -> None:
-        """Let another worker begin behind the latest answer.
+        """Let another worker begin after the latest answer.
 
         It cannot repeat the sizes of the batches before.
         """

@@ -352,7 +352,7 @@ class RayPool(FuturePool):
         member.queue.clear()
 
     def _open_after_built(self, future: ProcessFuture) -> None:
-        """Let another worker begin behind the latest answer, which it cannot repeat."""
+        """Let another worker begin after the latest answer, which it cannot repeat."""
         epoch, mark = self._built.get(future.work.partition, (None, None))
         if epoch == future.work.epoch:
             future.work = future.work.opened_at(mark)
