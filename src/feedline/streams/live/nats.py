@@ -100,7 +100,7 @@ class _Feed:
         headers = message.headers or {}
         status = headers.get("Status", "")
         if status == _CONFLICT and "exceed" not in headers.get("Description", "").lower():
-            self.problem = headers.get("Description", "the consumer has gone")
+            self.problem = headers.get("Description", "the consumer was deleted")
             self.arrived.set()
         elif status != _HEARTBEAT:
             self.due -= int(headers.get("Nats-Pending-Messages", self.due))
