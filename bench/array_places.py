@@ -1,7 +1,7 @@
 """Rows of array files by place: mapped, and as ranges of objects in a store without latency.
 
 The store answers at once, so the figures are the time that feedline itself takes. `--seconds` prints the best time of
-each case as JSON instead, to compare two checkouts: run it with the source of one and of the other in turns.
+each case as JSON instead, to compare two checkouts: run it with the source of each in turns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROWS, BATCH, BATCHES, SINGLES = 4096, 64, 20, 400
 
 
 def corpus(folder: Path) -> dict[str, Callable[[str], Any]]:
-    """Write the files of each case; a function that opens them below an address."""
+    """Write the files of each case; returns a function that opens them below an address."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (ROWS, 64, 64, 3), np.uint8)
     vectors = rng.normal(size=(ROWS, 16)).astype(np.float32)

@@ -1,6 +1,6 @@
-"""Audit of a job that is killed 100 times at random, and goes on with other numbers of ranks each time.
+"""Audit of a job that is killed 100 times at random, and continues with other numbers of ranks each time.
 
-The faults that are planted into logs and loaders are those of tests/loader/report/test_audit.py.
+The faults planted into logs and loaders are those of tests/loader/report/test_audit.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 torchvision draws one set of numbers for the whole batch, unless it is called for each image; kornia draws for each
 image. feedline does so, too, unless it is called with equal keys, which are one draw for all. So "by image" and
-"kornia" do the same work as "feedline", and "v2, one draw" does that of "feedline, one draw", which draws with another
+"kornia" do the same work as "feedline", and "v2, one draw" the same as "feedline, one draw", which uses another
 key in each call. A crop with one draw copies nothing. Mixtures draw once in torchvision, and for each image here. "In
 place" writes to its own copy of the batch, as a `Delivery` may. Peers are found in the folder that PEERS names, where
 `pip install --no-deps --target` has put them. On the CPU all run in one thread, and CPU time counts. Arguments: the
@@ -51,7 +51,7 @@ class Levels:
 
 
 def cases() -> dict[str, tuple[Any, Any, Any, bool]]:
-    """feedline, torchvision and kornia, and whether they take numbers."""
+    """Operators of feedline, torchvision and kornia, and a flag for those that take numbers."""
     jitter = (0.4, 0.4, 0.4, 0.1)
     ours = [
         transforms.RandomResizedCrop(SIZE),
@@ -113,13 +113,13 @@ class Scaled:
 
 
 class Rate:
-    """Images per second of CPU time; of wall time on a GPU, which works on behind a call."""
+    """Images per second of CPU time; of wall time on a GPU, which continues after a call."""
 
     def __init__(self, run: Callable[[], object]) -> None:
         self.run, self.calls = run, 0
 
     def __call__(self) -> float:
-        if not self.calls:  # calls of one draw differ, and some take microseconds: a figure is that of many
+        if not self.calls:  # calls with one draw differ, and some take microseconds, so a figure is of many calls
             self.run()
             self.calls = 1 + int(LEAST_S / self.seconds(1))
         return BATCH * self.calls / self.seconds(self.calls)
@@ -176,7 +176,7 @@ def contend(name: str, check: str, contestants: dict[str, Callable[[], object]])
 
 
 def publish(name: str, outcomes: dict[str, Outcome]) -> None:
-    """Write one table of all operators, with ratios to those who do the same work."""
+    """Write one table of all operators, with ratios to contestants that do the same work."""
     where, versions = (
         machine(),
         {name: metadata.version(name) for name in ("feedline", "torch", "torchvision", "kornia")},

@@ -2,8 +2,8 @@
 
 All read the same frames, which is checked first, without workers. Rates are per second of CPU time, of all threads:
 wall time depends on how many idle cores PyAV's, decord's and torch's threads find.
-"libavcodec alone" decodes what these frames refer to from decoders that stay open, and drops it: no reader that decodes
-these frames with one thread of libavcodec can be faster. torchcodec's sampler draws the clips of a video with one call;
+"libavcodec alone" decodes the packets of these frames in decoders that stay open, and drops the frames: no reader with
+one thread of libavcodec can be faster. torchcodec's sampler draws the clips of a video with one call;
 "feedline, a video a batch" draws as many, with a batch for each video. decord is installed in a folder of its own;
 torchcodec's wheels need a build of torch with CUDA, and where it cannot be imported, it is left out. FFmpeg makes the
 videos: H.264, 320 × 240, a keyframe every 30 frames, 20 seconds or 10 minutes long.
@@ -59,7 +59,7 @@ class Loop(Dataset[Any]):
 
 
 def by_pyav(path: str, start: int) -> torch.Tensor:
-    """As people write it: open, seek, decode up to the clip."""
+    """The usual code: open, seek, decode up to the clip."""
     with av.open(path) as container:
         stream = container.streams.video[0]
         first = round(start / stream.average_rate / stream.time_base)

@@ -1,4 +1,4 @@
-"""Comparison of 8 gloo ranks at the start of an epoch: time, and odd ranks that are named."""
+"""Comparison of 8 gloo ranks at the start of an epoch: time, and names of the ranks that differ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORLD, ROUNDS, FAULTS = 8, 15, 20
 
 
 class Timed(Contract):
-    """A contract that notes how long it takes."""
+    """A contract that measures its time."""
 
     def check(self, *arguments: Any) -> None:
         began = perf_counter()
@@ -41,7 +41,7 @@ def loader(seed: int = 0) -> Any:
 
 
 def rank_of_the_job(meeting: str, rank: int) -> None:
-    """One rank: all equal for some epochs, then one odd rank after the other."""
+    """One rank: all are equal for some epochs, then one rank after the other differs."""
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{meeting}", rank=rank, world_size=WORLD)
     same, seconds, named = loader(), [], 0
     for _ in range(ROUNDS):

@@ -1,11 +1,11 @@
 """Stage named and gain predicted, on sixteen loops with a known bottleneck each.
 
-Each loop runs as it is; the first remedy of its verdict is taken; and both run in turn, for whole epochs. Prints a
+Each loop runs unchanged, then with the first remedy of its verdict, both in turns, for whole epochs. Prints a
 table, with the mean absolute error of the predicted gains; `--write` keeps it in bench/results/diagnosis.json, from
 which `bench/docs_tables.py` makes the table of the docs. `--only TEXT` runs the loops whose names contain it, and
-`--fields` eighteen others: ten as users of ten fields write them, and eight whose workers get in each other's way.
+`--fields` eighteen others: ten as users of ten fields write them, and eight whose workers disturb each other.
 
-Quiet machines only: where other programs take the CPUs, the truth changes from run to run.
+Idle machines only: where other programs use the CPUs, the true gains change from run to run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Verdict and truth of one loop."""
+    """Verdict on one loop, and its measured gain."""
 
     name: str
     expected: str

@@ -1,7 +1,7 @@
 """A device without a GPU, for diagnosis: streams are threads, and copies take the time that a bus would.
 
-It stands in for `CudaBackend` behind the same interface, `feedline.loader.device.Backend`. What it shows is whether the
-verdict reads events and stages rightly; it says nothing about a real bus.
+It replaces `CudaBackend`, with the same interface, `feedline.loader.device.Backend`. It shows whether the verdict reads
+events and stages correctly, and nothing about a real bus.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from feedline.loader.device import DeviceStage, PinStage
 
 
 class Event:
-    """A moment of a stream, in order with its work."""
+    """An event of a stream, in order with its work."""
 
     def __init__(self, passed: Future[float]) -> None:
         self._passed = passed

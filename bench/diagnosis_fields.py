@@ -1,7 +1,7 @@
 """Ten loops as users of ten fields write them, with one known bottleneck each.
 
 Their datasets are plain code with the libraries of the field. They were written for `bench/diagnosis.py --fields` after
-the model of the verdict, which was not made with them.
+the model of the verdict, which was developed without them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Recordings(_Listed):
 
 
 class Shards(IterableDataset[Any]):
-    """Images of tars, shared out by workers."""
+    """Images of tars, which are divided among the workers."""
 
     def __init__(self, paths: list[Path]) -> None:
         self.paths = paths
@@ -141,7 +141,7 @@ class Neighbors:
 
 
 class Prepared:
-    """A batch of neighbors that is there already: it only has to be sent."""
+    """A batch of neighbors that already exists, and only has to be sent."""
 
     def __init__(self, neighbors: Neighbors, number: int) -> None:
         self.batch = neighbors(list(range(number)))
@@ -151,7 +151,7 @@ class Prepared:
 
 
 class Prioritized(Sampler[list[int]]):
-    """Batches of transitions, drawn by their priorities as they are now."""
+    """Batches of transitions, drawn by their current priorities."""
 
     def __init__(self, transitions: int, batches: int) -> None:
         self.priorities = np.random.default_rng(0).random(transitions)
@@ -194,7 +194,7 @@ class Windows(Dataset[Any]):
 
 
 class Downloads(Dataset[Any]):
-    """Objects of a server, each got with requests."""
+    """Objects of a server, each fetched with requests."""
 
     def __init__(self, url: str, length: int) -> None:
         self.url, self.length = url, length

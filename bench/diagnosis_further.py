@@ -1,6 +1,6 @@
 """Eight further loops with one known bottleneck each.
 
-Unlike those of `diagnosis_fields`, they have what divides workers: locks, Python's lock, memory, uneven samples.
+Unlike those of `diagnosis_fields`, their workers limit each other: locks, Python's lock, memory, uneven samples.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class OneReader(Samples):
 
 
 class Volumes(Samples):
-    """Large arrays that are there: only their copy into the batch takes time."""
+    """Large arrays in memory: only their copy into the batch takes time."""
 
     volume = torch.ones(1 << 20)
 

@@ -30,7 +30,7 @@ from peers import torchvision
 
 sys.path.insert(1, str(torchvision()))
 sys.path.append(str(installed_albumentations()))
-os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # it would ask the network for its newest version
+os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # it would check the network for its newest version
 
 import albumentations
 import cv2

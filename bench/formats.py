@@ -1,7 +1,7 @@
 """Shuffled reads of single records: LMDB compared with a bare loop, MDS with Mosaic's own loader.
 
-Mosaic writes the shards. The bare loop over LMDB runs in two variants: one drops each value at once, and so always
-fills the same memory; the other keeps a batch of values, as any loader must.
+Mosaic writes the shards. The bare loop over LMDB runs in two variants: one drops each value at once, and so reuses
+the same memory; the other keeps a batch of values, as every loader must.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def lmdb_contest(folder: Path) -> None:
             batch = dataset.__getitems__(order[start : start + BATCH])
         del batch
 
-    contest.add("feedline, the data set alone", many, VALUES)
+    contest.add("feedline, the dataset alone", many, VALUES)
     for keys in ("{:08d}", None):
         name = "enumerated keys" if keys is None else "numbered keys"
         contest.add(

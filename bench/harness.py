@@ -5,7 +5,7 @@
     contest.add("feedline", run_feedline, work=200)
     contest.run(rounds=7).publish()
 
-They run in turns because a machine's clock and load drift: all contestants must meet the same conditions.
+They run in turns because the clock and load of a machine drift, and all contestants need the same conditions.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Contest:
         self.measure(name, measure)
 
     def measure(self, name: str, measure: Callable[[], float]) -> None:
-        """Take the figure that `measure` returns, if it is not the time of one call."""
+        """Add a contestant whose figure `measure` returns, instead of the time of one call."""
         self._measures[name] = measure
 
     def run(self, rounds: int = 7, warm_up: int = 1) -> Outcome:
@@ -130,7 +130,7 @@ class Contest:
 
 
 def machine() -> dict[str, str | int]:
-    """The machine, for readers to judge the figures."""
+    """The machine on which the figures were measured."""
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),

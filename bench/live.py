@@ -1,6 +1,6 @@
 """Messages of Kafka, NATS and Redis: feedline, and the bare client that decodes and collates the same batches.
 
-The servers of NATS and Redis are real ones on loopback. Kafka's protocol is spoken by librdkafka's mock cluster, in a
+The servers of NATS and Redis are real ones on loopback. For Kafka, it is librdkafka's mock cluster, in a
 process of its own.
 """
 
@@ -28,7 +28,7 @@ from harness import Contest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "services"))
 
-from nats_server import nats_server  # noqa: E402 - found by the line above
+from nats_server import nats_server  # noqa: E402 - after the change of the path
 from redis_server import redis_server  # noqa: E402
 
 MESSAGES, BATCH = 40_000, 256

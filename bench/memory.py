@@ -1,4 +1,4 @@
-"""Memory of four worker processes over a large dataset: an array, its shared copy, strings as list and packed."""
+"""Memory of four worker processes over a large dataset: an array, its shared copy, a list, packed strings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Bytes that each of four nodes fetches in one epoch, with a cold cache of its own, and the order over other nodes.
 
-Nodes are ranks of one process with caches of their own. The server is one of HTTP on this machine, and counts the bytes
-that it sends to each node.
+Nodes are ranks of one process with caches of their own. An HTTP server on this machine counts the bytes that it sends
+to each node.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from harness import Contest
 FILES, ROWS = 60, 120
 
 SIZES = {"files of 5 MB": 40_000, "files of 0.5 MB": 4_000}
-"""Bytes of a row. Every node reads the footers of all files, which weigh more where files are small."""
+"""Bytes of a row. Every node reads the footers of all files, a larger share where files are small."""
 
 NODES, BATCH, PARTITIONS = 4, 60, 60
 """The partitions, and the samples of all nodes in a step, are a multiple of 3, 4 and 5."""
@@ -64,7 +64,7 @@ class Ranges(SimpleHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - the name that the server looks up
 
     def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def write(folder: Path, row_nbytes: int) -> int:
@@ -112,7 +112,7 @@ def shares(cluster: Cluster, sent: Counter[str], total: int) -> list[float]:
 
 
 def elastic(cluster: Cluster) -> bool:
-    """True if the order stays when four nodes become three, and then five."""
+    """True if the order is the same after four nodes become three, and then five."""
     whole = steps(cluster.loaders(1, name="whole"))
     seen, state = list[int](), None
     for nodes, count in ((4, CUT), (3, CUT), (5, None)):
@@ -126,7 +126,7 @@ def elastic(cluster: Cluster) -> bool:
 
 
 def measured(row_nbytes: int) -> float:
-    """The share of the node that fetches most, in quarters; prints that of each, and whether the order stays."""
+    """The share of the node that fetches most, in quarters; prints that of each, and whether the order is kept."""
     with tempfile.TemporaryDirectory() as files, tempfile.TemporaryDirectory() as caches:
         total, Ranges.sent = write(Path(files), row_nbytes), Counter()
         with ThreadingHTTPServer(("127.0.0.1", 0), partial(Ranges, directory=files)) as server:

@@ -1,7 +1,7 @@
 """Opening 10,000 indexed files with ten million samples: time and memory.
 
 Each turn is a process of its own. The tars are hard links to one tar, each with a copy of its index: ten thousand files
-and ten thousand indexes are opened all the same. Memory is the growth of the process's own memory after opening the
+and ten thousand indexes are opened nevertheless. Memory is the growth of the process's own memory after opening the
 dataset, and after reading 20,000 random samples. A sample is a label.
 """
 
@@ -66,7 +66,7 @@ def opened(kind: str, folder: Path) -> Any:
 
 def child(kind: str, folder: Path, samples: int) -> None:
     """Print the seconds to open, and the bytes kept after reading random samples."""
-    opened(kind, folder / "few")  # what is imported on first use
+    opened(kind, folder / "few")  # modules that are imported on first use
     before, start = psutil.Process().memory_full_info().uss, perf_counter()
     dataset = opened(kind, folder / "many")
     seconds = perf_counter() - start

@@ -72,7 +72,7 @@ STEPS: dict[str, Callable[[Any], Any]] = {
 
 
 class Photos(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
-    """What many projects have written themselves."""
+    """Code of the kind that many projects have."""
 
     def __init__(self, paths: list[str], steps: list[Callable[[Any], Any]]) -> None:
         self.paths, self.steps = paths, steps

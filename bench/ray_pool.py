@@ -1,11 +1,11 @@
 """Batches of images from two Ray actors: feedline's Ray pool and Ray Data's `iter_torch_batches`, on the same cluster.
 
 Both build batches of 32 in order, with the same function, in two actors of one CPU each, and 12 batches ahead: of JPEGs
-that are decoded and cropped, and of images that lie in memory, where the cost of the pool itself shows. Each sample
-tells when and where it was made: the figures count from the moment at which both actors work until the last batch is
-delivered, and only what was made in that time, without the first third. So neither pays for the start of actors (Ray
-Data starts new ones for each epoch), gains by samples made before, or pays for the end of the other: each waits until
-the processes of the other are at rest. The numbers that Ray Data maps lie in its store before.
+that are decoded and cropped, and of images in memory, which show the cost of the pool itself. Each sample
+records when and where it was made. The figures are of samples made from the moment at which both actors work until the
+last batch is delivered, without the first third. So they contain no start of actors (Ray Data starts new ones for each
+epoch), no samples made earlier, and no end of the other contestant: each waits until the processes of the other are
+idle. The numbers that Ray Data maps are in its store beforehand.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def decode(data: bytes) -> np.ndarray:
 
 
 class Images(torch.utils.data.Dataset[Any]):
-    """Images that `load` makes of `stored`, again and again."""
+    """Images that `load` makes of `stored`, repeatedly."""
 
     def __init__(self, stored: list[Any], load: Callable[[Any], np.ndarray], batches: int) -> None:
         self.stored, self.load, self.batches = stored, load, batches
@@ -66,7 +66,7 @@ class Images(torch.utils.data.Dataset[Any]):
 
 
 class Mapped:
-    """What Ray Data calls for each batch of numbers."""
+    """The function that Ray Data calls for each batch of numbers."""
 
     def __init__(self, images: Images) -> None:
         self.images = images
@@ -78,7 +78,7 @@ class Mapped:
 
 
 def rest() -> None:
-    """Wait until the processes of the cluster are at rest: Ray ends and starts some after each epoch of Ray Data."""
+    """Wait until the processes of the cluster are idle: Ray ends and starts some after each epoch of Ray Data."""
     give_up = monotonic() + 60
     used, was = cpu_s(), -1.0
     while used - was > 0.1 and monotonic() < give_up:
@@ -97,7 +97,7 @@ def cpu_s() -> float:
 
 
 def rate(batches: Iterable[dict[str, torch.Tensor]], count: int) -> float:
-    """Images per second from the moment on at which all actors work and a third is delivered."""
+    """Images per second, counted once all actors work and a third is delivered."""
     times, actors, delivered = list[float](), list[int](), list[float]()
     for batch in batches:
         assert batch["image"].shape == (BATCH, 3, SIDE, SIDE), batch["image"].shape

@@ -16,7 +16,7 @@ README = BENCH.parent / "README.md"
 START = "<!-- figures: made by bench/readme_table.py out of bench/results; do not edit by hand -->\n"
 STOP = "<!-- end of figures -->\n"
 EXISTING = "existing code, "
-"""Contests whose name begins so have a table of their own, the first of the README."""
+"""Contests whose names begin with this have their own table, the first of the README."""
 START_EXISTING = "<!-- figures of existing code: made by bench/readme_table.py; do not edit by hand -->\n"
 OURS, THEIRS = "feedline", "torch"
 STOP_EXISTING = "<!-- end of figures of existing code -->\n"
@@ -47,7 +47,7 @@ TITLES = {
     "table 1024 x 100 x float32": "rows of 100 numbers from a mapped file, batches of 1,024",
     "tokens 64 x 1024 x uint16": "windows of 1,024 tokens, batches of 64",
 }
-"""Contests whose names say too little to a reader who does not know their script."""
+"""Titles of contests whose names are unclear to readers who do not know the script."""
 
 Result = dict[str, Any]
 
@@ -65,7 +65,7 @@ def table(contests: list[Result]) -> str:
 
 
 def rewritten(readme: str, contests: list[Result]) -> str:
-    """The text with a new table between its marks."""
+    """The text with new tables between its markers."""
     existing = [contest for contest in contests if contest["name"].startswith(EXISTING)]
     others = [contest for contest in contests if contest not in existing]
     readme = replaced(readme, START_EXISTING, STOP_EXISTING, table(existing))
@@ -73,7 +73,7 @@ def rewritten(readme: str, contests: list[Result]) -> str:
 
 
 def replaced(text: str, start: str, stop: str, body: str) -> str:
-    """The text with a new body between two marks."""
+    """The text with a new body between two markers."""
     before, rest = text.split(start)
     _, after = rest.split(stop)
     return f"{before}{start}{body}{stop}{after}"
@@ -90,16 +90,20 @@ def _lines(contests: list[Result]) -> Iterator[str]:
         yield f"| {_linked(TITLES.get(name, name), name)} | {figures} |"
     yield ""
     yield (
-        f"Medians; {'; '.join(sorted({_surroundings(contest) for contest in contests}))}. "
-        "Quartiles, all contestants and the limits they run against: [bench/results](bench/results)."
+        f"Medians; {'; '.join(_surroundings(contests))}. "
+        "Quartiles, all contestants and their limits: [bench/results](bench/results)."
     )
 
 
-def _surroundings(contest: Result) -> str:
-    """Machine, versions and date of a contest."""
-    machine, torch = contest["machine"], contest["versions"]["torch"]
-    where = f"{machine['cores']} cores of {machine['cpu']}, Python {machine['python']}"
-    return f"{where}, torch {torch}, {contest['date'][:10]}"
+def _surroundings(contests: list[Result]) -> Iterator[str]:
+    """Machines and versions of the contests, each with its dates."""
+    dates: dict[str, set[str]] = {}
+    for contest in contests:
+        machine, torch = contest["machine"], contest["versions"]["torch"]
+        where = f"{machine['cores']} cores of {machine['cpu']}, Python {machine['python']}, torch {torch}"
+        dates.setdefault(where, set()).add(contest["date"][:10])
+    for where in sorted(dates):
+        yield f"{where} ({', '.join(sorted(dates[where]))})"
 
 
 def _those(contest: Result, whose: str) -> list[float]:

@@ -139,7 +139,7 @@ def compare_warm(far: S3, bucket: str, folder: Path, objects: dict[str, bytes]) 
 
 
 def compare_faults(far: S3, faulty: S3, bucket: str) -> None:
-    """Compare with and without faults, in runs so long that a pause a server asks for matters little."""
+    """Compare with and without faults, in runs so long that a pause requested by a server has little effect."""
     race = Contest("1 MiB ranges with faults on 5 % of requests", unit="MB/s", baseline="no faults")
     for name, server in (("no faults", far), ("faults", faulty)):
         run = ours(server, bucket, LONG)

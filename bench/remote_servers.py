@@ -22,10 +22,10 @@ __all__ = ["EACH", "GIGABIT", "LATENCY_S", "S3", "proxied", "radosgw"]
 
 LATENCY_S = 0.04
 GIGABIT = 125e6
-"""Bytes in a second. What the server of these contests, its proxy and the reader share is two cores: without a bound,
-they compare who leaves more of the cores to the server."""
+"""Bytes per second. The server of these contests, its proxy and the reader share two cores: without a limit, the
+contests would show which reader leaves more of the cores to the server."""
 EACH = 85e6
-"""Bytes in a second of one request: Amazon advises one concurrent request for each 85 to 90 MB/s wanted of S3."""
+"""Bytes per second of one request: Amazon advises one concurrent request per 85 to 90 MB/s from S3."""
 
 
 @contextmanager

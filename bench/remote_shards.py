@@ -210,8 +210,8 @@ def _with_peers(race: Contest, far: S3, bucket: str, folder: Path) -> None:
 def from_warm_cache(far: S3, bucket: str, folder: Path) -> None:
     """An epoch from a warm cache: in a new process, and later.
 
-    A new process has to ask the store for its objects, and to check each piece. There are no workers: threads that copy
-    bytes wait for each other, whatever their source.
+    A new process has to look up its objects in the store, and to check each piece. There are no workers: threads that
+    copy bytes wait for each other, for any source.
     """
     warm, tars = folder / "warm", folder / "data" / "tars"
     ours(far, bucket, "thread", lambda: warm)()

@@ -41,7 +41,7 @@ def step_ms(order: ShardShuffled) -> float:
 
 
 def publish(name: str, unit: str, figures: dict[str, float]) -> None:
-    """Publish figures that no clock measures; the first is the baseline."""
+    """Publish figures that are not times; the first is the baseline."""
     contest = Contest(name, unit=unit, baseline=next(iter(figures)))
     for label, figure in figures.items():
         contest.measure(label, lambda figure=figure: figure)
@@ -71,7 +71,7 @@ def main() -> None:
     for name, each in (("one partition", single), ("four partitions per rank", order)):
         print(f"pairs of a rank's batch from one shard, {name}: {each.mixing(BATCH).same_shard_pairs:.3f}")
 
-    # The stream is the same for any other world size: a rank of 192 plans its rows out of the same positions.
+    # The stream is the same for any other world size: a rank of 192 plans its rows from the same positions.
     cut = 1000 * WORLD * BATCH
     began = perf_counter()
     resumed = np.concatenate([sampler(4 * WORLD).take(0, cut + rank * 43, cut + (rank + 1) * 43) for rank in range(3)])

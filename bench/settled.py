@@ -1,7 +1,7 @@
-"""Memory as on a machine that has been up for a while: full of pages of files.
+"""Memory as on a machine that has run for some time: full of pages of files.
 
-A virtual machine may return free memory to its host, and then pays for each new page, far more than writing a file
-costs. Which contestant pays would depend on the order of turns. In memory full of clean pages, the next page is the
+A virtual machine may return free memory to its host. A new page then costs far more than writing a file, and the order
+of turns would determine which contestant pays. In memory full of clean pages, the next page is the
 least recently used one.
 """
 

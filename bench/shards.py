@@ -98,7 +98,7 @@ def indexing(folder: Path) -> None:
 
 
 def walk_files(root: str) -> list[tuple[str, int]]:
-    """torchvision's way."""
+    """Find the files as torchvision does."""
     found = []
     for target, name in enumerate(sorted(entry.name for entry in os.scandir(root) if entry.is_dir())):
         for folder, _, names in sorted(os.walk(f"{root}/{name}", followlinks=True)):

@@ -1,4 +1,4 @@
-"""Shuffled rows of tables: ours against torch over `datasets`; rows of a remote Arrow file: ours against pyarrow."""
+"""Shuffled rows of tables, compared with torch over `datasets`; rows of a remote Arrow file, compared with pyarrow."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def wide() -> bytes:
 
 
 def far_rows(columns: list[str] | None) -> Callable[[], None]:
-    """Random batches of a dataset that has kept nothing yet."""
+    """Random batches of a dataset with empty caches."""
 
     def run() -> None:
         dataset, rng = fl.datasets.Arrow("far://tables/wide.arrow", columns), np.random.default_rng(SEED)
@@ -120,9 +120,9 @@ class FarFile(RangeFile):
 
 
 def far_record_batches(columns: list[str] | None) -> Callable[[], None]:
-    """The same rows by pyarrow, from record batches that as many threads read; rows stay Arrow's.
+    """The same rows by pyarrow, from record batches that as many threads read; the rows stay in Arrow's format.
 
-    Each thread has a reader of its own, because readers of Python's files take turns. They are open before.
+    Each thread has a reader of its own, because readers of Python's files take turns. They are opened beforehand.
     """
     store, open_readers, pool = fsspec.filesystem("far"), threading.local(), ThreadPoolExecutor(FAR_BATCH)
     names = pa.ipc.open_file(FarFile(store)).schema.names

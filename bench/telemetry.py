@@ -1,10 +1,10 @@
 """Cost of telemetry for each batch, of publications, and of the run log.
 
-A loop over batches that take no time runs as it is, and with everything that records replaced by calls that do nothing;
-the difference is what a batch pays: all clocks, spans, sums and the words of the page. So does one over a mapped array,
-whose read is timed besides. Publications and the lines of a
-run log are timed by themselves, as a share of the time between two of them. CPU time counts: other programs on the
-machine change little. Prints a table; `--write` keeps it in bench/results/telemetry.json.
+A loop over batches that take no time runs unchanged, and with all recording replaced by calls that do nothing. The
+difference is the cost of a batch: all clocks, spans, sums and the words of the page. The same is measured for a loop
+over a mapped array, whose read is timed in addition. Publications and the lines of a run log are timed separately, as a
+share of the time between two of them. CPU time is measured, which other programs on the machine hardly affect. Prints a
+table; `--write` stores it in bench/results/telemetry.json.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from overhead import Empty
 BATCHES = 20_000
 
 BATCH_S = 1e-4
-"""A batch at 10,000 batches a second."""
+"""The time of a batch at 10,000 batches per second."""
 
 
 def _nothing(*_: object) -> int:
@@ -74,11 +74,11 @@ CALLS = 8
 
 
 PIECE = 500
-"""Batches that are timed together: so few that other programs leave some of them alone."""
+"""Batches that are timed together, so few that other programs do not disturb all of them."""
 
 
 def batch_s(make: Callable[[], fl.DataLoader[Any]]) -> float:
-    """CPU seconds of a loop over batches that take hardly any time, by batch: those of the fastest piece."""
+    """CPU seconds per batch of a loop over batches that take hardly any time: those of the fastest piece."""
     loader, best_s = make(), 1.0
     began = thread_time()
     for number, _ in enumerate(loader, 1):
@@ -107,7 +107,7 @@ def mapped(path: Path) -> fl.DataLoader[Any]:
 
 
 def recording_s(rounds: int, make: Callable[[], fl.DataLoader[Any]]) -> float:
-    """What recording adds to a batch: the least of some rounds, each with both forms in turn."""
+    """Cost of recording a batch: the least of some rounds, each with both forms in turn."""
     recorded, bare = [], []
     for _ in range(rounds):
         recorded.append(batch_s(make))

@@ -24,7 +24,7 @@ BATCH_SIZE = 256
 NBYTES = BATCH_SIZE * 3 * 224 * 224
 WORKERS = 2
 AHEAD = 2
-"""Batches that are asked of each worker in advance: torch's prefetch_factor."""
+"""Batches requested from each worker in advance: torch's prefetch_factor."""
 
 Serve = Callable[[int, socket.socket], None]
 
@@ -52,7 +52,7 @@ def own_collate(batch: list[torch.Tensor]) -> torch.Tensor:
 
 
 class Crew:
-    """Forked workers that answer every byte with a batch, asked in turn."""
+    """Forked workers that answer every byte with a batch, in turns."""
 
     def __init__(self, serve: Serve, receive: Callable[[int, socket.socket], Any]) -> None:
         self._receive = receive

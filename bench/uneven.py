@@ -1,7 +1,7 @@
 """Cost of the ranks' agreement on each step of a stream: CPU time and time of a step, for each rule of `uneven=`.
 
-Four gloo ranks read streams of equal length, whose batches cost nothing, so that the agreement stands alone. A step of
-`DistributedDataParallel` makes at least one such collective call of its own, which is the baseline.
+Four gloo ranks read streams of equal length, whose batches cost nothing, so that only the agreement takes time. A step
+of `DistributedDataParallel` makes at least one such collective call itself, which is the baseline.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure the layout, size and prose of the source tree, and check the rules that are countable.
 
-Reads the files only; nothing is imported but with --collect, which asks pytest for the number of test cases.
+Only reads the files; nothing is imported, except with --collect, which asks pytest for the number of test cases.
 
 Exit code of --check: 1 when imports go up, files import each other in a cycle, a class or type is defined twice, the
 first line of a docstring breaks the rules, or an example of an extension imports more than public rooms.
@@ -61,7 +61,7 @@ BANNED = (
         "towards",
     ),
 )
-"""Words of no technical meaning, words for which there is another one here, and British spellings."""
+"""Words without technical meaning, words that have a preferred synonym here, and British spellings."""
 
 CLAUSES = ("What", "Whether", "Where", "Of", "That", "How")
 """First words of a docstring that make its first line a relative clause."""
@@ -158,7 +158,7 @@ class SourceFile:
 
     @cached_property
     def comments(self) -> list[tuple[int, str]]:
-        """Line and text of every comment, those behind code included."""
+        """Line and text of every comment, those after code included."""
         tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
         return [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
 
@@ -264,7 +264,7 @@ _REFERENCE = re.compile(rf"{PACKAGE}(\.[A-Za-z_]\w*)+\.?(:\w+)?")
 
 
 def named_modules(file: SourceFile) -> Iterator[tuple[str, int]]:
-    """Texts that are nothing but the name of a module or of an object in one, with lines."""
+    """Strings that consist of the name of a module or of an object in one, with lines."""
     for node in file.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _REFERENCE.fullmatch(node.value):
             yield node.value.partition(":")[0].rstrip("."), node.lineno
@@ -360,7 +360,7 @@ def names_twice(tree: SourceTree) -> dict[str, list[str]]:
 
 
 def _aliases(node: ast.stmt) -> list[tuple[str, int]]:
-    """Name and line of a type alias: an assignment to a name as classes have it, but for type variables."""
+    """Name and line of a type alias: an assignment to a name in CapWords, except type variables."""
     if not isinstance(node, ast.Assign) or isinstance(node.value, ast.Call):
         return []
     names = [target.id for target in node.targets if isinstance(target, ast.Name)]
@@ -368,7 +368,7 @@ def _aliases(node: ast.stmt) -> list[tuple[str, int]]:
 
 
 def first_lines(tree: SourceTree) -> list[Remark]:
-    """First lines of docstrings that are clauses, and those over `MOST_WORDS` words, but for attributes."""
+    """First lines of docstrings that are clauses, and, except for attributes, those over `MOST_WORDS` words."""
     remarks = []
     for file in tree.files:
         for line, text in file.docstrings:

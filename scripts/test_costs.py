@@ -63,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # The processes of pytest-xdist run the tests; the one that hands them out would record each a second time.
+    # The processes of pytest-xdist run the tests; the controller would record each a second time.
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
     if runs_tests and (path := config.getoption("--costs")) is not None:
         config.pluginmanager.register(_Recorder(path.resolve()), "costs-recorder")
@@ -89,7 +89,7 @@ class _Recorder:
 
 
 def table(costs: list[Cost], name: Callable[[str], str], rows: int) -> Iterator[str]:
-    """The dearest groups first, with CPU, waiting and number of cases."""
+    """The most expensive groups first, with CPU, waiting and number of cases."""
     groups: dict[str, list[Cost]] = defaultdict(list)
     for cost in costs:
         groups[name(cost.test)].append(cost)

@@ -46,7 +46,7 @@ settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile(
     "ci",
     max_examples=300,
-    deadline=None,  # the machines of a CI are shared: a slow example tells nothing
+    deadline=None,  # the machines of a CI are shared: a slow example proves nothing
     derandomize=True,  # a red run can be repeated
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
@@ -54,7 +54,7 @@ settings.register_profile(
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts its background jobs so, and every process that a test interrupts would inherit it.
+    # A shell starts background jobs in this state, and every process that a test interrupts would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -88,13 +88,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         dropped = set(left_out)
         items[:] = [item for item in items if item not in dropped]
-    # One that comes last would keep one core busy while the others are idle.
+    # A long file at the end would keep one core busy while the others are idle.
     turns = {name: turn for turn, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: turns.get(item.path.stem, len(turns)))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files of the other part; and without a test marked `alone`, if those are wanted: they take seconds."""
+    """Leave out files of the other part, and files without tests marked `alone` if those are selected."""
     part, (folder, *_) = config.getoption("--part"), (*collection_path.parts[len(TESTS.parts) :], "")
     if part == "forking" and folder and folder not in FORKING_FOLDERS:
         return True  # not even its conftest.py
@@ -133,14 +133,14 @@ def preloaded() -> Iterator[Preloaded]:
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    """A real S3 server, with keys that may do everything."""
+    """A real S3 server, with keys of full access."""
     with radosgw(tmp_path_factory.mktemp("ceph")) as server:
         yield server
 
 
 @pytest.fixture
 def faulty_s3(s3: S3) -> Iterator[tuple[S3, FaultProxy]]:
-    """The same server behind a proxy that is harmless until a test asks for faults."""
+    """The same server behind a proxy, which is harmless until a test requests faults."""
     with fault_proxy(s3.endpoint) as proxy:
         yield S3(proxy.endpoint(), s3.access_key_id, s3.secret_access_key, s3.config), proxy
 

@@ -1,9 +1,9 @@
 """Claim: `DecodeOnDevice` feeds a GPU faster than all CPUs of the machine decode.
 
 JPEGs of 500×375 pixels through the training pipeline of ImageNet, into batches on the device. The peers are feedline's
-workers, which decode on all CPUs, and where they are installed torchvision behind torch's DataLoader with the
-prefetcher of tutorials, DALI with mixed decoding, and FFCV. With "cpu" as its argument the script runs without a GPU,
-to check itself.
+workers, which decode on all CPUs, and, where they are installed, torchvision in torch's DataLoader with the prefetcher
+of tutorials, DALI with mixed decoding, and FFCV. With "cpu" as its argument the script runs without a GPU, to check
+itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WORKERS = len(os.sched_getaffinity(0)) if ON_CUDA else 1
 
 
 def write(folder: Path, count: int) -> None:
-    """Soft shapes with grain: as large as photographs when compressed."""
+    """Soft shapes with grain, which compress to the size of photographs."""
     rng = np.random.default_rng(0)
     for number in range(count):
         coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8)).resize(

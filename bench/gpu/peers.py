@@ -1,7 +1,7 @@
-"""Peers of the scripts for a GPU, as functions that make their batches.
+"""Peers of the GPU scripts, as functions that make their batches.
 
-None of them need be installed: `optional` leaves a peer out by name, with the reason. The images that FFCV reads are
-written by it before the contest.
+None of them is required: `optional` leaves a missing peer out by name, with the reason. FFCV writes its file of images
+before the contest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Make = Callable[[], Any]
 
 
 def optional(name: str, make: Make) -> Any:
-    """What `make` returns; None, with a line that names the peer and the reason, if it cannot."""
+    """The result of `make`; None, with a line that names the peer and the reason, if it fails."""
     try:
         return make()
     except Exception as error:  # noqa: BLE001 - a peer that is missing, or of another build, fails in many ways
@@ -126,7 +126,7 @@ def dali_memory(images: np.ndarray, labels: np.ndarray, batch: int, threads: int
         return tuple(each.gpu() for each in outputs) if device == "cuda" else tuple(outputs)
 
     epochs = _dali(graph, batch, threads, device, auto_reset=True)
-    # An iterator of DALI that is left early goes on where it was: without an end, each call gets as much as it takes.
+    # An iterator of DALI that is left early continues there: from an endless one, each call takes the batches it needs.
     endless = (each for _ in iter(int, 1) for each in epochs())
     return lambda: endless
 
@@ -142,7 +142,7 @@ def _dali(graph: Callable[[], Any], batch: int, threads: int, device: str, **arg
 
 
 def ffcv(data: Any, file: Path, batch: int, workers: int, device: str, size: int | None = None) -> Batches:
-    """FFCV on a file of its own: levels as they are, or with `size` JPEGs by random resized crops and flips."""
+    """FFCV on a file of its own: unchanged levels, or with `size` JPEGs by random resized crops and flips."""
     from ffcv.fields import IntField, RGBImageField
     from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder, SimpleRGBImageDecoder
     from ffcv.loader import Loader, OrderOption

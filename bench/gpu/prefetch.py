@@ -144,7 +144,7 @@ class Moment:
 
 
 def mark() -> Any:
-    """Record the time at which the device gets here."""
+    """Record the time at which the device reaches this point."""
     if not ON_CUDA:
         return Moment()
     event = torch.cuda.Event(enable_timing=True)

@@ -25,7 +25,7 @@ def commands(device: str) -> list[list[str]]:
 
 
 def environment() -> dict[str, str] | None:
-    """Where the script of transforms finds its peers; None if they are not installed."""
+    """The folder of the peers of the transforms script; None if they are not installed."""
     if "PEERS" in os.environ:
         return dict(os.environ)
     missing = [name for name in ("torchvision", "kornia") if find_spec(name) is None]

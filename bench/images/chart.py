@@ -14,7 +14,7 @@ Result = dict[str, Any]
 OURS, PEER, LINE, INK, FAINT = "#e4572e", "#a9b4c2", "#3d5a80", "#1f2933", "#6b7785"
 PALE = {OURS: "#f5b8a6", PEER: "#d9dfe6"}
 STYLE = {
-    # Text stays text: a quarter of the size, and sharp everywhere.
+    # Text stays text: a quarter of the size, and sharp at every scale.
     "svg.fonttype": "none",
     "svg.hashsalt": "feedline",
     "font.family": "sans-serif",
@@ -23,10 +23,10 @@ STYLE = {
     "text.color": INK,
 }
 HEIGHT, HEAD = 0.27, 0.78
-"""Inches: of a bar with its gap, and of what is above the bars."""
+"""Heights in inches: of a bar with its gap, and of the head above the bars."""
 
 STORED = {"raw.beton", "decoded"}
-"""Forms that hold pixels: another contest, which the chart says by paleness."""
+"""Forms that hold pixels: another task, shown by pale bars."""
 
 
 def draw(result: Result, path: Path) -> None:

@@ -1,7 +1,7 @@
 """The image contests: feedline and its peers in turns on one machine, with the same images and work.
 
     python -m images.contest                    all contests; writes bench/results and docs/benchmarks.md
-    python -m images.contest --quick            one short round each, printed only, to see that everything works
+    python -m images.contest --quick            one short round each, printed only, as a check
     python -m images.contest --only feedline --event 500x375,
 
 Missing images, environments of peers and their file formats are made first, once, below build/.
@@ -46,7 +46,7 @@ class Options:
 
 
 class Absent:
-    """A contestant that cannot take part, and the reason."""
+    """A contestant that cannot run, and the reason."""
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
@@ -71,7 +71,7 @@ def prepare_corpus(corpus: Corpus) -> Manifest:
 
 
 def ready(event: Event, options: Options, absent: Absent) -> dict[Entrant, int]:
-    """The contestants that can take part, each with the size of its data."""
+    """The contestants that can run, each with the size of its data."""
     able = {}
     for entrant in event.entrants(options.only):
         with absent.excused(entrant):

@@ -23,7 +23,7 @@ LOGS = CACHE / "logs"
 
 
 class DisqualifiedError(Exception):
-    """A contestant died or delivered wrong batches; the message says which, and what."""
+    """A contestant died or delivered wrong batches; the message names it, and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Contestant:
         return Tree(self.process.pid)
 
     def weigh_in(self) -> None:
-        """One uncounted epoch: it warms up, is weighed, and its batches are checked."""
+        """One uncounted epoch, which warms up: its memory is measured, and its batches are checked."""
         done = Signal()
         with ThreadPoolExecutor(1) as pool:
             weight = pool.submit(self.tree.peak, Path(self.task.root), done)
@@ -140,12 +140,12 @@ def fault_of(answer: dict[str, Any], task: Task, manifest: Manifest, *, delivers
         return f"delivered {answer['images']} images; expected {task.images}"
     if not delivers:
         return None
-    # An endless stream begins its next epoch within a turn, and may then give a batch once more.
+    # An endless stream begins its next epoch within a turn, and may then repeat a batch.
     if answer["different"] < max(2, answer["batches"] * 3 // 4):
         return f"delivered {answer['batches']} batches, of which only {answer['different']} differ"
     if not set(answer["labels"]) <= set(range(len(manifest.classes))) or len(answer["labels"]) < 2:
         return f"delivered the labels {answer['labels']}; expected those of {len(manifest.classes)} classes"
-    # Middles of photographs are a little brighter than their borders, and few small crops differ much.
+    # Centers of photographs are slightly brighter than their borders, and a few small crops differ much.
     tolerance = 12 + 200 / task.images**0.5
     if any(abs(a - b) > tolerance for a, b in zip(answer["mean"], manifest.mean, strict=True)):
         return f"delivered pixels of mean {answer['mean']}; expected about {list(manifest.mean)}"

@@ -109,7 +109,7 @@ class Event:
     batch: int
     images: int
     without: frozenset[str] = frozenset()
-    """Names of those who stay away."""
+    """Names of entrants that do not take part."""
     workers: int = WORKERS
 
     def task(self, batches: int | None = None) -> Task:
@@ -131,9 +131,9 @@ WHOLE = (0.08, 1.0)
 SMALL = (0.005, 0.05)
 """Of 12 megapixels: boxes of about 210 to 900 pixels a side."""
 NOT_LARGE = frozenset({
-    "FFCV, raw pixels", "feedline, decoded tar",  # pixels of such photographs fill disks
+    "FFCV, raw pixels", "feedline, decoded tar",  # pixels of such photographs would fill the disk
     "WebDataset + PIL", "WebDataset + simplejpeg", "Mosaic Streaming + PIL", "LitData + PIL", "Grain + PIL",
-    "SPDL, its own decoder",  # what these add to a decoder counts for nothing here, and their turns are long
+    "SPDL, its own decoder",  # their additions to a decoder cost nothing here, and their turns are long
 })  # fmt: skip
 
 MANY = frozenset(entrant.name for entrant in ENTRANTS) - {
@@ -142,7 +142,7 @@ MANY = frozenset(entrant.name for entrant in ENTRANTS) - {
 }  # fmt: skip
 
 NEVER_SCALED = frozenset({"feedline, threads, scaled decode", "feedline, grid-packed tar, scaled decode"})
-"""Stay away where images are too small to be decoded at a fraction of their size."""
+"""Entrants for which images are too small to be decoded at a fraction of their size."""
 
 _SMALL, _LARGE, _TINY = CORPORA["500x375"], CORPORA["12-megapixel"], CORPORA["64x64"]
 
@@ -152,12 +152,12 @@ EVENTS = (
         _SMALL, "random", WHOLE, 224, "uint8", 256, 1536, NEVER_SCALED,
     ),
     Event(
-        "images 500x375, 8 workers", "500 × 375 with 8 workers each, on two cores: what is compared is memory",
+        "images 500x375, 8 workers", "500 × 375 with 8 workers each, on two cores: comparison of memory",
         _SMALL, "random", WHOLE, 224, "uint8", 256, 4096, MANY, 8,
     ),
     Event(
         "images 500x375, float32", "500 × 375: random resized crop to 224, normalized float32",
-        _SMALL, "random", WHOLE, 224, "float32", 128, 1024,  # of 256 they would fill 24 GiB, all entrants together
+        _SMALL, "random", WHOLE, 224, "float32", 128, 1024,  # with 256, all entrants together would fill 24 GiB
         NEVER_SCALED,
     ),
     Event(

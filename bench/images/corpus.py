@@ -1,9 +1,9 @@
 """The images of the contests: parts of a few real photographs, with grain, as JPEG files of one size.
 
-No corpus of thousands of photographs can be shipped or downloaded here, so one is made. Every file is a different part
-of a photograph that installed packages ship, enlarged or reduced to the corpus's size. Enlarging removes detail; film
-grain adds enough for the bytes per image to match a camera's JPEG, because decoding time depends on bytes. The files
-depend on the versions of the packages only, not on the order in which they are made.
+No corpus of thousands of photographs can be included or downloaded here, so one is created. Every file is a different
+part of a photograph that installed packages ship, enlarged or reduced to the corpus's size. Enlarging removes detail;
+film grain adds enough for the bytes per image to match a camera's JPEG, because decoding time depends on bytes. The
+files depend on the versions of the packages only, not on the order in which they are made.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from image_files import installed_photos
 
 CACHE = Path(__file__).parents[2] / "build" / "bench" / "images"
 RECIPE = 1
-"""Part of the manifest: what another recipe made is made again."""
+"""Part of the manifest: images of another recipe are created again."""
 
 QUALITY = 90
 DARK = {"galaxies", "retina"}
-"""Photographs that are black for the most part: what is left of them after the grain is not an image of anything."""
+"""Mostly black photographs, of which the grain would leave nothing recognizable."""
 
 Pixels = NDArray[np.uint8]
 

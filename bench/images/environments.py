@@ -15,7 +15,7 @@ from pathlib import Path
 
 PEERS = Path(__file__).parent / "peers"
 FIRST = {"numpy", "pybind11", "setuptools", "torch"}
-"""What others are built with; and torch, with what it asks for, before anything could ask for another one."""
+"""Build tools, and torch with its dependencies, installed first, so that no package can require another torch."""
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "build" / "peers"

@@ -32,7 +32,7 @@ def results(folder: Path = ROOT / "bench" / "results") -> list[Result]:
 
 
 def rewritten(page: str, contests: list[Result]) -> str:
-    """The page with new text between its marks."""
+    """The page with new text between its markers."""
     return replaced(page, START, STOP, "".join(f"{line}\n" for line in _lines(contests)))
 
 
@@ -63,7 +63,7 @@ def _lines(contests: list[Result]) -> Iterator[str]:
         yield ""
         yield f"{result['date'][:10]}. {result.get('remark', '')}".strip()
     yield ""
-    yield "### Who took part"
+    yield "### Loaders and versions"
     yield ""
     yield from _notes(contests)
 
@@ -76,8 +76,8 @@ def _circumstances(contests: list[Result]) -> str:
     workers = min(contest["task"]["workers"] for contest in contests)
     return (
         f"Medians of {rounds} rounds on {machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB, "
-        f"Python {machine['python']}, torch {versions['torch']}; everything read was in the page cache. "
-        f"{workers} workers each where nothing else is said. Quartiles and single rounds: "
+        f"Python {machine['python']}, torch {versions['torch']}; all files were in the page cache. "
+        f"{workers} workers each, unless the title says otherwise. Quartiles and single rounds: "
         "[bench/results](../bench/results)."
     )
 
@@ -92,7 +92,7 @@ def _table(result: Result) -> Iterator[str]:
             f"| {_short(e['cpu_s_per_1000'])} | {_short(e['pss_mib'])} MiB |"
         )
     for absent in result["absent"]:
-        yield f"| {absent['name']} | could not take part: {absent['reason'].replace('|', '/')} | | | | |"
+        yield f"| {absent['name']} | not measured: {absent['reason'].replace('|', '/')} | | | | |"
 
 
 def _notes(contests: list[Result]) -> Iterator[str]:

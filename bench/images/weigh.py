@@ -59,7 +59,7 @@ class Tree:
         return Weight(own + sum(libraries.values()), seen)
 
     def peak(self, corpus: Path, done: Event, every_s: float = 0.1) -> Weight:
-        """The largest weight seen until `done` is set."""
+        """The largest memory until `done` is set."""
         highest = self.weight(corpus)
         while not done.wait(every_s):
             highest |= self.weight(corpus)

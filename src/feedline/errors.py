@@ -81,7 +81,7 @@ class ErrorLimitError(FeedlineError, RuntimeError):
 class RankError(FeedlineError, RuntimeError):
     """The ranks of a distributed run contradict each other.
 
-    They differ in data, order or position, or one of them has no batch left, or does not come.
+    They differ in data, order or position, or one of them has no batch left, or does not arrive.
     """
 
 
@@ -125,7 +125,7 @@ class InvalidNameError(StoreError):
 
 
 class NoLengthError(StoreError):
-    """The server names no length of what it sends."""
+    """The server sends content without a length."""
 
 
 class ObjectChangedError(StoreError):
@@ -163,7 +163,7 @@ class CacheWarning(UserWarning):
 class TransientError(Exception):
     """A request failed, but a retry may succeed.
 
-    Internal: it never leaves the package. `throttled`: the server asks for fewer requests. `progressed`: a part of the
+    Internal: it never leaves the package. `throttled`: the server asked for fewer requests. `progressed`: a part of the
     answer has arrived, and is kept.
     """
 

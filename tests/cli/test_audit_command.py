@@ -1,4 +1,4 @@
-"""`feedline audit` and `feedline replay`, by the script of a run."""
+"""`feedline audit` and `feedline replay`, with the script of a run."""
 
 from __future__ import annotations
 

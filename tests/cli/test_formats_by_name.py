@@ -38,7 +38,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     },
     "report.py": {".jsonl": LOGS},
 }
-"""By file of the room, or by folder: what is found there, and why it is no knowledge of a format."""
+"""Allowed finds by file or folder of the room, and the reason why each is not knowledge of a format."""
 
 
 def format_words() -> dict[str, re.Pattern[str]]:
@@ -61,7 +61,7 @@ FAMILIES |= {module.rpartition(".")[0] for module in FAMILIES if module.count(".
 
 
 def knowledge(source: str) -> Iterator[str]:
-    """What a module knows of formats."""
+    """Names and suffixes of formats in a module."""
     tree = ast.parse(source)
     docstrings = {
         id(node.body[0].value)

@@ -127,7 +127,7 @@ class OwnReadBatch(Listed):
 
 
 class OtherReadBatch(Listed):
-    """A method of that name, but no traits."""
+    """A dataset with a method of that name, but without traits."""
 
     def read_batch(self, path: str) -> None:
         raise AssertionError
@@ -195,7 +195,7 @@ def test_registered_collate_functions_switch_it_off(monkeypatch: pytest.MonkeyPa
 
 
 class Noisy(Listed):
-    """Sample i is i and the key that its randomness comes from."""
+    """Sample i is i and the key of its random numbers."""
 
     def __init__(self, size: int = 5) -> None:
         self.size = size
@@ -268,7 +268,7 @@ def test_only_readers_that_draw_are_given_keys() -> None:
 
 
 class NoisyTogether(Noisy):
-    """Fetches many at once, by a loop that does not say which sample it is at."""
+    """Fetches many samples at once, in a loop that does not report its current sample."""
 
     def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
         return [self[index] for index in indices]
@@ -290,7 +290,7 @@ def test_no_key_is_given_twice_to_a_loop_that_draws_more_often() -> None:
 
 
 class Splitting(NoisyAtOnce):
-    """Notes how many threads it was given, and how many batches were under way at once."""
+    """Records the number of threads that it gets, and the number of batches in progress."""
 
     traits = fl.Traits(thread_safe=True, supports_threads=True)
 

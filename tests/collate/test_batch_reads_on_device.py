@@ -1,4 +1,4 @@
-"""Tensors of another device than the CPU are gathered there, without a Python call per sample."""
+"""Tensors on a device other than the CPU are gathered there, without a Python call per sample."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def notes(error: BaseException) -> str:
     ],
     ids=lambda sample: type(sample).__name__,
 )
-def test_every_tensor_of_the_batch_lies_in_the_memory_given(sample: Any) -> None:
+def test_every_tensor_of_the_batch_is_in_the_given_memory(sample: Any) -> None:
     empty = Recorder()
     batch = collate.default([sample] * 3, allocate=empty)
     assert empty.holds(batch)
@@ -127,7 +127,7 @@ def test_strings_stay_the_list_they_came_in() -> None:
 
 
 class Unmakeable(Mapping[str, int]):
-    """Cannot be made from items."""
+    """Sequence that cannot be built from items."""
 
     def __init__(self) -> None:
         self._items = {"a": 1}

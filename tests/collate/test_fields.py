@@ -199,7 +199,7 @@ class TestTokenBudget:
 
 
 class FakeTokenizer:
-    """As much of a Hugging Face tokenizer as their collators ask for."""
+    """The part of a Hugging Face tokenizer that their collators use."""
 
     def pad(self, features: list[dict[str, Any]], return_tensors: str) -> dict[str, torch.Tensor]:
         assert return_tensors == "pt"
@@ -209,7 +209,7 @@ class FakeTokenizer:
 
 
 class DataCollatorWithPadding:
-    """The shape of Hugging Face's: an object that is called with a list of dicts."""
+    """A collator like those of Hugging Face: an object that is called with a list of dicts."""
 
     def __init__(self, tokenizer: FakeTokenizer) -> None:
         self.tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""The loaders that must behave alike: torch's own, and feedline's behind the same arguments."""
+"""The loaders that must behave the same: torch's own, and feedline's with the same arguments."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ REFERENCE = pytest.param("torch", marks=pytest.mark.reference)
 TORCH_NOISE = (
     # Its iterator's __del__ can meet workers that are already gone.
     "ignore::pytest.PytestUnraisableExceptionWarning",
-    # It forks the test process, threads and all.
+    # It forks the test process, which has threads.
     "ignore:.*use of fork\\(\\) may lead to deadlocks:DeprecationWarning",
 )
-"""What torch's own loader says on its way; feedline gets no such pardon."""
+"""Warnings that torch's own loader may issue; feedline may not."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -43,12 +43,12 @@ def _parameters(item: pytest.Item) -> dict[str, Any]:
 
 @pytest.fixture
 def torch_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loader]:
-    """torch's loader, in better haste: it waits up to five seconds for each worker that was busy when the loop left."""
+    """torch's loader with a shorter wait; by default it waits up to five seconds for each busy worker at its end."""
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
     for pardon in TORCH_NOISE:
         request.node.add_marker(pytest.mark.filterwarnings(pardon))
     yield torch.utils.data.DataLoader
-    gc.collect()  # iterators that hang on tracebacks end here, under the pardon, and not in the next test
+    gc.collect()  # iterators that tracebacks hold end here, where their warnings are ignored, and not in the next test
 
 
 @pytest.fixture
@@ -61,13 +61,13 @@ def feedline_class() -> Loader:
 
 @pytest.fixture(params=[REFERENCE, "feedline"])
 def loader_class(request: pytest.FixtureRequest) -> Loader:
-    """The class itself, for what depends on it being one (subclasses, signatures, worker processes)."""
+    """The class itself, for tests that need a class (subclasses, signatures, worker processes)."""
     return request.getfixturevalue(f"{request.param}_class")
 
 
 @pytest.fixture(params=[REFERENCE, "feedline", "feedline-threads"])
 def make_loader(request: pytest.FixtureRequest) -> Callable[..., torch.utils.data.DataLoader[Any]]:
-    """A loader from torch's arguments, for what must hold whatever kind of worker builds the batches."""
+    """A loader from torch's arguments, for laws that hold for every kind of worker."""
     if request.param == "feedline-threads":
         return functools.partial(request.getfixturevalue("feedline_class"), worker_method="thread")
     return request.getfixturevalue(f"{request.param}_class")

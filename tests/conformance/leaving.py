@@ -25,7 +25,7 @@ def is_last_worker() -> bool:
 
 
 class Rows(Dataset[Any]):
-    """Forty integers; asked for `bad`, it does what `act` names."""
+    """Forty integers; the act named `act` happens at index 9."""
 
     def __init__(self, act: str | None) -> None:
         self.act = act
@@ -40,7 +40,7 @@ class Rows(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """Twenty integers from every worker; the last worker does what `act` names at its tenth."""
+    """Twenty integers from every worker; the last worker performs the act named `act` at its tenth."""
 
     def __init__(self, act: str | None) -> None:
         self.act = act

@@ -1,4 +1,4 @@
-"""Libraries that build, subclass or drive loaders: with feedline's class they give the batches that torch's gives."""
+"""Libraries that build, subclass or drive loaders: with feedline's class they give the same batches as with torch's."""
 
 from __future__ import annotations
 

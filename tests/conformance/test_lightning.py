@@ -87,7 +87,7 @@ def test_all_stages_get_the_batches_of_torchs_loader(tmp_path: Path) -> None:
     assert len(theirs[0]) == 2 + 10 + 10 + 5 + 5
 
 
-def test_a_run_goes_on_from_a_checkpoint_in_mid_epoch(tmp_path: Path) -> None:
+def test_a_run_continues_from_a_checkpoint_in_mid_epoch(tmp_path: Path) -> None:
     def run(checkpoint: Path | None, **arguments: Any) -> Recording:
         pl.seed_everything(2, workers=True, verbose=False)
         model = Recording()

@@ -1,4 +1,4 @@
-"""What torch promises about its arguments: which are refused, how and when; and the attributes that they become."""
+"""torch's contract for arguments: which are refused, how and when, and the attributes that they become."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def outcome(loader_class: Loader, choice: dict[str, Any]) -> str:
     dataset, given = arguments_of(choice)
     try:
         loader = loader_class(dataset, **given)
-    except Exception as error:  # noqa: BLE001 - which one is what is asked
+    except Exception as error:  # noqa: BLE001 - its type is the result
         return next(base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins")
     names = ("batch_size", "drop_last", "num_workers", "prefetch_factor", "persistent_workers", "timeout", "in_order")
     seen = [f"{name}={getattr(loader, name)!r}" for name in names]
@@ -72,7 +72,7 @@ def grid(choices: dict[str, list[Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("choices", [CHOICES, WORKERS], ids=["sampling", "workers"])
 def test_every_combination_is_taken_or_refused_as_by_torch(feedline_class: Loader, choices: dict[str, Any]) -> None:
-    """Same verdict at construction, same built-in error type, same attributes: over the whole grid."""
+    """Over the whole grid: equal verdict at construction, built-in error type and attributes."""
     different = [
         f"{choice}: torch {theirs}; feedline {ours}"
         for choice in grid(choices)

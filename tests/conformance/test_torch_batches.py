@@ -1,4 +1,4 @@
-"""What torch promises about batches: containers, types and values, with and without automatic batching."""
+"""torch's contract for batches: containers, types and values, with and without automatic batching."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_what_torch_cannot_collate_is_refused_with_the_same_type(
     make_loader: Make, name: str, num_workers: int
 ) -> None:
     dataset = Returning(REFUSED[name])
-    with pytest.raises(Exception) as theirs:  # noqa: PT011 - whichever torch raises is the expectation
+    with pytest.raises(Exception) as theirs:  # noqa: PT011 - torch's own error is expected
         list(DataLoader(dataset, batch_size=2))
     with pytest.raises(theirs.type):
         list(make_loader(dataset, batch_size=2, num_workers=num_workers))
@@ -381,7 +381,7 @@ MIXTURES = {
 @pytest.mark.parametrize("name", MIXTURES)
 def test_in_workers_the_first_sample_decides_the_dtype(loader_class: type[DataLoader[Any]], name: str) -> None:
     dtypes = MIXTURES[name]
-    for size in (1, 20_000):  # small batches take another way than large ones
+    for size in (1, 20_000):  # small batches travel another way than large ones
         batches = iter(loader_class(MixedRows(*dtypes, size=size), batch_size=2, num_workers=1))
         if name in ("refused", "gradient"):  # torch can store neither in memory of the first sample's kind
             with pytest.raises((TypeError, RuntimeError), match=r"desired output type|automatic differentiation"):

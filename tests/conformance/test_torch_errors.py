@@ -1,4 +1,4 @@
-"""What torch promises when user code fails: the type of the error, what its text holds, and that the loop can go on."""
+"""torch's contract when user code fails: type and text of the error, and a loop that can continue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ workers = pytest.mark.parametrize("num_workers", [0, 2])
 
 
 def whole_text(error: BaseException) -> str:
-    """What a user reads: the traceback with every cause and note."""
+    """The traceback that a user reads, with every cause and note."""
     return "".join(traceback.format_exception(error))
 
 
@@ -151,7 +151,7 @@ def test_an_index_out_of_range_is_an_index_error(make_loader: Make, num_workers:
 
 @workers
 def test_the_dataset_decides_what_is_out_of_range(make_loader: Make, num_workers: int) -> None:
-    """Negative indices, and a length that says less than there is, are the dataset's own affair."""
+    """Negative indices, and a length that is too small, are left to the dataset."""
     samples: Any = [10, 11, 12]
     assert [int(b) for b in make_loader(samples, sampler=[-1, 0], num_workers=num_workers)] == [12, 10]
 

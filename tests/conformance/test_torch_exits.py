@@ -1,4 +1,4 @@
-"""However a training process ends, its workers end with it, and its exit code and last words say what happened."""
+"""Every end of a training process ends its workers, and exit code and last output give the reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Ending:
 
 
 class Trainer:
-    """The process of `leaving.py`, in a session of its own that every process started by it stays in."""
+    """The process of `leaving.py`, in its own session, in which all processes that it starts stay."""
 
     def __init__(self, server: Preloaded, errors: Path, *arguments: str) -> None:
         self._errors = errors
@@ -47,7 +47,7 @@ class Trainer:
         return pids
 
     def go_on(self) -> Ending:
-        """Let it go on to its end."""
+        """Let it continue to its end."""
         self._stdin.write(b"\n")
         code = self.process.wait(WITHIN_S)
         os.set_blocking(self._stdout.fileno(), False)  # a process that is left may hold the other end
@@ -55,7 +55,7 @@ class Trainer:
         return Ending(code, int(out) if out else None, self._errors.read_text())
 
     def family(self) -> list[psutil.Process]:
-        """Every process alive of the session."""
+        """All running processes of the session."""
         return [process for process in psutil.process_iter() if self._is_kin(process)]
 
     def _is_kin(self, process: psutil.Process) -> bool:
@@ -97,7 +97,7 @@ holds = pytest.mark.parametrize("hold", [[], ["--hold"]], ids=["drop", "hold"])
 
 
 def ending(run: object, loader: str, how: str, *options: str, workers: int = 2) -> Ending:
-    """Run to the end, see that the workers lived at first and that nothing lives afterwards."""
+    """Run to the end; the workers must run at first, and no process may run afterwards."""
     trainer: Trainer = run(loader, how, "--workers", str(workers), *options)  # type: ignore[operator]
     pids = trainer.workers()
     assert len(pids) == workers
@@ -164,7 +164,7 @@ def test_an_error_in_a_worker(run: object, loader: str, stream: list[str]) -> No
 @loaders
 @streams
 def test_a_killed_worker(run: object, loader: str, stream: list[str]) -> None:
-    """torch gives up, and says which worker; feedline replaces it and loses nothing."""
+    """torch raises an error that names the worker; feedline replaces the worker and loses nothing."""
     end = ending(run, loader, "worker_kill", *stream)
     if loader == "torch":
         assert end.code == 1
@@ -174,7 +174,7 @@ def test_a_killed_worker(run: object, loader: str, stream: list[str]) -> None:
 
 
 def is_broken_connection(end: Ending) -> bool:
-    """torch's loop may meet the broken connection before it hears of the death, and then says nothing of its worker."""
+    """torch's loop may find the broken connection before the death, and its error then does not name the worker."""
     broken = "ConnectionResetError" in end.stderr or "EOFError" in end.stderr
     return broken and "RuntimeError" not in end.stderr
 

@@ -1,4 +1,4 @@
-"""What trainers do with a loader: subclass it, recognize it, take it apart and build it again, wrap it."""
+"""Trainers' uses of a loader: they subclass, recognize, rebuild and wrap it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_feedlines_own_arguments_are_attributes_too_and_survive_a_rebuild(feedli
 
 
 class Shard(Sampler[list[int]]):
-    """Every `world`-th batch of a batch sampler: how Accelerate deals batches out."""
+    """Every `world`-th batch of a batch sampler: how Accelerate distributes batches."""
 
     def __init__(self, batches: Any, rank: int, world: int) -> None:
         self.batches, self.rank, self.world = batches, rank, world
@@ -147,7 +147,7 @@ def test_a_wrapper_deals_out_the_batches_of_a_loader(loader_class: Loader) -> No
 
 
 def test_a_wrapper_asks_the_sampler_for_its_generator(loader_class: Loader) -> None:
-    """Accelerate sets a generator on the random sampler of a loader so that all ranks shuffle alike."""
+    """Accelerate sets a generator on the random sampler of a loader so that all ranks shuffle in the same way."""
     loader: Any = loader_class(Counting(20), shuffle=True)
     orders = []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What torch promises about iterable datasets: who yields what, in which order, and what `len` then means."""
+"""torch's contract for iterable datasets: the samples of each worker, their order, and the meaning of `len`."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_exceeding_the_announced_length_warns_every_time(loader_class: Loader) -
 
 
 class Liar(CountingStream):
-    """Yields more than it says."""
+    """Yields more samples than its length."""
 
     def __len__(self) -> int:
         return 2
@@ -148,7 +148,7 @@ def test_a_stream_without_length_has_none(loader_class: Loader) -> None:
 
 
 class OnlyNext(IterableDataset[int]):
-    """Its own iterator: one pass over the data, ever."""
+    """Its own iterator: a single pass over the data."""
 
     def __init__(self, n: int) -> None:
         self.left = n
@@ -171,7 +171,7 @@ def test_a_stream_that_is_its_own_iterator(loader_class: Loader, batch_size: int
 
 
 class Rewinding(IterableDataset[int]):
-    """Its own iterator: one that goes back to its first sample at its end."""
+    """Its own iterator, which returns to its first sample at its end."""
 
     def __init__(self, n: int) -> None:
         self.n, self.at, self.ends = n, 0, 0
@@ -189,7 +189,7 @@ class Rewinding(IterableDataset[int]):
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("n", [4, 5])
-def test_an_iterator_is_not_asked_again_after_its_end(loader_class: Loader, n: int, drop_last: bool) -> None:
+def test_an_iterator_is_not_called_again_after_its_end(loader_class: Loader, n: int, drop_last: bool) -> None:
     loader = loader_class(
         Rewinding(n), batch_size=2, num_workers=1, prefetch_factor=3, drop_last=drop_last, persistent_workers=True
     )
@@ -208,7 +208,7 @@ def test_chains_of_streams(make_loader: Make, num_workers: int) -> None:
 
 
 class Announcing(IterableDataset[int]):
-    """The worker's id, over and over."""
+    """The worker's id, endlessly."""
 
     def __iter__(self) -> Iterator[int]:
         info = get_worker_info()

@@ -1,4 +1,4 @@
-"""What torch promises about order and length: samplers, batch samplers, shuffling, and the draws that they make."""
+"""torch's contract for order and length: samplers, batch samplers, shuffling, and their random draws."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Evens(Sampler[int]):
 
 
 class NoLength:
-    """Sampler without `__len__`: allowed as long as its length is not asked for."""
+    """Sampler without `__len__`: allowed while its length is not needed."""
 
     def __iter__(self) -> Iterator[int]:
         return iter([3, 1, 2])
@@ -136,7 +136,7 @@ class UnknownLength(Counting):
 
 
 @workers
-def test_a_dataset_is_not_asked_for_its_length_where_there_is_a_sampler(make_loader: Make, num_workers: int) -> None:
+def test_the_length_of_a_dataset_is_not_read_if_there_is_a_sampler(make_loader: Make, num_workers: int) -> None:
     assert flat(make_loader(UnknownLength(5), sampler=[3, 1], num_workers=num_workers)) == [3, 1]
     assert flat(make_loader(UnknownLength(5), batch_sampler=[[3], [1]], num_workers=num_workers)) == [3, 1]
 
@@ -187,7 +187,7 @@ def test_a_sampler_may_yield_keys_that_are_no_numbers(make_loader: Make, num_wor
 
 
 @workers
-def test_the_dataset_is_asked_with_plain_integers(make_loader: Make, num_workers: int) -> None:
+def test_the_dataset_gets_plain_integers(make_loader: Make, num_workers: int) -> None:
     for arguments in ({}, {"shuffle": True}, {"sampler": [0, 1, 2]}, {"batch_sampler": [[0, 1], [2]]}):
         loader = make_loader(IndexTypes(), num_workers=num_workers, **arguments)
         assert {name for batch in loader for name in batch} == {"int"}
@@ -210,7 +210,7 @@ def test_the_dataset_gets_indices_of_the_samplers_type(make_loader: Make, num_wo
 
 
 @workers
-def test_a_subset_of_a_split_is_asked_with_plain_integers(make_loader: Make, num_workers: int) -> None:
+def test_a_subset_of_a_split_gets_plain_integers(make_loader: Make, num_workers: int) -> None:
     (whole,) = random_split(IndexTypes(), [6])
     assert {name for batch in make_loader(whole, num_workers=num_workers) for name in batch} == {"int"}
 
@@ -299,7 +299,7 @@ def trace(loader: DataLoader[Any], epochs: int) -> list[Any]:
     return seen
 
 
-# Which order it is, workers cannot see: each family meets one kind of workers in processes.
+# Workers cannot see which order it is, so each family runs with one kind of worker process.
 KINDS = [(family, 0, False) for family in ARGUMENTS] + [(f, 2, bool(at % 2)) for at, f in enumerate(ARGUMENTS)]
 
 
@@ -323,7 +323,7 @@ def test_orders_and_draws_equal_torchs(
 def test_augmentation_from_global_generators_equals_torchs(
     feedline_class: type[DataLoader[Any]], family: str, num_workers: int
 ) -> None:
-    """Without `seed`, inline and with one worker, what the samples draw is what they would draw under torch."""
+    """Without `seed`, inline and with one worker, samples draw the same numbers as under torch."""
 
     def run(cls: type[DataLoader[Any]]) -> list[Any]:
         random.seed(1)

@@ -1,4 +1,4 @@
-"""What torch promises about workers: what they know of themselves, how they are seeded, how long they live."""
+"""torch's contract for workers: their information, seeds and lifetime."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GONE_WITHIN_S = 60.0
 
 
 def facts(loader_class: Loader, held: Held, **arguments: Any) -> tuple[list[dict[str, Any]], list[int]]:
-    """What each of two workers says of itself, in the order of their ids, and the pids that the iterator shows."""
+    """The information of each of two workers, in the order of their ids, and the pids that the iterator shows."""
     loader = loader_class(WorkerFacts(held(2), 2), batch_size=None, num_workers=2, **arguments)
     iterator: Any = iter(loader)
     seen = sorted(iterator, key=lambda fact: fact["id"])
@@ -163,7 +163,7 @@ def test_the_iterator_shows_its_worker_processes(loader_class: Loader) -> None:
 
 
 def assert_gone(workers: list[Any]) -> None:
-    """Every worker ends, and its process with it."""
+    """Every worker ends, and so does its process."""
     processes = []
     for worker in workers:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -248,7 +248,7 @@ def test_workers_may_be_threads_of_a_context(loader_class: Loader) -> None:
 
 
 def test_setting_the_iterator_to_none_ends_persistent_workers(loader_class: Loader) -> None:
-    """How Lightning resets a loader, and how users let workers see a changed dataset."""
+    """Lightning's reset of a loader, which users also call so that workers see a changed dataset."""
     dataset = Changing(2)
     loader: Any = loader_class(dataset, num_workers=1, persistent_workers=True)
     assert torch.cat(list(loader)).tolist() == [0, 1]

@@ -1,4 +1,4 @@
-"""Datasets, collate and init functions at module level, so that any start method can carry them."""
+"""Datasets, collate and init functions at module level, so that any start method can pass them on."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class UnevenStream(IterableDataset[int]):
 
 
 class ShardedStream(IterableDataset[int]):
-    """`0 .. n - 1` dealt out over the workers, the way torch's documentation shows it."""
+    """`0 .. n - 1` divided among the workers, as in torch's documentation."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -86,7 +86,7 @@ class Failing(Dataset[Any]):
 
 
 class FailingStream(IterableDataset[Any]):
-    """Raises as soon as its iterator is asked for."""
+    """Raises as soon as its iterator is requested."""
 
     def __iter__(self) -> Iterator[Any]:
         raise RuntimeError("stream cannot start")
@@ -114,7 +114,7 @@ class Dicts(Dataset[Any]):
         return 4
 
 
-Pair = namedtuple("Pair", ["positive", "negative"])  # noqa: PYI024 - both kinds of named tuple are to be carried
+Pair = namedtuple("Pair", ["positive", "negative"])  # noqa: PYI024 - both kinds of named tuple are tested
 
 
 class Sample(NamedTuple):
@@ -144,7 +144,7 @@ class CustomList(list[Any]):
 
 
 class Returning(Dataset[Any]):
-    """The samples of a list, whatever they are."""
+    """The items of a list as samples."""
 
     def __init__(self, samples: list[Any]) -> None:
         self.samples = samples
@@ -171,7 +171,7 @@ class Bulk(Dataset[Any]):
 
 
 class Many(Dataset[int]):
-    """Offers `__getitems__`, and refuses to be asked one at a time."""
+    """Has `__getitems__`, and refuses single indices."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -188,7 +188,7 @@ class Many(Dataset[int]):
 
 
 class Draws(Dataset[Any]):
-    """The index and a draw from each of the three global generators: augmentation as most code does it."""
+    """The index and a draw from each of the three global generators: like the augmentation in most code."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -201,7 +201,7 @@ class Draws(Dataset[Any]):
 
 
 class IndexTypes(Dataset[str]):
-    """Names the type of the index that it is asked for."""
+    """Sample i is the name of the type of index i."""
 
     def __getitem__(self, index: object) -> str:
         return type(index).__name__
@@ -221,7 +221,7 @@ class ThreadCount(Dataset[int]):
 
 
 class InnerLoader(Dataset[Any]):
-    """Every sample is what a loader of its own, made inside `__getitem__`, gives."""
+    """Every sample is the result of another loader, which `__getitem__` creates."""
 
     def __init__(self, loader_class: type) -> None:
         self.loader_class = loader_class
@@ -246,16 +246,16 @@ class CustomBatch:
 
 
 class Meeting:
-    """A place where `n` workers wait for each other: every one of them is seen to work before any goes on.
+    """A meeting point of `n` workers: none continues before all of them have arrived.
 
-    It lives in the process of the test and holds only a path, so that every start method can carry it.
+    It lives in the process of the test and holds only a path, so that every start method can pass it on.
     """
 
     def __init__(self, path: Path, n: int) -> None:
         self.path, self.n = str(path), n
 
     def attend(self) -> None:
-        """Block until `n` callers, in whatever process, are here."""
+        """Block until `n` callers from any processes are here."""
         with socket.socket(socket.AF_UNIX) as visitor:
             visitor.connect(self.path)
             visitor.recv(1)
@@ -277,7 +277,7 @@ class Meeting:
 
 
 class WorkerFacts(Dataset[Any]):
-    """What a worker can know of itself; every worker must show up before one may go on."""
+    """The information that a worker has; none continues before all have arrived."""
 
     def __init__(self, meeting: Meeting, n: int) -> None:
         self.meeting, self.n = meeting, n
@@ -301,7 +301,7 @@ class WorkerFacts(Dataset[Any]):
 
 
 class Gate:
-    """A named pipe as a gate: `wait` blocks, without polling, until someone calls `open`."""
+    """A named pipe as a gate: `wait` blocks, without polling, until a process calls `open`."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -317,13 +317,13 @@ class Gate:
             pass
 
     def open(self) -> None:
-        """Release the one who waits (blocks until there is one)."""
+        """Release the waiting caller (blocks until there is one)."""
         with open(self.path, "wb"):
             pass
 
 
 class Gated(Dataset[int]):
-    """`n` integers; the one at `slow` comes only when the gate is opened."""
+    """`n` integers; the one at `slow` is returned only after the gate is opened."""
 
     def __init__(self, n: int, slow: int, gate: Gate) -> None:
         self.n, self.slow, self.gate = n, slow, gate
@@ -338,7 +338,7 @@ class Gated(Dataset[int]):
 
 
 class Changing(Dataset[int]):
-    """Its samples are its `offset` plus the index: shows which copy of the dataset a worker holds."""
+    """Samples are `offset` plus the index, which shows the copy of the dataset that a worker holds."""
 
     def __init__(self, n: int) -> None:
         self.n, self.offset = n, 0
@@ -367,7 +367,7 @@ class KeywordOnly(Exception):
 
 
 class WithMessage(Exception):
-    """An exception with a `message` of its own class, as old libraries have it."""
+    """An exception whose `message` is of a class of its own, as in old libraries."""
 
     message = "unset"
 

@@ -1,4 +1,4 @@
-"""Rates of copying, against copies of another size."""
+"""Rates of copying, compared with copies of another size."""
 
 from __future__ import annotations
 

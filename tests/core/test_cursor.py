@@ -1,4 +1,4 @@
-"""A cursor is the set of delivered positions, written shortly."""
+"""Cursors: the set of delivered positions in a short form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A state is not taken up over the same number of samples in another order."""
+"""A state is refused for the same number of samples in another order."""
 
 from __future__ import annotations
 
@@ -114,6 +114,6 @@ def test_samples_that_wander_from_file_to_file_are_distinguished() -> None:
     assert digest_of(["a", "b"], [3, 4]) != digest_of(["a", "b"], [4, 3])
 
 
-def test_what_tells_nothing_has_no_digest() -> None:
+def test_datasets_without_a_listing_have_no_digest() -> None:
     assert listing_fingerprint_of([1, 2]) is None
     assert listing_fingerprint_of(ConcatDataset([[1], [2]])) is None

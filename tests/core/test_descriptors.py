@@ -1,4 +1,4 @@
-"""Descriptors that have an owner from the system call on."""
+"""Descriptors that have an owner as soon as the system call returns."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Interrupt:
 def test_an_interrupt_before_any_instruction_loses_none(
     use: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Python drops an exception of a finalizer, and pytest would keep it, with all that it refers to.
+    # Python drops an exception of a finalizer, but pytest would keep it, with everything that it refers to.
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     use()
     before, tracer = open_files(), sys.gettrace()

@@ -1,4 +1,4 @@
-"""What a device tells of itself."""
+"""Properties of devices."""
 
 from __future__ import annotations
 

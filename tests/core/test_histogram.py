@@ -110,7 +110,7 @@ def probes(*microseconds: float) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("waits", "share"),
     [
-        ([60, 62, 65, 70, 75, 80], 0.0),  # the same time, as of a free lock
+        ([60, 62, 65, 70, 75, 80], 0.0),  # the same time, as for a free lock
         ([120, 125, 130, 290, 400, 5000], 0.5),
         ([110] * 9 + [900], 0.1),
         ([3000, 4000, 5000, 5000], 1.0),  # none of them found it free

@@ -1,4 +1,4 @@
-"""The native kernels and their NumPy forms give the same; what they refuse, they refuse before they write."""
+"""The native kernels and their NumPy twins have equal results, and refuse bad input before they write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages: a reader sees what was published, at any moment, without a lock."""
+"""Pages: a reader sees the published values at any moment, without a lock."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _found_in(pid: int, inode: int) -> str:
 
 @contextmanager
 def _forked(act: Callable[[], str]) -> Iterator[str]:
-    """What `act` returns in a forked process, which stays until the block ends."""
+    """The result of `act` in a forked process, which stays until the block ends."""
     answer, end = os.pipe(), os.pipe()
     child = os.fork()
     if not child:

@@ -22,7 +22,7 @@ from feedline.stores.globs import expand
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder with one of each."""
+    """A folder with one entry of each kind."""
     data = tmp_path / "data"
     (data / "images" / "cat").mkdir(parents=True)
     (data / "images" / "cat" / "0.jpg").write_bytes(jpeg(8, 8, 0))
@@ -161,7 +161,7 @@ class TestFiles:
         with pytest.raises(FileNotFoundError, match=r"2.txt does not exist"):
             files[2]
 
-    def test_nothing_is_found_tells_what_was_looked_for_and_where(
+    def test_an_empty_result_names_the_pattern_and_the_folder(
         self, data: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (data / "empty").mkdir()

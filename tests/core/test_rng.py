@@ -23,7 +23,7 @@ keys = st.integers(0, (1 << 64) - 1)
 
 
 def chi_square_is_plausible(counts: np.ndarray, expected: float) -> bool:
-    """Whether the statistic lies within six standard deviations of its mean: a false alarm in 10^8 runs."""
+    """True if the statistic is within six standard deviations of its mean: one false alarm in 10^8 runs."""
     freedom = counts.size - 1
     statistic = float(((counts - expected) ** 2 / expected).sum())
     return abs(statistic - freedom) < 6 * (2 * freedom) ** 0.5
@@ -108,7 +108,7 @@ def test_every_element_is_equally_likely_at_every_place(length: int) -> None:
     counts = np.zeros((length, length))
     for draw in range(draws // 10):
         counts[np.arange(length), permuted(derive(length, draw), length, 0, length)] += 1
-    # The counts of one place are one multinomial sample; places 0, half and last stand for all.
+    # The counts of one place are one multinomial sample; places 0, half and last represent all.
     for place in (0, length // 2, length - 1):
         assert chi_square_is_plausible(counts[place], draws / 10 / length)
 
@@ -217,7 +217,7 @@ DRAWS: dict[str, Callable[[], object]] = {
 
 @given(st.lists(st.lists(st.sampled_from(sorted(DRAWS)), max_size=4), max_size=12))
 def test_changes_of_the_global_generators_are_all_noticed(batches: list[list[str]]) -> None:
-    """The states that are kept are those of the moment, after whatever draws."""
+    """The recorded states are the current ones, after any draws."""
     with restoring_globals():
         changes = GlobalStateChanges()
         kept = changes.take()

@@ -1,4 +1,4 @@
-"""The schedule as a pure function: what every rank is asked to build, for any cursor."""
+"""The schedule as a pure function: the requests of every rank, for any cursor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions in shards: one by one, all at once and grouped by shard, they are the same."""
+"""Positions in shards: equal one by one, all at once, and grouped by shard."""
 
 from __future__ import annotations
 

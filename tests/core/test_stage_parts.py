@@ -1,4 +1,4 @@
-"""Parts divide the time of their stage, and outside of batches nothing is kept."""
+"""Parts divide the time of their stage; outside of batches nothing is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits that can be given up, and a pool whose threads need not be waited for."""
+"""Waits that can be canceled, and a pool without a wait for its threads."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LONG_S = 600.0
 
 @pytest.fixture
 def release() -> Iterator[threading.Event]:
-    """What hanging calls wait for."""
+    """The event that hanging calls wait for."""
     event = threading.Event()
     yield event
     event.set()
 
 
 def in_thread(scope: CancelScope, work: threading.Event) -> tuple[threading.Thread, list[BaseException]]:
-    """A thread that sleeps in the scope, and what ends it."""
+    """A thread that sleeps in the scope, and the event that ends it."""
     ends: list[BaseException] = []
 
     def sleep() -> None:
@@ -223,4 +223,4 @@ def test_python_exits_while_calls_hang() -> None:
         "pool.submit(lambda: (begun.set(), threading.Event().wait()))\n"
         "begun.wait()"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=250)  # what hangs, hangs for ever
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=250)  # a hanging call never returns

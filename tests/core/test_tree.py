@@ -1,4 +1,4 @@
-"""Every container of a batch is walked, and comes back as what it was."""
+"""Every container of a batch is walked, and rebuilt with its type."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_copies_get_on_while_the_loop_computes(stage: DeviceStage, slots: Slots)
 
 
 def test_numbers_under_stress(stage: DeviceStage, slots: Slots) -> None:
-    """The loop's kernels lag behind, slots and device memory are reused all the time, no batch is held."""
+    """The loop's kernels are late, slots and device memory are reused all the time, and no batch is held."""
     sums, started = list[torch.Tensor](), deque[Any]()
     for value in range(400):
         while not started or stage.has_room():

@@ -11,7 +11,7 @@ from feedline.datasets import Arrays, CachedMap
 
 
 def heavy(row: Any) -> Any:
-    """Large enough that a kill often falls into the writing of one."""
+    """Large enough that a kill often interrupts a write."""
     return {"row": row, "block": np.full(50_000, row.item(), np.int64)}
 
 

@@ -1,4 +1,4 @@
-"""Results that are kept of a dataset are kept for the data, and the code, that they were made from."""
+"""Cached results are valid only for the data and the code that they were computed from."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _chunks(folder: Path, number: int) -> None:
 
 def _tar(folder: Path, number: int) -> None:
     _tars(folder)
-    with open(folder / "a.tar", "r+b") as file:  # in the midst of a member, of which no index tells
+    with open(folder / "a.tar", "r+b") as file:  # within a member, which no index covers
         file.seek((7 * 3 + 1) * 512)
         file.write(f"{number}".encode())
 
@@ -113,7 +113,7 @@ def test_results_are_those_of_the_data_as_they_are(name: str, place: str, folder
     for number in (3, 4, 3):
         write(folder, number)
         for path in folder.rglob("*"):
-            os.utime(path, ns=(number, number))  # as if it had been long ago, or just in the same moment
+            os.utime(path, ns=(number, number))  # as if long ago, or at the same moment
         dataset = opened((Here(folder) if place == "here" else Away(folder)).root, **more)
         wanted = [seen(dataset[at]) for at in range(len(dataset))]
         kept = CachedMap(dataset, seen, tmp_path / "kept")
@@ -164,7 +164,7 @@ def preloaded() -> Iterator[Preloaded]:
 
 
 def _lent(server: Preloaded, folder: Path, **sources: str) -> list[str]:
-    """Output of a job that keeps results of functions, which call those of modules of the user's own."""
+    """Output of a job that caches results of functions, which call functions of the user's own modules."""
     for name, source in sources.items():
         (folder / f"{name}.py").write_text(source)
     output = folder / "output.log"
@@ -343,7 +343,7 @@ class TestCodeOfTheUsersOwn:
         Settings.value = before
         assert fingerprint(used) == reported
 
-    def test_what_python_and_its_decorators_make_of_classes_is_no_hindrance(self) -> None:
+    def test_attributes_that_python_and_decorators_add_to_classes_do_not_matter(self) -> None:
         @dataclass
         class Point(Hashable):
             x: int = 1

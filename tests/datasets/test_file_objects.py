@@ -1,4 +1,4 @@
-"""The files that libraries are given of bytes that are had in ranges."""
+"""File objects over byte ranges, for libraries that read files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK = 16
 
 
 class FakeFile:
-    """Bytes that are somewhere else; notes what is asked for."""
+    """Remote bytes; records the requested ranges."""
 
     name, version = "blob", "1"
 
@@ -49,7 +49,7 @@ def far(blob: Any) -> BlockFile:
 
 
 def read_through(file: RangeFile, data: bytes, steps: Sequence[tuple[str, int, int]]) -> None:
-    """Do the same with a file and with one of Python's, and see the same."""
+    """Apply the same operations to a file and to one of Python's, and compare the results."""
     whole = io.BytesIO(data)
     for how, place, nbytes in steps:
         if how == "read":
@@ -89,7 +89,7 @@ def test_a_far_file_reads_like_a_near_one(data: bytes, cuts: Any, steps: Any) ->
         read_through(file, data, steps)
 
 
-def test_what_was_read_before_is_not_asked_for_again_and_not_copied() -> None:
+def test_bytes_read_before_are_neither_requested_again_nor_copied() -> None:
     blob = FakeFile(bytes(range(100)))
     sparse = SparseFile(100, [(10, 20), (50, 60)], blob.read)
     sparse.seek(52)
@@ -100,7 +100,7 @@ def test_what_was_read_before_is_not_asked_for_again_and_not_copied() -> None:
     assert blob.asked[2:] == [(15, 25)]
 
 
-def test_a_far_file_keeps_blocks_of_what_is_looked_at_and_asks_for_none_of_what_is_held() -> None:
+def test_a_remote_file_caches_blocks_and_requests_no_held_bytes() -> None:
     blob = FakeFile(bytes(range(100)))
     file = far(blob)
     for place in (3, 5, 11):
@@ -120,7 +120,7 @@ def test_a_far_file_keeps_blocks_of_what_is_looked_at_and_asks_for_none_of_what_
     assert blob.asked[4:] == [(40, 70)], "longer than a block: just that, and what was held is gone"
 
 
-def test_what_one_thread_holds_is_not_for_others() -> None:
+def test_spans_held_by_one_thread_are_not_visible_to_others() -> None:
     blob = FakeFile(bytes(range(100)))
     file = far(blob)
 
@@ -161,7 +161,7 @@ def test_a_read_that_fails_does_not_move_and_lets_go_of_the_memory(kind: str) ->
     into.clear()  # BufferError if the error, which is still there, held it
 
 
-def test_a_closed_file_lets_go_of_what_was_read() -> None:
+def test_a_closed_file_frees_its_bytes() -> None:
     data = bytearray(100)
     sparse = SparseFile(100, [(0, 100)], lambda spans: [memoryview(data)[start:stop] for start, stop in spans])
     assert (sparse.readable(), sparse.seekable(), sparse.writable()) == (True, True, False)

@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_files_are_bytes_unless_asked_otherwise(folder: Path) -> None:
+def test_files_are_bytes_by_default(folder: Path) -> None:
     assert Files([folder / "1.txt", folder / "0.txt"]).__getitems__([0, 1]) == [b"text 1", b"text 0"]
     assert Files(folder / "*.txt", decode="text")[-1] == "text 5"
     assert Files(str(folder / "{2,1}.npy"), decode="npy")[0].tolist() == [[2, 2], [2, 2]]
@@ -51,7 +51,7 @@ def test_it_pickles_by_path(folder: Path) -> None:
     assert pickle.loads(pickle.dumps(dataset))[3] == "TEXT 3"
 
 
-def test_a_file_that_is_gone_or_damaged_is_named(folder: Path) -> None:
+def test_a_missing_or_damaged_file_is_named(folder: Path) -> None:
     dataset = Files(folder / "*.jpg", decode="image", transform=fl.transforms.Resize((5, 5)))
     (folder / "1.jpg").unlink()
     (folder / "2.jpg").write_bytes(b"no image")

@@ -1,4 +1,4 @@
-"""The table of formats: every row loads, formats from outside join it, and inspect shares what the datasets keep."""
+"""The table of formats: rows load, formats from outside join it, and `inspect` shares the datasets' indexes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TestFromOutside:
         assert (found["format"], found["samples"], found["shards"], found["nbytes"]) == ("pairs", 3, [2, 1], 12)
         assert sorted(folder.rglob("*")) == before
 
-    def test_an_unregistered_format_is_gone(self, folder: Path) -> None:
+    def test_an_unregistered_format_is_unknown(self, folder: Path) -> None:
         register_format("pairs", PAIRS)
         assert fl.datasets.Pairs(folder)[0] == ["a", "b"]
         unregister_format("pairs")

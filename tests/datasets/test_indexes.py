@@ -37,7 +37,7 @@ def damages(good: bytes) -> Iterator[bytes]:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Another file at the path, as copying or restoring it leaves one."""
+    """Another file at the path, as after a copy or a restore."""
     other = path.with_name("other")
     other.write_bytes(data)
     other.replace(path)
@@ -133,7 +133,7 @@ class TestBuiltIndex:
 
 
 class TestDatasets:
-    """Whatever happens to an index, samples are right, or there is an error of ours."""
+    """After any damage to an index, samples are right, or an error of feedline is raised."""
 
     def check(self, opening: object, place: Path) -> None:
         assert callable(opening)

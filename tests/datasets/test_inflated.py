@@ -1,4 +1,4 @@
-"""Where plain content of compressed files is kept, for every format that has some."""
+"""The place of decompressed content, for every format that has compressed files."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_content_larger_than_the_cache_is_named(source: Path, tmp_path: Path, ki
     cache = Cache(tmp_path / "own", 100)
     with (
         pytest.raises(StoreError, match=r"cannot be kept decompressed in .* \(the limit of the cache is lower\)"),
-        pytest.warns(CacheWarning) if kind is KINDS["mds"] else nullcontext(),  # whose index tells the size
+        pytest.warns(CacheWarning) if kind is KINDS["mds"] else nullcontext(),  # its index has the size
     ):
         read(str(source), cache=cache)()
     assert not contents(tmp_path, "own")
@@ -237,7 +237,7 @@ def test_a_source_without_versions_is_read_again(request: pytest.FixtureRequest,
         assert list(data) == list(pickle.loads(pickle.dumps(data))) == text.decode().split()
 
 
-def test_what_was_not_used_for_longest_goes_first(source: Path, tmp_path: Path) -> None:
+def test_the_least_recently_used_is_evicted_first(source: Path, tmp_path: Path) -> None:
     limit = Cache(tmp_path / "own", 2500)
     for name in "abc":
         write_text(source, "x" * 999, name)

@@ -1,4 +1,4 @@
-"""Which files of a folder are the table's."""
+"""The files of a folder that belong to a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`RecordDataset`: what the base of record formats does for a format from outside."""
+"""`RecordDataset`, the base of record formats, for a format from outside."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCANNED: list[str] = []
 
 
 def scan(file: File) -> dict[str, np.ndarray]:
-    """Records of a fixed size, which the first byte of a file says: the index has their bounds once."""
+    """Records of a fixed size, given by the first byte of a file; the index has their bounds once."""
     SCANNED.append(file.name)
     size = Stream(file).take(1)[0]
     return {"bounds": np.arange(1, file.nbytes + 1, size)}

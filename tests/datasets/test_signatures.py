@@ -1,4 +1,4 @@
-"""Files of other formats, given to a table: the error names what they are, and what reads them."""
+"""Files of other formats, given to a table: the error names their format, and its dataset."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], bytes], str]] = {
 
 @pytest.mark.parametrize("reader", TABLES)
 def test_a_file_of_another_format_is_named(reader: str, tmp_path: Path) -> None:
-    """Local and in a store: it is not called damaged."""
+    """Local and in a store: the error does not call it damaged."""
     memory = fsspec.filesystem("memory")
     for kind, (make, message) in FOREIGN.items():
         if kind == reader:

@@ -1,4 +1,4 @@
-"""Subclasses of users that override `__getitem__` alone: whole batches are made of its samples."""
+"""Subclasses of users that override `__getitem__` alone: whole batches consist of its samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feedline.datasets import CSV, JSONL, Arrays, Files, Lines, Map, TokenFile
 
 
 class Counted:
-    """The samples of the class behind it, with their index."""
+    """The samples of the base class, with their index."""
 
     def __getitem__(self, index: int) -> Any:
         return index, super().__getitem__(index)  # type: ignore[misc]

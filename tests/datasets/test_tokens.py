@@ -69,7 +69,7 @@ class TestWindows:
         assert data[9].tolist() == list(range(90, 100))
         assert data[10].tolist() == list(range(2000, 2010))
 
-    def test_files_are_crossed_when_asked(self, folder: Path) -> None:
+    def test_files_are_crossed_on_request(self, folder: Path) -> None:
         data = TokenFile(three(folder), 10, stride=9, cross_files=True)
         stream = [*range(100), *range(1000, 1005), *range(2000, 2033)]
         assert len(data) == (138 - 10) // 9 + 1
@@ -102,7 +102,7 @@ KINDS: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("kind", "files", "cross"),
-    # What is made of a window is made of its tokens, wherever they lie.
+    # A window is made of its tokens, local or remote.
     [*((kind, 3, True) for kind in KINDS), *((next(iter(KINDS)), files, False) for files in (1, 3))],
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)

@@ -44,7 +44,7 @@ def scaled(x: Any) -> Any:
 
 
 class TestZip:
-    def test_samples_lie_side_by_side(self) -> None:
+    def test_samples_are_combined(self) -> None:
         letters = [str(i) for i in range(N)]
         assert Zip(numbers(), letters)[3] == (3, "3")
         assert Zip(x=numbers(), s=letters)[-1] == {"x": 39, "s": "39"}

@@ -40,7 +40,7 @@ SCRIPT = Path(demo.__file__)
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Train with one thread: where other tests run, two wait for each other most of the time."""
+    """Train with one thread: next to other tests, two threads mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     monkeypatch.setattr(training, "usable_cpus", lambda: 1)
@@ -198,7 +198,7 @@ def test_a_sample_is_a_function_of_seed_and_index(six_images: ImageSet) -> None:
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 2**64 - 1))
-def test_a_random_box_lies_within_the_image(width: int, height: int, seed: int) -> None:
+def test_a_random_box_is_within_the_image(width: int, height: int, seed: int) -> None:
     left, top, right, bottom = random_box(width, height, np.random.default_rng(seed))
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height

@@ -1,4 +1,4 @@
-"""Each example of an extension passes the public conformance check of its kind, and is the text of its how-to."""
+"""Each example of an extension passes the public conformance check of its kind, and equals the code of its how-to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZES = (40, 1, 25)
 
 @pytest.fixture(autouse=True)
 def tables() -> Iterator[None]:
-    """The rows of the examples, gone afterwards."""
+    """The rows of the examples, removed afterwards."""
     with registered():
         yield
 
@@ -74,7 +74,7 @@ def test_a_batch_of_the_format_is_decoded_in_place(folder: Path) -> None:
     assert dataset.address(41) == (str(folder / "2.rec"), "record 0")
 
 
-def test_the_format_names_what_is_damaged(folder: Path, record_files: dict[str, bytes]) -> None:
+def test_the_format_names_damaged_records(folder: Path, record_files: dict[str, bytes]) -> None:
     (folder / "1.rec").write_bytes(b"no record of this format")
     with pytest.raises(fl.errors.SampleError, match=r"1\.rec has no record at byte 0: it is damaged, or no RecordIO"):
         fl.datasets.RecordIO(folder)

@@ -89,7 +89,7 @@ _HDF5: dict[str, Any] = {
     "indexed": False,
     "cut": ("b.h5", 0.66, "{} cannot be opened as an HDF5 file"),
 }
-# A chunk that is not there has the fill value.
+# A missing chunk has the fill value.
 _ZARR: dict[str, Any] = {"described_by": "*.z*", "opened_late": True, "versions": "never", "gone": ""}
 
 

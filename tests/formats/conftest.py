@@ -31,7 +31,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Corpus]
     def corpus(name: str) -> Corpus:
         folder, form = tmp_path_factory.mktemp("corpus"), FORMATS[name]
         form.write(folder)
-        # Opened where they were written, files may get indexes as neighbors.
+        # Files that are opened where they were written may get indexes next to them.
         return Corpus(form, contents(folder), cache(lambda: epoch(form.open(str(folder)))))
 
     return corpus
@@ -51,7 +51,7 @@ def memory() -> Iterator[Memory]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """An empty folder for what is written first and put into a store then."""
+    """An empty folder for files that are written first and then put into a store."""
     (tmp_path / "data").mkdir()
     return tmp_path / "data"
 
@@ -92,7 +92,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], AbstractContextManager[None]]:
-    """Makes reads from memory wait until that many have begun: one after the other, they would wait forever."""
+    """Makes reads from memory wait until that many have begun; sequential reads would wait forever."""
 
     @contextmanager
     def waiting(count: int) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""`Format`: all that the suite must know of a dataset class to try it in every place."""
+"""`Format`: the facts about a dataset class that the suite needs to test it in every place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Samples = Callable[[int], Any]
 
 @dataclass(frozen=True)
 class Format:
-    """One way to open a dataset; `write` and `open` are required, the rest tells where the format differs.
+    """One way to open a dataset; `write` and `open` are required, the rest describes how the format differs.
 
     `write(folder)` makes a small corpus, the same each time. `open(root, **store)` opens it below a folder or an
     address. `sample(i)` is the expected sample i of `count`; without it (samples drawn at random, pixels decoded by a
@@ -33,25 +33,25 @@ class Format:
     cut: tuple[str, int | float, str] | None = None
     """A file, what is left of it (its share, or the end of a slice), and the error, which names it where `{}` is."""
     together: int = 0
-    """The number of requests that a batch over that many shards sends before it waits for the first answer."""
+    """Requests that a batch over this many shards sends before it waits for the first answer."""
     collates: bool = True
     random: bool = False
     lists: bool = True
     """False if `open` names every file, so that a server without listings will do."""
     needs_cache: bool = False
-    """A library reads it that opens files only: the object is copied when the dataset is opened."""
+    """True for a library that opens files only: the object is copied when the dataset is opened."""
     opened_late: bool = False
-    """Its headers are read with the first sample."""
+    """True if headers are read with the first sample."""
     versions: str = "always"
     """When a changed object is noticed: "always", "cached" (its version is needed for the cache) or "never"."""
     gone: str = "{}"
-    """The error about an object that is not there; `{}` is its address. "" if that is no error."""
+    """The error about a missing object; `{}` is its address. "" if that is no error."""
     indexed: bool = True
     """False if headers are read at each opening, so that no index is kept."""
     own_layout: bool = True
-    """False if another format has the same files and reads the same parts of them, and makes other samples of these."""
+    """False if another format has the same files, and reads the same parts of them for other samples."""
     looks_up: bool = False
-    """Some values lie where only the foreign library can tell, so they cannot be fetched ahead."""
+    """True if only the foreign library knows the places of some values, so that they cannot be prefetched."""
 
     @property
     def collate_fn(self) -> Any:

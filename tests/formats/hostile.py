@@ -1,4 +1,4 @@
-"""Reads mutated files of one format in forked children; none may end by a signal, hang, or raise a foreign error.
+"""Reads mutated files of one format in forked children; none may crash, hang, or raise a foreign error.
 
 Run by `test_hostile.py`, and for hours by `make fuzz`. Usage: hostile.py FORMAT COUNT SEED, with a format of the suite,
 or "all". Prints how many inputs of each format were read and refused, by the class of the error. The files of an input
@@ -29,13 +29,13 @@ from formats.repairs import repaired
 PER_CHILD = 1000
 PATIENCE_S = 60
 MEMORY_NBYTES = 4 << 30
-"""Address space in addition to what the parent uses: what files claim to hold is not allocated."""
+"""Address space in addition to the parent's: the sizes that files claim must not be allocated."""
 
 NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 31, 1 << 40, (1 << 63) - 1)
 
 
 SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""Folders in memory are made and removed many times as fast; None for the usual place."""
+"""Folders in memory are created and removed many times faster; None for the usual place."""
 
 
 def formats() -> dict[str, Format]:
@@ -107,13 +107,13 @@ def attempt(form: Format, folder: Path, rng: random.Random) -> str:
         read(form, folder, rng)
     except FeedlineError as error:
         return f"refused, {type(error).__name__}"
-    except Exception as error:  # noqa: BLE001 - these are what is looked for
+    except Exception as error:  # noqa: BLE001 - foreign errors are the findings
         return f"FOREIGN, {type(error).__name__}: {str(error)[:200]}"
     return "read"
 
 
 def work(form: Format, files: Mapping[str, bytes], seed: int, numbers: range, root: Path, pipe: int) -> NoReturn:
-    """The inputs of one child, each of which reports how it went."""
+    """Try the inputs of one child, and report the outcome of each."""
     nbytes = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + MEMORY_NBYTES
     resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes))
     os.environ["XDG_CACHE_HOME"] = str(root / "cache")

@@ -20,7 +20,7 @@ _CUT = ("2.rec", -3, r"{} claims \d+ bytes at byte \d+, but \d+ are left; was th
 
 
 def _data(i: int) -> bytes:
-    """Bytes of any length, in some records with the magic number at a place where it divides them."""
+    """Bytes of any length; in some records, the magic number is at a place where it divides them."""
     return b"ab" * i + (bytes(-2 * i % 4) + MAGIC + b"x" + MAGIC if i % 3 == 0 else b"")
 
 

@@ -1,4 +1,4 @@
-"""Places that a corpus can lie in: a folder, a store in memory, a bucket, a web server."""
+"""Places of a corpus: a folder, a store in memory, a bucket, a web server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from formats.format import Format
 
 
 class Place:
-    """A folder of this machine; the base of those that are not."""
+    """A folder of this machine; base class of the other places."""
 
     remote = False
     methods: tuple[str, ...] = ("thread",)
@@ -26,7 +26,7 @@ class Place:
         self.copies: Cache | None = None
 
     def store_of(self, form: Format) -> dict[str, Any]:
-        """The arguments of a dataset: a cache for libraries that need copies, if nothing else is said."""
+        """The arguments of a dataset: a cache for libraries that need copies, by default."""
         needed = {"cache": self.copies} if form.needs_cache and self.remote else {}
         return {**needed, **self.store}
 
@@ -40,7 +40,7 @@ class Place:
         path.write_bytes(data)
 
     def touch(self, name: str, data: bytes) -> None:
-        """Write what is another version, even if the data are the same."""
+        """Write another version, even of equal data."""
         path = Path(self.root, name)
         before = path.stat().st_mtime_ns
         self.write(name, data)
@@ -65,7 +65,7 @@ class Memory(Place):
         MemoryFileSystem.pseudo_dirs[:] = [""]
 
     def put(self, folder: Path) -> str:
-        """Exactly what lies in a folder; its address."""
+        """Put exactly the files of a folder into the store; returns the address."""
         self.clear()
         for path in folder.rglob("*"):
             if path.is_file():
@@ -126,7 +126,7 @@ class Web(Place):
 
 
 def options(server: S3) -> dict[str, Any]:
-    """Those of a server; the secrets stay in the environment, so that the options reach other processes."""
+    """Options of a server; secrets stay in the environment, so that the options reach other processes."""
     keys = {"access_key_id": FromEnv("SUITE_KEY"), "secret_access_key": FromEnv("SUITE_SECRET")}
     return {"endpoint": server.endpoint, **keys}
 

@@ -27,7 +27,7 @@ _INFLATED = r"{} cannot be decompressed to \d+ bytes"
 
 
 def copied(script: str, folder: str) -> Callable[[Path], Any]:
-    """What copies a folder that a library of its own has written."""
+    """Function that copies a folder written by the format's own library."""
     return lambda place: shutil.copytree(written(script) / folder, place, dirs_exist_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""Right checksums for mutated files, so that damage reaches what lies behind their check."""
+"""Right checksums for mutated files, so that damage reaches the code after their check."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _masked(data: bytes) -> bytes:
 
 
 def _tfrecord(data: bytes) -> bytes:
-    """As far as the lengths lead to records."""
+    """Set the checksums of all records that the lengths lead to."""
     parts, at = list[bytes](), 0
     while at + HEAD_NBYTES + TAIL_NBYTES <= len(data):
         head = data[at : at + 8]
@@ -40,7 +40,7 @@ def _tfrecord(data: bytes) -> bytes:
 
 
 def _tar(data: bytes) -> bytes:
-    """Of all blocks that look like headers."""
+    """Set the checksums of all blocks that look like headers."""
     changed = bytearray(data)
     for at in range(0, len(data) - _TAR_BLOCK + 1, _TAR_BLOCK):
         if data[at + 257 : at + 262] == b"ustar":
@@ -50,7 +50,7 @@ def _tar(data: bytes) -> bytes:
 
 
 def _zip(data: bytes) -> bytes:
-    """Of members that are stored as they are."""
+    """Set the checksums of uncompressed members."""
     changed, at = bytearray(data), data.find(_ZIP_ENTRY)
     while 0 <= at <= len(data) - 46:
         method, nbytes, start = data[at + 10], *struct.unpack_from("<I14xI", data, at + 24)

@@ -1,4 +1,4 @@
-"""`FormatSuite`: the laws that every dataset obeys in every place. A new format gets them all by a row in a table."""
+"""`FormatSuite`: laws of every dataset in every place. A row in a table applies them to a new format."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PICKLED_NBYTES = 12_000
 
 
 class Corpus:
-    """A format, its files, and what they hold."""
+    """A format, its files, and their samples."""
 
     def __init__(self, form: Format, files: dict[str, bytes], local: Callable[[], Any]) -> None:
         self.format, self.files = form, files
@@ -70,11 +70,11 @@ READERS = ("npy", "hdf5", "zarr 2", "lmdb", "folder", "tfrecord", "parquet", "ta
 def law(
     *places: str, few: tuple[str, ...] = (), fewest: tuple[str, ...] = (), of: Callable[[Format], object] = bool
 ) -> Callable[[Any], Any]:
-    """The places in which a law is tried, on all formats that it says something of.
+    """The places in which a law is tested, on all formats that it applies to.
 
-    In those of `few` it is tried on the first format of each family: they differ from others in the store alone. In
-    those of `fewest` it is tried on `READERS`: how a store fails there is the store's, and others show what a format
-    makes of it.
+    In those of `few` it is tested on the first format of each family, as these places differ in the store alone. In
+    those of `fewest` it is tested on `READERS`: failures are those of the store, and other places show how formats
+    react.
     """
 
     def mark(test: Any) -> Any:
@@ -93,7 +93,7 @@ class FormatSuite:
     places: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls) -> None:
-        """Leaves out the laws that hold in none of the places."""
+        """Leave out the laws that hold in none of the places."""
         for name, test in vars(FormatSuite).items():
             if hasattr(test, "cases") and not cls._cases(test):
                 setattr(cls, name, None)
@@ -119,7 +119,7 @@ class FormatSuite:
         assert "cache" in place.store or form.needs_cache or dataset.ranges(np.array([0, -1])) == []
 
     @law("cached", fewest=("s3, cached",), of=lambda form: not form.needs_cache)
-    def test_what_is_asked_ahead_is_all_that_is_read(self, corpus: Corpus, place: Place) -> None:
+    def test_prefetched_ranges_are_all_that_is_read(self, corpus: Corpus, place: Place) -> None:
         place.fill(corpus.files)
         dataset, indices = corpus.open(place), np.array(corpus.indices())
         if corpus.format.opened_late:
@@ -156,8 +156,8 @@ class FormatSuite:
         assert statistics().nbytes - before <= corpus.format.described_nbytes(corpus.files)
 
     @law("memory", fewest=("s3",), of=lambda form: form.indexed and form.own_layout)
-    def test_what_was_learned_of_the_files_is_kept(self, corpus: Corpus, place: Place) -> None:
-        """The index on this machine spares the next opening all but what describes the corpus."""
+    def test_facts_about_the_files_are_kept(self, corpus: Corpus, place: Place) -> None:
+        """With the index on this machine, the next opening reads only the description of the corpus."""
         place.fill(corpus.files)
         corpus.open(place)
         before = statistics().nbytes
@@ -210,7 +210,7 @@ class FormatSuite:
         dataset = corpus.open(place)
         seen = [fingerprint(dataset)]
         copy = pickle.loads(pickle.dumps(dataset))
-        dataset[0], copy[-1]  # what is opened or remembered on the way is no change
+        dataset[0], copy[-1]  # files opened and values cached in between are no change
         assert seen == [fingerprint(copy)] == [fingerprint(dataset)] == [fingerprint(corpus.open(place))]
         changed = corpus.format.data_files(corpus.files)
         assert changed
@@ -219,7 +219,7 @@ class FormatSuite:
             seen.append(fingerprint(corpus.open(place)))
         assert len({*seen}) == 1 + len(changed)
 
-    @law(fewest=("s3",))  # elsewhere, the same content written again is another version, too
+    @law(fewest=("s3",))  # in other places, rewriting the same content makes another version, too
     def test_other_content_is_refused_or_has_another_fingerprint(self, corpus: Corpus, place: Place) -> None:
         place.fill(corpus.files)
         before = fingerprint(corpus.open(place))
@@ -232,7 +232,7 @@ class FormatSuite:
 
 
 def _opened(corpus: Corpus, place: Place) -> Any:
-    """The dataset, with all that it reads when the first sample is asked for."""
+    """The dataset, after the reads that its first sample causes."""
     dataset = corpus.open(place)
     if corpus.format.opened_late:
         dataset.__getitems__([0, -1])

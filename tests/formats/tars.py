@@ -26,7 +26,7 @@ def write_shards(folder: Path) -> None:
 
 
 def write_kinds(folder: Path) -> None:
-    """A shard of two samples with all kinds of fields, whose members are mixed."""
+    """A shard of two samples with all kinds of fields, whose members alternate."""
     members = {
         "s/0.jpg": jpeg(64, 48),
         "s/0.seg.PNG": encoded(photo(64, 48), "PNG"),

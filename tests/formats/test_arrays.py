@@ -26,7 +26,7 @@ from formats.places import Memory, small_pieces
 
 
 class TestArrays:
-    def test_rows_that_lie_together_are_reported(self, memory: Memory, folder: Path) -> None:
+    def test_rows_stored_together_are_reported(self, memory: Memory, folder: Path) -> None:
         form = FORMATS["npy"]
         form.write(folder)
         near, far = form.open(str(folder)), form.open(memory.put(folder))
@@ -103,7 +103,7 @@ class TestHDF5:
         batch = far.read_batch(BatchRead(np.arange(8, COUNT, 8), allocate_tensor))
         assert torch.equal(batch[0], torch.from_numpy(ROWS[8::8]))
         assert torch.equal(batch[0], batch[1])
-        assert statistics().requests - before <= 6  # for each dataset one, and each time a look at the version
+        assert statistics().requests - before <= 6  # one for each dataset, and each time a request for the version
 
     @pytest.mark.parametrize("how", ["gone", "changed"])
     def test_failures_of_the_store_come_through(self, memory: Memory, folder: Path, how: str) -> None:

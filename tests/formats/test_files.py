@@ -23,7 +23,7 @@ from formats.places import Memory, small_pieces
 
 
 class TestFiles:
-    def test_a_manifest_of_objects_that_are_gone(self, memory: Memory, folder: Path) -> None:
+    def test_a_manifest_of_missing_objects(self, memory: Memory, folder: Path) -> None:
         write_texts(folder)
         far = manifest(memory.put(folder))
         memory.remove("03.txt")
@@ -34,7 +34,7 @@ class TestFiles:
         with fl.DataLoader(far, 10, on_error="skip") as loader:
             assert sum(len(batch["id"]) for batch in loader) == COUNT - 1
 
-    def test_an_object_that_is_gone_or_damaged(self, memory: Memory, folder: Path) -> None:
+    def test_a_missing_or_damaged_object(self, memory: Memory, folder: Path) -> None:
         write_images(folder)
         far = FORMATS["images"].open(memory.put(folder))
         names = list(far.paths)
@@ -133,7 +133,7 @@ class TestImageFolder:
         with pytest.raises(SampleError, match=r"memory://elsewhere/x.jpg is outside memory://far"):
             data[2]
 
-    def test_images_that_are_gone_changed_or_none(self, memory: Memory, folder: Path, tmp_path: Path) -> None:
+    def test_missing_changed_and_invalid_images(self, memory: Memory, folder: Path, tmp_path: Path) -> None:
         write_images(folder)
         root = memory.put(folder)
         fused, plain = ImageFolder(root, CROP), ImageFolder(root)

@@ -15,11 +15,11 @@ class TestLocal(FormatSuite):
 
 
 LISTED = [name for name in FAMILIES if name not in ("documents", "lmdb", "manifest")]
-"""Families whose samples come from files in an order; documents lie in those of the tokens."""
+"""Families whose samples come from files in an order; documents are in the files of the tokens."""
 
 
 def test_a_listing_has_a_fingerprint_of_its_own(corpora: Callable[[str], Corpus], tmp_path: Path) -> None:
-    """A loader's state is refused for other files; a copy elsewhere has the same."""
+    """A loader's state is refused for other files, and accepted for a copy elsewhere."""
     seen: dict[str, str] = {}
     for name in LISTED:
         corpus, places = corpora(name), [Place(str(tmp_path / folder / name)) for folder in ("here", "there")]

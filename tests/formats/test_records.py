@@ -1,4 +1,4 @@
-"""Records and texts in a store: what is special to their indexes, their compression and their damages."""
+"""Records and texts in a store: what is special to their indexes, their compression and their damage."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ FRESH = [HealthCheck.function_scoped_fixture]
 
 
 def filled(memory: Memory, folder: Path, name: str) -> Any:
-    """What opens the dataset whose files now lie in the folder and in the store."""
+    """Function that opens the dataset from files that are both in the folder and in the store."""
     FORMATS[name].write(folder)
     memory.put(folder)
     return FORMATS[name].open
 
 
 def asked(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of objects of which bytes were fetched, as it goes on."""
+    """The names of objects of which bytes were fetched so far."""
     names: list[str] = []
     fetch = type(memory.system).cat_file
 
@@ -119,7 +119,7 @@ class TestRequests:
         opened(memory.root)
         assert sorted(names) == ["index.json", "shard.00001.mds"]
 
-    def test_many_objects_are_listed_not_asked_for(
+    def test_many_objects_are_listed_and_not_looked_up(
         self, memory: Memory, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         opened = filled(memory, folder, "mds")
@@ -236,7 +236,7 @@ class TestIndexes:
             (CSV, "a.csv", lambda rows: b"\r\n".join([b"x", *(b'"%s""\r\n"' % row for row in rows)])),
         ],
     )
-    def test_one_that_lies_next_to_an_object_is_used_if_it_fits(
+    def test_one_next_to_an_object_is_used_if_it_fits(
         self, memory: Memory, folder: Path, caplog: pytest.LogCaptureFixture, kind: Any, name: str, rows: Any
     ) -> None:
         several = [b"a" * length for length in range(1, 50)]
@@ -270,7 +270,7 @@ class TestIndexes:
 
 @pytest.mark.parametrize("case", ["mds", "litdata", "litdata, rows", "litdata, batches", "litdata, tokens"])
 def test_a_shard_that_is_cut_short_while_it_is_read(folder: Path, case: str) -> None:
-    """Touching a page that was truncated away would kill the process."""
+    """An access to a truncated page would kill the process."""
     FORMATS[case].write(folder)
     dataset = FORMATS[case].open(str(folder))
     dataset[0]

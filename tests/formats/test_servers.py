@@ -1,4 +1,4 @@
-"""The formats in a real S3, read by processes too; and on a web server, which lists nothing."""
+"""The formats in a real S3, also in worker processes, and on a web server, which has no listings."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ class TestServers(FormatSuite):
                 place.copies = small_pieces(tmp_path)
                 assert equal(epoch(corpus.open(place), num_workers=2, worker_method="thread"), expected[name]), name
 
-        with ThreadPoolExecutor(8) as pool:  # most of the time they wait before they ask again
+        with ThreadPoolExecutor(8) as pool:  # most of the time they wait before the next attempt
             list(pool.map(check, FAMILIES))
         assert min(proxy.happened[kind] for kind in FAULTS) > 0

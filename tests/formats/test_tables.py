@@ -1,4 +1,4 @@
-"""Parquet and Arrow in a store: what is special to their indexes, their buffers and their damages."""
+"""Parquet and Arrow in a store: what is special to their indexes, their buffers and their damage."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_rows_of_unequal_lengths(written: type, bucket: Both) -> None:
     assert equal(far.__getitems__(order), near.__getitems__(order))
 
 
-def test_one_new_object_is_all_that_is_looked_into(bucket: Both) -> None:
+def test_only_the_new_object_is_read(bucket: Both) -> None:
     bucket.write("a.parquet", parquet(TABLE.slice(0, 50)))
     bucket.write("b.parquet", parquet(TABLE.slice(50, 50)))
     Parquet(bucket.root)
@@ -90,7 +90,7 @@ def test_one_new_object_is_all_that_is_looked_into(bucket: Both) -> None:
     assert [dataset[i]["x"].item() for i in (0, 1, -1)] == [7, 50, 102]
 
 
-def test_an_index_that_is_damaged_or_gone_is_made_again(written: type, bucket: Both, tmp_path: Path) -> None:
+def test_a_damaged_or_missing_index_is_built_again(written: type, bucket: Both, tmp_path: Path) -> None:
     dataset = written(bucket.root, ["x"], index_dir=tmp_path / "here")
     (index,) = (tmp_path / "here").iterdir()
     index.unlink()
@@ -139,7 +139,7 @@ def test_only_the_chosen_columns_are_read(bucket: Both) -> None:
 def test_only_the_buffers_of_the_chosen_columns_are_read(
     bucket: Both, monkeypatch: pytest.MonkeyPatch, how: str, cache_nbytes: int, wanted_nbytes: int | range
 ) -> None:
-    """Of the record batches that three rows lie in, which have 100 rows; only of these rows if nothing is kept."""
+    """Bytes of the record batches of three rows, 100 rows each; only those of these rows if nothing is cached."""
     wide = np.random.default_rng(0).bytes(N * 8000)
     table = TABLE.set_column(4, "wide", pa.array([wide[8000 * row :][:8000] for row in range(N)]))
     bucket.write("a.arrow", arrow(table, stream=how == "stream", compression="lz4" if how == "compressed" else None))
@@ -258,7 +258,7 @@ def test_two_readers_are_refused(bucket: Both) -> None:
 
 
 class TestDictionaries:
-    """Dictionaries of Arrow lie in messages of their own, which a batch needs as well."""
+    """Dictionaries of Arrow have their own messages, which a batch needs as well."""
 
     @staticmethod
     def batches() -> list[Any]:

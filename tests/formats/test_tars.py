@@ -1,4 +1,4 @@
-"""Tars in a store: what is special to their indexes, their members and their damages."""
+"""Tars in a store: what is special to their indexes, their members and their damage."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def test_images_are_decoded_from_where_they_were_fetched_to(
         *(("numbers", 100), ("numbers", 5000), ("crops", 100), ("crops", 1000)),
     ],
 )
-def test_what_is_in_memory_is_cut_out_of_its_pieces(
+def test_members_in_memory_are_views_of_their_pieces(
     memory: Memory, folder: Path, tmp_path: Path, name: str, piece_nbytes: int
 ) -> None:
-    """Members in one piece, across the border of two, and longer than any; of some samples, and then of all."""
+    """Members in one piece, across two pieces, and longer than a piece; of some samples, and then of all."""
     near, far = both(memory, folder, name, cache=small_pieces(tmp_path, piece_nbytes))
     for _ in range(2):
         for places in ([1, 0], list(range(len(near)))):
@@ -116,7 +116,9 @@ def test_what_is_in_memory_is_cut_out_of_its_pieces(
 
 
 class TestWants:
-    def test_a_sample_that_lacks_a_field_wants_what_it_has(self, memory: Memory, folder: Path, tmp_path: Path) -> None:
+    def test_a_sample_that_lacks_a_field_prefetches_the_others(
+        self, memory: Memory, folder: Path, tmp_path: Path
+    ) -> None:
         data = TarShards(f"{put(memory, folder)}/kinds.tar", ("json", "cls"), cache=small_pieces(tmp_path))
         assert [len(data.ranges(np.array([row]))) for row in (0, 1)] == [1, 2]
         with pytest.raises(SampleError, match=r"memory://far/kinds.tar: sample 's/0' has no json; it has jpg"):

@@ -1,4 +1,4 @@
-"""Datasets read by threads while others open, copy and drop them, and loaders of threads close."""
+"""Datasets read by threads while others open, copy and drop them, and loaders with threads close."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JPEGs written block by block, with any sampling factors, which encoders at hand cannot write."""
+"""JPEGs written block by block, with any sampling factors, which the installed encoders cannot write."""
 
 from __future__ import annotations
 

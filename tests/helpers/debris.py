@@ -1,4 +1,4 @@
-"""A guard that tells what a test left behind."""
+"""A guard that reports what a test left behind."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import psutil
 from feedline.workers.process import fork_server
 
 GRACE_S = 60.0
-"""Seconds that a process may take to end once it was asked to."""
+"""Seconds that a process may take to end after a request to end."""
 
 
 @dataclass
 class DebrisGuard:
-    """What this process owned at one moment, to tell later what came and stayed.
+    """Resources of this process at one moment, to find later ones that stayed.
 
     Add to `allowed_*` what may stay: predicates over a child process, a thread, or a descriptor and its target.
     """
@@ -72,14 +72,14 @@ def left_names(before: set[str]) -> set[str]:
     """The names in /dev/shm that were not there before and stay for `GRACE_S`.
 
     The folder is shared by the whole machine: a semaphore that another process creates and unlinks may be seen in
-    between, and what a process that is not of ours has mapped is not of ours, either.
+    between, and a name that a foreign process has mapped is foreign, too.
     """
     end = time.monotonic() + GRACE_S
     new = shared_names() - before
     while new and time.monotonic() < end:
         time.sleep(0.01)
-        new &= shared_names()  # what came later belongs to others: nothing of the test runs any more
-    # Maps of all processes take seconds on a busy machine, in which another process may unmap and unlink what it had.
+        new &= shared_names()  # later names belong to others: the test has ended
+    # Reading the maps of all processes takes seconds on a busy machine, and another process may unlink its names then.
     return (new - _names_mapped_elsewhere()) & shared_names() if new else new
 
 
@@ -109,7 +109,7 @@ def _descriptors() -> dict[int, str]:
 
 
 _NAMES = {"feedline-forks", Path(sys.executable).name, "python", "python3"}
-"""Names of a fork server, and before it has taken its own."""
+"""Names of a fork server, the second before it has set its own."""
 
 
 def _is_fork_server(process: psutil.Process) -> bool:

@@ -1,4 +1,4 @@
-"""Cases for several dimensions that the code under test handles one by one, without their product."""
+"""Cases for several independent dimensions, without their product."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 def diagonal(*dimensions: Sequence[Any]) -> list[tuple[Any, ...]]:
     """As many cases as the longest dimension has values, and at least twice each value of the others.
 
-    Where it is so, a value of a shorter dimension meets different values of the longest one. No two values of
-    different dimensions are together each time they occur, so a failure shows which of them it depends on.
+    A value of a shorter dimension is combined with different values of the longest one. No two values of different
+    dimensions always occur together, so a failure shows on which of them it depends.
     """
     longest = max(map(len, dimensions))
     return [tuple(values[at % len(values)] for values in dimensions) for at in range(longest)]

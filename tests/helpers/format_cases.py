@@ -1,4 +1,4 @@
-"""What the tests of all formats share: comparing samples, and every way to fetch them."""
+"""Helpers of the tests of all formats: comparison of samples, and all ways to fetch them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from feedline.core.dataset import BatchRead
 
 
 def equal(ours: Any, theirs: Any) -> bool:
-    """Whether two samples or batches are the same, types and dtypes included."""
+    """True if two samples or batches are equal, types and dtypes included."""
     if isinstance(ours, Mapping):
         return (
             isinstance(theirs, Mapping) and list(ours) == list(theirs) and all(equal(ours[k], theirs[k]) for k in ours)
@@ -38,7 +38,7 @@ def equal(ours: Any, theirs: Any) -> bool:
 
 
 def all_ways_agree(dataset: Any, indices: Sequence[int]) -> None:
-    """One by one, many at once, and as one batch where that can be had."""
+    """Samples one by one, many at once, and as one batch if the dataset can build it."""
     theirs = [dataset[index] for index in indices]
     assert equal(dataset.__getitems__(list(indices)), theirs)
     read = reader_of(dataset)

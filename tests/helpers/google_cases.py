@@ -1,4 +1,4 @@
-"""An environment without credentials of Google."""
+"""An environment without Google credentials."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def without_credentials(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    """Google's variables are gone, and the home is empty."""
+    """Google's variables are unset, and the home folder is empty."""
     for name in os.environ:
         if name.startswith(("GOOGLE_", "STORAGE_EMULATOR_")):
             monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""JPEGs with a grid for tests, and parts of them decoded by Pillow, which knows nothing of grids."""
+"""JPEGs with a grid for tests, and parts of them decoded by Pillow, which ignores grids."""
 
 from __future__ import annotations
 

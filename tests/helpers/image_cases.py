@@ -1,4 +1,4 @@
-"""Images for the tests of images, cut from a photograph that scikit-learn ships, and what Pillow makes of them."""
+"""Images for tests, cut from a photograph of scikit-learn, and their rows by Pillow."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def sample_photograph(name: str) -> Image.Image:
     assert package is not None
     assert package.origin is not None
     image = Image.open(Path(package.origin).parent / "datasets" / "images" / name).convert("RGB")
-    return Image.fromarray(np.asarray(image))  # without the color profile, which would be in all files made of it
+    return Image.fromarray(np.asarray(image))  # without the color profile, which all files made from it would include
 
 
 @cache
 def photograph() -> Image.Image:
-    """Of 1280 × 854 pixels."""
+    """A photograph of 1280 × 854 pixels."""
     return sample_photograph("china.jpg").resize((1280, 854), Image.Resampling.LANCZOS)
 
 
 def photo(width: int, height: int, seed: int = 0) -> Image.Image:
-    """A part of the photograph, or all of it stretched; which part, the seed decides."""
+    """A part of the photograph, chosen by the seed, or all of it, stretched."""
     if width > 1280 or height > 854:
         return photograph().resize((width, height))
     rng = np.random.default_rng(seed)
@@ -47,7 +47,7 @@ def encoded(image: Image.Image, format: str = "JPEG", **options: Any) -> bytes: 
 
 
 def jpeg(width: int, height: int, seed: int = 0, **options: Any) -> bytes:
-    """A JPEG; of `sampling` "4:1:1" and "4:4:0", which no encoder here knows, with the blocks of another, scrambled."""
+    """A JPEG. "4:1:1" and "4:4:0", which no encoder here supports, have the scrambled blocks of another sampling."""
     sampling = options.pop("sampling", "4:2:0")
     if sampling == "gray":
         return encoded(photo(width, height, seed).convert("L"), **options)
@@ -63,7 +63,7 @@ def jpeg(width: int, height: int, seed: int = 0, **options: Any) -> bytes:
 def _reinterpreted(
     width: int, height: int, mcu: tuple[int, int], sampling: str, factors: int, seed: int, options: Any
 ) -> bytes:
-    """A JPEG of as many MCUs with the same number of blocks, its header changed to other sampling factors."""
+    """A JPEG with as many MCUs and blocks, and other sampling factors in its header."""
     columns, rows = -(-width // mcu[0]), -(-height // mcu[1])
     side = 16 if sampling == "4:2:0" else 8
     data = bytearray(encoded(photo(16 * columns, side * rows, seed), subsampling=sampling, **options))
@@ -110,7 +110,7 @@ def rgb(data: bytes) -> Image.Image:
 
 
 def by_pillow(image: Image.Image, plan: Geometry, interpolation: str) -> np.ndarray:
-    """The row that Pillow gives: crop, resize of the whole box, window, flip."""
+    """The row by Pillow: crop, resize of the whole box, window, flip."""
     x, y, width, height = plan.box
     box = image.crop((x, y, x + width, y + height)).resize(plan.full[::-1], FILTERS[interpolation], reducing_gap=None)
     left, top, width, height = plan.window

@@ -1,4 +1,4 @@
-"""Hypothesis settings of the laws: the profile decides how many examples a law gets."""
+"""Hypothesis settings of the laws: the profile sets the number of examples of a law."""
 
 from __future__ import annotations
 

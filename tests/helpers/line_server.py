@@ -45,7 +45,7 @@ class LineServer(socketserver.ThreadingTCPServer):
         """Close all connections."""
         with self.changed:
             for each in self.open:
-                with suppress(OSError):  # the other end was faster
+                with suppress(OSError):  # the other end closed first
                     each.shutdown(socket.SHUT_RDWR)
             self.open.clear()
             self.changed.notify_all()
@@ -91,7 +91,7 @@ class _Connection(socketserver.StreamRequestHandler):
         return "OK"
 
     def has_gone(self) -> bool:
-        """Whether the reader has closed its end."""
+        """True if the reader has closed its end."""
         ready, _, _ = select.select([self.connection], [], [], 0)
         return bool(ready)
 

@@ -1,6 +1,6 @@
-"""The peers' own writers: installed once, outside of the environment, without what they would pull in for training.
+"""The peers' own writers: installed once, outside of the environment, without their dependencies for training.
 
-Both Mosaic Streaming and LitData ask for torchvision, whose wheels bring another torch with all of CUDA; writing files
+Mosaic Streaming and LitData require torchvision, whose wheels install another torch with all of CUDA; writing files
 needs none of it. So they are installed without dependencies into a folder of their own, which only the scripts in
 tests/writers see.
 """
@@ -22,7 +22,7 @@ PACKAGES = (
     *("idna==3.20", "certifi==2026.10.18"),
     *("tfrecord==1.14.6", "crc32c==2.9.post0", "protobuf==7.36.2"),
 )
-"""What to install, and nothing else."""
+"""The packages to install, without their dependencies."""
 
 LIGHTNING = ("lightning==2.6.6", "torchmetrics==1.9.0", "lightning-utilities==0.15.3")
 """Its trainer, without the loggers and strategies that need more."""
@@ -50,7 +50,7 @@ TORCHVISION = "torchvision==0.28.0"
 """Its Python part is enough: the compiled one belongs to another build of torch, and does not load with this one."""
 
 TORCHAUDIO = "torchaudio==2.11.0"
-"""Without its compiled part, too, which asks for CUDA; mel spectrograms are operators of torch."""
+"""Also without its compiled part, which requires CUDA; mel spectrograms are operators of torch."""
 
 ALBUMENTATIONS = (
     *("albumentations==2.0.8", "albucore==0.0.24", "opencv-python-headless==5.0.0.93"),
@@ -152,7 +152,7 @@ def _once(name: str, of: str, make: Callable[[Path], None]) -> Path:
         make(partial)
         try:
             partial.rename(place)
-        except OSError:  # another process of the test run was first
+        except OSError:  # another process of the test run was faster
             shutil.rmtree(partial)
     return place
 

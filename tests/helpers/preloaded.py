@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-# feedline imports its lazy modules on access, and its users need not name them: nothing is hidden by having them here.
+# feedline imports its lazy modules on access, so importing them here hides no missing import.
 PRELOADED = ("torch", "feedline", "feedline.datasets", "feedline.images", "feedline.stores", "feedline.transforms")
 
 
@@ -62,8 +62,8 @@ class Script:
 class Preloaded:
     """Our end of the server; a context manager. `flags` are the interpreter's.
 
-    Where `ends_quickly`, a script that came to its end runs its exit handlers, but keeps its modules: to drop them all
-    takes longer than most scripts, for the memory of each is copied first.
+    With `ends_quickly`, a script that reaches its end runs its exit handlers, but keeps its modules: dropping them
+    takes longer than most scripts, because the memory of each is copied first.
     """
 
     def __init__(self, *flags: str, ends_quickly: bool = False) -> None:
@@ -87,7 +87,7 @@ class Preloaded:
         return Script(reading)
 
     def run(self, script: Path, output: Path, timeout_s: float, *arguments: str) -> int:
-        """Run a script in its folder, without input; gives the exit code. `output` takes stdout and stderr."""
+        """Run a script in its folder, without input, and return its exit code. `output` takes stdout and stderr."""
         running = self.start_quietly(script, output, *arguments)
         try:
             return running.wait(timeout_s)
@@ -168,7 +168,7 @@ def end_quickly() -> None:
 if __name__ == "__main__":
     for module in PRELOADED:
         importlib.import_module(module)
-    # The collector would write to each imported object, and each fork, at its end, copy nearly all memory.
+    # The collector would write to each imported object, and each fork would copy nearly all memory at its end.
     gc.collect()
     gc.freeze()
     ends_quickly = sys.argv[2] == "1"

@@ -28,7 +28,7 @@ from feedline.workers.process.snapshot import SnapshotLauncher
 from feedline.workers.process.zygote import ZygoteLauncher
 
 GONE_WITHIN_S = 60.0
-"""Seconds after which a process stays: one that dies with another is gone in milliseconds, if the machine is idle."""
+"""Seconds after which a process counts as alive; one that dies with another ends in milliseconds on an idle machine."""
 BATCH_SIZE = 4
 
 
@@ -71,7 +71,7 @@ class Acting(Squares):
 
 
 class Facts:
-    """What a worker knows of itself."""
+    """The information that a worker has."""
 
     def __len__(self) -> int:
         return 1000
@@ -103,7 +103,7 @@ class Counting(IterableDataset[Any]):
 
 
 class Call:
-    """`function(*arguments)` with what it is called with, picklable."""
+    """`function(*arguments, *more)` when called with `more`; picklable."""
 
     def __init__(self, function: Callable[..., object], *arguments: Any) -> None:
         self.function, self.arguments = function, arguments
@@ -113,7 +113,7 @@ class Call:
 
 
 class Gate:
-    """Lets a test know that a worker has come this far, and the worker go on when the test says so.
+    """Reports to a test that a worker has arrived, and blocks the worker until the test opens the gate.
 
     The worker calls it; the test calls `wait_for`, which gives the worker's pid, and `open`.
     """
@@ -128,7 +128,7 @@ class Gate:
         self.opened.read_text()
 
     def wait_for(self, process: int | None = None) -> int:
-        """Wait for a worker; fails if the process behind this pidfd ends before one comes."""
+        """Wait for a worker; fails if the process of this pidfd ends before one arrives."""
         fifo = os.open(self.reached, os.O_RDONLY | os.O_NONBLOCK)
         try:
             ready, _, _ = select.select([fifo, *([] if process is None else [process])], [], [])
@@ -142,7 +142,7 @@ class Gate:
 
 
 class Once:
-    """Calls `act` the first time that any process calls it."""
+    """Calls `act` once: at the first call from any process."""
 
     def __init__(self, folder: Path, act: Callable[[], object], name: str = "once") -> None:
         self.flag, self.act = folder / name, act
@@ -173,7 +173,7 @@ def complain_and_exit() -> None:
 
 
 def exhaust_memory() -> None:
-    """Allocate within a limit until there is nothing left."""
+    """Allocate memory up to a limit, until an allocation fails."""
     with open("/proc/self/statm") as statm:
         used = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
@@ -200,7 +200,7 @@ def request(number: int, size: int = BATCH_SIZE, epoch: int = 0) -> BatchRequest
 
 
 def squares_of(batch: torch.Tensor) -> list[int]:
-    """The indices in a batch of squares, after a look at the squares."""
+    """The indices in a batch of squares, whose squares are checked."""
     assert torch.equal(batch[:, 1], batch[:, 0] ** 2)
     return batch[:, 0].tolist()
 
@@ -229,7 +229,7 @@ def squares(acts: dict[int, Callable[[], object]] | None = None, action: str = "
 
 
 def gone(pidfd: int, within_s: float = GONE_WITHIN_S) -> bool:
-    """Whether a process ends within that time."""
+    """True if a process ends within that time."""
     return bool(select.select([pidfd], [], [], within_s)[0])
 
 

@@ -1,4 +1,4 @@
-"""An allocator that remembers what it gave out."""
+"""An allocator that records its allocations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Recorder:
         return self.given[-1]
 
     def holds(self, batch: Any) -> bool:
-        """Whether every tensor of the batch lies in memory from here, and all that was given is used."""
+        """True if every tensor of the batch is in memory from here, and all of this memory is used."""
         ours = [tensor.data_ptr() for tensor in self.given]
         used = [leaf.data_ptr() for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
         return sorted(ours) == sorted(used)

@@ -1,4 +1,4 @@
-"""A writer of RecordIO files, after the one of MXNet: data are divided where they hold the magic number."""
+"""A writer of RecordIO files, like that of MXNet: data is divided where it contains the magic number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a secret of a store could show."""
+"""Places where a secret of a store could appear."""
 
 from __future__ import annotations
 

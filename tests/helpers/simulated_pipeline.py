@@ -1,7 +1,7 @@
-"""A loop, its workers and a machine, simulated tick by tick: spans whose truth is known.
+"""A loop, its workers and a machine, simulated tick by tick: spans with a known cause.
 
-It shares no code with the model under test. CPUs are given tick by tick to some of those that want them; every process
-waits, computes, or is ready to run and does not.
+It shares no code with the model under test. In each tick, some of the processes that are ready to run get a
+CPU; every process waits, computes, or is ready without a CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from feedline.workers.registry import INLINE, PROCESSES, THREADS
 TICK_MS = 0.25
 
 INTERVAL_MS = 5.0
-"""Time for which a thread keeps Python's lock before it gives way to others."""
+"""Time for which a thread keeps Python's lock while others wait for it."""
 
 Part = tuple[str, float, float]
 """Stage, milliseconds of waiting, milliseconds of computing."""
@@ -75,7 +75,7 @@ def _run(pipeline: Pipeline) -> Run:
 
 @dataclass
 class Process:
-    """What it still has to do, and how its time was spent."""
+    """Its remaining work, and the use of its time."""
 
     worker: int
     wait: float = 0.0
@@ -133,7 +133,7 @@ class Run:
                 self.advance(each)
 
     def chosen(self, runnable: list[Process]) -> list[Process]:
-        """Those that get a CPU in this tick, each with the same chance."""
+        """The tasks that get a CPU in this tick, each with the same chance."""
         if self.pipeline.locks:
             runnable = runnable and [self.holder_of_lock(runnable)]
         crowd = [*runnable, *[None] * self.pipeline.others]

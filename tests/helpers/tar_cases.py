@@ -15,7 +15,7 @@ Members = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
 
 
 def write_tar(path: Path, members: Members, **options: Any) -> Path:
-    """A tar of these members; names may come twice."""
+    """A tar of these members; names may occur twice."""
     pairs = members.items() if isinstance(members, Mapping) else members
     with tarfile.open(path, "w", **options) as tar:
         for name, data in pairs:
@@ -53,7 +53,7 @@ def image_members(count: int, first: int = 0, size: tuple[int, int] = (96, 72)) 
 
 
 def image_shards(folder: Path, sizes: Iterable[int]) -> list[Path]:
-    """Tars of so many samples each, whose classes count through all of them."""
+    """Tars with these numbers of samples, whose classes count through all tars."""
     paths, first = [], 0
     for number, size in enumerate(sizes):
         paths.append(write_tar(folder / f"train-{number:03d}.tar", image_members(size, first)))

@@ -1,4 +1,4 @@
-"""Images for the tests of transforms, and what Pillow makes of them."""
+"""Images for the tests of transforms, and their rows by Pillow."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def first_recipe(transform: Transform) -> images.Recipe:
 
 
 def first_geometry(transform: Transform, key: int, array: Pixels) -> images.Geometry:
-    """Which part of the image such a pipeline shows for a sample's key."""
+    """The part of the image that such a pipeline shows for a sample's key."""
     own = transform.plan.steps[0].key(key)
     return images.geometry(first_recipe(transform), own, array.shape[1], array.shape[0])
 
@@ -77,5 +77,5 @@ def difference(one: Any, other: Any) -> int:
 
 
 def ordinary(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An allocator whose memory is never by chance what is expected."""
+    """An allocator whose memory never has the expected values by chance."""
     return torch.full(shape, 77, dtype=dtype)

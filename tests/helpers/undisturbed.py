@@ -1,4 +1,4 @@
-"""Measurements of real loops on machines that have other programs to run."""
+"""Measurements of real loops on machines that also run other programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def blames_others(verdict: Verdict) -> bool:
 
 
 class Measurement(NamedTuple, Generic[Found]):
-    """What was found, the verdict, and whether a loop took much longer than its sleeps."""
+    """The finding, the verdict, and whether a loop took much longer than its sleeps."""
 
     found: Found
     verdict: Verdict
@@ -26,14 +26,14 @@ class Measurement(NamedTuple, Generic[Found]):
 
 
 def was_slowed(elapsed_s: float, slept_s: float) -> bool:
-    """True if other programs, or a slow machine, made a loop much longer than its sleeps are together."""
+    """True if other programs, or a slow machine, made a loop much longer than the sum of its sleeps."""
     return elapsed_s > 1.25 * slept_s
 
 
 def measured(measure: Callable[[], Measurement[Found]], is_right: Callable[[Found], bool]) -> Found:
-    """The first measurement that is right, of five; one of a busy machine, if none had the machine to itself.
+    """The first right measurement of five; one of a busy machine, if other programs disturbed all of them.
 
-    A loop that gets no CPU is limited by that, whatever it does.
+    A loop that gets no CPU is limited by the CPU in any case.
     """
     undisturbed = []
     for _ in range(ATTEMPTS):

@@ -147,11 +147,11 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     ),
     "v2 half": lambda: v2.Compose([v2.RandomResizedCrop(48), v2.ToImage(), v2.ToDtype(torch.float16, scale=True)]),
 }
-"""Pipelines that people have; each call gives new objects."""
+"""Common pipelines; each call returns new objects."""
 
 
 def folder(root: Path, count: int = 48, seed: int = 0) -> Path:
-    """Images of two classes in every mode that Pillow makes an RGB image of, of 20 to 300 pixels."""
+    """Images of two classes, of 20 to 300 pixels, in every mode that Pillow converts to RGB."""
     rng = np.random.default_rng(seed)
     for number in range(count):
         width, height = (int(side) for side in rng.integers(20, 300, 2))

@@ -41,11 +41,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 class WebServer(ThreadingHTTPServer, Generic[State]):
-    """A server on a port of its own; `state` is what its handlers answer from, and what the test looks at."""
+    """A server on a port of its own; its handlers and the test share `state`."""
 
     daemon_threads = True
 
@@ -54,7 +54,7 @@ class WebServer(ThreadingHTTPServer, Generic[State]):
         self.state = state
         self.url = f"http://127.0.0.1:{self.server_port}"
 
-    def handle_error(self, *_: object) -> None:  # a client that went away
+    def handle_error(self, *_: object) -> None:  # a client that has disconnected
         pass
 
 

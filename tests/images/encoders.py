@@ -1,9 +1,9 @@
-"""Reads random JPEGs of every encoder at hand with feedline and with Pillow; all pixels of all rows must be equal.
+"""Reads random JPEGs of every installed encoder with feedline and with Pillow; all pixels of all rows must be equal.
 
 Run by `test_decode_verdicts.py` and by `make fuzz`. Usage: encoders.py COUNT SEED. Pillow always takes part; OpenCV,
 simplejpeg, imagecodecs, pyvips, FFmpeg, ImageMagick, GraphicsMagick and libjpeg-turbo's cjpeg do if they are installed,
 mozjpeg as an optimizer, and the package jpeglib with libjpeg 6b to 9f, libjpeg-turbo 1.2 to 2.1 and mozjpeg 1 to 4.
-Prints how many files each wrote.
+Prints the number of files that each encoder wrote.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def by_vips(image: Image.Image, rng: random.Random) -> bytes:
 
 
 def by_imagecodecs(image: Image.Image, rng: random.Random) -> bytes:
-    """Of all color spaces that libjpeg-turbo writes."""
+    """JPEGs in all color spaces that libjpeg-turbo writes."""
     module = importlib.import_module("imagecodecs")
     stored = rng.choice(["YCBCR", "YCBCR", "RGB", "GRAYSCALE", "CMYK", "YCCK"])
     mode = {"GRAYSCALE": "L", "CMYK": "CMYK", "YCCK": "CMYK"}.get(stored, "RGB")
@@ -214,7 +214,7 @@ def check(data: bytes, rng: random.Random) -> None:
     for _ in range(ROWS):
         recipe, key = random_recipe(rng), rng.getrandbits(64)
         plan = images.geometry(recipe, key, *whole.size)
-        if plan.full[0] * plan.full[1] > 1 << 21:  # Pillow makes all of it
+        if plan.full[0] * plan.full[1] > 1 << 21:  # Pillow computes all of it
             continue
         wanted = by_pillow(whole, plan, recipe.interpolation)
         np.testing.assert_array_equal(images.read_one(data, recipe, key).numpy(), wanted)

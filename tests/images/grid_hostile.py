@@ -1,6 +1,6 @@
-"""Throws mutated JPEGs and lengths at the grid; run by `test_grid_hostile.py`, which a crash would end.
+"""Feeds mutated JPEGs and lengths to the grid; run by `test_grid_hostile.py`, which a crash would end.
 
-Usage: grid_hostile.py COUNT SEED. Prints how many files were rewritten and how many parts were put together.
+Usage: grid_hostile.py COUNT SEED. Prints the numbers of rewritten files and of assembled parts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Throws mutated, truncated and spliced JPEGs at the kernels; run by `test_decode_hostile.py`, which a crash would end.
+"""Feeds mutated, truncated and spliced JPEGs to the kernels; run by `test_decode_hostile.py`, which a crash would end.
 
 Usage: images_hostile.py COUNT SEED. Prints how many rows were read and how many were refused.
 """

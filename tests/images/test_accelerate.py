@@ -1,4 +1,4 @@
-"""Accelerated Pillow gives what Pillow gives: pixels, types, attributes and errors, for any chain of operations."""
+"""Accelerated Pillow equals Pillow in pixels, types, attributes and errors, for any chain of operations."""
 
 from __future__ import annotations
 
@@ -229,14 +229,14 @@ def from_memory(data: bytes) -> Callable[[], Image.Image]:
 
 @given(data=files, chain=chains)
 @settings(max_examples=400)
-def test_chains_give_what_pillow_gives(data: bytes, chain: list[tuple[int, Operation]]) -> None:
+def test_chains_equal_pillows_results(data: bytes, chain: list[tuple[int, Operation]]) -> None:
     expected, found = both(from_memory(data), chain)
     assert found == expected
 
 
 @given(data=files, chain=st.lists(st.tuples(st.just(0), deferring), min_size=1, max_size=6))
 @settings(max_examples=400)
-def test_deferred_chains_give_what_pillow_gives(data: bytes, chain: list[tuple[int, Operation]]) -> None:
+def test_deferred_chains_equal_pillows_results(data: bytes, chain: list[tuple[int, Operation]]) -> None:
     expected, found = both(from_memory(data), chain)
     assert found == expected
 

@@ -12,7 +12,7 @@ from feedline.images.accelerate import result_is_discarded
 
 
 class Watched:
-    """Object that notes if the result of its method is discarded."""
+    """Object that records if the result of its method is discarded."""
 
     seen: bool | None = None
 

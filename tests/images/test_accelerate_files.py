@@ -1,4 +1,4 @@
-"""Accelerated Pillow and what users do with files, handles, plug-ins and threads."""
+"""Accelerated Pillow with files, handles, plugins and threads."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def kept_by_a_list(path: Path) -> Any:
 
 
 class Owner:
-    """Object whose `load` hands on the result of Pillow's, through a function written in C."""
+    """Object whose `load` returns the result of Pillow's, through a function written in C."""
 
     def __init__(self, image: Any) -> None:
         self.found: list[Any] = []

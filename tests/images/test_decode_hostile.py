@@ -1,4 +1,4 @@
-"""No image, whatever is in it, ends the process: it is read, or refused with an ImageError."""
+"""No content of an image crashes the process: it is read, or refused with an ImageError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EXIF orientation: what `ImageOps.exif_transpose` makes of every format, for every kind of tag."""
+"""EXIF orientation: results of `ImageOps.exif_transpose` for every format and every kind of tag."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHORT, LONG = 3, 4
 
 @pytest.fixture(params=["native", "pillow"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Runs a test with the kernels, and as without them."""
+    """Runs a test with the kernels, and without them."""
     if request.param == "pillow":
         monkeypatch.setattr(native, "native", None)
         monkeypatch.setattr(native, "_warn_slow", lambda: None)

@@ -1,4 +1,4 @@
-"""Rows of images: Pillow's levels, whatever the sampling, the crop and the kernels' instruction set."""
+"""Rows of images: Pillow's levels for every sampling, crop and instruction set of the kernels."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What EXIF's orientations ask for."""
+"""The operations of EXIF's orientations."""
 
 crops = pytest.mark.parametrize("crop", CROPS, ids=lambda crop: type(crop).__name__)
 sampled_crops = pytest.mark.parametrize(
     ("sampling", "crop"),
-    # A policy of crops gives a box, and no more. That of random ones gives boxes at all places of all sizes.
+    # A crop policy only chooses a box. That of random crops chooses boxes of all places and sizes.
     [*((sampling, CROPS[0]) for sampling in SAMPLINGS), *(("4:2:0", crop) for crop in CROPS[1:])],
 )
 
@@ -69,7 +69,7 @@ def test_rows_are_pillows(sampling: str, crop: CropPolicy) -> None:
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_region_is_cut_from_the_whole_exactly(sampling: str, progressive: bool) -> None:
-    """What is left undecoded around a box cannot be seen in the pixels."""
+    """The part around a box that is not decoded does not show in the pixels."""
     data = jpeg(331, 203, sampling=sampling, progressive=progressive, quality=95)
     pixels = np.asarray(rgb(data))
     recipe = Recipe((50, 50), images.RandomBox((0.001, 0.3), (0.1, 10)))
@@ -177,7 +177,7 @@ def test_an_image_smaller_than_the_center_is_surrounded_by_zeros(size: tuple[int
 
 
 @pytest.mark.parametrize(("orientation", "crop"), diagonal(range(10), CROPS))
-def test_orientations_are_applied_when_asked(crop: CropPolicy, orientation: int) -> None:
+def test_orientations_are_applied_on_request(crop: CropPolicy, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = jpeg(301, 187, exif=exif.tobytes(), quality=95)
@@ -248,7 +248,7 @@ def test_a_batch_is_its_rows_on_any_number_of_threads(tmp_path: Path) -> None:
             np.testing.assert_array_equal(got, wanted)
 
 
-def test_rows_may_lie_apart() -> None:
+def test_rows_may_have_gaps_between_them() -> None:
     recipe = Recipe((10, 12), images.WholeBox())
     store = np.zeros((3, 5, 10, 12, 3), np.uint8)
     images.read_batch([jpeg(30, 20, i) for i in range(3)], recipe, store[:, 2])

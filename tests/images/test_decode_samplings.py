@@ -92,7 +92,7 @@ def test_samplings_that_differ_in_all_components() -> None:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_a_row_is_the_same_whatever_was_decoded_before(name: str) -> None:
-    """Lines that were not computed would show pixels of the images before."""
+    """Lines that were not computed would show pixels of earlier images."""
     size = (400, 300)
     data = crafted(*size, NAMED[name])
     others = [crafted(*size, factors, seed) for seed, factors in enumerate(NAMED.values())]
@@ -107,7 +107,7 @@ def test_a_row_is_the_same_whatever_was_decoded_before(name: str) -> None:
 
 
 def test_damaged_images_of_rare_samplings_end() -> None:
-    """libjpeg-turbo skips lines for ever behind a part that was read of such files."""
+    """libjpeg-turbo would skip lines of such files forever after a part was read."""
     data = crafted(61, 77, ((1, 2), (1, 4), (1, 4)), interleaved=False)
     damaged = data[:400] + data[408:]
     whole, recipe = rgb(damaged), Recipe((24, 17), images.RandomBox((0.01, 1.0), (0.1, 10)))

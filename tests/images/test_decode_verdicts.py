@@ -1,4 +1,4 @@
-"""JPEGs of all encoders, whole and damaged: what Pillow refuses is refused, all else has its pixels."""
+"""JPEGs of all encoders, whole and damaged: the same files as by Pillow are refused, the others have its pixels."""
 
 from __future__ import annotations
 

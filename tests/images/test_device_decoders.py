@@ -1,4 +1,4 @@
-"""Decoders of other packages behind the seam: whole batches, and each file after an error."""
+"""Decoders of other packages: whole batches, and single files after an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = torch.device("cpu")
 
 
 class WithoutCopy:
-    """A stream that says when the host waited for it."""
+    """A stream that records when the host waited for it."""
 
     waits = 0
 
@@ -127,7 +127,7 @@ def test_images_are_turned_upright_on_the_device(refused: bool, monkeypatch: pyt
 
 
 class FakePipeline:
-    """The part of DALI's `Pipeline` that the seam uses; after an error it cannot run again."""
+    """The part of DALI's `Pipeline` that feedline uses; after an error it cannot run again."""
 
     made: ClassVar[list[int]] = []
 

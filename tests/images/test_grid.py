@@ -1,4 +1,4 @@
-"""JPEGs with a grid: the same pixels as before, and parts of them the same pixels as the whole."""
+"""JPEGs with a grid: the original pixels, and parts with the pixels of the whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from feedline import _native, images
 
 @pytest.fixture(scope="module", params=SAMPLINGS)
 def sampled(request: pytest.FixtureRequest) -> list[Packed]:
-    """Images of odd sizes, noisy enough for a grid of every fineness."""
+    """Images of odd sizes, noisy enough for grids of every size."""
     sizes = [(333, 251), (500, 375), (641, 129), (97, 402)]
     return [packed(jpeg(w, h, i, sampling=request.param, quality=98)) for i, (w, h) in enumerate(sizes)]
 
@@ -204,7 +204,7 @@ def with_many_scans(progressive: bytes) -> bytes:
         (jpeg(130, 800, quality=3, optimize=True), "grow too much"),
     ],
 )
-def test_what_cannot_be_rewritten_is_reported(data: bytes, reason: str) -> None:
+def test_images_that_cannot_be_rewritten_are_reported(data: bytes, reason: str) -> None:
     answer = _native.grid_rewrite(data)
     assert isinstance(answer, str)
     assert reason in answer

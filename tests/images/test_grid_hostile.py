@@ -1,4 +1,4 @@
-"""No input ends the process."""
+"""No input crashes the process."""
 
 from __future__ import annotations
 

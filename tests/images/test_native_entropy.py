@@ -1,4 +1,4 @@
-"""Entropy decoding of our own gives the pixels, and the refusals, of libjpeg's: for whatever a file may hold."""
+"""feedline's entropy decoder has the pixels and the refusals of libjpeg's, for any content of a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from feedline.images import Recipe, native
 SAMPLINGS = ["4:4:4", "4:2:2", "4:2:0", "4:1:1", "4:4:0", "gray", "RGB"]
 SIZES = [(1, 1), (8, 8), (17, 15), (33, 48), (100, 61), (250, 131)]
 MEETINGS = 4
-"""With a table, after which the look-ups for it are all made."""
+"""Decodes with one table, after which all its look-ups exist."""
 
 REGION = Recipe((20, 24), images.RandomBox((0.01, 0.6), (0.2, 5)), flip=0.5)
 RECIPES = [REGION, Recipe((13, 9), images.WholeBox()), Recipe((40, 40), images.CenterBox(50))]
@@ -34,11 +34,11 @@ kinds = st.fixed_dictionaries(
         "restart_marker_blocks": st.integers(0, 9),
     }
 )
-"""Of JPEGs: the options that decide what their entropy-coded data look like."""
+"""Options of JPEGs that determine their entropy-coded data."""
 
 
 def noise(width: int, height: int, amount: int, seed: int) -> Image.Image:
-    """A photograph with noise over it: all coefficients of it count, and the rare ones are long."""
+    """A photograph with noise: all coefficients are coded, and the rare ones have long codes."""
     grain = np.random.default_rng(seed).normal(0, amount, (height, width, 3))
     return Image.fromarray((np.asarray(photo(width, height, seed)) + grain).clip(0, 255).astype(np.uint8))
 
@@ -50,7 +50,7 @@ def saved(image: Image.Image, **options: Any) -> bytes:
 
 
 def decoded(data: bytes, *, quick: bool) -> list[Any]:
-    """Several decodes of a whole image: pixels, or why there are none."""
+    """Several decodes of a whole image: pixels, or the reason why there are none."""
     header = native.native.image_header(data, 0)[0]
     if header is None:
         return []
@@ -63,7 +63,7 @@ def decoded(data: bytes, *, quick: bool) -> list[Any]:
 
 
 def rows(datas: list[bytes], recipe: Recipe, *, quick: bool, grids: list[Any] | None = None) -> tuple[Any, bytes]:
-    """Several rows of each image, and what was left over; rows that were not written are zero."""
+    """Several rows of each image, and the rows left to another decoder; unwritten rows are zero."""
     keys = np.arange(MEETINGS * len(datas), dtype=np.uint64)
     out = np.zeros((len(keys), *recipe.shape), np.uint8)
     plan = native.build_plan(recipe, quick=quick)
@@ -80,13 +80,13 @@ def agree(data: bytes) -> None:
 
 
 def scan_of(data: bytes) -> int:
-    """Where the entropy-coded data of a baseline JPEG begin."""
+    """Offset of the entropy-coded data of a baseline JPEG."""
     at = data.index(b"\xff\xda")
     return at + 2 + int.from_bytes(data[at + 2 : at + 4])
 
 
 def test_it_is_in_use_here() -> None:
-    """On a machine where it is not, the tests below compare libjpeg with itself."""
+    """If it is not in use, the tests below compare libjpeg with itself."""
     assert native.native.image_quick()
 
 
@@ -106,7 +106,7 @@ def test_pixels_of_noise_are_libjpegs(quality: int, optimize: bool) -> None:
 
 
 def test_flat_images_and_single_peaks() -> None:
-    """Blocks of nothing but their mean, and coefficients behind runs of more than fifteen zeros."""
+    """Blocks with a mean only, and coefficients after runs of more than fifteen zeros."""
     x = np.arange(128)
     waves = np.where((x[:, None] * 7 // 8 + x * 7 // 8) % 2, 255, 0).astype(np.uint8)
     for pixels in (np.zeros_like(waves), np.full_like(waves, 255), waves):
@@ -115,7 +115,7 @@ def test_flat_images_and_single_peaks() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 2}], ids=["plain", "restarts"])
-def test_what_ends_early_is_refused_or_read_alike(options: dict[str, int]) -> None:
+def test_truncated_files_are_refused_or_read_equally(options: dict[str, int]) -> None:
     data = jpeg(40, 30, quality=80, **options)
     cuts = range(scan_of(data), len(data))
     for recipe in (Recipe((9, 9), images.WholeBox()), REGION):
@@ -145,7 +145,7 @@ changes = st.lists(st.tuples(st.floats(0, 1), st.sampled_from(["set", "flip", "c
 @example({"sampling": "4:2:0", "quality": 90, "restart_marker_blocks": 2}, [(0.5, "marker", 0xFF)])
 @example({"sampling": "gray", "quality": 90}, [(0.3, "cut", 40), (0.9, "set", 255)])
 def test_damage_has_the_same_consequences(kind: dict[str, Any], damage: list[tuple[float, str, int]]) -> None:
-    """Most damage goes unnoticed by libjpeg, which decodes on; so what it makes of it is what must come out."""
+    """libjpeg does not notice most damage and continues to decode; its pixels are expected then."""
     data = bytearray(jpeg(64, 48, **kind))
     start = scan_of(bytes(data))
     for share, act, value in damage:
@@ -197,7 +197,7 @@ def test_damage_in_a_grid_has_the_same_consequences() -> None:
 
 
 def without_tables(data: bytes) -> bytes:
-    """The same JPEG without its Huffman tables, as the frames of Motion JPEG come."""
+    """The same JPEG without its Huffman tables, like the frames of Motion JPEG."""
     out, at = bytearray(data[:2]), 2
     while data[at + 1] != 0xDA:
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
@@ -208,7 +208,7 @@ def without_tables(data: bytes) -> bytes:
 
 
 def test_tables_of_one_image_are_not_anothers() -> None:
-    """What a file leaves out is the standard's, whatever was decoded before it."""
+    """A missing table is the standard's, whatever was decoded before."""
     frame, other = without_tables(jpeg(90, 70, quality=75)), jpeg(90, 70, 1, quality=60, optimize=True)
     assert len(frame) < len(jpeg(90, 70, quality=75))
     for quick in (True, False):

@@ -23,7 +23,7 @@ SIZES = [(200, 150), (73, 400), (811, 643), (5, 3)]
 
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a build without libjpeg-turbo leaves; its warning has been given."""
+    """A build without libjpeg-turbo, whose warning was already issued."""
     monkeypatch.setattr(native, "native", None)
     monkeypatch.setattr(native, "_warn_slow", lambda: None)
     native.plan_of.cache_clear()
@@ -46,7 +46,7 @@ def table() -> list[tuple[bytes, Recipe, int]]:
 
 
 ROWS = [images.read_one(*case) for case in table()]
-"""Made by the kernels, before any test takes them away."""
+"""Rows by the kernels, computed before any test removes them."""
 
 
 @pytest.mark.usefixtures("no_kernels")
@@ -91,7 +91,7 @@ def test_headers_and_errors(tmp_path: Path) -> None:
         images.read_one(tmp_path / "none.jpg", Recipe((8, 8), CROPS[-1]))
 
 
-def test_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_warning_is_issued_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "native", None)
     native.plan_of.cache_clear()
     native._warn_slow.cache_clear()

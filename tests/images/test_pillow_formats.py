@@ -1,4 +1,4 @@
-"""Every other kind of image: through Pillow, by content and not by name; what cannot be read is named."""
+"""All other kinds of images: through Pillow, by content and not by name; unreadable files are named."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ARITHMETIC = base64.b64decode(
     "CAAYACgDASIAAhEBAxEB/8wACgAQEAUBEBEF/9oADAMBAAIRAxEAPwDSLv5dI9JNKXIM2a0q0AAPfbcal/aF/PRRzrqEpXvwayL3+BS0wuLE"
     "zgcn66s7edul3jjTTRK/H/uqhUEGGqecqDKTI6SVovD/2Q=="
 )
-"""Of 40 × 24 pixels, made with `jpegtran -arithmetic`."""
+"""JPEG of 40 × 24 pixels, made with `jpegtran -arithmetic`."""
 
 
 def foreign() -> dict[str, bytes]:
@@ -127,7 +127,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_cannot_be_read_is_reported_with_its_address(kind: str, tmp_path: Path) -> None:
+def test_unreadable_images_are_reported_with_their_address(kind: str, tmp_path: Path) -> None:
     data, reason = BAD[kind]
     path = tmp_path / "bad.jpg"
     path.write_bytes(data)
@@ -177,7 +177,7 @@ def test_truncated_files_are_refused_as_by_pillow_whatever_part_is_wanted(end: i
     ("marker", "options"),
     [
         *((marker, {}) for marker in (0x02, 0x01, 0x4F, 0xBF, 0xD0, 0xD8, 0xD9, 0xDA, 0xF0, 0xFF)),
-        # Where markers are expected, one of each answer: impossible, a restart out of turn, the end.
+        # Where markers are expected, one of each kind: impossible, a restart out of order, the end.
         *((marker, {"restart_marker_blocks": 3}) for marker in (0x02, 0xD0, 0xD9)),
     ],
 )

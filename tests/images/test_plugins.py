@@ -41,13 +41,13 @@ def register() -> None:
     """Let Pillow open and save both formats, as a script does."""
     import_module("pillow_heif").register_heif_opener()
     import_module("pillow_jxl")
-    if "JXL" not in Image.OPEN:  # forgotten since the import
+    if "JXL" not in Image.OPEN:  # removed since the import
         reload(sys.modules["pillow_jxl.JpegXLImagePlugin"])
 
 
 @pytest.fixture(autouse=True)
 def pillow(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Takes the plugins from Pillow, as before their import; other tests do not see what these register."""
+    """Removes the plugins from Pillow, as before their import, and undoes registrations after each test."""
     Image.init()
 
     def forget() -> None:

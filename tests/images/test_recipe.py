@@ -109,7 +109,7 @@ def test_images_too_long_for_any_attempt_give_their_center(width: int, height: i
 
 
 def test_the_random_box_is_torchvisions() -> None:
-    """Area and ratio uniform within their bounds, places uniform where the box fits, flips as often as asked."""
+    """Area, ratio and place are uniform where the box fits, and flips have the given probability."""
     recipe = Recipe((8, 8), images.RandomBox((0.1, 0.4), (0.5, 2.0)), flip=0.25)
     plans = [images.geometry(recipe, key, 1000, 1000) for key in range(4000)]
     boxes = torch.tensor([plan.box for plan in plans], dtype=torch.float64)
@@ -119,6 +119,6 @@ def test_the_random_box_is_torchvisions() -> None:
     for values, low, high in ((area, 0.1, 0.4), (ratio, -1, 1), (place, 0, 1)):
         assert values.min() > low - 0.01
         assert values.max() < high + 0.01
-        # The mean strays by five standard deviations once in a million runs; these draws are always the same.
+        # The mean is five standard deviations off once in a million runs; these draws are always the same.
         assert abs(values.mean() - (low + high) / 2) < 5 * (high - low) / 12**0.5 / 4000**0.5
     assert abs(sum(plan.flip for plan in plans) / 4000 - 0.25) < 0.035

@@ -1,7 +1,7 @@
-"""Reads mutated JPEGs with feedline and with Pillow; both must refuse the same ones, and read the same pixels.
+"""Reads mutated JPEGs with feedline and with Pillow; both must refuse the same files, and read the same pixels.
 
-Run by `test_decode_verdicts.py`, and for hours by `make fuzz`. Usage: verdicts.py COUNT SEED. Prints how many files
-were read and how many refused; ends with the first difference, whose file it writes to `verdict-SEED.jpg`.
+Run by `test_decode_verdicts.py`, and for hours by `make fuzz`. Usage: verdicts.py COUNT SEED. Prints the numbers
+of files read and refused. Ends at the first difference, and writes its file to `verdict-SEED.jpg`.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ def damaged(data: bytes, others: list[bytes], rng: random.Random) -> bytes:
 
 
 def pillows(data: bytes, *, oriented: bool = False) -> np.ndarray | None:
-    """Pixels by Pillow; None if it refuses the file, by whatever exception."""
+    """Pixels by Pillow; None if it refuses the file, with any exception."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             image.load()
             return np.asarray((ImageOps.exif_transpose(image) if oriented else image).convert("RGB"))
-    except Exception:  # noqa: BLE001 - whatever its plugins raise
+    except Exception:  # noqa: BLE001 - its plugins may raise anything
         return None
 
 

@@ -1,4 +1,4 @@
-"""What a stream must be, in plain Python: the reference that the law tests compare every loader with."""
+"""The expected stream in plain Python: the reference of the law tests for every loader."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGEST = 40
 
 
 class Augmented(Dataset[Row]):
-    """Each sample is its index and what it draws: from `sample_rng()`, and with `legacy` from the global generators."""
+    """Each sample is its index and random draws: from `sample_rng()`, and with `legacy` from the global generators."""
 
     def __init__(self, n: int, legacy: bool) -> None:
         self.n, self.legacy = n, legacy
@@ -38,14 +38,14 @@ class Augmented(Dataset[Row]):
 
 
 def rows_of(batch: Any) -> list[Row]:
-    """The rows of a batch of `Augmented`, whether it was collated or is one bare sample."""
+    """The rows of a batch of `Augmented`, collated or a single sample."""
     columns = [torch.as_tensor(column, dtype=torch.float64).reshape(-1).tolist() for column in batch]
     return list(zip(*columns, strict=True))
 
 
 @cache
 def draws(seed: int, epoch: int, legacy: bool, length: int = 2 * LARGEST) -> list[Row]:
-    """What the sample at each position of an epoch draws, according to an inline loader of single samples."""
+    """The draws of the sample at each position of an epoch, by an inline loader of single samples."""
     loader = fl.DataLoader(Augmented(length, legacy), batch_size=None, seed=seed)
     loader.set_epoch(epoch)
     return [row[1:] for sample in loader for row in rows_of(sample)]
@@ -53,7 +53,7 @@ def draws(seed: int, epoch: int, legacy: bool, length: int = 2 * LARGEST) -> lis
 
 @dataclass(frozen=True)
 class Order:
-    """A family of samplers: the arguments that ask for it, and the order that it must then give."""
+    """A family of samplers: the arguments that select it, and its expected order."""
 
     name: str
     arguments: Callable[[int, int], dict[str, Any]]
@@ -99,7 +99,7 @@ ORDERS = (
 
 @dataclass(frozen=True)
 class Work:
-    """What decides a stream: the data, the order, the seed and the tail. Workers are not part of it."""
+    """The parameters of a stream: data, order, seed and tail. Workers are not among them."""
 
     n: int
     order: Order
@@ -142,7 +142,7 @@ class Work:
         return [[self.row(epoch, p) for p in span] for epoch, span in islice(steps, count)]
 
     def has_batches(self, size: int) -> bool:
-        """Whether an epoch holds at least one batch of `size` rows."""
+        """True if an epoch has at least one batch of `size` rows."""
         return not self.drop_last or len(self.indices(0)) >= size
 
 
@@ -161,7 +161,7 @@ def share(span: range, length: int, rank: int, world: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Hands:
-    """Who builds the batches: never part of the result."""
+    """The workers that build the batches; they never affect the result."""
 
     method: str = "inline"
     workers: int = 0
@@ -169,7 +169,7 @@ class Hands:
     more: dict[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> dict[str, Any]:
-        """As DataLoader takes them."""
+        """The arguments of DataLoader."""
         if self.method == "inline":
             return dict(self.more)
         return {
@@ -196,15 +196,14 @@ def taken(loader: Any, count: int, after: Callable[[Any], None] | None = None) -
 
 
 def saved(loader: Any) -> Any:
-    """The state as a checkpoint file gives it back."""
+    """The state after a round trip through a checkpoint file."""
     return json.loads(json.dumps(loader.state_dict()))
 
 
 class KeptLoaders:
-    """Loaders whose workers live from example to example: forks of the test process are what costs time.
+    """Loaders whose workers live from example to example, because forks of the test process take time.
 
-    An example begins with `begin`, from the state that it wants. New loaders, with workers of their own, have
-    laws with few examples.
+    An example calls `begin` with its initial state. Laws with few examples use new loaders, with their own workers.
     """
 
     def __init__(self) -> None:

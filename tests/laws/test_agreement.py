@@ -55,7 +55,7 @@ class Many(Dataset[Any]):
 
 
 def summed(samples: list[Any]) -> Any:
-    """A collate function of the user's own, random as well."""
+    """A random collate function of the user's own."""
     return len(samples), fl.sample_rng(0).random(), repr(samples)
 
 
@@ -114,7 +114,7 @@ KEPT = [
 @given(st.integers(0, len(KEPT) - 1), st.sampled_from(["process", "executor"]), st.integers(0, 2**31))
 @law_settings(suppress_health_check=CHECKS)
 def test_every_kind_of_worker_gives_the_same_batches(kept: KeptLoaders, case: int, method: str, epoch: int) -> None:
-    """In any epoch: it decides the order and each draw, as the seed does."""
+    """In any epoch, which determines the order and each draw, like the seed."""
     name, arguments = KEPT[case]
     crew = Hands(method, 2, more={"persistent_workers": True})
     dataset = DATASETS[name]()
@@ -138,7 +138,7 @@ def test_another_seed_draws_otherwise_and_each_position_for_itself(seed: int, ot
 @given(st.integers(0, 2**40))
 @law_settings()
 def test_inline_work_leaves_the_generators_of_the_loop_alone(seed: int) -> None:
-    """With a seed, what the samples draw inline from the global generators does not disturb the training code."""
+    """With a seed, inline draws of samples from the global generators do not affect the training code."""
     torch.manual_seed(3)
     before = torch.get_rng_state()
     list(fl.DataLoader(Augmented(12, legacy=True), batch_size=3, seed=seed))

@@ -1,4 +1,4 @@
-"""`collate.default` gives what torch's `default_collate` gives, for every structure of samples."""
+"""`collate.default` equals torch's `default_collate` for every structure of samples."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def array(dtype: str, shape: tuple[int, ...], seed: int, layout: str) -> Any:
 
 @st.composite
 def leaf_columns(draw: st.DrawFn, size: int) -> list[Any]:
-    """One leaf of each sample: mostly of one kind, at times mixed."""
+    """One leaf of each sample, mostly of one kind, sometimes mixed."""
     seeds = st.integers(0, 50)
     kind = draw(st.sampled_from(["tensor", "array", "scalar", "number", "text", "strange"]))
     if kind in ("tensor", "array"):
@@ -134,7 +134,7 @@ def leaf_columns(draw: st.DrawFn, size: int) -> list[Any]:
 
 @st.composite
 def columns(draw: st.DrawFn, size: int, depth: int = 2) -> list[Any]:
-    """What each of `size` samples holds at one place."""
+    """The values of `size` samples at one place."""
     if depth == 0 or draw(st.booleans()):
         return draw(leaf_columns(size))
     shape = draw(st.sampled_from(["mapping", "sequence", "named"]))
@@ -142,7 +142,7 @@ def columns(draw: st.DrawFn, size: int, depth: int = 2) -> list[Any]:
     rows: list[list[Any]] = [[part[i] for part in parts] for i in range(size)]
     if shape == "named":
         return [Point(*row) for row in rows]
-    odd = draw(st.integers(0, 20 * size))  # now and then one sample lacks its last part
+    odd = draw(st.integers(0, 20 * size))  # sometimes a sample lacks its last part
     rows = [row[:-1] if i == odd else row for i, row in enumerate(rows)]
     if shape == "mapping":
         make = draw(st.sampled_from(MAPPINGS))
@@ -155,7 +155,7 @@ batches = st.integers(1, 4).flatmap(columns)
 
 
 class Ran:
-    """What a collate function gave, or the type of what it raised."""
+    """The result of a collate function, or the type of its exception."""
 
     def __init__(self, collated: Callable[[Any], Any], batch: Any) -> None:
         self.error: type[BaseException] | None = None
@@ -164,7 +164,7 @@ class Ran:
             warnings.simplefilter("ignore")  # torch warns of read-only arrays, which we only read
             try:
                 self.batch = collated(batch)
-            except Exception as error:  # noqa: BLE001 - its type is what we compare
+            except Exception as error:  # noqa: BLE001 - its type is compared
                 self.error = type(error)
 
 
@@ -209,7 +209,7 @@ def test_the_allocator_changes_nothing(batch: list[Any]) -> None:
 
 
 def uninitialized(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Memory that holds rubbish, so that what is not written shows."""
+    """Memory with arbitrary content, so that unwritten parts show."""
     return (
         torch.full(shape, 1, dtype=torch.uint8).to(dtype) if dtype == torch.bool else torch.full(shape, 113).to(dtype)
     )

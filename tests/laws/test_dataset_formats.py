@@ -1,4 +1,4 @@
-"""The laws, for the data sets of every format: one stream whatever the workers, whatever the cut, whosever loader."""
+"""The laws for datasets of every format: one stream for all workers, cuts and loaders, torch's included."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WORKERS = ({}, {"num_workers": 2, "worker_method": "thread"}, {"num_workers": 2,
 
 
 def noisy(sample: Any, rng: Any) -> Any:
-    """A transform that draws; batches of what it gives show any mistake with keys."""
+    """A random transform, whose results show any mistake with keys."""
     return sample, rng.random()
 
 
@@ -110,7 +110,7 @@ def test_every_kind_of_worker_gives_one_stream(dataset: Any) -> None:
     inline = batches(dataset)
     for workers in WORKERS[1:]:
         assert equal(batches(dataset, **workers), inline)
-    # One by one, as `on_error` has it.
+    # One by one, as with `on_error`.
     assert equal(batches(dataset, on_error="skip"), inline)
 
 
@@ -131,7 +131,7 @@ def test_any_cut_resumes_to_the_same_stream(
         assert equal(begun + list(loader), whole)
 
 
-def test_it_keeps_what_every_dataset_promises(dataset: Any) -> None:
+def test_it_keeps_the_rules_of_every_dataset(dataset: Any) -> None:
     fl.testing.check_dataset(dataset, methods=("thread",))
 
 
@@ -144,7 +144,7 @@ def test_torchs_own_loader_gives_the_same(dataset: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork\\(\\) may lead to deadlocks:DeprecationWarning")
-def test_what_was_open_before_a_fork_is_opened_again(dataset: Any) -> None:
+def test_files_open_before_a_fork_are_opened_again(dataset: Any) -> None:
     with fl.DataLoader(dataset, 6, seed=3) as loader:
         inline = list(loader)  # opens everything in this process
     with fl.DataLoader(dataset, 6, seed=3, num_workers=2, multiprocessing_context="fork") as loader:
@@ -155,7 +155,7 @@ def test_what_was_open_before_a_fork_is_opened_again(dataset: Any) -> None:
 
 @pytest.mark.parametrize("name", ["lmdb", "hdf5 transformed", "zarr 3", "tfrecord", "mds images", "litdata", "sql"])
 def test_many_threads_read_at_once(folder: Path, name: str) -> None:
-    """Each from the first touch on: handles, shards and caches are made under their feet."""
+    """From the first access on, while handles, shards and caches are created."""
     dataset, threads = MADE[name](folder), 8
     start = threading.Barrier(threads)
 

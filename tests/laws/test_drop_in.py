@@ -51,7 +51,7 @@ LEAVES: st.SearchStrategy[Callable[[int], Value]] = st.one_of(
     st.builds(lambda shape: lambda row: tensor(shape, "bfloat16", 0) + row, SHAPES),
     st.builds(lambda shape: lambda row: tensor((*shape, 2), "int32", row).transpose(0, -1), SHAPES),
 )
-"""Makers of the value of a row: the same structure for every row, as one dataset has it."""
+"""Functions that make the value of a row, with the same structure for every row of a dataset."""
 
 
 def _containers(inner: st.SearchStrategy[Callable[[int], Value]]) -> st.SearchStrategy[Callable[[int], Value]]:
@@ -96,7 +96,7 @@ def alike(ours: Any, theirs: Any) -> bool:
 
 
 def samplers(dataset: Any) -> dict[str, dict[str, Any]]:
-    """Arguments that decide an order, of every kind that torch has."""
+    """Arguments for every kind of order that torch has."""
     n = len(dataset)
     return {
         "sequential": {},
@@ -114,7 +114,7 @@ KINDS = st.sampled_from(sorted(samplers(range(1))))
 
 
 def epochs(loader_class: Any, dataset: Any, arguments: dict[str, Any]) -> tuple[list[list[Any]], torch.Tensor]:
-    """Two epochs from a known state of torch's generator, and the state that they leave behind."""
+    """Two epochs from a known state of torch's generator, and its state afterwards."""
     torch.manual_seed(1234)
     loader = loader_class(dataset, **arguments)
     return [list(loader) for _ in range(2)], torch.get_rng_state()
@@ -162,7 +162,7 @@ class MadeOfMany(Dataset[Any]):
 @given(st.lists(st.tuples(SAMPLES, st.integers(1, 9)), min_size=20, max_size=20), st.integers(1, 2), st.booleans())
 @law_settings(at_most=15, because=Reason.PROCESSES, suppress_health_check=CHECKS)
 def test_300_structures_from_worker_processes(made: list[tuple[Any, int]], workers: int, persistent: bool) -> None:
-    """Twenty structures for each pair of loaders, whose processes are what takes the time."""
+    """Twenty structures for each pair of loaders, because their processes take the time."""
     dataset = MadeOfMany([make for make, _ in made])
     batches = [[(number, row) for row in range(size)] for number, (_, size) in enumerate(made)]
     arguments = {"batch_sampler": batches, "num_workers": workers, "persistent_workers": persistent}
@@ -184,7 +184,7 @@ def test_batch_samplers(make: Any, n: int, size: int, drop_last: bool) -> None:
 def test_datasets_that_are_gathered_many_at_once(
     columns: list[tuple[tuple[int, ...], str]], n: int, kind: str, batch_size: int, data: st.DataObject
 ) -> None:
-    """TensorDataset, and Subset and ConcatDataset of it, take fast paths; nothing of that may show."""
+    """TensorDataset, and Subset and ConcatDataset of it, have fast paths, which must not show."""
     plain = TensorDataset(*(torch.stack([tensor(shape, dtype, row) for row in range(n)]) for shape, dtype in columns))
     picked = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=10))
     for dataset in (plain, Subset(plain, picked), ConcatDataset([Subset(plain, picked), plain])):

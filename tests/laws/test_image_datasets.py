@@ -1,4 +1,4 @@
-"""Folders of images and tar shards keep the laws, with random augmentation: agreement, exact resume, each once."""
+"""Folders of images and tar shards keep the laws, with augmentation: agreement, exact resume, each sample once."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ NAMES = st.tuples(st.sampled_from(["", "d/", "d.e/"]), st.sampled_from("abc"), F
 
 @given(st.lists(NAMES, unique_by=lambda name: (name[0], name[1], name[2].lower()), min_size=1), st.randoms())
 @law_settings(suppress_health_check=CHECKS)
-def test_samples_are_grouped_by_key_wherever_their_members_lie(tmp_path: Path, found: list[Any], random: Any) -> None:
+def test_samples_are_grouped_by_key_for_any_order_of_members(tmp_path: Path, found: list[Any], random: Any) -> None:
     members = {f"{folder}{stem}.{field}": random.randbytes(random.randrange(3)) for folder, stem, field in found}
     path = write_tar(fresh(tmp_path) / "x.tar", members, format=tarfile.USTAR_FORMAT)
     wanted: dict[str, dict[str, bytes]] = {}

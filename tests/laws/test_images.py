@@ -1,4 +1,4 @@
-"""What holds for every image, size and recipe: Pillow's levels, and one geometry in Python and in the kernels."""
+"""Laws of every image, size and recipe: Pillow's levels, and one geometry in Python and in the kernels."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_python_and_kernels_agree_on_geometry(recipe: Recipe, key: int, width: i
 
 
 @given(recipes, keys, st.integers(1, 70_000), st.integers(1, 70_000))
-def test_boxes_lie_within_and_windows_show_something(recipe: Recipe, key: int, width: int, height: int) -> None:
+def test_boxes_are_within_the_image_and_windows_not_empty(recipe: Recipe, key: int, width: int, height: int) -> None:
     plan = images.geometry(recipe, key, width, height)
     x, y, w, h = plan.box
     assert 0 <= x < x + w <= width
@@ -67,7 +67,7 @@ def test_boxes_lie_within_and_windows_show_something(recipe: Recipe, key: int, w
 def test_rows_are_pillows(recipe: Recipe, key: int, width: int, height: int, sampling: str, progressive: bool) -> None:
     data = jpeg(width, height, key % 100, sampling=sampling, progressive=progressive, quality=key % 70 + 30)
     plan = images.geometry(recipe, key, width, height)
-    assume(plan.full[0] * plan.full[1] < 1 << 22)  # the reference makes all of it
+    assume(plan.full[0] * plan.full[1] < 1 << 22)  # the reference computes all of it
     image = rgb(data)
     row = images.read_one(data, recipe, key).numpy()
     np.testing.assert_array_equal(row, by_pillow(image, plan, recipe.interpolation))

@@ -23,7 +23,7 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
 class Sharded(IterableDataset[Any]):
-    """`0 .. n - 1` dealt out over the workers, each with a draw; it has no state of its own."""
+    """`0 .. n - 1` divided among the workers, each with a draw; it has no state of its own."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -88,7 +88,7 @@ class Leg:
 
 
 def relay(dataset: Any, batch_size: int | None, legs: list[Leg], **more: Any) -> list[Any]:
-    """What the loop receives over all runs, each from the checkpoint of the one before."""
+    """The batches of all runs, each from the checkpoint of the previous one."""
     seen: list[Any] = []
     state = None
     for leg in legs:
@@ -143,7 +143,7 @@ def test_resuming_with_new_processes(
 def test_the_partitions_of_the_first_run_stay_whatever_the_new_workers_of_later_runs(
     kind: Any, n: int, batch_size: int | None, partitions: int, later: list[int]
 ) -> None:
-    """To the end of its epoch, a stream that shards itself goes on as if it had the workers that it began with."""
+    """Until the end of its epoch, a stream that shards itself continues as with its initial workers."""
 
     def loader(workers: int) -> Any:
         return fl.DataLoader(kind(n), batch_size, seed=3, num_workers=workers)
@@ -224,7 +224,7 @@ def test_partitions_do_not_know_their_workers(sizes: list[int], batch_size: int 
 def test_partition_datasets_are_elastic(
     sizes: list[int], batch_size: int | None, before: int, after: int, steps: int
 ) -> None:
-    """Stopped with some ranks and resumed with others, every batch of the epoch comes exactly once."""
+    """After a stop with some ranks and a resume with others, every batch of the epoch is delivered exactly once."""
     world_before, world_after = min(before, len(sizes)), min(after, len(sizes))
 
     def loader(rank: int, world: int) -> Any:
@@ -236,7 +236,7 @@ def test_partition_datasets_are_elastic(
         seen += [received(batch) for batch in islice(first, steps)]
         states.append(json.loads(json.dumps(first.state_dict())))
     if any(state["epoch"] for state in states):
-        return  # a rank had reached the end of its epoch: no single step at which all were saved
+        return  # a rank had reached the end of its epoch, so there is no common step of all states
     merged = fl.merge_states(states)
     for rank in range(world_after):
         resumed = loader(rank, world_after)

@@ -78,7 +78,7 @@ def test_each_row_of_packed_tokens_comes_once(make: Any) -> None:
             states = [saved(rank) for rank in ranks]
             cuts += not is_over
             if any(each["epoch"] for each in states) and not is_over:
-                break  # a rank has ended its epoch: there is no common step any more
+                break  # a rank has ended its epoch, so there is no common step
             state = states[0] if is_over else fl.merge_states(states)
         assert not seen - whole, "a row came twice"
         if is_over:
@@ -96,7 +96,7 @@ ORDERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_the_order_of_a_mixture_goes_on_after_each_cut(name: str) -> None:
+def test_the_order_of_a_mixture_continues_after_each_cut(name: str) -> None:
     order = ORDERS[name]
     data = torch.utils.data.TensorDataset(torch.arange(100))
     draw, cuts = random.Random(5), 0

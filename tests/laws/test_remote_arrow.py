@@ -95,7 +95,7 @@ class Written(NamedTuple):
 
 @st.composite
 def written(draw: Any, *, ragged: bool = True) -> Written:
-    """Slices of arrays that begin anywhere, so that bits and offsets do not begin with theirs."""
+    """Slices of arrays that begin anywhere, so that their bits and offsets begin within those of the arrays."""
     skipped, sizes = draw(st.integers(0, 9)), draw(st.lists(st.integers(0, 12), min_size=1, max_size=4))
     rows, has_nulls = skipped + sum(sizes), draw(st.booleans())
     chosen: dict[str, Any] = {}
@@ -150,7 +150,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
 
 
 def opened(source: Any, file: Written, **options: Any) -> Arrow:
-    """With 0 for what is null, if a column can hold it."""
+    """Replace null by 0, if the column can have it."""
     try:
         return Arrow(source, file.columns, nulls=0, **options)
     except ArgumentError:
@@ -158,7 +158,7 @@ def opened(source: Any, file: Written, **options: Any) -> Arrow:
 
 
 def reported(fetch: Callable[[], Any], places: Places) -> Any:
-    """What it gives, or the error without where it happened."""
+    """The result, or the error without its place."""
     try:
         found = fetch()
     except SampleError as error:
@@ -211,12 +211,12 @@ def test_samples_are_those_of_this_machine(places: Places, file: Written, keeps:
     for index in indices:
         assert reported(lambda at=index: far[at], places) == reported(lambda at=index: near[at], places)
     found, wanted = (reported(lambda data=data: data.__getitems__(indices), places) for data in (far, near))
-    assert found == wanted or (isinstance(found, str) and isinstance(wanted, str))  # another null may be met first
+    assert found == wanted or (isinstance(found, str) and isinstance(wanted, str))  # another null may be found first
 
 
 @law_settings(suppress_health_check=FRESH)
 @given(file=written() | written(ragged=False), keeps=st.booleans(), data=st.data())
-def test_wants_are_what_is_read(
+def test_prefetched_ranges_are_those_that_are_read(
     places: Places, tmp_path_factory: Any, file: Written, keeps: bool, data: st.DataObject
 ) -> None:
     fsspec.filesystem("memory").pipe("/laws/a.arrow", file.data)

@@ -1,4 +1,4 @@
-"""Exact and invariant: whatever the cuts, the resumes and the workers after each, the stream stays the same."""
+"""Exact and invariant: the stream is the same for all cuts, resumes and workers after each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 @dataclass(frozen=True)
 class Leg:
-    """One run between two checkpoints: who works, and how many batches the loop receives."""
+    """One run between two checkpoints: its workers, and the number of batches that the loop receives."""
 
     hands: Hands
     count: int
@@ -46,7 +46,7 @@ def works(*, legacy: bool) -> st.SearchStrategy[Work]:
 
 
 def relay(work: Work, batch_size: int | None, runs: list[Leg]) -> list[Any]:
-    """What the loop receives in all, when each run starts from the checkpoint of the one before."""
+    """All batches that the loop receives, when each run starts from the checkpoint of the previous one."""
     received: list[Any] = []
     state = None
     for leg in runs:
@@ -106,7 +106,7 @@ def kept_legs(*methods: str) -> st.SearchStrategy[list[Leg]]:
 
 
 def kept_relay(kept: KeptLoaders, work: Work, batch_size: int | None, runs: list[Leg]) -> list[Any]:
-    """`relay`, but the processes are there before and stay."""
+    """`relay`, but with processes that exist before and stay."""
     received: list[Any] = []
     state = None
     for leg in runs:
@@ -145,7 +145,7 @@ def test_resuming_across_all_kinds_of_workers(
 def test_a_state_describes_the_moment_it_was_taken(
     work: Work, batch_size: int, before: int, crew: Hands, beyond: int
 ) -> None:
-    """However far the loader goes on afterwards, and whatever it had prefetched by then."""
+    """However far the loader continues afterwards, and whatever it had prefetched."""
     assume(work.has_batches(batch_size))
     with work.loader(batch_size, crew) as loader:
         first = taken(loader, before)
@@ -174,7 +174,7 @@ def test_a_state_that_was_loaded_and_saved_again_is_the_same(work: Work, batch_s
 def test_out_of_order_delivery_loses_and_repeats_nothing(
     work: Work, batch_size: int, workers: int, data: st.DataObject
 ) -> None:
-    """Order is given up, not exactness: with `delivered_ahead` in the state, every batch comes exactly once."""
+    """Only the order is lost: with `delivered_ahead` in the state, every batch is delivered exactly once."""
     assume(work.has_batches(batch_size))
     length = len(epoch_spans(work, batch_size))
     cut = data.draw(st.integers(0, length))

@@ -50,7 +50,7 @@ class Drawing(Dataset[Any]):
 
 
 class Shuffling(IterableDataset[Any]):
-    """A stream that shuffles through a buffer: what it yields depends on all draws before."""
+    """A stream that shuffles through a buffer: its samples depend on all earlier draws."""
 
     def __init__(self, which: int = 7) -> None:
         self.which = which
@@ -97,7 +97,7 @@ def seed_everything(seed: int) -> None:
 
 
 def run(make: Any, cuts: list[int], epochs: int, **how: Any) -> list[Any]:
-    """What the loop receives over some epochs, stopped and resumed after each number of batches of `cuts`."""
+    """The batches of some epochs, stopped and resumed after each number of batches in `cuts`."""
     received: list[Any] = []
     state, begun = None, 0
     for cut in [*cuts, None]:

@@ -1,4 +1,4 @@
-"""The laws of samplers that put others together, share them out, or give whole batches."""
+"""The laws of samplers that combine others, divide them among ranks, or return whole batches."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ Make = Callable[[int], Any]
 
 
 class Lazy(Sampler[int]):
-    """Draws an index whenever one is asked for, from one of the generators of the process or from its own."""
+    """Draws each index on request, from a generator of the process or from its own."""
 
     def __init__(self, n: int, source: str) -> None:
         self.n, self.source = n, source
@@ -148,7 +148,7 @@ def process_state() -> tuple[Any, ...]:
 
 
 def disturb() -> None:
-    """What a training loop draws between two batches."""
+    """The draws of a training loop between two batches."""
     random.random()
     np.random.rand()
     torch.rand(1)
@@ -168,7 +168,7 @@ def plainly(items: Any) -> list[Any]:
 def rest(
     sampler: MaterializedSampler, epoch: int, start: int, steps: list[int], between: Callable[[], None]
 ) -> list[Any]:
-    """Everything from `start` to the end, asked for in steps; the last one is short."""
+    """All indices from `start` to the end, requested in steps; the last one is short."""
     found: list[Any] = []
     while True:
         for step in steps:
@@ -194,12 +194,12 @@ def test_items_and_draws_are_those_of_the_sampler_itself(
 
 
 @given(makers(PLAIN | OWN), SIZES, st.lists(STEPS, min_size=3, max_size=3), st.booleans(), st.integers(0, 3))
-def test_what_was_recorded_gives_the_same_epoch_again_and_again(
+def test_a_recording_repeats_its_epoch_any_number_of_times(
     make: Make, n: int, steps: list[list[int]], now: bool, epoch: int
 ) -> None:
-    """However the process draws in between, before the cut and after resuming, whatever its state is then.
+    """The process may draw at any time before the cut and after the resume, from any state.
 
-    What lies after the cut was drawn undisturbed here: a sampler that draws as it goes has not drawn it at the cut.
+    The indices after the cut were drawn undisturbed here: a sampler that draws step by step has not drawn them before.
     """
     seed_all(1)
     first = listed(make, n)
@@ -228,7 +228,7 @@ def test_what_was_recorded_gives_the_same_epoch_again_and_again(
 
 
 @given(makers(OWN), SIZES, STEPS, st.integers(1, 40), st.integers(0, 3))
-def test_a_sampler_with_generators_of_its_own_goes_on_as_if_never_stopped(
+def test_a_sampler_with_its_own_generators_continues_as_if_never_stopped(
     make: Make, n: int, steps: list[int], cut: int, epoch: int
 ) -> None:
     first = listed(make, n)

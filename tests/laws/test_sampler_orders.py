@@ -1,4 +1,4 @@
-"""The laws of feedline's own samplers: pure, the same however they are cut, and exactly what each promises."""
+"""The laws of feedline's own samplers: pure, independent of cuts, and with the promised distribution."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_any_way_to_cut_an_epoch_gives_the_same_indices(sampler: IndexSampler, e
 
 
 @given(finite, EPOCHS, EPOCHS)
-def test_an_epoch_depends_on_nothing_that_was_asked_before(sampler: IndexSampler, epoch: int, other: int) -> None:
+def test_an_epoch_does_not_depend_on_earlier_requests(sampler: IndexSampler, epoch: int, other: int) -> None:
     fresh = pickle.loads(pickle.dumps(sampler))
     order = whole(sampler, epoch)
     whole(sampler, other)
@@ -138,7 +138,7 @@ def test_it_is_a_torch_sampler_of_python_integers(sampler: IndexSampler, epoch: 
 
 
 @given(finite, EPOCHS)
-def test_what_take_gives_belongs_to_the_caller(sampler: IndexSampler, epoch: int) -> None:
+def test_the_result_of_take_belongs_to_the_caller(sampler: IndexSampler, epoch: int) -> None:
     order = sampler.take(epoch, 0, len(sampler))
     kept = order.copy()
     order[:] = -1

@@ -1,4 +1,4 @@
-"""What `ShardShuffled` tells of an order is what its own orders show, on average."""
+"""The figures that `ShardShuffled` reports of an order are the averages of its orders."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def counted(order: NDArray[np.int64], batch_size: int, drop_last: bool) -> tuple
 @law_settings()
 @given(SHARDS, WINDOWS, BATCH_SIZES, st.booleans())
 def test_pairs_and_shards_of_batches(sizes: list[int], window: int, batch_size: int, drop_last: bool) -> None:
-    """Within six standard errors, and what rare events may add that no seed has shown; for each seed's layout."""
+    """Within six standard errors, plus a margin for rare events that no seed has shown; for each seed's layout."""
     apart = []
     for seed in range(SEEDS):
         order = ShardShuffled(sizes, seed, window)
@@ -58,7 +58,7 @@ def test_pairs_and_shards_of_batches(sizes: list[int], window: int, batch_size: 
 
 
 def reads(order: Iterator[NDArray[np.int64]], kept: int) -> int:
-    """How many shards are read where the last `kept` that were used stay, and those of a batch that do come first."""
+    """Number of shards read if the last `kept` stay, and those of a batch that stay are read first."""
     held, count = OrderedDict[int, None](), 0
     for batch in order:
         for shard in sorted(set(batch.tolist()), key=lambda shard: shard not in held):
@@ -77,7 +77,7 @@ def reads(order: Iterator[NDArray[np.int64]], kept: int) -> int:
 def test_bytes_that_are_read_of_whole_shards(
     shards: int, size: int, window: int, batch_size: int, kept: int, drop_last: bool, data: st.DataObject
 ) -> None:
-    """A model: exact where all of a window stays or nothing does, else within a tenth and what fills the memory."""
+    """A model: exact if all of a window stays or nothing does, else within a tenth plus the shards kept in memory."""
     sizes, window = [size] * shards, min(window, shards)
     reported = real = 0.0
     for seed in range(20):

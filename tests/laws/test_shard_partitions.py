@@ -94,7 +94,7 @@ def test_one_partition_is_the_order_without_partitions(window: int, epochs: int,
 
 @pytest.mark.parametrize("worlds", [(4, 3, 5), (1, 2, 8), (8, 1, 6)])
 def test_the_global_stream_survives_changes_of_the_world(worlds: tuple[int, ...]) -> None:
-    """Ranks come and go at two cuts of an epoch; together they read every sample once, in the order of one rank."""
+    """The number of ranks changes at two cuts; together they read every sample once, in the order of one rank."""
     sampler = ShardShuffled([17] * 60, seed=1, window=3, partitions=16, global_batch_size=120)
     data = np.arange(len(sampler))
     whole = sampler.take(0, 0, len(sampler)).tolist()
@@ -119,7 +119,7 @@ def test_the_global_stream_survives_changes_of_the_world(worlds: tuple[int, ...]
         for loader in loaders:
             loader.close()
     assert seen[: len(whole)] == whole
-    assert set(seen[len(whole) :]) <= set(whole[:120])  # the last batch is filled up with the first samples
+    assert set(seen[len(whole) :]) <= set(whole[:120])  # the last batch is completed with the first samples
 
 
 def test_each_of_four_nodes_reads_about_a_quarter_of_the_shards() -> None:

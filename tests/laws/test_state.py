@@ -1,4 +1,4 @@
-"""The state: small JSON, quick to take, refused where it does not belong, named where it is damaged."""
+"""The state: small JSON, quick to take, refused by other loaders, named where it is damaged."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_every_field_is_needed_and_named_when_it_is_missing_or_damaged(work: Wor
 
 
 @pytest.mark.parametrize("state", [None, 3, [], {}, {"epoch": 0}, {"feedline": 99}, "state"])
-def test_what_is_no_state_is_refused(state: Any) -> None:
+def test_an_object_that_is_no_state_is_refused(state: Any) -> None:
     with pytest.raises(StateError):
         fl.DataLoader([1, 2, 3]).load_state_dict(state)
 

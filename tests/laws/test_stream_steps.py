@@ -1,4 +1,4 @@
-"""Exact over chains of steps of streams: cuts in any buffer, random draws, any workers, other worlds after each cut."""
+"""Exact over chains of stream steps: cuts in any buffer, random draws, any workers, changing world sizes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Counted:
 
 
 class Table(torch.utils.data.Dataset[Sample]):
-    """A map-style dataset that reads many samples at once, and draws without saying so."""
+    """A map-style dataset that reads many samples at once, and draws without declaring it."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -157,7 +157,7 @@ PIPELINES = st.builds(Chain, SIZES, SOURCES, CHAINS.map(tuple))
 
 @given(PIPELINES, st.lists(st.integers(0, 12), min_size=1, max_size=4), st.integers(0, 2))
 @law_settings(suppress_health_check=CHECKS)
-def test_a_partition_goes_on_after_cuts_in_any_buffer(chain: Chain, cuts: list[int], epoch: int) -> None:
+def test_a_partition_continues_after_cuts_in_any_buffer(chain: Chain, cuts: list[int], epoch: int) -> None:
     stream = chain.open()
     for partition in range(stream.num_partitions):
         whole = list(islice(stream.partition(partition, epoch), 200))
@@ -185,7 +185,7 @@ CREWS = st.sampled_from([Hands(), Hands("thread", 1), Hands("thread", 2)])
 
 @given(PIPELINES, st.lists(st.tuples(CREWS, st.integers(0, 6)), min_size=2, max_size=4), st.integers(1, 4))
 @law_settings(suppress_health_check=CHECKS)
-def test_a_loader_goes_on_with_other_workers(chain: Chain, legs: list[tuple[Hands, int]], size: int) -> None:
+def test_a_loader_continues_with_other_workers(chain: Chain, legs: list[tuple[Hands, int]], size: int) -> None:
     """The same batches in the same order."""
     with fl.DataLoader(chain.open(), size, seed=1, collate_fn=list) as loader:
         whole = batches(loader)
@@ -209,7 +209,7 @@ def test_a_loader_goes_on_with_other_workers(chain: Chain, legs: list[tuple[Hand
 def test_other_worlds_go_on_with_the_same_samples(
     chain: Chain, legs: list[tuple[int, int, int]], last_world: int
 ) -> None:
-    """Ranks and batch sizes change at each cut; every sample comes once, with its draws."""
+    """Ranks and batch sizes change at each cut; every sample is delivered once, with its draws."""
     partitions = chain.open().num_partitions
 
     def run(world: int, size: int, steps: int | None, state: Any) -> tuple[Counter[Any], list[Any]]:
@@ -228,7 +228,7 @@ def test_other_worlds_go_on_with_the_same_samples(
     state = None
     for world, steps, size in legs:
         more, states = run(min(world, partitions), size, steps, state)
-        assume(not any(each["epoch"] for each in states))  # else there is no step at which all were saved
+        assume(not any(each["epoch"] for each in states))  # else the states have no common step
         seen += more
         state = fl.merge_states(states)
     more, _ = run(min(last_world, partitions), 2, None, state)

@@ -1,4 +1,4 @@
-"""The same rows in every format of tables: one table, whatever stores it, and however a row is asked for."""
+"""The same rows in every format of tables: one table in every format, with every way to read a row."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def _leaves(kind: Any) -> list[Any]:
 
 
 def _all_ways_agree(dataset: Any, indices: list[int]) -> None:
-    """One by one, many at once, and as a batch, or the same error."""
+    """Rows one by one, many at once, and as a batch; or the same error from each."""
     one_by_one = [dataset[index] for index in indices]
     assert equal(dataset.__getitems__(indices), one_by_one)
     read = reader_of(dataset)

@@ -1,4 +1,4 @@
-"""Tables: what the peers' own writers write is read back equal; all workers, and every cut, give one stream."""
+"""Tables: files of the peers' own writers are read back equal, as one stream for all workers and cuts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def tables(draw: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """What pyarrow's `to_pylist` gives for a sample of ours."""
+    """A sample of feedline in the form of pyarrow's `to_pylist`."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if isinstance(value, dict):
@@ -102,7 +102,7 @@ def outcome(fn: Callable[[], Any]) -> Any:
 
 @law_settings(suppress_health_check=FRESH)
 @given(table=tables(), group=st.integers(1, 5), data=st.data())
-def test_what_pyarrow_writes_is_read_back_equal(tmp_path: Path, table: Any, group: int, data: Any) -> None:
+def test_files_of_pyarrow_are_read_back_equal(tmp_path: Path, table: Any, group: int, data: Any) -> None:
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=group)
     with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
         writer.write_table(table, max_chunksize=group)
@@ -117,10 +117,10 @@ def test_what_pyarrow_writes_is_read_back_equal(tmp_path: Path, table: Any, grou
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")  # of datasets: float64 to float32
-@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")  # of theirs, once a program
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")  # of theirs, once per process
 @law_settings(suppress_health_check=FRESH)
 @given(table=tables(), data=st.data())
-def test_what_datasets_writes_is_read_back_equal(tmp_path_factory: Any, table: Any, data: Any) -> None:
+def test_files_of_datasets_are_read_back_equal(tmp_path_factory: Any, table: Any, data: Any) -> None:
     datasets.disable_progress_bars()
     folder = tmp_path_factory.mktemp("saved")
     datasets.Dataset(table).save_to_disk(folder)

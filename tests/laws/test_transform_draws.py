@@ -1,4 +1,4 @@
-"""Laws of transforms: torchvision's distributions, addressed randomness, and one result on every way."""
+"""Laws of transforms: torchvision's distributions, addressed randomness, and one result on every path."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def even(counts: Sequence[int], weights: Sequence[float] | None = None) -> bool:
 def documented_box(
     rng: np.random.Generator, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """(y, x, height, width) by the law that torchvision documents of RandomResizedCrop."""
+    """(y, x, height, width) by torchvision's documentation of RandomResizedCrop."""
     for _ in range(10):
         area = height * width * rng.uniform(*scale)
         aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
@@ -96,7 +96,7 @@ def test_probabilities_are_kept(p: float) -> None:
         assert even([changed, DRAWN - changed], [p, 1 - p]), transform
 
 
-def test_flips_after_a_random_crop_are_fair_and_know_nothing_of_the_box() -> None:
+def test_flips_after_a_random_crop_are_fair_and_independent_of_the_box() -> None:
     transform = T.Compose([T.RandomResizedCrop(8), T.RandomHorizontalFlip(0.5)])
     array = np.zeros((90, 120, 3), np.uint8)
     drawn = [first_geometry(transform, key, array) for key in range(DRAWN)]
@@ -134,13 +134,13 @@ def test_brightness_above_one_begins_at_zero() -> None:
     assert T.ColorJitter(brightness=2.5).brightness == (0.0, 3.5)
 
 
-def test_what_would_change_nothing_is_left_out() -> None:
+def test_steps_without_an_effect_are_left_out() -> None:
     assert T.ColorJitter().adjustments(Draws(0)) == []
     assert [which for which, _ in T.ColorJitter(hue=0.1).adjustments(Draws(0))] == [3]
 
 
 def documented_erasing(rng: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int] | None:
-    """(y, x, height, width) by the law that torchvision documents of RandomErasing."""
+    """(y, x, height, width) by torchvision's documentation of RandomErasing."""
     for _ in range(10):
         area = height * width * rng.uniform(0.02, 0.33)
         aspect = math.exp(rng.uniform(math.log(0.3), math.log(3.3)))
@@ -199,11 +199,11 @@ def test_numbers_below_a_bound_stay_below_it(key: int, count: int) -> None:
 
 
 @given(keys, st.lists(st.floats(0, 1e9), min_size=1, max_size=5).filter(lambda weights: sum(weights) > 0))
-def test_what_has_no_weight_is_never_chosen(key: int, weights: list[float]) -> None:
+def test_a_transform_of_weight_zero_is_never_chosen(key: int, weights: list[float]) -> None:
     assert weights[Draws(key).weighted_index(weights)] > 0
 
 
-# One result on every way
+# One result on every path
 
 geometries = st.sampled_from(
     [
@@ -288,7 +288,7 @@ def test_fusing_changes_nothing(geometry: T.Transform, between: list[T.Transform
 
 
 class Images(Dataset[Any]):
-    """A user's dataset that hands the generator on."""
+    """A user's dataset that passes the generator on."""
 
     traits = fl.Traits(thread_safe=True)
 

@@ -1,4 +1,4 @@
-"""Over many messages neither memory nor descriptors grow, in whichever process batches are dropped."""
+"""Over many messages neither memory nor descriptors grow, whichever process drops the batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_descriptors() -> int:
 
 
 def make(number: int, arena: Arena) -> dict[str, Any]:
-    """Image batch made in a slot, a masked one copied into one, small things, a long list, and what the worker uses."""
+    """Images made in a slot, masked ones copied into one, small values, a long list, and the worker's resources."""
     return {
         "images": arena.empty((16, 3, 64, 64), torch.float32).fill_(number),
         "mask": torch.full((16, 64 + number % 7, 64), number),
@@ -48,7 +48,7 @@ def check(batch: dict[str, Any], number: int) -> None:
     assert batch["captions"][-1] == f"caption 3999 of {number}"
 
 
-def test_a_thousand_messages_use_what_the_first_ones_made() -> None:
+def test_a_thousand_messages_use_the_memory_of_the_first_ones() -> None:
     names = shared_names()
     kept: list[dict[str, Any]] = []
     samples, rss = [], []

@@ -1,4 +1,4 @@
-"""Whatever crosses a process border arrives equal, writable, sharing what it shared; memory is used again."""
+"""Values cross process borders equal, writable and with shared storage; memory is reused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ shapes = (
 @st.composite
 def tensors(draw: st.DrawFn) -> torch.Tensor:
     dtype, shape = draw(st.sampled_from(TORCH_DTYPES)), draw(shapes)
-    # Only 0 and 1 bytes: valid for every dtype, and never NaN, so that equality means something.
+    # Only 0 and 1 bytes: valid for every dtype, and never NaN, so that equality is meaningful.
     raw = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 2, math.prod(shape) * dtype.itemsize, np.uint8)
     tensor = torch.empty(0, dtype=dtype).set_(torch.from_numpy(raw).untyped_storage(), 0, shape, _strides(shape))
     return draw(st.sampled_from(VIEWS))(tensor)
@@ -93,7 +93,7 @@ def assert_writable(arrived: Any) -> None:
             leaf[...] = leaf.copy()
 
 
-# Most examples come from a thread: what is sent and received is the same, and a fork of this process takes 30 ms.
+# Most examples come from a thread: messages are the same, and a fork of this process takes 30 ms.
 @given(batches)
 def test_a_batch_arrives_as_it_was_sent(batch: Any) -> None:
     assert_arrives(batch, forked=False)
@@ -117,13 +117,13 @@ STEPS = st.lists(st.tuples(st.integers(1, 300_000), st.integers(0, 9), st.boolea
 
 
 @given(STEPS)
-def test_what_is_kept_is_never_overwritten(steps: list[tuple[int, int, bool]]) -> None:
+def test_a_kept_batch_is_never_overwritten(steps: list[tuple[int, int, bool]]) -> None:
     assert_kept(steps, forked=False)
 
 
 @given(STEPS)
 @law_settings(at_most=50, because=Reason.PROCESSES)
-def test_what_is_kept_of_another_process_is_never_overwritten(steps: list[tuple[int, int, bool]]) -> None:
+def test_a_kept_batch_of_another_process_is_never_overwritten(steps: list[tuple[int, int, bool]]) -> None:
     assert_kept(steps, forked=True)
 
 

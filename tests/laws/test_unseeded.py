@@ -68,7 +68,7 @@ def run(loader_class: Any, dataset: Callable[[], Any], **arguments: Any) -> list
     seed_everything()
     loader = loader_class(dataset(), batch_size=3, **arguments)
     batches = epochs(loader)
-    after = draws()  # what the training process itself draws next
+    after = draws()  # the next draw of the training process itself
     if isinstance(loader, fl.DataLoader):
         loader.close()
     return [batches, after]
@@ -179,7 +179,7 @@ def test_a_killed_worker_changes_nothing(tmp_path: Path, deadly: Any, at: int, p
 
 
 class Kept:
-    """What a dataset keeps from sample to sample: generators, counters, lists, and a part with the same."""
+    """A dataset with state between samples: generators, counters, lists, and a part with the same."""
 
     def __init__(self, part: Any = None) -> None:
         self.python, self.numpy, self.torch = random.Random(1), np.random.default_rng(2), torch.Generator()
@@ -230,7 +230,7 @@ class MortalStream(Mortal, IterableDataset[Any]):
 
 
 class MortalState(Mortal, IterableDataset[Any]):
-    """Keeps its place in an iterator, which cannot be copied, and so brings a state of its own."""
+    """Keeps its place in an iterator, which cannot be copied, and therefore has a state of its own."""
 
     place = 0
 

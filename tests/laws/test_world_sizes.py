@@ -33,7 +33,7 @@ INLINE = Hands()
 
 @dataclass(frozen=True)
 class Fleet:
-    """A run of some ranks: how many, how large their batches, how many steps, and who works."""
+    """A run of some ranks: their number, batch size, steps and workers."""
 
     world: int
     batch_size: int
@@ -51,7 +51,7 @@ FLEETS = st.builds(
 
 
 def run(work: Work, fleet: Fleet, state: Any) -> tuple[list[list[list[Row]]], Any]:
-    """What each rank receives, and the state that all of them then hold."""
+    """The batches of each rank, and the common state afterwards."""
     received, states = [], []
     for rank in range(fleet.world):
         with work.loader(fleet.batch_size, fleet.hands, (rank, fleet.world)) as loader:
@@ -90,7 +90,7 @@ def test_other_ranks_and_batch_sizes_go_on_in_the_same_global_order(work: Work, 
 @given(WORKS, st.sampled_from([(1, 12), (2, 6), (3, 4), (4, 3), (6, 2), (12, 1)]), st.integers(0, 6))
 @law_settings(suppress_health_check=CHECKS)
 def test_whole_global_batches_are_equal_when_their_size_stays(work: Work, cut: tuple[int, int], steps: int) -> None:
-    """Rows of all ranks put together are, row by row, the batch that one rank would get alone."""
+    """The rows of all ranks together are, row by row, the batch of a single rank."""
     world, batch_size = cut
     assume(work.has_batches(12))
     received, _ = run(work, Fleet(world, batch_size, steps), None)
@@ -124,7 +124,7 @@ def test_every_rank_takes_as_many_steps_as_its_length_says(work: Work, world: in
 def test_a_distributed_sampler_gives_torchs_batches_and_its_epoch_advances(
     world: int, n: int, batch_size: int, shuffle: bool, sampler_drops: bool, drop_last: bool
 ) -> None:
-    """As torch with `set_epoch` called before each epoch, without calling it."""
+    """Without `set_epoch`, equal to torch with `set_epoch` before each epoch."""
     assume(not sampler_drops or n >= world)
     dataset = Augmented(n, legacy=False)
 
@@ -147,7 +147,7 @@ def test_a_distributed_sampler_gives_torchs_batches_and_its_epoch_advances(
 )
 @law_settings(suppress_health_check=CHECKS)
 def test_a_distributed_sampler_is_elastic(n: int, runs: list[tuple[int, int, int]]) -> None:
-    """Cut and resumed with other numbers of ranks, the strided rows still follow one global order."""
+    """After cuts and resumes with other numbers of ranks, the strided rows still follow one global order."""
     indices: Any = range(n)
     work = Work(n, ORDERS[0], 0)
     state, epoch, position = None, 0, 0

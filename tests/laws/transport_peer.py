@@ -1,4 +1,4 @@
-"""A worker on the other side of the transport: a real process, or a thread where a fork is not the point."""
+"""A worker on the other side of the transport: a real process, or a thread where no fork is needed."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(pillow_obstacle() is not None, reason=str(pillow
 
 
 class Photos(torch.utils.data.Dataset[Any]):
-    """A user's own dataset: an augmented image, and whether its pixels were still to be decoded."""
+    """A user's own dataset: an augmented image, and a flag for pixels that were not decoded yet."""
 
     def __init__(self, files: list[Path]) -> None:
         self.files = files
@@ -102,7 +102,7 @@ def test_pillow_is_left_alone_elsewhere(files: list[Path], options: dict[str, An
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 2, "worker_method": "thread"}, {"num_workers": 0}])
-def test_threads_and_inline_defer_when_asked(files: list[Path], options: dict[str, Any]) -> None:
+def test_threads_and_inline_defer_on_request(files: list[Path], options: dict[str, Any]) -> None:
     expected, _ = batches(fl.DataLoader, Photos(files), num_workers=0)
     with accelerate_pillow():
         found, flags = batches(fl.DataLoader, Photos(files), **options)

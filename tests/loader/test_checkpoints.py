@@ -24,7 +24,7 @@ pytestmark = [
 
 
 class Stream(IterableDataset[Any]):
-    """Numbers dealt out over the workers, with a state."""
+    """Numbers divided among the workers, with a state."""
 
     def __init__(self) -> None:
         self.at = 0

@@ -1,4 +1,4 @@
-"""What feedline's own arguments do, seen from a training loop."""
+"""feedline's own arguments in a training loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLACES = [(0, "auto"), (2, "thread"), (2, "process")]
 
 
 class Drawing:
-    """Samples that are nothing but what they draw."""
+    """Samples that are random draws only."""
 
     def __len__(self) -> int:
         return 16
@@ -130,7 +130,7 @@ class Unreadable(Faulty):
 
 @pytest.mark.parametrize(("workers", "method"), PLACES)
 @pytest.mark.parametrize("action", ["skip", "replace"])
-def test_an_epoch_of_which_everything_fails_is_no_short_one(workers: int, method: Any, action: Any) -> None:
+def test_an_epoch_in_which_every_sample_fails_is_an_error(workers: int, method: Any, action: Any) -> None:
     policy = fl.ErrorPolicy(action, limit=None)
     with fl.DataLoader(Unreadable(), 4, num_workers=workers, worker_method=method, on_error=policy) as loader:
         for epoch in range(2):
@@ -401,7 +401,7 @@ def test_a_timeout_loses_nothing(in_order: bool) -> None:
         assert lists(batches) == [[0]]
 
 
-def test_threads_that_were_asked_to_end_do_not_keep_the_pool_from_closing(no_debris: Any) -> None:
+def test_threads_that_are_ending_do_not_keep_the_pool_from_closing(no_debris: Any) -> None:
     dataset = Gated()
     loader = fl.DataLoader(Subset(dataset, [0, 1, 2, 0, 3, 0]), 1, num_workers=2, worker_method="thread")
     iter(loader)
@@ -562,7 +562,7 @@ class Broken:
         return self.number
 
 
-def test_a_stream_that_raised_and_goes_on_loses_one_batch_only_and_can_be_resumed() -> None:
+def test_a_stream_that_raised_and_continues_loses_one_batch_only_and_can_be_resumed() -> None:
     loader = fl.DataLoader(Breaking(), 2)
     batches = iter(loader)
     assert next(batches).tolist() == [0, 1]
@@ -592,7 +592,7 @@ def test_a_trace_of_the_latest_batches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("splits", [True, False])
 def test_auto_prepares_processes_only_where_it_may_choose_them(splits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fork server imports torch: its memory is spent in vain where several threads share the work on a batch."""
+    """The fork server imports torch, which wastes memory where threads share the work on a batch."""
     monkeypatch.setattr("feedline.loader.building.builder.BatchBuilder.supports_threads", property(lambda _: splits))
     started = list[bool]()
     monkeypatch.setattr("feedline.workers.process.fork_server.start", lambda: started.append(True))

@@ -194,7 +194,7 @@ def test_an_epoch_set_after_iter_counts_until_the_first_batch(workers: int) -> N
 
 
 class Repeating(fl.DataLoader[Any]):
-    """In the manner of Ultralytics: one endless iterator, made by torch's hook."""
+    """Like Ultralytics: one endless iterator, made by torch's hook."""
 
     def __init__(self, *args: Any, **arguments: Any) -> None:
         super().__init__(*args, **arguments)

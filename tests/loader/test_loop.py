@@ -1,4 +1,4 @@
-"""The loop, over a pool whose results come when the test says so."""
+"""The loop, over a pool whose results the test releases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FakeTicket:
 
 
 class FakePool:
-    """Answers each request with its number, or with what `outcomes` says."""
+    """Answers each request with its number, or with the entry of `outcomes`."""
 
     def __init__(self, outcomes: dict[int, Any] | None = None) -> None:
         self.outcomes = outcomes or {}
@@ -120,7 +120,7 @@ def test_batches_come_in_order_and_the_cursor_moves_with_them() -> None:
     assert mine.totals.samples == 8
 
 
-def test_no_more_requests_than_asked_for_are_in_flight_while_the_loop_computes() -> None:
+def test_no_more_requests_than_allowed_are_in_flight_while_the_loop_computes() -> None:
     pool = FakePool()
     iteration = Iteration(requests(10), pool, progress(), Flow(ahead=3))
     iteration.start()
@@ -129,7 +129,7 @@ def test_no_more_requests_than_asked_for_are_in_flight_while_the_loop_computes()
     assert len(pool.tickets) == 4
 
 
-def test_nothing_is_asked_for_ahead_without_workers() -> None:
+def test_nothing_is_requested_ahead_without_workers() -> None:
     pool = FakePool()
     iteration = Iteration(requests(10), pool, progress(), Flow(ahead=0))
     next(iteration)
@@ -177,7 +177,7 @@ def test_out_of_order_delivery_takes_the_first_that_is_done() -> None:
     assert sorted(iteration) == [0, 1]
 
 
-def test_a_batch_of_which_nothing_is_left_counts_as_delivered_but_is_not_given() -> None:
+def test_an_empty_batch_counts_as_delivered_but_is_not_returned() -> None:
     mine = progress()
     skipped = (SkippedSample(0, 2, 7, "ValueError: bad"), SkippedSample(0, 3, 8, "ValueError: bad"))
     iteration = Iteration(requests(3), FakePool({1: BatchResult(EMPTY_BATCH, [], skipped)}), mine, Flow(ahead=2))

@@ -33,10 +33,10 @@ class Numbers:
 
 
 class Interrupter:
-    """Raises KeyboardInterrupt at the entry of the function that is called as the `at`-th one of feedline's loop.
+    """Raises KeyboardInterrupt at the entry of the `at`-th called function of feedline's loop.
 
     Ranges of torch's profiler, which the loop enters and leaves, count too.
-    A generator that is collected is entered too, where no signal could arrive. Only the model of the loop has such.
+    A collected generator is entered too, but no signal could arrive there. Only the model of the loop has generators.
     """
 
     def __init__(self, at: int) -> None:
@@ -65,7 +65,7 @@ class Interrupter:
 
 
 PROCESS = {"num_workers": 1, "worker_method": "process", "persistent_workers": True}
-"""One process for hundreds of iterators: a new one for each would cost minutes, and no line of the loop differs."""
+"""One process for hundreds of iterators: a new one for each would take minutes, and would not change the loop."""
 
 
 @pytest.mark.parametrize(
@@ -137,14 +137,14 @@ def first_elements(sampler: InterruptedSampler, **arguments: Any) -> list[int]:
 
 @pytest.mark.parametrize("device", [None, "cpu"])
 @pytest.mark.parametrize("arguments", [{}, {"num_workers": 1, "worker_method": "process", "seed": 0}])
-def test_an_interrupted_sampler_goes_on(
+def test_an_interrupted_sampler_continues(
     device: str | None, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device is not None:
         monkeypatch.setattr(pools, "open_stage", lambda *_, **__: EagerStage(torch.device("cpu")))
     expected = first_elements(InterruptedSampler(-1), device=device, **arguments)
     assert len(set(expected)) > 4
-    for at in range(6, 17):  # the first four are drawn by iter(loader), which may not give an iterator then
+    for at in range(6, 17):  # iter(loader) draws the first four, and may then return no iterator
         sampler = InterruptedSampler(at)
         assert first_elements(sampler, device=device, **arguments) == expected, at
         assert sampler.drawn > 16

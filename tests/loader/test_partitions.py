@@ -1,4 +1,4 @@
-"""Partitions of iterable datasets: any mark is a place to go on from."""
+"""Partitions of iterable datasets: reading can continue at any mark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from feedline.loader.building.partition_builder import PartitionBuilder
 
 
 class Numbers(IterableDataset[Any]):
-    """Numbers with noise from the places that transforms draw from."""
+    """Numbers with noise from the generators of transforms."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -93,7 +93,7 @@ def test_a_worker_that_lives_on_opens_the_partitions_of_each_iteration() -> None
 
 
 @given(length=st.integers(0, 20), size=st.integers(1, 5), cut=st.integers(0, 20), ahead=st.integers(0, 3))
-def test_a_new_worker_goes_on_from_any_mark(length: int, size: int, cut: int, ahead: int) -> None:
+def test_a_new_worker_continues_from_any_mark(length: int, size: int, cut: int, ahead: int) -> None:
     expected = whole(Numbers(length), size)
     builder, mark = PartitionBuilder(Numbers(length), None, size), PartitionOffset()
     for number in range(min(cut, len(expected))):

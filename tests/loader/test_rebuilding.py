@@ -96,8 +96,8 @@ def test_steps_count_from_a_state_whatever_the_world_was() -> None:
     assert again == delivered
 
 
-def test_the_run_goes_on_undisturbed() -> None:
-    """In the middle of an epoch, with the generators of the process and the loop where they were."""
+def test_the_run_continues_undisturbed() -> None:
+    """In the middle of an epoch; the generators of the process, and the loop, stay unchanged."""
     run, alone = (fl.DataLoader(Augmented(20), batch_size=4, shuffle=True, seed=2) for _ in range(2))
     expected = [plain(batch) for batch in alone]
     seen = []

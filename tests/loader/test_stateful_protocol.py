@@ -51,7 +51,7 @@ def shards(total: int = 3 * LENGTH) -> list[int]:
 
 
 class ShardIterator:
-    """Draws from a generator of its own, and has the state of it."""
+    """Draws from its own generator, which is its state."""
 
     def __init__(self) -> None:
         self.samples, self.at = shards(), 0
@@ -112,7 +112,7 @@ class Itself(ShardIterator, IterableDataset[Any]):  # type: ignore[misc]
 
 
 class Curriculum(Sampler[int]):
-    """The training loop moves it: its order cannot be repeated from the start of the epoch."""
+    """The training loop changes it, so its order cannot be repeated from the start of the epoch."""
 
     def __init__(self) -> None:
         self.step, self.at = 1, 0
@@ -159,7 +159,7 @@ class Unrepeatable(Sampler[int]):
     turns = 0
 
     def __iter__(self) -> Iterator[int]:
-        Unrepeatable.turns += 1  # as os.urandom: no instance begins where another has begun
+        Unrepeatable.turns += 1  # like os.urandom: all instances begin differently
         return CountingIterator(np.random.default_rng(Unrepeatable.turns).permutation(LENGTH).tolist())
 
     def __len__(self) -> int:
@@ -219,7 +219,7 @@ CASES = {
 
 
 def every(*left_out: str, crews: Any = FEW_CREWS) -> Any:
-    """All cases with all workers of these crews, but those left out."""
+    """All cases with all workers of these crews, except those left out."""
     return pytest.mark.parametrize(("case", "workers", "persistent"), [
         pytest.param(case, workers, persistent, id=f"{name}, {workers}{', persistent' * persistent}")
         for name, case in CASES.items() if name not in left_out for workers, persistent in crews
@@ -250,7 +250,7 @@ def test_a_cut_epoch_continues(case: Case, workers: int, persistent: bool) -> No
         assert [plain(batch) for batch in again] == rest
 
 
-# The orders of these come from what no state of the loader holds: torch's global generator, and a counter.
+# Their orders come from torch's global generator and a counter, which no state of the loader includes.
 @every("map dataset, shuffled", "sampler's iterator")
 def test_the_epoch_after_a_cut_one_is_the_same(case: Case, workers: int, persistent: bool) -> None:
     with case.loader(workers, persistent) as loader:
@@ -331,7 +331,7 @@ def test_a_state_loaded_after_an_error_continues_with_the_failed_batch(workers: 
 
 
 class Odd:
-    """A value that JSON cannot hold, and pickle can."""
+    """A value for pickle, but not for JSON."""
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -463,7 +463,7 @@ class Lasting(IterableDataset[int]):
 
 @pytest.mark.parametrize("size", [2, 4], ids=["full batches", "a short batch"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataset_that_workers_keep_goes_on_in_later_epochs(workers: int, size: int) -> None:
+def test_a_dataset_that_workers_keep_continues_in_later_epochs(workers: int, size: int) -> None:
     def loader() -> Any:
         return fl.DataLoader(Lasting(), size, num_workers=workers, persistent_workers=workers > 0)
 

@@ -68,7 +68,7 @@ def loader(kind: Any, n: int, rank: int, world: int, batch_size: int, **more: An
 )  # fmt: skip
 @settings(max_examples=80, deadline=None, suppress_health_check=CHECKS)
 def test_ranks_share_one_order_and_go_on_as_others(kind: Any, n: int, legs: list[tuple[int, int, int]]) -> None:
-    """All ranks take equally many steps; together they read the stream's order, whatever the worlds before."""
+    """All ranks take equally many steps; together they read the stream's order, for all earlier world sizes."""
     seen: list[Any] = []
     state = None
     for number, (world, batch_size, steps) in enumerate([*legs, (3, 2, None)]):

@@ -42,7 +42,7 @@ def epoch(loader: Any) -> list[list[int]]:
 
 @pytest.fixture
 def advised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two pieces of advice, whatever was measured."""
+    """Two fixed pieces of advice."""
     verdict = Verdict("fetch", 0.9, "", "", advice=(REFUSED, MORE))
     monkeypatch.setattr(fl.DataLoader, "report", lambda *_, **__: verdict)
 
@@ -65,7 +65,7 @@ def test_a_waiting_dataset_gets_workers_and_the_same_batches(persistent: bool) -
 
 
 @pytest.mark.usefixtures("advised")
-def test_the_running_epoch_goes_on_with_its_own_workers() -> None:
+def test_the_running_epoch_continues_with_its_own_workers() -> None:
     arguments = {"batch_size": 4, "seed": 3, "worker_method": "thread", "num_workers": 1, "persistent_workers": True}
     with fl.DataLoader(Plain(), **arguments) as loader:
         found = []

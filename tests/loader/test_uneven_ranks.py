@@ -1,4 +1,4 @@
-"""Ranks of a stream that have unequal numbers of batches: what the documentation gives as remedies works."""
+"""Ranks of a stream with unequal numbers of batches: the remedies of the documentation work."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ SYNONYMS = {
     "threads": ("num_threads", "workers"),
     "num_workers": ("processes", "jobs", "workers"),
 }
-"""The word of each meaning, and words that others use for it."""
+"""The word for each meaning, and other words for it."""
 
 ROOMS = {
     "datasets": {
@@ -58,7 +58,7 @@ CALLS = ("cache", "options", "index_dir", "cache_nbytes")
 def public(room: ModuleType) -> Iterator[tuple[str, Callable[..., Any]]]:
     for name in sorted(room.__all__):
         thing = getattr(room, name)
-        # Named tuples and errors are values: their fields are not arguments that one chooses.
+        # Named tuples and errors are values: their fields are not arguments that users choose.
         if callable(thing) and not (isinstance(thing, type) and issubclass(thing, (tuple, Exception))):
             yield name, thing
 

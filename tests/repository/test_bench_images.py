@@ -42,7 +42,7 @@ def test_a_corpus_is_the_same_whenever_it_is_made(tiny: corpus.Corpus) -> None:
     assert reported.nbytes == sum(map(len, first.values()))
 
 
-def test_images_have_the_size_and_the_bytes_that_were_asked_for(tiny: corpus.Corpus) -> None:
+def test_images_have_the_requested_size_and_bytes(tiny: corpus.Corpus) -> None:
     corpus.write(tiny)
     for path in tiny.files.rglob("*.jpg"):
         with Image.open(path) as image:
@@ -80,7 +80,7 @@ def test_tars_hold_every_image_with_its_label(tiny: corpus.Corpus) -> None:
     }
 
 
-def test_entrants_can_be_distinguished_and_have_what_they_name() -> None:
+def test_entrants_differ_and_name_known_forms_and_environments() -> None:
     assert len({entrant.name for entrant in ENTRANTS}) == len(ENTRANTS)
     for entrant in ENTRANTS:
         assert entrant.form in forms.FORMS
@@ -113,7 +113,7 @@ def test_honest_work_passes() -> None:
         ({"mean": [80.0, 100.0, 120.0]}, "pixels of mean"),
     ],
 )
-def test_who_does_not_work_is_found_out(wrong: dict[str, Any], said: str) -> None:
+def test_a_contestant_that_does_no_work_is_detected(wrong: dict[str, Any], said: str) -> None:
     fault = fault_of({**TOLD, **wrong}, TASK, MANIFEST)
     assert fault is not None
     assert re.search(said, fault)
@@ -161,7 +161,7 @@ def test_the_page_holds_the_figures_of_the_results() -> None:
         "| **feedline, threads** | files, 419 MiB | 2,100 | 2.21 | 2.08 | 335 MiB |",
         "| *libjpeg-turbo alone* (a limit) | files, 419 MiB | 1,850 | 1.95 | 2.08 | 335 MiB |",
         "| torch + PIL | files, 419 MiB | 950 | 1.00 | 2.08 | 335 MiB |",
-        "| SPDL | could not take part: no / FFmpeg | | | | |",
+        "| SPDL | not measured: no / FFmpeg | | | | |",
     ]
     assert "](images/bench-images-500x375-uint8.svg)" in written
 
@@ -170,7 +170,7 @@ def test_the_page_says_so_when_there_are_no_results() -> None:
     assert "No figures yet" in page.rewritten(page.START + page.STOP, [])
 
 
-def test_the_committed_page_is_what_the_results_say() -> None:
+def test_the_committed_page_matches_the_results() -> None:
     """After new measurements: `make bench-images`."""
     text = page.PAGE.read_text(encoding="utf-8")
     assert page.rewritten(text, page.results()) == text

@@ -1,4 +1,4 @@
-"""The guard against debris sees all kinds of it, and knows what may stay."""
+"""The guard against debris finds all kinds of it, and accepts what may stay."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def found(guard: DebrisGuard) -> list[str]:
         return guard.debris()
 
 
-def test_nothing_is_debris_of_nothing(guard: DebrisGuard) -> None:
+def test_a_test_without_resources_leaves_no_debris(guard: DebrisGuard) -> None:
     guard.check()
 
 
@@ -78,7 +78,7 @@ def test_a_name_in_dev_shm_that_goes_at_once_is_no_debris() -> None:
 
 
 def test_names_that_others_create_and_unlink_in_turn_are_no_debris(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as those of other test processes, of which there is always one at some time."""
+    """Such as names of other test processes, which may exist at any time."""
     others = (f"sem.{number}" for number in itertools.count())
     monkeypatch.setattr(debris, "shared_names", lambda: {"ours before", next(others)})
     monkeypatch.setattr(debris, "_names_mapped_elsewhere", set)
@@ -107,13 +107,13 @@ segment.unlink()
 """
 
 
-def test_what_a_child_shares_is_debris(guard: DebrisGuard) -> None:
+def test_memory_shared_by_a_child_is_debris(guard: DebrisGuard) -> None:
     with _sharing([sys.executable, "-c", SHARE]) as name:
         assert f"/dev/shm/{name}" in found(guard)
     guard.check()
 
 
-def test_what_another_process_shares_is_none(guard: DebrisGuard) -> None:
+def test_memory_shared_by_another_process_is_no_debris(guard: DebrisGuard) -> None:
     orphan = 'exec 3<&0; "$0" -c "$1" <&3 &'
     with _sharing(["sh", "-c", orphan, sys.executable, SHARE]) as name:
         assert (Path("/dev/shm") / name).exists()
@@ -131,7 +131,7 @@ def _sharing(command: list[str]) -> Iterator[str]:
         process.stdout.read()
 
 
-def test_what_is_allowed_may_stay(guard: DebrisGuard) -> None:
+def test_allowed_resources_may_stay(guard: DebrisGuard) -> None:
     reader, writer = os.pipe()
     guard.allowed_descriptors.append(lambda fd, target: target.startswith("pipe:"))
     guard.check()

@@ -84,7 +84,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
-def test_no_page_is_forgotten() -> None:
+def test_no_page_is_left_out_of_the_index() -> None:
     """Each page can be reached from the index."""
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / link).resolve() for link in LINK.findall(index.read_text(encoding="utf-8"))}

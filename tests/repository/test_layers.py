@@ -28,7 +28,7 @@ class LateImport(NamedTuple):
 
 
 def late_imports(tree: house.SourceTree) -> list[str]:
-    """Imports inside functions of what is always there: the standard library and the package itself."""
+    """Imports inside functions of the standard library and of the package itself, which are always available."""
     always = sys.stdlib_module_names | {house.PACKAGE}
     return [
         str(LateImport(file.module, name, line))
@@ -139,7 +139,7 @@ def test_late_imports_are_found(tmp_path: Path) -> None:
 
 
 def test_a_loader_does_without_the_datasets() -> None:
-    """Every start pays for what is imported, of worker processes too; the public names are there all the same."""
+    """Every start pays for imports, also that of a worker process; the public names are available without them."""
     program = (
         "import sys, feedline as fl; heavy = ('datasets', 'images', 'stores', 'testing', 'transforms')\n"
         "print([name for name in heavy if f'feedline.{name}' in sys.modules])\n"

@@ -1,4 +1,4 @@
-"""The rules of the tests themselves: how many examples a law gets, and where a file lies."""
+"""The rules of the tests themselves: number of examples of a law, and place of a file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # ruff: noqa: NPY002 - NumPy's legacy generator is one of those that samplers draw from
-"""Foreign samplers: what is recognized, how others are listed, and what is recorded of them."""
+"""Foreign samplers: recognition, listing of the others, and the recorded states."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_batch_samplers_are_listed_as_batches() -> None:
     assert len(found) == 3
 
 
-def test_the_distributed_order_tells_what_the_schedule_needs() -> None:
+def test_the_distributed_order_has_the_facts_for_the_schedule() -> None:
     order = TorchDistributed(distributed(11, 4, 2, shuffle=False, drop_last=True))
     assert (order.num_replicas, order.rank, order.drop_last, len(order)) == (4, 2, True, 11)
     assert order.take(9, 0, 20).tolist() == list(range(11))
@@ -171,7 +171,7 @@ def test_a_batch_list_that_the_sampler_uses_again_is_copied() -> None:
     assert MaterializedSampler(one_list(), batches=True).take_batches(0, 0, 9) == [["key 0"], ["key 1"], ["key 2"]]
 
 
-def test_an_endless_sampler_is_pulled_no_further_than_asked() -> None:
+def test_an_endless_sampler_is_read_no_further_than_requested() -> None:
     pulled: list[int] = []
     sampler = MaterializedSampler(pulled.append(i) or i for i in count())  # type: ignore[func-returns-value]
     assert sampler.take(0, 5, 8).tolist() == [5, 6, 7]  # type: ignore[union-attr]

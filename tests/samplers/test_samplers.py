@@ -1,4 +1,4 @@
-"""What feedline's samplers give and refuse, by example and by count."""
+"""Orders and errors of feedline's samplers, by example and by count."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOt
 
 @dataclass(frozen=True)
 class Azure:
-    """An Azure server, and the key that may do everything there."""
+    """An Azure server, and its key of full access."""
 
     endpoint: str
 
@@ -57,14 +57,14 @@ class Azure:
         self._put(f"{container}/{quote(key, safe='/~')}", data, blob_type="BlockBlob")
 
     def make_public(self, container: str) -> None:
-        """Let everybody list and read a container."""
+        """Make a container public, for listing and reading."""
         self._put(container, b"", {"restype": "container", "comp": "acl"}, blob_public_access="container")
 
     def _make(self, name: str) -> None:
         self._put(name, b"", {"restype": "container"})
 
     def _put(self, path: str, data: bytes, query: Mapping[str, str] = MappingProxyType({}), **headers: str) -> None:
-        """What obstore cannot do: a request signed with the account's key, as Azure's documentation describes it."""
+        """Send a request signed with the account's key, as in Azure's documentation, which obstore cannot do."""
         special = {f"x-ms-{name.replace('_', '-')}": value for name, value in headers.items()}
         special |= {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
         reported = "".join(f"{header}:{value}\n" for header, value in sorted(special.items()))

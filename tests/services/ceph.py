@@ -57,7 +57,7 @@ _ASKED, _STARTS = 20, 3
 
 @dataclass(frozen=True)
 class S3:
-    """An S3 server, and keys that may do everything there."""
+    """An S3 server, and its keys of full access."""
 
     endpoint: str
     access_key_id: str = "FEEDLINETESTKEY"
@@ -77,7 +77,7 @@ class S3:
         """A new bucket with these objects; its name."""
         name = f"test-{uuid4().hex[:12]}"
         store = self._store(name)
-        # obstore cannot make a bucket, but it signs the request that does.
+        # obstore cannot create a bucket, but it signs the request for it.
         with urlopen(Request(obstore.sign(store, "PUT", "", timedelta(minutes=5)), method="PUT")):
             pass
         self.put(name, objects or {})
@@ -89,8 +89,8 @@ class S3:
             obstore.put(store, name, data)
 
     def link(self, bucket: str, key: str, method: str = "GET", query: str = "") -> str:
-        """A presigned link to any key, also to one that is no path for obstore."""
-        # Signed is the whole address: here obstore's path is the last parameter of its query.
+        """A presigned link to any key, also to one that obstore does not accept as a path."""
+        # The whole address is signed, with obstore's path as the last parameter of its query.
         address = f"{self.endpoint}/{bucket}/{quote(key, safe='/~')}?{query}{'&' if query else ''}x-part="
         more = {"endpoint": address, "virtual_hosted_style_request": "true", "region": "us-east-1"}
         store = S3Store(bucket, config={**self.options, **more}, client_options={"allow_http": True})
@@ -102,7 +102,7 @@ class S3:
             pass
 
     def make_public(self, bucket: str) -> None:
-        """Let everybody list and read a bucket."""
+        """Make a bucket public, for listing and reading."""
         everything = {"Effect": "Allow", "Principal": "*", "Action": ["s3:GetObject", "s3:ListBucket"]}
         places = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
         policy = {"Version": "2012-10-17", "Statement": [{**everything, "Resource": places}]}
@@ -132,7 +132,7 @@ def radosgw(folder: Path) -> Iterator[S3]:
 
 
 def _started(folder: Path) -> tuple[S3, ExitStack]:
-    """A server, and what stops it. Another process may take a port before Ceph does: then again, with other ports."""
+    """A server, and a function that stops it. Other ports are tried if another process takes one before Ceph does."""
     for attempt in range(_STARTS):
         try:
             with ExitStack() as stack:
@@ -173,7 +173,7 @@ def _start_store(folder: Path, config: str, mon_port: int, stack: ExitStack) -> 
     stack.enter_context(running(monitor, lambda: listens(mon_port), folder / "mon.out", "KILL"))
     uuid = str(uuid4())
     number = _asked(config, "osd", "new", uuid).strip()
-    # The store would do this itself, but gives up where `_asked` asks again.
+    # The store would do this itself, but does not retry as `_asked` does.
     _asked(config, "osd", "crush", "add", f"osd.{number}", "1.0", "root=default", "host=here")
     store = [program("ceph-osd", "ceph-osd"), "-c", config, "-i", number]
     done(*store, "--mkfs", "--osd-uuid", uuid)
@@ -185,7 +185,7 @@ def _start_store(folder: Path, config: str, mon_port: int, stack: ExitStack) -> 
 
 
 def _asked(config: str, *command: str) -> str:
-    """The monitor's answer. Now and then it takes a client that has just connected for one of another cluster."""
+    """The monitor's answer. Sometimes it mistakes a new client for one of another cluster."""
     for _ in range(_ASKED):
         try:
             return done(program("ceph", "ceph-common"), "-c", config, "--connect-timeout", "60", *command)

@@ -1,4 +1,4 @@
-"""A web proxy that hurts: between a client and a real server it resets, stalls, truncates and refuses, by seeded dice.
+"""A web proxy that injects faults: it resets, stalls, truncates and refuses requests to a real server, seeded.
 
 As a script: `python fault_proxy.py HOST:PORT '{"share": 0.05, "latency_s": 0.04}'` prints its own port and serves until
 standard input ends.
@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 KINDS = ("reset", "503", "503 Retry-After", "slow", "truncated", "short")
-"""What can happen to a request. "truncated" breaks off before the announced length, "short" announces half of it."""
+"""Faults of a request. "truncated" ends before the announced length, "short" announces half of the length."""
 
 _BLOCK = 1 << 18
 _LOOK_AGAIN_S = 0.05
 _ROUNDS = 5
-"""Rounds of the event loop after which what was aborted is closed."""
+"""Rounds of the event loop after which aborted connections are closed."""
 
 _DENIED = b"<Error><Code>ExpiredToken</Code><Message>key FEEDLINETESTKEY</Message></Error>"
 _CANNED = {
@@ -37,7 +37,7 @@ _CANNED = {
 
 @dataclass(frozen=True)
 class Faults:
-    """What the proxy does: to which share of the requests, with which dice."""
+    """Faults of the proxy: their share of the requests, and their seed."""
 
     share: float = 0.0
     latency_s: float = 0.0
@@ -46,19 +46,19 @@ class Faults:
     seed: int = 0
     kinds: tuple[str, ...] = KINDS
     nbytes_per_s: float = 0.0
-    """What all answers together get through; 0: as much as the machine can do."""
+    """Bytes per second of all answers together; 0 for no limit."""
     nbytes_per_s_each: float = 0.0
-    """What each answer gets through."""
+    """Bytes per second of each answer; 0 for no limit."""
 
 
 class Line:
-    """So many bytes a second pass; 0: as many as come."""
+    """A limit of bytes per second; 0 for none."""
 
     def __init__(self, nbytes_per_s: float) -> None:
         self._nbytes_per_s, self._free_s = nbytes_per_s, 0.0
 
     async def passed(self, nbytes: int) -> None:
-        """Wait until so many bytes more are through."""
+        """Wait until this number of further bytes has passed."""
         if self._nbytes_per_s:
             now = asyncio.get_running_loop().time()
             self._free_s = max(now, self._free_s) + nbytes / self._nbytes_per_s
@@ -67,7 +67,7 @@ class Line:
 
 @dataclass
 class FaultProxy:
-    """`port` is where it listens; `happened` counts the faults by kind, and "none"; `forced` are the next ones."""
+    """Listens on `port`; `happened` counts faults by kind, and "none"; `forced` are the next faults."""
 
     upstream: tuple[str, int]
     faults: Faults = field(default_factory=Faults)
@@ -83,17 +83,17 @@ class FaultProxy:
         return f"http://127.0.0.1:{self.port}"
 
     async def serve(self, ready: threading.Event) -> None:
-        """Until `leave` is called; no connection outlives it."""
+        """Serve until `leave` is called; no connection outlives it."""
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         server = await asyncio.start_server(self._connection, "127.0.0.1", 0, limit=_BLOCK * 4)
         self.port = server.sockets[0].getsockname()[1]
         ready.set()
         await self._over.wait()
-        # Closed while it accepts, asyncio's server forgets the sockets that it has just been given.
+        # If asyncio's server is closed while it accepts, it loses the sockets that it has just accepted.
         for listener in server.sockets:
             self._loop.remove_reader(listener.fileno())
-        # Cancelled in the midst of connecting, a task would leave its socket open: they end by themselves, one way or
-        # another, once their connections are gone.
+        # A task canceled while it connects would leave its socket open. So tasks end by themselves, after their
+        # connections.
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             for end in self._ends:
                 end.transport.abort()
@@ -135,7 +135,7 @@ class FaultProxy:
         here: asyncio.StreamReader,
         there: asyncio.StreamWriter,
     ) -> bool:
-        """Whether the connection goes on."""
+        """True if the connection stays open."""
         head = await reader.readuntil(b"\r\n\r\n")
         body = await reader.readexactly(_length(head) or 0)
         fault = self._dice()

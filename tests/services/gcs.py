@@ -1,4 +1,4 @@
-"""fake-gcs-server, which speaks Google Cloud Storage's protocols, and a guard before it that wants a token.
+"""fake-gcs-server, which speaks Google Cloud Storage's protocols, and a guard before it that requires a token.
 
 The server itself asks for no credentials.
 """
@@ -56,7 +56,7 @@ class GCS:
         return name
 
     def put(self, bucket: str, objects: Mapping[str, bytes], **more: str) -> None:
-        """By Google's other protocol: what obstore puts, the server does not take."""
+        """Put objects by Google's other protocol, because the server refuses obstore's requests for it."""
         for name, data in objects.items():
             query = urlencode({"uploadType": "media", "name": name, **more})
             self._post(f"/upload/storage/v1/b/{bucket}/o?{query}", data, "application/octet-stream")
@@ -68,7 +68,7 @@ class GCS:
 
 @dataclass(frozen=True)
 class Guard:
-    """Lets those in who bring `token`, or one that `key` signs; machines of its cloud get `token` from it."""
+    """Accepts `token`, or a token that `key` signs; machines of its cloud get `token` from it."""
 
     endpoint: str
     token: str
@@ -86,7 +86,7 @@ def fake_gcs(folder: Path) -> Iterator[GCS]:
     port = free_port()
     settings = ["-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-public-host", "127.0.0.1"]
     command = [_binary(), *settings, "-port", str(port)]
-    # Asked to end, it would wait for connections that clients keep open.
+    # On SIGTERM it would wait for connections that clients keep open.
     with running(command, lambda: listens(port), folder / "fake-gcs-server.out", stop="KILL"):
         yield GCS(f"http://127.0.0.1:{port}")
 

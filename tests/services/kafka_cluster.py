@@ -18,7 +18,7 @@ class MockKafka:
     producer: Any
 
     def send(self, topic: str, values: Sequence[bytes], partition: int) -> None:
-        """Append messages, and wait until they are there."""
+        """Append messages, and wait until they are stored."""
         for value in values:
             self.producer.produce(topic, value, partition=partition)
             self.producer.poll(0)
@@ -27,7 +27,7 @@ class MockKafka:
 
 @contextmanager
 def mock_kafka(partitions: int = 4) -> Iterator[MockKafka]:
-    """A cluster that makes topics of 4 partitions when they are first named."""
+    """A cluster that creates topics of 4 partitions on first use."""
     producer = Producer({"bootstrap.servers": "", "test.mock.num.brokers": 1, "linger.ms": 1, "log_level": 0})
     brokers = producer.list_topics(timeout=30).brokers.values()
     yield MockKafka(",".join(f"{each.host}:{each.port}" for each in brokers), producer)

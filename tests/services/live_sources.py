@@ -1,4 +1,4 @@
-"""The sources of live streams, each with the same few acts: send, trim, and a stream that reads it."""
+"""The sources of live streams, with the same few operations: send, trim, and a stream that reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PostgreSQL on loopback, trusting everybody, its data in a folder that goes with it."""
+"""PostgreSQL on loopback, without passwords, with its data in a temporary folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def postgres() -> Iterator[str]:
     """The address of an empty database: `postgresql://postgres@127.0.0.1:PORT/postgres`."""
     folder = Path(tempfile.mkdtemp(prefix="feedline-postgres-"))  # pytest's own folders are closed to other users
     try:
-        # The server refuses to run as root: there it runs as the user that Debian makes for it.
+        # The server refuses to run as root. Root starts it as the user that Debian creates for it.
         become = _become(folder) if os.geteuid() == 0 else []
         binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
         tools = {name: program(name, "postgresql", *binaries) for name in ("initdb", "postgres", "pg_isready")}
@@ -42,6 +42,6 @@ def _become(folder: Path) -> list[str]:
         program("initdb", "postgresql")  # says what is missing
         raise
     os.chown(folder, user.pw_uid, user.pw_gid)
-    # Repeated in the inner call: a change of user takes the tie to this process away.
+    # Repeated in the inner call, because a change of user clears the signal at the death of this process.
     user_and_group = [f"--reuid={_USER}", f"--regid={_USER}", "--init-groups"]
     return [program("setpriv", "util-linux"), *user_and_group, "--pdeathsig=INT"]

@@ -1,4 +1,4 @@
-"""Real servers as children of this process: started on free ports, gone with it however it ends."""
+"""Real servers as children of this process: started on free ports, and ended with it in every case."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def free_port() -> int:
 
 
 def listens(port: int) -> bool:
-    """Whether something accepts connections there."""
+    """True if a process accepts connections there."""
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def answers(address: str) -> bool:
-    """Whether a web server answers there, with whatever status below 500."""
+    """True if a web server answers there with a status below 500."""
     try:
         with urlopen(address, timeout=5):
             return True
@@ -58,7 +58,7 @@ def answers(address: str) -> bool:
 
 
 def done(*command: str, **more: str) -> str:
-    """What a command writes; its own words when it fails."""
+    """The output of a command; an error with its error output if it fails."""
     result = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **more})
     if result.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{result.stdout}{result.stderr}")

@@ -1,4 +1,4 @@
-"""What is special to one format in a real S3 or on a web server: requests, torch's own loader, failures in workers."""
+"""Single formats in a real S3 or on a web server: requests, torch's own loader, failures in workers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def bucket(s3: S3) -> str:
 
 @pytest.fixture
 def put(s3: S3, bucket: str) -> Callable[[dict[str, bytes]], Bucket]:
-    """What puts files into a new folder of the bucket."""
+    """Function that puts files into a new folder of the bucket."""
 
     def put(files: dict[str, bytes]) -> Bucket:
         place = Bucket(s3, bucket, uuid4().hex)
@@ -61,7 +61,7 @@ def put(s3: S3, bucket: str) -> Callable[[dict[str, bytes]], Bucket]:
 
 @pytest.fixture
 def filled(put: Callable[[dict[str, bytes]], Bucket], tmp_path: Path) -> Callable[[str], tuple[Any, Bucket, Path]]:
-    """What opens a format of the suite whose files lie in the bucket; with the place and the folder."""
+    """Function that opens a format of the suite with files in the bucket; with the place and the folder."""
 
     def filled(name: str) -> tuple[Any, Bucket, Path]:
         folder = tmp_path / name
@@ -118,7 +118,7 @@ def test_damaged_images_are_left_out(filled: Any) -> None:
         assert sum(len(labels) for _, labels in loaded) == COUNT - 2
 
 
-def test_rows_of_a_manifest_whose_files_are_gone_are_left_out(put: Any, tmp_path: Path) -> None:
+def test_rows_of_a_manifest_with_missing_files_are_left_out(put: Any, tmp_path: Path) -> None:
     write_texts(tmp_path)
     place = put({name: data for name, data in contents(tmp_path).items() if name != "07.txt"})
     far = manifest(place.root, **place.store)
@@ -153,7 +153,7 @@ class TestRequests:
         far = opened()
         after = statistics()
         assert after.nbytes - before.nbytes < 100_000  # index.json
-        # of folders of Parquet: is it an object, what is in it, is it a table of Hudi, Delta or Iceberg
+        # for folders of Parquet: is it an object, its listing, is it a table of Hudi, Delta or Iceberg
         most = 5 if name == "parquet in folders" else len(far.shard_sizes) + 4
         assert after.requests - before.requests <= most
 

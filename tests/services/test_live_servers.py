@@ -1,6 +1,6 @@
 """Live streams on real servers of NATS, Redis and PostgreSQL, and on the mock cluster of librdkafka for Kafka.
 
-The laws of all live streams are in tests/streams/live/test_live.py; here each source keeps the ones that depend on it.
+The laws of all live streams are in tests/streams/live/test_live.py; these tests are of laws that depend on the source.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_a_partial_batch_comes_when_the_time_is_up(source: Source) -> None:
         assert next(iterator).tolist() == [8]
 
 
-def test_a_group_goes_on_behind_what_was_delivered(source: Source) -> None:
+def test_a_group_continues_after_the_delivered_messages(source: Source) -> None:
     if not source.keeps_groups:
         with pytest.raises(TypeError, match="group"):
             source.stream(group="train")
@@ -118,8 +118,8 @@ def test_messages_that_do_not_parse_are_named(source: Source, tmp_path: Path) ->
     assert json.loads(line)["index"] in "".join(raised.value.__notes__)
 
 
-def test_what_is_read_ahead_is_bounded(source: Source) -> None:
-    """A loop that does not come back leaves all but the buffer, and one answer of the source, at the source."""
+def test_reading_ahead_is_bounded(source: Source) -> None:
+    """If the loop stops, only the buffer and one answer of the source are read; all else stays at the source."""
     source.send(range(6_000))
     stream = source.stream(limits=streams.LiveLimits(buffer=50), **QUICK)
     with fl.DataLoader(stream, 10, seed=0) as loader:
@@ -146,7 +146,7 @@ def test_a_server_that_does_not_answer_is_named(source: Source) -> None:
         iter(fl.DataLoader(stream, 4, seed=0, distributed=fl.RankPolicy((1, 2), uneven="stop")))
     notes = "".join(raised.value.__notes__)
     assert "on rank 1 of 2" in notes
-    if type(source).__name__ != "KafkaSource":  # whose brokers alone know the partitions
+    if type(source).__name__ != "KafkaSource":  # only its brokers know the partitions
         assert "while opening partition 1 (epoch 0)" in notes
 
 
@@ -264,7 +264,7 @@ CREDENTIALS = {"redis": redis_credentials, "nats": nats_credentials, "postgres":
 def test_credentials_that_are_withdrawn_from_a_running_stream(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """The error comes at once, not when the patience with a server that is away ends; and nothing is lost."""
+    """The error is raised at once, not after the patience for a missing server, and nothing is lost."""
     with CREDENTIALS[name](tmp_path, request) as (source, mine, withdraw, others):
         source.send(range(12))
         ranks = fl.RankPolicy((1, 2), uneven="stop")
@@ -337,7 +337,7 @@ def test_fields_of_redis(redis_address: str) -> None:
 
 
 def test_rows_of_slow_transactions_are_waited_for(postgres: str) -> None:
-    """A transaction takes a key, another takes the next one and ends first."""
+    """A transaction takes a key; another one takes the next key and ends first."""
     from adbc_driver_postgresql import dbapi
 
     source = SOURCES["postgres"](postgres, next(_names))
@@ -351,7 +351,7 @@ def test_rows_of_slow_transactions_are_waited_for(postgres: str) -> None:
         assert sorted(number for batch in iterator for number in batch.tolist()) == [1, 2]
 
 
-def test_what_is_wrong_with_a_database_is_named(postgres: str) -> None:
+def test_faults_of_a_database_are_named(postgres: str) -> None:
     with pytest.raises(errors.SourceError, match=r"refuses the query: .*nowhere"):
         iter(fl.DataLoader(streams.SQLRows(postgres, "SELECT id FROM nowhere"), 4))
     absent = postgres.replace("postgres@", "stranger@")

@@ -21,14 +21,14 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
         pass
 
 
-def test_a_server_is_gone_after_its_block(tmp_path: Path) -> None:
+def test_a_server_ends_with_its_block(tmp_path: Path) -> None:
     with running(["sleep", "1000"], lambda: True, tmp_path / "log") as pid:
         assert psutil.pid_exists(pid)
     assert not psutil.pid_exists(pid)
 
 
 def test_postgres_speaks(postgres: str) -> None:
-    """The first message of its protocol: whether it would encrypt."""
+    """The first message of its protocol, which requests encryption."""
     host, _, rest = postgres.rpartition("@")[2].partition(":")
     with socket.create_connection((host, int(rest.partition("/")[0])), timeout=10) as client:
         client.sendall((8).to_bytes(4, "big") + (80877103).to_bytes(4, "big"))

@@ -1,4 +1,4 @@
-"""Manifests out of a real PostgreSQL."""
+"""Manifests from a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUERY = "SELECT id, path, label, weight FROM samples WHERE split = $1 AND label 
 
 @pytest.fixture
 def database(postgres: str, tmp_path: Path) -> Iterator[str]:
-    """A database with a table of samples, whose files lie in the test's folder."""
+    """A database with a table of samples, whose files are in the test's folder."""
     run(
         postgres,
         "CREATE TABLE samples (id bigint PRIMARY KEY, path text, label integer, weight double precision, split text,"

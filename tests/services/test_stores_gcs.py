@@ -1,4 +1,4 @@
-"""Google Cloud Storage's protocol from a server of it, and who is let in."""
+"""Google Cloud Storage's protocol with a server of it, and its access control."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def random_ranges(count: int, most: int, seed: int = 0) -> list[tuple[int, int]]
     return [(start, start + dice.randrange(most)) for start in starts]
 
 
-def test_objects_and_ranges_are_what_was_put(gcs: GCS, bucket: str, tmp_path: Path) -> None:
+def test_objects_and_ranges_equal_the_stored_bytes(gcs: GCS, bucket: str, tmp_path: Path) -> None:
     ranges = random_ranges(100, 9000)
     for cache in (None, tmp_path / "cache"):
         store = opened(gcs, bucket, cache=cache)
@@ -80,7 +80,7 @@ def test_objects_and_ranges_are_what_was_put(gcs: GCS, bucket: str, tmp_path: Pa
         assert all(data == BIG[start:stop] for data, (start, stop) in zip(found, ranges, strict=True))
 
 
-def test_listing_tells_the_same_versions_as_a_look(gcs: GCS, bucket: str) -> None:
+def test_listings_and_look_ups_report_the_same_versions(gcs: GCS, bucket: str) -> None:
     store = opened(gcs, bucket)
     assert [info.path for info in store.list()] == sorted(OBJECTS)
     for prefix, expected in (("train", 4), ("train/", 3), ("train/s", 1), ("nothing", 0)):
@@ -105,7 +105,7 @@ def test_listing_tells_the_same_versions_as_a_look(gcs: GCS, bucket: str) -> Non
         ),
     ],
 )
-def test_what_cannot_be_read_is_named(
+def test_unreadable_objects_are_named(
     gcs: GCS, bucket: str, ask: Callable[[stores.Store], Any], kind: type[Exception], words: str
 ) -> None:
     with pytest.raises(kind, match=rf"gs://{bucket}/?.*{words}") as caught:
@@ -131,7 +131,7 @@ def test_an_object_that_changes_between_reads(gcs: GCS, tmp_path: Path) -> None:
     assert kept.read("x", 500, 1500) == b"b" * 1000
 
 
-def test_what_google_unpacks_has_no_ranges(gcs: GCS) -> None:
+def test_objects_that_google_decompresses_have_no_ranges(gcs: GCS) -> None:
     bucket = gcs.bucket({})
     gcs.put(bucket, {"x.jsonl": gzip.compress(b"{}\n" * 1000)}, contentEncoding="gzip")
     with pytest.raises(
@@ -196,7 +196,7 @@ def shards(gcs: GCS, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("method", ["thread", "process"])
-def test_loaders_deliver_what_files_give(
+def test_loaders_deliver_the_samples_of_the_files(
     guarded: Guard, folder: Path, shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """Also in processes, which get the name of the variable that holds the key."""
@@ -239,7 +239,7 @@ WAYS: dict[str, Callable[[Guard, Path], tuple[dict[str, Any], Environment]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_ways_to_be_let_in(
+def test_accepted_credentials(
     guarded: Guard, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     file = tmp_path / "home" / ".config" / "gcloud" / "application_default_credentials.json"
@@ -253,7 +253,7 @@ def test_ways_to_be_let_in(
     assert [info.path for info in store.list("train/1")] == ["train/1.bin"]
 
 
-def test_who_is_not_let_in(guarded: Guard, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_credentials(guarded: Guard, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def reading(**options: Any) -> Any:
         store = stores.open_store(f"gs://{bucket}", options={"endpoint": guarded.endpoint, **options})
         return store.read("train/1.bin")

@@ -1,4 +1,4 @@
-"""Names of objects that look like something else: patterns, folders, paths that lead elsewhere."""
+"""Names of objects that look like patterns, folders, or paths that lead elsewhere."""
 
 from __future__ import annotations
 

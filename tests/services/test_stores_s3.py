@@ -1,4 +1,4 @@
-"""S3 for real: a production server, and between it and us a proxy that hurts."""
+"""A production S3 server, behind a proxy that injects faults."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def random_ranges(count: int, most: int, seed: int = 0) -> list[tuple[int, int]]
     return [(start, start + dice.randrange(most)) for start in starts]
 
 
-def test_objects_are_what_was_put(store: stores.Store) -> None:
+def test_objects_equal_the_stored_bytes(store: stores.Store) -> None:
     for name, data in OBJECTS.items():
         assert store.read(name) == data
         assert store.info(name).size == len(data)
 
 
-def test_ranges_are_what_was_put(store: stores.Store) -> None:
+def test_ranges_equal_the_stored_bytes(store: stores.Store) -> None:
     ranges = [*random_ranges(300, 100_000), (0, len(BIG)), (5, 5)]
     found = store.read_many("train/0.bin", ranges)
     assert all(data == BIG[start:stop] for data, (start, stop) in zip(found, ranges, strict=True))
@@ -109,7 +109,7 @@ WRONG: dict[str, tuple[Callable[[stores.Store], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_read_is_named(store: stores.Store, name: str) -> None:
+def test_unreadable_objects_are_named(store: stores.Store, name: str) -> None:
     ask, kind, words = WRONG[name]
     with pytest.raises(kind, match=words) as caught:
         ask(store)
@@ -251,7 +251,7 @@ def test_workers_read_through_the_store_and_a_shared_cache(
     }
     cache = stores.Cache(tmp_path, limit="100 MB", piece_nbytes=1 << 20)
     data = Ranges(stores.open_store(f"s3://{bucket}", options=options, cache=cache))
-    assert data[0] == sum(BIG[slice(*data.ranges[0])])  # read here before the workers come
+    assert data[0] == sum(BIG[slice(*data.ranges[0])])  # read here before the workers start
     loader = fl.DataLoader(
         data,
         batch_size=10,

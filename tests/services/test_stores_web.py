@@ -48,7 +48,7 @@ def test_versions_of_a_web_server_change_with_the_file(pages: str, web_root: Pat
         store.read("changing", 0, 3, version=version)
 
 
-def test_what_a_web_server_refuses(pages: str) -> None:
+def test_refusals_of_a_web_server(pages: str) -> None:
     store = stores.open_store(pages)
     with pytest.raises(stores.ObjectNotFoundError, match=r"data/9\.bin: there is no such object"):
         store.read("data/9.bin")

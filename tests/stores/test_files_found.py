@@ -1,4 +1,4 @@
-"""Files and objects found by path, pattern or address, and read alike."""
+"""Files and objects found by path, pattern or address, and read in the same way."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> FileSet:
     return find(f"{request.getfixturevalue('memory')}/train", "*.bin", cache=cache)
 
 
-def test_a_folder_stands_for_what_is_in_it(files: FileSet) -> None:
+def test_a_folder_stands_for_its_files(files: FileSet) -> None:
     assert len(files) == 100
     assert files.names == sorted(files.names)
     assert [files.info(number).size for number in range(100)] == [1000 + number for number in range(100)]
@@ -67,7 +67,7 @@ def test_many_at_once(files: FileSet) -> None:
     assert [bytes(view) for view in files[3].read([(0, 2), (5, 5)])] == [b"\3\3", b""]
 
 
-def test_what_is_pickled_reads_the_same(files: FileSet) -> None:
+def test_a_pickled_set_reads_the_same(files: FileSet) -> None:
     files.read([Extent(0, 0, 1)])
     again = pickle.loads(pickle.dumps(files))
     assert again.names == files.names
@@ -122,7 +122,7 @@ def test_each_store_has_a_part_of_its_own(
 
 
 @pytest.mark.parametrize("path", ["train/100.bin", "train/{000..100}.bin", "train/x*.bin", "empty/", "train/none"])
-def test_what_is_not_there_is_named(memory: str, path: str) -> None:
+def test_missing_files_are_named(memory: str, path: str) -> None:
     with pytest.raises(ObjectNotFoundError, match=r"memory://bucket/(train/(100|x\*|none)|empty)"):
         find(f"{memory}/{path}", "*.bin")
 
@@ -144,7 +144,7 @@ def test_an_empty_file_has_no_bytes(tmp_path: Path) -> None:
     assert bytes(find(tmp_path / "empty", "")[0].read([(0, 0)])[0]) == b""
 
 
-def test_a_file_for_those_who_open_files(memory: str, folder: str, tmp_path: Path) -> None:
+def test_a_file_for_libraries_that_open_files(memory: str, folder: str, tmp_path: Path) -> None:
     assert find(f"{folder}/train/001.bin", "").local_path(0) == f"{folder}/train/001.bin"
     cached = find(f"{memory}/train/001.bin", "", cache=tmp_path / "cache")
     assert Path(cached.local_path(0)).read_bytes().startswith(CONTENT["train/001.bin"])
@@ -161,7 +161,7 @@ def test_wants_are_of_caches_only(memory: str, folder: str, tmp_path: Path) -> N
     assert want == ObjectRange("bucket/train/002.bin", 0, 3)
 
 
-def test_what_is_mapped_is_read_without_waiting(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mapped_files_are_read_without_waiting(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = find(f"{memory}/train", "*.bin", cache=tmp_path / "cache")
     extents = [Extent(number, 5, 9) for number in (3, 1, 2)]
     read = files.read(extents)
@@ -176,7 +176,7 @@ def test_what_is_mapped_is_read_without_waiting(memory: str, tmp_path: Path, mon
         files.read([*extents, Extent(4, 0, 1)])
 
 
-def test_what_is_no_range_is_refused_in_memory_as_well(memory: str, tmp_path: Path) -> None:
+def test_invalid_ranges_are_refused_in_memory_too(memory: str, tmp_path: Path) -> None:
     files = find(f"{memory}/train", "*.bin", cache=tmp_path / "cache")
     files.read([Extent(1, 0, 1001), Extent(2, 0, 1002)])
     with pytest.raises(ValueError, match="not a valid range"):

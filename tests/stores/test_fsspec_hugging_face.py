@@ -1,4 +1,4 @@
-"""Parquet files on the Hugging Face Hub, by their `hf://` address: its own client, and a hub on this machine."""
+"""Parquet files on the Hugging Face Hub, by their `hf://` address, with its own client and a hub on this machine."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["direct", "cached"])
-def test_a_dataset_is_read_where_it_lies(options: dict[str, Any], cached: bool, tmp_path: Path) -> None:
+def test_a_dataset_is_read_from_the_hub(options: dict[str, Any], cached: bool, tmp_path: Path) -> None:
     cache = tmp_path / "cache" if cached else None
     address = "hf://datasets/someone/things/data/**/*.parquet"
     dataset = Parquet(address, ["x", "lang"], cache=cache, options=options)

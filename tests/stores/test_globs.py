@@ -1,4 +1,4 @@
-"""Braces mean the same in paths, in addresses and on a filesystem of pyarrow's."""
+"""Braces mean the same in paths, in addresses and on a filesystem of pyarrow."""
 
 from __future__ import annotations
 

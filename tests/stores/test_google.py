@@ -1,4 +1,4 @@
-"""Google's credentials and servers, as far as they are known without a request."""
+"""Google's credentials and servers, as known without a request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def anonymous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_a_wrong_file_is_an_error_that_tells_the_store_and_the_remedy(
+def test_a_wrong_file_is_an_error_with_the_store_and_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | None, words: str
 ) -> None:
     file = tmp_path / "secret.json"
@@ -70,7 +70,7 @@ def test_a_server_that_is_no_address(monkeypatch: pytest.MonkeyPatch, server: st
         stores.open_store("gs://bucket").size("x")
 
 
-def test_which_server_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_of_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     assert obstore_client.settings({"GOOGLE_BEARER_TOKEN": "t"}) == {"bearer_token": "t"}
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "localhost:9023")
     assert obstore_client.settings({}) == {"base_url": "http://localhost:9023", "skip_signature": True}

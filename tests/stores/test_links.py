@@ -1,4 +1,4 @@
-"""Links with signatures, and web servers that do not do what most do."""
+"""Links with signatures, and unusual web servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUICK = stores.Retry(attempts=3, first_wait_s=0, max_wait_s=0, idle_timeout_s=10
 
 
 class Links(Handler):
-    """`/signed/...` wants a signature and no HEAD; the other names say what they do."""
+    """`/signed/...` requires a signature and refuses HEAD; the other names describe their behavior."""
 
     def do_HEAD(self) -> None:
         if self.path.startswith(("/signed/", "/no-head/")):
@@ -115,7 +115,7 @@ class Links(Handler):
 
 @dataclass
 class Content:
-    """The objects that the server holds, and the paths that it was asked for."""
+    """The objects of the server, and the requested paths."""
 
     objects: dict[str, bytes]
     asked: list[str] = field(default_factory=list)
@@ -277,7 +277,7 @@ def test_answers_that_are(server: Server, place: str, query: str) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "?x=1"])
-def test_what_arrived_before_a_break_is_kept(server: Server, query: str) -> None:
+def test_bytes_received_before_a_break_are_kept(server: Server, query: str) -> None:
     root, path = stores.split(f"{server.url}/early/a%20b.bin{query}")
     before = len(server.state.asked)
     assert stores.open_store(root, retry=QUICK).read(path, 0, len(CONTENT)) == CONTENT

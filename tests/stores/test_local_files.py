@@ -1,4 +1,4 @@
-"""The contract of every store, on those that need no server; and what is special about local files."""
+"""The contract of every store, on stores without a server, and properties of local files."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_listing(store: stores.Store) -> None:
     assert all(info == store.info(info.path) for info in store.list())
 
 
-def test_what_is_missing_is_named(store: stores.Store) -> None:
+def test_missing_files_are_named(store: stores.Store) -> None:
     for ask in (store.info, store.size, store.read, lambda path: store.read(path, 0, 1)):
         with pytest.raises(stores.ObjectNotFoundError, match=r"a/nothing") as caught:
             ask("a/nothing")
@@ -93,7 +93,7 @@ def test_what_is_missing_is_named(store: stores.Store) -> None:
         store.read("a/0.bin/below", 0, 1)
 
 
-def test_ranges_that_cannot_be(store: stores.Store) -> None:
+def test_impossible_ranges(store: stores.Store) -> None:
     for start, stop in ((299_990, 300_001), (400_000, 400_001)):
         with pytest.raises(stores.RangeError, match=rf"0\.bin, bytes \[{start}, {stop}\): .* only 300000 bytes"):
             store.read("a/0.bin", start, stop)
@@ -172,7 +172,7 @@ def test_few_files_are_kept_open(tmp_path: Path) -> None:
     assert open_files() - before <= 64
 
 
-def test_recent_keeps_what_was_used_last() -> None:
+def test_recent_keeps_the_last_used_values() -> None:
     recent = LRUCache[str, int](2)
     recent.put("a", 1)
     recent.put("b", 2)

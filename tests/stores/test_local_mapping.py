@@ -1,4 +1,4 @@
-"""Mapped files: what is seen of them stays, and nothing else of them does."""
+"""Mapped files: the parts in use stay mapped, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores whose server fails, keeps silent, throttles or knows no ranges."""
+"""Stores whose server fails, does not answer, throttles or has no ranges."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEYS = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-eas
 
 
 class FailingServer:
-    """S3, as far as it is read, with objects of one bucket `b` and everything that can go wrong."""
+    """S3 for reading, with objects of one bucket `b` and all kinds of faults."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -163,7 +163,7 @@ READS: dict[str, Callable[[stores.Store], object]] = {
     ("read", "status", "cached"),
     [
         *((read, status, False) for read in READS for status in (None, 500)),
-        *(("range", None, True), ("ranges", 500, True)),  # a cache asks the same store for what it lacks
+        *(("range", None, True), ("ranges", 500, True)),  # a cache requests missing data from the same store
     ],
 )
 def test_waits_for_a_store_end_when_not_wanted(
@@ -353,7 +353,7 @@ def test_a_pattern_within_a_folder_does_not_go_through_those_below(
         assert (names, server.pages) == ([f"s3://b/{folder}{number}.txt" for number in range(3)], 2)
 
 
-def test_a_listing_goes_on_where_a_page_failed(server: FailingServer) -> None:
+def test_a_listing_continues_where_a_page_failed(server: FailingServer) -> None:
     server.objects = {f"{number:05}": b"x" for number in range(3000)}
     server.failing_pages = {2, 3, 7, 11, 13, 17, 19, 23, 29, 31}
     quick = stores.Retry(attempts=3, first_wait_s=0, max_wait_s=0)

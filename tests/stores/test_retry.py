@@ -1,4 +1,4 @@
-"""Patience: what is tried again and when, without a server and without waiting."""
+"""Retries: what is retried and when, without a server and without waiting."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def failing(times: int, **how: Any) -> Callable[[TransientError | None], str]:
     return attempt
 
 
-def test_what_passes_is_tried_again_after_longer_and_longer_waits() -> None:
+def test_transient_failures_are_retried_after_longer_and_longer_waits() -> None:
     clock, before = FakeClock(), stores.statistics()
     attempts = Attempts(Retry(first_wait_s=1, max_wait_s=6), clock, lambda: 1.0)
     assert attempts.run(failing(5), "x") == "data"
@@ -110,7 +110,7 @@ def test_the_deadline_holds_for_the_wait_after_a_throttled_answer_too() -> None:
     assert clock.waits == []
 
 
-def test_what_does_not_pass_is_not_tried_again() -> None:
+def test_permanent_failures_are_not_retried() -> None:
     calls = list[int]()
 
     def denied(_: TransientError | None) -> None:
@@ -154,7 +154,7 @@ RANGES = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 80)).map(lambda 
 
 
 @given(RANGES, st.integers(0, 40), st.integers(1, 120))
-def test_ranges_come_out_as_they_went_in_whatever_is_joined_or_split(
+def test_ranges_keep_their_order_however_they_are_joined_or_split(
     ranges: list[tuple[int, int]], gap: int, largest: int
 ) -> None:
     content = random.Random(0).randbytes(400)
@@ -229,7 +229,7 @@ def test_a_second_request_that_fails_does_no_harm() -> None:
     assert slow_until_hedged(Transfers(2, 0.95), fail) == b"first"
 
 
-def test_what_was_throttled_is_not_sent_again() -> None:
+def test_throttled_requests_are_not_hedged() -> None:
     before = stores.statistics()
     assert slow_until_hedged(Transfers(2, 0.95), lambda: memoryview(b"second"), throttled=True) == b"first"
     assert stores.statistics().hedges == before.hedges
@@ -249,7 +249,7 @@ def test_one_in_ten_may_be_sent_again() -> None:
 
 
 class Odd(Handler):
-    """/busy asks to wait; /short announces half of what its range says; the rest is whole."""
+    """/busy asks to wait; /short announces half of its range; the rest is complete."""
 
     def do_GET(self) -> None:
         if self.path == "/busy":

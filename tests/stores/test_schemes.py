@@ -1,4 +1,4 @@
-"""A scheme from outside: its store is opened by address, cached, read by datasets, and known in worker processes."""
+"""A scheme from outside: its store is opened by address, cached, read by datasets, and known to worker processes."""
 
 from __future__ import annotations
 
@@ -199,13 +199,13 @@ def test_a_row_says_how_addresses_are_written(row: dict[str, Any], address: str,
     ],
 )
 @pytest.mark.usefixtures("mem2")
-def test_a_row_says_what_is_refused(row: dict[str, Any], address: str, words: str) -> None:
+def test_a_row_defines_which_addresses_are_refused(row: dict[str, Any], address: str, words: str) -> None:
     stores.register_scheme("mem2", stores.Scheme(open_dict, **row))
     with pytest.raises(ArgumentError, match=words):
         stores.split(address)
 
 
-def test_what_is_no_scheme_is_refused() -> None:
+def test_an_object_that_is_no_scheme_is_refused() -> None:
     good = stores.Scheme(open_dict)
     wrong: list[tuple[Any, Any, str]] = [
         (3, good, r"register_scheme\(3\): a scheme must be a string of lower-case"),
@@ -225,7 +225,7 @@ def test_what_is_no_scheme_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("mem2")
-def test_what_does_not_list_is_asked_for_each_object() -> None:
+def test_a_store_without_listings_is_asked_for_each_object() -> None:
     stores.register_scheme("mem2", stores.Scheme(open_dict, lists=False))
     assert len(fl.datasets.Lines("mem2://bucket/{0..7}.txt")) == 8
     with pytest.raises(stores.ObjectNotFoundError, match="mem2://bucket/gone: there is no such object"):

@@ -1,4 +1,4 @@
-"""Lines that carry less than is asked of them: reads end, and what has arrived is not sent again."""
+"""Lines that are too slow for their requests: reads end, and received data is not sent again."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class SlowServer:
             while True:
                 await self._answer(writer, await reader.readuntil(b"\r\n\r\n"))
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client went away
+            pass  # the client has disconnected
         finally:
             self._open.discard(writer)
             writer.transport.abort()
@@ -116,7 +116,7 @@ def test_a_line_that_breaks_again_and_again_sends_each_byte_about_once() -> None
     assert server.sent <= 1.2 * len(CONTENT)
 
 
-def test_parts_of_what_has_no_version_are_not_joined() -> None:
+def test_parts_of_an_object_without_a_version_are_not_joined() -> None:
     retry = stores.Retry(first_wait_s=0.001, max_wait_s=0.002, attempts=3, hedge_quantile=None)
     server = SlowServer(breaks_after=600_000, is_versioned=False)
     with serving(server):
@@ -138,7 +138,7 @@ SIZES = st.lists(st.integers(1, 40), max_size=20)
 
 
 @given(SIZES, st.data())
-def test_a_range_is_what_arrived_however_often_it_broke(sizes: list[int], data: st.DataObject) -> None:
+def test_a_range_is_complete_however_often_the_line_broke(sizes: list[int], data: st.DataObject) -> None:
     content = random.Random(1).randbytes(sum(sizes))
     part = PartialRange(ByteRange(100, 100 + len(content)))
     for size in sizes:
@@ -174,7 +174,7 @@ def good_slot(limit: ConcurrencyLimit) -> None:
     limit.run(bool)
 
 
-def test_what_fails_together_is_asked_for_with_less_at_once_once() -> None:
+def test_requests_that_fail_together_halve_the_limit_once() -> None:
     limit, all_in = ConcurrencyLimit(8), threading.Barrier(8)
 
     def fail_together() -> None:

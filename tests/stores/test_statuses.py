@@ -1,4 +1,4 @@
-"""What servers answer instead of data: which answers are asked for again, and what the others say."""
+"""Answers of servers without data: those that are retried, and the errors for the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONCE = stores.Retry(attempts=1)
 
 
 @given(st.integers(500, 599), st.sampled_from(["", "InternalError", "NotImplemented", "Unknown"]))
-def test_every_status_of_a_failing_server_passes(status: int, code: str) -> None:
+def test_every_status_of_a_failing_server_is_transient(status: int, code: str) -> None:
     error = error_for(Refusal(status, code), "x")
     assert isinstance(error, TransientError)
     assert error.throttled == (status == 503)
@@ -48,7 +48,7 @@ def test_other_statuses_that_pass(status: int) -> None:
         (409, "ConditionalRequestConflict", False),
     ],
 )
-def test_codes_that_pass_whatever_their_status(status: int, code: str, throttled: bool) -> None:
+def test_codes_that_are_transient_for_every_status(status: int, code: str, throttled: bool) -> None:
     error = error_for(Refusal(status, code), "x")
     assert isinstance(error, TransientError)
     assert error.throttled == throttled
@@ -124,7 +124,7 @@ def opened(server: Server, retry: stores.Retry) -> stores.Store:
 @pytest.mark.parametrize(
     "answer", ["507/none", "509/none", "520/none", "530/none", "400/SlowDown", "409/OperationAborted"]
 )
-def test_what_passes_is_asked_for_again(server: Server, answer: str) -> None:
+def test_transient_failures_are_retried(server: Server, answer: str) -> None:
     before = server.state["asked"]
     with pytest.raises(stores.StoreUnavailableError, match=f"2 attempts failed .*status {answer[:3]}"):
         opened(server, QUICK).read(answer, 0, 3)
@@ -141,7 +141,7 @@ def test_what_passes_is_asked_for_again(server: Server, answer: str) -> None:
         ("loop/none", "redirects this address in a circle", False),
     ],
 )
-def test_what_stays_says_what_to_do(server: Server, answer: str, words: str, whole: bool) -> None:
+def test_permanent_failures_name_the_remedy(server: Server, answer: str, words: str, whole: bool) -> None:
     with pytest.raises(stores.StoreError, match=f"s3://b/{answer}.*: .*{words}") as caught:
         opened(server, ONCE).read(answer, 0, None if whole else 3)
     assert not isinstance(caught.value, stores.AccessDeniedError)

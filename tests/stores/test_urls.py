@@ -1,4 +1,4 @@
-"""Addresses, patterns and options: no server is asked, and nothing secret is shown."""
+"""Addresses, patterns and options, without a request, and without showing secrets."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_wrong_pattern_does_not_tell_credentials(pattern: str) -> None:
 
 
 class HostFileSystem(MemoryFileSystem):  # type: ignore[misc]
-    """One server of many, as those of hdfs, ftp and sftp; it tells no versions, and of trouble too much."""
+    """One server of many, like those of hdfs, ftp and sftp; it has no versions, and its errors reveal too much."""
 
     protocol = "hostfs"
     store: ClassVar[dict[str, Any]] = {}
@@ -133,14 +133,14 @@ def hostfs() -> Iterator[type[HostFileSystem]]:
     HostFileSystem.clear_instance_cache()
 
 
-def test_the_server_in_an_address_is_the_one_that_is_asked(hostfs: type[HostFileSystem]) -> None:
+def test_requests_go_to_the_server_in_the_address(hostfs: type[HostFileSystem]) -> None:
     hostfs(host="nn:8020").pipe("/d/0.txt", b"zero")
     data = Files("hostfs://nn:8020/d/0.txt")
     assert data[0] == b"zero"
     assert stores.open_store("hostfs://nn:8020/d").read("0.txt") == b"zero"
 
 
-def test_a_server_that_cannot_be_had_is_named_and_asked_again(hostfs: type[HostFileSystem]) -> None:
+def test_an_unavailable_server_is_named_and_retried(hostfs: type[HostFileSystem]) -> None:
     before = stores.statistics().retries
     store = stores.open_store("hostfs://down/d", retry=stores.Retry(attempts=2, first_wait_s=0.001))
     with pytest.raises(stores.StoreUnavailableError, match="hostfs://down/d/x") as caught:
@@ -151,13 +151,13 @@ def test_a_server_that_cannot_be_had_is_named_and_asked_again(hostfs: type[HostF
         stores.open_store("hostfs://").size("x")
 
 
-def test_what_a_file_system_says_is_not_repeated(hostfs: type[HostFileSystem]) -> None:
+def test_the_text_of_a_file_system_is_not_repeated(hostfs: type[HostFileSystem]) -> None:
     with pytest.raises(stores.StoreError, match="hostfs://nn/trouble: RuntimeError of fsspec") as caught:
         stores.open_store("hostfs://nn").size("trouble")
     assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
-def test_what_tells_no_version_is_kept_for_one_dataset_only(hostfs: type[HostFileSystem], tmp_path: Path) -> None:
+def test_an_object_without_a_version_is_kept_for_one_dataset_only(hostfs: type[HostFileSystem], tmp_path: Path) -> None:
     system = hostfs(host="nn")
 
     def opened() -> stores.CachedStore:
@@ -174,7 +174,7 @@ def test_what_tells_no_version_is_kept_for_one_dataset_only(hostfs: type[HostFil
     assert pickle.loads(pickle.dumps(first)).read("0.txt") == b"old"
 
 
-def test_the_index_of_what_tells_no_version_is_compared(
+def test_the_index_of_an_object_without_a_version_is_compared(
     hostfs: type[HostFileSystem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

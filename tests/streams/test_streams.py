@@ -27,7 +27,7 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
 class Stateful:
-    """A counter with a state, which counts what it reads."""
+    """A counter with a state, which counts its reads."""
 
     def __init__(self, n: int) -> None:
         self.n, self.at = n, 0
@@ -101,7 +101,7 @@ STEPS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize(
     ("step", "source"),
-    # A step keeps the state of what is before it as it is: each has one source, and each source no step and a mixture.
+    # A step keeps the state of the previous one unchanged: each step has one source, each source a mixture and no step.
     [
         *(case for case in diagonal([*STEPS], [*SOURCES]) if case[0] not in {"as it is", "mixed"}),
         *((step, source) for step in ("as it is", "mixed") for source in SOURCES),
@@ -157,7 +157,7 @@ def test_random_cuts_and_worlds_give_each_sample_of_a_mixture_once(draw: random.
         if leg == cuts:
             break
         if any(each["epoch"] for each in states):
-            return  # a rank had ended its epoch: no step at which all were saved
+            return  # a rank had ended its epoch, so there is no common step of all states
         state = fl.merge_states(states)
     whole = received(fl.DataLoader(mixture(), None, seed=1))
     assert seen == Counter(whole)
@@ -274,7 +274,7 @@ def test_phases_change_the_shares_and_go_on_with_the_streams() -> None:
         ]
         assert shares == [0, 0.75]
         assert all(number >= 5_000 for number in numbers[201 - partition :])
-        for first in (0, 5_000):  # nothing comes again before all have come
+        for first in (0, 5_000):  # no sample is repeated before all were read
             own = [number for number in numbers if first <= number < first + 5_000]
             assert own == [*range(first + 500 * partition, first + 500 * partition + len(own))]
 
@@ -462,7 +462,7 @@ def test_changed_weights_and_stops_are_named() -> None:
         resumed({"weights": lambda _: [1, 1]}, {"weights": lambda _: [3, 1]})
 
 
-def test_a_mixture_goes_on_in_each_epoch_with_its_weights() -> None:
+def test_a_mixture_continues_in_each_epoch_with_its_weights() -> None:
     """A state of an epoch fits a curriculum that changes later epochs only."""
     parts = [streams.from_items([range(first, first + 40)], iter) for first in (0, 100)]
 

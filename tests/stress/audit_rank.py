@@ -1,6 +1,6 @@
 """One rank of a job that is killed; run by test_audit_kills.py.
 
-`audit_rank.py FOLDER RANK WORLD STATE`: goes on from the state in the file STATE, if there is one, and appends its own
+`audit_rank.py FOLDER RANK WORLD STATE`: continues from the state in the file STATE, if it exists, and appends its own
 state after each step to `FOLDER/states.RANK`, up to the end of the second epoch.
 """
 

@@ -1,6 +1,6 @@
 """`cache_hammering.py FOLDER`: several processes read through one cache and are killed, each at some random moment.
 
-The objects are made, not stored: any range of them can be computed. Standard output: JSON, what was seen.
+The objects are not stored: any range of them can be computed. Standard output: the results as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BLOCK = 1 << 12
 
 
 def content(path: str, start: int, stop: int) -> bytes:
-    """The bytes of an object, which its path decides."""
+    """The bytes of an object, computed from its path."""
     first, last = start // _BLOCK, -(-stop // _BLOCK)
     blocks = b"".join(hashlib.shake_128(f"{path} {block}".encode()).digest(_BLOCK) for block in range(first, last))
     return blocks[start - first * _BLOCK : stop - first * _BLOCK]
@@ -59,7 +59,7 @@ def reader(folder: str) -> stores.CachedStore:
 
 
 def check(store: stores.CachedStore, dice: random.Random) -> str:
-    """What is wrong with one random read; "" for nothing."""
+    """The fault of one random read; "" for none."""
     path, start = f"object-{dice.randrange(OBJECTS)}", dice.randrange(SIZE)
     ranges = [(start, min(SIZE, start + dice.randrange(100_000))), (0, dice.randrange(1000))]
     found = store.read_many(path, ranges)
@@ -68,7 +68,7 @@ def check(store: stores.CachedStore, dice: random.Random) -> str:
 
 
 def hammer(folder: str, seed: int, sink: int) -> None:
-    """Read for ever; one letter for each read."""
+    """Read forever, and print one letter for each read."""
     dice, store = random.Random(seed), reader(folder)
     while True:
         wrong = check(store, dice)
@@ -87,7 +87,7 @@ def forked(folder: str, seed: int, sink: int) -> int:
 
 
 def taken_nbytes(folder: str) -> int:
-    """The bytes of all files, each counted once though some move as we look; none comes or goes under the lock."""
+    """The bytes of all files, each counted once although some move; under the lock, none is added or removed."""
     sizes: dict[int, int] = {}
     root = Path(folder, "v1")
     with AccountFile(root / "size-account").locked():
@@ -104,7 +104,7 @@ def main(folder: str) -> None:
     children = [forked(folder, seed, sink) for seed in range(PROCESSES)]
     try:
         for turn in range(KILLS):
-            for _ in range(dice.randrange(8)):  # some reads happen, then a process dies
+            for _ in range(dice.randrange(8)):  # some reads happen before a process dies
                 seen[os.read(listen, 1).decode()] += 1
             place = dice.randrange(PROCESSES)
             os.kill(children[place], signal.SIGKILL)

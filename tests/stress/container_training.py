@@ -1,4 +1,4 @@
-"""A first run in a hardened container; run by test_shm.py, which takes away what such containers do not have."""
+"""A first run in a hardened container; run by test_shm.py, which removes what such containers lack."""
 
 from __future__ import annotations
 

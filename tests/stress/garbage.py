@@ -1,7 +1,7 @@
 """Garbage collected in every locked region, and signals handled there; run by test_garbage.py.
 
-Each lock that feedline creates is replaced by one that reports a wait for itself. Whenever it was acquired at a new
-place, it drops a live iteration in a cycle, and collects it; later, it raises a signal there, whose handler asks for
+Each lock that feedline creates is replaced by one that reports a wait for itself. When it is acquired at a new
+place, it drops a live iteration in a cycle, and collects it; later, it raises a signal there, whose handler requests
 statistics and closes a loader. The argument is multiprocessing's start method.
 """
 
@@ -158,7 +158,7 @@ def main(start_method: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         np.save(f"{folder}/array.npy", np.arange(4_096, dtype=np.float32).reshape(512, 8))
         use_all(folder)
-        gc.freeze()  # what exists is no garbage, and need not be looked at
+        gc.freeze()  # existing objects are no garbage, and need no collection
         doomed, kept = Doomed(folder), fl.DataLoader(Numbers(), 8, num_workers=1, worker_method="process")
 
         def handle(*_: object) -> None:

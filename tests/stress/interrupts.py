@@ -1,4 +1,4 @@
-"""Interrupts at random moments; run by test_interrupts.py. Prints what was left behind or lost.
+"""Interrupts at random moments; run by test_interrupts.py. Prints leftovers and losses.
 
 The arguments are the number of interrupts and a seed.
 """
@@ -36,7 +36,7 @@ class Numbers:
 RETRY_S = 0.0002
 
 CODE_OF_THIS_SCRIPT: list[CodeType] = []
-"""Functions whose lines no interrupt divides: a batch that was returned to them is theirs, and they would lose it."""
+"""Functions that no interrupt may divide: they would lose a batch that was returned to them."""
 
 
 def interrupt(_: int, frame: FrameType | None) -> None:
@@ -57,7 +57,7 @@ def descriptors() -> dict[str, str]:
 
 
 def left(before: dict[str, str]) -> list[str]:
-    """Processes, and descriptors, that are there after half a minute."""
+    """Processes and descriptors that remain after half a minute."""
     gc.collect()
     end = time.monotonic() + 30
     while True:
@@ -76,14 +76,14 @@ def make_and_close() -> None:
 
 
 def lifetime_s() -> float:
-    """Seconds that a loader lives that is not interrupted, and a few more: most interrupts shall hit."""
+    """Lifetime of a loader without an interrupt, plus a few seconds, so that most interrupts hit."""
     start = time.perf_counter()
     make_and_close()
     return min(1.2 * (time.perf_counter() - start), LONGEST_S)
 
 
 def go_on(longest_s: float) -> list[int]:
-    """The first elements of all batches of one iterator, asked again after each interrupt."""
+    """The first elements of all batches of one iterator, which continues after each interrupt."""
     seen: list[int] = []
     loader = feedline.DataLoader(Numbers(), 8, num_workers=2, seed=0)
     iterator: Any = iter(loader)
@@ -104,7 +104,7 @@ def go_on(longest_s: float) -> list[int]:
 def report_unraisable(unraisable: Any) -> None:
     """Print an error that Python cannot raise.
 
-    An interrupt within a callback of a weak reference or a destructor is none: Python drops it there, whatever runs.
+    Python drops an interrupt within a callback of a weak reference or a destructor, so it does not count.
     """
     if unraisable.exc_type is not KeyboardInterrupt:
         print("unraisable:", unraisable.exc_value, unraisable.object, flush=True)

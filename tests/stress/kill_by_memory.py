@@ -1,4 +1,4 @@
-"""A training process in the memory cgroup that its argument names, one of whose samples takes all; run by a test."""
+"""A training process in the memory cgroup named by its argument, one of whose samples uses it up; run by a test."""
 
 from __future__ import annotations
 

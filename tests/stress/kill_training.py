@@ -1,6 +1,6 @@
 """A training process that stays in the phase that its arguments name, for others to kill; run by test_kill_parent.py.
 
-It writes "step" to stdout when the first batch is there, and then waits for the end of stdin.
+It writes "step" to stdout after the first batch, and then waits for the end of stdin.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A consumer of a live stream that saves its state with each batch; run by test_live_kills.py, which kills it.
 
-`live_consumer.py FILE SOURCE NAME ADDRESS WORKERS`: goes on from the last line of FILE, and appends a line for each
+`live_consumer.py FILE SOURCE NAME ADDRESS WORKERS`: continues from the last line of FILE, and appends a line for each
 batch.
 """
 

@@ -1,4 +1,4 @@
-"""A training process that weighs itself and everything that it started; run by test_memory.py."""
+"""A training process that measures its memory and that of its descendants; run by test_memory.py."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Small:
 
 
 def family() -> list[psutil.Process]:
-    """Every other process of the session, which this process leads: all that it started, at whatever remove."""
+    """All other processes of the session that this process leads: its descendants."""
     kin = []
     for process in psutil.process_iter():
         try:
@@ -81,7 +81,7 @@ def weigh_shares(mib: int, workers: int, method: str, shared: bool) -> dict[str,
 
 
 def weigh_epochs(epochs: int, workers: int, persistent: bool) -> list[dict[str, float]]:
-    """What this process and its family hold after each epoch."""
+    """The memory of this process and its family after each epoch."""
     dataset: Any = Small()
     me = psutil.Process()
     weights = []

@@ -1,7 +1,7 @@
 """Packs a folder, and kills itself with SIGKILL at a chosen moment; run by `test_pack_kill.py`.
 
-Usage: pack_until.py SOURCE DEST MOMENT COUNT. MOMENT is a function of the operating system, COUNT which of its calls
-is the last: the process dies instead of making it.
+Usage: pack_until.py SOURCE DEST MOMENT COUNT. MOMENT is a function of the operating system, and COUNT the
+number of the call at which the process dies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
 
 
 def dying(call: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """`call`, but for its call number `count`."""
+    """`call`, until call number `count`, which kills the process."""
     calls = 0
 
     def called(*arguments: Any, **named: Any) -> Any:

@@ -1,6 +1,6 @@
-"""One rank: writes, on rank 0, what every rank received at every step; run by test_ranks.py.
+"""One rank; rank 0 writes the samples of every rank and step; run by test_ranks.py.
 
-Under torchrun the environment says which rank it is, else the arguments do.
+The number of the rank is in the environment of torchrun, or else in the arguments.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def train(loader: Any, args: argparse.Namespace) -> tuple[list[Any], list[Any]]:
-    """What the ranks received, by epoch and step, and the state of each at the end."""
+    """The samples of the ranks, by epoch and step, and the state of each at the end."""
     epochs: list[Any] = []
     steps = 0
     for _ in range(args.epochs):

@@ -1,7 +1,7 @@
 """Workers of streams, most with a state, killed from outside around the ends of epochs; run by test_stream_kills.py.
 
-The arguments are the number of runs and a seed. Prints each run whose batches, or states after batches, are not those
-of the undisturbed one.
+The arguments are the number of runs and a seed. Prints each run whose batches, or states after batches, differ from
+those of the undisturbed run.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Killer:
         return f"worker {self.victim}, {self.delay_s:.6f} s after step {self.step} of epoch {self.epoch}"
 
     def after(self, epoch: int, step: int, processes: list[Any]) -> None:
-        """Start to wait for the moment, if it follows this step."""
+        """Start to wait for the moment of the kill, if it follows this step."""
         if (epoch, step) == (self.epoch, self.step) and self.victim < len(processes):
             self._thread = threading.Thread(target=self._kill, args=(processes[self.victim],))
             self._thread.start()

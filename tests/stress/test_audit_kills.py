@@ -1,6 +1,6 @@
 """The audit of a job whose processes are killed at random, and that continues with other numbers of ranks each time.
 
-`test_audit_kills.py 100` makes as many kills, and prints what the audit found.
+`test_audit_kills.py 100` makes 100 kills, and prints the findings of the audit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def states_of(folder: Path, world: int) -> list[list[bytes]]:
 
 
 def attempt(folder: Path, world: int, steps: int | None, state: Path, preloaded: Preloaded) -> None:
-    """Run all ranks; kill them when the slowest has made `steps`, and keep the latest state that all have reached."""
+    """Run all ranks; kill them when the slowest has made `steps`, and keep their latest common state."""
     for old in folder.glob("states.*"):
         old.unlink()
     places = [str(folder), str(state)]
@@ -59,7 +59,7 @@ def attempt(folder: Path, world: int, steps: int | None, state: Path, preloaded:
 
 
 def killed(kills: int, folder: Path, preloaded: Preloaded) -> Audit:
-    """The audit of a job with so many kills, which then runs to its end."""
+    """The audit of a job with this number of kills, which then runs to its end."""
     draw, state = random.Random(kills), folder / "state.json"
     for _ in range(kills):
         attempt(folder, draw.randint(1, 4), draw.randint(0, 3), state, preloaded)

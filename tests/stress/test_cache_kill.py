@@ -29,7 +29,7 @@ def test_kills_at_any_moment(tmp_path: Path) -> None:
 
 
 def comes_clean(folder: Path) -> None:
-    """Who comes after the last death finds nothing damaged, removes all leftovers, and can read everything."""
+    """A process after the last death finds nothing damaged, removes all leftovers, and can read everything."""
     before, dice, survivor = stores.statistics().cache_damaged, random.Random(8), reader(str(folder))
     assert not any(check(survivor, dice) for _ in range(100))
     assert stores.statistics().cache_damaged == before

@@ -117,7 +117,7 @@ def test_many_pools_leave_nothing_in_the_fork_server() -> None:
 
 
 def _until_zygotes_ended(pid: int) -> None:
-    """Zygotes end by themselves once their launcher has closed; branches with imported packages stay."""
+    """Zygotes end by themselves after their launcher has closed; branches with imported packages stay."""
     below = psutil.Process(pid).children(recursive=True)
     psutil.wait_procs([process for process in below if process.name() == "feedline-zygote"], 60)
 
@@ -133,7 +133,7 @@ def test_many_deaths_leave_nothing_in_their_parent(kind: str) -> None:
             pool.processes[number % 2].kill()
             while pool.statistics().restarts <= number:
                 assert int(pool.submit(request(number)).result().batch[0, 0]) == 4 * number
-            assert all(process.pid for process in pool.processes)  # born, all of them
+            assert all(process.pid for process in pool.processes)  # all of them have started
             counts.append((descriptors(zygote.pid), zygote.memory_info().rss >> 20))
         assert len({count for count, _ in counts[5:]}) == 1
         assert counts[-1][1] <= counts[5][1] + 2

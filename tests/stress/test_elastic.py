@@ -1,4 +1,4 @@
-"""Elastic `torchrun`: a node is lost, and the job continues with fewer; the script is that of the how-to."""
+"""Elastic `torchrun`: a node is lost, and the job continues with fewer nodes; the script is that of the how-to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_a_job_that_loses_a_node_goes_on_with_fewer_ranks(preloaded: Preloaded, tmp_path: Path) -> None:
+def test_a_job_that_loses_a_node_continues_with_fewer_ranks(preloaded: Preloaded, tmp_path: Path) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     (tmp_path / "train.py").write_text(block.replace("240.0", f"{SAMPLES}.0"))
     (tmp_path / "agent.py").write_text("from torch.distributed.run import main\nmain()\n")

@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).with_name("kill_by_memory.py")
 
 
 def _groups() -> Iterator[tuple[Path, str]]:
-    """Where a group may be made below our own, and the name of its limit."""
+    """The place for a group below our own, and the name of its limit."""
     root = Path("/sys/fs/cgroup")
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""However and whenever the training process ends, all that it started ends with it."""
+"""Every end of the training process, at any time, ends all of its descendants."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Training:
             os.close(pidfd)
 
     def descendants(self) -> dict[int, str]:
-        """Of every process that it has started, at whatever remove: a pidfd, and what it is."""
+        """A pidfd and a description of each of its descendants."""
         return {
             os.pidfd_open(process.pid): f"{process.pid} {process.name()}"
             for process in psutil.Process(self.process.pid).children(recursive=True)
@@ -52,7 +52,7 @@ class Training:
         os.killpg(self.process.pid, signal.SIGINT)
 
     def go_on(self) -> tuple[int, str]:
-        """Let it come to its end; its exit code and its last words."""
+        """Let it reach its end; returns its exit code and its last output."""
         self._stdin.close()
         return self.process.wait(WITHIN_S), self._errors.read_text()
 

@@ -1,4 +1,4 @@
-"""`kill -9` of any worker at any moment: what the loop receives does not change by a bit."""
+"""`kill -9` of any worker at any moment: the batches of the loop stay bit-identical."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def undisturbed(no_debris: Any, caplog: Any) -> None:
 
 
 class Killer:
-    """Kills a random process of an iterator now and then, until it has killed enough."""
+    """Kills random processes of an iterator at random times, up to a number of kills."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)

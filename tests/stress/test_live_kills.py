@@ -1,6 +1,6 @@
-"""kill -9 of the consumer of a live stream at random moments: by the state, no message is lost and none comes twice.
+"""kill -9 of the consumer of a live stream at random moments: with the state, no message is lost or repeated.
 
-`test_live_kills.py 50` makes as many kills for each source, and prints what it found.
+`test_live_kills.py 50` makes 50 kills for each source, and prints its findings.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def numbers_in(file: Path) -> list[int]:
 
 
 def wait_for(file: Path, count: int) -> None:
-    """Wait until so many messages are in the file."""
+    """Wait until this number of messages is in the file."""
     give_up_s = time.monotonic() + WITHIN_S
     while file.read_bytes().count(b"\n") < 1 or len(numbers_in(file)) < count:
         assert time.monotonic() < give_up_s, f"{len(numbers_in(file))} of {count} messages"
@@ -69,7 +69,7 @@ def wait_for(file: Path, count: int) -> None:
 
 
 def killed(source: Source, name: str, kills: int, folder: Path, preloaded: Preloaded, workers: int) -> list[int]:
-    """Numbers that consumers saved, each of which was killed but the last."""
+    """Numbers that consumers saved; all consumers except the last were killed."""
     file, draw = folder / "batches.jsonl", random.Random(kills)
     file.touch()
     address = {

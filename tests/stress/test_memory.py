@@ -20,7 +20,7 @@ WITHIN_S = 240
 
 
 def weighed(preloaded: Preloaded, log: Path, *arguments: str) -> Any:
-    """What `memory_training.py` says of itself, in its last line."""
+    """The figures in the last line of `memory_training.py`."""
     assert preloaded.run(SCRIPT, log, WITHIN_S, *arguments) == 0, log.read_text()
     return json.loads(log.read_text().splitlines()[-1])
 
@@ -33,7 +33,7 @@ def weighed(preloaded: Preloaded, log: Path, *arguments: str) -> Any:
 def test_workers_add_one_copy_of_a_dataset_in_memory_and_none_of_a_shared_one(
     preloaded: Preloaded, tmp_path: Path, how: list[str], copies: int
 ) -> None:
-    """By proportional set size: shared pages count as their share, so that the sum is what the machine holds.
+    """By proportional set size: shared pages count as their share, so that the sum is the memory used.
 
     Mapped files do not count. So the tests that run at the same time, with the same libraries, change nothing.
 

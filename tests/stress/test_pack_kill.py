@@ -1,4 +1,4 @@
-"""`kill -9` of `feedline pack` at any moment: the next run ends with the same bytes, and nothing double or half."""
+"""`kill -9` of `feedline pack` at any moment: the next run has the same bytes, without duplicates or partial files."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What an undisturbed run gives: five shards."""
+    """The result of an undisturbed run: five shards."""
     folder = tmp_path_factory.mktemp("whole") / "out"
     finish(images, folder)
     return contents(folder)
 
 
 def finish(images: Path, folder: Path) -> int:
-    """Run to the end; how many shards were kept."""
+    """Run to the end; returns the number of shards that were kept."""
     return pack(
         [str(images)], folder, PackOptions(shard_size=ShardSize(samples=7), grid=True), 2, lambda reported: None
     ).kept
@@ -91,7 +91,7 @@ def test_a_run_that_is_killed_again_and_again_comes_to_its_end(
     assert contents(tmp_path / "out") == whole
 
 
-def test_a_folder_that_was_moved_meanwhile_goes_on(
+def test_a_run_continues_in_a_folder_that_was_moved(
     kill: Kill, images: Path, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     kill(tmp_path / "out", "samples", 16)

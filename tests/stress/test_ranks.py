@@ -1,4 +1,4 @@
-"""Real ranks with gloo: distinct samples, equal steps, and a checkpoint that other worlds can resume."""
+"""Real ranks with gloo: distinct samples, equal steps, and a checkpoint that other world sizes can resume."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Ranks = Callable[..., dict[str, Any]]
 
 
 def torchrun(out: Path, *arguments: str) -> dict[str, Any]:
-    """Run `ranks_training.py` on two ranks under torchrun; what rank 0 wrote."""
+    """Run `ranks_training.py` on two ranks under torchrun; returns the output of rank 0."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*launch, str(SCRIPT), str(out), *arguments],
@@ -113,7 +113,7 @@ def test_four_ranks_share_the_samples(four_ranks: tuple[Path, dict[str, Any]]) -
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_a_checkpoint_of_four_ranks_goes_on_with_others(
+def test_a_checkpoint_of_four_ranks_continues_with_others(
     ranks: Ranks, four_ranks: tuple[Path, dict[str, Any]], world: int, tmp_path: Path
 ) -> None:
     checkpoint, before = four_ranks

@@ -1,4 +1,4 @@
-"""Ray Train with two workers: the script of the how-to, and loaders that Ray takes apart."""
+"""Ray Train with two workers: the script of the how-to, and loaders that Ray rebuilds."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ray.shutdown()
 
 
 def run(code: str, folder: Path) -> Path:
-    """What a job leaves in the folder that its workers share."""
+    """The results of a job in the folder that its workers share."""
     script, shared = folder / "train.py", folder / "shared"
     script.write_text(code, encoding="utf-8")
     shared.mkdir()
@@ -64,7 +64,7 @@ def run(code: str, folder: Path) -> Path:
     return shared
 
 
-def test_a_group_that_fails_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
+def test_a_group_that_fails_continues_at_its_checkpoint(tmp_path: Path) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     shared = run(block, tmp_path)
     records = [record for log in sorted(shared.glob("*.audit")) for record in read_audit_log(log)]

@@ -1,4 +1,4 @@
-"""Batches never pass through /dev/shm: one megabyte of it is as good as any; nor need loaders a root's rights."""
+"""Batches never pass through /dev/shm, of which one megabyte is enough, and loaders need no root privileges."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ mount -t tmpfs tmpfs "$TMPDIR"
 mount -o remount,bind,ro /
 exec setpriv --no-new-privs --bounding-set=-all --inh-caps=-all "$@"
 """
-"""A read-only root, two volumes, and no capabilities: without them, root is a user like any other."""
+"""A read-only root, two volumes, and no capabilities: without them, root is an ordinary user."""
 
 
 def in_a_container(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:

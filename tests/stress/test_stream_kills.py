@@ -1,4 +1,4 @@
-"""`kill -9` of workers of streams around the ends of epochs: neither batches nor states change by a bit."""
+"""`kill -9` of workers of streams around the ends of epochs: batches and states stay bit-identical."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker says when the system gives no more."""
+"""Errors of workers when the system is out of resources."""
 
 from __future__ import annotations
 

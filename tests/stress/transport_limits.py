@@ -1,4 +1,4 @@
-"""A worker at its limits. Argument: what is scarce."""
+"""A worker at its limits. Argument: the scarce resource."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""check_format passes feedline's formats and names what is wrong with others."""
+"""check_format passes feedline's formats and names the faults of others."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ class OtherPlaces(Words):
 
 
 class OtherSamples(Words):
-    """Samples that depend on where the files are."""
+    """Samples that depend on the folder of the files."""
 
     def fields(self, record: Record) -> dict[str, Any]:
         return {"word": bytes(record.data) + self.paths[0][:4].encode()}
 
 
 def scan_whole(file: File) -> dict[str, np.ndarray]:
-    """The records that are whole; the rest goes unnoticed."""
+    """The complete records; a truncated one is ignored silently."""
     starts = np.arange(0, file.nbytes - 3, 4)
     return {"starts": starts, "stops": starts + 4}
 

@@ -1,4 +1,4 @@
-"""check_pool passes feedline's pools and names what is wrong with others."""
+"""check_pool passes feedline's pools and names the faults of others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Late(ThreadPool):
 
 
 class Wrapper:
-    """A builder whose errors become others."""
+    """A builder that replaces errors by others."""
 
     def __init__(self, builder: Any, change: Any) -> None:
         self.builder, self.change = builder, change

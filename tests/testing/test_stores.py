@@ -1,4 +1,4 @@
-"""check_store passes feedline's stores and names what is wrong with others."""
+"""check_store passes feedline's stores and names the faults of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conformance checks let good datasets and samplers pass, and name what is wrong with bad ones."""
+"""The conformance checks accept good datasets and samplers, and name the faults of bad ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Forgetful(Good):
 
 
 class OfTheSeed(Good):
-    """Samples that depend on what a loader does to torch's generator."""
+    """Samples that depend on a loader's use of torch's generator."""
 
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index)[0], torch.initial_seed()

@@ -1,4 +1,4 @@
-"""check_transform passes feedline's transforms and names what is wrong with others."""
+"""check_transform passes feedline's transforms and names the faults of others."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def fuse_mirror(before: PlannedStep, after: PlannedStep) -> PlannedStep | None:
 
 @pytest.fixture
 def rows() -> Iterator[None]:
-    """The rows of this module's transforms; gone afterwards."""
+    """The rows of this module's transforms, removed afterwards."""
     register_fusion(LevelTable, LevelTable, fuse_tables)
     register_fusion(Window, Mirror, fuse_mirror)
     yield
@@ -197,7 +197,7 @@ def test_its_randomness_is_the_samples() -> None:
     assert not Mirror().plan.is_random
 
 
-def test_it_gets_an_array_whatever_was_given() -> None:
+def test_it_gets_an_array_for_every_input() -> None:
     array = random_image(8, 9)
     expected = array[:, ::-1]
     for image in (array, torch.tensor(array).permute(2, 0, 1)):
@@ -231,7 +231,7 @@ def test_datasets_read_batches_with_it(rows: None, tmp_path: Any) -> None:
 
 @dataclass(frozen=True)
 class Forgetful(Halve):
-    """Forgets to say that it changes the size."""
+    """Changes the size without declaring it."""
 
     def infer(self, spec: ImageSpec | None) -> ImageSpec | None:
         return spec
@@ -278,7 +278,7 @@ def test_a_subclass_is_not_fused_by_the_row_of_its_base(rows: None) -> None:
 
 
 def test_a_pair_has_one_function(rows: None) -> None:
-    register_fusion(LevelTable, LevelTable, fuse_tables)  # the same once more, as when a module is imported again
+    register_fusion(LevelTable, LevelTable, fuse_tables)  # the same again, as when a module is imported twice
     with pytest.raises(ArgumentError, match="LevelTable and LevelTable already have a function"):
         register_fusion(LevelTable, LevelTable, fuse_mirror)
     with pytest.raises(ArgumentError, match="Window and RandomHorizontalFlip already have a function"):

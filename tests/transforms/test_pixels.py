@@ -1,4 +1,4 @@
-"""What transforms do to pixels: as Pillow, NumPy and torch do it."""
+"""Pixels of transforms, compared with Pillow, NumPy and torch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_random_resized_crop_is_pillows_crop_and_resize(interpolation: str) -> N
 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("scale_down", [RandomResizedCrop, Resize])
-def test_large_jpegs_are_decoded_at_a_fraction_only_when_asked(scale_down: Callable[..., Any], scaled: bool) -> None:
+def test_large_jpegs_are_decoded_at_a_fraction_only_on_request(scale_down: Callable[..., Any], scaled: bool) -> None:
     data = jpeg(random_image(400, 600))
     transform = scale_down((20, 30), scaled_decode=scaled)
     exact = transform(np.asarray(Image.open(io.BytesIO(data))), SampleRng(3))
@@ -151,7 +151,7 @@ ENHANCED: dict[int, Callable[[Image.Image, float], Image.Image]] = {
 
 
 def hue_turned(image: Image.Image, share: float) -> Image.Image:
-    """What torchvision documents of adjust_hue: the hue channel shifted by `share * 255`, cyclically."""
+    """adjust_hue by torchvision's documentation: the hue channel shifted by `share * 255`, cyclically."""
     channels = np.array(image.convert("HSV"))
     channels[..., 0] = (channels[..., 0].astype(int) + int(share * 255)) % 256
     return Image.merge("HSV", [Image.fromarray(channels[..., i]) for i in range(3)]).convert("RGB")

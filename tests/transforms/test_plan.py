@@ -1,4 +1,4 @@
-"""Plans: what is fused, whole batches, and errors that name their row."""
+"""Plans: fusion, whole batches, and errors that name their row."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_foreign_callable_has_no_plan() -> None:
         ),
     ],
 )
-def test_what_the_kernels_can_do_at_once_is_one_call(transforms: list[T.Transform], recipe: Recipe) -> None:
+def test_steps_that_the_kernels_can_combine_are_one_call(transforms: list[T.Transform], recipe: Recipe) -> None:
     for pipeline in (T.Compose(transforms), T.Compose([T.Compose(transforms[:1]), T.Compose(transforms[1:])])):
         assert len(pipeline.plan.steps) == 1
         assert first_recipe(pipeline) == recipe
@@ -87,7 +87,7 @@ def test_what_the_kernels_can_do_at_once_is_one_call(transforms: list[T.Transfor
         ([T.RandomCrop(32), T.RandomHorizontalFlip(), T.ToTensor(), NORMALIZE], 3),
     ],
 )
-def test_what_cannot_be_fused_stays_apart(transforms: list[T.Transform], count: int) -> None:
+def test_steps_that_cannot_be_fused_stay_separate(transforms: list[T.Transform], count: int) -> None:
     assert len(T.Compose(transforms).plan.steps) == count
 
 
@@ -213,7 +213,7 @@ def test_no_rows_make_an_empty_batch() -> None:
         assert transform.plan.batch([], None, ordinary).shape == (0, 3, 16, 16)
 
 
-def test_the_batch_lies_in_the_memory_that_was_given() -> None:
+def test_the_batch_is_in_the_given_memory() -> None:
     made: list[torch.Tensor] = []
 
     def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Transforms as values: arguments, printing, pickling, what they accept, and where their randomness comes from."""
+"""Transforms as values: arguments, printing, pickling, accepted input, and the source of their randomness."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @by_name
-def test_it_is_a_value_that_travels(transform: T.Transform) -> None:
+def test_it_is_a_value_that_pickles(transform: T.Transform) -> None:
     again = eval(repr(transform), {**vars(fl.transforms), "torch": torch})
     assert again == transform
     assert hash(again) == hash(transform)
@@ -149,7 +149,7 @@ def test_many_threads_may_share_one() -> None:
     assert all(map(same, found, expected))
 
 
-# Where randomness comes from
+# Sources of randomness
 
 
 def test_a_key_gives_one_image_and_keys_give_many() -> None:
@@ -200,14 +200,14 @@ def test_appending_changes_nothing_before() -> None:
             )
 
 
-def test_two_of_a_kind_draw_apart() -> None:
+def test_two_of_a_kind_draw_different_numbers() -> None:
     array = np.arange(2 * 2 * 3, dtype=np.uint8).reshape(2, 2, 3)
     twice = T.Compose([T.RandomHorizontalFlip(), T.RandomHorizontalFlip()])
     turned = [not same(twice(array, SampleRng(key)), array) for key in range(400)]
     assert 130 < sum(turned) < 270
 
 
-# What is refused
+# Refused arguments
 
 
 class InterpolationMode(Enum):
@@ -294,7 +294,7 @@ def test_arguments_that_cannot_work_are_named_with_a_remedy(build: Any, message:
         (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), r"tensors are \(channels, height, width\)"),
     ],
 )
-def test_what_is_no_image_is_reported(image: Any, message: str) -> None:
+def test_an_object_that_is_no_image_is_reported(image: Any, message: str) -> None:
     for transform in (T.RandomResizedCrop(4), T.Resize(4), T.RandomCrop(4), T.ColorJitter(0.1)):
         with pytest.raises(ArgumentError, match=message):
             transform(image)
@@ -330,7 +330,7 @@ def test_erasing_with_what_is_no_level_is_for_numbers() -> None:
     assert T.Compose([T.ToTensor(), erasing])(random_image()).min() == -1
 
 
-# Callables of others
+# Callables of other libraries
 
 
 def test_a_foreign_callable_gets_a_pil_image_and_may_give_anything() -> None:

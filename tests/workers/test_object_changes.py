@@ -1,4 +1,4 @@
-"""What is recorded of a worker's dataset for its replacement, and what is not."""
+"""Changes of a worker's dataset that are recorded for its replacement, and those that are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of pools: a kind from outside is chosen by its name, and every name that is none is refused."""
+"""The table of pools: a kind from outside is chosen by its name, and unknown names are refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def executor() -> Iterator[None]:
 
 @pytest.fixture
 def table() -> Iterator[dict[str, PoolKind]]:
-    """The table of pools, put back after the test."""
+    """The table of pools, restored after the test."""
     before = set(POOLS)
     yield POOLS
     for name in POOLS.keys() - before:
@@ -123,7 +123,7 @@ def test_an_unknown_method_is_refused_with_the_known_ones(name: str) -> None:
         fl.DataLoader(DATA, num_workers=2, worker_method=name)
 
 
-def test_a_kind_that_is_gone_is_named_when_the_loader_is_iterated(table: dict[str, PoolKind]) -> None:
+def test_an_unregistered_kind_is_named_when_the_loader_is_iterated(table: dict[str, PoolKind]) -> None:
     register_pool("mine", executor_pool.KIND)
     loader = fl.DataLoader(DATA, num_workers=2, worker_method="mine")
     del table["mine"]

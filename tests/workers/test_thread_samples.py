@@ -1,4 +1,4 @@
-"""What worker threads wait for, as seen while the loop waits."""
+"""The waits of worker threads, sampled while the loop waits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def working(number: int, work: Callable[[], None]) -> Iterator[set[int]]:
 
 
 def shares_of(number: int, work: Callable[[], None]) -> tuple[float, float]:
-    """Contended and outside share of threads, over a hundred looks."""
+    """Contended and outside share of threads, over a hundred samples."""
     with working(number, work) as threads:
         samples = ThreadSamples(threads)
         for _ in range(16):
@@ -81,7 +81,7 @@ def test_threads_that_share_a_lock_wait_for_it_and_its_holder_for_a_file() -> No
             time.sleep(0.002)
 
     contended, outside = shares_of(4, hold)
-    assert contended == pytest.approx(0.75, abs=0.15)  # one of four has it
+    assert contended == pytest.approx(0.75, abs=0.15)  # one of four holds it
     assert outside == pytest.approx(0.25, abs=0.15)
 
 

@@ -28,7 +28,7 @@ def open_epochs(task: Task, form: str) -> Slices:
     image += [ToTensor()]
     if task.output == "float32":
         image += [ToTorchImage(channels_last=False)]
-    # Each iterator takes fresh memory for all of its batches, so there is but one, of an epoch without a seen end.
+    # Each iterator allocates memory for all of its batches, so there is only one, of an epoch that never ends.
     loader = Loader(
         str(task.form(f"{form}.beton")),
         task.batch,

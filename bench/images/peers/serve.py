@@ -85,7 +85,7 @@ def run(batches: Iterable[Any], task: Task) -> dict[str, Any]:
 def main() -> None:
     module, task_text, options = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # output of libraries must not pass for an answer
+    os.dup2(2, 1)  # output of libraries must not be taken for an answer
     task = Task.loads(task_text)
     epoch = importlib.import_module(module).open_epochs(task, **json.loads(options))
     thrown_away = getattr(epoch, "ahead", 0) * task.batch

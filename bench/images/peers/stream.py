@@ -1,4 +1,4 @@
-"""Epochs of loaders that never end an epoch, or would pay for a start of each."""
+"""Epochs of loaders whose streams are endless, or whose epochs are slow to start."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class Slices:
-    """Each call gives the next `batches` of the stream, after dropping the `ahead` batches that were ready.
+    """Each call returns the next `batches` of the stream, after it drops the `ahead` batches that were ready.
 
-    Batches that were prepared between calls are thus not counted, and as many are prepared again by the end. `ahead` is
-    the number that comes at once after a pause, measured for the pinned version.
+    Batches that were prepared between calls are not counted, and as many are prepared again by the end. `ahead` is the
+    number of batches that are ready after a pause, measured for the pinned version.
     """
 
     def __init__(self, stream: Iterator[Any], batches: int, ahead: int) -> None:

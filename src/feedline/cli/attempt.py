@@ -122,7 +122,7 @@ def _measure(
     loader: TorchDataLoader[Any], changes: Mapping[str, Any], seconds: float, step_s: float, *, lines: bool = False
 ) -> tuple[float, Verdict, Model | None]:
     """Samples per second, verdict and model of a copy of the loader."""
-    with warnings.catch_warnings():  # more workers than CPUs may be what is tried
+    with warnings.catch_warnings():  # the test may be of more workers than CPUs
         warnings.filterwarnings("ignore", "This DataLoader will create")
         made = targets.as_feedline(loader, **changes)
     with made:

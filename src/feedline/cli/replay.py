@@ -126,7 +126,7 @@ def _feed(hashed: Any, value: Any) -> None:
 
 
 def show(replay: Replay, console: Console) -> None:
-    """Print where the batch belongs and what it contains."""
+    """Print the place and the contents of the batch."""
     found = replay.summary()
     place = f"batch {found['batch']} of epoch {found['epoch']}, rank {found['rank']} of {found['world_size']}"
     console.print(place, style="bold", markup=False)

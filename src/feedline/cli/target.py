@@ -24,7 +24,7 @@ from feedline.loader.dataloader import DataLoader
 from feedline.loader.loop import Iteration
 
 SCRIPT = "feedline_target"
-"""`__name__` of an executed script: the block behind `if __name__ == "__main__"` does not run."""
+"""`__name__` of an executed script: the block after `if __name__ == "__main__"` does not run."""
 
 
 class TargetError(ArgumentError):

@@ -100,7 +100,7 @@ def _are_alike(batch: Sequence[NDArray[Any]]) -> bool:
 def stack_ints(batch: Sequence[int], allocate: Allocator | None) -> torch.Tensor:
     """int64, or bool if all are bool.
 
-    Subclasses of int and mixtures give what torch infers.
+    For subclasses of int and for mixtures, torch infers the dtype.
     """
     kinds = set(map(type, batch))
     if len(kinds) == 1 and (int in kinds or bool in kinds):

@@ -16,7 +16,7 @@ from feedline.core.tensors import Allocator
 
 
 def ragged(keys: Sequence[Key] | None = None) -> RaggedCollator:
-    """A collate function that keeps fields of different sizes apart.
+    """A collate function that does not stack fields of different sizes.
 
     Such a field becomes a list with one entry per sample; everything else is collated as by `default`. The fields are
     those named by `keys`, whatever their type (a dict of boxes and labels stays a dict). Without `keys`, they are all

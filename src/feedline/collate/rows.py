@@ -179,7 +179,7 @@ class RowBuffer:
         """Replace the first tensor of a sample by a row.
 
         The memory of the sample is then free for the next one, while it is in the CPU's caches. False, and nothing is
-        changed, if anything else refers to the sample: the dataset might still change what it has returned.
+        changed, if anything else refers to the sample: the dataset might still change a returned value.
         """
         sample = box[0]
         if type(sample) is not tuple or len(sample) < _FEWEST_FIELDS or not _is_plain(sample[0]):

@@ -23,7 +23,7 @@ EMPTY_BATCH = _EmptyBatch()
 
 
 class SkippedSample(NamedTuple):
-    """A failed sample, left out or replaced by the one at `replaced_by`."""
+    """A failed sample: left out, or replaced by the sample at `replaced_by`."""
 
     epoch: int
     position: int
@@ -47,7 +47,7 @@ class BatchResult(NamedTuple):
     worker_state: bytes | None = None
     """Result of the builder's `capture()` in the worker after this batch; None if it is not reported."""
     padding: tuple[int, int] | None = None
-    """Padded places and all places of the batch; None if it does not tell them."""
+    """Padded places and all places of the batch; None if they are unknown."""
 
 
 def new_result(batch: Any, spans: list[SpanTuple]) -> BatchResult:

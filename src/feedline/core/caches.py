@@ -53,7 +53,7 @@ Value = TypeVar("Value")
 
 
 class LRUCache(Generic[Key, Value]):
-    """At most `limit` values by key; the least recently used goes first.
+    """At most `limit` values by key, the most recently used ones.
 
     Thread-safe.
     """
@@ -91,7 +91,7 @@ class LRUCache(Generic[Key, Value]):
 class RecentResults:
     """A cache of the latest results of a pure function of integers.
 
-    Pickling leaves the results behind. Thread-safe without a lock: a fork could copy a lock while it is held.
+    Pickles without the results. Thread-safe without a lock: a fork could copy a lock while it is held.
     """
 
     __slots__ = ("_keep", "_make", "_results")

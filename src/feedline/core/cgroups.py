@@ -12,7 +12,7 @@ _PROC = Path("/proc")
 
 
 class Throttling(NamedTuple):
-    """CPU bandwidth counters of a control group since it exists."""
+    """CPU bandwidth counters of a control group since its creation."""
 
     periods: int
     throttled: int

@@ -59,7 +59,7 @@ _MOST_THREADS = 8
 
 
 _NBYTES = 8 << 20
-"""Bytes of a copy. Those of all threads do not fit into caches."""
+"""Bytes of a copy. The copies of all threads together do not fit into caches."""
 
 
 _REPEATED = 4

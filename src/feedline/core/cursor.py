@@ -13,8 +13,8 @@ class Cursor(NamedTuple):
     """The delivered positions of a map-style dataset.
 
     Everything below `position` was delivered, and above it exactly the ranges of `delivered_ahead`: disjoint,
-    ascending, half-open, not touching `position`. They arise only if batches are delivered out of order. Positions
-    count in the global order of `epoch`, over all ranks.
+    ascending, half-open, not touching `position`. Such ranges exist only if batches are delivered out of order.
+    Positions count in the global order of `epoch`, over all ranks.
     """
 
     epoch: int = 0

@@ -51,10 +51,10 @@ class Traits:
     """Properties that decide how the loader reads a dataset; cheap to read.
 
     - `thread_safe`: several threads may call its methods at once.
-    - `is_random`: a sample may depend on more than its index. False spares the seeding of global generators.
+    - `is_random`: a sample may depend on more than its index. False avoids the seeding of global generators.
     - `reads_batches`: `read_batch`, if there is one, may be used.
-    - `uses_keys`: `read_batch` draws from `BatchRead.keys`; False spares their computation.
-    - `supports_threads`: `read_batch` makes use of `BatchRead.threads`.
+    - `uses_keys`: `read_batch` draws from `BatchRead.keys`; False avoids their computation.
+    - `supports_threads`: `read_batch` uses `BatchRead.threads`.
     - `has_ranges`: `ranges`, if there is one, may be used.
     """
 

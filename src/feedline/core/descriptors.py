@@ -1,4 +1,4 @@
-"""File descriptors with an owner from the system call on.
+"""File descriptors that have an owner as soon as they exist.
 
 Python runs handlers of signals between its instructions, also between the call that makes a descriptor and the one that
 stores it. If the handler raises, as that of Ctrl-C does, nothing owns the descriptor. Here, both happen within one call
@@ -21,7 +21,7 @@ def releaser(release: Callable[..., object], held: list[int], *arguments: object
 
     It removes the element in the same step.
     """
-    # Each of these iterators is implemented in C: no step of the interpreter lies between `pop` and `release`.
+    # Each of these iterators is implemented in C, so the interpreter takes no step between `pop` and `release`.
     firsts = map(held.pop, map(neg, iter(held.__len__, 0)))
     return partial(deque[None], map(release, firsts, *map(repeat, arguments)), 0)
 

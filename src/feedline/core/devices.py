@@ -28,7 +28,7 @@ LEAVE_OUT = "leave device=None to get batches in host memory"
 def target(device: Device, otherwise: str = LEAVE_OUT) -> torch.device:
     """Check that a device is usable and return it; ArgumentError otherwise.
 
-    `otherwise` ends the message: what the caller can do without the device.
+    `otherwise` ends the message with an alternative to the device.
     """
     try:
         wanted = torch.device(device)
@@ -82,7 +82,7 @@ def has_streams(device: torch.device) -> bool:
 def take_rows(rows: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
     """`rows[places]` in new memory of the same device, in one operation there.
 
-    `places` lie within the rows. In the main thread, the result belongs to its current stream. In any other thread it
+    `places` are within the rows. In the main thread, the result belongs to its current stream. In any other thread it
     is complete, so that the loop may use it on any stream.
     """
     taken = rows.index_select(0, torch.from_numpy(places).to(rows.device))
@@ -110,7 +110,7 @@ def _current_stream(device: torch.device) -> Any:
 def free_nbytes(device: torch.device) -> int:
     """Bytes that new tensors on a device may take now.
 
-    ArgumentError for a device whose backend cannot tell.
+    ArgumentError for a device whose backend cannot report it.
     """
     if device.type == "cpu":
         return _free_host_nbytes()

@@ -1,6 +1,6 @@
 """Finalizers that never wait for locks of their own thread.
 
-Python may collect garbage at any allocation, also between two lines that hold a lock, of ours or of the user. A
+Python may collect garbage at any allocation, also between two lines that hold a lock of feedline or of the user. A
 finalizer that takes the same lock, or joins a thread that does, would then wait forever. The same holds for a handler
 of a signal, which Python runs between any two lines of the main thread.
 """
@@ -62,7 +62,7 @@ _collections = _Collections()
 class _ForkedChild:
     """Finalizers of collections in a child whose fork handlers still run.
 
-    Python's own handler forgets every thread that started in the child before it, and that thread fails.
+    Python's own handler drops every thread that started in the child before it, and that thread fails.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class _ForkedChild:
         return True
 
     def get_ready(self) -> None:
-        """Run what has waited; this handler comes after Python's own."""
+        """Run the waiting finalizers, after Python's own handler."""
         self._ready, waiting, self._waiting = os.getpid(), self._waiting, []
         for finalizer, arguments in waiting:
             _run_apart(finalizer, arguments)

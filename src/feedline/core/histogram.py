@@ -147,7 +147,7 @@ def new_sums(parent: SpanSums | None = None, recent: int = 0) -> SpanSums:
 
 
 def quantile_s(counts: Sequence[int], share: float) -> float:
-    """Duration in seconds below which lies this share of the durations.
+    """Duration in seconds below which this share of the durations falls.
 
     0 for an empty histogram. Exact to a tenth between 1 µs and 18 minutes.
     """
@@ -178,7 +178,7 @@ _LEAST_PROBES = 4
 
 
 _FASTEST = 0.1
-"""Share of the probes that tell how long a free lock takes."""
+"""Share of the probes that show the time of a free lock."""
 
 
 _FREE_NS = 150_000

@@ -1,6 +1,6 @@
 """Tables and streams of Hugging Face's `datasets`, recognized by name.
 
-That package is not imported here.
+This module does not import that package.
 """
 
 from __future__ import annotations

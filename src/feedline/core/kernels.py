@@ -88,7 +88,7 @@ def gather_windows(items: Array, offsets: Int64s, out: Array, threads: int = 1) 
     """Copy windows of one-dimensional `items` to the rows of `out`.
 
     Row i is `items[offsets[i] : offsets[i] + out.shape[1]]`. A wider dtype of `out` converts; uint8, uint16, uint32
-    and int32 become int64 in the same pass. A window that does not lie within the items raises `IndexError` before
+    and int32 become int64 in the same pass. A window outside of the items raises `IndexError` before
     anything is written.
     """
     offsets = _int64s(offsets)

@@ -20,7 +20,7 @@ class FailedMessage(NamedTuple):
 class LiveDraw(NamedTuple):
     """The next samples of a live partition.
 
-    They are fewer than asked for when the time is up, maybe none.
+    Fewer samples than requested, or none, if the time is up.
     """
 
     samples: list[Any]
@@ -30,7 +30,7 @@ class LiveDraw(NamedTuple):
 class LiveSamples(Protocol):
     """The samples of one live partition.
 
-    Its state is the place behind what was drawn.
+    Its state is the place after the last drawn sample.
     """
 
     def draw(self, size: int, *, skips: bool = False, seed: int | None = None) -> LiveDraw:
@@ -74,7 +74,7 @@ class LiveDataset(Protocol):
         """JSON value that orders the places of a partition."""
 
     def acknowledge(self, states: Mapping[int, Any], *, now: bool) -> None:
-        """Report outside that the loop has come behind these states.
+        """Report to the source that the loop is past these states.
 
         With `now`, at once.
         """

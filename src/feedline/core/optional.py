@@ -37,7 +37,7 @@ def load(module: str, extra: str, what: str) -> Any:
 def load_standard(module: str, what: str) -> Any:
     """Import a standard module that some builds of Python lack.
 
-    Python leaves out what its build finds no library for, such as `lzma`. MissingExtraError names `what`.
+    Python is built without modules whose library is missing, such as `lzma`. MissingExtraError names `what`.
     """
     try:
         return import_module(module)

@@ -1,8 +1,8 @@
 """Page of figures that a loop writes and other processes read.
 
-A page is a memfd: it has no name, needs no cleaning up, and is gone with its process, even after `kill -9`. Readers
+A page is a memfd: it has no name, needs no cleanup, and ends with its process, even after `kill -9`. Readers
 reach it through `/proc/PID/fd`, whose permissions are those of a debugger: the same user, or root. Nothing is locked,
-so a reader can look at a loop that hangs, and a writer never waits for a reader.
+so a reader can read the page of a loop that hangs, and a writer never waits for a reader.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Local paths as people write them: with `~`, or mistyped.
+"""Local paths as users write them: with `~`, or misspelled.
 
-Also the user's cache folder, for files that can be recreated: indexes, metadata, decompressed shards.
+The module also finds the user's cache folder, for files that can be recreated: indexes, metadata, decompressed shards.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _nearest(folder: Path, name: str) -> str | None:
 
 
 def _same_numbers(name: str, other: str) -> bool:
-    """Tell whether two names have the same numbers, if both have any.
+    """True if two names have the same numbers, if both have any.
 
     A missing shard 7 is not a misspelled shard 6.
     """
@@ -99,7 +99,7 @@ def make_folder(folder: str | os.PathLike[str], given: str) -> None:
 
 
 def is_special(path: str) -> bool:
-    """Tell whether a path is a folder, pipe or device.
+    """True if a path is a folder, pipe or device.
 
     Links are followed. A path without a status counts as a file: the attempt to read it reports the reason.
     """
@@ -131,8 +131,8 @@ class Replacement:
     """A new file under a temporary name, which `finish` renames to `path`.
 
     Processes that have the older file mapped keep it. `durable` writes the data to the disk before the name points to
-    it, so that a crash leaves the old or the new file. That is not needed for files that can be made again, and carry
-    checksums or lengths by which a torn one is found.
+    it, so that a crash leaves the old or the new file. That is not needed for files that can be recreated, and whose
+    checksums or lengths reveal an incomplete write.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, durable: bool = False, buffer_nbytes: int = -1) -> None:

@@ -80,7 +80,7 @@ class ThreadWait(NamedTuple):
     address: int = 0
     """Address of the lock for which it waits without a limit; 0 for none."""
     is_outside: bool = False
-    """True if it waits for anything but Python's lock: a file, a network, a timer, a lock."""
+    """True if it waits for something other than Python's lock: a file, a network, a timer, a lock."""
 
 
 def wait_of_thread(thread: int, proc: Path = _PROC) -> ThreadWait | None:
@@ -96,8 +96,8 @@ def wait_of_thread(thread: int, proc: Path = _PROC) -> ThreadWait | None:
         return ThreadWait()
     if call[0] != _FUTEX:  # -1 is a page of a file
         return ThreadWait(is_outside=True)
-    # A wait for Python's lock has a limit, after which the holder is asked for it. Mutexes of C, one of which guards
-    # that lock, are held for moments.
+    # A wait for Python's lock has a limit, after which the lock is requested from its holder. Mutexes of C, one of
+    # which guards that lock, are held for moments.
     if int(call[4], 16) or int(call[2], 16) & _FUTEX_COMMAND == _FUTEX_WAIT:
         return ThreadWait()
     return ThreadWait(int(call[1], 16), is_outside=True)

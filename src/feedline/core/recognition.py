@@ -50,7 +50,7 @@ class StepFinding:
 
 @dataclass(frozen=True, slots=True)
 class Recognition:
-    """Findings about a dataset, and about those it wraps.
+    """Findings about a dataset, and about the datasets that it wraps.
 
     `reader` is None if feedline reads no part of the dataset. `reason` says why the dataset's own code runs instead.
     """

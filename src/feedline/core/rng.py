@@ -99,8 +99,8 @@ class SampleRng:
 class Draws:
     """Stream of random numbers fixed by a 64-bit key.
 
-    The numbers are the outputs of splitmix64; image kernels draw crops and flips from the same stream. Creating one
-    is cheaper than creating a `numpy.random.Generator`, and most transforms need only a few numbers.
+    The numbers are the outputs of splitmix64; image kernels draw crops and flips from the same stream. It is cheaper to
+    create than a `numpy.random.Generator`, and most transforms need only a few numbers.
     """
 
     __slots__ = ("_state", "key")

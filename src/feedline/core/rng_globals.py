@@ -74,7 +74,7 @@ class SamplerSteps:
 
 
 SAMPLER_STEPS = SamplerSteps()
-"""Those of this process. Worker threads share its generators, and must not take these draws for their own."""
+"""The steps of this process. Worker threads share its generators, and must not count these draws as their own."""
 
 
 class GlobalStateChanges:

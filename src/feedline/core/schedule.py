@@ -1,6 +1,6 @@
 """Schedules: from a cursor to requests for batches.
 
-Which samples make up which batch is a pure function of (seed, epoch, position).
+The samples of a batch are a pure function of (seed, epoch, position).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Many batches share the cost of a call.
 class Opening(NamedTuple):
     """States to restore before the first batch of a resumed run.
 
-    They are what its builder's `capture()` returned.
+    They are the result of its builder's `capture()`.
     """
 
     latest: bytes | None
@@ -144,7 +144,7 @@ class IndexSource(Protocol):
 
 
 class ForeignSource(IndexSource, Protocol):
-    """A sampler without random access, read as far as it is needed."""
+    """A sampler without random access, read only as far as needed."""
 
     def forget(self, before: int) -> None:
         """Free the positions below `before`."""
@@ -178,7 +178,7 @@ class Share:
     def positions(self, start: int, each: int) -> range:
         """The rank's positions in the global batch that begins at `start`.
 
-        They may lie past the end of the epoch.
+        They may be past the end of the epoch.
         """
         if self.strided:
             return range(start + self.rank, start + self.rank + each * self.world_size, self.world_size)
@@ -281,7 +281,7 @@ class Schedule:
     def _rows_between(self, epoch: int, start: int, stop: int) -> int:
         """The number of positions of [start, stop) that exist.
 
-        The length of a foreign sampler may be wrong, so it is asked for the indices.
+        The length of a foreign sampler may be wrong, so its indices are read.
         """
         if self.lookahead:
             return max(0, min(stop, len(self.source)) - start)  # type: ignore[arg-type]
@@ -290,7 +290,7 @@ class Schedule:
     def _take_wrapped(self, epoch: int, places: range, end: int | None) -> tuple[Any, Sequence[int]]:
         """Indices and positions at `places`.
 
-        Those at or past `end` wrap to the epoch's first positions.
+        Positions at or past `end` wrap to the epoch's first ones.
         """
         if end is None or places[-1] < end:
             indices = self.source.take(epoch, places.start, places[-1] + 1)
@@ -320,7 +320,7 @@ class BatchSchedule:
     seed: int | None = None
     drop_last: bool = False
     forgets_delivered: bool = False
-    """True if the source may free what lies before the cursor."""
+    """True if the source may free items before the cursor."""
 
     def length(self, batches: int) -> int:
         """Batches per epoch and rank, of `batches` in all."""
@@ -373,7 +373,7 @@ class PartitionSchedule:
     stride: tuple[int, int] = (0, 1)
     """See `PartitionRequest.stride`."""
     continues: bool = False
-    """See `PartitionRequest.continues`. The least recently asked partition is next."""
+    """See `PartitionRequest.continues`. The partition with the oldest request is next."""
 
     def requests(
         self, cursor: PartitionCursor, progress: Callable[[], PartitionCursor], run: int = 0

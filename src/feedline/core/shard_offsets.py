@@ -1,4 +1,4 @@
-"""Positions of samples in shards, files or chunks that follow one another."""
+"""Positions of samples in consecutive shards, files or chunks."""
 
 from __future__ import annotations
 

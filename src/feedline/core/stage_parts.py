@@ -24,8 +24,8 @@ def is_part(stage: str) -> bool:
 class Part:
     """`with part:` counts the time of its block for the part.
 
-    A part within another one interrupts it, so that no time counts twice. Outside of batches nothing is kept. It has
-    no state: threads share it.
+    A part within another one interrupts it, so that no time counts twice. Outside of batches nothing is recorded. A
+    part has no state, so threads share it.
     """
 
     __slots__ = ("stage",)

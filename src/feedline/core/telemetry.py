@@ -293,7 +293,7 @@ def recorder_of_batches() -> Recorder | None:
 class _Threads(threading.local):
     """The recorder of each thread.
 
-    One access to a thread's own data is as slow as ten to an object: a batch makes few of them.
+    An access to thread-local data costs as much as ten to an object, so a batch makes few of them.
     """
 
     def __init__(self) -> None:

@@ -175,8 +175,9 @@ class DaemonPool(Executor):
     pool has a scope of its own, which ends with the block; a block that ends without an exception waits for its calls.
     Threads start on demand and end when idle.
 
-    Each layer has pools of its own: calls in the pool of a dataset wait for those of a file set, which wait for those
-    of a cache and of a store. In one pool, calls that wait could take all threads from those they wait for.
+    Each layer has its own pools: calls in the pool of a dataset wait for those of a file set, which wait for those of a
+    cache and of a store. In a single pool, waiting calls could occupy all threads, and those that they wait for would
+    never run.
     """
 
     def __init__(self, max_workers: int = IO_THREADS, thread_name_prefix: str = "feedline") -> None:
@@ -194,7 +195,7 @@ class DaemonPool(Executor):
     def call(self, fn: Callable[[], T]) -> T:
         """The result of `fn`, called in a pool thread.
 
-        Ctrl-C and `CancelScope.cancel` end the wait for it, whatever it does.
+        Ctrl-C and `CancelScope.cancel` end the wait for it in every case.
         """
         if _current.pooled:  # the thread that waits for this one can be interrupted already
             return fn()
@@ -322,12 +323,12 @@ class _PoolThreads:
         _current.pooled = True
         while (task := self._next()) is not None:
             settle = task.run()
-            # Counted before the future is done: who waits for it may submit the next call at once, and this thread is
+            # Counted before the future is done: its waiter may submit the next call at once, and this thread is
             # free.
             with self._lock:
                 self._undone -= 1
             settle()
-            del task, settle  # frees what they hold now, not with the next task
+            del task, settle  # frees their objects now, not with the next task
 
     def _next(self) -> _PoolTask | None:
         """The next task; None if the thread is to end."""
@@ -349,7 +350,7 @@ class _PoolThreads:
 class BoundedMap:
     """An ordered map over the threads of this process, bounded in bytes.
 
-    Threads start on first use and end when the map is dropped. Pickling leaves them behind.
+    Threads start on first use and end when the map is dropped. Pickles without them.
     """
 
     def __init__(self) -> None:
@@ -397,7 +398,7 @@ class WorkAhead(Generic[T, R]):
         self._submit(3 * threads)
 
     def __iter__(self) -> Iterator[R]:
-        """The remaining results; each is removed when the next is asked for."""
+        """The remaining results; each is removed when the next one is requested."""
         while self._window:
             yield self.head()
             self.advance()

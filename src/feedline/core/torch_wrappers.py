@@ -84,7 +84,7 @@ def _has_batch_getter(dataset: Any) -> bool:
 def stack_getter(dataset: Any) -> Callable[..., Any] | None:
     """`__getitems__` of a StackDataset, also through Subset; None for others.
 
-    It asks one part after another for all samples of a batch, and random numbers are drawn in that order.
+    It reads all samples of a batch from one part after another, and random numbers are drawn in that order.
     """
     inner = dataset
     while isinstance(inner, Subset) and type(inner).__getitems__ is Subset.__getitems__:

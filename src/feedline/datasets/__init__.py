@@ -1,4 +1,4 @@
-"""Datasets in PyTorch's map-style protocol, usable with torch's DataLoader as well."""
+"""Datasets in PyTorch's map-style protocol, which torch's DataLoader can read, too."""
 
 from __future__ import annotations
 

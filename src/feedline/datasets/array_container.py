@@ -4,8 +4,8 @@ r"""A file format for named integer arrays that can be memory-mapped.
 
 Numbers are little endian. The table is JSON: `{"metadata": {…}, "arrays": {name: [dtype, shape, offset, CRC-32]}}`.
 Offsets count from the first 64-byte boundary after the table, and each array is aligned to 64 bytes. Reading a file
-never runs code: there is no pickle in it. The table is checked on every read, so that many files open fast. Arrays are
-checked when a process maps them for the first time.
+never runs code, because it contains no pickle. The table is checked on every read, so that many files open fast. Arrays
+are checked when a process maps them for the first time.
 
 The module also reads `.npy` arrays inside a larger buffer, without a copy.
 """

@@ -160,7 +160,8 @@ class FieldRecords(Records):
     @property
     def traits(self) -> Traits:
         decoders = self._decoders()
-        # A transform of anything but images has to see each sample; without images, a batch is not faster than samples.
+        # A transform of other values than images has to see each sample; without images, a batch is not faster than
+        # samples.
         sees_each = self._step.transform or any(each.step.transform and not each.batchable for each in decoders)
         return Traits(
             thread_safe=True,

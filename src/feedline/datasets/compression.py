@@ -25,7 +25,7 @@ _CODECS = {"br": "brotli", "bz2": "bzip2", "gz": "gzip", "snappy": "snappy", "zs
 
 
 ORDINARY_NBYTES = 1 << 30
-"""Sizes up to this are never taken for a decompression bomb."""
+"""Sizes up to this never count as a decompression bomb."""
 
 
 _ORDINARY_RATIO = 100

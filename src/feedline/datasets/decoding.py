@@ -81,16 +81,16 @@ def split_transform(
 def check_names(names: Any, argument: str, example: str) -> None:
     """ArgumentError unless `names` is a non-empty collection of strings.
 
-    A bare string would otherwise be taken for a collection of its letters.
+    A bare string would otherwise count as a collection of its letters.
     """
     if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"{argument}={names!r}: give a tuple of names, such as {example}")
 
 
 class Decoder:
-    """Decodes and transforms one field of samples, singly or in batches.
+    """Decodes and transforms one field, of single samples or of batches.
 
-    A dataset has a decoder for each field. Subclasses say what their sources are, such as encoded bytes or parsed
+    A dataset has a decoder for each field. Subclasses define their kind of source, such as encoded bytes or parsed
     features. They keep no reference to a source.
     """
 
@@ -119,7 +119,7 @@ class Decoder:
 
     @property
     def copies(self) -> bool:
-        """True if a value is nothing but a copy of the bytes."""
+        """True if a value is only a copy of the bytes."""
         return False
 
     def __call__(self, source: Any, row: int | None, where: Where) -> Any:
@@ -232,7 +232,7 @@ class ImageDecoder(Decoder):
 
     A source is a path, encoded bytes or decoded pixels. A feedline transform is fused with decoding; any other is
     applied to `load(source)`. With `apply_exif_orientation` the transform sees the upright
-    image. `value` and `decode_batch` leave it to the caller to describe an ImageError.
+    image. The caller of `value` and `decode_batch` must describe an ImageError.
     """
 
     def __init__(

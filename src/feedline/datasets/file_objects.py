@@ -198,8 +198,8 @@ _AHEAD = 4
 class ForwardReader:
     """A file or object, read mostly from front to back.
 
-    To be used in a `with` block. Parts of an object are fetched ahead. Whole parts between two reads are not fetched,
-    and parts before the current read are released. Ranges are clipped to the content.
+    For use in a `with` block. Parts of an object are prefetched. Whole parts between two reads are not fetched, and
+    parts before the current read are released. Ranges are clipped to the content.
     """
 
     def __init__(self, file: File, part_nbytes: int = _PART_NBYTES) -> None:
@@ -277,7 +277,7 @@ def parts(file: File) -> Iterator[memoryview]:
 class Stream:
     """The content of a file or object, taken from front to back.
 
-    Parts of an object are fetched ahead. `at` is the position of the next byte.
+    Parts of an object are prefetched. `at` is the position of the next byte.
     """
 
     def __init__(self, file: File) -> None:

@@ -208,7 +208,7 @@ def _tensor(tensor: torch.Tensor) -> Any:
 
 
 def _array(array: NDArray[Any]) -> Any:
-    # Without `pickle`, which tells a read-only array from a writable one; whether a copy is writable does not matter.
+    # Without `pickle`, which distinguishes read-only arrays from writable ones: for a copy this does not matter.
     if array.dtype.hasobject or not array.dtype.itemsize:
         return None
     content = hashlib.blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest_size=16)
@@ -240,7 +240,7 @@ def _object(info: ObjectInfo) -> Any:
 
 
 def _text(text: str) -> Any:
-    # Bytes of their own: the pickle would tell whether two equal strings are one object, which a copy may change.
+    # Separate bytes: a pickle shows if two equal strings are one object, which a copy may change.
     return _file(text) or text.encode("utf-8", "surrogatepass")
 
 

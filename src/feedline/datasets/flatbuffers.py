@@ -11,7 +11,7 @@ INT16, INT32, INT64 = struct.Struct("<h"), struct.Struct("<i"), struct.Struct("<
 
 
 class DamagedError(Exception):
-    """Damage in an Arrow file or its FlatBuffers, as the text says."""
+    """Damage in an Arrow file or its FlatBuffers, described by the text."""
 
 
 class FlatTable:

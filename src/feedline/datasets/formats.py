@@ -143,7 +143,7 @@ FORMATS: dict[str, Format] = {
         "images in one folder per class",
         ("ImageFolder(root)",),
         names=tuple(f"*.{extension}" for extension in sorted(IMAGE_EXTENSIONS)),
-        precedence=1,  # lists of labels may lie with images
+        precedence=1,  # lists of labels may be next to images
         list_samples="feedline.datasets.imagefolder.listing:list_samples",
     ),
     "tar": Format(
@@ -321,7 +321,7 @@ FORMATS: dict[str, Format] = {
         ("Clips(paths)",),
         "video",
         pattern="**/*.{mp4,m4v,mkv,webm,mov,avi,mpg,mpeg,wmv,flv,ogv}",
-        precedence=1,  # lists of labels may lie with videos
+        precedence=1,  # lists of labels may be next to videos
         summarize="feedline.datasets.shard_summaries:uncounted",
     ),
     "audio": Format(
@@ -385,7 +385,7 @@ def _check_types(name: Any, row: Any) -> None:
     for field in ("label", "pattern", "unit", "index_suffix"):
         if not isinstance(value := getattr(row, field), str):
             raise ArgumentError(f"{call}: Format({field}=...) must be a string, not {value!r}")
-    # A string has the members of a sequence of strings: its letters would be taken for names.
+    # A string is a sequence of strings, too: its letters would count as names.
     for field in ("datasets", "usage", "names", "markers"):
         value = getattr(row, field)
         if not (isinstance(value, tuple) and all(isinstance(each, str) for each in value)):

@@ -2,8 +2,8 @@
 
 `IndexFile` is the one class that reads and writes files of such arrays. `BuiltIndex` is the index file of one file or
 object, `MetadataCache` one with metadata of many. `indexes_of` finds or builds the indexes of a set of files.
-`index_path` says where an index lies on this machine, and `read_adjacent` reads one that lies next to an object.
-Formats only say what the arrays are.
+`index_path` gives the path of an index on this machine, and `read_adjacent` reads one next to an object. Formats only
+define the arrays.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class IndexFileWarning(RuntimeWarning):
 class IndexFile:
     """A file of arrays that can be built again at any time.
 
-    `about` says what the arrays describe, in which state. It is stored with them. For `find`, a file that is missing,
-    damaged or about something else counts as absent; `open` leaves that decision to the caller. Writing replaces the
-    file as a whole: a process that has mapped the older file keeps it.
+    `about` identifies the described object and its state. It is stored with the arrays. For `find`, a file that is
+    missing, damaged or about something else counts as absent; `open` leaves that decision to the caller. Writing
+    replaces the file as a whole: a process that has mapped the older file keeps it.
     """
 
     def __init__(self, path: Pathlike, about: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -74,7 +74,7 @@ class IndexFile:
         return files.read_table(self.path)
 
     def describes(self, stored: files.ArrayTable | files.NamedArrays) -> bool:
-        """Tell whether these are about the same, in the same state."""
+        """True if these are about the same, in the same state."""
         return {name: stored.metadata.get(name) for name in self._about} == self._about
 
     def find(self) -> files.NamedArrays | None:
@@ -120,7 +120,7 @@ class IndexFile:
 def index_path(address: str, name: str, index_dir: Pathlike | None) -> str:
     """Path of the index of a file or object, by its address.
 
-    It lies in `index_dir`, or in the user's cache folder. Files of one name may come from several folders, so a digest
+    It is in `index_dir`, or in the user's cache folder. Files of one name may come from several folders, so a digest
     of the address is part of the name.
     """
     key = hashlib.blake2b(address.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
@@ -137,8 +137,8 @@ class BuiltIndex(IndexFile):
     """The index file of one file or object.
 
     `build()` computes its arrays from the content, and `state` is the state of the file or object. An absent index is
-    built at once. If it cannot be written, the arrays stay in memory. Pickles as its path, without the ability to build
-    it again; as arrays where there is no file.
+    built at once. If it cannot be written, the arrays stay in memory. Pickles as its path, without `build`, or as
+    arrays if there is no file.
     """
 
     def __init__(self, path: Pathlike, state: tuple[int, str], build: Callable[[], Columns]) -> None:
@@ -307,8 +307,8 @@ class MetadataCache:
     ) -> list[Description]:
         """The entry of each file; missing ones are built, several at once.
 
-        `build(number)` makes that of file `number`. `what` names the entries in the log. Of many files, the first is
-        built before the others.
+        `build(number)` makes the entry of file `number`. `what` names the entries in the log. Of many files, the first
+        is built before the others.
         """
         entries = {number: entry for number, key in enumerate(keys) if (entry := self.get(key)) is not None}
         missing = [number for number in range(len(keys)) if number not in entries]
@@ -383,7 +383,7 @@ class IndexRecipe(NamedTuple):
 def indexes_of(stored: FileSet, kind: IndexRecipe, index_dir: Pathlike | None) -> list[BuiltIndex]:
     """The index of each file, built where none matches.
 
-    Indexes of files lie next to them or in `index_dir`; those of objects in `index_dir` or the user's cache folder.
+    Indexes of files are next to them or in `index_dir`; those of objects in `index_dir` or the user's cache folder.
     A matching index next to an object is copied.
     """
     index = partial(_index, stored, kind, index_dir)

@@ -127,10 +127,10 @@ _DAMAGE = (EOFError, zlib.error, LZMAError, OSError, ValueError)
 
 
 class Inflation(NamedTuple):
-    """The making of a file's plain content.
+    """The production of a file's plain content.
 
-    `kind` tells apart the contents that may be made of one file. `nbytes` is the size of the content, where an index
-    knows it: then the content is made when it is first read, else when the dataset is created.
+    `kind` distinguishes the contents that one file can have. `nbytes` is the size of the content, if an index has it:
+    the content is then made when it is first read, otherwise when the dataset is created.
     """
 
     kind: str
@@ -214,7 +214,7 @@ class PlainFiles(FileSet):
         return [*self.sources.ranges(whole), *super().ranges(plain)]
 
     def is_missing(self, number: int) -> bool:
-        """Tell whether a file's content must be made before reads."""
+        """True if a file's content must be made before reads."""
         way = self._ways[number]
         return way is not None and not self._folder().has(self._key(number, way))
 

@@ -123,7 +123,7 @@ def find(
     """Resolve paths, addresses and patterns to files and objects.
 
     Files are resolved as by `matching`. Objects are read through a cache in the folder `cache` if one is given;
-    `options` are those of `open_store`. FileNotFoundError, the base of ObjectNotFoundError, names what is missing.
+    `options` are those of `open_store`. FileNotFoundError, the base of ObjectNotFoundError, names the missing file.
     """
     objects = [each for several in find_each(paths, inside, cache=cache, options=options) for each in several]
     if not objects:
@@ -176,7 +176,7 @@ def paths_of(given: Any, *others: str) -> list[Pathlike]:
 def columns_of(given: Any) -> list[str] | None:
     """The columns as a list; ArgumentError for a single string.
 
-    Its letters would otherwise be taken for names.
+    Its letters would otherwise count as names.
     """
     if isinstance(given, str):
         raise ArgumentError(f"columns={given!r}: give a list of names, such as [{given!r}]")

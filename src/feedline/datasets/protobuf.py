@@ -1,4 +1,4 @@
-"""Reader of protobuf messages, for formats that consist of few of them.
+"""Reader of protobuf messages, for formats with few messages.
 
 Wire format: https://protobuf.dev/programming-guides/encoding/. Damage is a ValueError.
 """

@@ -1,8 +1,8 @@
 """`RecordDataset`: the base of a format of records.
 
-A format says how to find the records of a file (an `IndexRecipe`), and how a record divides into fields. The base does
-the rest: paths and patterns, object stores and their cache, index files, concurrent reads, prefetch, decoding,
-transforms, whole batches of images, pickling, threads, and addresses in error messages.
+A format defines how to find the records of a file (an `IndexRecipe`), and how to divide a record into fields. The base
+class does the rest: paths and patterns, object stores and their cache, index files, concurrent reads, prefetch,
+decoding, transforms, whole batches of images, pickling, threads, and addresses in error messages.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class RecordDataset(RecordFiles, ShardedFields):
     """Records of files as dicts of decoded fields.
 
     A subclass defines `fields`. `columns` are the fields of a record, and how each is decoded: "bytes", "text" (UTF-8),
-    "npy" (a tensor), "image" (RGB) or a function of what `fields` returns. `transform` is a function of the sample, or
-    a dict of functions by field. An image with a transform of feedline is decoded into the batch by one native call.
+    "npy" (a tensor), "image" (RGB) or a function of the value that `fields` returns. `transform` is a function of the
+    sample, or a dict of functions by field. An image with a transform of feedline is decoded into the batch by one
+    native call.
 
     `recipe` finds the records. Their positions are kept in an index: next to a file, or in `index_dir`, or, for
     objects, in the user's cache folder. `paths` is a path, an address, a pattern or a list of these; a folder stands

@@ -31,8 +31,8 @@ class Readable(Protocol):
 class SamplePart(NamedTuple):
     """A part of a sample: bytes of a file or object.
 
-    `kind` says what `feedline inspect` makes of them. `member` is their name in an archive, None for a file of its own.
-    `file` is None for local files. `has_grid` tells that an index has the lengths of a JPEG's intervals.
+    `kind` tells `feedline inspect` how to read them. `member` is their name in an archive, None for a separate file.
+    `file` is None for local files. `has_grid` is True if an index has the lengths of a JPEG's intervals.
     """
 
     field: str

@@ -1,6 +1,6 @@
 """Token files: flat binaries of token ids, as windows or documents.
 
-The files lie on this machine or in a store, and form one stream of tokens.
+The files are on this machine or in a store, and form one stream of tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pillow with deferred decoding: operations on a JPEG become one native call.
 
 An image keeps its exact type. Its core, which Pillow keeps in one attribute, is absent until something reads that
-attribute; a descriptor of the class then computes it. So whatever is not accelerated is Pillow's own code and finds
-the pixels that it expects.
+attribute; a descriptor of the class then computes it. So everything that is not accelerated runs Pillow's own code,
+with the pixels that it expects.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class PillowAcceleration:
 def accelerate_pillow() -> PillowAcceleration:
     """Let Pillow decode JPEGs through feedline's kernels, in this process.
 
-    Worker processes of a `DataLoader` do so by themselves. Images opened with `Image.open` are decoded when their
+    Worker processes of a `DataLoader` do so automatically. Images opened with `Image.open` are decoded when their
     pixels are needed: `crop`, `resize`, `transpose`, `convert("RGB")`, `copy` and `tobytes` (which NumPy calls) become
     one native call. Pixels, types, modes and errors are Pillow's. It applies to all threads. Without effect where
     `pillow_obstacle()` gives a reason.
@@ -217,7 +217,7 @@ def _accelerated_tobytes(original: Callable[..., bytes]) -> Any:
 
 
 def _accelerated_load(original: Callable[..., Any]) -> Any:
-    """Method that decodes only for callers who use its result."""
+    """Method that decodes only if the caller uses its result."""
 
     @wraps(original)
     def load(self: Any, *args: Any, **options: Any) -> Any:
@@ -256,7 +256,7 @@ def undecoded_jpeg(image: Any) -> bytes | None:
 
 
 def _defer(image: Any) -> Deferred | None:
-    """Do what Pillow's `load` does, except for the decoding.
+    """Pillow's `load` without the decoding.
 
     None, and nothing is changed but the position in the file, if it is not certain that the decoding will succeed.
     """
@@ -339,7 +339,7 @@ def _pixels_of(image: Any) -> Any:
 
 
 def _new(image: Any, deferred: Deferred) -> Any:
-    """Deferred image, with what Pillow hands on from `image`."""
+    """Deferred image, with the attributes that Pillow copies from `image`."""
     new = image._new(deferred)  # it takes mode and size from the core
     state = vars(new)
     state[_DEFERRED] = state.pop(_CORE)

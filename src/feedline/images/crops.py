@@ -28,7 +28,7 @@ Those of the kernels are views of bytes, which Pillow's `tobytes` then returns w
 
 
 _LARGEST = 65_500
-"""Pixels along one side of an output: what a JPEG can hold, and small enough for every product of the kernels."""
+"""Limit of pixels along one side of an output: that of JPEG, and small enough for every product of the kernels."""
 
 
 _ATTEMPTS = 10
@@ -54,7 +54,7 @@ class RandomBox:
     """Random part of the image: torchvision's `RandomResizedCrop`.
 
     `scale` bounds the share of the image's area, `ratio` the width divided by the height. After ten parts that do not
-    fit, the largest central part within `ratio` is taken.
+    fit, it is the largest central part within `ratio`.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)

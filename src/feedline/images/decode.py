@@ -118,7 +118,7 @@ def _read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def _decode_unwritten(unwritten: Unwritten, source: ImageSource, row: int | None, oriented: bool) -> NDArray[np.uint8]:
-    """Decode with Pillow what the kernels left.
+    """Decode the remaining rows with Pillow.
 
     If it fails, too, the error has the reason of the kernels, unless they know none.
     """
@@ -219,7 +219,7 @@ class _Reader:
         return unwritten
 
     def _finish(self, unwritten: list[Unwritten], plan: Any) -> None:
-        """Decode with Pillow what the kernels left, up to the first error."""
+        """Decode the remaining rows with Pillow, up to the first error."""
         last = next((place for place, item in enumerate(unwritten) if item[1] != _FOREIGN), len(unwritten))
 
         def read(place: int) -> None:

@@ -1,6 +1,6 @@
 """Images with deferred decoding, crop, turn and resize; Pillow's methods as changes.
 
-A change takes the image and the arguments of the method. It returns None for arguments that it does not know.
+A change takes the image and the arguments of the method. It returns None for unknown arguments.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Deferred(NamedTuple):
         return self.mode == "RGB" and as_decoded and self.part == (0, 0, *self.source.size)
 
     def crop(self, box: Box) -> Deferred:
-        """Crop a box (x, y, width, height) that lies within the image."""
+        """Crop a box (x, y, width, height) within the image."""
         resizing = self.resizing
         if resizing is None:
             x, y, width, height = original_box(box, self.turn, self.part[2:])

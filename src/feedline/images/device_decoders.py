@@ -1,4 +1,4 @@
-"""Decoders of batches of images on a device, whichever is installed."""
+"""Decoders of batches of images on a device, from installed packages."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def header(source: ImageSource, row: int | None = None) -> Header:
     with _open(source, row) as image, _translate_errors(source, row):
         name = "JPEG" if _is_jpeg(image) else str(image.format)
         progressive = bool(image.info.get("progressive", 0))
-        # Pillow turns TIFFs upright itself, and tells their size after that.
+        # Pillow turns TIFFs upright itself, and reports their size after that.
         orientation = 1 if image.format == "TIFF" else _orientation(image)
         return Header(image.width, image.height, name, len(image.getbands()), progressive, orientation)
 

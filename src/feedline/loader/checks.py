@@ -1,6 +1,6 @@
 """Checks of iterable datasets: duplicate streams and wrong lengths.
 
-Also the seeding and sharding of torch's data pipes, as in torch's own loader.
+The module also seeds and shards torch's data pipes, as torch's own loader does.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class DataLoader(TorchDataLoader[T_co]):
             super().check_worker_number_rationality()
 
     def _get_iterator(self) -> Any:
-        """Do what `iter(loader)` does: torch's hook for subclasses.
+        """Begin an iteration: torch's hook for subclasses.
 
         Some subclasses call it themselves.
         """
@@ -240,7 +240,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
 
-        Not needed: epochs advance by themselves. A loaded state of the same epoch stays loaded; a state of another
+        Not needed: epochs advance automatically. A loaded state of the same epoch stays loaded; a state of another
         epoch is dropped.
         """
         epoch = operator.index(epoch)
@@ -381,7 +381,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """Arguments and loaded state, without workers.
 
-        A copy gives what the next iteration of this loader would give.
+        A copy gives the batches of the next iteration of this loader.
         """
         if "_fl_pools" not in vars(self):
             return dict(vars(self))

@@ -52,7 +52,7 @@ _REMEDY_FOR_RAY = (
 def note_arguments(loader: Any) -> None:
     """Note the loader's own arguments on its batch sampler.
 
-    A framework that takes the loader apart passes this object on.
+    A framework that rebuilds the loader from its attributes passes this object on.
     """
     own = {name: getattr(loader._fl, name) for name in OWN}
     if type(loader.batch_sampler) is BatchSampler and _changed_arguments(own):
@@ -87,7 +87,7 @@ def _changed_arguments(own: dict[str, Any]) -> list[str]:
 def counts_epochs(caller: FrameType) -> bool:
     """True for Lightning, which skips the rest of a complete epoch.
 
-    After a checkpoint at the last step of an epoch, Lightning asks for the next epoch. A user's own loop begins with
+    After a checkpoint at the last step of an epoch, Lightning requests the next epoch. A user's own loop begins with
     the rest of the epoch, even if it is empty.
     """
     return str(caller.f_globals.get("__name__")).endswith(".utilities.combined_loader")
@@ -96,12 +96,12 @@ def counts_epochs(caller: FrameType) -> bool:
 def batches_together(caller: FrameType) -> int:
     """Batches that the caller fetches before it delivers any of them.
 
-    On rank 0, Accelerate's dispatcher asks for the state before each of them, and hands out the latest one.
+    On rank 0, Accelerate's dispatcher reads the state before each of them, and returns the latest one.
     """
     asker = caller.f_locals.get("self")
     if caller.f_globals.get("__name__") != _DISPATCHER[0] or type(asker).__name__ != _DISPATCHER[1]:
         return 1
-    found = vars(asker)  # while it is constructed, it asks too, and has none of these
+    found = vars(asker)  # it also reads the state during its construction, and has none of these yet
     single = found.get("split_batches", True) or found.get("submesh_tp") or asker.end_of_dataloader  # type: ignore[union-attr]
     return 1 if single else int(found["state"].num_processes)
 
@@ -171,7 +171,7 @@ def warn_of_rebuild(loader: Any, reader: FrameType, *, by_ray: bool = False) -> 
 
 
 def warn_of_fetching_ahead(caller: FrameType) -> None:
-    """Warn if `caller` fetches a batch before the loop asks."""
+    """Warn if `caller` fetches a batch before the loop needs it."""
     module = caller.f_globals.get("__name__")
     if module in _RAY:
         warnings.warn(

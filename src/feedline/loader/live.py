@@ -39,7 +39,7 @@ class LiveRun:
         return cursor
 
     def is_over(self, cursor: PartitionCursor) -> bool:
-        """True if the epoch ends with what was delivered."""
+        """True if the epoch ends with the delivered batches."""
         return self.dataset.is_over(cursor.epoch, [_state(cursor, number) for number in self.mine])
 
     def acknowledge(self, cursor: PartitionCursor, *, now: bool = False) -> None:
@@ -51,7 +51,7 @@ class LiveRun:
         self.dataset.stop_waiting()
 
     def finish(self) -> None:
-        """Report what is left, and close the connections."""
+        """Report the remaining places, and close the connections."""
         try:
             self.dataset.acknowledge({}, now=True)
         finally:

@@ -39,7 +39,7 @@ _profiler_enabled = torch.autograd._profiler_enabled  # type: ignore[attr-define
 class Iteration(RequestWindow, _BaseDataLoaderIter):
     """Iterator over the rest of an epoch.
 
-    Frameworks recognize torch's base class, but nothing of it runs here.
+    Frameworks recognize torch's base class, but none of its code runs.
 
     It stays usable after a batch has raised: the next call returns the next batch, and the failed batch counts as
     undelivered in the state.
@@ -64,7 +64,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         self._asked = False
         self._clocks = StepClocks(has_processes=bool(pool.processes), works_ahead=bool(flow.ahead))
         self.on_shutdown: Callable[[], Callable[[], None] | None] = lambda: None
-        """Returns the function that stops persistent workers, or None once the loader is gone."""
+        """Returns the function that stops persistent workers, or None after the loader was deleted."""
         self.late_start: Callable[[], Iterator[Any] | None] | None = None
         """Called before the first batch. Returns requests that replace those of the constructor, or None."""
         self.monitor: object = None
@@ -165,7 +165,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         return wait is not None and bool(wait(_AT_ONCE_S))
 
     def _come_back(self) -> None:
-        """Note that the loop has come back for a batch."""
+        """Record that the loop has come back for a batch."""
         if self.late_start is not None:
             self._start_again(self.late_start())
         if self.live is not None and not self._closed:
@@ -220,12 +220,12 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
             return 0
         try:
             return progress.advance(request, result)
-        except Exception:  # such as too many skipped samples: the next call goes on after this batch
+        except Exception:  # such as too many skipped samples: the next call continues after this batch
             self._forget()
             raise
 
     def _forget(self) -> None:
-        """Go on to the next batch."""
+        """Continue with the next batch."""
         # No calls here: an interrupt may follow each.
         if self._stage is None:
             self._taken = None
@@ -260,7 +260,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         return self.delivered()
 
     def start(self) -> None:
-        """Submit the first requests before the loop asks for a batch."""
+        """Submit the first requests before the loop needs a batch."""
         self._fill(self._flow.ahead)
 
     def close(self) -> None:
@@ -293,7 +293,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         error, self._broken = self._broken, None
         if error is not None:
             raise error
-        if not self._closed:  # an iterator asked again after its end, or closed by the user, must not end another epoch
+        if not self._closed:  # a call after the end, or after the user closed it, must not end another epoch
             progress, began_ns = self._progress, monotonic_ns()
             progress.end_epoch()
             progress.heartbeat.publish(self.queue, epoch_ends=True)

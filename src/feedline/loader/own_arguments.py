@@ -17,7 +17,7 @@ from feedline.workers.base import Recovery
 class OwnArguments:
     """feedline's own arguments of a loader.
 
-    feedline reads them here: an attribute of the loader that has such a name may be one of the user's subclass.
+    feedline reads them here: an attribute of the loader with such a name may belong to the user's subclass.
     """
 
     seed: int | None = None

@@ -37,7 +37,7 @@ class PartitionedDataset(Protocol):
 def partitioned(dataset: Any, world_size: int) -> Any:
     """The dataset, with partitions where several ranks can share it.
 
-    Those of a `datasets.IterableDataset` are its shards.
+    The partitions of a `datasets.IterableDataset` are its shards.
     """
     if world_size > 1 and is_stream(dataset) and not isinstance(dataset, PartitionedDataset):
         stream = _huggingface_stream()(dataset)
@@ -56,7 +56,7 @@ class StridedSamples:
     """Every `world_size`-th sample of an iterator, from the sample `rank` on.
 
     Rounds of `world_size` samples are read whole, so the state is the same on all ranks. The last round is filled with
-    its own samples: all ranks get equally many.
+    its own samples, so that all ranks get the same number.
     """
 
     def __init__(self, samples: Iterator[Any], rank: int, world_size: int, address: Address) -> None:
@@ -125,7 +125,7 @@ def carry(start: Cursor | PartitionCursor, former: Cursor | PartitionCursor | No
     """
     if not isinstance(start, PartitionCursor) or not isinstance(former, PartitionCursor):
         return start
-    # After a `break`, the datasets are somewhere behind the last delivered batch: nothing here knows their states.
+    # After a `break`, the datasets are somewhere after the last delivered batch, and their states are unknown here.
     return replace(start, carried=former.carried) if former.epoch == start.epoch else start
 
 

@@ -16,7 +16,7 @@ class patch_torch:  # noqa: N801 - a function that is a context manager, too
 
     For frameworks that build loaders themselves, such as Accelerate. Call it before or after their import. It returns
     an object whose `undo()` restores torch's class; a `with` block does so at its end. Existing loaders and subclasses
-    are not changed. Nor is torchdata's StatefulDataLoader, whenever it is imported.
+    are not changed. torchdata's StatefulDataLoader is not changed either, whenever it is imported.
     """
 
     def __init__(self) -> None:

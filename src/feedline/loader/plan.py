@@ -137,7 +137,7 @@ class Plan:
     def delivered(self, cursor: Cursor | PartitionCursor) -> int:
         """Batches of the epoch that were delivered up to a cursor.
 
-        Of partitions, those of this rank count.
+        Only the partitions of this rank count.
         """
         if isinstance(cursor, PartitionCursor):
             mine = frozenset(getattr(self.schedule, "mine", ()))
@@ -348,7 +348,7 @@ def _partition_plan(loader: Any, rank: int, world_size: int, partitions: int | N
 
 
 def _fingerprint(loader: Any, kind: str, source: Any) -> Fingerprint:
-    # torch asks no dataset for its length where the user gives a sampler: whatever it raises, the text does without.
+    # With a sampler of the user, torch does not read the length of the dataset, which may therefore raise anything.
     try:
         length = len(loader.dataset)
     except Exception:  # noqa: BLE001

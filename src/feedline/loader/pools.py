@@ -109,7 +109,7 @@ def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
 
 
 class PoolSums(NamedTuple):
-    """Figures of pools and stages that only grow."""
+    """Cumulative figures of pools and stages."""
 
     restarts: int = 0
     copied_nbytes: int = 0
@@ -138,7 +138,8 @@ class PoolSums(NamedTuple):
 class PersistentIteration:
     """Attribute `_iterator` of a loader: its latest iteration, if workers persist.
 
-    Setting it to None ends the workers, as dropping torch's iterator does. Frameworks and users do so to get new ones.
+    Setting it to None ends the workers, as dropping torch's iterator does. Frameworks and users do this to get new
+    workers.
     """
 
     def __get__(self, loader: Any, _: type | None = None) -> Any:

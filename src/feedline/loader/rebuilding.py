@@ -1,4 +1,4 @@
-"""Batches built again, without delivery: of any step, epoch and rank."""
+"""Rebuilding of batches without delivery: any step, epoch and rank."""
 
 from __future__ import annotations
 

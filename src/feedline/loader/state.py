@@ -61,7 +61,7 @@ class Fingerprint:
 def _differing(one: Any, other: Any) -> tuple[str, str]:
     """Two values as text.
 
-    Of long texts, the parts that differ, with what stands around them.
+    For long texts, the parts that differ, with their context.
     """
     if not (isinstance(one, str) and isinstance(other, str)) or max(len(one), len(other)) <= _LONG:
         return repr(one), repr(other)

@@ -45,7 +45,7 @@ class Flow:
 class RequestWindow:
     """Draws requests, submits them to the pool, and receives their results.
 
-    Interrupts may come between any two calls. What is between two steps lies in attributes, never in local variables
+    Interrupts may come between any two calls. A request between two steps is in an attribute, never in local variables
     alone: after an interrupt, the next call finds it there.
     """
 
@@ -101,7 +101,7 @@ class RequestWindow:
                 " after load_state_dict(loader.state_dict()) it continues here"
             )
             return iter(())
-        # The requests in flight are still due: the new generator begins behind them.
+        # The requests in flight are still due: the new generator begins after them.
         cursor: Any = self._progress.cursor
         for request in self._requests_in_flight():
             cursor, _ = request.advance(cursor, None)
@@ -132,7 +132,7 @@ class RequestWindow:
                 return None
             future = window[0] if self._flow.in_order else self._pool.wait_any(window)
             try:
-                # Stored at once: after an interrupt, the next call goes on from here.
+                # Stored at once: after an interrupt, the next call continues from here.
                 self._taken = PendingBatch(future.request, future.result(), self._progress.cursor)
             except (WorkerStalledError, KeyboardInterrupt):
                 raise  # the batch is still due: the next call continues to wait

@@ -176,8 +176,8 @@ def resume_workers(
     """The states of `count` workers that resume at a saved place.
 
     With another number of workers, the saved generators do not fit: the workers start from a new seed, derived from
-    `place`. Dataset states are dealt out in turn. `partitions` is None for map-style datasets; `begun` is false at the
-    start of an epoch.
+    `place`. Dataset states are distributed in turns. `partitions` is None for map-style datasets; `begun` is false at
+    the start of an epoch.
     """
     if packed is None:
         return WorkerStates(count)
@@ -211,7 +211,7 @@ def _start(worker: int, former: int, count: int, starts: dict[int, bytes], base_
 
 
 def _distribute_states(held: dict[int, bytes], count: int) -> dict[int, bytes]:
-    """The dataset states of other workers, dealt out in turn."""
+    """The dataset states of other workers, distributed in turns."""
     states = [state for _, each in sorted(held.items()) if (state := split_capture(each)[1]) is not None]
     return {worker: of_dataset(states[worker % len(states)]) for worker in range(count)} if states else {}
 

@@ -35,7 +35,7 @@ def permutations(key: int, length: int, first: int, last: int) -> NDArray[np.int
 def endless_permutation(key: int, length: int, start: int, stop: int) -> NDArray[np.int64]:
     """Elements [start, stop) of an endless, reshuffled order of `range(length)`.
 
-    Each stretch of `length` elements is a random permutation.
+    Each run of `length` elements is a random permutation.
     """
     first, last = start // length, -(-stop // length)
     if length <= _SORTED:

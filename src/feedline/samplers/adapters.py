@@ -151,7 +151,7 @@ class MaterializedSampler(Sampler[Any]):
             script = {}
         self._run = self._open_run(script)
         self._items, self._ended, self.epoch = ItemBuffer(), False, epoch
-        if now and twice and not script:  # what the first call draws shows in the second one's order
+        if now and twice and not script:  # draws of the first call affect the order of the second one
             iter(self.sampler)
         elif now:
             self._run.start()
@@ -172,7 +172,7 @@ class MaterializedSampler(Sampler[Any]):
             except Exception:
                 raise
             except BaseException:
-                # An interrupt has ended the sampler's iterator: a new one repeats what the old one gave.
+                # An interrupt has ended the sampler's iterator: a new one repeats the items of the old one.
                 self.restore(self._run.record(len(self._items)))
                 self.begin(epoch)
                 raise
@@ -248,7 +248,7 @@ class MaterializedSampler(Sampler[Any]):
 
 
 def _describe_length(sampler: Any) -> str:
-    # Samplers of others raise what they like for an unknown length; torch asks for it only in len(loader).
+    # Foreign samplers may raise anything for an unknown length, which torch reads only in len(loader).
     try:
         return f" of {len(sampler)}"
     except Exception:  # noqa: BLE001 - whatever it raises, the text does without

@@ -39,7 +39,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class _MissingLength:
-    """Placeholder of `length`: says what a subclass has to set."""
+    """Placeholder of `length`, whose error tells a subclass to set it."""
 
     def __get__(self, sampler: object, owner: type) -> _MissingLength:
         if sampler is None:
@@ -117,7 +117,7 @@ class IndexSampler(Sampler[int]):
 
     def __len__(self) -> int:
         if self.length is None:
-            # TypeError is what list() and torch's DataLoader expect of a sampler without a length.
+            # list() and torch's DataLoader expect a TypeError of a sampler without a length.
             raise TypeError(f"{type(self).__name__} is endless and has no length: stop the loop by a number of steps")
         return self.length
 

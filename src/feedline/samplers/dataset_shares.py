@@ -83,7 +83,7 @@ class DatasetShares:
         blocks = range(start // size, (stop - 1) // size + 1)
         if len(blocks) <= _FEW:
             return self._kept_allocation(blocks, start, stop)
-        before = self._before(blocks)  # one call for all: a loader asks for many positions at once
+        before = self._before(blocks)  # one call for all: a loader requests many positions at once
         owners = self._owners(blocks, before)
         head, tail = start - blocks.start * size, stop - blocks.start * size
         firsts = before[0] + self._count(owners[:head])

@@ -34,8 +34,8 @@ _WORDS = 624  # of the state of a Mersenne twister
 class GeneratorState:
     """Access to the state of one generator.
 
-    `read` returns a value that `==` compares and `write` accepts. This class is for `numpy.random.Generator`,
-    subclasses for others.
+    `read` returns a value that `==` compares and `write` accepts. This class is for `numpy.random.Generator`;
+    subclasses are for others.
     """
 
     path: str

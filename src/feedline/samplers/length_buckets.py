@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class _Bucket(NamedTuple):
     """Samples [first, first + size) in descending order of length.
 
-    Each epoch deals them into new batches of `rows`.
+    Each epoch distributes them over new batches of `rows`.
     """
 
     first: int

@@ -170,7 +170,7 @@ def _capped(
         )
     shares: NDArray[np.float64] = weights / weights.sum()
     fixed = ~used
-    while (over := (shares > most) & ~fixed).any():  # what one gives up may bring another one over its bound
+    while (over := (shares > most) & ~fixed).any():  # the share that one loses may bring another one over its bound
         fixed |= over
         shares = np.where(over, most, shares)
         free = ~fixed

@@ -115,8 +115,8 @@ class ShardShuffled(IndexSampler):
         shards = permuted(derive(self.seed, epoch, "shards"), len(self.shard_sizes), 0, len(self.shard_sizes))
         starts = _cumulative(self.shard_sizes[shards])
         partitions = _cumulative(self._stripes * self._rows.counts + self._last_rows.counts)
-        # A partition ends amid a shard, so that all partitions have their exact number of samples. Its windows count
-        # from the shard in which it starts.
+        # A partition may end within a shard, so that all partitions have their exact number of samples. Its windows
+        # count from the shard in which it starts.
         first = starts[:-1].searchsorted(partitions[:-1], side="right") - 1
         last = starts[:-1].searchsorted(partitions[1:], side="left")
         first[0], last[-1] = 0, len(shards)  # empty shards at either end belong to a window, too
@@ -238,7 +238,7 @@ class ShardShuffled(IndexSampler):
 
         A shard is read for the first batch that has samples of it. For each later batch it is still in memory with
         probability `kept_shards / window`; by default all shards of a window are kept. The result is for one process,
-        whose threads share what is kept; worker processes each read for themselves.
+        whose threads share the kept shards; each worker process reads its own.
         """
         nbytes = _arguments.integers("shard_nbytes", shard_nbytes, 0)
         if len(nbytes) != len(self.shard_sizes):
@@ -262,7 +262,7 @@ class ShardShuffled(IndexSampler):
 class _WindowOverlaps:
     """Overlaps of batches and windows.
 
-    All batches of a window but the first and the last lie inside it. The rows that a batch takes from a window are a
+    All batches of a window except the first and the last are inside it. The rows that a batch takes from a window are a
     random subset of it, and no two windows share a shard.
     """
 

@@ -24,7 +24,7 @@ class FileVersion(NamedTuple):
     def of(cls, status: os.stat_result, *, with_inode: bool = False) -> Self:
         """The version of a file.
 
-        A copy that keeps the modification time has the same. `with_inode` tells them apart: of two files that one
+        A copy that keeps the modification time has the same. `with_inode` distinguishes them: of two files that one
         archive left with the same time, either may take the other's name.
         """
         tag = _MTIME_TAG.format(status.st_size, status.st_mtime_ns)
@@ -40,11 +40,11 @@ class FileVersion(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Tell whether another state of the same size would have another tag."""
+        """True if another state of the same size would have another tag."""
         return self.tag != unversioned(self.nbytes)
 
     def matches(self, other: FileVersion) -> bool:
-        """Tell whether both are certainly the same state."""
+        """True if both are certainly the same state."""
         return self == other and self.is_known
 
     def check(self, now: FileVersion, name: str) -> None:
@@ -87,7 +87,7 @@ def check_version(asked: str | None, now: str, what: str) -> None:
 class ObjectInfo:
     """An object of a store: path, size in bytes, and version.
 
-    The version is a text that differs when the content does.
+    The version is a string that differs for different content.
     """
 
     path: str
@@ -105,7 +105,7 @@ class ObjectInfo:
 
     @property
     def is_versioned(self) -> bool:
-        """Tell whether the version distinguishes contents of the same size."""
+        """True if the version distinguishes contents of the same size."""
         return self.state.is_known
 
 
@@ -202,7 +202,7 @@ class VersionedObject(NamedTuple):
 
 @runtime_checkable
 class VersionedReader(Protocol):
-    """A store that knows the version of what it has read."""
+    """A store that reports the version of the data it has read."""
 
     def read_versioned(self, path: str) -> VersionedObject:
         """Read one object with its version, without an additional request."""

@@ -16,9 +16,9 @@ T = TypeVar("T")
 class ConcurrencyLimit:
     """A limit on the requests in flight: additive increase, multiplicative decrease.
 
-    It is halved when most of the latest requests failed in a way that may pass, and grows back by about one per round
-    of requests that succeed. Until it is lowered nothing waits for it: the threads of a store are the limit then. Safe
-    to use from several threads.
+    It is halved when most of the latest requests failed with a transient error, and grows back by about one per round
+    of successful requests. Until it is lowered, nothing waits for it, and the threads of a store are the limit. Safe to
+    use from several threads.
     """
 
     def __init__(self, most: int) -> None:
@@ -38,7 +38,7 @@ class ConcurrencyLimit:
 
     @property
     def is_lowered(self) -> bool:
-        """Tell whether the limit is below its maximum."""
+        """True if the limit is below its maximum."""
         return self._limit < self._most
 
     @property
@@ -99,7 +99,7 @@ class ConcurrencyLimit:
             raise
 
     def _leave(self, gate: threading.Event) -> None:
-        """Give up waiting, or a slot that was granted meanwhile."""
+        """Stop waiting, and release a slot that was granted meanwhile."""
         with self._lock:
             if gate in self._waiting:
                 self._waiting.remove(gate)

@@ -1,6 +1,6 @@
-"""Files and objects by number, read alike wherever they are.
+"""Files and objects by number, read in the same way.
 
-Also lazily opened parts of a dataset, of which a bounded number stays open.
+The module also has lazily opened parts of a dataset, of which a bounded number stays open.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class File(Protocol):
     def read_adjacent(self, name: str) -> memoryview:
         """Read the object `name` of the same folder; ObjectNotFoundError without one.
 
-        Also for a file, whose neighbors are opened by path. Past any cache.
+        This also works for a file, whose neighbors are opened by path. Bypasses any cache.
         """
         ...
 
@@ -117,7 +117,7 @@ class LocalFile:
 
     def check_unchanged(self, *, at_once: bool = False) -> None:
         """See `File`."""
-        # A page of a file that has shrunk is gone from its mapping: touching it ends the process.
+        # A page beyond the end of a file that has shrunk is no longer mapped: an access would crash the process.
         if at_once or self._recheck.due():
             with suppress(FileNotFoundError):  # a removed file stays mapped
                 FileVersion(self.nbytes, self.version).check(local_info(self.name).state, self.name)
@@ -138,7 +138,7 @@ class LocalFile:
         return self
 
     def will_need(self, spans: Sequence[Range]) -> None:
-        """Ask the kernel to read ranges that lie far apart ahead.
+        """Ask the kernel to read distant ranges ahead.
 
         Its own read-ahead does not help there.
         """
@@ -150,7 +150,7 @@ class LocalFile:
 
 
 class KeptContent(LocalFile):
-    """The content of a file, made once and mapped; it never changes."""
+    """Generated content of a file, mapped; it never changes."""
 
     local_path = None
 
@@ -158,7 +158,7 @@ class KeptContent(LocalFile):
         self.name, self.nbytes, self.version, self.data = name, len(data), version, data
 
     def check_unchanged(self, *, at_once: bool = False) -> None:
-        """Do nothing: the content stays what it is."""
+        """Do nothing: the content never changes."""
 
 
 class RemoteFile:
@@ -210,8 +210,8 @@ class RemoteFile:
 class FileSet:
     """Files and objects by number, opened on first use in each process.
 
-    In memory they cost no more than their names. At most `most` stay open, by default as many as may be. Safe to use
-    from several threads. Pickles with names, sizes and versions, and with what reopens the stores.
+    In memory they take only the space of their names. At most `most` stay open, by default as many as may be. Safe to
+    use from several threads. Pickles with names, sizes and versions, and with the information to reopen the stores.
     """
 
     def __init__(self, objects: Sequence[tuple[Store | None, ObjectInfo]], most: int | None = None) -> None:
@@ -229,7 +229,7 @@ class FileSet:
 
     @property
     def is_local(self) -> bool:
-        """Tell whether all of them are files of this machine."""
+        """True if all of them are files of this machine."""
         return not self._stores
 
     def info(self, number: int) -> ObjectInfo:
@@ -251,7 +251,7 @@ class FileSet:
         return [self.name(number) for number in range(len(self))]
 
     def is_missing(self, number: int) -> bool:  # noqa: ARG002 - for subclasses
-        """Tell whether a file's content must be made before reads."""
+        """True if a file's content must be made before reads."""
         return False
 
     def __iter__(self) -> Iterator[File]:

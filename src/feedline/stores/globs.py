@@ -72,8 +72,8 @@ def _choices(inner: str, pattern: str) -> list[str]:
 def expand_braces(path: str, is_there: Callable[[str], bool] = os.path.exists) -> list[str]:
     """Expand a local path with braces, unless it exists as written.
 
-    So does a folder whose name has braces without a meaning: `run{1}/{0..2}.tar` are three files in `run{1}` if that
-    exists.
+    The same holds for a folder whose name has braces without a meaning: `run{1}/{0..2}.tar` are three files in `run{1}`
+    if that exists.
     """
     if not _BRACE.search(path) or is_there(path):
         return [path]
@@ -90,7 +90,7 @@ def expand(patterns: Pathlike | Sequence[Pathlike], open_store: Callable[[str], 
     """Expand one or several patterns into addresses, in order.
 
     The matches of one glob are sorted. Only `*`, `**`, `?` and `[...]` query the store, once each. ObjectNotFoundError
-    names a glob that matches nothing. A file or object whose own name looks like a glob is that one.
+    names a glob that matches nothing. A file or object whose name looks like a glob is found by that name.
     """
     addresses: list[str] = []
     for address in [patterns] if isinstance(patterns, (str, PathLike)) else patterns:
@@ -163,7 +163,7 @@ _SHORT_FORMS = frozenset({"tgz", "tzst", "tbz2", "txz"})
 def first_forms(paths: Iterable[str], pattern: str) -> list[str]:
     """Matches of a pattern that ends in braces, each in one form.
 
-    Of `a.txt` and `a.txt.gz`, which both match `*.txt{,.gz}`, the one whose ending comes first in the braces is taken.
+    If both `a.txt` and `a.txt.gz` match `*.txt{,.gz}`, the one whose ending comes first in the braces is used.
     Endings that do not begin with the first one, as in `*.{h5,hdf5}`, name other files.
     """
     if not pattern.endswith("}"):
@@ -221,7 +221,7 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
 
 
 def _character_set(inner: str) -> str:
-    """Escape the inside of a bracket expression, but for its ranges."""
+    """Escape the inside of a bracket expression, except its ranges."""
     out, at = [], 0
     while at < len(inner):
         is_range = inner[at + 1 : at + 2] == "-" and at + 2 < len(inner)

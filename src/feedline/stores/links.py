@@ -1,7 +1,7 @@
 """Paths of links with a query.
 
-The query may be a signature that grants access. Such a path holds the query behind a mark. What is shown, remembered or
-compared is `unsigned(path)`.
+The query may be a signature that grants access. Such a path contains the query after a marker. `unsigned(path)` is the
+part to show, store or compare.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def split_link(path: str) -> tuple[str, str]:
 def unsigned(path: str) -> str:
     """The path of an object as it is shown and remembered.
 
-    The same for each signature of a link. Parameters that are not of a signature may be secrets, too, and tell objects
-    apart: digests stand for their values.
+    The same for each signature of a link. Other parameters may be secrets, too, and distinguish objects, so digests
+    replace their values.
     """
     name, query = split_link(path)
     given = [each.partition("=") for each in query.split("&") if each]

@@ -1,7 +1,7 @@
 """Files of this machine, memory-mapped.
 
-Also mappings without a file descriptor each, and the interval at which files in use are checked: a mapped file that is
-truncated would end the process.
+The module also has mappings without file descriptors, and the interval at which files in use are checked, because a
+truncated mapped file would crash the process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def map_whole(path: str, check: Callable[[os.stat_result], None], *, read_ahead:
     Without `read_ahead` the kernel reads only the pages that are touched or passed to `will_need`.
     """
     with open(path, "rb", buffering=0) as file:
-        # Of the open descriptor: by name it may be another file a moment later.
+        # Status of the open descriptor: the name may refer to another file a moment later.
         status = os.fstat(file.fileno())
         check(status)
         if not read_ahead and hasattr(os, "posix_fadvise"):
@@ -70,7 +70,7 @@ def will_need(data: memoryview, spans: Sequence[Range], at_least: int = 1) -> No
 class LocalStore:
     """The files below a folder.
 
-    Data are views of the mapped files: a file that is truncated takes them away.
+    Data are views of the mapped files, which truncation of a file invalidates.
     """
 
     def __init__(self, folder: str = "/") -> None:
@@ -160,7 +160,7 @@ class LocalStore:
         known = maps.get(file)
         if known is not None and known.version == version:
             return known.data
-        # Reads in random order: the kernel's own read-ahead would fetch what is not asked for.
+        # Reads in random order: the kernel's own read-ahead would fetch more than requested.
         data = map_whole(file, lambda now: check_version(version, _version(now), file), read_ahead=False)
         return maps.put(file, _MappedVersion(version, data)).data
 
@@ -210,7 +210,7 @@ class RecheckTimer:
         self._next = 0.0
 
     def due(self) -> bool:
-        """Tell whether the next check is due."""
+        """True if the next check is due."""
         return monotonic() >= self._next
 
     def done(self) -> None:

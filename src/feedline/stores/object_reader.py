@@ -28,7 +28,7 @@ _SLOTS = 1 << 20
 class SeenVersions:
     """The versions under which objects were first read, in bounded memory.
 
-    A table with one slot for each hash of a path: of two objects that share a slot, the later one is remembered.
+    A table with one slot for each hash of a path: of two objects that share a slot, the later one is kept.
     """
 
     def __init__(self) -> None:
@@ -58,9 +58,9 @@ Fetched = str | Future[memoryview]
 class ObjectReader:
     """Whole objects by path.
 
-    ObjectChangedError once an object is another version than in an earlier read, where the store tells versions with
-    the data. Without a store, paths are those of files, which are read by whatever decodes them. Safe to use from
-    several threads, and after a fork; pickles as its store.
+    ObjectChangedError once an object is another version than in an earlier read, if the store reports versions with the
+    data. Without a store, paths are those of files, which their decoders read. Safe to use from several threads, and
+    after a fork; pickles as its store.
     """
 
     def __init__(self, store: Store | None) -> None:

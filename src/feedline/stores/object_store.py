@@ -237,7 +237,7 @@ def _without_markers(
     Consoles, Hadoop and rclone make an empty object `folder/` for a folder, and Azure one named `folder`. obstore lists
     all of them without the final slash.
 
-    `folders` are known ones. Of other empty objects that may be markers, `is_object(path)` asks the store.
+    `folders` are known ones. For other empty objects that may be markers, `is_object(path)` asks the store.
     """
     paths = [info.path for info in infos]
     doubtful = [path for path in (info.path for info in infos if not info.size) if not path.endswith("/")]

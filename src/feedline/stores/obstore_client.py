@@ -1,6 +1,7 @@
 """Single requests to object stores, through obstore.
 
-Also obstore's extension module for each process, and the settings in which Google Cloud Storage differs.
+The module also loads obstore's extension module in each process, and has the settings that differ for Google Cloud
+Storage.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def _library() -> Any:
 
     The threads of its runtime exist once per process and do not survive a fork: in the child every call would wait
     forever, through new stores too, because the runtime belongs to the loaded library. A forked child therefore loads
-    the library a second time, from a copy, which the dynamic linker takes for another one: it costs about 10 ms, once.
+    the library a second time, from a copy, which the dynamic linker regards as another library: it costs about 10 ms,
+    once.
     """
     module = load(_NAME, "stores", "object storage")
     return _second_copy(module.__file__) if _fork_record.loaded_before_fork else module
@@ -213,7 +215,7 @@ class Client:
     def pages(self, prefix: str, offset: str | None) -> Iterator[Any]:
         """Iterate over pages of object metadata below a prefix.
 
-        Only objects behind `offset`.
+        Only objects after `offset`.
         """
         count(requests=1)
         pages: Iterator[Any] = self._library.list(
@@ -242,8 +244,8 @@ class Client:
     def get(self, key: str, part: PartialRange, what: str) -> None:
         """Fetch the rest of a range into `part`.
 
-        Or as much of it as the object has. TransientError if it breaks off; `part` keeps what has arrived. A server
-        without ranges is asked for the whole object, if the range may be all of it.
+        Or as much of it as the object has. TransientError if it breaks off; `part` keeps the received bytes. A server
+        without ranges gets a request for the whole object, if the range may be all of it.
         """
         span = part.rest
 
@@ -387,7 +389,7 @@ def _open(library: Any, kind: ObstoreKind, root: str, options: StoreOptions, idl
 
 
 def _is_plain_http(root: str, server: str | None) -> bool:
-    """Tell whether a configured server uses http without TLS.
+    """True if a configured server uses http without TLS.
 
     obstore needs it confirmed with `allow_http`.
     """

@@ -1,7 +1,7 @@
 """obstore's exceptions, translated into feedline's with a remedy.
 
-They are parsed for a status, a code and a kind, and never quoted: an answer of a server may hold the access key, an
-address a signature, and people put a key where a path is expected.
+They are parsed for a status, a code and a kind, and never quoted: an answer of a server may contain the access key, an
+address may contain a signature, and users may pass a key instead of a path.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def no_ranges(what: str) -> str:
 
 
 def is_obstore_error(error: Exception, library: Any) -> bool:
-    """Tell whether obstore raised this error about a store.
+    """True if obstore raised this error about a store.
 
     Other errors are bugs in the calling code.
     """

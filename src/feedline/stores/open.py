@@ -44,7 +44,7 @@ def open_store(
     of `register_scheme` by their own stores, all others by fsspec. Nothing is requested yet. Credentials come from the
     environment, as each cloud's own tools read them, or from `options`, whose names are obstore's (or, for fsspec's
     schemes, the file system's). `retry` and `requests` may be among the options, too; so they reach the stores that
-    datasets open. With `cache`, what is read is kept in a folder of this machine.
+    datasets open. With `cache`, the data read is kept in a folder of this machine.
     """
     settings = _as_dict(options)
     retry = _policy("retry", Retry, retry, settings)
@@ -164,9 +164,9 @@ class Finder:
     def resolve(self, address: str, inside: str) -> list[tuple[Store, ObjectInfo]]:
         """The objects that an address, pattern or folder stands for.
 
-        Of a folder, the objects in it that match `inside`, which may have braces: see `first_forms`. In the order in
-        which braces are expanded; those of one glob or folder are sorted. ObjectNotFoundError names what does not
-        exist.
+        For a folder, these are the objects in it that match `inside`, which may have braces: see `first_forms`. In the
+        order in which braces are expanded; those of one glob or folder are sorted. ObjectNotFoundError names what does
+        not exist.
         """
         check_no_secrets(address, is_object=True)  # before any message shows it
         plain = [split(each) for each in expand_address(address)]

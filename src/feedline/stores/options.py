@@ -49,7 +49,7 @@ _OPEN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FromEnv:
-    """An environment variable that is read wherever the store is opened.
+    """An environment variable, read by each process that opens the store.
 
     `FromEnv("STORAGE_KEY")` stands for its value among the options of a store.
     """

@@ -1,4 +1,4 @@
-"""Ranges as far as they have arrived, kept over failed attempts."""
+"""Received parts of ranges, kept over failed attempts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _do_nothing() -> None:
 class PartialRange:
     """A range that one thread fetches, in one attempt or several.
 
-    `is_quick`: so fast lately that a lost attempt costs less than copying parts together. `check` is called for each
-    part that arrives; it raises if the range is no longer wanted.
+    `is_quick`: requests are so fast that a lost attempt costs less than joining parts. `check` is called for each part
+    that arrives; it raises if the range is no longer needed.
     """
 
     def __init__(self, span: ByteRange, *, is_quick: bool = False, check: Callable[[], None] = _do_nothing) -> None:
@@ -47,10 +47,10 @@ class PartialRange:
     def accept(self, version: str, size: int, span: ByteRange) -> None:
         """Accept an answer with the bytes `span` of the object.
 
-        TransientError if what arrived before is of another version, or of an unknown one: it is dropped then.
+        TransientError if the earlier parts are of another or an unknown version; they are dropped then.
         """
         self._attempts += 1
-        # Without a version, parts of the object and of its successor of the same size look alike.
+        # Without a version, parts of the object and of a new one of the same size cannot be distinguished.
         if self.nbytes and (version != self.version or not FileVersion(size, version).is_known):
             self._drop()
             raise TransientError("the object changed while it was read, or has no version that would show it")
@@ -70,7 +70,7 @@ class PartialRange:
         return FileVersion(self.size, self.version).is_known
 
     def add(self, view: memoryview) -> None:
-        """Append what has arrived."""
+        """Append a received part."""
         self._check()
         self._views.append(view)
         self.nbytes += view.nbytes

@@ -41,7 +41,7 @@ class Requests:
 def spans_for(ranges: Sequence[tuple[int, int]], requests: Requests) -> list[ByteRange]:
     """Coalesce ranges into the spans to request, sorted by start.
 
-    Every range lies within one span, or is the concatenation of several.
+    Every range is within one span, or is the concatenation of several.
     """
     spans: list[ByteRange] = []
     for start, stop in sorted({(start, stop) for start, stop in ranges if start < stop}):
@@ -53,10 +53,10 @@ def spans_for(ranges: Sequence[tuple[int, int]], requests: Requests) -> list[Byt
 
 
 def are_many(ranges: Sequence[tuple[int, int]], requests: Requests) -> bool:
-    """Tell whether ranges take more requests than are sent at once.
+    """True if ranges take more requests than are sent at once.
 
-    Then the size of the object is worth a request before anything is allocated for the others: a wrong index soon asks
-    for exabytes.
+    Then the size of the object is worth a request before anything is allocated for the others: a wrong index soon
+    requests for exabytes.
     """
     return sum(stop - start for start, stop in ranges) > requests.max_concurrent * requests.max_nbytes
 
@@ -77,7 +77,7 @@ def check_within(ranges: Sequence[tuple[int, int]], size: int, what: str) -> Non
 
 def _joins(span: ByteRange, start: int, stop: int, requests: Requests) -> bool:
     if start < span.stop:
-        return True  # what overlaps is read once
+        return True  # overlaps are read once
     return start - span.stop <= requests.gap_nbytes and stop - span.start <= requests.max_nbytes
 
 
@@ -114,7 +114,7 @@ class FetchedRanges:
     def cut(self, start: int, stop: int) -> memoryview:
         """The bytes from `start` up to `stop`.
 
-        A view if they lie in one range, else a copy out of adjacent ranges.
+        A view if they are in one range, else a copy from adjacent ranges.
         """
         if start == stop:
             return memoryview(b"")
@@ -153,7 +153,7 @@ _MIN_SLOW_S = 0.02
 
 
 _SLOW_FACTOR = 2.0
-"""Nor is one faster than twice the median: where all take about the same, a second request only costs."""
+"""A request is not slow below this multiple of the median: if all take about the same time, a hedge is a waste."""
 
 
 _HEDGE_SHARE = 0.1
@@ -206,7 +206,7 @@ class Latencies:
         return None if size is None else size.slow_after_s
 
     def is_quick(self, nbytes: int) -> bool:
-        """Tell whether such requests are known to take little time."""
+        """True if such requests are known to take little time."""
         slow_after_s = self.slow_after_s(nbytes)
         return slow_after_s is not None and slow_after_s < _QUICK_S
 
@@ -242,7 +242,7 @@ class Flight:
     copies: int = 1
     hedged: bool = False
     is_quick: bool = False
-    """Requests of this size took so little time lately that one may start again from its first byte."""
+    """Recent requests of this size were so fast that one may restart from its first byte."""
     landed: bool = False
     """One copy has arrived: the other need not."""
 
@@ -266,7 +266,7 @@ class _Arrival(NamedTuple):
 class _Pools:
     def __init__(self, max_concurrent: int) -> None:
         self.ordinary = DaemonPool(max_concurrent, "feedline-store")
-        # Threads of their own: a second request that queued behind ordinary ones would come too late.
+        # Separate threads: a second request that waits for ordinary ones would come too late.
         self.hedges = DaemonPool(_HEDGES_AT_ONCE, "feedline-hedge")
 
 
@@ -337,7 +337,7 @@ class _SupervisedCall:
         return [results[number] for number in range(len(spans))]
 
     def _land(self) -> dict[int, memoryview]:
-        """The next result, if it is still wanted.
+        """The next result, if it is still needed.
 
         If nothing arrives before a request becomes slow, that request is sent again.
         """
@@ -355,7 +355,7 @@ class _SupervisedCall:
         if error is not None:
             raise error
         assert data is not None
-        # The other copy learns of it with its next part, and closes its connection: the rest would be paid for in vain.
+        # The other copy learns of it with its next part, and closes its connection: the rest would be wasted.
         flight.landed = True
         del self._pending[flight.number]
         count(hedges_won=hedge)
@@ -385,7 +385,7 @@ class _SupervisedCall:
             if slow_after_s is not None and not flight.hedged and not flight.throttled:
                 yield flight, (now if flight.started_s is None else flight.started_s) + slow_after_s
             if flight.started_s is None:
-                return  # threads take flights in this order: those behind have not started either
+                return  # threads take flights in this order: later ones have not started either
 
     def _until_slow_s(self) -> float:
         moments = [moment for _, moment in self._candidates()]

@@ -1,4 +1,4 @@
-"""Retries: which failures, how often, and after which waits."""
+"""Policy of retries: kinds of failures, number and waits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _THROTTLED_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Retries of failures that may pass.
+    """Retries of transient failures.
 
     These are resets, timeouts, truncated answers, 408, 409, 425, 429 and 5xx. The wait between attempts is random up to
     `first_wait_s`, doubled with each attempt up to `max_wait_s` (full jitter). After a throttled answer (429 or
@@ -66,7 +66,7 @@ class Retry:
         `draw` is random in [0, 1).
         """
         wait_s = draw * min(self.max_wait_s, self.first_wait_s * 2.0 ** min(failed - 1, 60))
-        # Full jitter may draw a wait near 0, and Retry-After is not visible: hence a floor after throttled answers.
+        # Full jitter may draw a wait near 0, and Retry-After is not visible, so throttled answers have a minimum wait.
         throttled = last is not None and last.throttled
         return max(wait_s, _THROTTLED_S * (1 + draw)) if throttled else wait_s
 
@@ -132,7 +132,7 @@ class Attempts:
             except TransientError as failure:
                 last = failure
             threads.check()
-            if last.progressed:  # as good as a first attempt for what is left
+            if last.progressed:  # equivalent to a first attempt for the rest
                 start, failed = self._clock.now(), 0
             failed += 1
             wait_s = self.retry.wait_s(failed, self._draw(), last)

@@ -1,4 +1,4 @@
-"""Schemes: how addresses of each kind are written, and what opens them."""
+"""Schemes: the form of addresses, and the functions that open them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Scheme:
     """The properties of one scheme of addresses, `name://host/path`."""
 
     open: Callable[[str, StoreOptions, StorePolicy], Store]
-    """`open(url, options, policy)` is the store at an address. It should ask for nothing yet.
+    """`open(url, options, policy)` is the store at an address. It should send no request yet.
 
     To be known in worker processes it must be picklable: a function of a module, or of the main program.
     """

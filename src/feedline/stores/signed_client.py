@@ -1,6 +1,6 @@
 """Requests to buckets for keys that obstore refuses.
 
-Those with empty parts or control characters. They are sent as signed links.
+These are keys with empty parts or control characters. The requests are sent as signed links.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Requests for any key or query of a bucket, as signed links.
 
-obstore refuses keys that are not paths. A link is signed with whatever credentials the store has. It is a plain address
-where the store has none and needs none, and where a token goes with the request.
+obstore refuses keys that are not paths. A link is signed with the credentials of the store. It is a plain address if
+the store needs none, or if a token is sent with the request.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SignedReader(WebReader):
     def first_page(self, prefix: str, offset: str, delimiter: str) -> dict[str, str]:
         """Parameters for the first page of a listing.
 
-        Only keys behind `offset`, if the server skips any.
+        Only keys after `offset`, if the server skips any.
         """
         fixed = {"delimiter": delimiter, "encoding-type": "url", "list-type": "2", "prefix": prefix}
         return {**fixed, "start-after": offset}
@@ -78,7 +78,7 @@ class SignedReader(WebReader):
     def _parse(self, page: ET.Element, parameters: Mapping[str, str]) -> ListedPage:
         space = page.tag.partition("}")[0] + "}" if page.tag.startswith("{") else ""
         token = page.findtext(f"{space}NextContinuationToken", "")
-        # Not all relatives of S3 encode keys when asked to.
+        # Not all S3-compatible servers encode keys on request.
         decode = unquote if page.findtext(f"{space}EncodingType") == "url" else str
         folders = {decode(each.findtext(f"{space}Prefix", "")) for each in page.iter(f"{space}CommonPrefixes")}
         following = {**parameters, "start-after": "", "continuation-token": token} if token else None
@@ -112,11 +112,11 @@ class SignedReader(WebReader):
         return link
 
     def _refuse_disguises(self, headers: Any, key: str, what: str) -> None:
-        """Accept all: what a bucket holds is what was put there."""
+        """Accept all keys, which are exactly those put into the bucket."""
 
 
 class S3Reader(SignedReader):
-    """For S3 and its relatives."""
+    """Reader of S3 and compatible servers."""
 
     kind = S3
 
@@ -135,7 +135,7 @@ class S3Reader(SignedReader):
         return self._base
 
     def _signed(self, address: str, query: str) -> str:
-        # obstore appends a path to what it takes for the server: S3 ignores parameters that begin with x-.
+        # obstore appends a path to its server address: S3 ignores parameters that begin with x-.
         place = f"{address}?{query}{'&' if query else ''}x-part="
         return self._sign({"endpoint": place, "virtual_hosted_style_request": True})
 

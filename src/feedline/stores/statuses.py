@@ -23,7 +23,7 @@ class Refusal:
     code: str = ""
     """The error code in the body, as in `<Code>SlowDown</Code>`; answers to HEAD have none."""
     region: str = ""
-    """The region that the server names instead of the one that was asked."""
+    """The region that the server names instead of the requested one."""
 
     @property
     def shown(self) -> str:
@@ -93,7 +93,7 @@ _SETTLED_CONFLICTS = _ARCHIVED | {"PublicAccessNotPermitted"}
 
 
 def is_passing(status: int, code: str = "") -> bool:
-    """Tell whether a later request may succeed where this one was refused."""
+    """True if a later request may succeed where this one was refused."""
     if status == 409:  # the object is being written, or its bucket changed
         return code not in _SETTLED_CONFLICTS
     return status in (408, 425, 429) or 500 <= status < 600 or code in _PASSING_CODES
@@ -102,7 +102,7 @@ def is_passing(status: int, code: str = "") -> bool:
 def error_for(refusal: Refusal, what: str) -> Exception:
     """The exception for an answer without data about `what`.
 
-    A TransientError for what may pass, else a permanent error with a remedy.
+    A TransientError for a transient failure, else a permanent error with a remedy.
     """
     status, code = refusal.status, refusal.code
     if is_passing(status, code):

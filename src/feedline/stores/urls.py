@@ -31,7 +31,7 @@ def scheme_of(address: Pathlike) -> str:
 
 
 def is_local(address: Pathlike) -> bool:
-    """Tell whether an address is a path of this machine."""
+    """True if an address is a path of this machine."""
     return scheme_of(address) == "file"
 
 
@@ -112,7 +112,7 @@ def local_path(address: Pathlike) -> str:
 def join(root: str, path: str) -> str:
     """The address of an object; the inverse of `split`.
 
-    But for the query of a link, which may be a secret.
+    The query of a link is left out, because it may be a secret.
     """
     if scheme_row(root).quoted:
         name, query = split_link(unsigned(path))

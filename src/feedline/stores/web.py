@@ -1,6 +1,7 @@
 """Requests to web servers that obstore cannot make.
 
-Links with a query, which may be a signature, and bodies without a length. Nothing of a query is ever shown.
+These are for links with a query, which may be a signature, and for bodies without a length. No part of a query is ever
+shown.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _BODIES = 4
 
 
 _KEPT_S = 30.0
-"""For how long: an object without a length often has no version by which a change would show."""
+"""Time of validity: an object without a length often has no version that would show a change."""
 
 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -92,7 +93,7 @@ class WebReader:
                 if (known := answer.span) is not None:
                     return ObjectInfo(key, known[1], _version(answer.headers, known[1]))
         except _EmptyError:
-            pass  # servers differ in what they say about a range of nothing
+            pass  # servers differ in their answers to an empty range
         with self._request(key, what) as answer:
             if (known := answer.span) is not None:
                 return ObjectInfo(key, known[1], _version(answer.headers, known[1]))
@@ -119,7 +120,7 @@ class WebReader:
         part.add(kept.data[part.rest.start : stop])
 
     def whole(self, key: str, what: str) -> RangeAnswer:
-        """Read an object without a range request, of whatever length."""
+        """Read an object of any length without a range request."""
         with self._request(key, what) as answer:
             body = self._read_to_end(answer, what)
         return RangeAnswer(body.data, body.version, body.data.nbytes)
@@ -196,7 +197,7 @@ class WebReader:
 class WebClient(Client):
     """Single requests to a web server.
 
-    They are obstore's, but for what it cannot do.
+    obstore makes them where it can.
     """
 
     _may_disguise = True
@@ -211,7 +212,7 @@ class WebClient(Client):
             try:
                 return super().info(key, what)
             except StoreError:
-                pass  # many servers refuse HEAD, or answer it wrongly: what counts is the answer to GET
+                pass  # many servers refuse HEAD, or answer it wrongly: only the answer to GET counts
             except TransientError as error:
                 if not str(error).startswith("status 501"):
                     raise
@@ -242,7 +243,7 @@ def _is_beyond_obstore(key: str) -> bool:
 
 
 class _EmptyError(Exception):
-    """The object has no byte at this place."""
+    """The object has no byte at this offset."""
 
 
 def _refusal_error(error: HTTPError, what: str) -> Exception:

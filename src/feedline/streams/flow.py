@@ -56,7 +56,7 @@ class NumberedKeys:
 
 
 class SampleFlow(Protocol):
-    """An iterator with a small state, whatever it holds in memory.
+    """An iterator whose state is small, however much memory it uses.
 
     `load_state_dict` is called on a new flow, before the first sample. States are JSON values, or hold those of the
     user's own iterators.
@@ -72,7 +72,7 @@ class SampleFlow(Protocol):
 
 
 class FlowSource(Protocol):
-    """A source of flows, in a number of partitions that nothing changes."""
+    """A source of flows, in a constant number of partitions."""
 
     @property
     def num_partitions(self) -> int: ...
@@ -99,7 +99,7 @@ def describe(value: Any) -> str:
         parts = (f"{each.name}={describe(getattr(value, each.name))}" for each in fields(value))
         return f"{type(value).__name__}({', '.join(parts)})"
     if isinstance(value, tuple | list):
-        # The length and the first items tell lists apart; the text stays short for millions of paths.
+        # The length and the first items distinguish lists; the text stays short for millions of paths.
         texts = [describe(each) for each in value[:64]]
         return f"[{len(value)}: {', '.join(texts)}]"
     if value is None or isinstance(value, int | float | str):

@@ -55,8 +55,9 @@ class MixSource:
 class _Mixed:
     """Flow of one partition of a mixture.
 
-    Each source has the time of its next sample. Its samples are one time apart, 1 / weight, and each is moved within
-    its own by a random part: so the shares hold over any stretch to within one sample, and the order is random.
+    Each source has the time of its next sample. The interval between its samples is 1 / weight, and each sample is
+    moved by a random part of its interval. So the shares of any run are exact to within one sample, and the order is
+    random.
     """
 
     def __init__(self, source: MixSource, weights: Sequence[float], place: FlowPlace) -> None:

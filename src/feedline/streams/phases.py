@@ -45,7 +45,7 @@ class Phase:
 class PhasedSource:
     """Several sources; each partition mixes partitions of all of them, in phases.
 
-    A source that has ended begins again.
+    A source that has ended restarts.
     """
 
     sources: tuple[FlowSource, ...]

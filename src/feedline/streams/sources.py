@@ -1,4 +1,4 @@
-"""Sources of streams: datasets, and lists of things to open."""
+"""Sources of streams: datasets, and lists of items to open."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from feedline.streams.live.terms import LiveTerms
 from feedline.streams.stream import SampleStream
 
 _LOOKAHEAD = 1024
-"""Indices that are asked of a sampler at once."""
+"""Number of indices requested from a sampler at once."""
 
 
 _TOGETHER = 32
@@ -154,7 +154,7 @@ class _Positions:
 
 @dataclass(frozen=True)
 class ItemSource:
-    """Things that `read` opens, such as paths; dealt out to partitions."""
+    """Items that `read` opens, such as paths, divided among partitions."""
 
     items: tuple[Any, ...]
     read: Callable[[Any], Iterable[Any]]

@@ -101,10 +101,10 @@ class ShuffleStep:
 
 
 class BlockFlow:
-    """Samples that are made of blocks of others.
+    """Samples made from blocks of other samples.
 
     `make(samples, number)` lists the samples made from one block. The state is that of the preceding flow at the start
-    of the block, so a resume reads at most one block again, and nothing of its content is stored.
+    of the block, so a resume reads at most one block again, and none of its content is stored.
     """
 
     def __init__(self, inner: SampleFlow, size: int, make: Callable[[list[Any], int], list[Any]]) -> None:
@@ -160,7 +160,7 @@ class BatchStep:
 
 @dataclass(frozen=True)
 class TakeStep:
-    """The first `count` samples, dealt out to the partitions."""
+    """The first `count` samples, divided among the partitions."""
 
     count: int
 
@@ -263,7 +263,7 @@ class Passes:
         self._is_empty = True
 
     def _open_pass(self, number: int) -> SampleFlow:
-        # The first pass of an epoch is that epoch; later ones lie far from all epochs.
+        # The first pass of an epoch has its number; those of later passes are far from all epochs.
         return self._upstream(self._place.epoch if not number else derive(self._place.epoch, number) >> 2)
 
     def __iter__(self) -> Self:
@@ -280,7 +280,7 @@ class Passes:
                 self._is_empty = False
                 return sample
             if self._is_empty or (self._times is not None and self._number + 1 >= self._times):
-                raise StopIteration  # a pass without samples would be followed by others for ever
+                raise StopIteration  # a pass without samples would be repeated forever
             self._number += 1
             self._flow, self._is_empty = self._open_pass(self._number), True
 

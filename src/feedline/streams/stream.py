@@ -148,13 +148,13 @@ def mix(
 ) -> SampleStream:  # fmt: skip
     """Streams mixed by weights, which are scaled to a sum of 1.
 
-    `weights` may be a function of the epoch. Shares hold over any stretch of a partition to within one sample of each
+    `weights` may be a function of the epoch. Shares hold over any part of a partition to within one sample of each
     stream. `temperature` T scales each weight w to w ** (1 / T): with sizes as weights, T > 1 draws more from small
     streams. The mixture has as many partitions as the stream with the fewest. `seed` fixes the order of the streams,
     and the random numbers of steps. `stop` is the end of a partition, or of an epoch:
 
     - "first_exhausted": where one of its streams ends;
-    - "all_exhausted": where each has ended once. Those that end earlier begin again, in another order;
+    - "all_exhausted": when each has ended once. Streams that end earlier restart, in another order;
     - "each_once": after each sample was given once. Streams that have ended are left out;
     - a number: after that number of samples, which the partitions share. Streams that end begin again.
 

@@ -1,6 +1,6 @@
-"""Conformance checks of extensions: what feedline relies on.
+"""Conformance checks of extensions, for the rules that feedline relies on.
 
-Each raises `AssertionError` for the first promise that is broken.
+Each raises `AssertionError` for the first broken rule.
 
     def test_my_dataset():
         fl.testing.check_dataset(MyDataset("data"))

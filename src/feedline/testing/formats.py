@@ -45,7 +45,7 @@ def check_format(
     - the dataset of files on this machine passes `check_dataset`, and so does that of the same files in a store;
     - `shard_sizes` add up to the length, and `address` names a file;
     - with a cache, `ranges` are all that is read for these samples, and nothing is requested for local files;
-    - an object that changed raises `ObjectChangedError`, one that is gone `FileNotFoundError`, and a truncated file
+    - an object that changed raises `ObjectChangedError`, a deleted one `FileNotFoundError`, and a truncated file
       `SampleError`, each with its name.
     """
     with _places(files) as places:

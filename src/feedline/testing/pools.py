@@ -144,7 +144,7 @@ def _outcome(loader: Any) -> _EpochOutcome:
     batches: list[Any] = []
     try:
         batches.extend(loader)
-    except Exception as error:  # noqa: BLE001 - it is what is compared
+    except Exception as error:  # noqa: BLE001 - it is compared
         return _EpochOutcome(batches, error)
     return _EpochOutcome(batches, None)
 

@@ -25,7 +25,7 @@ class Transform(Step):
       transforms that keep size and channels. None if nothing is known. Batches rely on it.
     - `is_random`: False for a transform that ignores `rng`. Default: True.
     - `accepts_tensors`: True for a transform that may follow ToTensor or Normalize. `apply` then gets the sample as the
-      previous step returned it: an array, a tensor, or what a foreign callable returned. Default: False.
+      previous step returned it: an array, a tensor, or the result of a foreign callable. Default: False.
 
     Hooks of transforms that decode, or write whole batches in one native call:
 

@@ -140,7 +140,7 @@ class Window(Step):
         return levels if self.conversion is None else self.conversion.infer(levels)
 
     def _apply_gray(self, image: ImageLevels, key: int) -> Any:
-        # The kernels take three channels. Of three equal ones, each comes out as the gray channel would alone.
+        # The kernels take three channels. Each of three equal ones gets the result of the gray channel alone.
         recipe = replace(self.recipe, dtype=torch.uint8, layout="HWC", mean=None, std=None)
         row = images.read_one(np.repeat(image, 3, axis=2), recipe, key).numpy()
         gray = np.ascontiguousarray(row[:, :, :1])

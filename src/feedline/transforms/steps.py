@@ -17,7 +17,7 @@ from feedline.images.decode import Grid
 from feedline.transforms.inputs import open_image, pixels
 
 StepPath = tuple[int, ...]
-"""Positions on the way from the outermost `Compose` to a step."""
+"""Positions on the path from the outermost `Compose` to a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ FUSIONS: dict[tuple[type[Step], type[Step]], Fuse] = {}
 def register_fusion(first: type[Step], second: type[Step], fuse: Fuse) -> None:
     """Let plans replace neighboring `first` and `second` by one step.
 
-    `fuse(before, after)` takes both planned steps and returns one, or None to leave them apart. The fused step must
+    `fuse(before, after)` takes both planned steps and returns one, or None to keep them separate. The fused step must
     give the pixels of the two for every key: keep the `path` of the step whose random numbers it draws. Classes match
     exactly; subclasses need rows of their own. Register before the first pipeline is built, in the module that
     defines the class, so that worker processes do the same. ArgumentError if the pair has another function.

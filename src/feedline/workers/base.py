@@ -163,7 +163,7 @@ class PoolOptions:
     restores_rng: bool = False
     """The builder seeds the global generators: a pool that builds in the training process must restore them."""
     register_memory: Callable[[int, int], object] | None = None
-    """Called with address and size in bytes of memory for batches, once, before the first batch lies there."""
+    """Called with address and size in bytes of memory for batches, once, before the first batch is there."""
     unregister_memory: Callable[[int], object] | None = None
     """Called with the address of registered memory before it is unmapped, in any thread."""
     retained: RetainedResources = field(default_factory=RetainedResources)
@@ -172,7 +172,7 @@ class PoolOptions:
 
 @dataclass(frozen=True, slots=True)
 class PoolKind:
-    """Kind of worker pool: its constructor, and facts the loader decides by."""
+    """Kind of worker pool: its constructor, and facts for the loader's decisions."""
 
     open: Callable[[Builder, PoolOptions], WorkerPool]
     shares_rng: bool = False
@@ -180,7 +180,7 @@ class PoolKind:
     needs_pickle: bool = False
     """Builder and batches cross a process border: both are pickled."""
     works_ahead: bool = True
-    """Batches are built before the loop asks for them. Only such kinds can be chosen by name."""
+    """Batches are built before the loop needs them. Only such kinds can be chosen by name."""
     hosts_partitions: bool = False
     """A worker may serve several partitions of a stream that shards itself by `torch.utils.data.get_worker_info()`."""
     splits_batches: bool = False

@@ -1,7 +1,7 @@
 """Changes of dataset and `collate_fn` in a worker, for its replacement.
 
-A replacement is forked from the objects as they were when the workers started. What can be copied without harm, such as
-random generators, counters and short lists, is recorded with each answer and restored there.
+A replacement is forked from the objects as they were when the workers started. Values that can safely be copied, such
+as random generators, counters and short lists, are recorded with each answer and restored there.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Opaque(NamedTuple):
 
     identity: int
     is_lazy: bool
-    """True for what is opened on first use, and then again by a replacement, such as a file."""
+    """True for values that are opened on first use, and opened again by a replacement, such as a file."""
 
 
 class _Generator(NamedTuple):
@@ -204,7 +204,7 @@ def _holders(roots: Mapping[str, Any]) -> Iterator[_Holder]:
     waiting: list[tuple[ValuePath, Any]] = [((name,), root) for name, root in roots.items()]
     for path, value in waiting:  # grows while it is read
         if isinstance(value, MethodType):
-            value = value.__self__  # noqa: PLW2901 - the object behind a bound `collate_fn`
+            value = value.__self__  # noqa: PLW2901 - the object of a bound `collate_fn`
             path = (*path, "__self__")  # noqa: PLW2901
         if id(value) in known or len(known) == _MOST_SEEN:
             continue

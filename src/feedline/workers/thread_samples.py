@@ -1,4 +1,4 @@
-"""Samples of what worker threads wait for while they build batches."""
+"""Samples of the waits of worker threads while they build batches."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from feedline.core.proc import ThreadWait, wait_of_thread
 class ThreadSamples:
     """Samples of the threads in `building`, which are building a batch.
 
-    They are taken while the loop waits for a batch. It then holds Python's lock: a thread that computes, or wants to,
-    waits for that lock. As a batch arrives, threads that wait for each other are always in the same state; samples are
-    therefore spread evenly over the usual time of a wait.
+    They are taken while the loop waits for a batch. It then holds Python's lock: a thread that computes, or is ready
+    to, waits for that lock. As a batch arrives, threads that wait for each other are always in the same state; samples
+    are therefore spread evenly over the usual time of a wait.
     """
 
     def __init__(self, building: AbstractSet[int]) -> None:

@@ -96,7 +96,7 @@ def test_an_error_ends_its_trial_only() -> None:
 
 
 class Fatal(Numbers):
-    """Its samples end the worker that reads them."""
+    """Dataset whose samples end the worker that reads them."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if get_worker_info() is not None:

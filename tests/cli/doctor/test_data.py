@@ -28,7 +28,7 @@ class Sound(Dataset[Any]):
 
 
 class Unsafe(Sound):
-    """A position that all threads share, as that of an open file."""
+    """A position that all threads share, like that of an open file."""
 
     position = 0
 
@@ -103,7 +103,7 @@ def test_workers_that_draw_alike_are_found(dataset: Any, expected: dict[str, Sev
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_length_that_lies_is_named_as_such() -> None:
+def test_a_wrong_length_is_named_as_such() -> None:
     (found,) = errors(SampleProbe.read(DataLoader(Short(), 4)))
     assert (found.name, found.severity) == ("length", Severity.BAD)
     assert "index 10 raises IndexError" in found.evidence

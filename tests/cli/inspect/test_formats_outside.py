@@ -1,4 +1,4 @@
-"""`feedline inspect` and `feedline index` of formats and stores from outside: all they need is a row in a table."""
+"""`feedline inspect` and `feedline index` of formats and stores from outside, which need only a row in a table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from feedline.stores.local import LocalStore
 
 
 def list_album(paths: Sequence[str], progress: Callable[[str, int, int], None]) -> SampleList:
-    """Albums begin with a label, and the size of each of their images."""
+    """Albums: files that begin with a label and the sizes of their images."""
     listed = SampleList([], classes=["cat", "dog"])
     files = [file for path in paths for file in sorted(Path(path).glob("*.album") if Path(path).is_dir() else [path])]
     for number, file in enumerate(files, 1):
@@ -123,7 +123,7 @@ def test_the_format_of_the_example_is_found_and_summarized(tmp_path: Path, targe
 
 
 class Unlisted(LocalStore):
-    """A folder below the working directory, as a server shows it that lists nothing."""
+    """A folder below the working directory, as seen through a server without listings."""
 
     denies = False
 

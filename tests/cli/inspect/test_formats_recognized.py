@@ -1,4 +1,4 @@
-"""`feedline inspect` of formats other than tars: recognized by what lies there, and their orders judged."""
+"""`feedline inspect` of formats other than tars: recognition by file names and markers, and their orders."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_row_groups_are_read_as_often_as_announced(folder: Path, window: int, ke
     assert announced_reads == pytest.approx(read, rel=0.15)
 
 
-def test_formats_are_distinguished_by_what_lies_there(folder: Path, tmp_path: Path) -> None:
+def test_formats_are_distinguished_by_their_files(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"has no files of a known format: .*\*\.parquet.*LitData.*MDS"):
         feedline("inspect", folder)
     (folder / "labels.csv").write_text("x\n1\n")

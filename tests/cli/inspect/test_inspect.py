@@ -1,4 +1,4 @@
-"""`feedline inspect`: counts, headers, what is broken, a contact sheet, and what an order costs."""
+"""`feedline inspect`: counts, headers, broken files, a contact sheet, and the costs of an order."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_large_headers_are_read_whole(tmp_path: Path) -> None:
     assert inspected(write_tar(tmp_path / "a.tar", {"0.jpg": data}))["headers"]["formats"] == {"JPEG": 1}
 
 
-def test_only_some_samples_are_looked_into_when_asked(images: Path) -> None:
+def test_only_some_samples_are_examined_on_request(images: Path) -> None:
     found = inspected(images, "--limit", 4)
     assert (found["samples"], found["examined"], sum(found["headers"]["formats"].values())) == (14, 4, 4)
     assert "4 samples, evenly spaced" in feedline("inspect", images, "--limit", 4).output

@@ -178,7 +178,7 @@ def test_every_line_fits(tmp_path: Path, width: int) -> None:
     assert max(map(len, screen.getvalue().splitlines())) <= width
 
 
-def test_the_exit_code_tells_mistakes(tmp_path: Path) -> None:
+def test_the_exit_code_reports_mistakes(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("from torch.utils.data import DataLoader\n")
     assert CliRunner().invoke(app, ["lint", str(tmp_path)]).exit_code == 0
     (tmp_path / "b.py").write_text(HEAD + CASES["constant-seed"][0])

@@ -1,4 +1,4 @@
-"""What `feedline pack` does to an image."""
+"""Changes of an image by `feedline pack`."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_grid_comes_with_its_lengths_or_with_a_reason() -> None:
     assert encode_image(foreign, "jpg", PackOptions(grid=True)) == ("jpg", foreign, None, "PNG, not JPEG")
 
 
-def test_a_grid_can_be_had_of_what_was_encoded_again() -> None:
+def test_an_image_that_is_encoded_again_can_have_a_grid() -> None:
     data = jpeg(800, 600, quality=98)
     image = encode_image(data, "jpg", PackOptions(grid=True, shorter_side=300, quality=90))
     assert image.lengths is not None

@@ -58,7 +58,7 @@ def test_sounds_and_videos_are_samples_with_their_texts(tmp_path: Path) -> None:
 
 
 def test_real_videos_and_sounds_are_read_from_the_shards_as_from_their_folders(tmp_path: Path) -> None:
-    """By the user's own decoder, which gets the files unchanged."""
+    """A decoder of the user's own gets the files unchanged."""
     make = "ffmpeg -nostdin -loglevel error -f lavfi -i"
     for label, rate in (("ball", 10), ("grid", 12)):
         (tmp_path / "in" / label).mkdir(parents=True)

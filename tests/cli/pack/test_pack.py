@@ -1,4 +1,4 @@
-"""`feedline pack`: what goes in comes out, with the same bytes each time, and a run that was stopped goes on."""
+"""`feedline pack`: packed data equals its sources, bytes are reproducible, and a stopped run continues."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_webdataset_reads_what_was_packed(images: Path, out: Path) -> None:
         labels[label] += 1
     assert labels == {0: 6, 1: 6}
     del pipeline
-    gc.collect()  # webdataset leaves its files to the collector, which warns; here and not in another test
+    gc.collect()  # webdataset leaves its files to the collector, which warns: in this test, not in a later one
 
 
 @pytest.mark.parametrize("options", [(), ("--grid",), ("--quality", 80, "--grid"), ("--decoded", "--shorter-side", 64)])
@@ -87,7 +87,7 @@ def test_members_have_neither_owner_nor_time(images: Path, out: Path) -> None:
         assert {(m.uid, m.gid, m.uname, m.gname, m.mode, m.mtime) for m in tar} == {(0, 0, "", "", 0o644, 946_684_800)}
 
 
-def test_classes_are_shuffled_and_files_are_not_unless_asked(images: Path, tmp_path: Path) -> None:
+def test_classes_are_shuffled_and_files_only_on_request(images: Path, tmp_path: Path) -> None:
     packed(images, tmp_path / "a")
     keys = list(open_index(tmp_path / "a" / "shard-000000.tar").keys)
     assert keys != sorted(keys)
@@ -406,7 +406,7 @@ def test_grids_need_the_native_kernels(images: Path, out: Path, monkeypatch: pyt
     assert not out.exists()
 
 
-def test_pixels_lie_aligned_in_the_tar(images: Path, out: Path) -> None:
+def test_pixels_are_aligned_in_the_tar(images: Path, out: Path) -> None:
     packed(images, out, "--decoded", "--shorter-side", 64)
     index = open_index(out / "shard-000000.tar")
     column = index.column("npy")

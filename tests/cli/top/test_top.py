@@ -1,4 +1,4 @@
-"""`feedline top`: what it shows of loops that run, hang and end, at 80 columns and at 40."""
+"""`feedline top`: its screen for loops that run, hang and end, at 80 columns and at 40."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Array files whose numbers are stored in the other byte order, and those that no reader should believe."""
+"""Array files whose numbers are stored in the other byte order, and files whose headers are wrong."""
 
 from __future__ import annotations
 

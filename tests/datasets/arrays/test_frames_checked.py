@@ -1,4 +1,4 @@
-"""Damaged chunks are refused before a library reads them that would end the process, and named whatever it raises."""
+"""Damaged chunks are refused and named before they reach a library that could crash or raise anything."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ COUNTED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.filterwarnings("ignore:The data type .* does not have a Zarr V3 specification")
 @pytest.mark.parametrize("layout", COUNTED)
 def test_a_chunk_of_texts_cannot_claim_more_of_them_than_it_has_bytes(layout: str, tmp_path: Path) -> None:
-    """numcodecs takes memory for as many as it claims, up to 32 GiB, before it looks for the first."""
+    """numcodecs allocates memory for the claimed number of texts, up to 32 GiB, before it reads the first."""
     options, key = COUNTED[layout]
     array = zarr.create_array(tmp_path / "a.zarr", shape=(100,), dtype=str, **{"chunks": (50,)} | options)
     array[:] = WORDS

@@ -112,7 +112,7 @@ def test_one_contiguous_dataset_needs_no_library_to_read(path: Path, monkeypatch
     assert dataset[7].tolist() == ROWS[7].tolist()
 
 
-def test_what_was_never_written_is_what_the_file_says(tmp_path: Path) -> None:
+def test_unwritten_values_are_the_fill_value_of_the_file(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "new.h5", "w") as file:
         file.create_dataset("zeros", (4, 2), "f4")
         file.create_dataset("nothing", (0, 2), "f4")
@@ -208,7 +208,7 @@ class TestSeveralFiles:
 
 
 class TestOtherFiles:
-    """Datasets of which the data lie in other files."""
+    """Datasets whose data is in other files."""
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
@@ -239,7 +239,7 @@ class TestOtherFiles:
         assert HDF5(folder / "c.h5", "raw")[7].item() == 7
 
     @pytest.mark.parametrize(("file", "name"), [("a", "virtual"), ("c", "nested")])
-    def test_a_source_that_is_gone_is_no_fill_value(self, folder: Path, file: str, name: str) -> None:
+    def test_a_missing_source_is_no_fill_value(self, folder: Path, file: str, name: str) -> None:
         data = pickle.dumps(HDF5(folder / f"{file}.h5", name))
         (folder / "b.h5").rename(folder / "away.h5")
         reported = rf"data of /{name} in .*/{file}.h5 are in a file that does not exist: .*/b.h5 "
@@ -516,7 +516,7 @@ def test_damaged_metadata_is_named(tmp_path: Path, signature: bytes) -> None:
 
 
 @pytest.mark.parametrize("column", ["words", "ragged", "contiguous"])
-def test_a_damaged_heap_is_an_error_although_hdf5_would_read_it_for_ever(column: str, tmp_path: Path) -> None:
+def test_a_damaged_heap_is_an_error_although_hdf5_would_read_it_forever(column: str, tmp_path: Path) -> None:
     path, count = tmp_path / "a.h5", 2000
     with h5py.File(path, "w", userblock_size=512) as file:
         words = np.array([f"word {i}" * (i % 9) for i in range(count)], object)

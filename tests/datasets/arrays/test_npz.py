@@ -29,7 +29,7 @@ def save(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 @pytest.fixture(params=["local", "remote"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
-    """Function that gives the address of what was written to the archive."""
+    """Function that writes to the archive and returns its address."""
 
     def put() -> str:
         if request.param == "local":

@@ -53,7 +53,7 @@ class TestKeys:
         assert len(LMDB(texts, "{:04d}", length=5)) == 5
 
     @pytest.mark.parametrize(("keys", "layout"), [("uint32", ">I"), ("uint64", ">Q")])
-    def test_numbers_lie_in_big_endian(self, tmp_path: Path, keys: str, layout: str) -> None:
+    def test_numbers_are_big_endian(self, tmp_path: Path, keys: str, layout: str) -> None:
         path = filled(tmp_path / keys, {struct.pack(layout, i): b"%d" % i for i in range(300)})
         assert LMDB(path, keys)[299] == b"299"
 
@@ -74,7 +74,7 @@ class TestKeys:
         remote = LMDB("memory://imagenet", keys, index_dir=tmp_path / "index", cache=tmp_path / "cache")
         assert list(remote) == list(values.values())
 
-    def test_a_pickled_length_that_is_asked_for_is_given(self, tmp_path: Path) -> None:
+    def test_a_requested_pickled_length_is_returned(self, tmp_path: Path) -> None:
         path = filled(tmp_path / "one", {b"__len__": b"bytes", b"a": b"value"})
         assert list(LMDB(path, ["__len__", "a"])) == [b"bytes", b"value"]
 
@@ -198,7 +198,7 @@ class TestIndexFile:
             dataset = LMDB(texts, index_dir=tmp_path / "file")
         assert pickle.loads(pickle.dumps(dataset))[1] == b"text 1"
 
-    def test_it_can_lie_elsewhere(self, texts: Path, tmp_path: Path) -> None:
+    def test_it_can_be_in_another_folder(self, texts: Path, tmp_path: Path) -> None:
         LMDB(texts, index_dir=tmp_path / "new/keys")
         (kept,) = (tmp_path / "new/keys").iterdir()
         assert kept.name.endswith(f"-{texts.name}.main.keys")
@@ -256,10 +256,10 @@ class MyLMDB(LMDB):
 
 
 class TestSeeds:
-    """Seeding costs as much as reading: where nothing can draw, nothing is seeded."""
+    """Seeding costs as much as reading, so it is skipped where nothing can draw."""
 
     def drawn(self, dataset: Any, collate_fn: Any) -> bool:
-        """Whether the generators were seeded for a batch, as one sees from what is drawn while it is fetched."""
+        """True if the generators were seeded for a batch, as the numbers drawn during its fetch show."""
         torch.manual_seed(7)
         begun = torch.default_generator.initial_seed()
         seen = []

@@ -36,7 +36,7 @@ def write(path: Path, count: int = 300, *, database: bytes | None = None, dupsor
 
 
 def first_page(data: bytearray, kind: int) -> int:
-    """Where the first page of a type begins that has more than one node."""
+    """Offset of the first page of a type with more than one node."""
     pages = range(2 * PAGE, len(data), PAGE)
     return next(at for at in pages if data[at + 10 : at + 12] == bytes([kind, 0]) and data[at + 12] > 18)
 

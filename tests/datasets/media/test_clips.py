@@ -59,7 +59,7 @@ def test_frames_are_those_that_decoding_from_the_beginning_shows(
                 assert np.all(np.abs(clip["seconds"].numpy() - shown) <= np.diff(times).max() + 1e-6)
 
 
-def test_a_subclass_that_overrides_one_clip_is_asked_for_each(videos: Path, tmp_path: Path) -> None:
+def test_a_subclass_that_overrides_one_clip_is_called_for_each(videos: Path, tmp_path: Path) -> None:
     class WithNumber(Clips):
         def __getitem__(self, index: int) -> Any:
             return {**super().__getitem__(index), "number": index}
@@ -272,7 +272,7 @@ def serving(folder: Path) -> Iterator[str]:
 
 
 class _Ranges(http.server.SimpleHTTPRequestHandler):
-    """Files with ranges, of which the standard library's server knows nothing."""
+    """Files with ranges, which the standard library's server does not support."""
 
     asked: ClassVar[list[tuple[int, int]]] = []
 
@@ -304,7 +304,7 @@ def test_objects_are_read_by_ranges(videos: Path, server: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["large.mp4", "large.mkv"])
-def test_of_a_large_object_a_clip_is_one_request_for_what_it_needs(name: str, tmp_path: Path) -> None:
+def test_a_clip_of_a_large_object_is_one_request_for_its_bytes(name: str, tmp_path: Path) -> None:
     noise = "-f lavfi -i testsrc2=size=192x144:rate=30:duration=4,noise=alls=80:allf=t -c:v mpeg4 -q:v 1 -g 10"
     ffmpeg(f"{noise} {name}", tmp_path)
     with av.open(str(tmp_path / name)) as container:
@@ -318,7 +318,7 @@ def test_of_a_large_object_a_clip_is_one_request_for_what_it_needs(name: str, tm
             _Ranges.asked.clear()
             clip = far[number]
             assert torch.equal(clip["frames"], near[number]["frames"])
-            ((start, stop),) = set(_Ranges.asked)  # of a slow machine, a request may come twice
+            ((start, stop),) = set(_Ranges.asked)  # on a slow machine, a request may come twice
             first, last = (round(second * 30) for second in clip["seconds"][[0, -1]].tolist())
             needed = packets[first - first % 10 : last + 1]
             assert start <= needed[0].pos

@@ -109,7 +109,7 @@ def test_labels_without_class_names_are_read_from_their_members(tmp_path: Path) 
     assert (data.targets, data.classes, len(data)) == ([7, 3], [], 2)
     assert data[1]["waveform"][0, 0] == 0.5
     assert data[1]["label"] == 3
-    (tmp_path / "classes.json").write_text(json.dumps(["x"]))  # names of other shards, which were here before
+    (tmp_path / "classes.json").write_text(json.dumps(["x"]))  # names of other shards, which existed before
     assert Waveforms(tmp_path / "a.tar").targets == [7, 3]
     assert Waveforms(write_tar(tmp_path / "b.tar", {"1.wav": wav(0)}))[0].keys() == {"waveform", "seconds"}
     with pytest.raises(ArgumentError, match=r"c\.tar/2\.wav has no label, but others have one"):

@@ -40,7 +40,7 @@ def times_of(table: FrameTable) -> Times:
 
 
 def assert_shown(table: FrameTable, chosen: np.ndarray, start: Fraction, fps: Fraction) -> None:
-    """Each frame is shown at its time, or within the rounding of time stamps of it."""
+    """Each frame is shown at its time, within the rounding of time stamps."""
     slack = Fraction(table.rounding_s) + Fraction(1, 10**9)
     bounds = [Fraction(int(at)) * table.time_base for at in [*table.pts, table.end]]
     for row, number in enumerate(chosen.tolist()):
@@ -66,7 +66,7 @@ def test_a_part_has_seconds_times_fps_frames_each_shown_at_its_time(
 
 
 @given(tables(), st.sampled_from(RATES), st.integers(1, 12), st.integers(0, 2**32))
-def test_clips_lie_within_the_video(table: FrameTable, fps: Fraction, frames: int, key: int) -> None:
+def test_clips_are_within_the_video(table: FrameTable, fps: Fraction, frames: int, key: int) -> None:
     times, end = times_of(table), Fraction(table.end) * table.time_base
     begin = Fraction(int(table.pts[0])) * table.time_base
     sliding = rule("sliding", frames, float(fps))

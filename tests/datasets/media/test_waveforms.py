@@ -38,7 +38,7 @@ def test_ranges_are_slices_of_the_whole(sounds: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", ["-b:a 32k", "-ac 1 -ar 48000 -q:a 9", "-ar 22050", "-c:a mp2 -f mp2"])
 def test_ranges_of_mpeg_files_depend_on_nothing_that_was_read_before(tmp_path: Path, settings: str) -> None:
-    """libsndfile's seek leaves them up to half of full scale off, by what its decoder holds."""
+    """After libsndfile's seek, they are up to half of full scale off, depending on the state of its decoder."""
     ffmpeg(f"-f lavfi -i sine=frequency=300:duration=4 {settings} a.mp3", tmp_path)
     whole, _ = soundfile.read(tmp_path / "a.mp3", dtype="float32", always_2d=True)
     info = soundfile.info(tmp_path / "a.mp3")
@@ -153,7 +153,7 @@ def test_missing_packages_and_wrong_settings_are_named(tmp_path: Path, monkeypat
         Waveforms(tmp_path / "a.wav")
 
 
-def test_a_subclass_that_overrides_one_sample_is_asked_for_each(sounds: Path, tmp_path: Path) -> None:
+def test_a_subclass_that_overrides_one_sample_is_called_for_each(sounds: Path, tmp_path: Path) -> None:
     class WithNumber(Waveforms):
         def __getitem__(self, index: int) -> Any:
             return {**super().__getitem__(index), "number": index}

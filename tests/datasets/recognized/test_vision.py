@@ -31,7 +31,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def epoch(loader_class: Any, dataset: Any, seed: int = 0, **arguments: Any) -> tuple[list[Any], list[Any]]:
-    """All batches, and what the generators give afterwards."""
+    """All batches, and the next numbers of the generators."""
     seeded(seed)
     batches = list(loader_class(dataset, **{"batch_size": 7, "shuffle": True, **arguments}))
     return batches, states()
@@ -159,7 +159,7 @@ def test_images_that_kernels_refuse_are_read_by_the_dataset_with_its_draws(
 
 @st.composite
 def damages(draw: st.DrawFn) -> list[str]:
-    """What is done to each of nine JPEGs; most stay as they are."""
+    """The change of each of nine JPEGs; most stay unchanged."""
     kinds = st.sampled_from(["", "", "", "cut", "no end", "missing", "text", "CMYK", "gray"])
     return draw(st.lists(kinds, min_size=9, max_size=9))
 
@@ -266,7 +266,7 @@ class TestSeeded:
         for arguments in ({}, {"num_workers": 2}, {"collate_fn": torch.utils.data.default_collate}):
             assert_same(batches(**arguments), expected)
 
-    def test_a_resumed_epoch_goes_on_with_the_same_images(self, root: Path) -> None:
+    def test_a_resumed_epoch_continues_with_the_same_images(self, root: Path) -> None:
         dataset = datasets.ImageFolder(root, PIPELINES["train"]())
         whole = list(fl.DataLoader(dataset, batch_size=7, shuffle=True, seed=3))
         loader = fl.DataLoader(dataset, batch_size=7, shuffle=True, seed=3)
@@ -278,7 +278,7 @@ class TestSeeded:
 
 
 class TestLeftAlone:
-    """What runs the user's own code runs as it is."""
+    """Classes with the user's own code run unchanged."""
 
     def test_a_subclass(self, root: Path) -> None:
         class Mine(datasets.ImageFolder):  # type: ignore[misc]
@@ -337,7 +337,7 @@ class TestLeftAlone:
 
 
 class TestChanges:
-    """Changes between batches have the effect that they have in torch's loader."""
+    """Changes between batches have the same effect as in torch's loader."""
 
     def test_of_a_transforms_parameters(self, root: Path) -> None:
         def run(loader_class: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Samples in device memory: equal to the source's, read once, in exact order, whatever fits."""
+"""Samples in device memory: equal to the source's, read once, in exact order, for any budget."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_sample_that_is_stored_is_read_once(room: str) -> None:
     assert all(source.reads[index] == 2 for index in range(stored, LENGTH) if index)
 
 
-def test_a_resumed_loader_goes_on_exactly() -> None:
+def test_a_resumed_loader_continues_exactly() -> None:
     expected = batches(DeviceDataset(Decoded(), device="cpu"))
     loader = fl.DataLoader(DeviceDataset(Decoded(), device="cpu"), batch_size=5, shuffle=True, seed=3)
     begun = list(islice(loader, 3))
@@ -144,7 +144,7 @@ def test_tensors_on_the_device_are_not_copied() -> None:
     assert data[2].tolist() == [99] * 4
 
 
-def test_floats_rest_as_the_dtype_that_is_asked_for() -> None:
+def test_floats_are_stored_in_the_requested_dtype() -> None:
     data = DeviceDataset((torch.randn(8, 3), torch.arange(8)), device="cpu", dtype=torch.bfloat16)
     numbers, labels = data[5]
     assert (numbers.dtype, labels.dtype) == (torch.bfloat16, torch.int64)

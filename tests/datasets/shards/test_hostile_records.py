@@ -1,4 +1,4 @@
-"""Records that are damaged, or meant to do harm: each is refused by name, without the memory that it claims."""
+"""Damaged and malicious records: each is refused by name, without allocating the memory that it claims."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def dds() -> bytes:
 
 
 def header(shape: str, dtype: str = "<f4") -> bytes:
-    """The head of a `.npy` file, of which the rest is a lie."""
+    """The head of a `.npy` file without the data that it claims."""
     text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
 
@@ -82,7 +82,7 @@ def claims(data: bytes, nbytes: int) -> bytes:
 
 class TestImages:
     @pytest.mark.parametrize("data", [png(broken=True), avif(), dds(), b"no image"], ids=["png", "avif", "dds", "none"])
-    def test_whatever_pillow_raises_is_reported_with_the_name(self, tmp_path: Path, data: bytes) -> None:
+    def test_every_exception_of_pillow_is_reported_with_the_name(self, tmp_path: Path, data: bytes) -> None:
         (tmp_path / "a.png").write_bytes(data)
         message = r"a.png cannot be decoded as image \(\w+: .*\); rewrite it, or pass on_error='skip' to the loader"
         with pytest.raises(SampleError, match=message) as caught:
@@ -129,7 +129,7 @@ class TestImages:
 
 class TestArrays:
     @pytest.mark.parametrize("shape", ["(8589934592,)", "(-5,)", "(-5, -5)", "(4611686018427387904, 4)"])
-    def test_a_header_that_claims_what_is_not_there(self, tmp_path: Path, shape: str) -> None:
+    def test_a_header_that_claims_missing_data(self, tmp_path: Path, shape: str) -> None:
         (tmp_path / "a.npy").write_bytes(header(shape) + b"xxxx")
         with pytest.raises(SampleError, match=r"a.npy cannot be decoded as npy \(ValueError: .*header"):
             Files(tmp_path / "a.npy", decode="npy")[0]
@@ -273,7 +273,7 @@ class TestPromises:
             LitDataTokens(copy, 4)
 
     @pytest.mark.filterwarnings("ignore:decompressed, :feedline.stores.CacheWarning")
-    def test_of_what_a_few_bytes_make(self, tmp_path: Path) -> None:
+    def test_of_a_few_bytes_that_expand(self, tmp_path: Path) -> None:
         data = np.zeros(5000, np.uint8)
         for nbytes in (1 << 60, 5 << 30):
             with pytest.raises(

@@ -54,7 +54,7 @@ def tree_of(sample: Any) -> LeafTree:
 
 
 def edit_index(folder: Path, change: Any) -> None:
-    """Change what the index says."""
+    """Change the entries of the index."""
     index = json.loads((folder / "index.json").read_text())
     change(index)
     (folder / "index.json").write_text(json.dumps(index))
@@ -62,7 +62,7 @@ def edit_index(folder: Path, change: Any) -> None:
 
 class TestSamples:
     @pytest.mark.parametrize("kind", SAMPLES)
-    def test_what_litdata_writes_is_read_back_equal(self, folder: Path, tmp_path: Path, kind: str) -> None:
+    def test_files_of_litdata_are_read_back_equal(self, folder: Path, tmp_path: Path, kind: str) -> None:
         dataset = LitData(folder / kind, cache=tmp_path)
         assert dataset.shard_sizes.tolist() == [8, 8, 4]
         assert equal([dataset[i] for i in range(COUNT)], litdata_samples(kind))

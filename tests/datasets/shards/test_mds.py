@@ -40,7 +40,7 @@ def copy(folder: Path, tmp_path: Path) -> Path:
 
 
 def edit_index(folder: Path, change: Any) -> None:
-    """Change what the index says."""
+    """Change the entries of the index."""
     index = json.loads((folder / "index.json").read_text())
     change(index)
     (folder / "index.json").write_text(json.dumps(index))
@@ -52,7 +52,7 @@ def kept(cache: Path) -> list[Path]:
 
 
 def as_read(name: str, value: Any) -> Any:
-    """What Mosaic's own reader gives for a value that was written."""
+    """A written value as Mosaic's own reader returns it."""
     if name in ("jpeg", "png"):
         file = io.BytesIO()
         value.save(file, name)

@@ -216,7 +216,7 @@ class TestExamples:
                 dtype = torch.int64 if kind == "int" else torch.float32
                 assert equal(ours[name], torch.tensor(value if isinstance(value, list) else [value], dtype=dtype))
 
-    def test_features_become_what_is_asked_for(self, files: list[Path]) -> None:
+    def test_features_become_the_requested_types(self, files: list[Path]) -> None:
         features = {
             "label": torch.int16,
             "box": ("float64", (2, 2)),
@@ -340,7 +340,7 @@ class TestFeatures:
             *(("int64", shape) for shape in ((-1, -1), 3, "3", (2.0,), (-2,), None)),
         ],
     )
-    def test_what_cannot_be_asked_for(self, files: list[Path], feature: Any) -> None:
+    def test_impossible_types(self, files: list[Path], feature: Any) -> None:
         with pytest.raises(ArgumentError, match=r"columns\['x'\]=.* is neither a dtype"):
             TFRecord(files, {"x": feature})
 
@@ -366,7 +366,7 @@ class TestFiles:
         with hidden("google_crc32c"):
             assert len(TFRecord(files)) == COUNT
 
-    def test_the_index_can_lie_elsewhere(self, files: list[Path], tmp_path: Path) -> None:
+    def test_the_index_can_be_in_another_folder(self, files: list[Path], tmp_path: Path) -> None:
         TFRecord(files, index_dir=tmp_path / "indexes")
         assert sorted(path.name[16:] for path in (tmp_path / "indexes").iterdir()) == [
             "-one.tfrecord.index",
@@ -391,7 +391,7 @@ class TestFiles:
         ):
             dataset[10]
 
-    def test_an_index_that_is_gone_is_reported(self, files: list[Path]) -> None:
+    def test_a_missing_index_is_reported(self, files: list[Path]) -> None:
         dataset = TFRecord(files)
         (files[0].parent / ".one.tfrecord.index").unlink()
         with pytest.raises(StateError, match=r"the index .*.one.tfrecord.index was removed or replaced"):

@@ -48,7 +48,7 @@ def changed(database: Path, *statements: str) -> None:
 
 
 class Cursor:
-    """Gives rows as drivers do that have types of their own."""
+    """Cursor that returns rows like drivers with types of their own."""
 
     description = (("id",), ("path",))
 
@@ -63,7 +63,7 @@ class Cursor:
 
 
 class Connection:
-    """A DB-API connection of which every query gives these rows."""
+    """A DB-API connection whose queries all return these rows."""
 
     def __init__(self, *rows: Any) -> None:
         self.rows = list(rows)
@@ -199,7 +199,7 @@ class TestRefresh:
         assert new[-1]["label"] == 7
         assert [new[i] for i in range(15)] == [dataset[i] for i in range(15)]
 
-    def test_a_running_epoch_goes_on_over_its_rows(self, database: Path) -> None:
+    def test_a_running_epoch_continues_over_its_rows(self, database: Path) -> None:
         dataset = manifest(database)
         with fl.DataLoader(dataset, 4, shuffle=True, seed=5) as loader:
             whole = list(loader)
@@ -236,7 +236,7 @@ class TestRefresh:
 
 
 class TestProcesses:
-    def test_what_connects_does_not_travel(self, database: Path) -> None:
+    def test_connections_are_not_pickled(self, database: Path) -> None:
         dataset = manifest(database, source=lambda: sqlite3.connect(database))
         copy = pickle.loads(pickle.dumps(dataset))
         assert copy[0] == dataset[0]
@@ -293,7 +293,7 @@ class TestSecrets:
             "mysql://me:hunter2@db/x",
         ],
     )
-    def test_what_a_variable_holds_is_never_named(
+    def test_the_value_of_a_variable_is_never_named(
         self, database: Path, address: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("DBU", address)
@@ -326,7 +326,7 @@ class TestSecrets:
             manifest(database, source=connect)
         assert caught.value is error
 
-    def test_what_a_driver_says_about_a_variable_is_not_shown(
+    def test_the_text_of_a_driver_about_a_variable_is_not_shown(
         self, database: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("THE_DATABASE", "postgresql://me:hunter2@127.0.0.1:1/x")
@@ -400,7 +400,7 @@ class TestDamage:
         with pytest.raises(ArgumentError, match=r"returns no rows: it must be a SELECT"):
             manifest(database, "UPDATE samples SET label = 1", (), source=lambda: sqlite3.connect(database))
 
-    def test_a_file_that_is_gone(self, database: Path) -> None:
+    def test_a_missing_file(self, database: Path) -> None:
         (database.parent / "files/02.txt").unlink()
         dataset = manifest(database)
         with pytest.raises(

@@ -139,7 +139,7 @@ def test_files_of_another_schema_are_named(tmp_path: Path) -> None:
         Arrow(tmp_path, ["x"])
 
 
-def test_a_missing_column_tells_those_that_are_there() -> None:
+def test_a_missing_column_names_the_existing_ones() -> None:
     with pytest.raises(ArgumentError, match="column 'y' is not in the table; there are x, flag, name"):
         Arrow(TABLE, ["y"])
     with pytest.raises(ArgumentError, match="no column is left to read from the table"):
@@ -171,7 +171,7 @@ def test_rows_are_the_same_without_native_kernels(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_state_is_refused_for_files_in_another_order(tmp_path: Path) -> None:
-    """Of a copy elsewhere, also in a store, it is taken up; a table in memory has no files to compare."""
+    """For a copy elsewhere, also in a store, the state is accepted; a table in memory has no files to compare."""
     paths = [write(tmp_path / f"{name}.arrow", TABLE.slice(start, 45)) for name, start in (("a", 0), ("b", 45))]
     state = fl.DataLoader(Arrow(paths), 8, shuffle=True, seed=1).state_dict()
     with pytest.raises(StateError, match="in another order"):

@@ -1,4 +1,4 @@
-"""Bytes of Arrow objects that are read for some of their columns, and what is made of them."""
+"""Bytes of Arrow objects that are read for some of their columns, and the resulting samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from feedline.stores.fsspec import ForeignStore
 
 ROWS = 60
 WIDE = [bytes(range(256)) * 800] * ROWS
-"""Rows of a column that lie so far apart that nothing is read together with them."""
+"""Rows of a column, so far apart that nothing else is read with them."""
 
 
 def written(batches: Any, *, stream: bool = False, **options: Any) -> bytes:
@@ -45,7 +45,7 @@ def laid_out(data: bytes) -> Layout:
 
 
 class Bucket:
-    """A store in memory that remembers what it was asked for."""
+    """A store in memory that records the requested ranges."""
 
     address = "memory://columns/t.arrow"
 
@@ -63,7 +63,7 @@ class Bucket:
         fsspec.filesystem("memory").pipe("/columns/t.arrow", data)
 
     def asked_by(self, fetch: Callable[[], Any]) -> tuple[Any, list[tuple[int, int]]]:
-        """What it gives, and the ranges that it asked for."""
+        """The samples, and the requested ranges."""
         self.asked.clear()
         return fetch(), list(self.asked)
 
@@ -80,11 +80,11 @@ def nbytes(spans: list[tuple[int, int]]) -> int:
 
 
 class TestDictionaries:
-    """Of their messages those are read that the chosen columns take."""
+    """Only the dictionary messages of the chosen columns are read."""
 
     @staticmethod
     def batches() -> list[Any]:
-        """Whose dictionaries change or grow from one to the next, and one that is large and stays."""
+        """Batches whose dictionaries change or grow, and a large dictionary that stays."""
         texts = [["a", "b", "a"], ["b", "c", "d"], ["e", "e", "f"]]
         large = pa.array([f"{row:05}" * 200 for row in range(100)])
         plain = pa.DictionaryArray.from_arrays(pa.array([5, 6, 7], pa.int8()), large)
@@ -129,7 +129,7 @@ class TestDictionaries:
 
 
 class TestWholes:
-    """All columns are asked for at once, and record batches of older writers are read as well."""
+    """All columns are requested at once, and record batches of older writers are read, too."""
 
     BATCHES = (pa.record_batch({"x": pa.array(range(ROWS)), "s": pa.array(["text"] * ROWS, pa.string_view())}),)
 
@@ -141,7 +141,7 @@ class TestWholes:
         assert sample == {"s": "text"}
         assert nbytes(asked) == 16 * ROWS
 
-    def test_all_columns_are_asked_for_at_once(self, bucket: Bucket) -> None:
+    def test_all_columns_are_requested_at_once(self, bucket: Bucket) -> None:
         data = written(self.BATCHES)
         bucket.put(data)
         dataset = Arrow(bucket.address)
@@ -150,7 +150,7 @@ class TestWholes:
 
     @pytest.mark.parametrize("columns", [["x"], None])
     @pytest.mark.parametrize("buffer", [(-8, 5), (8, -1), (1 << 40, 8), (1 << 62, 1 << 62)])
-    def test_buffers_that_lie_elsewhere_are_named(
+    def test_buffers_outside_of_their_batch_are_named(
         self, bucket: Bucket, columns: list[str] | None, buffer: tuple[int, int]
     ) -> None:
         data = bytearray(written(self.BATCHES))
@@ -166,9 +166,9 @@ class TestWholes:
 
 
 class TestMemory:
-    """What is read together with what was wanted is not held for as long as that."""
+    """Bytes that were read in addition are not held as long as the rows."""
 
-    def test_what_was_gone_through_is_let_go(self) -> None:
+    def test_bytes_that_were_parsed_are_freed(self) -> None:
         data = np.frombuffer(written([pa.record_batch({"x": pa.array(range(100))})] * 50, stream=True), np.uint8)
         blocks: list[weakref.ref[Any]] = []
         most = 0
@@ -248,7 +248,7 @@ class TestRows:
         assert [want.stop - want.start for _, want in dataset.ranges(np.array([3, -1]))] == [160, 160]
         assert dataset.ranges(np.array([], np.int64)) == []
 
-    def test_compressed_ones_are_kept_all_the_same(self, bucket: Bucket) -> None:
+    def test_compressed_ones_are_kept_nevertheless(self, bucket: Bucket) -> None:
         bucket.put(written(self.BATCHES, compression="lz4"))
         dataset = Arrow(bucket.address, ["v"], cache_nbytes=0)
         assert dataset[45]["v"].tolist() == [45, 46]
@@ -302,7 +302,7 @@ def test_damaged_buffers_are_named_with_their_record_batch(bucket: Bucket, colum
 
 
 @pytest.mark.parametrize("name", ["Arrow", "Parquet"])
-def test_of_many_files_only_the_first_is_asked_for_more_than_its_footer(bucket: Bucket, name: str) -> None:
+def test_of_many_files_only_the_first_is_read_beyond_its_footer(bucket: Bucket, name: str) -> None:
     """Every rank reads the footers of all files, so small files may not cost more than they hold."""
     content = np.random.default_rng(0).bytes(200_000)
     urls = [f"memory://columns/{number:02}.{name.lower()}" for number in range(12)]

@@ -51,7 +51,7 @@ CODED = BATCH.set_column(1, "t", BATCH["t"].dictionary_encode())
 
 
 class TestSchemas:
-    """The footer of a file tells its schema; what lies behind the first bytes need not."""
+    """The footer of a file has its schema; the bytes after the first ones need not have it."""
 
     @pytest.mark.parametrize("batch", [BATCH, CODED], ids=["plain", "dictionary"])
     def test_no_schema_at_the_beginning(self, put: Put, batch: Any) -> None:
@@ -103,7 +103,7 @@ class TestStreamsInOneFile:
         ],
     )
     def test_behind_an_end_marker_of_4_bytes(self, put: Put, end: str, padding: int, second_is_legacy: bool) -> None:
-        """Which stood at the end of streams before Arrow 0.15."""
+        """The end marker of streams before Arrow 0.15."""
         first = written(BATCH, stream=True, legacy=end == "legacy stream")
         if end != "legacy stream":
             first = first[:-8] + bytes(4)
@@ -153,7 +153,7 @@ class TestFilesInOneFile:
 
 
 def with_big_endian_schema(buffer: bytes, slot: int) -> bytes:
-    """The FlatBuffer of a footer or message with a big-endian schema, which lies in that field."""
+    """The FlatBuffer of a footer or message with a big-endian schema, which is in that field."""
     data = bytearray(buffer)
 
     def number(form: str, at: int) -> int:
@@ -164,7 +164,7 @@ def with_big_endian_schema(buffer: bytes, slot: int) -> bytes:
     field = root + number("<H", root - number("<i", root) + 4 + 2 * slot)
     schema = field + number("<I", field)
     fields = schema - number("<i", schema)
-    # The field for the endianness is not written for little, so the schema gets other offsets of its fields.
+    # The field for the endianness is left out for little-endian, so the fields of the schema get other offsets.
     data += bytes(-len(data) % 8)
     copy, size = len(data), number("<H", fields)
     data += data[fields : fields + size] + bytes(-size % 8)

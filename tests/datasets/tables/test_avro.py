@@ -1,4 +1,4 @@
-"""Avro: every codec and type of strangers' files, and damages by name."""
+"""Avro: every codec and type of other writers' files, and damage by name."""
 
 from __future__ import annotations
 

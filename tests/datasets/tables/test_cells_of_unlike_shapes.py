@@ -1,4 +1,4 @@
-"""Rows of tables that are not of one shape: the error of collating them names the row."""
+"""Rows of tables with different shapes: the error of collating them names the row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decimals of every width, precision and scale are the float64 that Python makes of them."""
+"""Decimals of every width, precision and scale are equal to Python's conversion to float64."""
 
 from __future__ import annotations
 

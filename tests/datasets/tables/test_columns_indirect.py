@@ -1,4 +1,4 @@
-"""Columns whose rows lie elsewhere: behind the numbers of a dictionary, or in several parts."""
+"""Columns whose rows are indirect: numbers of a dictionary, or several parts."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_nulls_among_the_numbers_and_among_the_values(kind: Any) -> None:
     assert [sample["c"] for sample in filled.__getitems__([3, 2, 1, 0])] == ["c", "?", "?", "a"]
 
 
-def test_a_batch_of_numbers_lies_in_the_memory_that_is_given() -> None:
+def test_a_batch_of_numbers_is_in_the_given_memory() -> None:
     dataset, empty = Arrow(pa.table({"c": coded([0, 1, None, 1], pa.array([5, 7]))}), nulls=-1), Recorder()
     batch = dataset.read_batch(BatchRead(np.array([3, 2, 0, -1]), empty))
     assert batch["c"].tolist() == [7, -1, 5, 7]
@@ -140,7 +140,7 @@ def test_a_mapped_dictionary_is_not_expanded(tmp_path: Path) -> None:
 
 
 class TestOtherLayouts:
-    """What is laid out in memory in another way, but gives the same samples; from far away, too."""
+    """Columns with another memory layout and the same samples, local and remote."""
 
     ROWS: ClassVar[dict[str, list[Any]]] = {
         "runs": list("aabccc"),

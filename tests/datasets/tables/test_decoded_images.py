@@ -32,7 +32,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def table_of(photos: list[Path], form: str) -> Any:
-    """Photos and labels, in the forms that tables of strangers have."""
+    """Photos and labels, in the forms of other writers' tables."""
     data = [path.read_bytes() for path in photos]
     columns = {
         "binary": pa.array(data),

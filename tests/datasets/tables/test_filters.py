@@ -1,4 +1,4 @@
-"""Filters on what is null: of columns of any type, by rows, by statistics, and by folders."""
+"""Filters on null values: columns of any type, by rows, by statistics, and by folders."""
 
 from __future__ import annotations
 

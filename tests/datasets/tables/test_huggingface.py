@@ -125,7 +125,7 @@ def test_samples_of_a_bare_table_are_made_without_datasets(saved: Any, monkeypat
         list(fl.DataLoader(plain, 20, collate_fn=list, accelerate=False))
 
 
-def test_nulls_and_unequal_lists_without_a_format_are_what_torch_makes_of_them() -> None:
+def test_nulls_and_unequal_lists_without_a_format_equal_torchs() -> None:
     holes = datasets.Dataset.from_dict({"x": [1, None, 3], "words": [["a", None], None, []], "y": [[1.5], [None], []]})
     for collate_fn in (list, None):
         for dataset in (holes, holes.select_columns(["y"]), datasets.Dataset.from_dict({"v": [[1], [2, 3]]})):
@@ -146,7 +146,7 @@ def test_the_common_columns_areadapted(saved: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_loader_gives_what_torchs_gives(saved: Any, workers: int) -> None:
+def test_the_loader_gives_the_batches_of_torchs(saved: Any, workers: int) -> None:
     dataset = saved.shuffle(seed=3).with_format("torch", columns=["text", "label", "list int32"])
     ours = HuggingFace(dataset)
     assert ours.traits.thread_safe
@@ -179,7 +179,7 @@ NO_NUMBERS: dict[str, Any] = {
     ("dtype", "kind", "listed"),
     [
         *((dtype, "numpy", False) for dtype in NO_NUMBERS),
-        # In lists and in other formats it is asked by the same function.
+        # For lists and other formats, the same function is called.
         *(("timestamp[us]", "torch", True), ("date64", "numpy", True), ("decimal128(10, 2)", None, False)),
     ],
 )
@@ -205,7 +205,7 @@ def test_lists_of_other_lengths_can_be_padded() -> None:
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
-def test_missing_values_are_what_datasets_makes_of_them(kind: str) -> None:
+def test_missing_values_are_those_of_datasets(kind: str) -> None:
     dataset = datasets.Dataset.from_dict({"x": [1.0, None, 3.0], "i": [1, 2, 3]}).with_format(kind)
     ours = HuggingFace(dataset)
     for indices in ([0], [0, 1], [1, 2]):
@@ -300,7 +300,7 @@ class TestImages:
         dataset = HuggingFace(images.select_columns(["image"]), {"image": fl.transforms.imagenet_eval(16)})
         assert next(iter(fl.DataLoader(dataset, 4)))["image"].shape == (4, 3, 16, 16)
 
-    def test_foreign_transforms_get_what_datasets_gives(self, images: Any) -> None:
+    def test_foreign_transforms_get_the_values_of_datasets(self, images: Any) -> None:
         by_column = HuggingFace(images, {"image": lambda image: image.size, "label": lambda label: -label})
         assert (by_column[2]["image"], by_column[2]["label"]) == ((30, 22), -2)
         assert reader_of(by_column) is None

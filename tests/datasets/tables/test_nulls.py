@@ -1,4 +1,4 @@
-"""What stands for missing values, and whether what errors advise is accepted and helps."""
+"""Replacements of missing values; the advice of errors is accepted and helps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from feedline.errors import ArgumentError, SampleError
 
 
 class Case(NamedTuple):
-    """A column whose row 1 has a null, and what advice makes of that row."""
+    """A column with a null in row 1, and that row if the advice is taken."""
 
     column: Any
     filled: Any
@@ -83,7 +83,7 @@ def advised(error: SampleError) -> Any:
 
 
 @pytest.mark.parametrize(("case", "kind"), diagonal([*CASES.values()], ["arrow", "parquet"]), ids=CASES)
-def test_what_an_error_advises_helps(case: Case, kind: str, tmp_path: Path) -> None:
+def test_the_advice_of_an_error_helps(case: Case, kind: str, tmp_path: Path) -> None:
     for policy in ("raise", {"other": 0}, 0.5, "nan"):
         dataset, sample = as_advised(case, kind, policy, tmp_path)
         filled = case.filled
@@ -136,7 +136,7 @@ class TestPaths:
 
 
 class TestLists:
-    def test_are_empty_whatever_lies_under_a_null(self) -> None:
+    def test_are_empty_whatever_the_bytes_of_a_null(self) -> None:
         offsets, validity = pa.py_buffer(np.array([0, 2, 3], np.int32)), pa.py_buffer(b"\x02")
         column = pa.ListArray.from_buffers(pa.list_(pa.int64()), 2, [validity, offsets], children=[pa.array([1, 2, 3])])
         rows = Arrow(pa.table({"c": column}), nulls=[])
@@ -187,7 +187,7 @@ class TestCheck:
             (("nan", 0.5), "and NaN does not fit int8 and 0.5 does not fit int8; pass nulls=('nan', 0.5, 0)"),
         ],
     )
-    def test_an_error_tells_why_what_was_given_does_not_fit(self, nulls: Any, why: str) -> None:
+    def test_an_error_says_why_a_value_does_not_fit(self, nulls: Any, why: str) -> None:
         with pytest.raises(SampleError) as caught:
             Arrow(self.TABLE.append_column("f", pa.array([1.0, 2.0])), nulls=nulls)[1]
         assert f"row 1 of the table: column 'i' is null, {why} to fill nulls" in str(caught.value)

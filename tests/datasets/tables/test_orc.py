@@ -1,4 +1,4 @@
-"""ORC: every codec and type of strangers' files, only the chosen columns, and damages by name."""
+"""ORC: every codec and type of other writers' files, only the chosen columns, and damage by name."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class TestFiles:
         with pytest.raises(ArgumentError, match=r"columns='xy': give a list of names, such as \['xy'\]"):
             Parquet(folder, "xy")
 
-    def test_a_missing_column_tells_those_that_are_there(self, folder: Path) -> None:
+    def test_a_missing_column_names_the_existing_ones(self, folder: Path) -> None:
         with pytest.raises(ArgumentError, match=r"column 'z' is not in .*part-0\.parquet; there are x, y, v, name"):
             Parquet(folder, ["x", "z"])
 
@@ -205,7 +205,7 @@ class TestFiles:
         ):
             dataset[0]
 
-    def test_a_missing_extra_tells_the_command(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_extra_names_the_command(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def missing(name: str) -> Any:
             raise ModuleNotFoundError(name=name.partition(".")[0])
 

@@ -1,4 +1,4 @@
-"""Rows of Parquet files chosen by the folders that they lie in, by statistics, and by their values."""
+"""Rows of Parquet files chosen by folders, by statistics, and by values."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class TestFolders:
 
 
 def read_by_filters(dataset: Any, *arguments: Any, **more: Any) -> tuple[Any, int]:
-    """A dataset whose footers are known, and the bytes that choosing its rows took."""
+    """A dataset whose footers are known, and the number of bytes read to choose its rows."""
     dataset(*arguments)
     before = stores.statistics().nbytes
     return dataset(*arguments, **more), stores.statistics().nbytes - before

@@ -1,4 +1,4 @@
-"""Parquet as other writers make it: old times and lists, odd names, empty row groups, columns in another order."""
+"""Parquet files of other writers: old times and lists, odd names, empty row groups, columns in another order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feedline.errors import ArgumentError, SampleError
 
 
 def test_times_of_spark_far_from_now(tmp_path: Path) -> None:
-    """Nanoseconds would make 2084 of 1500."""
+    """In nanoseconds, the year 1500 would overflow to 2084."""
     times = [dt.datetime(year, 1, 1) for year in (1, 1500, 1970, 2024, 9999)]  # noqa: DTZ001 - have no zone
     table = pa.table({"t": pa.array(times, pa.timestamp("us"))})
     pq.write_table(table, tmp_path / "spark.parquet", use_deprecated_int96_timestamps=True)

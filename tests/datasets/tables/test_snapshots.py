@@ -219,7 +219,7 @@ FILE = {
 
 
 class Iceberg:
-    """An Iceberg table that was written at `location`, with what its parts say."""
+    """An Iceberg table that was written at `location`, with the contents of its metadata."""
 
     def __init__(self, table: Table, location: str = "s3://elsewhere/lake/t") -> None:
         self.table, self.location, self.snapshots = table, location, 0

@@ -1,4 +1,4 @@
-"""Which files go together, which columns and members are chosen, and what `datasets` notes of them."""
+"""Compatible files, chosen columns and members, and the types that `datasets` stores with them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def noted(table: Any, features: Any) -> Any:
 class TestMembers:
     @pytest.fixture(params=["parquet", "arrow", "far"])
     def images(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-        """What makes a dataset of chosen columns."""
+        """Function that opens a dataset of chosen columns."""
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
         if request.param == "far":
             file = io.BytesIO()
@@ -193,7 +193,7 @@ class TestImagesOfHuggingFace:
         with pytest.raises(SampleError, match=r"column 'image\.path' is null; pass nulls=\{'image\.path': ''\}"):
             self.rows(features)[0]
 
-    def test_may_lie_in_structs_and_in_lists_of_either_notation(self) -> None:
+    def test_may_be_in_structs_and_in_lists_of_either_notation(self) -> None:
         columns = {"s": pa.array([{"p": IMAGES["images"][0].as_py()}], pa.struct({"p": pa.list_(IMAGE)}))}
         for feature in ({"p": [{"_type": "Image"}]}, {"feature": {"p": {"_type": "Image"}}, "_type": "Sequence"}):
             sample = Arrow(noted(pa.table(columns), {"s": feature}))[0]

@@ -78,7 +78,7 @@ class TestLines:
         (index,) = tmp_path.glob("*-index")
         assert index.stat().st_size < 16.1 * 100_000
 
-    def test_the_index_may_lie_elsewhere(self, tmp_path: Path) -> None:
+    def test_the_index_may_be_in_another_folder(self, tmp_path: Path) -> None:
         data, index = tmp_path / "data", tmp_path / "index"
         data.mkdir()
         assert len(Lines(written(data / "t.txt", "a\n"), index_dir=index)) == 1
@@ -140,7 +140,7 @@ class TestJSONL:
         with pytest.raises(SampleError, match=r"t\.jsonl, line 3, is not JSON .*on_error='skip'"):
             dataset[1]
 
-    def test_a_missing_key_tells_those_that_are_there(self, tmp_path: Path) -> None:
+    def test_a_missing_key_names_the_existing_ones(self, tmp_path: Path) -> None:
         dataset = JSONL(written(tmp_path / "t.jsonl", '{"a": 1}\n[1]\n'), ["b"])
         with pytest.raises(SampleError, match=r"t\.jsonl, line 1, has no key 'b'; it has a"):
             dataset[0]
@@ -154,7 +154,7 @@ class TestJSONL:
 
 
 class TestReading:
-    """What all text files share: addresses, encodings, a limit for what is one record."""
+    """Features of all text files: addresses, encodings, a limit for the size of a record."""
 
     @pytest.mark.parametrize(
         ("encoding", "make", "content"),

@@ -144,7 +144,7 @@ def test_a_json_array_is_named(tmp_path: Path, indent: int | None) -> None:
         JSONL(tmp_path)[0]
 
 
-def test_any_line_tells_that_it_is_in_an_array(tmp_path: Path) -> None:
+def test_any_line_shows_that_it_is_in_an_array(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('[\n\t{"x":1},\n\t{"x":2}\n]\n')
     for index in (0, 1):
         with pytest.raises(SampleError, match=r"a\.jsonl is a single JSON value .* an array of objects"):

@@ -1,4 +1,4 @@
-"""Indexes of tars in stores: those of the same tar on this machine, whatever way they come."""
+"""Indexes of tars in stores: equal to those of the same tar on this machine, however they are obtained."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from feedline.stores.files import RemoteFile
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where indexes of objects are kept."""
+    """The folder for indexes of objects."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     return tmp_path / "xdg" / "feedline" / "indexes"
 
@@ -64,7 +64,7 @@ def tars_at(address: str, **more: Any) -> Tars:
 
 
 def opened(address: str, **more: Any) -> TarIndex:
-    """The index of the one object that is meant."""
+    """The index of the only object at an address."""
     tars = tars_at(address, **more)
     [head] = tars.heads()
     index = tars.index(0)
@@ -106,7 +106,7 @@ def test_an_index_is_that_of_the_file_however_it_is_divided(
 
 
 def outcome(make: Callable[[], TarIndex]) -> Any:
-    """What an index tells, or why there is none."""
+    """The contents of an index, or the reason why there is none."""
     try:
         return reported(make())
     except ShardError as error:
@@ -132,7 +132,7 @@ class TestKept:
             assert reported(opened(address)) == reported(build_index(path))
         assert statistics().nbytes == before
 
-    def test_many_are_made_at_once_and_one_line_tells(
+    def test_many_are_built_at_once_and_logged_in_one_line(
         self, tmp_path: Path, memory: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         for number in range(20):
@@ -182,7 +182,7 @@ class TestKept:
         Tars(files).heads()
         assert statistics().requests - before == found
 
-    def test_where_nothing_can_be_kept_it_travels_along(
+    def test_where_no_index_can_be_kept_it_is_pickled(
         self, tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def refusing(path: str, *_: Any) -> None:
@@ -252,7 +252,7 @@ class TestBeside:
 
 
 class TestReading:
-    def test_what_no_one_looks_at_is_not_fetched(
+    def test_content_of_members_is_not_fetched(
         self, tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sources, "_PART_NBYTES", 10_000)
@@ -261,7 +261,7 @@ class TestReading:
         assert reported(build_index(source)) == reported(build_index(path))
         assert statistics().nbytes - before < 400_000
 
-    def test_what_is_behind_is_forgotten(self, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_earlier_parts_are_freed(self, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sources, "_PART_NBYTES", 1000)
         data = np.random.default_rng(0).bytes(100_500)
         memory.pipe("/b/x", data)
@@ -321,7 +321,7 @@ REFUSED: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_refused_of_a_file_is_refused_of_an_object(what: str, tmp_path: Path, memory: Any, kept: Path) -> None:
+def test_files_that_are_refused_are_refused_as_objects(what: str, tmp_path: Path, memory: Any, kept: Path) -> None:
     path = REFUSED[what](tmp_path / "x.tar")
     with pytest.raises(ShardError) as near:
         build_index(path)

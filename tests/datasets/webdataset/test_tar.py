@@ -246,6 +246,6 @@ def test_names_are_split_as_webdataset_does(name: str, place: tuple[str, str] | 
     assert split(name) == place
 
 
-def test_a_member_tells_where_it_lies(tmp_path: Path) -> None:
+def test_a_member_has_its_offset(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", {"a.txt": b"abc"}, format=tarfile.GNU_FORMAT)
     assert list(members(str(path))) == [TarMember("a.txt", 512, 3)]

@@ -53,7 +53,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def age(path: Path) -> None:
-    """Another time of modification."""
+    """Change the time of modification."""
     os.utime(path, ns=(0, path.stat().st_mtime_ns - 10**9))
 
 
@@ -73,7 +73,7 @@ class TestGrouping:
         assert index.counts() == {"jpg": 2, "cls": 2}
         assert index.member(1, 0) == "a.jpg"
 
-    def test_halves_that_lie_apart_are_one_sample(self, tmp_path: Path) -> None:
+    def test_distant_members_are_one_sample(self, tmp_path: Path) -> None:
         index = build_index(
             write_tar(tmp_path / "x.tar", {"a.jpg": b"", "b.jpg": b"", "a.cls": b"", "c": b"", ".d.e": b""})
         )
@@ -162,7 +162,7 @@ class TestIndexFile:
         assert glance(str(tar)) is None
         assert reported(open_index(tar)) == before
 
-    def test_an_index_that_was_asked_for_must_fit(self, tar: Path, tmp_path: Path) -> None:
+    def test_a_requested_index_must_fit(self, tar: Path, tmp_path: Path) -> None:
         elsewhere = write_index(tar, tmp_path / "elsewhere.index")
         assert reported(open_index(tar, elsewhere)) == reported(build_index(tar))
         write_tar(tar, {"c.jpg": jpeg(8, 8)})
@@ -383,7 +383,7 @@ class TestOpenShards:
         monkeypatch.setattr(os, "getpid", lambda: -1)
         assert shards[0] is not mine
 
-    def test_members_are_asked_for_ahead(self, tmp_path: Path) -> None:
+    def test_members_are_read_ahead(self, tmp_path: Path) -> None:
         path = str(write_tar(tmp_path / "big.tar", {"a.bin": bytes(100_000), "b.bin": b"1", "c.bin": bytes(50_000)}))
         shard = self.opening([path])[0]
         assert [len(cell.data) for cell in cells(shard, np.arange(3), ["bin"])] == [100_000, 1, 50_000]

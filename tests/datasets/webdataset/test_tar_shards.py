@@ -229,7 +229,7 @@ class TestTransforms:
             assert np.array_equal(plain[at][0], CENTER(pixels))
         assert TarShards(tmp_path / "x.tar", transform=CENTER)[1]["npy"].shape == (32, 32, 3)
 
-    def test_images_are_read_where_they_lie_in_the_tar(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_images_are_read_in_place_in_the_tar(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = write_tar(tmp_path / "x.tar", {"0.npy": npy(np.asarray(photo(640, 480))), "0.jpg": jpeg(640, 480)})
         data = TarShards(path, ("npy", "jpg"), transform={"npy": CENTER, "jpg": CENTER})
         sources: list[Any] = []
@@ -552,7 +552,7 @@ class TestGzipFields:
         assert TarShards(packed, ["txt.gz"], decode={"gz": bytes})[0][0][:2] == b"\x1f\x8b"
         assert TarShards(packed, ["txt.gz"], decode=False)[0][0][:2] == b"\x1f\x8b"
 
-    def test_what_is_refused_and_what_is_damaged(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_refused_and_damaged_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = write_tar(tmp_path / "a.tar", {"0.pkl.gz": b"x", "0.cls.gz": gzip.compress(b"9" * 30), "0.txt.gz": b"x"})
         with pytest.raises(ArgumentError, match=r"field 'pkl' would have to be unpickled"):
             TarShards(path)

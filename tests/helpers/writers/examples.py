@@ -1,4 +1,4 @@
-"""A TFRecord file, written by the package `tfrecord`: `examples.py FOLDER`; what is in it is `values.py`."""
+"""A TFRecord file, written by the package `tfrecord`: `examples.py FOLDER`; `values.py` has its contents."""
 
 from __future__ import annotations
 

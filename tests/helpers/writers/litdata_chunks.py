@@ -1,4 +1,4 @@
-"""Folders of chunks, written by LitData's own writer: `litdata_chunks.py FOLDER`; what is in them is `values.py`."""
+"""Folders of chunks, written by LitData's own writer: `litdata_chunks.py FOLDER`; `values.py` has their contents."""
 
 from __future__ import annotations
 

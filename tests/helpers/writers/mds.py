@@ -1,4 +1,4 @@
-"""Folders of MDS shards, written by Mosaic's own writer: `mds.py FOLDER`; what is in them is `values.py`."""
+"""Folders of MDS shards, written by Mosaic's own writer: `mds.py FOLDER`; `values.py` has their contents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from values import MDS_COLUMNS, TEXT_COLUMNS, mds_samples, text_samples
 
 without_init("streaming", "streaming.base")
 
-from streaming.base.format.json.writer import JSONWriter  # noqa: E402 - the packages had to be made importable first
+from streaming.base.format.json.writer import JSONWriter  # noqa: E402 - the packages must be made importable first
 from streaming.base.format.mds.writer import MDSWriter  # noqa: E402
 from streaming.base.format.xsv.writer import CSVWriter, TSVWriter, XSVWriter  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""Packages without their `__init__`, which imports what only training needs."""
+"""Packages without their `__init__`, which imports modules for training only."""
 
 from __future__ import annotations
 

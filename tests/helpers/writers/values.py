@@ -1,4 +1,4 @@
-"""The samples that the peers write and the tests expect, created wherever they are needed."""
+"""The samples that the peers write and the tests expect, created on both sides."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ TEXT_COLUMNS = {"id": "int", "score": "float", "text": "str"}
 
 
 def text_samples() -> Iterator[dict[str, Any]]:
-    """For Mosaic's shards of text, which quote nothing."""
+    """Samples of Mosaic's shards of text, which quote nothing."""
     for i in range(COUNT):
         yield {"id": i - 5, "score": i / 7, "text": 'ü"' * i}
 
 
 def litdata_samples(kind: str) -> list[Any]:
-    """What each of LitData's folders holds."""
+    """The samples of each of LitData's folders."""
     return [_LITDATA[kind](i) for i in range(COUNT)]
 
 
@@ -116,7 +116,7 @@ LITDATA_KINDS = tuple(_LITDATA)
 
 
 def examples() -> list[dict[str, Any]]:
-    """The examples in the TFRecord file, as the writer of the package `tfrecord` wants them."""
+    """The examples in the TFRecord file, as the writer of the package `tfrecord` takes them."""
     return [
         {
             "label": (i - 3, "int"),

@@ -1,4 +1,4 @@
-"""Fetching ahead of the schedule: what is wanted next lies in the cache before it is read, and nothing else changes."""
+"""Prefetching: the next ranges are in the cache before they are read, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def requests(*batches: list[int]) -> Iterator[Any]:
 
 
 def ended() -> None:
-    """The one that plans starts the others, and ends before them."""
+    """The planning thread starts the others, and ends before them."""
     for name in ("feedline-prefetch-plan", "feedline-prefetch"):
         for thread in threading.enumerate():
             if thread.name.startswith(name):
@@ -89,7 +89,7 @@ def ended() -> None:
                 assert not thread.is_alive()
 
 
-def test_what_is_due_later_lies_in_the_cache(make: Callable[..., Bytes]) -> None:
+def test_later_ranges_are_in_the_cache(make: Callable[..., Bytes]) -> None:
     dataset = make()
     ahead = PrefetchingRequests(requests([0, 2], [4], [6, 8]), dataset.ranges)
     assert next(ahead).indices == [0, 2]
@@ -190,7 +190,7 @@ def test_a_loader_gives_the_same_with_and_without(
     assert stats.stores.cache_hits > 0
 
 
-def test_resume_in_mid_epoch_goes_on_ahead(make: Callable[..., Bytes]) -> None:
+def test_a_resume_in_mid_epoch_prefetches_too(make: Callable[..., Bytes]) -> None:
     dataset = make()
     with fl.DataLoader(dataset, 4, shuffle=True, seed=1, num_workers=2) as loader:
         whole = [batch.tolist() for batch in loader]
@@ -205,7 +205,7 @@ def test_resume_in_mid_epoch_goes_on_ahead(make: Callable[..., Bytes]) -> None:
     assert begun + rest == whole
 
 
-def test_a_sampler_that_decides_late_is_not_asked_early(make: Callable[..., Bytes]) -> None:
+def test_a_sampler_that_decides_late_is_not_read_early(make: Callable[..., Bytes]) -> None:
     class Late:
         def __init__(self) -> None:
             self.given = 0

@@ -1,8 +1,7 @@
 """Copies ahead of delivery, on a fake accelerator that runs its streams only on request.
 
-The fake is as lazy and as greedy as a real one may be: a copy from page-locked memory reads it when its stream is
-advanced, not before, and memory of a dead tensor is handed out again at once. So every missing wait shows as a
-wrong number.
+The fake has the worst timing that a real one may have: a copy from page-locked memory reads it only when its stream is
+advanced, and memory of a dead tensor is reused at once. So every missing wait shows as a wrong number.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from hypothesis import strategies as st
 from feedline.loader.device import Depth, DeviceStage, PlainStage, StageStatistics
 
 Work = Callable[[], bool]
-"""Something enqueued on a stream; it returns False when it has to wait."""
+"""Work enqueued on a stream; returns False when it has to wait."""
 
 
 class FakeStream:
-    """Work in order; it happens in `advance`."""
+    """Work in order, executed by `advance`."""
 
     def __init__(self) -> None:
         self.queue: deque[Work] = deque()
 
     def advance(self, steps: int) -> bool:
-        """Do up to `steps` pieces of work; tells whether any was done."""
+        """Do up to `steps` pieces of work; returns True if any was done."""
         done = 0
         while self.queue and done < steps and self.queue[0]():
             self.queue.popleft()
@@ -132,7 +131,7 @@ class FakeAccelerator:
         del self.locked[address]
 
     def advance(self, steps: int) -> bool:
-        """Let the copies get on first, then the loop's work."""
+        """Advance the copies first, then the loop's work."""
         return self.side.advance(steps) or self.loop.advance(steps)
 
     def drain(self) -> None:
@@ -168,7 +167,7 @@ class FakeAccelerator:
 
 
 def _memory_of(host: torch.Tensor) -> torch.Tensor:
-    """The bytes where `host` lies, without a reference to it: what a DMA engine sees."""
+    """The bytes at the address of `host`, without a reference to it, as a DMA engine sees them."""
     if host.nbytes == 0:
         return host.clone()
     raw = (ctypes.c_char * host.untyped_storage().nbytes()).from_address(host.untyped_storage().data_ptr())
@@ -355,7 +354,7 @@ def test_a_packed_sequence_keeps_its_sizes_on_the_host(accelerator: FakeAccelera
 
 
 class Encoding(UserDict[str, Any]):
-    """A batch as tokenizers make them: a dictionary that can also move itself."""
+    """A batch like those of tokenizers: a dictionary with `to`."""
 
     def to(self, device: torch.device) -> Encoding:
         raise AssertionError("its tensors are copied ahead one by one")
@@ -370,7 +369,7 @@ def test_a_dictionary_is_walked_even_if_it_could_move_itself(accelerator: FakeAc
 
 
 class Forgets(FakeAccelerator):
-    """A backend that does nothing when it is asked to `what`: the stress below must notice."""
+    """A backend whose method `what` does nothing, which the stress test below must detect."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -378,7 +377,7 @@ class Forgets(FakeAccelerator):
 
 
 def train(accelerator: FakeAccelerator, stage: DeviceStage, moves: list[int]) -> tuple[list[Any], list[Any]]:
-    """A loop that starts, delivers, reads and drops batches while the device gets on now and then."""
+    """A loop that starts, delivers, reads and drops batches while the device sometimes advances."""
     slots, started, seen, expected = Slots(stage), deque[Any](), [], []
     for number, move in enumerate(moves):
         if move < 3:

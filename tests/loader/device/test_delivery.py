@@ -150,7 +150,7 @@ def test_static_batches_have_the_same_addresses_in_all_epochs() -> None:
 
 @pytest.mark.parametrize("static", [False, True])
 def test_a_compiled_step_is_not_compiled_again(static: bool) -> None:
-    """By the backend that traces only: the machine may have no compiler."""
+    """With a backend that only traces: the machine may have no compiler."""
     graphs: list[Any] = []
 
     def backend(graph: Any, _: Any) -> Any:
@@ -236,7 +236,7 @@ def test_an_error_of_the_transform_names_the_batch_and_the_next_one_comes() -> N
 
 
 class TooLarge:
-    """A batch that its device has no memory for."""
+    """A batch that does not fit on its device."""
 
     nbytes = host_nbytes = 5 << 30
 

@@ -21,7 +21,7 @@ def pinning_threads() -> list[threading.Thread]:
 
 
 class Gate:
-    """A copy that waits until it may go on."""
+    """A copy that waits for permission to continue."""
 
     def __init__(self) -> None:
         self.open = threading.Event()

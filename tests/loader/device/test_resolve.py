@@ -1,4 +1,4 @@
-"""Which stage the arguments `device=` and `pin_memory=` give, and what they say where they cannot."""
+"""The stages for the arguments `device=` and `pin_memory=`, and the errors where there is none."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def accelerated_by(monkeypatch: pytest.MonkeyPatch, kind: str | None) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
 
 
-def test_no_stage_where_nothing_is_asked() -> None:
+def test_no_stage_without_a_device_and_pinning() -> None:
     assert open_stage() is None
 
 
@@ -110,7 +110,7 @@ def test_a_device_goes_before_pin_memory() -> None:
 
 
 class Recorder:
-    """Streams and events of an accelerator that only note what they are asked for."""
+    """Streams and events of an accelerator that only record their calls."""
 
     def __init__(self, log: list[str], name: str) -> None:
         self.log, self.name = log, name

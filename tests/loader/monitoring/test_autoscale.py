@@ -66,7 +66,7 @@ def test_decisions_become_rare_while_nothing_changes() -> None:
 
 
 class VirtualTime:
-    """A clock that stands still while nothing sleeps by it."""
+    """A clock that advances only when a thread sleeps by it."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -76,12 +76,12 @@ class VirtualTime:
         return self.now_ns
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass once for both threads of a pool: they must be here at the same time."""
+        """Advance the clock once for both threads of a pool, which must sleep at the same time."""
         if threading.current_thread() is threading.main_thread() or self.together.wait() == 0:
             self.now_ns += int(seconds * 1e9)
 
     def occupy(self, seconds: float) -> None:
-        """Let time pass for each thread by itself."""
+        """Advance the clock for each thread separately."""
         self.now_ns += int(seconds * 1e9)
 
 
@@ -116,7 +116,7 @@ class Busy(Cheap):
 
 
 class Shared(Cheap):
-    """Says that threads can share the work on a batch; what two of them gain here does not matter then."""
+    """Declares that threads can share the work on a batch; the gain of two threads does not matter then."""
 
     traits = Traits(supports_threads=True)
 

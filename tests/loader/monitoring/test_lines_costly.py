@@ -54,7 +54,7 @@ def test_the_line_that_sleeps_takes_the_time_and_nothing_is_drawn() -> None:
     assert threading.active_count() == threads
 
 
-def test_a_verdict_names_lines_only_if_asked() -> None:
+def test_a_verdict_names_lines_only_on_request() -> None:
     loader = fl.DataLoader(Slow(), batch_size=8)
     for _ in loader:
         pass

@@ -1,4 +1,4 @@
-"""Growth of the workers' memory, from readings whose truth is known."""
+"""Growth of the workers' memory, from readings with a known trend."""
 
 from __future__ import annotations
 

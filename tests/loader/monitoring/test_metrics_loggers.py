@@ -1,4 +1,4 @@
-"""Loggers that people have: each gets every figure, and its own reader finds it again."""
+"""Common loggers: each gets every figure, and its own reader finds it."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ KNOWN: set[int] = set()
 
 @pytest.fixture(autouse=True)
 def known() -> None:
-    """Leave out the pages of loaders that tests before this one have kept."""
+    """Leave out the pages of loaders from earlier tests."""
     gc.collect()
     KNOWN.clear()
     KNOWN.update(found.inode for found in find_pages(os.getpid()))
@@ -141,12 +141,12 @@ def test_slow_batches_have_indices_and_address() -> None:
     slowest = loader.stats().slowest
     assert len(slowest) == 8
     assert slowest == tuple(sorted(slowest, key=lambda batch: -batch.seconds))
-    (found,) = (batch for batch in slowest if batch.number == 5)  # another one is slower on a machine that stands still
+    (found,) = (batch for batch in slowest if batch.number == 5)  # on a stalled machine, another batch is slower
     assert (list(found.indices), found.address) == ([20, 21, 22, 23], "line 20")
     assert found.seconds >= 0.1
 
 
-def test_an_address_that_cannot_be_had_stops_nothing() -> None:
+def test_an_address_that_raises_stops_nothing() -> None:
     class Broken(TensorDataset):
         def address(self, index: int) -> str:
             raise KeyError(index)
@@ -333,7 +333,7 @@ def test_the_first_verdict_waits_until_the_loop_is_long_enough_for_it(monkeypatc
 
 
 def test_short_epochs_are_published_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A publication takes longer than an epoch of a few batches; figures asked for here are always complete."""
+    """A publication takes longer than an epoch of a few batches; figures requested here are always complete."""
     now_ns, published = [10**9], []
 
     def publish(_: Page, figures: dict[str, Any]) -> None:

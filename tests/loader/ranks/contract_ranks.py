@@ -65,7 +65,7 @@ def lanes(uneven: Any) -> Any:
 
 
 def report() -> dict[str, Any]:
-    """What this rank has seen, case by case."""
+    """The results of this rank, case by case."""
     whole, advanced = shuffled(), shuffled()
     seen: dict[str, Any] = {"equal": [index for _ in range(2) for (batch,) in whole for index in batch.tolist()]}
     seen["seed"] = error_of(shuffled(seed=int(RANK == 1)))

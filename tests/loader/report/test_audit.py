@@ -183,13 +183,13 @@ def test_a_killed_process_has_lost_no_record(tmp_path: Path) -> None:
 
 
 Change = Callable[[list[Any]], list[Any]]
-"""What is done to the requests of the rest of an epoch."""
+"""A change of the requests of the rest of an epoch."""
 
 
 def two_jobs(folder: Path, changes: dict[tuple[int, int], Change] | None = None) -> None:
     """Three ranks up to step 9, killed, and resumed from step 6 by two ranks to the end of the epoch.
 
-    `changes` holds what is done to the requests of an attempt's rank.
+    `changes` has the change of the requests of an attempt's rank.
     """
 
     def begun(made: Any, attempt: int, rank: int) -> Any:

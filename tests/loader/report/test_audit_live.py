@@ -61,7 +61,7 @@ def numbers(batches: Any) -> list[int]:
 
 
 def test_kills_epochs_and_other_worlds_are_proven(servers: list[LineServer], tmp_path: Path) -> None:
-    """Each attempt of 15 goes on from a state that is up to three attempts old."""
+    """Each of 15 attempts continues from a state that is up to three attempts old."""
     draw, states = random.Random(1), list[Any]()
     for attempt in range(15):
         fill(servers, 60 * attempt, 60 * attempt + 60)
@@ -116,10 +116,10 @@ def test_what_was_rolled_back_does_not_count(servers: list[LineServer], tmp_path
 
 
 @pytest.mark.parametrize(("every_s", "again"), [(0.0, 0), (1000.0, 9)])
-def test_a_run_without_a_state_goes_on_at_committed_places(
+def test_a_run_without_a_state_continues_at_committed_places(
     every_s: float, again: int, servers: list[LineServer], tmp_path: Path
 ) -> None:
-    """What was delivered after the latest commit comes again, and the audit says so."""
+    """Messages delivered after the latest commit are delivered again, and the audit reports it."""
     servers[0].send([str(n).encode() for n in range(40)])
     limits = streams.LiveLimits(commit_every_s=every_s)
     for steps in (4, None):

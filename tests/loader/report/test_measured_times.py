@@ -122,10 +122,10 @@ def lock_wait_s(dataset: Dataset[Any]) -> float:
 def test_a_probe_shows_whether_threads_hold_the_lock_of_python() -> None:
     sleeping, computing = list[float](), list[float]()
     for _ in attempts():
-        # Each in a new thread: one that has waited long for the lock is not probed again for a while.
+        # Each in a new thread: a thread that has waited long for the lock is not probed again for a while.
         with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
             sleeping.append(one.submit(lock_wait_s, Sleeping()).result())
             computing.append(other.submit(lock_wait_s, Computing()).result())
-        if min(sleeping) < max(computing):  # a wait for a CPU, which others have, is in both
+        if min(sleeping) < max(computing):  # both include a wait for a CPU
             break
     assert fl.DataLoader(Sleeping()).stats().lock_s is None

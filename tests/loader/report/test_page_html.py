@@ -1,4 +1,4 @@
-"""The report page: whole HTML that needs nothing else, with every section, for one rank and for several."""
+"""The report page: complete, self-contained HTML with every section, for one rank and for several."""
 
 from __future__ import annotations
 

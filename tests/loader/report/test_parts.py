@@ -44,7 +44,7 @@ def computed(seconds: float) -> float:
 
 
 class SlowStore:
-    """A store whose objects hold the seconds that their reading took, behind 1,000 bytes."""
+    """A store whose objects are 1,000 bytes, and the seconds that reading them took."""
 
     url = "slow://disk/folder"
 
@@ -138,7 +138,7 @@ class Many(Dataset[Any]):
 
 def test_parts_that_are_timed_now_and_then_are_scaled_to_all_batches() -> None:
     shares = list[float]()
-    for _ in range(5):  # the batches that are timed may be those during which other programs have no CPU
+    for _ in range(5):  # the timed batches may be those during which other programs have no CPU
         loader = fl.DataLoader(Many(), 1)
         for _ in loader:
             pass
@@ -178,7 +178,7 @@ def test_the_times_of_some_batches_stand_for_all() -> None:
 
 
 class Overtaken(Dataset[torch.Tensor]):
-    """The first sample is read after the second one, and a tenth of a second more."""
+    """The first sample is read a tenth of a second after the second one."""
 
     def __init__(self) -> None:
         self.second = multiprocessing.get_context("fork").Event()
@@ -230,7 +230,7 @@ def test_files_that_the_kernels_read_are_no_decoding(tmp_path: Path, crop: Any) 
     assert all(stats.stages[stage].total_s > 0 for stage in ("read files", "decode", "transform"))
 
 
-def test_a_mapped_array_tells_what_it_has_read(tmp_path: Path) -> None:
+def test_a_mapped_array_reports_the_bytes_it_has_read(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.zeros((64, 100), np.float32))
     loader = fl.DataLoader(ArrayFile(tmp_path / "rows.npy"), 16)
     for _ in loader:

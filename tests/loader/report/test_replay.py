@@ -1,4 +1,4 @@
-"""The replay against arithmetic, and its predictions against a simulated machine."""
+"""The replay compared with arithmetic, and its predictions with a simulated machine."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_the_start_and_the_end_of_workers_count_only_where_there_are_any() -> No
 
 
 def contended(share: float) -> Model:
-    """Two workers whose samples hold one lock: each waits half of its time for the other."""
+    """Two workers whose samples hold one lock, so that each waits half of its time for the other."""
     run = Pipeline(fetch=(48, 0), step=(4, 0), workers=2).run()
     measured = replace(Measured.of(run.recent, run.stats), contended_share=share)
     return Model.of(measured, run.pipeline.context())

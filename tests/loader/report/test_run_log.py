@@ -118,7 +118,7 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     assert read_log(path) == [{"number": 1}]
 
 
-def test_a_log_that_cannot_be_written_ends_and_the_run_goes_on(
+def test_a_log_that_cannot_be_written_ends_and_the_run_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     loader: Any = fl.DataLoader(DATA, 4, log=tmp_path / "missing" / "run.jsonl")

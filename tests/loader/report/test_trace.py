@@ -120,7 +120,7 @@ class Remote(Dataset[int]):
         return len(view)
 
 
-def test_reads_of_a_store_lie_within_the_fetch_of_their_batch(tmp_path: Path) -> None:
+def test_reads_of_a_store_are_within_the_fetch_of_their_batch(tmp_path: Path) -> None:
     loader = fl.DataLoader(Remote(), batch_size=2)
     assert [batch.tolist() for batch in loader] == [[1, 2], [3, 4]]
     loader.trace(tmp_path / "trace.json")

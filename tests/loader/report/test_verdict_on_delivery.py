@@ -1,6 +1,6 @@
 """The verdict on delivery: copies to a device, and page-locking.
 
-The bus is simulated, behind the interface that CUDA has.
+The bus is simulated, with the interface of CUDA.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Verdicts on real loops that sleep. Other programs on the CPUs are part of what limits them, and are named then."""
+"""Verdicts on real loops that sleep. Other programs on the CPUs are among their limits, and are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache: what is kept, what is removed, and what a bad disk or a changed object does to it."""
+"""The cache: kept and removed data, and the effects of bad disks and changed objects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CONTENT = random.Random(1).randbytes(25_500)
 
 @dataclass
 class FakeStore:
-    """Objects in memory; counts what is asked for, and can be held up."""
+    """Objects in memory; counts requests, and can block them."""
 
     objects: dict[str, bytes]
     versions: dict[str, str] = field(default_factory=dict)
@@ -88,7 +88,7 @@ def fake() -> FakeStore:
     return FakeStore({"a": CONTENT, "b": CONTENT[::-1]})
 
 
-def test_what_was_read_is_not_fetched_again(tmp_path: Path, fake: FakeStore) -> None:
+def test_read_pieces_are_not_fetched_again(tmp_path: Path, fake: FakeStore) -> None:
     before = stores.statistics()
     store = cached(tmp_path, fake)
     assert store.read("a", 1500, 3200) == CONTENT[1500:3200]
@@ -101,7 +101,7 @@ def test_what_was_read_is_not_fetched_again(tmp_path: Path, fake: FakeStore) -> 
 
 @settings(max_examples=30)
 @given(ranges=st.lists(st.tuples(st.integers(0, 25_500), st.integers(0, 25_500)).map(lambda r: tuple(sorted(r)))))
-def test_every_range_is_what_the_store_holds(
+def test_every_range_equals_that_of_the_store(
     tmp_path_factory: pytest.TempPathFactory, ranges: list[tuple[int, int]]
 ) -> None:
     store = cached(tmp_path_factory.mktemp("cache"), limit=10_000)
@@ -118,7 +118,7 @@ def test_an_object_is_looked_up_once(tmp_path: Path, fake: FakeStore) -> None:
     assert fake.infos == 3  # two of them by the listing
 
 
-def test_it_stays_below_its_limit_and_drops_what_was_not_used_for_longest(tmp_path: Path, fake: FakeStore) -> None:
+def test_it_stays_below_its_limit_and_drops_the_least_recently_used(tmp_path: Path, fake: FakeStore) -> None:
     before = stores.statistics().cache_evicted
     store, one = cached(tmp_path, fake, limit=10 * file_nbytes(PIECE)), file_nbytes(PIECE)
     for number in range(10):
@@ -139,7 +139,7 @@ def test_it_stays_below_its_limit_and_drops_what_was_not_used_for_longest(tmp_pa
     assert fake.fetched == {(1000, 2000): 1}
 
 
-def test_what_is_being_read_survives_its_eviction(tmp_path: Path) -> None:
+def test_data_being_read_survives_its_eviction(tmp_path: Path) -> None:
     store = cached(tmp_path, limit=file_nbytes(PIECE) * 3)
     store.cache.limit_nbytes()
     folder = Folder(store.cache)
@@ -203,20 +203,20 @@ def test_one_fetches_for_all(tmp_path: Path, fake: FakeStore) -> None:
     assert stores.statistics().cache_shared >= before
 
 
-def test_a_fetch_lock_that_is_never_given_back_does_not_hold_up_others_for_ever(tmp_path: Path) -> None:
+def test_a_fetch_lock_that_is_never_released_does_not_block_others_forever(tmp_path: Path) -> None:
     name = PieceKey("x", "v", 1, 0).name()
     with FetchLocks(tmp_path / "fetch-locks") as holder, FetchLocks(tmp_path / "fetch-locks") as other:
         assert holder.take(name)
-        assert holder.take(name)  # by its holder, as often as he likes
+        assert holder.take(name)  # by its holder, any number of times
         assert not other.take(name)
         assert other.take(PieceKey("x", "v", 1, 1).name())
         other.wait(name, timeout_s=0.01)
     with FetchLocks(tmp_path / "fetch-locks") as other:
-        other.wait(name, 30.0)  # for the one who gave up waiting, and has the lock for a moment after all
+        other.wait(name, 30.0)  # for the thread that stopped waiting, and gets the lock for a moment
         assert other.take(name)
 
 
-def test_a_fetch_lock_given_back_wakes_who_waits(tmp_path: Path) -> None:
+def test_a_released_fetch_lock_wakes_its_waiters(tmp_path: Path) -> None:
     name = PieceKey("x", "v", 1, 0).name()
     with ThreadPoolExecutor(1) as pool, FetchLocks(tmp_path / "fetch-locks") as waiter:
         with FetchLocks(tmp_path / "fetch-locks") as holder:
@@ -247,7 +247,7 @@ def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_are_not(tmp_pat
         assert (abandoned.exists(), living.exists()) == (False, True)
         for number in range(12):
             store.read("a", number * PIECE, number * PIECE + 1)
-            assert taken_nbytes(tmp_path) <= 5 * file_nbytes(PIECE)  # room is made for what is being written, too
+            assert taken_nbytes(tmp_path) <= 5 * file_nbytes(PIECE)  # the data being written is counted, too
 
 
 @pytest.mark.parametrize("content", [b"", b"abc", b"\xff" * 8])
@@ -262,7 +262,7 @@ def test_a_wrong_size_account_is_put_right(tmp_path: Path, fake: FakeStore, cont
     assert len(files(tmp_path)) >= 3
 
 
-def test_a_full_disk_is_reported_once_and_reading_goes_on(
+def test_a_full_disk_is_reported_once_and_reading_continues(
     tmp_path: Path, fake: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = cached(tmp_path, fake)
@@ -277,12 +277,12 @@ def test_a_full_disk_is_reported_once_and_reading_goes_on(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert store.read("a", 0, 9000) == CONTENT[:9000]
-    assert fake.fetched[0, 1000] == 1  # what is there is still used
+    assert fake.fetched[0, 1000] == 1  # existing data is still used
     assert len(files(tmp_path)) == 1
     assert not list((tmp_path / "v1/temporary").iterdir())
 
 
-def test_a_folder_that_cannot_be_made_is_reported_once_and_reading_goes_on(tmp_path: Path, fake: FakeStore) -> None:
+def test_a_folder_that_cannot_be_made_is_reported_once_and_reading_continues(tmp_path: Path, fake: FakeStore) -> None:
     (tmp_path / "file").touch()
     store = cached(tmp_path / "file", fake)
     with pytest.warns(stores.CacheWarning, match=r"cannot be written to \(Not a directory\)"):
@@ -348,7 +348,7 @@ def test_a_cache_is_a_folder(place: str) -> None:
         stores.Cache(place)
 
 
-def test_a_job_with_a_lower_limit_is_warned_of_what_goes(tmp_path: Path, fake: FakeStore) -> None:
+def test_a_job_with_a_lower_limit_is_warned_of_evictions(tmp_path: Path, fake: FakeStore) -> None:
     cached(tmp_path, fake).read("a", 0, 9000)
     held = taken_nbytes(tmp_path)
     with pytest.warns(stores.CacheWarning, match=rf"holds {held:,} bytes, more than this limit of 5,000"):
@@ -356,7 +356,7 @@ def test_a_job_with_a_lower_limit_is_warned_of_what_goes(tmp_path: Path, fake: F
     assert fake.fetched[0, 1000] == 1
 
 
-def test_what_was_used_by_a_clock_ahead_goes_first(tmp_path: Path, fake: FakeStore) -> None:
+def test_files_used_by_a_clock_that_is_ahead_are_evicted_first(tmp_path: Path, fake: FakeStore) -> None:
     limit = 5 * file_nbytes(PIECE)
     cached(tmp_path, fake, limit=limit).read("a", 0, 4000)
     ahead = time.time() + 10**8

@@ -1,4 +1,4 @@
-"""Prefetching: in order, not too far ahead, and gone when its block is left."""
+"""Prefetching: in order, not too far ahead, and ended with its block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PIECE, MEBIBYTES_4 = 400, 4 << 20
 
 
 class FillStore(stores.CachedStore):
-    """Notes what is fetched; each fetch waits for its turn to be let through."""
+    """Records fetches, each of which waits until the test releases it."""
 
     def __init__(self, folder: Path, piece_nbytes: int = PIECE) -> None:
         (folder / "data").mkdir()
@@ -57,7 +57,7 @@ def test_wants_are_fetched_in_order_and_no_further_than_allowed(store: FillStore
         for _ in range(3):
             assert store.begun.acquire(timeout=30)
             store.turn.release()
-        assert not store.begun.acquire(timeout=0.05)  # 3,000 bytes lie ahead
+        assert not store.begun.acquire(timeout=0.05)  # 3,000 bytes are ahead
         ahead.advance()
         assert store.begun.acquire(timeout=30)
         store.turn.release()
@@ -67,7 +67,7 @@ def test_wants_are_fetched_in_order_and_no_further_than_allowed(store: FillStore
     assert ahead.statistics().fetched == 4
 
 
-def test_what_was_prefetched_is_a_hit(store: FillStore) -> None:
+def test_a_prefetched_range_is_a_hit(store: FillStore) -> None:
     with Prefetch(store, [ObjectRange("a", 0, 500)], threads=1) as ahead:
         store.turn.release()
         until_ended(ahead, 1)
@@ -87,7 +87,7 @@ def test_a_reader_that_is_ahead_is_not_followed(store: FillStore) -> None:
     assert ahead.statistics().passed == 3
 
 
-def test_what_cannot_be_fetched_is_counted_and_passed(store: FillStore) -> None:
+def test_failed_fetches_are_counted_and_skipped(store: FillStore) -> None:
     store.turn.release(4)
     with Prefetch(store, [ObjectRange("missing"), ObjectRange("a", 0, 99_999), ObjectRange("b")], threads=1) as ahead:
         for _ in range(2):
@@ -108,8 +108,8 @@ def until_ended(ahead: Prefetch, orders: int) -> None:
     raise AssertionError(ahead.statistics())
 
 
-def test_of_known_objects_what_is_missing_is_fetched_once(store: FillStore) -> None:
-    """Pieces hold 400 bytes and the last one of 1,000 holds 200; what follows one another is one request."""
+def test_missing_pieces_of_known_objects_are_fetched_once(store: FillStore) -> None:
+    """Pieces hold 400 bytes and the last one of 1,000 holds 200; adjacent pieces are one request."""
     known(store).turn.release(100)
     store.read("a", 450, 460)
     wants = [ObjectRange("a", 0, 10), ObjectRange("a", 5, 900), ObjectRange("b", 0, 1000), ObjectRange("b", 300, 500)]
@@ -120,8 +120,8 @@ def test_of_known_objects_what_is_missing_is_fetched_once(store: FillStore) -> N
     assert ahead.statistics().peak_nbytes == 400 + 895 + 1000 + 200
 
 
-def test_orders_of_what_is_there_do_not_run_away_from_the_reader(store: FillStore) -> None:
-    """Drawn orders are held in memory: a warm cache must not have the whole epoch drawn at once."""
+def test_planning_of_present_pieces_does_not_run_far_ahead_of_the_reader(store: FillStore) -> None:
+    """Planned items are held in memory: with a warm cache, the epoch must not be planned all at once."""
     for name in "ab":
         known(store).read(name)
     drawn = list[int]()
@@ -141,7 +141,7 @@ def test_orders_of_what_is_there_do_not_run_away_from_the_reader(store: FillStor
     assert not store.brought
 
 
-def test_what_is_under_way_is_waited_for_and_not_fetched_twice(store: FillStore) -> None:
+def test_a_piece_in_flight_is_waited_for_and_not_fetched_twice(store: FillStore) -> None:
     ahead = Prefetch(
         known(store), [ObjectRange("a", 0, 10), ObjectRange("a", 10, 20), ObjectRange("b", 0, 10)], threads=2
     )
@@ -163,7 +163,7 @@ def test_the_pieces_of_one_want_are_fetched_at_the_same_time(tmp_path: Path) -> 
         store.turn.release(3)
 
 
-def test_what_failed_is_fetched_for_the_next_that_wants_it(store: FillStore) -> None:
+def test_a_failed_piece_is_fetched_for_the_next_item_that_needs_it(store: FillStore) -> None:
     store.failures = 1
     with Prefetch(known(store), [ObjectRange("a", 0, 10), ObjectRange("a", 0, 10)], ahead_nbytes=1, threads=1) as ahead:
         for count in (1, 2):
@@ -178,7 +178,7 @@ def test_what_failed_is_fetched_for_the_next_that_wants_it(store: FillStore) -> 
 def test_an_object_that_is_looked_up_again_in_vain_is_counted_and_passed(
     store: FillStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread has just seen that the object changed: its size has to be asked for."""
+    """Another thread has just noticed that the object changed, so its size must be requested."""
     size = store.piece_nbytes
 
     def piece_nbytes(path: str, number: int) -> int:

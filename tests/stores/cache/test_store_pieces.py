@@ -1,4 +1,4 @@
-"""Ranges cut out of pieces that are in memory."""
+"""Ranges from pieces that are in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTENT = random.Random(0).randbytes(1000)
 
 
 @given(st.integers(1, 1200), st.integers(0, 1000), st.integers(0, 1000))
-def test_a_range_is_what_lies_there(piece_nbytes: int, a: int, b: int) -> None:
+def test_a_range_has_the_bytes_of_its_pieces(piece_nbytes: int, a: int, b: int) -> None:
     start, stop = sorted((a, b))
     data = {
         number: memoryview(CONTENT[number * piece_nbytes : (number + 1) * piece_nbytes])
@@ -28,7 +28,7 @@ def test_a_range_is_what_lies_there(piece_nbytes: int, a: int, b: int) -> None:
         assert np.shares_memory(np.frombuffer(found, np.uint8), piece)
 
 
-def test_what_is_not_there_is_missing_and_what_is_there_is_asked_for_once() -> None:
+def test_a_missing_piece_is_an_error_and_a_present_one_is_looked_up_once() -> None:
     asked = list[int]()
 
     def find(number: int) -> memoryview | None:

@@ -37,7 +37,7 @@ def servers() -> Iterator[list[LineServer]]:
 
 
 def fill(servers: list[LineServer], start: int, stop: int) -> None:
-    """The numbers from start to stop, dealt out to the servers."""
+    """The numbers from start to stop, divided among the servers."""
     for place, server in enumerate(servers):
         server.send([str(n).encode() for n in range(start, stop) if n % len(servers) == place])
 
@@ -57,7 +57,7 @@ def test_epochs_continue_each_other(no_debris: object, servers: list[LineServer]
     with fl.DataLoader(lines(servers), 4, seed=0, **hands) as loader:
         assert sorted(received(loader)) == list(range(50))
         fill(servers, 50, 61)
-        part = received(loader, 1)  # left early: what was not delivered belongs to the next epoch
+        part = received(loader, 1)  # left early: messages that were not delivered belong to the next epoch
         rest = received(loader)
         assert sorted(part + rest) == list(range(50, 61))
         assert received(loader) == []
@@ -88,7 +88,7 @@ def test_a_state_holds_the_start_of_partitions_that_gave_nothing_yet(servers: li
     assert sorted(received(resumed)) == list(range(9, 15))
 
 
-def test_ranks_share_the_partitions_and_another_world_goes_on(servers: list[LineServer]) -> None:
+def test_ranks_share_the_partitions_and_another_world_size_continues(servers: list[LineServer]) -> None:
     fill(servers, 0, 60)
     seen: Counter[int] = Counter()
     state = None
@@ -106,7 +106,7 @@ def test_ranks_share_the_partitions_and_another_world_goes_on(servers: list[Line
 
 
 def test_states_of_ranks_merge_after_epochs_of_their_own(servers: list[LineServer]) -> None:
-    """The marks that a rank keeps of the partitions of others are old: they must not win."""
+    """A rank's marks of the partitions of others are old, and must not replace newer ones."""
     state, seen = None, Counter[int]()
     for leg in range(4):
         fill(servers, 12 * leg, 12 * leg + 12)

@@ -83,7 +83,7 @@ def test_it_keeps_the_promises_of_a_dataset(folder: Path) -> None:
     check_dataset(fl.datasets.ImageFolder(folder, ON_DEVICE), methods=())
 
 
-def test_a_resumed_loader_goes_on_exactly(folder: Path) -> None:
+def test_a_resumed_loader_continues_exactly(folder: Path) -> None:
     dataset = fl.datasets.ImageFolder(folder, ON_DEVICE)
     expected = batches(dataset, device="cpu")
     loader = fl.DataLoader(dataset, 4, shuffle=True, seed=6, device="cpu")
@@ -116,7 +116,7 @@ def test_a_device_decodes_whole_batches_and_the_cpu_the_rest(folder: Path, accel
     with fl.DataLoader(fl.datasets.ImageFolder(folder, ON_DEVICE), 4, shuffle=True, seed=6, device="cpu") as loader:
         got = list(loader)
         stats = loader.stats()
-    assert sum(accelerated) == COUNT - 2  # workers decode what is no sound JPEG of RGB
+    assert sum(accelerated) == COUNT - 2  # workers decode all files except sound RGB JPEGs
     assert (stats.decoded_on_device, stats.decode_fallbacks) == (COUNT, 2)
     for (images, labels), (wanted, others) in zip(got, expected, strict=True):
         assert torch.equal(labels, others)
@@ -248,7 +248,7 @@ def test_the_share_follows_the_measured_times(monkeypatch: pytest.MonkeyPatch) -
         T.DecodeOnDevice.measured(TRAIN, [], device="cpu")
 
 
-def test_without_a_decoder_a_warning_says_who_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_decoder_a_warning_names_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_decoders, "_DECODERS", ())
     device_decoders.decoder_of.cache_clear()
     with pytest.warns(RuntimeWarning, match=r"no decoder of images for 'cuda'.*nvidia-nvimgcodec"):

@@ -221,7 +221,7 @@ def test_images_of_different_sizes_become_one_batch(transform: T.Transform) -> N
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=5))
-def test_many_streams_draw_what_one_draws(keys: list[int]) -> None:
+def test_many_streams_draw_the_numbers_of_single_ones(keys: list[int]) -> None:
     each, alone = DrawsEach(np.array(keys, np.uint64)), [Draws(key) for key in keys]
     assert each.unit().tolist() == [one.unit() for one in alone]
     assert each.order(4).tolist() == [one.order(4) for one in alone]

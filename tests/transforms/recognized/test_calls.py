@@ -1,4 +1,4 @@
-"""Calls of a transform by the kernels: after a few, once proven, and never with other results."""
+"""Calls of a transform by the kernels: after a few calls and a comparison, and with equal results."""
 
 from __future__ import annotations
 

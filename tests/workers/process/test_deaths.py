@@ -1,4 +1,4 @@
-"""Workers that die: the stream does not change, or the error says what killed them."""
+"""Workers that die: the stream does not change, or the error names the cause of death."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def numbers(pool: ProcessPool, count: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("act", "kind"),
-    # How a worker was forked tells how it ends only where its parent waits for it: by a signal, or with a status.
+    # The way a worker was forked matters only where its parent waits for it: after a signal, or a status.
     [
         *((act, "snapshot") for act in (kill_self, complain_and_exit, segfault, leave, interrupt)),
         *((kill_self, "zygote"), (leave, "zygote")),
@@ -220,7 +220,7 @@ def test_a_partition_that_kills(open_pool: OpenPool) -> None:
 
 
 def test_bad_luck_is_not_held_against_a_request(open_pool: OpenPool, tmp_path: Path) -> None:
-    """Killed from outside twice while it was worked on, a request is built all the same."""
+    """A request whose workers are killed twice from outside is built nevertheless."""
     pool = open_pool(squares({0: Once(tmp_path, kill_self, "a"), 1: Once(tmp_path, kill_self, "b")}, action="skip"), 1)
     built = pool.submit(request(0)).result()
     assert squares_of(built.batch) == [0, 1, 2, 3]
@@ -413,7 +413,7 @@ ERRORS: list[Callable[[], BaseException]] = [
 
 @pytest.mark.parametrize("kind", ["snapshot", "zygote"])
 def test_exceptions_keep_type_and_arguments(open_pool: OpenPool, kind: str) -> None:
-    """Those of every second batch, one after the other through the same workers."""
+    """The errors of every second batch, one after the other, from the same workers."""
     acts = {8 * number + 5: Call(fail, make) for number, make in enumerate(ERRORS)}
     pool = open_pool(BatchBuilder(Acting(acts)), kind=kind)
     futures = [pool.submit(request(number)) for number in range(2 * len(ERRORS) + 1)]
@@ -476,7 +476,7 @@ def test_a_batch_that_cannot_be_received(open_pool: OpenPool) -> None:
 
 
 class Rows:
-    """Samples that are too large for a message: batches of them lie in slots."""
+    """Samples that are too large for a message, so that batches of them are in slots."""
 
     def __len__(self) -> int:
         return 1000
@@ -490,7 +490,7 @@ class Rows:
 def test_an_answer_that_is_heard_of_together_with_the_death_of_its_worker(
     open_pool: OpenPool, kind: str, wanted: bool
 ) -> None:
-    """It lies in a slot that came with an earlier one."""
+    """The batch is in a slot that was sent with an earlier one."""
     pool = open_pool(BatchBuilder(Rows()), workers=1, kind=kind)
     for number in range(2):
         assert pool.submit(request(number)).result().batch[0, 0] == number * BATCH_SIZE

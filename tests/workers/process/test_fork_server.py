@@ -1,4 +1,4 @@
-"""The fork server and its zygotes: what they inherit, what they do not, and how they end."""
+"""The fork server and its zygotes: inheritance and end."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def answer(pool: ProcessPool) -> Any:
 
 
 def test_there_is_one_and_it_is_single_threaded(open_pool: OpenPool) -> None:
-    fork_server.stop()  # after the death of a branch, which other tests cause, the next pool does without one
+    fork_server.stop()  # after the death of a branch in another test, the next pool has none
     first, second = open_pool(squares()), open_pool(squares())
     for pool in (first, second):
         assert squares_of(pool.submit(request(0)).result().batch)[0] == 0
@@ -105,7 +105,7 @@ def test_modules_are_imported_once_for_all_loaders(open_pool: OpenPool, modules:
 
 
 def test_edited_code_runs_once_it_is_reloaded(open_pool: OpenPool, modules: Modules) -> None:
-    """As in the training process, where the old code runs until then."""
+    """As in the training process, where the old code runs until the reload."""
     module = importlib.import_module(modules.slow)
     file = modules.file
 
@@ -209,7 +209,7 @@ def test_workers_may_start_processes(open_pool: OpenPool) -> None:
 
 
 def test_a_grandchild_that_keeps_everything_open(open_pool: OpenPool, tmp_path: Path) -> None:
-    """The death of its parent is seen all the same."""
+    """The death of its parent is noticed nevertheless."""
     pid_file = tmp_path / "pid"
     pool = open_pool(squares({2: Call(_leave_a_child_behind, str(pid_file))}, action="skip"))
     built = pool.submit(request(0)).result()

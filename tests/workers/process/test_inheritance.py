@@ -1,4 +1,4 @@
-"""What a script has set, opened, registered or shared reaches its workers as it reaches torch's."""
+"""Everything that a script has set, opened, registered or shared reaches its workers, as it reaches torch's."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def load(request: Any) -> Callable[..., list[Any]]:
 
 @pytest.fixture(params=["torch", "feedline"])
 def fork_load(request: Any) -> Callable[..., list[Any]]:
-    """The same by fork only, for what can only be inherited."""
+    """The same by fork only, for things that can only be inherited."""
     loader_class: Any = TorchDataLoader if request.param == "torch" else fl.DataLoader
 
     def run(dataset: Any, **arguments: Any) -> list[Any]:
@@ -119,7 +119,7 @@ def test_settings_of_libraries(load: Callable[..., list[Any]], monkeypatch: Any)
 
 
 def test_unchanged_settings_import_nothing() -> None:
-    """torch imports its compiler for `use_deterministic_algorithms`: every clean worker would wait for that."""
+    """torch imports its compiler for `use_deterministic_algorithms`, and every clean worker would wait for it."""
     script = (
         "import sys; from feedline.workers.process import zygote_main, zygote; "
         "captured = zygote.LibrarySettings.capture(); before = set(sys.modules); captured.apply(); "

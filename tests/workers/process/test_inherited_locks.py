@@ -99,7 +99,7 @@ def test_what_can_only_be_inherited_is_an_error_that_names_the_threads(open_pool
         numbers(pool)
 
 
-def test_an_import_that_another_thread_had_begun(open_pool: OpenPool, tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_unfinished_import_of_another_thread(open_pool: OpenPool, tmp_path: Path, monkeypatch: Any) -> None:
     gate = Gate(tmp_path)
     (tmp_path / "slow_module.py").write_text(
         f"from pathlib import Path\nPath({str(gate.reached)!r}).write_text('1')\nPath({str(gate.opened)!r}).read_text()"

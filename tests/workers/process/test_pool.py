@@ -1,4 +1,4 @@
-"""What every process pool does, however its workers are started."""
+"""Behavior of every process pool, for all ways to start workers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OpenPool = Callable[..., ProcessPool]
 
 @pytest.fixture
 def helpers() -> None:
-    """The fork server, and the like of multiprocessing, live as long as this process: they are no debris."""
+    """The fork server, and multiprocessing's helpers, live as long as this process: they are no debris."""
     fork_server.start()
     resource_tracker.ensure_running()
     forkserver.ensure_running()
@@ -57,12 +57,12 @@ def helpers() -> None:
 
 @pytest.fixture
 def open_pool(helpers: None, no_debris: Any) -> Iterator[OpenPool]:
-    """Pools over zygotes, closed at the end; whatever the test does, nothing may be left."""
+    """Pools over zygotes, closed at the end; no test may leave anything."""
     yield from pools()
 
 
 def typed(pool: ProcessPool) -> WorkerPool:
-    """For the type checker: a pool is what the engine wants."""
+    """For the type checker: a pool has the type that the loop requires."""
     return pool
 
 
@@ -76,7 +76,7 @@ def test_batches_are_what_they_are_inline(open_pool: OpenPool, kind: str) -> Non
         assert torch.equal(future.result().batch, inline.batch)
 
 
-def test_every_batch_tells_its_stages_and_worker(open_pool: OpenPool) -> None:
+def test_every_batch_reports_its_stages_and_worker(open_pool: OpenPool) -> None:
     spans = [Span(*span) for span in open_pool(squares(), 1).submit(request(0)).result().spans if is_wall(span[0])]
     assert [span.stage for span in spans] == ["fetch", "collate", "serialize", "receive"]
     assert [span.worker for span in spans] == [0, 0, 0, -1]
@@ -210,7 +210,7 @@ def test_statistics(open_pool: OpenPool) -> None:
 
 
 def test_figures_and_pids_do_not_wait_for_a_batch(open_pool: OpenPool, tmp_path: Path) -> None:
-    """Another thread waits for a batch all the while."""
+    """Another thread waits for a batch at the same time."""
     gate = Gate(tmp_path)
     pool = open_pool(squares({0: gate}), 2)
     future = pool.submit(request(0))
@@ -226,7 +226,7 @@ def test_figures_and_pids_do_not_wait_for_a_batch(open_pool: OpenPool, tmp_path:
 
 @pytest.mark.parametrize("kind", ["snapshot", "zygote", "spawn", "forkserver"])
 def test_workers_are_what_torchs_are(open_pool: OpenPool, kind: str) -> None:
-    """Seeded alike, one thread, daemons; Ctrl-C is not for them."""
+    """Equal seeding, one thread, daemons that ignore Ctrl-C."""
     (torchs,) = torch.utils.data.DataLoader(Facts(), batch_size=None, sampler=[0], num_workers=1)
     pool = open_pool(BatchBuilder(Facts(), list), 1, kind=kind, base_seed=torchs["seed"])
     fact = pool.submit(request(0, 1)).result().batch[0]
@@ -299,7 +299,7 @@ def test_leaving_with_requests_in_flight(open_pool: OpenPool, tmp_path: Path, mo
     worker_set = pool._dispatch.worker_set
     shut_down = worker_set.close
 
-    def close(grace_s: float) -> None:  # nothing that was not taken can be taken any more
+    def close(grace_s: float) -> None:  # batches that were not taken can no longer be taken
         gate.open()
         shut_down(grace_s)
 

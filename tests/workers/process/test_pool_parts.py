@@ -1,4 +1,4 @@
-"""The parts of a process pool, one by one: messages, requests on their way, the table, words about deaths, poison."""
+"""The parts of a process pool, one by one: messages, requests in flight, the table, reports of deaths, poison."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_hanging_up_is_seen_although_a_copy_is_open(ends: tuple[Channel, Channel
 
 
 def take_all(queue: RequestQueue) -> list[QueuedRequest]:
-    """What a worker would be given, up to the end."""
+    """All messages that a worker would get, up to the end."""
     with RequestReader(os.dup(queue.fd)) as reader:
         queue.finish()
         return list(iter(reader.take, None))
@@ -347,7 +347,7 @@ def test_environments_come_as_they_are(tmp_path: Path, monkeypatch: Any) -> None
 
 
 def _in_another_process(taken: ProcessEnvironment) -> Any:
-    """What a process finds that adopts this environment."""
+    """The environment of a process that adopts this one."""
     source, sink = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""Workers that do not answer: what is said, and when."""
+"""Workers that do not answer: the reports, and their times."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from feedline.workers.process.watchdog import StallTimer
 OpenPool = Callable[..., ProcessPool]
 
 TIMEOUT_S = 0.1
-"""Short, so that the tests are. On a busy machine it also passes for workers that are well: the tests ask again."""
+"""Short, for short tests. On a busy machine it may also expire for healthy workers: the tests then wait again."""
 
 AT_LAST_S = 60.0
 """Seconds after which only a test that fails still waits."""
@@ -104,7 +104,7 @@ def test_a_stopped_worker(open_pool: OpenPool, monkeypatch: Any) -> None:
 
 
 def test_a_worker_that_holds_the_interpreter(open_pool: OpenPool, tmp_path: Path, monkeypatch: Any) -> None:
-    """Its stack comes all the same: the signal is answered without the interpreter."""
+    """Its stack is reported nevertheless: the signal is answered without the interpreter."""
     monkeypatch.setattr("feedline.workers.process.pool.GRACE_S", 0.1)
     gate = Gate(tmp_path)
     pool = open_pool(squares({0: Call(_hold, gate)}), 1, timeout_s=TIMEOUT_S)
@@ -116,7 +116,7 @@ def test_a_worker_that_holds_the_interpreter(open_pool: OpenPool, tmp_path: Path
 
 def _hold(gate: Gate) -> None:
     gate.reached.write_text(f"{os.getpid()}\n")
-    re.match(r"(a|aa)+$", "a" * 60 + "b")  # takes for ever, in one call of native code
+    re.match(r"(a|aa)+$", "a" * 60 + "b")  # never ends, in one call of native code
 
 
 def test_a_worker_that_has_not_started(open_pool: OpenPool, tmp_path: Path, monkeypatch: Any) -> None:
@@ -162,7 +162,7 @@ class _opening_once_logged(logging.Handler):
 
 
 def test_batches_that_come_restart_the_timeout(open_pool: OpenPool, tmp_path: Path, monkeypatch: Any) -> None:
-    """As torch has it: the clock runs from the last batch, whichever it was."""
+    """As in torch, the clock runs from the latest batch, whichever it was."""
     gate = Gate(tmp_path)
 
     class Opening(StallTimer):

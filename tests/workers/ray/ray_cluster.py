@@ -15,7 +15,7 @@ HEALTH = {
     "health_check_timeout_ms": 20_000,
     "health_check_failure_threshold": 4,
 }
-"""A killed raylet is found in seconds; one on a busy machine is not taken for dead."""
+"""A killed raylet is noticed in seconds, and a slow one on a busy machine does not count as dead."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Ray actors: the batches of every other pool, whatever becomes of actors and nodes."""
+"""Ray actors: the batches of every other pool, also after deaths of actors and nodes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def nodes() -> Iterator[Any]:
 
 @pytest.fixture
 def kinds() -> Iterator[None]:
-    """The table of pools, put back after the test."""
+    """The table of pools, restored after the test."""
     before = set(POOLS)
     yield
     for name in POOLS.keys() - before:
@@ -158,7 +158,7 @@ def test_a_stream_that_shards_itself(nodes: Any) -> None:
         assert_equal(list(loader), expected)
 
 
-def test_a_stream_with_steps_goes_on_within_its_buffers(nodes: Any) -> None:
+def test_a_stream_with_steps_continues_within_its_buffers(nodes: Any) -> None:
     def made(**more: Any) -> Any:
         parts = [fl.streams.from_items([range(k, k + 7), range(k + 10, k + 15)], iter, seed=k) for k in (0, 100)]
         mixed = fl.streams.mix([each.map(noisy).shuffle(4) for each in parts], [1, 2], stop="each_once")
@@ -176,7 +176,7 @@ def test_a_stream_with_steps_goes_on_within_its_buffers(nodes: Any) -> None:
     assert_equal(got + list(resumed), expected)
 
 
-def test_batches_lie_in_the_object_store_and_may_be_written_to(nodes: Any) -> None:
+def test_batches_are_in_the_object_store_and_may_be_written_to(nodes: Any) -> None:
     with fl.DataLoader(Large(), 4, seed=1) as inline:
         expected = [values.clone() for values, _ in inline]
     with fl.DataLoader(Large(), 4, seed=1, num_workers=1, worker_method="ray", persistent_workers=True) as loader:

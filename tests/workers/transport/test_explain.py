@@ -1,4 +1,4 @@
-"""The path of what cannot be pickled."""
+"""The path of a part that cannot be pickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large batches of the training process lie in memory that is used again, never while a view of it exists."""
+"""Large batches of the training process are in reused memory, but never while a view of it exists."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_loader_uses_its_memory_again_and_keeps_what_is_kept(workers: int) -> 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_keeps_the_batches_of_its_moment() -> None:
-    """Neither what the parent writes later nor what it makes in recycled memory reaches them."""
+    """Neither later writes of the parent nor its batches in recycled memory reach them."""
     pool = BufferPool()
     batch = pool(LARGE, torch.uint8).fill_(1)
     source, sink = os.pipe()

@@ -31,7 +31,7 @@ def round_trip(obj: Any) -> Any:
         return load_builder(dumped.fds, dumped.skeleton)
 
 
-def test_large_arrays_lie_in_one_sealed_file() -> None:
+def test_large_arrays_are_in_one_sealed_file() -> None:
     dataset = Dataset(x=np.arange(100_000), y=torch.randn(50, 1000), labels=["a", "b"], small=np.arange(10))
     with dump_builder(dataset) as dumped:
         assert len(dumped.skeleton) < 2000
@@ -128,7 +128,7 @@ def test_mapped_files_are_mapped_again(file: np.memmap[Any, Any], view: Any) -> 
 
 
 @pytest.mark.parametrize("mode", ["r", "c"])
-def test_a_mapped_file_that_is_gone_is_copied(file: np.memmap[Any, Any], mode: str) -> None:
+def test_a_mapped_file_that_was_deleted_is_copied(file: np.memmap[Any, Any], mode: str) -> None:
     mapped = np.memmap(file.filename, np.float32, mode, offset=5000, shape=(200, 300))
     Path(file.filename).unlink()
     arrived = round_trip([mapped, mapped[:0]])

@@ -243,4 +243,4 @@ def test_loaders_read_and_write_the_one_memory(how: dict[str, Any], make: Any) -
             batches = list(loader)
         assert np.array_equal(np.concatenate([np.asarray(batch) for batch in batches]), rows + epoch)
         assert dataset.reads.tolist() == [epoch + 1] * 60
-        dataset.rows += 1  # the next workers see it, be they old or new ones
+        dataset.rows += 1  # the next workers see it, old and new ones

@@ -1,4 +1,4 @@
-"""Slots: who may use which memory, and when."""
+"""Slots: owners of memory over time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_what_lies_in_a_slot_is_not_copied(line: Line) -> None:
+def test_arrays_in_a_slot_are_not_copied(line: Line) -> None:
     x = filled(line.arena, 3)
     whole, part, columns = line.carry((x, x[7:300], x[:, ::2]))
     assert line.arena.statistics().copied_nbytes == 0

@@ -1,4 +1,4 @@
-"""What arrives equals what was sent, whatever it is made of."""
+"""Received values equal the sent ones, for all types."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_gradients(line: Line) -> None:
 
 def special_tensors() -> dict[str, torch.Tensor]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nested tensors are announced as a prototype, quantized ones as outdated
+        warnings.simplefilter("ignore")  # torch warns that nested tensors are a prototype, and quantized ones outdated
         labeled = torch.ones(6000)
         labeled.source = "a.png"
         return {
@@ -171,7 +171,7 @@ def special_tensors() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", special_tensors())
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch announces sparse rows as beta and quantization as outdated
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns of sparse rows (beta) and quantization (outdated)
 def test_special_tensors_travel_as_torch_pickles_them(line: Line, name: str) -> None:
     sent = special_tensors()[name]
     arrived, expected = line.carry(sent), pickle.loads(pickle.dumps(sent))
@@ -269,7 +269,7 @@ def test_containers(line: Line) -> None:
     assert arrived[7] == sent[7]
 
 
-def test_foreign_buffers_lie_next_to_the_stream(line: Line) -> None:
+def test_foreign_buffers_are_next_to_the_stream(line: Line) -> None:
     sent = pickle.PickleBuffer(bytearray(b"x" * 100_000))
     assert bytes(line.carry(sent)) == b"x" * 100_000
     assert line.arena.statistics().copied_nbytes == 100_000
@@ -338,7 +338,7 @@ def _fail() -> None:
 
 def test_quantized_tensors_arrive_without_a_warning() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch announces their end
+        warnings.simplefilter("ignore")  # torch warns of their removal
         whole = torch.quantize_per_tensor(torch.randn(6, 6), 0.1, 3, torch.qint8)
         channels = torch.quantize_per_channel(torch.randn(4, 5), torch.ones(5), torch.zeros(5).long(), 1, torch.quint8)
     arena, inbox = Arena(), Inbox()

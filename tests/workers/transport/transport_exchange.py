@@ -1,4 +1,4 @@
-"""Both sides of the transport in one process: what is sent over it arrives as from a worker."""
+"""Both sides of the transport in one process: messages arrive as from a worker."""
 
 from __future__ import annotations
 

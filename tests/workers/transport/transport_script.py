@@ -1,4 +1,4 @@
-"""A user's script: what it defines must be known to a worker that never ran it, and come back as its own."""
+"""A user's script, whose definitions must reach a worker that never ran it, and return as the script's own."""
 
 from __future__ import annotations
 

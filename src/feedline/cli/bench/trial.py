@@ -56,7 +56,7 @@ class Setting(NamedTuple):
 
 
 class Round(NamedTuple):
-    """Measurement of one stretch of an epoch."""
+    """Measurement of one part of an epoch."""
 
     samples: int
     """Samples received after the warm-up."""

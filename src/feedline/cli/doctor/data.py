@@ -139,7 +139,7 @@ def threads(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
         try:
             with ThreadPoolExecutor(THREADS) as pool:
                 together = list(pool.map(dataset.__getitem__, indices * THREADS))
-        except Exception as error:  # noqa: BLE001 - whatever a dataset raises that is not made for threads
+        except Exception as error:  # noqa: BLE001 - a dataset that is not thread-safe may raise anything
             evidence = f"reading by {THREADS} threads raised {type(error).__name__}: {error}"
             yield Finding("threads", evidence, Severity.NOTE, "keep worker_method='process' for it")
             return
@@ -164,7 +164,7 @@ class _Same(Dataset[Any]):
 
 
 def random_numbers(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
-    """Random samples that two workers draw alike."""
+    """Random samples that are equal in two workers."""
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset) or not len(dataset):
         return

@@ -30,7 +30,7 @@ class Severity(enum.Enum):
 class Finding:
     """Result of one check.
 
-    `evidence` says what was measured, `remedy` what to do. The remedy is empty if nothing needs to change.
+    `evidence` is the measurement, `remedy` the advice. The remedy is empty if nothing needs to change.
     """
 
     name: str
@@ -103,7 +103,7 @@ def render(findings: Sequence[Finding], width: int, marks: Marks = Marks.UNICODE
 
 
 def closing_line(findings: Iterable[Finding]) -> str:
-    """Sentence that counts what was found."""
+    """Sentence with the number of findings."""
     severities = [finding.severity for finding in findings]
     bad, notes = severities.count(Severity.BAD), severities.count(Severity.NOTE)
     if not bad and not notes:

@@ -205,7 +205,7 @@ def pickling(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
     for name, value in (("dataset", loader.dataset), ("collate_fn", loader.collate_fn)):
         try:
             cloudpickle.dumps(value)
-        except Exception:  # noqa: BLE001 - whatever a user's __reduce__ raises
+        except Exception:  # noqa: BLE001 - a user's __reduce__ may raise anything
             evidence = f"{explain_unpicklable(value, name, cloudpickle.dumps)} cannot be sent to workers"
             yield Finding(
                 "pickling", evidence, Severity.BAD, "create it in the workers, or multiprocessing_context='fork'"

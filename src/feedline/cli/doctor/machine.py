@@ -153,7 +153,7 @@ class Memory(NamedTuple):
 
     @classmethod
     def read(cls, cgroup: Cgroup) -> Memory:
-        """Read what is there now."""
+        """Read the current counters."""
         machine = meminfo()
         total, free = machine["MemTotal"], machine["MemAvailable"]
         swap = machine.get("SwapTotal", 0) - machine.get("SwapFree", 0)
@@ -164,7 +164,7 @@ class Memory(NamedTuple):
 
 
 def memory(state: Memory) -> Finding:
-    """Memory that a run may use, and what is left of it."""
+    """Memory that a run may use, and the free part of it."""
     origin = " of the cgroup" if state.limit_is_cgroup else ""
     evidence = f"{size(state.total)}{origin}, {size(state.available)} free"
     if state.available < SCARCE_MEMORY * state.total:

@@ -90,7 +90,7 @@ def _found_markers(store: Store) -> list[str]:
     for marker in _markers():
         try:
             store.info(marker)
-        except (ObjectNotFoundError, AccessDeniedError) as error:  # some servers deny access to what is missing
+        except (ObjectNotFoundError, AccessDeniedError) as error:  # some servers deny access to missing objects
             failures.append(error)
         else:
             found.append(marker)

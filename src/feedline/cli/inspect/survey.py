@@ -1,6 +1,6 @@
 """Survey of formats whose samples are listed one by one.
 
-All samples are counted; image headers and classes are read from some of them. Those of objects are fetched in groups.
+All samples are counted; image headers and classes are read from some of them. Headers of objects are fetched in groups.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""`feedline lint`: mistakes in loading code, and what feedline would simplify."""
+"""`feedline lint`: mistakes in loading code, and code that feedline would simplify."""

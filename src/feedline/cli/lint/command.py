@@ -40,7 +40,7 @@ class Hit(NamedTuple):
 
 
 class LintSurvey(NamedTuple):
-    """All that was found in the files read."""
+    """All findings in the files read."""
 
     files: int
     hits: list[Hit]
@@ -81,7 +81,7 @@ def run(paths: Iterable[str]) -> LintSurvey:
 
 
 ELSEWHERE = {"missing-set-epoch": ".set_epoch(", "duplicate-stream": "get_worker_info"}
-"""Calls that may stand in another file of the same package, by the rule that misses them."""
+"""Calls that may be in another file of the same package, by the rule that misses them."""
 
 
 def _weigh(hit: Hit, found: Container[tuple[Path, str]]) -> Iterator[Hit]:
@@ -89,8 +89,8 @@ def _weigh(hit: Hit, found: Container[tuple[Path, str]]) -> Iterator[Hit]:
     word = ELSEWHERE.get(hit.code)
     if word is None or (package_of(Path(hit.place.path)), word) not in found:
         yield hit
-    elif hit.code == "duplicate-stream":  # one class that shares itself out says nothing about another one
-        yield hit._replace(severity=Severity.NOTE, text=f"{hit.text}, unless what it reads shares itself out")
+    elif hit.code == "duplicate-stream":  # one class that divides itself says nothing about another one
+        yield hit._replace(severity=Severity.NOTE, text=f"{hit.text}, unless its source divides itself among workers")
 
 
 def examine(source: SourceFile) -> list[Hit]:
@@ -105,7 +105,7 @@ def examine(source: SourceFile) -> list[Hit]:
 
 
 def show(survey: LintSurvey, console: Console) -> None:
-    """Print mistakes by file and line, then what feedline would simplify."""
+    """Print mistakes by file and line, then code that feedline would simplify."""
     marks = Marks.of(console.encoding)
     mistakes = [hit for hit in survey.hits if hit.severity is not Severity.GOOD]
     for title, hits in (("", mistakes), ("With feedline", [hit for hit in survey.hits if hit not in mistakes])):

@@ -191,7 +191,7 @@ def duplicate_stream(source: SourceFile) -> Iterator[Violation]:
         method = method_of(definition, "__iter__") if source.inherits(definition, *STREAMS) else None
         if method is None or "get_worker_info" in source.text or method_of(definition, "partition"):
             continue
-        if _WRAPS.search(ast.unparse(method)):  # what it iterates over decides
+        if _WRAPS.search(ast.unparse(method)):  # its iterable decides
             continue
         text = f"each worker would read all of {definition.name}: every sample would be delivered num_workers times"
         remedy = "derive from feedline.PartitionedDataset, or use get_worker_info() in __iter__"

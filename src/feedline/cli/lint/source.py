@@ -73,7 +73,7 @@ class SourceFile:
         return SourcePlace(self.path, getattr(node, "lineno", 1), self.cell)
 
     def qualified_name(self, node: ast.AST | None) -> str:
-        """Dotted name with imports resolved; empty for anything but names and attributes."""
+        """Dotted name with imports resolved; empty except for names and attributes."""
         if isinstance(node, ast.Name):
             return self.names.get(node.id, node.id)
         if isinstance(node, ast.Attribute) and (base := self.qualified_name(node.value)):

@@ -65,7 +65,7 @@ _OBJECT_SOURCES = ("json.load", "json.loads", "pickle.load", "sorted", "list", "
 def makes_objects(source: SourceFile, value: ast.AST | None) -> bool:
     """True for expressions that give long lists or dicts.
 
-    Maps of maps, and lists of distinct values, are mostly of classes and thus short.
+    Maps of maps, and lists of distinct values, are mostly of classes and therefore short.
     """
     if isinstance(value, ast.DictComp) and ast.unparse(value.generators[0].iter).endswith((".items()", "_keys")):
         return False

@@ -82,7 +82,7 @@ class EncodedImage(NamedTuple):
 def encode_image(data: bytes, field: str, options: PackOptions) -> EncodedImage:
     """Encode an image as the options say.
 
-    Of an unchanged image only the header is checked. A resized JPEG (quality 90, unless the options name one) or PNG
+    For an unchanged image, only the header is checked. A resized JPEG (quality 90, unless the options name one) or PNG
     keeps its format; other formats become PNG. Orientation and color profile are kept. ImageError or OSError if it
     cannot be read.
     """

@@ -42,7 +42,7 @@ def tar_blocks(sample: EncodedSample) -> list[bytes]:
 
 
 def _header(name: str, nbytes: int) -> bytes:
-    # The defaults of TarInfo have no owner and no group; the bytes must not depend on who packs, or when.
+    # The defaults of TarInfo have no owner and no group; the bytes must not depend on the user and the time.
     info = tarfile.TarInfo(name)
     info.size, info.mtime, info.mode = nbytes, _MODIFIED_S, 0o644
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")

@@ -25,7 +25,7 @@ class ScreenState:
 
     is_paused: bool = False
     order: Order = "number"
-    """Order of the workers; all but the number come largest first."""
+    """Order of the workers: by number, or largest first."""
     has_all_advice: bool = False
     has_keys: bool = False
     """True if there is a keyboard: the last line names the keys."""
@@ -68,7 +68,7 @@ class Keyboard:
         if not select.select([self._descriptor], [], [], seconds)[0]:
             return ""
         pressed = os.read(self._descriptor, 16).decode(errors="ignore")[:1]
-        if not pressed:  # the terminal has gone
+        if not pressed:  # the terminal is closed
             self._descriptor = None
         return pressed
 
@@ -77,7 +77,7 @@ class Keyboard:
 def keyboard(descriptor: int | None = None) -> Iterator[Keyboard]:
     """The keyboard of standard input, read key by key.
 
-    Ctrl-C works as ever.
+    Ctrl-C works as usual.
 
     Where it is no terminal, or this process is in its background, there are no keys.
     """

@@ -81,8 +81,8 @@ def check_aligned(lengths: Sequence[int], labels: Sequence[str], remedy: str = "
 class AlignedArrays(torch.utils.data.Dataset[Any]):
     """Dataset of aligned arrays; samples have the structure of the sources.
 
-    Each sample is in its own memory. `dtypes` are those in which the rows of each array are delivered, None for rows
-    that are not numbers. A subclass reads the rows.
+    Each sample is in its own memory. `dtypes` are the dtypes of the delivered rows of each array, None for rows that
+    are not numbers. A subclass reads the rows.
     """
 
     def __init__(

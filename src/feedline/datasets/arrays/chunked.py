@@ -1,6 +1,6 @@
 """Rows of arrays that a library stores in chunks.
 
-Rows are read chunk by chunk; each process keeps the chunks it used last, decoded.
+Rows are read chunk by chunk; each process caches the decoded chunks that it used last.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ArrayRows(Protocol):
 
 
 class WholeRows:
-    """Rows that lie one after another, in the order of an array."""
+    """Consecutive rows, in the order of an array."""
 
     def __init__(self, source: RowSource) -> None:
         self._source = source

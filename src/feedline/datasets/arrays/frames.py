@@ -1,8 +1,8 @@
 """Checks of compressed chunks before libraries in C read them.
 
-numcodecs and the plugins of HDF5 do not tell c-blosc and bitshuffle how long a chunk is. These believe the chunk, and
-read beyond the end of a truncated one, which can end the process. README_HEADER.rst of c-blosc 1 describes the header
-of Blosc, the README of bitshuffle its chunks in HDF5.
+numcodecs and the plugins of HDF5 do not pass the length of a chunk to c-blosc and bitshuffle. These trust the chunk,
+and read beyond the end of a truncated one, which can crash the process. README_HEADER.rst of c-blosc 1 describes the
+header of Blosc, the README of bitshuffle its chunks in HDF5.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_blosc(data: Any, expected_nbytes: int | None = None) -> None:
 
 
 def _check_offsets(frame: memoryview, num_blocks: int) -> None:
-    """Raise ValueError unless each block begins behind the table of offsets."""
+    """Raise ValueError unless each block begins after the table of offsets."""
     start = _HEADER.size + 4 * num_blocks
     if start > frame.nbytes:
         raise ValueError(f"its Blosc frame claims {num_blocks} blocks")

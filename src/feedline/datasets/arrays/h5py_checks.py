@@ -1,8 +1,8 @@
 """Checks of HDF5 files before HDF5 or a plugin reads them.
 
-HDF5 keeps strings and rows of variable length in global heaps: pages of objects that follow each other. It reads a
-damaged page for ever if an object without a number has the size 0, as in a page of zeros. Plugins that decompress
-chunks trust the lengths in a chunk.
+HDF5 keeps strings and rows of variable length in global heaps: pages of objects that follow each other. It never
+finishes a damaged page in which an object without a number has the size 0, such as a page of zeros. Plugins that
+decompress chunks trust the lengths in a chunk.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _StoredChunks:
 
     `left_out` is the mask of a chunk without the last filter.
 
-    What h5py tells of a dataset is asked for once: each question takes as long as the check of a small chunk.
+    The properties of a dataset are read from h5py once: each read takes as long as the check of a small chunk.
     """
 
     def __init__(self, dataset: Any, nbytes: int, left_out: int, check: Callable[[bytes], None]) -> None:

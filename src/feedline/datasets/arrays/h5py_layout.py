@@ -72,7 +72,7 @@ def _begin(file: Any) -> bytes:
 
 @contextmanager
 def naming_damage(path: str) -> Iterator[None]:
-    """Turn what h5py raises for damaged metadata into a SampleError."""
+    """Turn h5py's exceptions for damaged metadata into a SampleError."""
     try:
         yield
     except FeedlineError:
@@ -117,7 +117,7 @@ def _shown(name: str | bytes) -> str:
 
 
 def _external_link(file: Any, name: str | bytes) -> Any:
-    """The external link behind a name, or None."""
+    """The external link of a name, or None."""
     try:
         link = file.get(name, getlink=True)
     except UnicodeDecodeError:  # h5py reads links only of names that are UTF-8
@@ -214,7 +214,7 @@ def check_filters(dataset: Any, path: str) -> None:
     """MissingExtraError if stored chunks need a filter that HDF5 lacks.
 
     The filters of hdf5plugin are registered by its import, which happens here if they are needed: a worker that is not
-    forked from the training process has not imported what the script has.
+    forked from the training process lacks the imports of the script.
     """
     lacked = _lacked_filters(dataset)
     if lacked and find_spec("hdf5plugin") is not None:

@@ -72,8 +72,8 @@ class ArrayFile(_RowArrays):
     constructor raises for damaged files and unequal lengths.
 
     A `.npz` archive is given alone. `columns` is one name, a sequence, or names by key of its arrays; None takes all,
-    as a dict. Members that are stored are mapped. Compressed ones are decompressed by the constructor, into as much
-    memory as the arrays have, which forked workers share.
+    as a dict. Uncompressed members are mapped. The constructor decompresses all others into memory that forked workers
+    share.
 
     `transform(sample)` or `transform(sample, rng)` is applied to each sample. From files in a store, rows are read in
     ranges and kept in the folder `cache` if one is given; `options` are those of `open_store`.

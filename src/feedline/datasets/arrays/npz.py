@@ -99,7 +99,7 @@ class NpzArchive:
         entry = self._entries[name]
         with archive.open(entry) as file:
             head = BytesIO(file.read(_HEAD_NBYTES))
-            # The header is checked before memory is allocated for what it claims.
+            # The header is checked before memory of its size is allocated.
             layout_of(self.path, f"{name!r} in {self.path}", head, entry.file_size)
         with archive.open(entry) as file:
             array: NDArray[Any] = npy.read_array(cast("Any", file), allow_pickle=False)

@@ -1,6 +1,6 @@
 """Rows of arrays of records, times and texts.
 
-A record (structured dtype) becomes a dict with an entry for each field.
+A record (structured dtype) becomes a dict with an entry per field.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def samples_of(part: BatchedRows) -> Any:
 class ArrayColumn(NamedTuple):
     """Form of the rows of an array, as stored and as delivered.
 
-    They are numbers or records; `dtype` is None for records. Numbers in the other byte order are swapped after they
-    were copied.
+    They are numbers or records; `dtype` is None for records. Numbers in the other byte order are swapped after they are
+    copied.
     """
 
     row_shape: tuple[int, ...]
@@ -120,7 +120,7 @@ class ArrayColumn(NamedTuple):
     def of(cls, stored: np.dtype[Any], row_shape: tuple[int, ...]) -> ArrayColumn:
         """The column of an array in either byte order.
 
-        TypeError names what no sample can hold.
+        TypeError names the part that no sample can hold.
         """
         native = delivered_dtype(stored)
         dtype = torch_dtype(native)

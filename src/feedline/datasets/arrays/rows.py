@@ -117,7 +117,7 @@ class FileArrays:
         if mapped is None:  # no lock: two threads may both map the files; either result is valid
             mapped = self._mapped = self._map()
         if self._recheck.due():
-            # Not by way of the file set, whose files a fork opens again: a removed file stays mapped in its children.
+            # Without the file set, whose files a fork opens again: a removed file stays mapped in its children.
             for file in mapped.files:
                 file.check_unchanged(at_once=True)
             self._recheck.done()

@@ -1,6 +1,6 @@
 """Arrays of zarr whose chunks are checked before they are decoded.
 
-The checked codecs believe what a chunk claims. Codecs behind those, also within shards, see a chunk first.
+The checked codecs trust the sizes that a chunk claims. Later codecs, also within shards, see a chunk first.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _checked_shard(codec: Any) -> Any:
 
 
 def _followed(codecs: tuple[C, ...], follow: Callable[[Check], Any]) -> tuple[C, ...]:
-    """Codecs, with their checks behind them.
+    """Codecs, each followed by its check.
 
     Decoding goes from the last to the first.
     """

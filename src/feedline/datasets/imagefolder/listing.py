@@ -61,7 +61,7 @@ def _class_names(folder: str | Path) -> list[str]:
 
 
 class _Lister:
-    """Lists samples; files that belong to none are counted in `ignored`.
+    """Lists samples; files that belong to no sample are counted in `ignored`.
 
     Without `media`, text and other files are samples.
     """

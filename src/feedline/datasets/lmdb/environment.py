@@ -274,7 +274,7 @@ class _OpenEnvironment:
                 raise error
 
     def _remap(self, error: Exception) -> None:
-        """Map what another process has added, once all transactions have ended.
+        """Map the additions of another process, once all transactions have ended.
 
         No transaction begins meanwhile: the lock is held except while waiting, and a new transaction finds the map too
         small and waits here as well.

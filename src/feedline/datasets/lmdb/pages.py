@@ -1,14 +1,14 @@
 """A check of the pages of an LMDB file.
 
-LMDB trusts its pages: a damaged one may lead it out of the memory map, which ends the process. So they are checked
+LMDB trusts its pages: a damaged one may lead it out of the memory map, which crashes the process. So they are checked
 before the library reads them. The check follows the tree of a database from its root, level by level, and compares
 every header, node and reference with its bounds. It reads branch and leaf pages, but no values: a read of each large
 value's first page would take minutes for a million images on a cold disk.
 
 Numbers are little endian. A page begins with its number (8 bytes), 2 unused bytes, its type (2), and the ends of its
-array of node offsets and of its free space (2 each). The first two pages are meta pages: behind their header are a
-magic number and version (4 each), address and size of the map (8 each), the records of the free list and of the main
-database (48 each), the last page and the transaction (8 each).
+array of node offsets and of its free space (2 each). The first two pages are meta pages: after their header are a magic
+number and version (4 each), address and size of the map (8 each), the records of the free list and of the main database
+(48 each), the last page and the transaction (8 each).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Tree(NamedTuple):
 
     root: int
     has_several: bool
-    """Tell whether keys may have several values."""
+    """True if keys may have several values."""
     fixed_nbytes: int
     """The size of the values of pages without nodes."""
 
@@ -161,7 +161,7 @@ class Pages:
     def _check_large(self, pages: Int64s, nbytes: Int64s) -> None:
         """Check the bounds of large values.
 
-        They begin behind the header of a page.
+        They begin after the header of a page.
         """
         count = -(-(_HEADER + nbytes) // self._page_nbytes)
         self._need((pages > 1) & (pages + count - 1 <= self._last), "refers to a large value out of bounds")

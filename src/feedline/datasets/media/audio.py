@@ -47,7 +47,7 @@ def soundfile() -> Any:
 class _QuietFile:
     """A file object for libsndfile, whose callbacks cannot raise.
 
-    It keeps an error, and seems to end there.
+    It stores an error, and appears to end at this point.
     """
 
     def __init__(self, file: Any) -> None:
@@ -123,7 +123,7 @@ class AudioReader:
         return samples
 
     def _go_to(self, start: int) -> int:
-        """Go to a sample, or so many before it as are returned."""
+        """Go to a sample, or before it by the returned number."""
         if self._is_mpeg:
             return self._reopen_before(start)
         at = self._file.tell()
@@ -159,7 +159,7 @@ _PASSED_AT_ONCE = 1 << 18
 
 
 _MPEG_PERIOD = 4608
-"""After so many samples, the filter bank of an MPEG decoder adds in the same order again."""
+"""After this number of samples, the filter bank of an MPEG decoder adds in the same order again."""
 
 
 _MPEG_LEAD = 3 * _MPEG_PERIOD

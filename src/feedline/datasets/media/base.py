@@ -123,7 +123,7 @@ class MediaClips(GroupedRecords, Generic[D]):
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of each small file.
 
-        It is fetched whole; what is read of others is not yet known.
+        It is fetched as a whole; the ranges of other files are not yet known.
         """
         if self._media.files.is_local:
             return []

@@ -49,7 +49,7 @@ class Clips(MediaClips[VideoReader]):
     `paths` is a folder, a path, an address, a pattern, or a list of these. The folders in a single folder are classes:
     labels are the indices of their sorted names, `classes`. With a `manifest`, an iterable of mappings such as a
     `CSV`, `paths` is the folder of its "path"s; "label" is an int, or a string that becomes an index of `classes`;
-    "start" and "stop" are seconds that limit the clips of a row. Of tar shards, the members that are videos are read;
+    "start" and "stop" are seconds that limit the clips of a row. In tar shards, the members that are videos are read;
     `classes` are those of the `classes.json` that `feedline pack` writes, or labels the numbers in the members "cls".
 
     A clip has `frames` frames: every `stride`-th of the video (by default each), or with `fps` those shown `1 / fps`
@@ -58,21 +58,20 @@ class Clips(MediaClips[VideoReader]):
 
     - "random": anywhere, `clips_per_file` clips, drawn again in each epoch;
     - "regular": in the middle, or `clips_per_file` clips from the beginning to the end at equal distances;
-    - "sliding": at the beginning and every `step` frames after it (seconds with `fps`), by default one behind
-      the other;
+    - "sliding": at the beginning and every `step` frames after it (seconds with `fps`), by default one after the other;
     - "uniform": one frame from the middle of each of `frames` equal parts of the video;
     - "segments": a random frame from each of these parts;
     - "whole": all frames at that stride or rate, with `frames=None`; `fl.collate.pad` makes batches of them.
 
-    `short` says what a video shorter than a clip gives: an "error", or frames that are filled up by "repeat_last" or
+    `short` is the rule for a video shorter than a clip: an "error", or frames that are completed by "repeat_last" or
     "wrap". A transform of `fl.transforms` is applied to each frame, with the same random numbers for all frames of a
     clip; another one gets the clip, `transform(frames)` or `transform(frames, rng)`.
 
     Each video is scanned once for the times of its frames and keyframes, which are kept in one file in `index_dir`, or
     in the user's cache folder. A process keeps at most `open_files` decoders, of one thread each. Objects are read by
     ranges, and kept in the folder `cache`, if one is given; `options` are those of `open_store`. SampleError names
-    file, frame and time of what cannot be decoded, also of frames that need a damaged one, and of truncated files.
-    Decoding is FFmpeg's, by PyAV.
+    file, frame and time if a frame cannot be decoded, needs a damaged one, or is cut off in a truncated file. Decoding
+    is FFmpeg's, by PyAV.
     """
 
     def __init__(
@@ -204,7 +203,7 @@ class Clips(MediaClips[VideoReader]):
     ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Number and pixels of the distinct frames.
 
-        Those in `kept` are not decoded again.
+        Frames in `kept` are not decoded again.
         """
         numbers = np.unique(chosen.frames)
         missing = numbers[~np.isin(numbers, list(kept))] if kept else numbers

@@ -1,4 +1,4 @@
-"""Media files, their labels, and what is known of each file."""
+"""Media files, their labels, and a description of each file."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class MediaFiles:
         names = [str(_cell(row, "path", number)) for number, row in enumerate(rows)]
         distinct = {name: number for number, name in enumerate(dict.fromkeys(names))}
         root = self.given[0].rstrip("/")
-        # A name is taken literally, whatever characters it has.
+        # A name is taken literally, with any characters.
         several = finding([_joined(root, name) for name in distinct], "*")
         self.pieces = self._pieces(rows, [distinct[name] for name in names])
         return [one for (one,) in several]

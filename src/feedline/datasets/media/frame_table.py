@@ -101,8 +101,8 @@ class FrameTable:
     def may_refer(self, number: int, pts: int) -> bool:
         """True if a frame may need that of time stamp `pts`.
 
-        Codecs forbid that frames behind a keyframe refer to those that are shown before it. After a seek to the
-        keyframe, these lack what they refer to, and the decoder's verdict on them means nothing.
+        Codecs forbid that frames after a keyframe refer to those that are shown before it. After a seek to the
+        keyframe, their reference frames are missing, and the decoder's verdict on them is meaningless.
         """
         order = self.order[number]
         at = int(np.searchsorted(self.pts, pts))
@@ -266,7 +266,7 @@ def _packets(video: OpenVideo) -> tuple[list[_Packet], bool]:
 
 
 def _ends_early(video: OpenVideo) -> bool:
-    """True if the index lists packets behind the end of the file."""
+    """True if the index lists packets after the end of the file."""
     nbytes = video.container.size
     return nbytes > 0 and any(entry.pos + entry.size > nbytes for entry in video.stream.index_entries)
 

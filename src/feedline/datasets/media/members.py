@@ -34,8 +34,8 @@ class _Member(NamedTuple):
 class TarMembers:
     """Members with media extensions, numbered as `FileSet` numbers files.
 
-    The names are those of the tars with those of the members behind them. `labels` are the numbers of the members'
-    classes, which `classes` names if a `classes.json` of `feedline pack` lies next to the tars; otherwise those in the
+    A name is that of the tar, followed by that of the member. `labels` are the numbers of the members'
+    classes, which `classes` names if a `classes.json` of `feedline pack` is next to the tars; otherwise those in the
     members "cls", or None.
     """
 
@@ -132,7 +132,7 @@ def _members(tars: FileSet, extensions: tuple[str, ...], index_dir: Pathlike | N
     They keep the order of tars and samples; those of one sample are sorted by name.
     """
     opened = Tars(tars, index_dir=index_dir)
-    opened.heads()  # builds what is missing, several at once
+    opened.heads()  # builds missing indexes, several at once
     members = []
     for tar in range(len(tars)):
         index = opened.index(tar)

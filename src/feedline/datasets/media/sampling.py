@@ -24,12 +24,12 @@ _SAME_TIME_S = 1e-6
 
 
 class TooShortError(SampleError):
-    """The file is shorter than what is to be read of it."""
+    """The file is shorter than the part to be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The frames that clips may be taken of.
+    """The frames that clips may be taken from.
 
     `seconds`: the time of each, ascending. They are shown from `start`, by default the time of the first one, until
     `end`. `first` is the number of the first of them in the video. `tolerance`: times that differ by no more seconds
@@ -163,7 +163,7 @@ class ClipRule:
         return self._fit(np.maximum(times.shown_at(at), 0), at < end, times)
 
     def _fit(self, chosen: NDArray[np.int64], inside: NDArray[np.bool_], times: Times) -> NDArray[np.int64]:
-        """Replace what lies behind the end, as `short` says."""
+        """Replace frames after the end, as `short` says."""
         have = max(1, int(inside.sum()))
         if have >= len(chosen):
             return chosen

@@ -54,7 +54,7 @@ class VideoReader:
         self._stop: int | None = None
         """Time stamp of the last packet that is needed before the next seek; None if decoding may continue."""
         self._next: int | None = None
-        """The number of the frame that decoding comes to next; None if it has to seek."""
+        """The number of the next frame to be decoded; None if it has to seek."""
         self._attempt = 0
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class VideoReader:
         """Number and pixels of these frames, ascending and distinct.
 
         A frame may be kept; memory of dropped ones is used for those that follow. `then` is the frame that is expected
-        to be read next: if that takes a seek, none behind the wanted ones is decoded. SampleError names a frame that
+        to be read next: if that takes a seek, none after the wanted ones is decoded. SampleError names a frame that
         cannot be decoded.
         """
         pts = self._table.pts[wanted]
@@ -124,7 +124,7 @@ class VideoReader:
     def _frame(self, number: int, key: int) -> NDArray[np.uint8]:
         """A frame of the group that keyframe `key` begins."""
         if self._goes_on(number, key):
-            with suppress(SampleError):  # what a seek finds is the verdict: it passes over frames that are not needed
+            with suppress(SampleError):  # the result of a seek decides: it skips frames that are not needed
                 return self._pixels(self._decode_until(number), number)
         for attempt in range(self._attempt, _ATTEMPTS):
             with suppress(SampleError):
@@ -154,7 +154,7 @@ class VideoReader:
         try:
             with naming_damage(self._name, video.file):
                 video.container.seek(place, stream=video.stream)
-        except PermissionError:  # by this name FFmpeg reports that a format has no place before the one asked for
+        except PermissionError:  # FFmpeg's error if a format has no place before the requested one
             self._reopen()
         else:
             self._begin()
@@ -226,7 +226,7 @@ class VideoReader:
     def _look_ahead(self, number: int) -> None:
         """Decode up to the last frame that this one may refer to.
 
-        Damage shows when a frame comes out.
+        Damage shows when a frame is returned.
         """
         last = int(self._last_before[number])
         until = int(self._table.pts[last])

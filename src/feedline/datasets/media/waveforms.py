@@ -45,7 +45,7 @@ class Waveforms(MediaClips[AudioReader]):
 
     Only the range is read: `seconds` seconds, which `sampling` places. "random" is anywhere; "regular" in the middle,
     or `clips_per_file` ranges from the beginning to the end at equal distances; "sliding" at the beginning and every
-    `step` seconds after it, by default one behind the other; "whole" is the file, with `seconds=None`. A shorter file
+    `step` seconds after it, by default one after the other; "whole" is the file, with `seconds=None`. A shorter file
     is padded with zeros at its end; with `pad=False` it is a SampleError.
 
     `rate` resamples the range to that many samples a second, by soxr; `seconds * rate` samples are exact. Without it,
@@ -55,8 +55,8 @@ class Waveforms(MediaClips[AudioReader]):
     rng)` is applied before it.
 
     The rate and length of each file are read once, and kept as `Clips` keeps its index. A process keeps at most
-    `open_files` files open. SampleError names a file that cannot be read, and what to do. In Ogg Vorbis, all before a
-    range is decoded: libsndfile's seek is not exact there.
+    `open_files` files open. SampleError names a file that cannot be read, and the remedy. In Ogg Vorbis, everything
+    before a range is decoded, because libsndfile's seek is not exact there.
     """
 
     _clip = "range"

@@ -114,8 +114,8 @@ class VisionReader:
     """Samples of a recognized dataset, equal to `dataset[index]`.
 
     They take the same random numbers from torch's generator. A sample that the kernels refuse is read by the dataset
-    itself, with the generator as it was before. The first sample is read both ways; if the results differ, `disabled`
-    says so and all others are left to the dataset.
+    itself, with the earlier state of the generator. The first sample is read both ways; if the results differ,
+    `disabled` says so and all others are left to the dataset.
     """
 
     def __init__(self, dataset: Any, known: KnownDataset) -> None:

@@ -1,1 +1,1 @@
-"""Data that lives in the memory of a device."""
+"""Data in the memory of a device."""

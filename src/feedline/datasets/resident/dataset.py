@@ -58,7 +58,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
     that feedline knows raises an ArgumentError, because the first results would be repeated.
 
     - `device`: where samples and batches are. A shuffled batch is one gather there.
-    - `budget`: memory to use there: bytes, an amount ("20 GB"), or a share of what is free ("80%").
+    - `budget`: memory to use there: bytes, an amount ("20 GB"), or a share of the free memory ("80%").
     - `spill`: samples beyond the budget are kept in host memory, which is page-locked for each batch on its way.
       False reads them from the source each time.
     - `dtype`: floating-point tensors are stored and delivered with this dtype, such as torch.bfloat16.
@@ -282,7 +282,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
 
 
 class _Lock:
-    """A lock that a copy of the dataset has of its own."""
+    """A lock; each copy of the dataset gets its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,8 +1,8 @@
 """Shards listed in the index of a folder, read as byte ranges.
 
 A shard is a local file, which is mapped, or an object in a store, which is read in ranges, many at once. A shard that
-was compressed as a whole is first decompressed into a cache. The beginning and end of each object, which say where its
-records are, are read once and kept on this machine.
+was compressed as a whole is first decompressed into a cache. The beginning and end of each object, which contain the
+positions of its records, are read once and kept on this machine.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ ReadBytes = Callable[[int, int], memoryview]
 CutEnds = Callable[[ReadBytes, int, int], tuple[memoryview, memoryview]]
 """Extracts the ends of a shard from `read(start, stop)`, its bytes and its samples.
 
-It must not fail, whatever it reads.
+It must not fail for any content.
 """
 
 
@@ -99,8 +99,8 @@ class Ends(NamedTuple):
 class ObjectEnds:
     """Ends of objects by number.
 
-    Those that are not cached are read all at once, by the constructor. Pickles with what opens the stores. These reads
-    bypass the cache of a store, which would fetch a large piece for each.
+    The constructor reads all ends that are not cached at once. Pickles with the information to open the stores. These
+    reads bypass the cache of a store, which would fetch a large piece for each.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ def offsets_in(
 
     The last offset is the end of the last sample.
 
-    They follow the number of samples at the beginning of the shard, or of a file apart from it. SampleError for invalid
+    They follow the number of samples at the beginning of the shard, or of a separate file. SampleError for invalid
     offsets, which would read the wrong bytes.
     """
     first = 4 * (samples + 2)
@@ -306,6 +306,6 @@ class ShardFileFields(ShardedFields):
             return []
         rows = [self._at(at) for at in within(indices, len(self), type(self).__name__).tolist()]
         missing = {shard for shard in {shard for shard, _ in rows} if self._files.is_missing(shard)}
-        # Of a shard that is not decompressed yet, the spans are unknown, and all of it is fetched.
+        # The spans of a shard that is not decompressed yet are unknown, so all of it is fetched.
         extents = [Extent(shard, *(0, 0) if shard in missing else self._span(shard, row)) for shard, row in rows]
         return self._files.ranges(extents)

@@ -101,7 +101,7 @@ class LitDataRows:
         try:
             schema = ipc.read_schema(pyarrow.py_buffer(self._schema))
             batch = ipc.read_record_batch(ipc.read_message(pyarrow.py_buffer(data)), schema)
-            # Offsets that lead out of the memory would end the process, or show what lies there.
+            # Offsets that lead out of the memory would crash the process, or reveal foreign memory.
             batch.validate(full=True)
         except (pyarrow.ArrowException, OSError, EOFError) as error:
             raise SampleError(f"{self._where} has no valid Arrow file at its end ({error}); copy it again") from error

@@ -1,6 +1,6 @@
 """`MDS`: samples of the shards that Mosaic's StreamingDataset reads, binary and text.
 
-Values are decoded to what Mosaic's own reader returns; columns encoded as pickle are never read.
+Values are decoded as by Mosaic's own reader; columns encoded as pickle are never read.
 """
 
 from __future__ import annotations

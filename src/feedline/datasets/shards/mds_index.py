@@ -32,7 +32,7 @@ class MDSFile:
 class MDSColumns:
     """Columns of a shard, by names and encodings.
 
-    Subclasses know how they lie in a sample.
+    Subclasses define their places in a sample.
     """
 
     form: str
@@ -49,7 +49,7 @@ class MDSColumns:
 
 @dataclass(frozen=True, slots=True)
 class BinaryColumns(MDSColumns):
-    """Values one after the other, behind the sizes that differ by sample.
+    """Consecutive values, after the sizes of those whose size varies.
 
     These are None in `sizes`.
     """

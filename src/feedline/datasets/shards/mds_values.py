@@ -1,6 +1,6 @@
 """Values in shards of Mosaic Streaming, by encodings of columns.
 
-They are decoded to what Mosaic's own reader returns. Pickle is never read.
+They are decoded as by Mosaic's own reader. Pickle is never read.
 """
 
 from __future__ import annotations

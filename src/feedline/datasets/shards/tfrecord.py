@@ -174,7 +174,8 @@ class TFRecord(RecordFiles, ShardedFields):
     side may be -1; "bytes", "text", "npy", "image" or a function of the bytes for a single bytes value; and
     `("text", (-1,))` for a list of these. None takes every feature: numbers as 1-D tensors, bytes as lists. `defaults`
     has values of optional features, as a record would hold them. `transform` is a function of the sample, or a dict of
-    functions by feature. With `decode`, records are not examples: it is "bytes", another of these words, or a function.
+    functions by feature. With `decode`, records are not examples; `decode` is "bytes", another of these words, or a
+    function.
 
     The feature lists of a `tf.train.SequenceExample` are features, too. Their type is that of each step, and tensors
     are stacked, or in a list if a side is -1; bytes values, one for each step, have the type of a list.
@@ -187,7 +188,7 @@ class TFRecord(RecordFiles, ShardedFields):
     checksums are verified when it is built, and an index built without is built again. Objects are kept in the folder
     `cache` if one is given; `options` are those of `open_store`.
 
-    SampleError names file and record of what is damaged, or does not have the types of `columns`.
+    SampleError names file and record of a value that is damaged, or does not have the type in `columns`.
     """
 
     def __init__(

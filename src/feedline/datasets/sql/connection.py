@@ -2,7 +2,7 @@
 
 A source is an address without secrets, `env:NAME` for a variable that holds one with secrets, or a function that
 returns a connection. Each query opens a connection, packs its result, and closes the connection. An address from the
-environment is never quoted, and so a driver that cannot connect to it is not quoted either.
+environment is never quoted, and neither is the error of a driver that cannot connect to it.
 """
 
 from __future__ import annotations

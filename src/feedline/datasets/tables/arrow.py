@@ -45,7 +45,7 @@ class Arrow(TableDataset):
 
     `paths` is a path or address, a folder of `.arrow` files, a glob or brace pattern, a list of them, or a
     `pyarrow.Table`. Feather 2 files and the cache files of Hugging Face are such files and streams. Samples are dicts
-    by column: see `Parquet` for what the types become, and for `nulls`, `transform` and `decode`. Files are
+    by column: see `Parquet` for the conversion of types, and for `nulls`, `transform` and `decode`. Files are
     memory-mapped and read in place; compressed ones are decompressed into memory when they are opened. Record batches
     are the shards. Pickles by path; a table in memory by its buffers, out of band where the pickler can.
 
@@ -86,8 +86,8 @@ class Arrow(TableDataset):
         super().__init__(rows, source.sizes, cells)
 
 
-# Not `RecordBatches` for files of this machine, too: rows of any number of mapped batches are gathered at once, 50 to
-# 300 times as fast as batch by batch, and pyarrow opens thousands of batches in a quarter of the time.
+# `RecordBatches` is not used for files of this machine: rows of any number of mapped batches are gathered at once, 50
+# to 300 times as fast as batch by batch, and pyarrow opens thousands of batches in a quarter of the time.
 class _InPlace:
     """Rows of all record batches of a table or of mapped files.
 
@@ -208,7 +208,7 @@ class _MappedFiles:
         return self._mapped
 
     def __getstate__(self) -> dict[str, Any]:
-        # Of what is mapped only the path may travel: a buffer of a mapping would be pickled with all its bytes.
+        # For mapped files, only the path may be pickled: a buffer of a mapping would be pickled with all its bytes.
         return {**self.__dict__, "_mapped": None}
 
 
@@ -235,7 +235,7 @@ def _open_readers(path: str) -> Iterator[Any]:
 
 
 def _seek_stream(mapped: Any) -> bool:
-    """Skip padding behind a stream; False at the end."""
+    """Skip padding after a stream; False at the end."""
     start = mapped.tell()
     for at in range(start, mapped.size(), _BLOCK_NBYTES):
         mapped.seek(at)

@@ -78,7 +78,7 @@ def choose(layout: Layout, names: set[str]) -> ColumnChoice:
 
 
 class ReadPlan(NamedTuple):
-    """Byte ranges of one record batch, and metadata that fit them."""
+    """Byte ranges of one record batch, and matching metadata."""
 
     metadata: bytes | None
     """Metadata with the chosen buffers close together; None if the whole message is read, as the only buffer."""
@@ -103,7 +103,7 @@ def plan_columns(
 ) -> ReadPlan:
     """Plan to read only the buffers of the chosen columns.
 
-    DamagedError if one lies outside of the record batch.
+    DamagedError if one is outside of the record batch.
     """
     _, body, stop, _ = layout.batches[place].tolist()
     message = BatchMetadata(metadata)
@@ -210,8 +210,8 @@ def _join(pieces: Sequence[tuple[int, memoryview]], start: int, stop: int) -> me
 class _VirtualFile(RangeFile):
     """An Arrow file of a few messages of an object.
 
-    It has a footer of its own, so files and streams are read alike, and dictionaries that change within a stream.
-    `asked` are the ranges that pyarrow read; bytes that no message holds are zeros.
+    It has its own footer, so files and streams are read in the same way, and so are dictionaries that change within a
+    stream. `asked` are the ranges that pyarrow read; bytes outside of all messages are zeros.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -274,7 +274,7 @@ def read_schema(layout: Layout) -> Any:
 def _build_footer(layout: Layout, dictionaries: Sequence[bytes], batches: Sequence[bytes]) -> bytes:
     """Build the FlatBuffer of a footer."""
     # FlatBuffers refer by relative offset, so the whole `head` can stand at the end for the schema.
-    first = 36  # elements of 8-byte numbers have to lie at multiples of 8, the count before them
+    first = 36  # elements of 8-byte numbers have to be at multiples of 8, the count before them
     second = first + 4 + 24 * len(dictionaries) + 4
     head = second + 4 + 24 * len(batches)
     parts = [
@@ -292,7 +292,7 @@ def _build_footer(layout: Layout, dictionaries: Sequence[bytes], batches: Sequen
 def validate_batch(batch: Any, *, in_place: bool = False) -> Any:
     """Check that nothing in a record batch leads out of its buffers.
 
-    That is: no offset, view, index or run. Returns the batch; pyarrow's ArrowInvalid tells what is wrong. With
+    That is: no offset, view, index or run. Returns the batch; pyarrow's ArrowInvalid describes a fault. With
     `in_place`, only views and runs are checked in full, because their use reads them whole; offsets of other columns
     are checked row by row when they are used. Text that is not UTF-8 passes: its row is named when it is read.
     """

@@ -31,7 +31,7 @@ GLANCE_NBYTES = 64 << 10
 
 
 _END_NBYTES = 64
-"""Bytes behind the last message of a file that are examined: the end marker and padding, or what must not be there."""
+"""Bytes that are examined after the last message of a file: the end marker and padding, or unexpected data."""
 
 
 V5 = 4
@@ -163,7 +163,7 @@ def layout_of(
 ) -> bytes:
     """Read the layout of an object, packed for `unpack_layout`.
 
-    The object has `nbytes` bytes. Of a file, `read` is asked for the footer and the metadata of all messages. A stream
+    The object has `nbytes` bytes. For a file, `read` returns the footer and the metadata of all messages. A stream
     has no table of contents: it is scanned through `blocks(start)`, which yields offsets and bytes from `start` on.
     DamagedError says why there is no layout.
     """
@@ -256,7 +256,7 @@ def _of_stream(forward: _Forward) -> bytes:
         if message is None:
             has_ended = True
         elif message.kind == SCHEMA and has_ended:
-            # The prefix and the padding tell old writers from new ones, not the schema.
+            # Old and new writers differ in the prefix and the padding, not in the schema.
             if bytes(message.table.buffer).rstrip(b"\0") != bytes(first.table.buffer).rstrip(b"\0"):
                 raise DamagedError(
                     f"streams follow each other in it, and the one from byte {message.start} on has another schema"
@@ -282,7 +282,7 @@ def _pack(
 
 
 def unpack_layout(data: bytes | memoryview) -> Layout:
-    """Restore what `layout_of` packed."""
+    """Restore the layout that `layout_of` packed."""
     is_file, at, size, dictionaries, batches = _PREFACE.unpack_from(data)
     first = _PREFACE.size + size
     second = 5 * dictionaries

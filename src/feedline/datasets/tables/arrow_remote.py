@@ -159,9 +159,9 @@ class RecordBatches(FileChunks[FileSet]):
 
 
 class SingleRows(CachedRows):
-    """Rows of record batches, read by themselves and not cached.
+    """Rows of record batches, read individually and not cached.
 
-    Batches whose rows cannot be read by themselves are read whole.
+    Batches whose rows cannot be read individually are read as a whole.
     """
 
     def __init__(self, batches: RecordBatches, nulls: Nulls) -> None:
@@ -190,7 +190,7 @@ class SingleRows(CachedRows):
             assert buffers is not None
             return self._batches.rows(number, buffers, wanted[number])
 
-        # No limit: the rows take as much memory as the samples that are made of them.
+        # No limit: the rows take as much memory as their samples.
         chunks = list(self._batches.each(read, numbers.tolist(), 0, lambda _: 0))
         at = np.empty(len(places), np.int64)
         for each, number in enumerate(numbers.tolist()):

@@ -1,7 +1,7 @@
 """Reads of single rows of remote record batches.
 
-A column is read in rounds: validity, numbers and offsets first, then what the offsets of texts and lists refer to.
-Each round of all columns is one read.
+A column is read in rounds: validity, numbers and offsets first, then the items that the offsets of texts and lists
+refer to. Each round of all columns is one read.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _bits(buffer: Range, spans: list[Range]) -> RangeReads:
 
 
 def _content(column: ColumnBuffers, spans: list[Range]) -> RangeReads:
-    """The offsets of texts or lists, and what they refer to."""
+    """The offsets of texts or lists, and their items."""
     dtype = np.dtype(np.int64 if str(column.kind).startswith("large_") else np.int32)
     size = dtype.itemsize
     views = yield [_part(column.buffers[0], start * size, (stop + 1) * size) for start, stop in spans]

@@ -38,7 +38,7 @@ def avro() -> Any:
 
 
 def _damages() -> tuple[type[Exception], ...]:
-    """Errors by which fastavro reports what it cannot read."""
+    """Errors of fastavro for unreadable data."""
     schema = avro().schema
     own = (schema.SchemaParseException, schema.UnknownType)
     return (ValueError, EOFError, LookupError, TypeError, OSError, RecursionError, struct.error, zlib.error, *own)
@@ -214,7 +214,7 @@ def _record_schema(schema: Any, name: str) -> Any:
 
 
 class _Types:
-    """Arrow types of Avro's; named types may be used again by name."""
+    """Arrow types of Avro types; names may refer to earlier types."""
 
     def __init__(self, file: str) -> None:
         self._file, self._arrow = file, pyarrow(_WHAT)

@@ -1,6 +1,6 @@
 """Base of table datasets: rows of chunks as samples and batches.
 
-A chunk is a record batch or a row group as plain arrays. `ChunkRows` reads rows of chunks at hand, and `TableDataset`
+A chunk is a record batch or a row group as plain arrays. `ChunkRows` reads rows of chunks in memory, and `TableDataset`
 maps the indices of samples to rows of chunks.
 """
 
@@ -109,7 +109,7 @@ def _shape(value: Any) -> Any:
 
 
 class Rows(Protocol):
-    """Rows of chunks, wherever these are."""
+    """Rows of chunks, in memory or in files."""
 
     @property
     def is_local(self) -> bool:

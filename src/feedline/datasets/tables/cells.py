@@ -37,8 +37,8 @@ class _EncodedColumn(NamedTuple):
 class Cells:
     """Decoders and transforms of columns, and the transform of whole samples.
 
-    `transform` is a function of samples, or a dict of functions by column. `decode` names decoders by column, as of
-    `decoder_of`; a column of bytes with one of feedline's transforms is an image. Images may lie in the member `bytes`
+    `transform` is a function of samples, or a dict of functions by column. `decode` names decoders by column, as for
+    `decoder_of`; a column of bytes with one of feedline's transforms is an image. Images may be in the member `bytes`
     of a struct, as `datasets` stores them.
     """
 
@@ -94,7 +94,7 @@ class Cells:
         self, stored: dict[str, Any], keys: Keys | None, rows: int, allocate: Allocator, locate: DescribeRow
     ) -> Any:
         """Decode the columns of a collated batch."""
-        # Columns share the keys of a sample, so that two images of it are cropped alike.
+        # Columns share the keys of a sample, so that two images of it get the same crop.
         keys_by_name = _keys_of(keys, rows, [name for name, each in self._cells.items() if each.decoder.uses_keys])
         for name, cell in self._cells.items():
             where = partial(_describe_row, locate, name)

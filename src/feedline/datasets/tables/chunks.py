@@ -218,7 +218,7 @@ def _plain(array: Any) -> Any:
 
 
 def _in_order(array: Any) -> Any:
-    """Convert a list view to a list, whose rows lie in order."""
+    """Convert a list view to a list, whose rows are in order."""
     arrow = pyarrow("a table")
     sizes = array.sizes.to_numpy().astype(np.int64)
     missing = _missing(array)
@@ -232,7 +232,7 @@ def _dictionary(kind: ColumnType, array: Any) -> DictionaryChunk:
     dtype, missing = np.dtype(array.indices.type.to_pandas_dtype()), _missing(array.indices)
     places = _items(dtype, array.indices)
     if missing is not None:
-        # The code of a null is undefined and may lie outside the dictionary. -1 needs a signed dtype.
+        # The code of a null is undefined and may be outside the dictionary. -1 needs a signed dtype.
         signed = np.int64 if dtype == np.uint64 else np.promote_types(dtype, np.int8)
         places = np.where(missing, -1, places.astype(signed, copy=False))
     values = chunk_of(kind, array.dictionary)

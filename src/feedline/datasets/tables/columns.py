@@ -208,7 +208,7 @@ class ListColumn(RaggedColumn):
     def batch(self, which: Int64s, rows: Int64s, allocate: Allocator) -> Any:
         """The samples default-collated: one tensor for lists of numbers of equal length."""
         starts, stops, _ = self.bounds(which, rows)
-        # Lists of one length lie in windows of the child, which one gather copies straight into the batch.
+        # Lists of one length are windows of the child, which one gather copies directly into the batch.
         length = int(stops[0] - starts[0]) if len(rows) else 0
         if isinstance(self._child, NumberColumn) and ((stops - starts) == length).all():
             return self._child.windows(which, starts, length, allocate)
@@ -243,7 +243,7 @@ class StructColumn:
 
 
 class RedirectedColumn:
-    """A column whose values lie in the chunks of another one."""
+    """A column whose values are in the chunks of another one."""
 
     def __init__(self, column: TableColumn, redirection: Redirection) -> None:
         self._column, self._redirection = column, redirection

@@ -1,6 +1,6 @@
 """Resolution of paths to the data files of tables.
 
-In a plain folder every matching file is data, except what writers keep in `_temporary` and similar folders. In the
+In a plain folder every matching file is data, except those in `_temporary` and similar folders of writers. In the
 folder of a Delta or Iceberg table, data are the files of its current snapshot.
 """
 
@@ -42,7 +42,7 @@ _METADATA = re.compile(r"(.+)/metadata/([^/*?{]+\.metadata\.json)")
 
 
 class DataFiles(NamedTuple):
-    """Data files, and what their folders or tables know about them."""
+    """Data files, and the facts about them from their folders or tables."""
 
     files: FileSet
     partitions: list[PartitionValues]
@@ -221,7 +221,7 @@ def _is_aside(part: str) -> bool:
 def folder_values(names: Sequence[str], given: Iterable[str]) -> list[PartitionValues]:
     """The values of folders named `name=value`, for each file.
 
-    Folders below a given folder count. Of a given file or pattern, all folders in its path do.
+    For a given folder, the folders below it count; for a given file or pattern, all folders in its path.
     """
     bases = _bases(given)
     return [_values(_below(name, bases)) if "=" in name else {} for name in names]

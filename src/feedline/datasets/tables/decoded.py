@@ -91,8 +91,8 @@ class FileChunks(Generic[F]):
     ) -> Iterator[T]:
         """Map `work` over chunks, in order.
 
-        Those of remote files run ahead in threads, within `limit_nbytes` of results. `nbytes(number)` is the size of
-        one, by default that of a decoded chunk.
+        Decoding of remote files runs ahead in threads, within `limit_nbytes` of results. `nbytes(number)` is the size
+        of one, by default that of a decoded chunk.
         """
         if self._files.is_local:
             return map(work, numbers)
@@ -141,7 +141,7 @@ class Run(NamedTuple):
 class CachedRows:
     """Rows of chunks that are decoded on demand and cached within `cache_nbytes`.
 
-    A batch that touches more than that is read in several runs, so that memory stays bounded.
+    A batch that needs more than that is read in several runs, so that memory stays bounded.
     """
 
     def __init__(self, chunks: FileChunks[Any], nulls: Nulls, cache_nbytes: int) -> None:
@@ -253,7 +253,7 @@ class DecodedTable(TableDataset, Generic[C]):
         cache_nbytes: int,
     ) -> None:
         cells = Cells(chunks.kind, transform, decode)
-        chunks.kind = cells.kind  # decoding leaves out what no decoder of a column reads
+        chunks.kind = cells.kind  # decoding leaves out members that no decoder of a column reads
         policy = Nulls(nulls)
         policy.check(cells.kind)
         self.chunks = chunks

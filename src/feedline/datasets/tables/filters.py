@@ -1,6 +1,6 @@
 """Partition columns and row filters of Parquet files.
 
-Folders such as `year=2024/kind=a/` give columns to the files below them. `Filters` are applied to these first, then to
+Folders such as `year=2024/kind=a/` add columns to the files below them. `Filters` are applied to these first, then to
 the statistics of row groups, and only then to rows.
 """
 

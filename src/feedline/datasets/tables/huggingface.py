@@ -1,7 +1,7 @@
 """Hugging Face `datasets.Dataset`, reading its Arrow table directly if possible.
 
 `targets_of` decides if the result of a direct read is known to equal that of `datasets`. `HuggingFaceImages` decodes a
-column of images from the stored bytes. All else goes through `datasets`.
+column of images from the stored bytes. Everything else goes through `datasets`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from feedline.transforms import plan
 class _DtypeRule(NamedTuple):
     """Dtypes of collated numbers in a format of `datasets`.
 
-    `lists` tells if columns of lists are known to be read alike.
+    `lists` is True if columns of lists are known to be read in the same way.
     """
 
     integers: torch.dtype

@@ -147,7 +147,7 @@ class _ShuffledBlocks:
         if state["began"] is not None:
             self._source.load_state_dict(state["began"])
             self._fill()
-            # _fill() asked for the state right after loading it, when `datasets` does not return it yet.
+            # _fill() read the state right after loading it, when `datasets` does not return it yet.
             self._block_start, self._position = state["began"], position
 
 

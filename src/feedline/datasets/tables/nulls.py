@@ -19,9 +19,9 @@ NullValue = str | bytes | float | list[Any] | None
 class Nulls:
     """Policy for nulls: raise an error, or fill them.
 
-    `policy` is "raise", "nan", a fill value, `[]` for lists, a tuple of alternatives of which the first that fits is
-    used, or a dict of these by column or member of a column (`"image.path"`). An entry for a struct applies to all its
-    members that can hold the value.
+    `policy` is "raise", "nan", a fill value, `[]` for lists, a tuple of alternatives, of which the first suitable one
+    is used, or a dict of these by column or member of a column (`"image.path"`). An entry for a struct applies to all
+    its members that can hold the value.
     """
 
     policy: Any = "raise"
@@ -64,7 +64,7 @@ class Nulls:
         """Candidate fill values, in the order of preference."""
         given = self.given if isinstance(self.policy, Mapping) else (self.policy,)
         flat = [value for each in given for value in _alternatives(each)]
-        # "raise" for a member ends the search: what is given for the struct around it must not fill its nulls.
+        # "raise" for a member ends the search: an entry for the struct around it must not fill its nulls.
         return list(takewhile(lambda value: value != "raise", flat))
 
     def _with(self, path: str, example: Any) -> Any:

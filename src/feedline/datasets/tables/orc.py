@@ -164,7 +164,7 @@ class _TailedFile(RangeFile):
         self._tail, self._held, self._read = memoryview(tail), held, read
 
     def _bytes(self, start: int, stop: int) -> memoryview:
-        # Each stripe opens the file for pyarrow, which then reads the footer: the tail spares that request.
+        # Each stripe opens the file for pyarrow, which then reads the footer: the tail saves that request.
         held = self._held.find(start, stop)
         end = self._nbytes - len(self._tail)
         if held is not None:

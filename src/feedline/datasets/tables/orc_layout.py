@@ -16,7 +16,7 @@ from feedline.stores.base import Range
 
 # https://orc.apache.org/specification/ORCv1/
 _TAIL_NBYTES = 16 << 10
-"""Bytes at the end of a file that the reader of pyarrow asks for first."""
+"""Bytes at the end of a file that pyarrow's reader requests first."""
 
 
 _STRUCT = 12
@@ -29,7 +29,7 @@ _MAGIC = b"ORC"
 
 
 class DamagedORCError(Exception):
-    """Damage in an ORC file, as the text says."""
+    """Damage in an ORC file, described by the text."""
 
 
 class ORCLayout(NamedTuple):

@@ -1,6 +1,7 @@
 """Column types: the tensors, texts, lists and dicts that Arrow types become.
 
-Every type has its Arrow type in `arrow`, for messages only: several Arrow types are read alike and compare equal.
+Every type has its Arrow type in `arrow`, for messages only: several Arrow types are read in the same way and compare
+equal.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def kinds_of(schema: Any, columns: Iterable[str] | None, source: str) -> StructT
     """
     try:
         return _kinds_of(schema, columns, source)
-    except UnicodeDecodeError as error:  # pyarrow decodes names when they are asked for
+    except UnicodeDecodeError as error:  # pyarrow decodes names on access
         raise SampleError(f"{source} is damaged: text of its schema is not UTF-8 ({error}); write it again") from error
 
 

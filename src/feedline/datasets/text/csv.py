@@ -77,8 +77,8 @@ Convert = Callable[[str], Any]
 class CSV(TextRecords):
     r"""Rows of CSV files as dicts by column.
 
-    The first row names the columns and has to be the same in all files. Where it is one name with semicolons, tabs or
-    bars, `delimiter` must be given, or `columns` must be that name. `columns` is a list of names, or a dict of
+    The first row names the columns and has to be the same in all files. If it is one name that contains semicolons,
+    tabs or bars, `delimiter` must be given, or `columns` must be that name. `columns` is a list of names, or a dict of
     conversions by name, `{"x": float}`: types or functions of the text. Without a conversion, values are `str`. `bool`
     accepts true and false, yes and no, 1 and 0.
 
@@ -179,7 +179,7 @@ def _check_escape(escape: object, delimiter: str) -> None:
 def _parse_row(text: str, dialect: Mapping[str, Any]) -> list[str]:
     """Fields of a row.
 
-    csv.Error, too, if its quotes are escaped in a way that `dialect` takes for ends of fields.
+    csv.Error, too, if its quotes are escaped in a way that `dialect` reads as ends of fields.
     """
     fields = next(csv.reader([text], **dialect))
     if _ESCAPED in text and dialect["escapechar"] is None:

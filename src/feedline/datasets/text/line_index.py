@@ -1,4 +1,4 @@
-"""Index of line bounds in text files: 16 bytes a line.
+"""Index of line bounds in text files: 16 bytes per line.
 
 Bounds are found in one pass over the file, in bounded memory, from single bytes: this limits the encodings.
 """
@@ -135,7 +135,7 @@ class LinePiece(NamedTuple):
 def line_pieces(file: File, held_nbytes: int) -> Iterator[LinePiece]:
     """Read a file in complete lines, without its byte order mark.
 
-    Of a long line only about the last `held_nbytes` are held. SampleError for UTF-16 and for other formats.
+    Only about the last `held_nbytes` of a long line are held. SampleError for UTF-16 and for other formats.
     """
     at, left_out, open_line = 0, 0, list[memoryview]()
     for number, part in enumerate(parts(file)):

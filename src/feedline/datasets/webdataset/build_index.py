@@ -43,7 +43,7 @@ _MOST_NBYTES = 64 << 20
 class ImageSizeScanner:
     """Reads sizes and restart intervals of images while a tar is indexed.
 
-    Unreadable images are skipped; their error comes when the sample is read.
+    Unreadable images are skipped; reading their sample raises the error.
     """
 
     def __init__(self, source: TarSource, measure: MeasureGrid | None) -> None:

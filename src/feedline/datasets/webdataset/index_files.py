@@ -1,6 +1,6 @@
 """Index files of tars: look-up, construction and storage.
 
-The index of a local tar lies next to it, in `index_dir` or in the user's cache. Indexes of objects are kept on this
+The index of a local tar is next to it, in `index_dir` or in the user's cache. Indexes of objects are kept on this
 machine, copied from next to the objects, or built by reading them.
 """
 
@@ -106,13 +106,13 @@ def build_and_keep(source: TarSource, index_dir: Pathlike | None, *, allow_trunc
 def find_index(source: TarSource, index_dir: Pathlike | None) -> TarIndex | None:
     """The matching index of a tar, or None.
 
-    One that lies next to an object is copied to this machine.
+    One next to an object is copied to this machine.
     """
     where = places(source.name, index_dir)
     for place in where:
         index = fitting(source, place)
         if index is not None:
-            # The index of a file may lie in a folder without write access, where it stays that of a copy.
+            # The index of a file may be in a folder without write access, where it stays that of a copy.
             is_current = is_local(source.name) or index.head.version == source.version
             return index if is_current else save_index(index, source.version, where)
     name, file = adjacent(source.name), source.file
@@ -204,7 +204,7 @@ def save_index(index: TarIndex, version: FileVersion, where: Sequence[str]) -> T
 
     Without a writable place it stays in memory.
     """
-    # The folder of the data is often read-only, the user's cache hardly ever.
+    # The folder of the data is often read-only, the user's cache almost never.
     for place in where:
         try:
             index.write(place, version)

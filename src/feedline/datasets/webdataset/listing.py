@@ -69,7 +69,7 @@ def _list_remote(sources: Sequence[str], progress: ReportProgress) -> SampleList
 def _samples_in(tar: TarTarget) -> list[Sample] | str:
     """The samples of a tar, or a line about its problem."""
     try:
-        tar.head()  # copies an index that lies next to an object to this machine
+        tar.head()  # copies an index next to an object to this machine
         index = tar.index() or tar.make(checksum=False)
         return samples_in(index, tar.file)
     except Exception as error:  # noqa: BLE001 - a broken tar is reported, and the others are surveyed

@@ -141,7 +141,7 @@ class Shard:
     def cells(self, rows: NDArray[np.int64], fields: Sequence[str], loaded: FileBytes) -> list[MemberSpan]:
         """The first of `fields` that each sample has; SampleError without any.
 
-        Their bytes come from `loaded`. Those of a file are read ahead.
+        Their bytes come from `loaded`. The bytes of a file are read ahead.
         """
         starts, stops, columns = locate(self.index, rows, fields, self._file.nbytes)
         places = list(zip(starts.tolist(), stops.tolist(), strict=True))
@@ -153,9 +153,9 @@ class Shard:
 class Tars:
     """The tars of a dataset, by number, and their indexes.
 
-    Indexes lie in `index_dir`; by default those of files next to them, those of objects in the user's cache. Pickles by
-    name. Indexes that could not be stored are built again for files, and are pickled for objects, of which all bytes
-    would have to be read again.
+    Indexes are in `index_dir`; by default, those of files are next to them, and those of objects in the user's cache.
+    Pickles by name. Indexes that could not be stored are built again for files, and are pickled for objects, of which
+    all bytes would have to be read again.
     """
 
     def __init__(self, files: FileSet, *, index_dir: Pathlike | None = None, allow_truncated: bool = False) -> None:

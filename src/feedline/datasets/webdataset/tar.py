@@ -135,7 +135,7 @@ class TarWalk:
     """Iterates once over the regular files of an open tar.
 
     Afterwards `.cut` describes a truncated tar; it is None for a complete one. Folders and volume labels are skipped.
-    A tar without its end mark is complete if its last member is.
+    A tar without an end marker is complete if its last member is.
     """
 
     def __init__(self, source: TarSource) -> None:

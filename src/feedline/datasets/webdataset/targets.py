@@ -27,7 +27,7 @@ from feedline.stores.urls import is_local
 class TarTarget:
     """A tar shard and the folder of its index.
 
-    Without a folder, indexes of files lie next to them, those of objects in the user's cache folder.
+    Without a folder, indexes of files are next to them, those of objects in the user's cache folder.
     """
 
     source: TarSource

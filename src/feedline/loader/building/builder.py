@@ -67,10 +67,11 @@ class BatchBuilder:
 
     With a seed, `builder(request)` depends on the request only. `collate_fn=None` is feedline's default collate, with
     torch's results. `action` on a sample that raises is "raise", "skip" or "replace". With `reseeds`, a request with a
-    seed sets `random`, `numpy.random` and torch's generator before each sample. Only for workers that do not share
-    their process. Up to `threads` native threads work on one batch if the dataset's `read_batch` supports it. With
-    `accelerate`, known datasets of other libraries are read by feedline, with equal results, and worker processes defer
-    Pillow's decoding. `for_device`: a stage delivers the batches to a device, so images may stay encoded until then.
+    seed sets `random`, `numpy.random` and torch's generator before each sample. This is only for workers that do not
+    share their process. Up to `threads` native threads work on one batch if the dataset's `read_batch` supports it.
+    With `accelerate`, known datasets of other libraries are read by feedline, with equal results, and worker processes
+    defer Pillow's decoding. `for_device`: a stage delivers the batches to a device, so images may stay encoded until
+    then.
     """
 
     dataset: Any
@@ -140,7 +141,7 @@ class BatchBuilder:
         return pickle.dumps((states, self._dataset_state), 5) if self.is_stateful else states
 
     def restore(self, captured: bytes) -> None:
-        """Restore what `capture()` returned, here or in another process."""
+        """Restore the result of `capture()`, from this process or another one."""
         states, dataset_state = split_capture(captured)
         if dataset_state is not None and self.is_stateful:
             self.dataset.load_state_dict(dataset_state)
@@ -213,7 +214,7 @@ class BatchBuilder:
             raise
 
     def _rows(self, request: BatchRequest, allocate: Allocator) -> RowBuffer | None:
-        """Memory for recognized samples, where default collate would copy them to."""
+        """Memory of the batch, into which recognized samples are written directly."""
         if self._samples is None:
             return None
         self._samples.refresh()
@@ -437,7 +438,7 @@ def _collate_error(samples: Sequence[Any]) -> Exception | None:
 
 
 def _uncollatable_row(samples: Sequence[Any]) -> int | None:
-    """The first row not collatable alone, else with the first row."""
+    """The first row that default collate rejects, alone or with the first."""
     alone = (row for row, sample in enumerate(samples) if _collate_error([sample]))
     paired = (row for row, sample in enumerate(samples) if _collate_error([samples[0], sample]))
     return next(chain(alone, paired), None)

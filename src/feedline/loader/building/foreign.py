@@ -1,4 +1,4 @@
-"""Datasets of other libraries: which of them feedline reads, and with what."""
+"""Datasets of other libraries, and the classes with which feedline reads them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ADAPTERS = {"datasets.arrow_dataset.Dataset": "feedline.datasets.tables.hugging
 def adapt(dataset: Any) -> Any:
     """The dataset, with known foreign types replaced by readers of whole batches.
 
-    Datasets inside torch's Subset and ConcatDataset are replaced as well.
+    Datasets inside torch's Subset and ConcatDataset are replaced, too.
     """
     if type(dataset) is Subset:
         inner = adapt(dataset.dataset)
@@ -34,7 +34,7 @@ def adapt(dataset: Any) -> Any:
 def plain_samples(dataset: Any) -> Callable[..., Any] | None:
     """`__getitems__` of a table without a format, read by feedline.
 
-    None for other datasets. Also through torch's Subset. Samples equal the dataset's own.
+    None for other datasets. Also works through torch's Subset. Samples equal the dataset's own.
     """
     inner = dataset
     while type(inner) is Subset:

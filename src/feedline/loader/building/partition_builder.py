@@ -101,7 +101,7 @@ class PartitionBuilder:
         return global_states()
 
     def restore(self, captured: bytes) -> None:
-        """Restore what `capture()` returned, here or in another process."""
+        """Restore the result of `capture()`, from this process or another one."""
         restore_globals(captured)
 
     def __call__(self, request: PartitionRequest, allocate: Allocator = allocate_tensor) -> BatchResult:
@@ -249,7 +249,7 @@ class PartitionBuilder:
             try:
                 drawn.append(next(partition.samples))
             except StopIteration:
-                partition.samples = iter(())  # asked again, an iterator might begin again
+                partition.samples = iter(())  # a further call might restart an iterator
                 break
             except Exception:
                 # The loop gets the error in place of this batch; the next batch begins after the failed sample.

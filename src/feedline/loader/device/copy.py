@@ -44,7 +44,7 @@ class _Copy:
     """The copy of one batch on the side stream.
 
     Its host tensors stay referenced until `stopped` has passed, because the device reads them until then. `needed`
-    marks the point at which the loop's stream begins to wait for it.
+    marks the point where the loop's stream begins to wait for it.
     """
 
     nbytes: int

@@ -1,4 +1,4 @@
-"""`Delivery`: what happens to batches on their way to a device."""
+"""`Delivery`: device of batches, and steps on it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Delivery:
     """A device for `DataLoader(device=)`, and the last steps of each batch there.
 
     - `device`: such as "cuda".
-    - `prefetch`: batches on their way at most, or an amount such as "512 MiB". More than two help where steps take
-      unequal times.
+    - `prefetch`: limit of batches in transit, or an amount such as "512 MiB". More than two help if steps take unequal
+      times.
     - `transform`: called on the device with each batch; its result is delivered. `transforms.OnBatch`, and any
       callable with an argument `keys`, gets one uint64 key per row, fixed by (seed, epoch, position).
     - `dtype`: floating-point tensors are converted on the device.

@@ -58,7 +58,7 @@ class StageStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """Limit of what is in flight: `nbytes`, or `batches` if None.
+    """Limit of data in flight: `nbytes`, or `batches` if None.
 
     One batch is always allowed. With two, one is due, and one is copied while the loop computes.
     """

@@ -84,7 +84,7 @@ def _measure(builder: Any, batch_size: int, seed: int | None, thread_safe: bool)
             part, elapsed_ns = _rows(request, rows[:done], builder.batched), elapsed_ns * batch_size
         if elapsed_ns // done < INLINE_BELOW_NS:
             return INLINE
-        # Native code uses several threads without Python; threads spare the cost of crossing processes.
+        # Native code uses several threads without Python; threads avoid the cost of crossing processes.
         if thread_safe and builder.supports_threads:
             return THREADS
         if thread_safe and _gain_of_two_threads(builder, part) > PARALLEL_ABOVE:
@@ -155,7 +155,8 @@ class Autoscale:
         self._recent.clear()
         self._wall_ns = 0
         wanted = self._best(recent)
-        # A change moves the loop away from what was recorded: it is doubled or halved at most, and then measured again.
+        # A change moves the loop away from the recording: the count is doubled or halved at most, and then measured
+        # again.
         wanted = min(max(wanted, self.workers // 2, 1), 2 * self.workers, self.ceiling)
         if wanted == self.workers:
             self._interval_ns = min(2 * self._interval_ns, LAST_NS)

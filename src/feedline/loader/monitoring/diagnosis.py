@@ -38,7 +38,7 @@ USUAL_VERDICT_NS = 80_000_000
 
 
 class Arguments:
-    """Arguments of a loader that may be gone while its loop runs."""
+    """Arguments of a loader, which may be deleted while its loop runs."""
 
     def __init__(self, loader: Any, length: int | None) -> None:
         vars(self).update({name: getattr(loader, name) for name in _ARGUMENTS})
@@ -94,7 +94,7 @@ def tune(loader: Any) -> tuple[Advice, ...]:
 
 
 def _workers_are_free(loader: Any) -> bool:
-    """True if the number of workers decides nothing but the speed."""
+    """True if the number of workers affects only the speed."""
     if isinstance(loader.dataset, IterableDataset):
         return isinstance(loader.dataset, PartitionedDataset) and loader._fl.seed is not None
     builder = builder_of(loader)

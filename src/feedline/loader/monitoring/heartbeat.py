@@ -44,23 +44,23 @@ class LoopClock:
         self._sample_ns = self._sampled_ns = 0
 
     def call(self) -> int:
-        """Note that the loop asks for a batch; the time."""
+        """Record that the loop waits for a batch; returns the time."""
         self._called_ns = monotonic_ns()
         self._words[SINCE] = -self._called_ns
         return self._called_ns
 
     def begin_sample(self) -> None:
-        """Note that the sampler is asked."""
+        """Record that the sampler is read."""
         self._sample_ns = monotonic_ns()
 
     def end_sample(self) -> None:
-        """Note that the sampler has answered."""
+        """Record that the sampler has answered."""
         self._sampled_ns += monotonic_ns() - self._sample_ns
 
     def deliver(self, sums: SpanSums, spans: list[SpanTuple], samples: int, epoch: int, number: int) -> int:
         """Count a delivered batch and the spans of the loop.
 
-        Returns what `SpanSums.add` does.
+        Returns the result of `SpanSums.add`.
         """
         now_ns = monotonic_ns()
         spans.append(("step", self._left_ns, self._called_ns, MAIN))

@@ -46,7 +46,8 @@ def costly_lines(loader: DataLoader[Any], seconds: float = SECONDS) -> tuple[Lin
     """The lines with the largest shares of the time, largest first.
 
     Reads samples of a map-style dataset in this process, in a random order, and collates them; nothing is delivered,
-    and global generators are restored. Empty for a stream: reading would advance it. Raises what the dataset raises.
+    and global generators are restored. Empty for a stream: reading would advance it. Exceptions of the dataset are
+    raised.
     """
     if isinstance(loader.dataset, IterableDataset):
         return ()

@@ -96,7 +96,7 @@ class SystemFigures:
 class MachineFigures:
     """Figures of the machine for one loader.
 
-    Each is read at most once in a while. `pids_of_all` returns the workers of all loaders of the process, which do not
+    Each is read only at intervals. `pids_of_all` returns the workers of all loaders of the process, which do not
     count as other programs.
     """
 
@@ -123,7 +123,7 @@ class MachineFigures:
             self._others_due_s = monotonic() + _MACHINE_S
 
     def leave_loop(self) -> None:
-        """Note that the loop was here; a pause begins now."""
+        """Record that the loop was here; a pause begins now."""
         self._left_s = monotonic()
 
     def begin_others(self) -> None:

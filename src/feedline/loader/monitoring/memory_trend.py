@@ -1,4 +1,4 @@
-"""Growth of the workers' memory, and what is left."""
+"""Growth of the workers' memory, and the memory that is left."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class MemoryTrend:
     def growth(self) -> float | None:
         """Bytes per epoch; None before the end of the second epoch.
 
-        Fresh workers are compared at the ends of their epochs: they have warmed up alike. Persistent ones warm up once,
-        so the first epoch is left out, or its first half if there are only two.
+        Fresh workers are compared at the ends of their epochs, when they are equally warm. Persistent ones warm up
+        once, so the first epoch is left out, or its first half if there are only two.
         """
         ends = [each for each in self._readings if each.ends]
         if len(ends) < 2:
@@ -67,6 +67,6 @@ def memory_left(group: Cgroup) -> int | None:
     """Bytes of memory that are left; None if unknown."""
     left = [meminfo().get("MemAvailable")]
     limit = group.memory_limit()
-    if limit is not None:  # what the group uses contains the page cache, which the kernel gives up
+    if limit is not None:  # the usage of the group includes the page cache, which the kernel can free
         left.append(max(limit - tree_nbytes(os.getpid()), 0))
     return min((each for each in left if each is not None), default=None)

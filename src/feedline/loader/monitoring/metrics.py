@@ -241,7 +241,7 @@ def serve_metrics(port: int = PORT, host: str = "0.0.0.0") -> MetricsServer:  # 
 def add_instruments(meter: Any) -> None:
     """Create instruments for all metrics but histograms in an OpenTelemetry meter.
 
-    Their names are those of Prometheus with dots: `feedline.batches`. Values are read when the meter's reader asks.
+    Their names are those of Prometheus with dots: `feedline.batches`. Values are read on request of the meter's reader.
     """
     observation = load("opentelemetry.metrics", "metrics", "OpenTelemetry metrics").Observation
     for measure in MEASURES:
@@ -265,7 +265,7 @@ _served: list[MetricsServer | None] = []
 
 
 def serve_if_configured() -> None:
-    """Serve metrics once per process if the environment variable asks for it.
+    """Serve metrics once per process if the environment variable is set.
 
     Local rank r takes the r-th port after the given one. A failure is only logged, because it must not stop a training
     run.

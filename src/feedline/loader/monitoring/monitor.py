@@ -1,6 +1,6 @@
 """Monitor of a loader: its statistics over all epochs, and their publication.
 
-The loop's own thread publishes, between two batches; there is no thread for it.
+The loop's own thread publishes, between two batches; there is no other thread.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Monitor:
         stays = loader._fl.device is None and not loader.pin_memory
         collated = loader.collate_fn in (None, default_collate) and loader.batch_size is not None
         self._sources = _FigureSources(pools, progress, plan, loader.dataset, _length(plan), stays, collated)
-        # `for batch in DataLoader(...)` drops the loader at once: its arguments tell what a verdict needs.
+        # `for batch in DataLoader(...)` drops the loader at once: its arguments are enough for a verdict.
         self._loader, self._arguments = weakref.ref(loader), Arguments(loader, self._sources.length)
         self._memory.persistent = loader.persistent_workers
         self._machine.follow_loop()
@@ -218,7 +218,7 @@ class Monitor:
         return max(0.0, (monotonic_ns() + since_ns) / 1e9) if since_ns < 0 else 0.0
 
     def figures(self) -> dict[str, Any]:
-        """The statistics as JSON values, with what identifies the loader."""
+        """The statistics as JSON values, with the labels of the loader."""
         return {
             "time_s": time(),
             **self.identity,

@@ -33,7 +33,7 @@ _WITHOUT_FIELDS = frozenset((torch.Tensor, np.ndarray, int, float, bool, str, by
 
 @dataclass(slots=True)
 class PaddingSums:
-    """Places and padded ones, summed over all batches that tell them."""
+    """Places, and padded ones, summed over the batches that report them."""
 
     padded: int = 0
     places: int = 0
@@ -49,7 +49,7 @@ class PaddingSums:
 
 
 def with_padding(result: BatchResult) -> BatchResult:
-    """The result, with the counts of its batch if it tells them."""
+    """The result, with the counts of its batch if they are known."""
     padding = padding_counts(result.batch)
     return result if padding is None else result._replace(padding=padding)
 

@@ -55,7 +55,7 @@ def sending_cost(batch: Any, *, collated: bool) -> SendingCost | None:
     """Time to pack and to unpack a batch.
 
     `collated` is True for default collate, which writes its tensors into the memory that is sent. None for a batch that
-    cannot be sent, lies on a device, or is larger than `MOST_NBYTES`.
+    cannot be sent, is on a device, or is larger than `MOST_NBYTES`.
     """
     with suppress(Exception), Arena() as arena, Inbox() as inbox:
         if not _is_small(batch):

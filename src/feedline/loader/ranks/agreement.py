@@ -16,7 +16,7 @@ from feedline.loader.device import Stage
 from feedline.loader.ranks.contract import Uneven
 
 Entry = tuple[Any, BatchResult, Any]
-"""A request, its batch, and what the stage has started for it."""
+"""A request, its batch, and the work that the stage has started for it."""
 
 
 class Agreement:

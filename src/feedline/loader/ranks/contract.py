@@ -1,7 +1,7 @@
 """Contract of the ranks of a run, compared at each epoch's start.
 
 The ranks meet in the key-value store of torch.distributed. Collectives are not used: a rank that iterates alone would
-mix them up with those of the model.
+confuse them with those of the model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reports from spans: totals, a verdict with predicted gains, exporters.
 
-All functions are pure, except `context.context_of`, which asks the loader and the machine.
+All functions are pure, except `context.context_of`, which reads the loader and the machine.
 """
 
 from feedline.loader.report.context import Context, context_of

@@ -34,7 +34,7 @@ bench/existing_code.py."""
 
 
 MOSTLY = 0.5
-"""Share of waiting from which more workers depend on what they wait for: a server or a lock may serve one at a time."""
+"""Share of waiting from which the gain of more workers is uncertain: a server or a lock may serve one at a time."""
 
 
 def advise(model: Model, stats: Stats) -> tuple[Advice, ...]:
@@ -104,7 +104,7 @@ def _begins_to_accelerate(model: Model, case: Case) -> bool:
 def _counts(context: Context, stats: Stats) -> list[int]:
     """Numbers of workers to replay.
 
-    In a short epoch each of them must have something to do, and a few batches do not tell what many workers would do.
+    In a short epoch each of them must have something to do, and a few batches do not show the effect of many workers.
     """
     limits = [context.most_workers or COUNTS[-1], max(stats.batches, 2)]
     if context.epoch_batches is not None:
@@ -127,7 +127,7 @@ def _with_workers(model: Model, number: int) -> Case:
 
 
 def _doubtful_case(model: Model, case: Case) -> Case:
-    """The same change under the other assumption about what cannot be measured.
+    """The same change under the other assumption about unmeasurable facts.
 
     The CPUs that other programs leave are either a fixed share, as under autogroup, or grow with the number of workers.
     A lock is held for all of the computing time, or for a part of it. Pillow's images are JPEGs, or others.

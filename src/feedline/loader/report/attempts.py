@@ -1,4 +1,4 @@
-"""Attempts of a job, out of the records of audit logs."""
+"""Attempts of a job, from the records of audit logs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AuditLine = dict[str, Any]
 
 
 class Fault(NamedTuple):
-    """Something that was lost, delivered twice, or read otherwise than scheduled."""
+    """Samples that were lost, delivered twice, or read against the schedule."""
 
     kind: str
     """"lost", "twice" or "other"."""

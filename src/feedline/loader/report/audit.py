@@ -1,8 +1,8 @@
 """Proof from audit logs that each position was delivered exactly once.
 
-A run may have been killed and resumed at other world sizes. What was delivered after the state from which the next
-attempt began was rolled back, with the model, and does not count. Epochs of a live stream continue each other and have
-no known end: each record of a partition has to begin where the one before it ended.
+A run may have been killed and resumed at other world sizes. Deliveries after the state from which the next attempt
+began were rolled back, with the model, and do not count. Epochs of a live stream continue each other and have no known
+end: each record of a partition has to begin where the one before it ended.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _check_partition(partition: int, attempts: Sequence[JobAttempt], result: Aud
 def _check_strides(partition: int, attempt: JobAttempt, reached: int, result: Audit) -> tuple[int, bool]:
     """Check a partition of which all ranks read every sample.
 
-    Returns what all have delivered, and True if it has ended.
+    Returns the deliveries of all, and True if it has ended.
     """
     stops, ended = [], []
     for rank in range(attempt.world_size):
@@ -267,7 +267,7 @@ class _PartitionRead:
     """True if there is a record of the partition."""
 
     def roll_back(self, place: Any, count: int) -> None:
-        """Forget deliveries behind a place.
+        """Drop deliveries after a place.
 
         `count` is the number of messages before it.
         """

@@ -1,7 +1,7 @@
 """Audit log: the delivered positions of one rank, exact at every moment.
 
 The file has records of `RECORD_NBYTES`, each one line of JSON padded with spaces. The record of the current span is
-written again with each batch, so a process that is killed has lost nothing, and an epoch needs one record. Records do
+written again with each batch, so a killed process loses nothing, and an epoch needs one record. Records do
 not cross pages of memory: a kill never leaves half of one.
 """
 
@@ -32,7 +32,7 @@ _log = logging.getLogger("feedline")
 RECORD_NBYTES = 1024
 
 SUFFIX = ".audit"
-"""Ending of an audit log, behind the path of its run log."""
+"""Ending of an audit log, after the path of its run log."""
 
 _MASK = (1 << 64) - 1
 

@@ -1,6 +1,6 @@
 """Calibration of a model by recorded batches.
 
-It searches the machine on which a replay takes as long as the batches did.
+It finds the machine parameters with which a replay takes as long as the batches did.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Calibration(NamedTuple):
 def calibrate(measured: Measured, context: Context) -> Calibration:
     """Explain the waiting of recorded batches.
 
-    Locks come first, then CPUs that others leave; a wait for each batch explains what is left.
+    Locks come first, then CPUs that other programs leave; a wait for each batch explains the rest.
     """
     setting = context.setting
     measured = _with_contention(measured, setting)
@@ -132,7 +132,7 @@ def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]
 def _with_held_share(measured: Measured, setting: EngineSetting, machine: Machine) -> Machine:
     """The machine with the largest share of computing under the lock.
 
-    It is not slower than what was measured. Steps do not wait there: a part of their waiting is for the lock.
+    It is not slower than the measured one. Steps do not wait there: a part of their waiting is for the lock.
     """
     batches = [replace(batch, step=batch.step._replace(wait_s=0.0)) for batch in measured.batches]
     machines = [replace(machine, gil=share) for share in (1.0, 0.85, 0.7)]

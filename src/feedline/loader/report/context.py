@@ -1,4 +1,4 @@
-"""Setup of a loader, as far as a verdict needs it."""
+"""Parts of a loader's setup that a verdict needs."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class DeviceCopies(NamedTuple):
     def gain(self, factor: float) -> float:
         """Speed-up of the loop if copies took `factor` of their time.
 
-        What is hidden behind the loop's work now stays hidden.
+        Copying that the loop's work hides now stays hidden.
         """
         hidden_s = self.total_s - self.exposed_s
         after_s = self.period_s - self.exposed_s + max(factor * self.total_s - hidden_s, 0.0)

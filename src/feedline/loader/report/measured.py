@@ -13,7 +13,7 @@ from feedline.loader.report.replay import NO_TASK, OURS, BatchTimes, Task
 from feedline.loader.report.stats import Stats, is_wall
 
 WORK = ("fetch", "collate", "serialize")
-"""Stages of building a batch, in their order. Other spans lie within these."""
+"""Stages of building a batch, in their order. Other spans are within these."""
 
 
 WIDE = 1.1
@@ -26,7 +26,7 @@ LEAST_BATCHES = 8
 
 @dataclass(frozen=True)
 class Measured:
-    """Batches of the latest spans, and what they took.
+    """Batches of the latest spans, and their times.
 
     Times are in seconds, and means are per batch. Waiting and computing times are those of an idle machine, without the
     run delay.

@@ -17,7 +17,7 @@ LEAST_GAIN = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One change, and what it is worth to the whole loop."""
+    """One change, and its gain for the whole loop."""
 
     text: str
     """The reason, with the figures behind the gain."""

@@ -16,7 +16,7 @@ INLINE, THREAD, PROCESS = "inline", "thread", "process"
 
 
 class Task(NamedTuple):
-    """A stretch of work."""
+    """A unit of work."""
 
     wait_s: float = 0.0
     """Seconds of waiting: for files, networks, locks, a device."""
@@ -25,7 +25,7 @@ class Task(NamedTuple):
     width: float = 1.0
     """CPUs in use while it computes; more than 1 if it starts threads."""
     held_s: float = 0.0
-    """Seconds of it in which it holds what no other worker may have meanwhile, such as a lock."""
+    """Seconds of it in which it holds an exclusive resource, such as a lock."""
     copying: float = 0.0
     """Use of memory bandwidth while it computes, as a share of that of a thread that only copies."""
 
@@ -98,7 +98,7 @@ def _scale(task: Task, factor: float) -> Task:
 
 @dataclass(frozen=True, slots=True)
 class EngineSetting:
-    """Arguments of a loader that decide how its batches overlap."""
+    """Arguments of a loader that determine the overlap of its batches."""
 
     num_workers: int = 0
     prefetch_factor: int = 2
@@ -130,7 +130,7 @@ class Machine:
 
 
 class _TaskPhase(NamedTuple):
-    """Some waiting, and the computing behind it."""
+    """A wait, and the computing after it."""
 
     wait_s: float
     cpu_s: float = 0.0
@@ -309,7 +309,7 @@ class _Engine:
         return next(number for number in window if number in self._received)
 
     def _receive(self, window: list[int]) -> _Process:
-        """Unpack what has arrived until the due batch is there."""
+        """Unpack received batches until the due one is there."""
         while not self._is_due(window):
             if not self._arrived:
                 self._loop_is_parked = True
@@ -335,7 +335,7 @@ class _Engine:
     def _take_lock(self, times: float) -> _Process:
         """Wait until threads that compute give the lock back.
 
-        One keeps it for an interval if others wait. Of those that wait, any one gets it: with n threads that compute,
+        One keeps it for an interval if others wait. Any of the waiting ones gets it: with n threads that compute,
         it takes (n + 1) / 2 intervals in the mean.
         """
         waited_s, slice_s = 0.0, times * SWITCH_S / 4

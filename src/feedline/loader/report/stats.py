@@ -173,7 +173,7 @@ class Stats:
     samples; None if unknown, and without worker threads.
     """
     gpu_utilization: float | None = None
-    """Share of the last moments in which the GPU computed, 0 to 1, as NVML tells; None if unknown."""
+    """Share of the last moments in which the GPU computed, 0 to 1, by NVML; None if unknown."""
     since_epoch: Stats | None = None
     """The same figures since the current epoch began in this process; None before the first."""
 

@@ -154,7 +154,7 @@ class Totals:
 
 
 def _with_parts_behind(times: dict[str, StageTimes]) -> dict[str, StageTimes]:
-    """The stages, with the parts of "fetch" behind it."""
+    """The stages, with the parts of "fetch" after it."""
     parts = {stage: each for stage, each in times.items() if is_part(stage)}
     names = sorted(parts, key=lambda stage: (not stage.startswith(READ), stage))
     ordered: dict[str, StageTimes] = {}
@@ -251,7 +251,8 @@ def _times(
 ) -> StageTimes:
     """Times of a stage, extrapolated from some batches by `scale`."""
     number, total_ns = sum(cell.number for _, cell in cells), sum(cell.total_ns for _, cell in cells) * scale
-    # CPU times are measured for a part of the spans: those of short batches are left out, but they all compute alike.
+    # CPU times are measured for a part of the spans: those of short batches are left out, but all batches compute in
+    # the same way.
     measured = sum(cell.number for _, cell in cpu_cells)
     cpu_ns = sum(cell.total_ns for _, cell in cpu_cells)
     return StageTimes(

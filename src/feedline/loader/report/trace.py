@@ -29,7 +29,7 @@ numbers.
 _GRID_NS = 125
 """Resolution of the trace.
 
-Floats of this size have steps of a nanosecond, and viewers drop a block that ends one nanosecond behind its parent.
+Floats of this size have steps of a nanosecond, and viewers drop a block that ends one nanosecond after its parent.
 Multiples of an eighth of a microsecond are exact, also after an addition.
 """
 

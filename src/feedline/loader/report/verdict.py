@@ -82,7 +82,7 @@ class Verdict:
     advice: tuple[Advice, ...] = ()
     """Worthwhile changes: predictions first, then bounds, each sorted by gain.
 
-    Of a bound one may get only a part: next to predictions below 1.25, it counts half of its gain.
+    Only a part of a bound may be reached: next to predictions below 1.25, it counts with half of its gain.
     """
     notes: tuple[str, ...] = ()
     """Restarts, skips, and the basis of the verdict."""

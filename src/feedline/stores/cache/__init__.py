@@ -1,7 +1,7 @@
 """A bounded cache on the local disk, shared by processes.
 
-Safe against the death of any process at any moment. `entries` is one file, `locks` the size account and who fetches
-what, `folder` all of them together, `store` a store that reads through them, and `prefetch` reads ahead.
+Safe against the death of any process at any moment. `entries` is one file, `locks` the size account and the fetch
+locks, `folder` the whole cache, `store` a store that reads through it, and `prefetch` reads ahead.
 """
 
 from feedline.stores.cache.entries import MissingPieceError, Pieces

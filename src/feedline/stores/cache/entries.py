@@ -1,6 +1,6 @@
 """One file of the cache: a piece of an object.
 
-A footer proves that the piece is complete. Also the pieces of an object that are in memory.
+A footer proves that the piece is complete. The module also has the pieces of an object that are in memory.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def open_entry(file: BinaryIO, *, trusted: bool) -> memoryview:
         raise DamagedEntryError
     content = _content(file, size)
     data = content[: -_FOOTER.size]
-    # At the end of the file: what was cut short, at whatever byte, has no footer.
+    # At the end of the file: a file that was cut off at any byte has no footer.
     magic, nbytes, promised = _FOOTER.unpack(content[-_FOOTER.size :])
     if (magic, nbytes) != (_MAGIC, data.nbytes) or not (trusted or checksum(data) == promised):
         raise DamagedEntryError
@@ -130,9 +130,9 @@ def checksum_of(fd: int, nbytes: int) -> int:
 
 
 def is_abandoned(path: Path) -> bool:
-    """Tell whether the writer of a temporary file is gone.
+    """True if the writer of a temporary file has ended.
 
-    A file that is being created may be taken for abandoned.
+    A file that is being created may look abandoned.
     """
     try:
         fd = open_own(path, os.O_RDONLY)
@@ -165,7 +165,7 @@ class Pieces:
     def cut(self, start: int, stop: int) -> memoryview:
         """The bytes from `start` up to `stop`, within the object.
 
-        A view if they lie in one piece, else a copy. MissingPieceError if a piece is not in memory.
+        A view if they are in one piece, else a copy. MissingPieceError if a piece is not in memory.
         """
         if start == stop:
             return memoryview(b"")

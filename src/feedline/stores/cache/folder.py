@@ -63,7 +63,8 @@ _CLOCKS_DIFFER_NS = 3600 * 10**9
 
 
 _SPARE = 16
-"""A share of the limit (its divisor) is freed beyond what is needed: not every write should count all files."""
+"""Divisor of the limit: this share is freed in addition to the needed bytes, so that not every write counts all
+files."""
 
 
 WriteContent = Callable[[Callable[[int, memoryview], None]], int | None]
@@ -89,8 +90,8 @@ class Folder:
     """Pieces by key, in a folder that other processes share.
 
     Safe to use from several threads; any process may die while it uses the folder. A piece is written to a temporary
-    file, under a lock that tells a living writer from a dead one, and renamed to its place when it is complete: a file
-    with its final name is complete. Removing a piece removes only its name; a process that has it mapped keeps the
+    file, under a lock that distinguishes a live writer from a dead one, and renamed to its place when it is complete: a
+    file with its final name is complete. Removing a piece removes only its name; a process that has it mapped keeps the
     data. So eviction needs no coordination, and nothing that is being read can change.
     """
 
@@ -146,7 +147,7 @@ class Folder:
         return made_once(self._root / "fetch-locks", key.name(), find, make)
 
     def has(self, key: PieceKey) -> bool:
-        """Tell whether a piece has a file, without opening it."""
+        """True if a piece has a file, without opening it."""
         return self._path(key.name()).exists()
 
     def get(self, key: PieceKey) -> memoryview | None:
@@ -211,7 +212,7 @@ class Folder:
     def put_parts(self, key: PieceKey, parts: Iterable[bytes | memoryview]) -> memoryview:
         """Keep content of unknown size; returns it, mapped.
 
-        OSError if it cannot be kept, and what `parts` raises.
+        OSError if it cannot be kept; exceptions of `parts` are raised.
         """
         name, nbytes = key.name(), 0
         if not self._temporary.is_dir():
@@ -261,7 +262,7 @@ class Folder:
         try:
             self._write_now(name, nbytes, fill)
         except FileNotFoundError:
-            # Only a removed folder is made again: what else is missing would be missing the second time, too.
+            # Only a removed folder is created again: any other cause would fail the second time, too.
             if self._temporary.is_dir():
                 raise
             self._prepare()  # the folder was removed
@@ -308,7 +309,7 @@ class Folder:
     def _make_room(self, account: Account, needed: int) -> None:
         """Count the files, and evict the least recently used.
 
-        Until there is room to spare.
+        Until there is enough room.
         """
         taken, files = self._sweep(), sorted(self._files())
         taken += sum(file.nbytes for file in files)
@@ -317,7 +318,7 @@ class Folder:
             for file in files:
                 if taken <= wanted:
                     break
-                # Another process may evict at the same moment: what is gone is subtracted all the same.
+                # Another process may evict at the same moment: removed files are subtracted nevertheless.
                 with suppress(FileNotFoundError):
                     os.unlink(file.path)  # noqa: PTH108 - thousands of them
                     count(cache_evicted=1)
@@ -330,7 +331,7 @@ class Folder:
         """Remove files of dead writers; return the bytes of living ones."""
         living = 0
         for path in self._temporary.iterdir():
-            # The writer's lock, not its age, tells: a slow line may fill one file for an hour.
+            # The writer's lock decides, not its age: over a slow line, writing one file may take an hour.
             if is_abandoned(path):
                 path.unlink(missing_ok=True)
             else:

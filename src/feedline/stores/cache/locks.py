@@ -104,9 +104,9 @@ class FetchLocks:
         return True
 
     def wait(self, name: str, timeout_s: float) -> None:
-        """Wait until the fetcher of a piece is done or gone.
+        """Wait until the fetcher of a piece has finished or ended.
 
-        Or until the timeout.
+        The wait ends at the timeout at the latest.
         """
         over = threading.Event()
 
@@ -162,8 +162,8 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
 class Account:
     """The bytes taken, locked against other processes.
 
-    Every change is written at once. Room is booked before it is taken and released after it is free: a process that
-    dies in between leaves the number too large, which the next count corrects, and never too small.
+    Every change is written at once. Room is reserved before it is used, and released after it is free. So a process
+    that dies in between leaves the number too large, never too small, and the next count corrects it.
     """
 
     def __init__(self, fd: int) -> None:

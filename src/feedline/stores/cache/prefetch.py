@@ -1,4 +1,4 @@
-"""Prefetching into caches, for readers that know what they will read."""
+"""Prefetching into caches, for readers with known ranges."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PrefetchStatistics:
     failed: int
     """Items that could not be fetched; the reader gets the error itself."""
     ahead_nbytes: int
-    """Bytes needed by items ahead of the reader, or fetched for them, whichever is more."""
+    """Bytes needed by items ahead of the reader, or fetched for them, whichever is larger."""
     peak_nbytes: int
     """The highest value of `ahead_nbytes` so far."""
 
@@ -79,10 +79,10 @@ class _FetchTask:
 
 
 class Prefetcher:
-    """Threads that fetch into caches, in order, what will be read.
+    """Threads that prefetch ranges into caches, in order.
 
-    One of them takes items from `items`, none while `ahead_nbytes` or more lie ahead of the reader, in the cache or in
-    flight, and plans what is missing; `threads` others fetch that. `advance` may be called from any thread.
+    One of them takes items from `items`, except while `ahead_nbytes` or more are ahead of the reader, in the cache or
+    in flight, and plans the missing pieces. `threads` others fetch these. `advance` may be called from any thread.
     """
 
     def __init__(self, items: Iterable[PrefetchItem], *, ahead_nbytes: int, threads: int) -> None:
@@ -257,7 +257,7 @@ def _split_known(
 ) -> tuple[list[tuple[CachedStore, str, list[tuple[int, int]]]], list[tuple[CachedStore, ObjectRange]]]:
     """Split an item into spans of known objects and ranges of others.
 
-    The store has to be asked for the size of the others.
+    The sizes of the others have to be requested from the store.
     """
     spans: dict[tuple[CachedStore, str], list[tuple[int, int]]] = {}
     unknown = []
@@ -298,8 +298,8 @@ class Prefetch:
                 use(store.read(*each))
                 ahead.advance()
 
-    No further range is started while `ahead_nbytes` or more lie ahead of the reader; `threads` threads fetch. One more
-    takes from `ranges` as it goes. A loader does this by itself for datasets that are read through a cache.
+    No further range is started while `ahead_nbytes` or more are ahead of the reader. `threads` threads fetch, and one
+    more takes ranges from `ranges`. A loader does this automatically for datasets that are read through a cache.
     """
 
     def __init__(

@@ -42,9 +42,9 @@ _KNOWN = 100_000
 class CachedStore:
     """The objects of `store`, kept in pieces in a local folder.
 
-    An object is looked up once per process and then assumed to be unchanged; if it does change, reading what is not in
-    the cache yet is an ObjectChangedError, and the next read finds the new version. Where the store reports no
-    versions, pieces are kept for this CachedStore alone, and for what unpickles as it.
+    An object is looked up once per process and then assumed to be unchanged. If it does change, a read of bytes that
+    are not in the cache raises ObjectChangedError, and the next read finds the new version. If the store reports no
+    versions, pieces are kept only for this CachedStore and its unpickled copies.
     """
 
     def __init__(self, store: Store, cache: Cache, own: str | None = None) -> None:
@@ -114,7 +114,7 @@ class CachedStore:
     def in_memory(self, path: str, ranges: Sequence[Range], *, version: str) -> Views | None:
         """Read ranges if all are in this process's memory; else None.
 
-        So it never waits.
+        The call never waits.
         """
         known, pieces = self._shared().infos.get(path), self.cached_pieces(path, version=version)
         if known is None or not all(0 <= start <= stop <= known.size for start, stop in ranges):
@@ -144,7 +144,7 @@ class CachedStore:
         return max(0, stop - start)
 
     def knows(self, path: str) -> bool:
-        """Tell whether the size of an object is known without a request."""
+        """True if the size of an object is known without a request."""
         return self._shared().infos.get(path) is not None
 
     def pieces(self, path: str, ranges: Sequence[Range]) -> Sequence[int]:
@@ -159,7 +159,7 @@ class CachedStore:
         return stop - start
 
     def has(self, path: str, number: int) -> bool:
-        """Tell whether a piece has a file, without opening it."""
+        """True if a piece has a file, without opening it."""
         return self._object(path, None).has(number)
 
     def runs(self, numbers: Sequence[int]) -> Sequence[Sequence[int]]:
@@ -181,7 +181,7 @@ class CachedStore:
 
     def _object(self, path: str, version: str | None) -> _Object:
         info = self._look_up_info(path, version)
-        # Without versions, what another process has kept may be of another content: it gets another key.
+        # Without versions, pieces of another process may be of another content, so they get another key.
         version_key = info.version if info.is_versioned else f"{info.version} {self._own}"
         return _Object(self.store, self._shared(), info, version_key, self.cache)
 
@@ -299,7 +299,7 @@ class _Object:
         if not missing:
             return {}
         with self._folder.fetch_locks() as fetch_locks:
-            # Locked one by one without waiting: what others fetch is read from their files afterwards.
+            # Locked one by one without waiting: pieces that others fetch are read from their files afterwards.
             mine = [number for number in missing if fetch_locks.take(self._key(number).name())]
             data_by_number = self._look_up(mine)  # another process may have fetched them since the first look
             data_by_number |= self._fetch_all([number for number in mine if number not in data_by_number])

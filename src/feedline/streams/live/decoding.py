@@ -1,4 +1,4 @@
-"""Samples of messages, and messages that make none."""
+"""Samples from messages, and messages without a sample."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _REMEDY = "on_error='skip' leaves out such messages, and fl.ErrorPolicy(quaranti
 
 @dataclass(frozen=True, slots=True)
 class MessageDecoder:
-    """A function of one message, and what happens if it raises."""
+    """A function of one message, and the action if it raises."""
 
     function: Callable[[Any], Any]
     largest: int
@@ -95,7 +95,7 @@ class MessageDecoder:
                 f"a message of {size:,} bytes is larger than LiveLimits.message_nbytes={self.largest:,}: "
                 "raise the limit, or leave out such messages by on_error='skip'"
             )
-        if isinstance(message, Exception):  # what the source says of a message that it could not make
+        if isinstance(message, Exception):  # the error of the source about a message that it could not read
             raise message
         return self.function(message)
 

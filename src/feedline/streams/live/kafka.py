@@ -1,4 +1,4 @@
-"""Topics of Kafka, and of what speaks its protocol."""
+"""Topics of Kafka and of compatible brokers."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class KafkaClient:
             "auto.offset.reset": "error",
             "queued.max.messages.kbytes": 16_384,  # the library reads ahead, by partition
             "fetch.wait.max.ms": 100,
-            "log_level": 0,  # what it would log becomes an error here
+            "log_level": 0,  # its log messages become errors here
             "error_cb": self._noted.append,
             **stream.settings,
         }

@@ -78,7 +78,7 @@ class NATS(LiveStream):
 
 @dataclass(slots=True)
 class _Feed:
-    """A temporary consumer, and what it has sent."""
+    """A temporary consumer, and the messages that it has sent."""
 
     consumer: str
     inbox: str
@@ -100,7 +100,7 @@ class _Feed:
         headers = message.headers or {}
         status = headers.get("Status", "")
         if status == _CONFLICT and "exceed" not in headers.get("Description", "").lower():
-            self.problem = headers.get("Description", "the consumer has gone")
+            self.problem = headers.get("Description", "the consumer was deleted")
             self.arrived.set()
         elif status != _HEARTBEAT:
             self.due -= int(headers.get("Nats-Pending-Messages", self.due))
@@ -175,7 +175,7 @@ class NATSClient:
         self._loop.close()
 
     async def _end(self) -> None:
-        """Cancel what still runs in the loop."""
+        """Cancel the remaining tasks of the loop."""
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()

@@ -54,8 +54,8 @@ class LiveReader:
 
     A partition without messages does not delay the others.
 
-    Holds at most `limits.buffer` messages of a partition, and about one answer of the source more; then that partition
-    is not read on. Of one thread, but for `stop`. A source that does not answer is tried again for `limits.patience_s`.
+    Holds at most `limits.buffer` messages of a partition, plus about one answer of the source; a full partition is not
+    read further. For one thread, except `stop`. A source that does not answer is retried for `limits.patience_s`.
     """
 
     def __init__(
@@ -187,5 +187,5 @@ class LiveReader:
     def _disconnect(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            with suppress(FeedlineError):  # it is given up; what it did not send is read again
+            with suppress(FeedlineError):  # it is closed; messages that it did not send are read again
                 client.close()

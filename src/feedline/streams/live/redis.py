@@ -65,7 +65,7 @@ class RedisClient:
     """A connection to Redis; see `LiveClient`.
 
     A place is the identifier of the last entry and the number of entries of the stream before the next, deleted ones
-    included: it shows if entries that were not read are gone.
+    included: it shows if unread entries have been deleted.
     """
 
     def __init__(self, stream: Redis) -> None:
@@ -93,7 +93,7 @@ class RedisClient:
         """True if entries that were not read were deleted."""
         info = self._about(partition)
         first = info and info.get("first-entry")
-        if not first:  # empty: what was added since is gone
+        if not first:  # empty: entries added since were deleted
             return bool(kept.end[1] > place[1])
         is_behind = self._stream.order([_text(first[0])]) > self._stream.order(place)
         return bool(is_behind and kept.first[1] > place[1])

@@ -104,7 +104,7 @@ class SQLClient:
         self._places[partition] = place
 
     def poll(self, partitions: Sequence[int], most: int, timeout_s: float) -> list[MessageRun]:
-        """The next rows; asks until there are some."""
+        """The next rows; queries until there are some."""
         give_up_s = monotonic() + timeout_s
         while True:
             horizon = self._horizon()
@@ -162,7 +162,7 @@ class SQLClient:
                 return names, cursor.fetchall()
             finally:
                 cursor.close()
-                connection.rollback()  # the next question must see what was committed since
+                connection.rollback()  # the next query must see later commits
                 if isinstance(connection, sqlite3.Connection):  # belongs to this thread, and costs microseconds
                     self.close()
 

@@ -22,7 +22,7 @@ Start = Literal["earliest", "latest"]
 
 
 class Kept(NamedTuple):
-    """Places of the oldest message of a source, and after the newest."""
+    """Places of the oldest message of a source, and after its newest."""
 
     first: Place
     end: Place
@@ -31,7 +31,7 @@ class Kept(NamedTuple):
 class MessageRun(NamedTuple):
     """Messages of one partition, and the place after each.
 
-    `end` is the place that was reached, where messages are left out by the source; None for that of the last message.
+    `end` is the place reached, if the source leaves out messages; None for that of the last message.
     """
 
     partition: int
@@ -72,8 +72,8 @@ class LiveLimits:
     """Bounds of a live stream.
 
     `buffer` messages of a partition are held ahead of the loop. A message of more than `message_nbytes` counts as one
-    that does not parse. `connect_s` bounds one request to the source; `patience_s` the time for which a running stream
-    tries to reach it again. `commit_every_s` is the least time between two commits.
+    that cannot be parsed. `connect_s` bounds one request to the source; `patience_s` the time for which a running
+    stream tries to reach it again. `commit_every_s` is the least time between two commits.
     """
 
     buffer: int = 4096
@@ -121,7 +121,7 @@ def without_secrets(addresses: str) -> str:
 
 
 def look_up(address: str, name: str) -> str:
-    """An address, or what the environment variable of `env:NAME` holds."""
+    """An address, or the value of the environment variable of `env:NAME`."""
     if not address:
         raise ArgumentError(f"{name} must be a text, such as 'host:port'; got {address!r}")
     if not address.startswith("env:"):

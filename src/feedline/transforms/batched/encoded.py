@@ -1,4 +1,4 @@
-"""`DecodeOnDevice`: images that are decoded where their batch is delivered."""
+"""`DecodeOnDevice`: decoding of images on the device of their batch."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class EncodedImages:
     """The images of a batch, encoded, in one buffer.
 
     `data` is uint8 with the files of `rows`, `stops` the end of each. `ready` holds the other rows, which a worker has
-    decoded, or None; `fallbacks` of these because a device might refuse them. `to(device)` gives the batch that the
-    plan makes of them.
+    decoded, or None; `fallbacks` of these because a device might refuse them. `to(device)` returns the batch that the
+    plan makes from them.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ def is_here(file: NDArray[np.uint8], share: float) -> bool:
 
 
 _TAIL = 4096
-"""Last bytes of a file that decide: headers of many files are alike."""
+"""Last bytes of a file that decide, because many files have equal headers."""
 
 
 def _is_pixels(source: Any) -> bool:
@@ -199,8 +199,8 @@ class DecodeOnDevice(Transform):
 
     For the `transform` of a dataset of encoded images. With `DataLoader(device=)`, workers send the files of a batch in
     one buffer; decoding and transform follow on the device, by nvImageCodec or torchvision where one is installed. A
-    file that they refuse is decoded on the CPU, and counted in `loader.stats()`. Without a device, or for single
-    samples, nothing differs from `transform` itself. Each sample draws the same numbers in all cases.
+    file that they refuse is decoded on the CPU, and counted in `loader.stats()`. Without a device, and for single
+    samples, it equals `transform` itself. Each sample draws the same numbers in all cases.
 
     Workers decode every file that is not a sound JPEG, so `on_error` applies to files that are damaged or have an
     unreadable header.

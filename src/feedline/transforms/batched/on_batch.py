@@ -37,7 +37,7 @@ class OnBatch:
     On the CPU, uint8 images go through the native kernels where these are faster, and the results are those of single
     images. On other devices each transform is one launch, or a few, and results differ by at most one level where an
     image is resized or blurred; all others are equal. The input is left unchanged, and the result may share memory with
-    it. With `inplace`, a tensor of images may be written to, which spares a copy where flips and erasing change a part
+    it. With `inplace`, a tensor of images may be written to, which avoids a copy where flips and erasing change a part
     of it: for batches that nothing else refers to, such as those of a `Delivery`. Callables of other libraries, and
     subclasses with an `apply` of their own, raise an ArgumentError.
     """
@@ -57,7 +57,7 @@ class OnBatch:
             raise ArgumentError("OnBatch: transforms of images must come before MixUp and CutMix")
         self.transforms = tuple(parts)
         self.images, self.labels, self.inplace = images, labels, inplace
-        # A single transform keeps its keys: it draws what it draws for samples.
+        # A single transform keeps its keys: it draws the same numbers as for samples.
         whole = transforms if isinstance(transforms, Transform) else Compose(self.transforms[:first])
         self._plan: ImagePlan = whole.plan
         check_steps(self._plan.steps)
@@ -123,7 +123,7 @@ def uses_kernels(images: Any) -> bool:
 
 
 def _by_kernels(images: Any, plan: ImagePlan, keys: Keys) -> torch.Tensor:
-    """The plan on single images, which is what defines the result."""
+    """The plan on single images, which defines the result."""
     sources = [image.permute(1, 2, 0).numpy() for image in images]
     if plan.batchable and sources[0].shape[2] == 3:
         done = plan.batch(sources, keys, allocate_tensor, threads=torch.get_num_threads())

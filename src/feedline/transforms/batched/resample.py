@@ -60,7 +60,7 @@ def _resample_row(image: Levels, shown: Geometry, interpolation: str, out: Level
 
 
 def resized(images: Levels, size: tuple[int, int], interpolation: str) -> Levels:
-    """All images resized alike."""
+    """All images, resized in the same way."""
     if tuple(images.shape[-2:]) == size:
         return images
     if levels.by_rows(images):

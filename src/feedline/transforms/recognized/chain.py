@@ -46,10 +46,10 @@ class Node(Protocol):
 class Chain:
     """A transform as a list of nodes.
 
-    `chain(value, rows)` gives what the transform gives for `value`, which is a frame, or whatever the user's own code
-    opens. With `rows`, a tensor may lie in the batch. Random numbers come from torch's global generator, as many as the
-    transform draws, in its order. RefusedError if the kernels cannot read the source; then random numbers may have been
-    drawn.
+    `chain(value, rows)` returns the result of the transform for `value`, which is a frame, or any object that the
+    user's own code opens. With `rows`, a tensor may be in the batch. Random numbers come from torch's global generator,
+    as many as the transform draws, in its order. RefusedError if the kernels cannot read the source; then random
+    numbers may have been drawn.
     """
 
     def __init__(self, transform: Any) -> None:

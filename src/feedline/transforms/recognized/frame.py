@@ -1,4 +1,4 @@
-"""Images whose crops, resizes and flips become one call."""
+"""Images with crops, resizes and flips collected into one call."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Frame:
     """Image whose crops, resizes and flips are collected.
 
     The pixels of `box` are resized to `full`, of which `window` shows a part, mirrored. Coordinates of `crop` are those
-    of the image as it appears, after all steps so far. What cannot be one call is executed at once, and the steps go on
-    from its levels. All pixels equal those of Pillow's `crop`, `resize` and `transpose` in the same order, or those of
-    torchvision's on tensors if the frame stands for the tensor that `tensor_of(frame)` makes.
-    A gray frame has three equal channels, and stands for an image in mode L.
-    `undo` is given if the sample can be read again, and restores the random generators to before its draws.
+    of the image as it appears, after all steps so far. A step that does not fit into one call is executed at once, and
+    the next steps continue from its levels. All pixels equal those of Pillow's `crop`, `resize` and `transpose` in the
+    same order, or those of torchvision's on tensors if the frame stands for the tensor that `tensor_of(frame)` makes. A
+    gray frame has three equal channels, and stands for an image in mode L. `undo` is given if the sample can be read
+    again, and restores the random generators to before its draws.
     """
 
     __slots__ = (

@@ -29,8 +29,8 @@ PlacedImage = tuple[ImageSource, list[int], torch.Tensor]
 class Numbers:
     """Steps such as ToTensor and Normalize, as one table.
 
-    They map each level of a channel to one number. The table of all levels comes from the steps themselves, so every
-    bit is theirs. `kind` is the class of the resulting tensor; `interleaved` is True if its memory is ordered (height,
+    They map each level of a channel to one number. The steps themselves compute the table of all levels, so every bit
+    is equal. `kind` is the class of the resulting tensor; `interleaved` is True if its memory is ordered (height,
     width, channels). Gray images have one channel.
     """
 

@@ -50,7 +50,7 @@ def why_modified(value: Any, package: str) -> str | None:
 
 
 def is_from(function: Any, package: str) -> bool:
-    """True if the code of a function lies in `package`."""
+    """True if the code of a function is in `package`."""
     root = package_folder(package)
     return root is not None and isinstance(function, FunctionType) and _lies_in(function, root)
 

@@ -34,7 +34,7 @@ class FrameStep:
 
 
 def sized(frame: Frame) -> Image.Image:
-    """Image without pixels, for methods that only ask for its size."""
+    """Image without pixels, for methods that only read its size."""
     image = Image.Image()
     image._size, image._mode = (frame.width, frame.height), "L" if frame.gray else "RGB"
     return image
@@ -313,7 +313,7 @@ _FLIPS = ("RandomHorizontalFlip", "RandomVerticalFlip")
 TENSOR_STEPS = frozenset(
     _V2 + "_geometry." + name for name in ("RandomResizedCrop", "Resize", "CenterCrop", "RandomCrop", *_FLIPS)
 )
-"""Classes that move the levels of a tensor as those of an image, but for the rounding of a resize."""
+"""Classes that change a tensor like an image, except for the rounding of a resize."""
 
 
 def resizes_tensors_of_levels() -> bool:

@@ -211,7 +211,7 @@ class RequestQueue:
             self._receive_buffer = ReceiveBuffer()
         stopping = sum(request.task == STOP for request in self._backlog)
         self._backlog.clear()
-        # The end that workers read is open here, too: what is still in it, no worker has taken.
+        # The end that workers read is open here, too: no worker has taken the requests that are still in it.
         while True:
             try:
                 message, fds = self._receive_buffer.receive(self._theirs, socket.MSG_DONTWAIT)
@@ -223,7 +223,7 @@ class RequestQueue:
             self.stop_one()
 
     def finish(self) -> None:
-        """Close the queue; workers first read what is left in it."""
+        """Close the queue; workers first read the remaining requests."""
         disconnect(self._mine)
         self._theirs.close()
 

@@ -106,7 +106,7 @@ def describe_work(request: Any, row: int) -> str:
 
 
 def describe_finding(request: Any, rows: Sequence[int]) -> str:
-    """Describe the rows that kill a worker by themselves."""
+    """Describe the rows that kill a worker on their own."""
     if request.partition is not None:
         return "The request kills every worker that gets it; batches of an iterable dataset cannot be divided further."
     if not rows:
@@ -203,7 +203,7 @@ class RestartBudget(DeathCount):
     def describe_death(self, death: Death, request: Any | None, finding: str = "") -> str:
         """Compose the error message about a death.
 
-        `request` is what the worker was building, None if unknown.
+        `request` is the request that the worker was building, None if unknown.
         """
         exitcode, pid = death.exited.exitcode, death.member.process.pid
         out_of_memory = pid in self._killed_by_oom

@@ -40,7 +40,7 @@ class StepResult(NamedTuple):
 class WorkerGenerators:
     """Recorded states of one worker's random generators, and changes of its dataset.
 
-    Those after its last answer are kept, and those at the start of its epoch: a replacement may have to replay a
+    The states after its last answer are kept, and those at the start of its epoch: a replacement may have to replay a
     partition from its beginning, with all its draws.
     """
 
@@ -57,7 +57,7 @@ class WorkerGenerators:
         return self.epoch_start if self.replays else self.latest
 
     def opening_objects(self, worker_id: int) -> bytes:
-        """Changes that a replacement starts from; logs what it starts without."""
+        """Changes that a replacement starts from; logs the changes that are lost."""
         if lost := lost_changes(self.objects):
             _log.warning(
                 "the replacement of worker %d starts without changes that the dead one made to %s: if batches depend "
@@ -87,8 +87,8 @@ class WorkerGenerators:
 class Dispatch:
     """Open requests of one pool and their queues. Not thread-safe.
 
-    Every open request is eventually answered. After a worker dies, requests that no live worker is known to be building
-    are resubmitted; a batch may therefore be built twice, and the later answer is dropped.
+    Every open request is eventually answered. After a worker dies, requests that no live worker is known to build are
+    resubmitted; a batch may therefore be built twice, and the later answer is dropped.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Dispatch:
         self.worker_set = WorkerSet(launcher, new_inbox)
 
     def send(self, future: ProcessFuture) -> None:
-        """Queue the request of a future. Raises what pickling the request raises."""
+        """Queue the request of a future; may raise errors of its pickling."""
         self.repair()
         payload = pickle.dumps(future.work, 5)
         self.open[future.task] = future
@@ -295,7 +295,7 @@ class Dispatch:
                 queue.put(task, pickle.dumps(future.work, 5))
 
     def _open_after_built(self, future: ProcessFuture) -> None:
-        """Let another worker begin behind the latest answer.
+        """Let another worker begin after the latest answer.
 
         It cannot repeat the sizes of the batches before.
         """

@@ -82,7 +82,7 @@ def _dumps(value: Any) -> bytes | None:
     for dumps in (pickle.dumps, cloudpickle.dumps):
         try:
             return bytes(dumps(value))
-        except Exception:  # noqa: BLE001, S112 - whatever an exception's own reduction raises
+        except Exception:  # noqa: BLE001, S112 - an exception's own reduction may raise anything
             continue
     return None
 
@@ -96,14 +96,14 @@ def _loads(data: bytes | None) -> Any:
     """Unpickle a value; None if that fails."""
     try:
         return None if data is None else pickle.loads(data)
-    except Exception:  # noqa: BLE001 - whatever a constructor raises for wrong arguments
+    except Exception:  # noqa: BLE001 - a constructor may raise anything for wrong arguments
         return None
 
 
 def _text(value: object, text: Callable[[object], str] = str) -> str:
     try:
         return text(value)
-    except Exception as error:  # noqa: BLE001 - whatever the `__str__` of a foreign class raises
+    except Exception as error:  # noqa: BLE001 - the `__str__` of a foreign class may raise anything
         return f"<{type(value).__name__}, and {type(error).__name__} when it was asked for its text>"
 
 

@@ -203,7 +203,7 @@ class _ForkServers:
     def __init__(self) -> None:
         self._by_pid: dict[int, ForkServer] = {}
         self._lock = threading.Lock()
-        # Weak: what a user drops has to end then, not at exit.
+        # Weak: a pool that a user drops has to end then, not at exit.
         self._open: weakref.WeakSet[Closeable] = weakref.WeakSet()
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._unlock)

@@ -19,7 +19,7 @@ from feedline.workers.process.imports import import_all
 from feedline.workers.process.worker_main import STACK_SIGNAL, name_process
 
 _GRACE_S = 0.5
-"""Seconds that zygotes have to end after the training process. All processes must be gone within a second."""
+"""Seconds that zygotes have to end after the training process. All processes must end within a second."""
 
 
 def main(commands: int, parent: int) -> None:

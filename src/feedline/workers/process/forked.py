@@ -1,4 +1,4 @@
-"""Forked children of this process, which no interrupt loses."""
+"""Forked children of this process, which interrupts cannot lose."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ForkedProcess:
         """
         _reap()
         _flush_standard_streams()
-        # `_signal` is what `signal` calls: that would make an enum member of each of 64 numbers, several times.
+        # `_signal` is called by `signal`, which would make an enum member of each of 64 numbers, several times.
         blocked = _signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             # Until the child has handlers of its own, a signal would run those of this process there.

@@ -94,7 +94,7 @@ class FuturePool:
         self._tasks = count(1)
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        """Handle events until `ready()`; raises what `_check` raises."""
+        """Handle events until `ready()`; exceptions of `_check` are raised."""
         raise NotImplementedError
 
     def _step(self, timeout_s: float) -> bool:

@@ -292,7 +292,7 @@ class ProcessPool(FuturePool):
     def _kills(self, request: Any) -> bool:
         """True if a worker that gets only this request dies of it."""
         future = ProcessFuture(self, next(self._tasks), request, trial=True)
-        # In a process of its own: the other workers keep what they have, and the death has one possible cause.
+        # In a process of its own: the other workers keep their requests, and the death has one possible cause.
         self._until(self._dispatch.start_probe(future))
         self._dispatch.open.pop(future.task, None)
         return not future.settled

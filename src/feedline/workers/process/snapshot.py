@@ -91,7 +91,7 @@ class SnapshotProcessGroup(ZygoteProcessGroup):
         if self._has_forked:
             return super().launch(setup, worker_channels)
         try:
-            # Before the fork: after an interrupt behind it, the handler below asks whether there is a snapshot.
+            # Before the fork: after a later interrupt, the handler below checks if there is a snapshot.
             self._has_forked = True
             # Where the system reaps children, only the snapshot learns exit codes: it sets that right for itself.
             if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""Stall detection, and a report on what each worker is doing."""
+"""Stall detection, and a report on the activity of each worker."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def _accelerate(module: str, function: str) -> None:
 
 
 def import_for_workers(builder: Any) -> None:
-    """Import and look up what forked workers would each need.
+    """Import and look up everything that each forked worker would need.
 
     Nothing is accelerated here.
     """

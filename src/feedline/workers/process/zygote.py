@@ -54,7 +54,7 @@ class ZygoteProcessGroup:
     def __init__(self, zygote: Channel) -> None:
         self._zygote = zygote
         self._receive_buffer = channels.ReceiveBuffer()
-        self._lock = threading.Lock()  # user threads may ask a process for its pid while the pool reads the socket
+        self._lock = threading.Lock()  # user threads may read the pid of a process while the pool reads the socket
         self._serial = 0
         self._processes: dict[int, ZygoteProcess] = {}
         self._exited: list[ExitedProcess] = []
@@ -74,7 +74,7 @@ class ZygoteProcessGroup:
     def pid_of(self, process: WorkerProcess) -> int | None:
         """See `ProcessGroup`."""
         assert isinstance(process, ZygoteProcess)
-        if not held_off.depth:  # otherwise a handler of a signal asks, below a frame that holds the lock
+        if not held_off.depth:  # otherwise a signal handler calls this, below a frame that holds the lock
             with held_off, self._lock:
                 while self._receive():
                     pass

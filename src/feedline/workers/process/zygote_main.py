@@ -42,7 +42,7 @@ _GRACE_S = 0.3
 
 
 class _UnflushedPopen(popen_fork.Popen):
-    """Fork that does not flush the standard streams before.
+    """Fork that does not flush the standard streams first.
 
     When this process was forked, a thread of the training process may have held the lock of a stream.
     """

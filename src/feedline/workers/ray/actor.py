@@ -40,7 +40,7 @@ from feedline.workers.transport import BufferPool, load_builder
 from feedline.workers.transport.views import Bytes
 
 STALE = 2
-"""Kind of an answer to `open`: the files of the other actor are gone; arrays are needed."""
+"""Kind of an answer to `open`: the files of the other actor do not exist any more; arrays are needed."""
 
 _REPLY_S = 2.0
 
@@ -206,7 +206,7 @@ def inspect(place: WorkerPlace) -> tuple[int, int, float, str]:
 
 
 def _open_peer(file: NodeFile) -> Descriptors:
-    """The file of another actor; OSError if it is gone."""
+    """The file of another actor; OSError if it no longer exists."""
     own = opened(os.open, f"/proc/{file.pid}/fd/{file.fd}", os.O_RDWR)  # maps of feedline.share are writable
     found = os.fstat(own.fd)
     if (found.st_dev, found.st_ino) != (file.device, file.inode):

@@ -163,7 +163,7 @@ class RayMembers:
         member.ref = member.handle.open.remote(opening, self._skeleton, contents or (), peer)
 
     def send(self, member: RayMember, future: ProcessFuture) -> None:
-        """Give a request to a member. Raises what pickling the request raises."""
+        """Give a request to a member; may raise errors of its pickling."""
         payload = pickle.dumps(future.work, 5)
         member.queue.append((future, member.handle.build.remote(future.task, payload)))
 

@@ -136,7 +136,7 @@ class RayPool(FuturePool):
     def _close(self) -> None:
         """See `FuturePool`. Actors are killed.
 
-        Those of this machine have ended when it returns.
+        Actors of this machine have ended when it returns.
         """
         with self._lock:
             self._open.clear()
@@ -192,7 +192,7 @@ class RayPool(FuturePool):
         return [member for member in self.members.all.values() if member.ref is not None or member.queue]
 
     def _handle(self, member: RayMember, ref: Any) -> bool:
-        """Handle what became of a call; True if it was a batch."""
+        """Handle the result of a call; True if it was a batch."""
         errors = self.members.ray.exceptions
         try:
             value = self.members.ray.get(ref)
@@ -275,7 +275,7 @@ class RayPool(FuturePool):
             future.fail(error)
 
     def _repair(self) -> None:
-        """End surplus workers, start missing ones, and give out requests."""
+        """End surplus workers, start missing ones, and distribute requests."""
         if self._closed or self._error is not None:
             return
         members = self.members.all
@@ -303,7 +303,7 @@ class RayPool(FuturePool):
         )
 
     def _look_for_places(self) -> None:
-        """Go on without workers that Ray cannot place, or fail."""
+        """Continue without workers that Ray cannot place, or fail."""
         members = self.members.all.values()
         late = [m for m in members if not m.is_ready and monotonic() > m.began + self.members.start_timeout_s]
         if not late or self._error is not None or late[0].place is not None:
@@ -352,7 +352,7 @@ class RayPool(FuturePool):
         member.queue.clear()
 
     def _open_after_built(self, future: ProcessFuture) -> None:
-        """Let another worker begin behind the latest answer, which it cannot repeat."""
+        """Let another worker begin after the latest answer, which it cannot repeat."""
         epoch, mark = self._built.get(future.work.partition, (None, None))
         if epoch == future.work.epoch:
             future.work = future.work.opened_at(mark)

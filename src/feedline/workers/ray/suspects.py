@@ -1,4 +1,4 @@
-"""Requests that have killed two actors, tried alone."""
+"""Requests that have killed two actors, tested alone."""
 
 from __future__ import annotations
 

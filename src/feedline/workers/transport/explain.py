@@ -27,7 +27,7 @@ def explain_unpicklable(obj: object, name: str = "obj", dumps: Callable[[Any], o
     """Path and type of the first part of `obj` that `dumps` refuses.
 
     For example `batch['meta'][3].handle (type lock)`. Walks containers, attributes, slots, partials, methods, closures
-    and classes. It pickles every part on the way, and is therefore for error messages only. Returns `obj` itself if no
+    and classes. It pickles every part on the path, and is therefore for error messages only. Returns `obj` itself if no
     part is refused.
     """
     label, part = _search(obj, dumps, {id(obj): obj}) or ("", obj)
@@ -49,7 +49,7 @@ def _search(obj: object, dumps: Callable[[Any], object], seen: dict[int, object]
 def _is_refused(obj: object, dumps: Callable[[Any], object]) -> bool:
     try:
         dumps(obj)
-    except Exception:  # noqa: BLE001 - whatever a user's __reduce__ or __getstate__ raises is a refusal
+    except Exception:  # noqa: BLE001 - any error of a user's __reduce__ or __getstate__ is a refusal
         return True
     return False
 
@@ -102,7 +102,7 @@ def _parts_of_instance(obj: object) -> Iterator[NamedPart]:
     try:
         reducer = copyreg.dispatch_table.get(type(obj))
         reduced = reducer(obj) if reducer else obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-    except Exception:  # noqa: BLE001 - the object itself refuses, so there are no parts to look at
+    except Exception:  # noqa: BLE001 - the object itself refuses, so there are no parts to search
         return
     if isinstance(reduced, str):
         return

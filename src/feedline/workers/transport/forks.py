@@ -1,6 +1,6 @@
 """Copies of delivered batches for processes that the user forks.
 
-Batches lie in memory that a worker and the training process share. A forked child would share it, too, and see later
+Batches are in memory that a worker and the training process share. A forked child would share it, too, and see later
 writes of the training process. The child therefore replaces that memory by private copies at the same addresses.
 """
 

@@ -56,7 +56,7 @@ class Mapping:
         return {"data": (self.address, False), "shape": (self.nbytes,), "typestr": "|u1", "version": 3}
 
     def __del__(self) -> None:
-        # A forked child inherits the mapping but not what the parent registered it with.
+        # A forked child inherits the mapping, but not its registration in the parent.
         on_unmap = getattr(self, "on_unmap", None)  # an interrupt may have ended the constructor
         if on_unmap is not None and self._pid == os.getpid():
             on_unmap(self.address)

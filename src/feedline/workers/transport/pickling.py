@@ -182,7 +182,7 @@ class OutOfBandPickle:
 
     def _add(self, view: View, start: int, nbytes: int, owner: object) -> Any:
         self.views.append(view)
-        # The address of empty memory says nothing: it may lie within other memory, and must not join it.
+        # The address of empty memory is meaningless: it may be within other memory, and must not join it.
         self._spans.append(AddressRange(start, start + nbytes) if nbytes else AddressRange(0, 0))
         self._owners.append(owner)
         return restore, (_MARK,)

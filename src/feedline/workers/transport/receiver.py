@@ -146,7 +146,7 @@ class _Release:
     """Callback that frees a slot when its last view is dropped."""
 
     # Runs in any thread, also inside the garbage collector, so it takes no lock. A forked child must free nothing: the
-    # slot belongs to its parent. Nor may the memory that the child inherited change under it, so a slot that was lent
+    # slot belongs to its parent. The memory that the child inherited must not change either, so a slot that was lent
     # during a fork is retired instead of reused.
 
     __slots__ = ("_forks", "_header", "_pid")

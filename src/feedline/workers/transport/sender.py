@@ -172,7 +172,7 @@ class Arena:
 
         The same holds for views of it. Its memory is reused once it is dropped here and, if it was sent, in the
         training process. A worker that keeps a sent tensor shares it with the training process, as with torch's shared
-        memory. Small tensors lie in ordinary memory.
+        memory. Small tensors are in ordinary memory.
         """
         shape = tuple(shape)
         nbytes = math.prod(shape) * dtype.itemsize

@@ -175,7 +175,7 @@ def _define(name: str, definition: types.FunctionType | type) -> None:
 
 
 class _PicklePlan(NamedTuple):
-    outline: bytes  # does not depend on where the pieces lie
+    outline: bytes  # does not depend on the places of the pieces
     pieces: list[MemoryPiece]
     nbytes: int
     oob: OutOfBandPickle  # keeps the memory of the pieces alive

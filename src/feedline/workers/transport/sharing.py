@@ -63,8 +63,8 @@ def share(array: Array) -> Array:
 
     Processes of a `spawn` or `forkserver` context, and other uses of pickle, copy the array as usual.
 
-    Raises ArgumentError for dtypes that hold Python objects, and for anything but arrays (`np.memmap` included) and
-    plain tensors; SlotMemoryError if there is not enough memory.
+    Raises ArgumentError for dtypes that hold Python objects, and for other objects than arrays (`np.memmap` included)
+    and plain tensors; SlotMemoryError if there is not enough memory.
     """
     source: Any = array
     if type(source) in (np.ndarray, np.memmap):

@@ -149,12 +149,12 @@ class SlotPool:
         return handle
 
     def tick(self) -> list[int]:
-        """Count a message and forget outdated slots now and then.
+        """Count a message, and drop outdated slots at intervals.
 
-        Returns the numbers of forgotten slots, which the training process has to forget as well.
+        Returns the numbers of the dropped slots, which the training process has to drop, too.
         """
         self.clock += 1
-        # Not for each message: there may be a thousand slots to look at.
+        # Not for each message: there may be a thousand slots to check.
         if self.clock % _FORGET_EVERY:
             return []
         outdated = [slot for slot in self._slots if self._is_outdated(slot)][:_FORGET_AT_MOST]
@@ -309,7 +309,7 @@ class _PooledBlock:
     __slots__ = ("_local", "_memory", "nbytes", "used_at")
 
     def __init__(self, nbytes: int) -> None:
-        # Private: after a fork by the user, neither process must see what the other writes into a batch.
+        # Private: after a fork by the user, neither process must see writes of the other one into a batch.
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
         mapping = mmap.mmap(-1, nbytes, **private)
         if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -1,1 +1,1 @@
-"""Stands in for torchvision, whose ordinary wheels want CUDA's torch; Mosaic imports two names, used nowhere here."""
+"""Replacement of torchvision, whose wheels require torch with CUDA; Mosaic imports two names, which are not used."""
