@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import warnings
@@ -13,16 +14,22 @@ from torch.utils.data import Dataset
 
 import feedline as fl
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # their imports of torch warn
-    from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
-    from ignite.engine import DeterministicEngine, Engine, Events
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
 ]
+
+
+def library(name: str) -> Any:
+    """A library that is imported by its tests only: other test processes stay small, and fork the faster."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # their imports of torch warn
+        return importlib.import_module(name)
+
+
+@pytest.fixture(scope="module")
+def accelerate() -> Any:
+    return library("accelerate")
 
 
 class Rows(Dataset[Any]):
@@ -45,8 +52,8 @@ def lists(batches: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"shuffle": True}, {"drop_last": True}])
-def test_accelerate_prepares_a_loader_of_the_same_batches(arguments: dict[str, Any]) -> None:
-    accelerator = Accelerator(cpu=True)
+def test_accelerate_prepares_a_loader_of_the_same_batches(accelerate: Any, arguments: dict[str, Any]) -> None:
+    accelerator = accelerate.Accelerator(cpu=True)
 
     def epochs() -> Any:
         torch.manual_seed(3)
@@ -60,11 +67,11 @@ def test_accelerate_prepares_a_loader_of_the_same_batches(arguments: dict[str, A
 
 
 @pytest.mark.filterwarnings("error")
-def test_accelerate_keeps_what_a_loader_was_made_with_and_its_state_resumes() -> None:
+def test_accelerate_keeps_what_a_loader_was_made_with_and_its_state_resumes(accelerate: Any) -> None:
     def make(accelerator: Any) -> Any:
         return accelerator.prepare(fl.DataLoader(Rows(), 4, shuffle=True, seed=5, num_workers=1))
 
-    accelerator = Accelerator(cpu=True)
+    accelerator = accelerate.Accelerator(cpu=True)
     with fl.patch_torch():
         prepared, again = make(accelerator), make(accelerator)
     seen = []
@@ -76,31 +83,33 @@ def test_accelerate_keeps_what_a_loader_was_made_with_and_its_state_resumes() ->
     assert lists(again) == seen[2:]
     assert seen == lists(fl.DataLoader(Rows(), 4, shuffle=True, seed=5))
     with fl.patch_torch():
-        skipped = lists(skip_first_batches(make(accelerator), 2))
+        skipped = lists(accelerate.skip_first_batches(make(accelerator), 2))
     assert [[index for index, _ in batch] for batch in skipped] == [[index for index, _ in batch] for batch in seen[2:]]
 
 
-def test_accelerate_without_the_patch_is_named() -> None:
+def test_accelerate_without_the_patch_is_named(accelerate: Any) -> None:
     with pytest.warns(UserWarning, match=r"accelerate\.data_loader reads.*seed=5.*patch_torch"):
-        Accelerator(cpu=True).prepare(fl.DataLoader(Rows(), 4, seed=5))
+        accelerate.Accelerator(cpu=True).prepare(fl.DataLoader(Rows(), 4, seed=5))
 
 
 @pytest.mark.filterwarnings("ignore:.*set_vital")
-def test_accelerates_switch_for_another_stateful_loader_is_named() -> None:
-    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))
+def test_accelerates_switch_for_another_stateful_loader_is_named(accelerate: Any) -> None:
+    accelerator = accelerate.Accelerator(
+        cpu=True, dataloader_config=accelerate.DataLoaderConfiguration(use_stateful_dataloader=True)
+    )
     said = r"builds torchdata's StatefulDataLoader.*seed=5, exact resume.*Leave use_stateful_dataloader out"
     with fl.patch_torch(), pytest.warns(UserWarning, match=said):
         accelerator.prepare(fl.DataLoader(Rows(), 4, seed=5))
 
 
-@pytest.mark.parametrize("engine_class", [Engine, DeterministicEngine])
-def test_ignite_runs_over_the_same_batches(engine_class: Any) -> None:
-    runs = []
+@pytest.mark.parametrize("engine_class", ["Engine", "DeterministicEngine"])
+def test_ignite_runs_over_the_same_batches(engine_class: str) -> None:
+    engines, runs = library("ignite.engine"), []
     for loader_class in (torch.utils.data.DataLoader, fl.DataLoader):
         torch.manual_seed(3)
         seen: list[Any] = []
-        engine = engine_class(lambda _, batch, seen=seen: seen.append(batch.tolist()))
-        engine.add_event_handler(Events.STARTED, lambda engine: engine.state.__setattr__("seed", 3))
+        engine = getattr(engines, engine_class)(lambda _, batch, seen=seen: seen.append(batch.tolist()))
+        engine.add_event_handler(engines.Events.STARTED, lambda engine: engine.state.__setattr__("seed", 3))
         engine.run(loader_class(Plain(), 4, shuffle=True), max_epochs=2)
         runs.append(seen)
     assert runs[0] == runs[1]
@@ -161,4 +170,4 @@ def test_a_resumed_run_is_that_of_torchdatas_loader(workers: int, persistent: bo
                 loader.close()
         return seen
 
-    assert run(fl.DataLoader) == run(StatefulDataLoader)
+    assert run(fl.DataLoader) == run(library("torchdata.stateful_dataloader").StatefulDataLoader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import random
 import sys
@@ -16,12 +17,6 @@ from torch.utils.data import DataLoader, Dataset
 
 import feedline as fl
 
-sys.path.append(str(lightning()))
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its imports of torch warn
-    import lightning as pl
-
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -35,29 +30,41 @@ class Rows(Dataset[Any]):
         return torch.tensor([index + random.random(), float(torch.rand(1))])
 
 
-class Recording(pl.LightningModule):
-    """Trains one layer, and keeps every batch that it gets."""
+@pytest.fixture(scope="module")
+def pl() -> Any:
+    """Lightning, imported by its tests only: other test processes stay small, and fork the faster."""
+    sys.path.append(str(lightning()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its imports of torch warn
+        return importlib.import_module("lightning")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 1)
-        self.seen: list[Any] = []
 
-    def _step(self, stage: str, batch: torch.Tensor) -> Any:
-        self.seen.append((stage, batch.tolist()))
-        return self.layer(batch).sum()
+def recording(pl: Any) -> Any:
+    """A model that trains one layer, and keeps every batch that it gets."""
 
-    def training_step(self, batch: torch.Tensor, _: int) -> Any:
-        return self._step("train", batch)
+    class Recording(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+            self.seen: list[Any] = []
 
-    def validation_step(self, batch: torch.Tensor, _: int) -> Any:
-        return self._step("validate", batch)
+        def _step(self, stage: str, batch: torch.Tensor) -> Any:
+            self.seen.append((stage, batch.tolist()))
+            return self.layer(batch).sum()
 
-    def predict_step(self, batch: torch.Tensor, _: int) -> Any:
-        return self._step("predict", batch)
+        def training_step(self, batch: torch.Tensor, _: int) -> Any:
+            return self._step("train", batch)
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), 0.001)
+        def validation_step(self, batch: torch.Tensor, _: int) -> Any:
+            return self._step("validate", batch)
+
+        def predict_step(self, batch: torch.Tensor, _: int) -> Any:
+            return self._step("predict", batch)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.001)
+
+    return Recording()
 
 
 @pytest.fixture(autouse=True)
@@ -65,17 +72,17 @@ def quiet() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
-def trainer(folder: Path, **arguments: Any) -> Any:
+def trainer(pl: Any, folder: Path, **arguments: Any) -> Any:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     return pl.Trainer(accelerator="cpu", max_epochs=2, default_root_dir=folder, **quiet, **arguments)
 
 
-def test_all_stages_get_the_batches_of_torchs_loader(tmp_path: Path) -> None:
+def test_all_stages_get_the_batches_of_torchs_loader(pl: Any, tmp_path: Path) -> None:
     """With `seed_everything(workers=True)`, which adds a `worker_init_fn`."""
 
     def run(loader_class: Any) -> Any:
         pl.seed_everything(1, workers=True, verbose=False)
-        model, runner = Recording(), trainer(tmp_path, enable_checkpointing=False)
+        model, runner = recording(pl), trainer(pl, tmp_path, enable_checkpointing=False)
         train, rest = loader_class(Rows(), 4, shuffle=True, num_workers=2), loader_class(Rows(), 4)
         runner.fit(model, train, rest)
         runner.validate(model, rest, verbose=False)
@@ -87,11 +94,13 @@ def test_all_stages_get_the_batches_of_torchs_loader(tmp_path: Path) -> None:
     assert len(theirs[0]) == 2 + 10 + 10 + 5 + 5
 
 
-def test_a_run_continues_from_a_checkpoint_in_mid_epoch(tmp_path: Path) -> None:
-    def run(checkpoint: Path | None, **arguments: Any) -> Recording:
+def test_a_run_continues_from_a_checkpoint_in_mid_epoch(pl: Any, tmp_path: Path) -> None:
+    def run(checkpoint: Path | None, **arguments: Any) -> Any:
         pl.seed_everything(2, workers=True, verbose=False)
-        model = Recording()
-        trainer(tmp_path, **arguments).fit(model, fl.DataLoader(Rows(), 4, shuffle=True, seed=5), ckpt_path=checkpoint)
+        model = recording(pl)
+        trainer(pl, tmp_path, **arguments).fit(
+            model, fl.DataLoader(Rows(), 4, shuffle=True, seed=5), ckpt_path=checkpoint
+        )
         return model
 
     saving = pl.pytorch.callbacks.ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from feedline.core.rng import Draws
 from feedline.transforms import CutMix, MixUp
@@ -19,6 +18,8 @@ LABELS = torch.tensor([0, 1, 2, 3, 0, 1])
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 1.7, 30.0])
 def test_shares_follow_the_beta_distribution(alpha: float) -> None:
+    from scipy import stats  # large: other test processes fork faster without it
+
     drawn = [beta(Draws(key), alpha) for key in range(2_000)]
     assert stats.kstest(drawn, stats.beta(alpha, alpha).cdf).pvalue > 1e-4
 
