@@ -22,6 +22,9 @@ BENCHES := $(filter-out bench/harness.py $(TABLES),$(wildcard bench/*.py))
 # Each of the many processes of the tests would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
+# OpenMP's threads, which torch uses, spin while they wait: where processes share cores, for longer than tests compute.
+test test-reference test-nightly coverage: export OMP_WAIT_POLICY := passive
+
 # Debian's packages come while pip's do, and the other peers while mypy runs.
 MAKEFLAGS += --jobs=2
 
