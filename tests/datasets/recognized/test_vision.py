@@ -278,7 +278,7 @@ class TestSeeded:
 
 
 class TestLeftAlone:
-    """What runs the user's own code runs as it is."""
+    """What runs the user's own code is left to its library."""
 
     def test_a_subclass(self, root: Path) -> None:
         class Mine(datasets.ImageFolder):  # type: ignore[misc]

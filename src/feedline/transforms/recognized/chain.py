@@ -236,9 +236,9 @@ def _node(step: Any, reason: str | None, findings: list[StepFinding]) -> Node:
         findings.append(StepFinding(f"{type(step).__name__}(p={step.p})", "draws; then its steps, which follow"))
         return _Perhaps(step, known.CHANCES[name], [_node(*each, findings) for each in inner])
     if reason is None and name in known.ERASERS:
-        findings.append(StepFinding(describe(step), "runs as it is, on the tensor"))
+        findings.append(StepFinding(describe(step), "runs its own code, on the tensor"))
         return _Erase(step)
-    findings.append(StepFinding(describe(step), f"runs as it is ({reason or _NO_KERNEL})"))
+    findings.append(StepFinding(describe(step), f"runs its own code ({reason or _NO_KERNEL})"))
     return _StepCall(step, reason == _NO_KERNEL and name in known.LIBRARY_STEPS)
 
 
