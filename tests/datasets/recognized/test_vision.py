@@ -358,6 +358,26 @@ class TestChanges:
 
         assert_same(run(fl.DataLoader), run(torch.utils.data.DataLoader))
 
+    def test_of_steps_in_sequences(self, root: Path) -> None:
+        def run(loader_class: Any) -> list[Any]:
+            inner = v1.Compose([v1.Resize(60), v1.RandomCrop(50)])
+            steps = torch.nn.Sequential(v1.RandomHorizontalFlip(0.5))
+            outer = v1.Compose([inner, steps, v1.CenterCrop(40), v1.ToTensor()])
+            dataset = datasets.ImageFolder(root, outer)
+            seeded(0)
+            batches = []
+            for number, batch in enumerate(loader_class(dataset, batch_size=8)):
+                batches.append(batch)
+                if number == 1:
+                    inner.transforms[1] = v1.CenterCrop(45)
+                if number == 2:
+                    steps[0] = v1.RandomVerticalFlip(1.0)
+                if number == 3:
+                    outer.transforms[2].register_forward_hook(lambda *_: Image.new("RGB", (40, 40)))
+            return batches
+
+        assert_same(run(fl.DataLoader), run(torch.utils.data.DataLoader))
+
     def test_of_the_default_dtype(self, root: Path) -> None:
         dataset = datasets.ImageFolder(root, PIPELINES["train"]())
         loader = fl.DataLoader(dataset, batch_size=8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -56,10 +57,10 @@ class Chain:
         self.transform = transform
         self.findings: list[StepFinding] = []
         flat = list(_flatten(transform)) if transform is not None else []
-        self._flat = [step for step, _ in flat]
         self._dtype = torch.get_default_dtype()
         self.nodes = _compile(flat, self.findings)
-        self._seen = self._snapshot()
+        # Lists of steps and hooks are compared item by item, and steps by identity.
+        self._seen = [(step, _attributes(step)) for step in (*_sequences(transform), *(step for step, _ in flat))]
 
     @property
     def uses_kernels(self) -> bool:
@@ -102,13 +103,9 @@ class Chain:
         if transform is not self.transform or torch.get_default_dtype() is not self._dtype:
             return False
         try:
-            return bool(self._snapshot() == self._seen)
+            return all(getattr(step, "__dict__", {}) == seen for step, seen in self._seen)
         except (RuntimeError, ValueError):  # tensors or arrays were exchanged, and have no single truth value
             return False
-
-    def _snapshot(self) -> list[dict[str, Any]]:
-        # Lists of steps are compared item by item, and steps by identity.
-        return [_attributes(step) for step in (self.transform, *self._flat)]
 
 
 def _all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
@@ -120,7 +117,15 @@ def _all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
 
 def _attributes(step: Any) -> dict[str, Any]:
     values = getattr(step, "__dict__", {})
-    return {name: list(value) if isinstance(value, list) else value for name, value in values.items()}
+    return {name: copy(value) if isinstance(value, (list, dict)) else value for name, value in values.items()}
+
+
+def _sequences(step: Any) -> Iterator[Any]:
+    """The sequences in a transform, from outside to inside."""
+    if qualified_name(type(step)) in known.SEQUENCES:
+        yield step
+        for part in step.transforms if hasattr(step, "transforms") else step:
+            yield from _sequences(part)
 
 
 def _flatten(step: Any) -> Iterator[tuple[Any, str | None]]:
