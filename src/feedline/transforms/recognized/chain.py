@@ -84,11 +84,6 @@ class Chain:
         return not any(isinstance(node, _StepCall) and not node.is_known for node in _all_nodes(self.nodes))
 
     @property
-    def writes_rows_as_torch(self) -> bool:
-        """True if rows, and only these, have pixels that torch's operators resized."""
-        return any(isinstance(node, _TensorBegins) for node in self.nodes)
-
-    @property
     def gives_tensors(self) -> bool:
         """True if frames in RGB become tensors."""
         return any(isinstance(node, _ConvertedNumbers) and node.numbers[0] is not None for node in self.nodes)
@@ -210,8 +205,17 @@ def _on_tensor(flat: Sequence[tuple[Any, str | None]], count: int) -> tuple[list
     if length < count or not last.goes_to_batch:
         return None
     last.steps = last.steps[count:]
+    last.copies = _copies(last.steps, next(each.kind for each in begin if each is not None))
     moves = [_OnFrame(step, known.FRAME_STEPS[_name(step)].apply) for step, _ in flat[count:end]]
     return [_TensorBegins(_converted(flat, begin, count)), *moves, last], end + length - count
+
+
+def _copies(steps: Sequence[Any], kind: type) -> bool:
+    """False if these conversions return the memory of a tensor of levels."""
+    given = found = torch.zeros((3, 2, 2), dtype=torch.uint8).as_subclass(kind)
+    for step in steps:
+        found = step(found)
+    return found.data_ptr() != given.data_ptr()
 
 
 def _name(step: Any) -> str:
@@ -290,6 +294,7 @@ class _ConvertedNumbers:
     steps: list[Any]
     goes_to_batch: bool
     is_last: bool
+    copies: bool = False
 
     def run(self, value: Any, rows: RowMemory | None) -> Any:
         frame = as_frame(value)
@@ -300,10 +305,10 @@ class _ConvertedNumbers:
                 value = step(value)
             return value
         if rows is None or not self.goes_to_batch:
-            return numbers.fresh(frame)
+            return numbers.fresh(frame, self.copies)
         row = rows.take(numbers.shape(frame), numbers.dtype)
         if row is None:
-            return numbers.fresh(frame)
+            return numbers.fresh(frame, self.copies)
         # Many rows are written by one call, which keeps the caches: levels in memory, as they cannot be refused any
         # more, and encoded images whose samples can be read again.
         source = frame.source
@@ -317,18 +322,18 @@ class _ConvertedNumbers:
 
 @dataclass(slots=True)
 class _TensorBegins:
-    """Conversion to a tensor of levels, which the next steps move.
-
-    The strides of such tensors depend on all steps. Rows have strides of their own: only there it pays to follow.
-    """
+    """Conversion to a tensor of levels, which the next steps move."""
 
     conversion: _ConvertedNumbers
 
     def run(self, value: Any, rows: RowMemory | None) -> Any:
         frame = as_frame(value)
-        if rows is None or frame is None or self.conversion.numbers[frame.gray] is None:
+        numbers = None if frame is None else self.conversion.numbers[frame.gray]
+        if frame is None or numbers is None:
             return self.conversion.run(value, None)
         frame.tensor_of = self._tensor_of
+        if rows is None:  # rows have strides of their own
+            frame.layout = numbers.layout(frame)
         return frame
 
     def _tensor_of(self, frame: Frame) -> Any:
