@@ -158,7 +158,7 @@ class MaterializedSampler(Sampler[Any]):
         return epoch
 
     def end(self) -> None:
-        """End an epoch that nobody reads any more.
+        """End an epoch that is not read any more.
 
         torch drops the sampler's iterator before the next epoch draws.
         """

@@ -77,8 +77,11 @@ class RecordedRun:
             self._moments.add(0, [], self._moment())
 
     def close(self) -> None:
-        """Drop the sampler's iterator, which may end a generator that the sampler keeps; records stay."""
-        if not is_stateful(self._iterator) and self._iterator is not None:
+        """Drop the sampler's iterator, but not the record.
+
+        This ends a generator that the sampler keeps.
+        """
+        if self._iterator is not None and not is_stateful(self._iterator):
             self._iterator = iter(())
 
     def pull(self, count: int) -> list[Any]:

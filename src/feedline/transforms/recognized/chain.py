@@ -212,10 +212,11 @@ def _on_tensor(flat: Sequence[tuple[Any, str | None]], count: int) -> tuple[list
 
 def _copies(steps: Sequence[Any], kind: type) -> bool:
     """False if these conversions return the memory of a tensor of levels."""
-    given = found = torch.zeros((3, 2, 2), dtype=torch.uint8).as_subclass(kind)
+    given: torch.Tensor = torch.zeros((3, 2, 2), dtype=torch.uint8).as_subclass(kind)
+    found = given
     for step in steps:
         found = step(found)
-    return found.data_ptr() != given.data_ptr()
+    return bool(found.data_ptr() != given.data_ptr())
 
 
 def _name(step: Any) -> str:

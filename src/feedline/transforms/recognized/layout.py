@@ -36,15 +36,17 @@ class TensorLayout:
         """Take new memory, as a flip or a conversion does."""
         shape = self._shape
         if self._stored != shape[0] * shape[1] * shape[2] or 1 in shape:
-            # Which order of the memory is that of a part, torch knows.
-            self._strides = torch.empty_like(torch.empty_strided(shape, self._strides, dtype=torch.uint8)).stride()
+            # torch decides in which order the copy of a part lies.
+            part = torch.empty_strided(shape, self._strides, dtype=torch.uint8)
+            channels, rows, columns = torch.empty_like(part).stride()
+            self._strides = channels, rows, columns
         self._offset, self._stored = 0, shape[0] * shape[1] * shape[2]
 
     def resize(self, height: int, width: int) -> None:
         self._become((self._shape[0], height, width), self._stays_interleaved())
 
     def _stays_interleaved(self) -> bool:
-        """True if torch resizes it to memory in the order (height, width, channels)."""
+        """True if a resize gives memory ordered by lines and columns."""
         channels, _, width = self._shape
         if 1 not in self._shape:
             return self._strides == (1, channels * width, channels)
@@ -61,7 +63,7 @@ class TensorLayout:
         return True
 
     def empty(self, dtype: torch.dtype, copied: bool) -> torch.Tensor:
-        """New tensor for levels, or with `copied` for what a conversion of them gives."""
+        """New tensor for levels, or with `copied` for a copy."""
         if copied:
             self.copy()
         if self._stored == self._shape[0] * self._shape[1] * self._shape[2]:

@@ -66,7 +66,7 @@ def _bicubic(step: Any, frame: Frame) -> bool | None:
 
 
 def _fails(size: tuple[int, int], frame: Frame) -> bool:
-    """True for the size to which torch cannot resize all tensors of levels."""
+    """True for the size that torch cannot give all tensors."""
     return frame.tensor_of is not None and size == (1, 1)
 
 
