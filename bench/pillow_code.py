@@ -1,8 +1,8 @@
 """A user's own dataset that opens JPEGs with Pillow: torch's loader and feedline's, with the import as the only change.
 
 Each `__getitem__` is `Image.open(path).convert("RGB")`, `RandomResizedCrop(224)`, a flip, and normalized float32, once
-written by hand with Pillow, NumPy and torch, and once with torchvision's transforms, if they can be imported. Then the
-time of one sample is divided among its steps.
+written by hand with Pillow, NumPy and torch, and with torchvision's transforms on images and on tensors, if they can be
+imported. Then the time of one sample is divided among its steps.
 """
 
 from __future__ import annotations
@@ -87,13 +87,17 @@ class Photos(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
         return sample, index % 10
 
 
-def torchvision_steps() -> list[Callable[[Any], Any]] | None:
+def torchvision_steps() -> dict[str, list[Callable[[Any], Any]]]:
+    """The steps by torchvision, on images and on tensors; empty if it cannot be imported."""
     try:
-        v1 = importlib.import_module("torchvision.transforms")
+        v1, v2 = (importlib.import_module(f"torchvision.transforms{part}") for part in ("", ".v2"))
     except (ImportError, RuntimeError):
-        return None
-    normalize = v1.Normalize(MEAN.flatten().tolist(), STD.flatten().tolist())
-    return [opened, v1.Compose([v1.RandomResizedCrop(SIZE), v1.RandomHorizontalFlip(), v1.ToTensor(), normalize])]
+        return {}
+    scale = MEAN.flatten().tolist(), STD.flatten().tolist()
+    images = [v1.RandomResizedCrop(SIZE), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(*scale)]
+    tensors = [v2.ToImage(), v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip()]
+    tensors += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(*scale)]
+    return {"torchvision": [opened, v1.Compose(images)], "torchvision v2 on tensors": [opened, v2.Compose(tensors)]}
 
 
 def loaders(name: str, paths: list[str], steps: list[Callable[[Any], Any]]) -> None:
@@ -145,8 +149,8 @@ def main() -> None:
     write(CORPUS)
     paths = sorted(map(str, CORPUS.files.rglob("*.jpg")))
     loaders("by hand", paths, list(STEPS.values()))
-    if (steps := torchvision_steps()) is not None:
-        loaders("torchvision", paths, steps)
+    for name, steps in torchvision_steps().items():
+        loaders(name, paths, steps)
     profile(paths)
 
 

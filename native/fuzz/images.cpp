@@ -44,9 +44,23 @@ Plan plan_of(const Options& options) {
     plan.bicubic = options.switches & 4;
     plan.oriented = options.switches & 8;
     plan.scaled = options.switches & 16;
-    plan.torchs = options.switches & 64;
+    plan.torchs = options.number & 64;
     plan.passes = &passes_of((options.switches & 32) ? 1 + (options.law >> 7) : kAllSets);
     return plan;
+}
+
+// Place of a row in a small image; some places leave it.
+Placement placement_of(const Options& options) {
+    Placement placed;
+    const auto number = [&](int byte) { return static_cast<int>(options.key >> 8 * byte & 255); };
+    placed.geometry.box = {options.lengths[0] % 40 - 2, options.lengths[1] % 40 - 2, options.lengths[2] % 40,
+                           options.lengths[3] % 40};
+    placed.geometry.flip = options.switches & 2;
+    placed.geometry.full = {number(0) + 1, number(1) + 1};
+    placed.geometry.left = number(2) % 128 - 64;
+    placed.geometry.top = number(3) % 128 - 64;
+    placed.upended = number(4) & 1;
+    return placed;
 }
 
 using Memory = std::vector<std::uint8_t>;
@@ -126,6 +140,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     both_ways(plan.layout.nbytes(), meetings_of(options), [&](bool quick, std::uint8_t* row) {
         plan.quick = quick;
+        if (options.number & 128) return read_placed(plan, plan.layout, source, placement_of(options), kLimit, row);
         return read_row(plan, source, options.key, kLimit, row);
     });
     intact_decodes(source, options);

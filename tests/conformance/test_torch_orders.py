@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -161,6 +162,28 @@ def test_a_generator_is_a_batch_sampler_for_one_epoch(make_loader: Make, num_wor
     loader = make_loader(Counting(6), batch_sampler=batches, num_workers=num_workers)
     assert flat(loader) == list(range(6))
     assert flat(loader) == []
+
+
+class Endless(Sampler[Any]):
+    """One generator for all epochs, as mmengine's InfiniteSampler keeps."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self.items = (item for item in items)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.items
+
+
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (1, False), (1, True)])
+@pytest.mark.parametrize("argument", ["sampler", "batch_sampler"])
+def test_leaving_an_epoch_closes_the_iterator_of_the_sampler(
+    make_loader: Make, num_workers: int, persistent: bool, argument: str
+) -> None:
+    items: Any = count() if argument == "sampler" else ([number] for number in count())
+    arguments = {argument: Endless(items), "num_workers": num_workers, "persistent_workers": persistent}
+    loader = make_loader(Counting(10**6), **arguments)
+    assert len(list(islice(loader, 3))) == 3
+    assert list(loader) == []
 
 
 @workers

@@ -16,7 +16,7 @@ from PIL import Image
 
 sys.path.insert(0, str(torchvision()))
 
-from torchvision import datasets
+from torchvision import datasets, tv_tensors
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
@@ -31,6 +31,7 @@ __all__ = [
     "mnist",
     "seeded",
     "states",
+    "tv_tensors",
     "v1",
     "v2",
 ]

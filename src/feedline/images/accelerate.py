@@ -29,7 +29,7 @@ from feedline.images.crops import Pixels
 from feedline.images.deferred import CHANGES, MAJOR, Change, Deferred, DeferredResize, PixelSource
 
 OLDEST, NEWEST = 10, 13
-"""Major versions of Pillow that are known; others stay unaccelerated."""
+"""Major versions of Pillow that are known; others decode by their own code."""
 
 
 _CORE = "_im" if MAJOR >= 11 else "im"

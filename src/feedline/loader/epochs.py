@@ -63,6 +63,8 @@ def _begin(loader: Any, state: Mapping[str, Any] | None) -> tuple[Plan, Progress
     if live is not None:
         cursor = live.begun(cursor, former.cursor if state is None and former is not None else None)
     checks.seed(loader.dataset, loader.generator)
+    if loader._fl_plan is not None and all(each.closed or not each.reads(former) for each in loader._fl_live):
+        loader._fl_plan.end()
     starts_workers = bool(loader.num_workers) and loader._fl.seed is None and not loader._fl_pools.has_idle_pool
     plan.begin(cursor.epoch, state, with_workers=starts_workers)
     quarantine = resume_quarantine(loader._fl_policy, None if former is None else former.quarantine, state)

@@ -249,6 +249,10 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         """True after the end of the epoch, or after `close`."""
         return self._closed
 
+    def reads(self, progress: Progress | None) -> bool:
+        """True if this iteration advances `progress`."""
+        return self._progress is progress
+
     @property
     def _workers(self) -> list[Any]:
         """The worker processes, under torch's name for them, which other tools read."""

@@ -54,6 +54,11 @@ class Plan:
         elif isinstance(self.sampler, _WITH_EPOCHS):
             self.sampler.begin(epoch)
 
+    def end(self) -> None:
+        """End the epoch of the sampler."""
+        if isinstance(self.sampler, MaterializedSampler):
+            self.sampler.end()
+
     def base_seed(self, epoch: int, generator: torch.Generator | None) -> int:
         """The base seed of new workers.
 

@@ -157,6 +157,13 @@ class MaterializedSampler(Sampler[Any]):
             self._run.start()
         return epoch
 
+    def end(self) -> None:
+        """End an epoch that is not read any more.
+
+        torch drops the sampler's iterator before the next epoch draws.
+        """
+        self._run.close()
+
     def take(self, epoch: int, start: int, stop: int) -> Indices | list[Any]:
         """The items at positions [start, stop), fewer past the end.
 

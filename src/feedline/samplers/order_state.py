@@ -76,6 +76,14 @@ class RecordedRun:
         if is_stateful(self._iterator):
             self._moments.add(0, [], self._moment())
 
+    def close(self) -> None:
+        """Drop the sampler's iterator, but not the record.
+
+        This ends a generator that the sampler keeps.
+        """
+        if self._iterator is not None and not is_stateful(self._iterator):
+            self._iterator = iter(())
+
     def pull(self, count: int) -> list[Any]:
         """The next `count` items, fewer only at the end; starts if needed."""
         if self._iterator is None:
@@ -364,6 +372,9 @@ class SeededRun:
 
     def start(self) -> None:
         """Do nothing: torch draws with the first item, not in `iter`."""
+
+    def close(self) -> None:
+        """Do nothing: torch's sampler keeps no generator."""
 
     def pull(self, count: int) -> list[Any] | Indices:
         if self._items is None and self._order is None:

@@ -69,9 +69,11 @@ def test_pipelines_on_tensors_are_executed_by_the_kernels(
         return resize(*arguments, **options)
 
     monkeypatch.setattr(module, "interpolate", counted)
-    batches = list(fl.DataLoader(datasets.ImageFolder(root, PIPELINES[pipeline]()), batch_size=6))
-    assert len(batches) == 8
-    assert 0 < len(calls) <= 4  # the first sample is compared, alone and as a row
+    dataset = datasets.ImageFolder(root, PIPELINES[pipeline]())
+    for collate_fn in (None, list):
+        calls.clear()
+        assert len(list(fl.DataLoader(dataset, batch_size=6, collate_fn=collate_fn))) == 8
+        assert len(calls) == 1  # the first sample is compared
 
 
 @pytest.mark.parametrize(
@@ -278,7 +280,7 @@ class TestSeeded:
 
 
 class TestLeftAlone:
-    """Classes with the user's own code run unchanged."""
+    """Classes with the user's own code are left to their library."""
 
     def test_a_subclass(self, root: Path) -> None:
         class Mine(datasets.ImageFolder):  # type: ignore[misc]
@@ -354,6 +356,26 @@ class TestChanges:
                     dataset.transform.transforms.pop(1)
                 if number == 4:
                     dataset.transform = PIPELINES["v2 train"]()
+            return batches
+
+        assert_same(run(fl.DataLoader), run(torch.utils.data.DataLoader))
+
+    def test_of_steps_in_sequences(self, root: Path) -> None:
+        def run(loader_class: Any) -> list[Any]:
+            inner = v1.Compose([v1.Resize(60), v1.RandomCrop(50)])
+            steps = torch.nn.Sequential(v1.RandomHorizontalFlip(0.5))
+            outer = v1.Compose([inner, steps, v1.CenterCrop(40), v1.ToTensor()])
+            dataset = datasets.ImageFolder(root, outer)
+            seeded(0)
+            batches = []
+            for number, batch in enumerate(loader_class(dataset, batch_size=8)):
+                batches.append(batch)
+                if number == 1:
+                    inner.transforms[1] = v1.CenterCrop(45)
+                if number == 2:
+                    steps[0] = v1.RandomVerticalFlip(1.0)
+                if number == 3:
+                    outer.transforms[2].register_forward_hook(lambda *_: Image.new("RGB", (40, 40)))
             return batches
 
         assert_same(run(fl.DataLoader), run(torch.utils.data.DataLoader))

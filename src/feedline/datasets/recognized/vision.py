@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -196,21 +196,12 @@ class VisionReader:
             same = agree(
                 lambda: chain(self._known.begin(self._dataset, index, chain)[0], None),
                 lambda: chain.transform(self._known.original(self._dataset, index)),
-            ) and (not chain.writes_rows_as_torch or self._rows_agree(index, chain))
+            )
         except Exception:  # noqa: BLE001 - a bad sample: the dataset raises the error itself
             return
         self._checked = True
         if not same:
             self._disable()
-
-    def _rows_agree(self, index: Any, chain: Chain) -> bool:
-        def ours() -> Any:
-            return chain(self._known.begin(self._dataset, index, chain)[0], _OneRow())
-
-        def theirs() -> Any:
-            return chain.transform(self._known.original(self._dataset, index))
-
-        return agree(lambda: torch.stack([ours()]), lambda: torch.stack([theirs()]))  # as collated
 
     def _disable(self) -> None:
         self.disabled = f"its samples differ from the library's own with {versions()}"
@@ -220,18 +211,6 @@ class VisionReader:
             SlowKernelsWarning,
             stacklevel=2,
         )
-
-
-class _OneRow:
-    """Memory of a row, as of a batch."""
-
-    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype)
-
-    def defer(
-        self, write: Callable[[list[Any]], Sequence[int]], item: Any, _undo: Callable[[], object] | None, _nbytes: int
-    ) -> None:
-        write([item])
 
 
 def why_not(dataset: Any, known: KnownDataset) -> str | None:

@@ -104,7 +104,7 @@ class _Calls:
         self._proven, self._disabled = same, not same
         if not same:
             warnings.warn(
-                f"{type(self._transform).__name__} runs unaccelerated, several times slower: with {versions()},"
+                f"{type(self._transform).__name__} runs its own code, several times slower: with {versions()},"
                 " feedline's results would differ from the library's own. Pass accelerate=False to the loader to"
                 " silence this, and report it to feedline.",
                 SlowKernelsWarning,

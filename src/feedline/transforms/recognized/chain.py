@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -56,10 +57,10 @@ class Chain:
         self.transform = transform
         self.findings: list[StepFinding] = []
         flat = list(_flatten(transform)) if transform is not None else []
-        self._flat = [step for step, _ in flat]
         self._dtype = torch.get_default_dtype()
         self.nodes = _compile(flat, self.findings)
-        self._seen = self._snapshot()
+        # Lists of steps and hooks are compared item by item, and steps by identity.
+        self._seen = [(step, _attributes(step)) for step in (*_sequences(transform), *(step for step, _ in flat))]
 
     @property
     def uses_kernels(self) -> bool:
@@ -83,11 +84,6 @@ class Chain:
         return not any(isinstance(node, _StepCall) and not node.is_known for node in _all_nodes(self.nodes))
 
     @property
-    def writes_rows_as_torch(self) -> bool:
-        """True if rows, and only these, have pixels that torch's operators resized."""
-        return any(isinstance(node, _TensorBegins) for node in self.nodes)
-
-    @property
     def gives_tensors(self) -> bool:
         """True if frames in RGB become tensors."""
         return any(isinstance(node, _ConvertedNumbers) and node.numbers[0] is not None for node in self.nodes)
@@ -102,13 +98,9 @@ class Chain:
         if transform is not self.transform or torch.get_default_dtype() is not self._dtype:
             return False
         try:
-            return bool(self._snapshot() == self._seen)
+            return all(getattr(step, "__dict__", {}) == seen for step, seen in self._seen)
         except (RuntimeError, ValueError):  # tensors or arrays were exchanged, and have no single truth value
             return False
-
-    def _snapshot(self) -> list[dict[str, Any]]:
-        # Lists of steps are compared item by item, and steps by identity.
-        return [_attributes(step) for step in (self.transform, *self._flat)]
 
 
 def _all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
@@ -120,7 +112,15 @@ def _all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
 
 def _attributes(step: Any) -> dict[str, Any]:
     values = getattr(step, "__dict__", {})
-    return {name: list(value) if isinstance(value, list) else value for name, value in values.items()}
+    return {name: copy(value) if isinstance(value, (list, dict)) else value for name, value in values.items()}
+
+
+def _sequences(step: Any) -> Iterator[Any]:
+    """The sequences in a transform, from outside to inside."""
+    if qualified_name(type(step)) in known.SEQUENCES:
+        yield step
+        for part in step.transforms if hasattr(step, "transforms") else step:
+            yield from _sequences(part)
 
 
 def _flatten(step: Any) -> Iterator[tuple[Any, str | None]]:
@@ -205,8 +205,18 @@ def _on_tensor(flat: Sequence[tuple[Any, str | None]], count: int) -> tuple[list
     if length < count or not last.goes_to_batch:
         return None
     last.steps = last.steps[count:]
+    last.copies = _copies(last.steps, next(each.kind for each in begin if each is not None))
     moves = [_OnFrame(step, known.FRAME_STEPS[_name(step)].apply) for step, _ in flat[count:end]]
     return [_TensorBegins(_converted(flat, begin, count)), *moves, last], end + length - count
+
+
+def _copies(steps: Sequence[Any], kind: type) -> bool:
+    """False if these conversions return the memory of a tensor of levels."""
+    given: torch.Tensor = torch.zeros((3, 2, 2), dtype=torch.uint8).as_subclass(kind)
+    found = given
+    for step in steps:
+        found = step(found)
+    return bool(found.data_ptr() != given.data_ptr())
 
 
 def _name(step: Any) -> str:
@@ -236,9 +246,9 @@ def _node(step: Any, reason: str | None, findings: list[StepFinding]) -> Node:
         findings.append(StepFinding(f"{type(step).__name__}(p={step.p})", "draws; then its steps, which follow"))
         return _Perhaps(step, known.CHANCES[name], [_node(*each, findings) for each in inner])
     if reason is None and name in known.ERASERS:
-        findings.append(StepFinding(describe(step), "runs as it is, on the tensor"))
+        findings.append(StepFinding(describe(step), "runs its own code, on the tensor"))
         return _Erase(step)
-    findings.append(StepFinding(describe(step), f"runs as it is ({reason or _NO_KERNEL})"))
+    findings.append(StepFinding(describe(step), f"runs its own code ({reason or _NO_KERNEL})"))
     return _StepCall(step, reason == _NO_KERNEL and name in known.LIBRARY_STEPS)
 
 
@@ -285,6 +295,7 @@ class _ConvertedNumbers:
     steps: list[Any]
     goes_to_batch: bool
     is_last: bool
+    copies: bool = False
 
     def run(self, value: Any, rows: RowMemory | None) -> Any:
         frame = as_frame(value)
@@ -295,10 +306,10 @@ class _ConvertedNumbers:
                 value = step(value)
             return value
         if rows is None or not self.goes_to_batch:
-            return numbers.fresh(frame)
+            return numbers.fresh(frame, self.copies)
         row = rows.take(numbers.shape(frame), numbers.dtype)
         if row is None:
-            return numbers.fresh(frame)
+            return numbers.fresh(frame, self.copies)
         # Many rows are written by one call, which keeps the caches: levels in memory, as they cannot be refused any
         # more, and encoded images whose samples can be read again.
         source = frame.source
@@ -312,18 +323,18 @@ class _ConvertedNumbers:
 
 @dataclass(slots=True)
 class _TensorBegins:
-    """Conversion to a tensor of levels, which the next steps move.
-
-    The strides of such tensors depend on all steps. Rows have strides of their own: only there it pays to follow.
-    """
+    """Conversion to a tensor of levels, which the next steps move."""
 
     conversion: _ConvertedNumbers
 
     def run(self, value: Any, rows: RowMemory | None) -> Any:
         frame = as_frame(value)
-        if rows is None or frame is None or self.conversion.numbers[frame.gray] is None:
+        numbers = None if frame is None else self.conversion.numbers[frame.gray]
+        if frame is None or numbers is None:
             return self.conversion.run(value, None)
         frame.tensor_of = self._tensor_of
+        if rows is None:  # rows have strides of their own
+            frame.layout = numbers.layout(frame)
         return frame
 
     def _tensor_of(self, frame: Frame) -> Any:

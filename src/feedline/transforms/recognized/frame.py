@@ -14,6 +14,7 @@ from PIL import Image
 from feedline import images
 from feedline.images.crops import Box
 from feedline.images.placed import BILINEAR, PlacedReader, Resampling, level_reader
+from feedline.transforms.recognized.layout import TensorLayout
 
 _MOST = 1 << 16
 """Pixels along one side of a resized image; larger ones are left to Pillow."""
@@ -33,14 +34,15 @@ class Frame:
     The pixels of `box` are resized to `full`, of which `window` shows a part, mirrored. Coordinates of `crop` are those
     of the image as it appears, after all steps so far. A step that does not fit into one call is executed at once, and
     the next steps continue from its levels. All pixels equal those of Pillow's `crop`, `resize` and `transpose` in the
-    same order, or those of torchvision's on tensors if the frame stands for the tensor that `tensor_of(frame)` makes. A
-    gray frame has three equal channels, and stands for an image in mode L. `undo` is given if the sample can be read
-    again, and restores the random generators to before its draws.
+    same order, or those of torchvision's on tensors if the frame stands for the tensor that `tensor_of(frame)` makes.
+    `layout` is given if the memory of that tensor matters; then all crops are within the image. A gray frame has three
+    equal channels, and stands for an image in mode L. `undo` is given if the sample can be read again, and restores the
+    random generators to before its draws.
     """
 
     __slots__ = (
-        *("box", "flip", "full", "gray", "limit", "opened", "resampling", "source", "tensor_of", "undo", "upended"),
-        "window",
+        *("box", "flip", "full", "gray", "layout", "limit", "opened", "resampling", "source", "tensor_of", "undo"),
+        *("upended", "window"),
     )
 
     def __init__(self, source: images.ImageSource, width: int, height: int, limit: int = 0) -> None:
@@ -48,6 +50,7 @@ class Frame:
         self.opened: Callable[[], Image.Image] | None = None
         self.undo: Callable[[], object] | None = None
         self.tensor_of: Callable[[Frame], Any] | None = None
+        self.layout: TensorLayout | None = None
         self._begin(source, width, height)
 
     def _begin(self, source: images.ImageSource, width: int, height: int) -> None:
@@ -75,12 +78,18 @@ class Frame:
 
     def mirror(self) -> None:
         self.flip = not self.flip
+        if self.layout is not None:
+            self.layout.copy()
 
     def upend(self) -> None:
         self.upended = not self.upended
+        if self.layout is not None:
+            self.layout.copy()
 
     def crop(self, left: int, top: int, width: int, height: int) -> None:
         """Take a part; black where it leaves the image."""
+        if self.layout is not None:
+            self.layout.crop((left, top, width, height))
         if not self._reaches(left, top, width, height):
             self.settle()
         x, y, before_width, before_height = self.window
@@ -122,6 +131,8 @@ class Frame:
         self.box = (self.box[0] + x, self.box[1] + y, w, h)
         self.full, self.window = (height, width), (0, 0, width, height)
         self.resampling = Resampling(bicubic, is_tensor)
+        if self.layout is not None:
+            self.layout.resize(height, width)
 
     def _is_box(self) -> bool:
         """True if the image is a plain part of its source."""

@@ -14,6 +14,7 @@ from feedline.core.tensors import numpy_view
 from feedline.images.pillow import ImageSource
 from feedline.images.placed import PlacedReader, Resampling, Table
 from feedline.transforms.recognized.frame import Frame
+from feedline.transforms.recognized.layout import TensorLayout
 
 LevelFunction = Callable[[Any], Any]
 
@@ -52,20 +53,30 @@ class Numbers:
     def shape(self, frame: Frame) -> tuple[int, int, int]:
         return self.channels, frame.height, frame.width
 
-    def fresh(self, frame: Frame) -> torch.Tensor:
-        """New tensor with the class and strides that the steps give."""
-        tensor = empty_row(self.shape(frame), self.dtype, self.interleaved)
+    def fresh(self, frame: Frame, copied: bool) -> torch.Tensor:
+        """New tensor with the class and strides that the steps give.
+
+        If the frame has a layout, the tensor has that layout, or with `copied` that of a copy.
+        """
+        if frame.layout is None:
+            tensor = empty_row(self.shape(frame), self.dtype, self.interleaved)
+        else:
+            tensor = frame.layout.empty(self.dtype, copied)
         self.write(frame, tensor)
         return tensor if self.kind is torch.Tensor else tensor.as_subclass(self.kind)
 
+    def layout(self, frame: Frame) -> TensorLayout:
+        """Memory of the tensor that `fresh` gives for a frame without layout."""
+        return TensorLayout(*self.shape(frame), self.interleaved)
+
     def write(self, frame: Frame, row: torch.Tensor) -> None:
-        """Write a row of either memory order."""
-        if self.channels == 1:
+        """Write a row of any strides."""
+        planar = row.is_contiguous()
+        if self.channels == 1 or not (planar or row.permute(1, 2, 0).is_contiguous()):
             planes = torch.empty((1, 3, *row.shape[1:]), dtype=self.dtype)
             frame.write(self.reader(True, frame.resampling), numpy_view(planes))
-            row.copy_(planes[0, :1])
+            row.copy_(planes[0, : self.channels])
             return
-        planar = row.is_contiguous()
         memory = numpy_view(row if planar else row.permute(1, 2, 0))
         frame.write(self.reader(planar, frame.resampling), memory[None])
 

@@ -65,6 +65,11 @@ def _bicubic(step: Any, frame: Frame) -> bool | None:
     return _FILTERS.get(name) if isinstance(name, (str, int)) else None
 
 
+def _fails(size: tuple[int, int], frame: Frame) -> bool:
+    """True for the size that torch cannot give all tensors."""
+    return frame.tensor_of is not None and size == (1, 1)
+
+
 def _is_pair(size: Any) -> bool:
     if not isinstance(size, (list, tuple)) or len(size) != 2:
         return False
@@ -75,7 +80,7 @@ def _is_pair(size: Any) -> bool:
 def random_resized_crop(step: Any, frame: Frame) -> bool:
     """Crop and resize, with the draws of v1 and v2, which agree."""
     bicubic = _bicubic(step, frame)
-    if bicubic is None or not _is_pair(step.size):
+    if bicubic is None or not _is_pair(step.size) or _fails((step.size[0], step.size[1]), frame):
         return False
     ratio = tuple(step.ratio)
     left, top, width, height = _draw_box(frame.width, frame.height, tuple(step.scale), ratio, *_log_bounds(ratio))
@@ -119,7 +124,7 @@ _ATTEMPTS = 10
 def resize(step: Any, frame: Frame) -> bool:
     bicubic = _bicubic(step, frame)
     size = None if bicubic is None else _resized_shape(step.size, step.max_size, frame)
-    if size is None:
+    if size is None or _fails(size, frame):
         return False
     frame.resize(size[0], size[1], bool(bicubic))
     return True
@@ -153,6 +158,8 @@ def center_crop(step: Any, frame: Frame) -> bool:
     height, width = step.size
     # The smaller half of the padding comes first; the rest is cropped, rounded half to even.
     left, top = (max(0, size - full) // 2 for size, full in ((width, frame.width), (height, frame.height)))
+    if frame.layout is not None and (width > frame.width or height > frame.height):
+        return False
     across = round((max(frame.width, width) - width) / 2.0) - left
     down = round((max(frame.height, height) - height) / 2.0) - top
     frame.crop(across, down, width, height)
@@ -203,7 +210,7 @@ def random_crop_v2(step: Any, frame: Frame) -> bool:
         return False
     height, width = step.size
     sides = step.padding or (0, 0, 0, 0)  # left, right, top, bottom
-    if min(sides) < 0:
+    if min(sides) < 0 or (frame.layout is not None and (any(sides) or step.pad_if_needed)):
         return False
     if not step.pad_if_needed and (
         frame.height + sides[2] + sides[3] < height or frame.width + sides[0] + sides[1] < width
