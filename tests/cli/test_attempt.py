@@ -22,6 +22,7 @@ from feedline.cli.bench.trial import Round, measure
 from feedline.cli.doctor import command as doctor
 from feedline.errors import ArgumentError
 from feedline.loader.dataloader import DataLoader
+from feedline.loader.monitoring.diagnosis import with_lines
 from feedline.loader.report import Verdict
 from feedline.loader.report.model import Gain
 
@@ -45,8 +46,9 @@ ENDLESS = Budget(10.0, lambda: 0.0)
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real rounds of 50 ms, whatever the time."""
+    """Real rounds of 50 ms, whatever the time, and a look at the lines of the code that is as short."""
     monkeypatch.setattr(attempting, "measure", lambda made, _, step_s, **__: measure(made, 0.05, step_s))
+    monkeypatch.setattr(attempting, "with_lines", lambda verdict, loader, _: with_lines(verdict, loader, 0.05))
 
 
 def test_arguments_are_literals_or_words() -> None:
@@ -73,6 +75,7 @@ def test_more_workers_are_measured_and_predicted_and_the_loader_stays_as_it_is(
         return measure(made, 0.05, step_s)._replace(samples=100 * made.num_workers, seconds=1.0)
 
     monkeypatch.setattr(attempting, "measure", by_workers)
+    monkeypatch.setattr(attempting, "with_lines", lambda verdict, *_: verdict)
     result = attempt(loader, {"num_workers": 4}, ENDLESS, 0.0, silent)
     assert tried == [1, 4] * attempting.ROUNDS
     assert (result.before, result.after) == ((100.0,) * 3, (400.0,) * 3)
@@ -133,9 +136,9 @@ class Simulated:
     ("starts_s", "rounds", "missing"),
     [
         ((0.2, 0.5), 3, ""),
-        ((0.5, 2.0), 2, "2 of 3 rounds fitted into 10 s: the first batch of the unchanged loader took 500 ms, of "),
-        ((2.0, 5.0), 1, "1 of 3 rounds fitted into 10 s: "),
-        ((2.0, 9.0), 0, "0 of 3 rounds fitted into 10 s: "),
+        ((0.5, 2.0), 2, "2 of 3 rounds fitted into 10 s: one takes 3.5 s or more, the verdict 0 s. All may"),
+        ((2.0, 5.0), 1, "1 of 3 rounds fitted into 10 s: one takes 8.0 s or more"),
+        ((2.0, 9.0), 0, "0 of 3 rounds fitted into 10 s: the first batch of the changed loader took 9.0 s. All may"),
         ((11.0, 1.0), 0, "0 of 3 rounds fitted into 10 s: the first batch of the unchanged loader took 11 s. All may"),
     ],
 )
@@ -144,6 +147,7 @@ def test_the_time_includes_the_start_of_workers_and_what_it_was_too_short_for_is
 ) -> None:
     simulated = Simulated(*starts_s)
     monkeypatch.setattr(attempting, "measure", simulated.measure)
+    monkeypatch.setattr(attempting, "with_lines", lambda verdict, *_: verdict)
     loader = DataLoader(torch.arange(400), batch_size=2, num_workers=1, worker_method="thread")
     result = attempt(loader, {"num_workers": 4}, Budget(10.0, simulated.clock), 0.0, silent)
     assert len(result.after) == rounds

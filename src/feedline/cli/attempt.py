@@ -68,6 +68,8 @@ class MeasuredTurn(NamedTuple):
     first_s: float
     """Time to the first batch."""
     verdict: Verdict | None = None
+    judged_s: float = 0.0
+    """Time that the verdict took."""
 
 
 class Attempt(NamedTuple):
@@ -154,9 +156,11 @@ def attempt(
     if not arguments:
         arguments = next((advice.arguments for advice in verdict.advice if advice.arguments), {})
     if not arguments:
-        missing = "" if turns[0].rate is not None else _describe_missing(turns, budget)
+        missing = "" if turns[0].rate is not None else _describe_missing(turns, budget, 0.0)
         return Attempt({}, _with_lines(verdict, loader, budget), unfinished=missing)
+    measured_s = budget.now_s()
     predicted = None if verdict.replayed is None else predict(verdict.replayed, arguments)
+    judged_s = turns[0].judged_s + budget.now_s() - measured_s
     while turns[-1].rate is not None and len(turns) < 2 * ROUNDS and _fits(turns, budget):
         step("measuring", len(turns), 2 * ROUNDS)
         changes = arguments if len(turns) % 2 else {}
@@ -164,9 +168,8 @@ def attempt(
     step("measuring", 2 * ROUNDS, 2 * ROUNDS)
     rates = [turn.rate for turn in turns if turn.rate is not None]
     verdict = _with_lines(verdict, loader, budget)
-    return Attempt(
-        arguments, verdict, tuple(rates[::2]), tuple(rates[1::2]), predicted, _describe_missing(turns, budget)
-    )
+    missing = _describe_missing(turns, budget, judged_s)
+    return Attempt(arguments, verdict, tuple(rates[::2]), tuple(rates[1::2]), predicted, missing)
 
 
 def _turn(
@@ -186,12 +189,15 @@ def _turn(
         made = targets.as_feedline(loader, **changes)
     with made:
         part = measure(made, inf, step_s, due_s=due_s, over_s=budget.over_s)
-        took_s = budget.now_s() - began_s
+        measured_s = budget.now_s()
         verdict = made.report() if judges else None
+        judged_s = budget.now_s() - measured_s
+    took_s = budget.now_s() - began_s - judged_s
     if not part.waits_s:
-        return MeasuredTurn(None, 2 * took_s, part.first_s, verdict)
+        return MeasuredTurn(None, 2 * took_s, part.first_s, verdict, judged_s)
     cluster_s = part.seconds / len(part.waits_s) * max(1, made.num_workers)
-    return MeasuredTurn(part.samples / part.seconds, took_s - part.seconds + cluster_s, part.first_s, verdict)
+    least_s = took_s - part.seconds + cluster_s
+    return MeasuredTurn(part.samples / part.seconds, least_s, part.first_s, verdict, judged_s)
 
 
 def _fits(turns: Sequence[MeasuredTurn], budget: Budget) -> bool:
@@ -204,23 +210,22 @@ def _fits(turns: Sequence[MeasuredTurn], budget: Budget) -> bool:
     return budget.left_s() > turns[-1].least_s + turns[-2].least_s
 
 
-def _describe_missing(turns: Sequence[MeasuredTurn], budget: Budget) -> str:
+def _describe_missing(turns: Sequence[MeasuredTurn], budget: Budget, judged_s: float) -> str:
     """Rounds without time, and how much would do; empty for none."""
     rounds = sum(turn.rate is not None for turn in turns) // 2
     if rounds == ROUNDS:
         return ""
-    took = f"the first batch of the unchanged loader took {duration(_first_s(turns[::2]))}"
-    if len(turns) > 1:
-        took += f", of the changed one {duration(_first_s(turns[1::2]))}"
-    enough_s = 2 * ROUNDS * max(turn.least_s for turn in turns) / (1 - LINES_SHARE)
+    if turns[-1].rate is None:
+        which = "unchanged" if len(turns) % 2 else "changed"
+        why = f"the first batch of the {which} loader took {duration(turns[-1].first_s)}"
+    else:
+        least_s = sum(turn.least_s for turn in turns[-2:])
+        why = f"one takes {duration(least_s)} or more, the verdict {duration(judged_s)}"
+    enough_s = (2 * ROUNDS * max(turn.least_s for turn in turns) + judged_s) / (1 - LINES_SHARE)
     return (
-        f"{rounds} of {ROUNDS} rounds fitted into {budget.total_s:g} s: {took}. "
+        f"{rounds} of {ROUNDS} rounds fitted into {budget.total_s:g} s: {why}. "
         f"All may fit into --seconds {ceil(max(enough_s, 2 * budget.total_s))}."
     )
-
-
-def _first_s(turns: Sequence[MeasuredTurn]) -> float:
-    return max(turn.first_s for turn in turns)
 
 
 def _with_lines(verdict: Verdict, loader: TorchDataLoader[Any], budget: Budget) -> Verdict:

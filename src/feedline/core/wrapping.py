@@ -29,11 +29,10 @@ def wrap(text: str, width: int, **options: Any) -> list[str]:
 _ASCII = str.maketrans({"→": "->", "×": "x", "µ": "u", "–": "-", "…": "..."})
 
 
-def columns(stream: object = None) -> int:
-    """Width for a stream: of the terminal, else `WIDTH`."""
-    stream = sys.stdout if stream is None else stream
-    is_terminal = getattr(stream, "isatty", lambda: False)()
-    return max(20, shutil.get_terminal_size((WIDTH, 24)).columns) if is_terminal else WIDTH
+def columns(otherwise: int = WIDTH) -> int:
+    """Width for printed text: of the terminal, else `otherwise`."""
+    is_terminal = getattr(sys.stdout, "isatty", lambda: False)()
+    return max(20, shutil.get_terminal_size((WIDTH, 24)).columns) if is_terminal else otherwise
 
 
 def printable(text: str, encoding: str | None) -> str:
