@@ -84,8 +84,8 @@ def test_threads_that_share_a_lock_wait_for_it_and_its_holder_for_a_file() -> No
             time.sleep(0.002)
 
     contended, outside = shares_of(4, hold)
-    assert contended == pytest.approx(0.75, abs=0.15)  # one of four has it
-    assert outside == pytest.approx(0.25, abs=0.15)
+    assert 0.5 < contended < 0.9  # one of four has it
+    assert 0.02 < outside < 0.5  # a thread that has slept waits for a CPU, too
 
 
 def test_threads_with_locks_of_their_own_do_not_contend() -> None:
