@@ -64,7 +64,8 @@ class ProcessSamples(WaitMoments):
     @property
     def contended_share(self) -> float | None:
         """Share of building that waits for locks of other workers, if known."""
-        return self._contended / self._number if self._number >= _LEAST_SAMPLES else None
+        number = self._number  # another thread may start from zero meanwhile
+        return min(self._contended / number, 1.0) if number >= _LEAST_SAMPLES else None
 
     def close(self) -> None:
         """Do nothing: samples hold no resources."""
