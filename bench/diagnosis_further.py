@@ -134,7 +134,7 @@ def further(folder: Path) -> list[Pipeline]:
     """Eight loops on files below `folder`."""
     one, two = {**PROCESSES, "num_workers": 1}, {**THREADS, "num_workers": 2}
     return [
-        Pipeline("mel frames in NumPy", ("fetch",), {"dataset": MelFrames(1600), **one}, sleep_step(0.004)),
+        Pipeline("mel frames in NumPy", ("fetch",), {"dataset": MelFrames(3200), **one}, sleep_step(0.001)),
         Pipeline("random walks", ("fetch",), {"dataset": Walks(3200)}, sleep_step(0.002)),
         Pipeline("SQLite: a range of rows", ("fetch",), {"dataset": Pages(folder / "pages.db", 8000), **one},
                  sleep_step(0.002)),

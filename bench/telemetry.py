@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import sleep, thread_time
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -40,13 +42,21 @@ def _nothing(*_: object) -> int:
     return -1
 
 
+def _pass_on(draw: Callable[[], bool]) -> bool:
+    return draw()
+
+
+def _nothing_recorded(*_: object) -> list[Any]:
+    return []
+
+
 class _Nothing:
-    """Recorder, clock and part that record nothing."""
+    """Recorder and clock that record nothing."""
 
     spans: Any = None
-    timed = False
-    finish = staticmethod(lambda *_: [])
-    begin = end = call = deliver = begin_sample = end_sample = staticmethod(_nothing)
+    finish = staticmethod(_nothing_recorded)
+    begin = end = call = deliver = staticmethod(_nothing)
+    sample = staticmethod(_pass_on)
 
     def __init__(self, *_: object) -> None: ...
 
@@ -64,13 +74,9 @@ def without_recording() -> Iterator[None]:
     with (
         mock.patch.object(builder, "recorder_of_thread", _no_recorder),
         mock.patch.object(heartbeat, "_new_clock", _Nothing),
-        mock.patch.object(rows, "READ_FILES", NOTHING),
+        mock.patch.object(rows, "READ_FILES", None),
     ):
         yield
-
-
-CALLS = 8
-"""Calls of the stand-ins for each batch."""
 
 
 PIECE = 500
@@ -106,6 +112,27 @@ def mapped(path: Path) -> fl.DataLoader[Any]:
     return fl.DataLoader(fl.datasets.ArrayFile(path), batch_size=16)
 
 
+def stand_ins(make: Callable[[], fl.DataLoader[Any]]) -> float:
+    """Calls of the stand-ins for each batch: without recording, there would be none."""
+    codes = {each.__code__ for each in (_nothing, _nothing_recorded, _pass_on, _no_recorder)}
+    calls = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code in codes
+
+    with without_recording():
+        batches = iter(make())
+        next(batches)
+        sys.setprofile(count)
+        try:
+            for _ in range(PIECE):
+                next(batches)
+        finally:
+            sys.setprofile(None)
+    return calls / PIECE
+
+
 def recording_s(rounds: int, make: Callable[[], fl.DataLoader[Any]]) -> float:
     """Cost of recording a batch: the least of some rounds, each with both forms in turn."""
     recorded, bare = [], []
@@ -113,7 +140,7 @@ def recording_s(rounds: int, make: Callable[[], fl.DataLoader[Any]]) -> float:
         recorded.append(batch_s(make))
         with without_recording():
             bare.append(batch_s(make))
-    stand_ins_s = CALLS * min(call_s(_nothing, 100_000) for _ in range(rounds))
+    stand_ins_s = stand_ins(make) * min(call_s(_nothing, 100_000) for _ in range(rounds))
     return min(recorded) - min(bare) + stand_ins_s
 
 

@@ -1,6 +1,7 @@
 #include "buffer.h"
 #include "gather.h"
 #include "module.h"
+#include "part_block.h"
 #include "planes.h"
 #include "range.h"
 
@@ -19,12 +20,13 @@ bool same_row_shape(const Buffer& array, const Buffer& out) {
 // The functions return False without writing if rows are not contiguous or shapes do not fit. The caller then uses
 // NumPy, which handles the former and raises the error for the latter.
 
-bool gather_rows(nb::handle array_, nb::handle indices_, nb::handle out_, int threads) {
+bool gather_rows(nb::handle array_, nb::handle indices_, nb::handle out_, int threads, nb::handle part) {
     const Buffer array(array_), indices(indices_), out(out_, true);
     const std::int64_t* const chosen = indices.int64_items();
     if (!same_row_shape(array, out) || out.shape(0) != indices.shape(0)) return false;
     const std::int64_t nbytes = array.row_nbytes(), length = array.shape(0);
     if (nbytes < 0 || out.row_nbytes() != nbytes) return false;
+    const PartBlock block(part, out.shape(0) * nbytes);
     nb::gil_scoped_release nogil;
     check_range("index", chosen, indices.shape(0), -length, length, length, "rows");
     gather({array.data(), length, nbytes, array.stride(0)}, chosen, {out.data(), out.shape(0), nbytes, out.stride(0)},
@@ -32,13 +34,14 @@ bool gather_rows(nb::handle array_, nb::handle indices_, nb::handle out_, int th
     return true;
 }
 
-bool gather_windows(nb::handle items_, nb::handle offsets_, nb::handle out_, int widen, int threads) {
+bool gather_windows(nb::handle items_, nb::handle offsets_, nb::handle out_, int widen, int threads, nb::handle part) {
     const Buffer items(items_), offsets(offsets_), out(out_, true);
     const std::int64_t* const starts = offsets.int64_items();
     if (items.ndim() != 1 || out.ndim() != 2 || out.shape(0) != offsets.shape(0)) return false;
     const std::int64_t window = out.shape(1), length = items.shape(0), item_nbytes = items.item_nbytes();
     if (length > 1 && items.stride(0) != item_nbytes) return false;
     if (out.row_nbytes() != window * (widen ? 8 : item_nbytes)) return false;
+    const PartBlock block(part, out.shape(0) * window * item_nbytes);
     nb::gil_scoped_release nogil;
     check_range("window", starts, offsets.shape(0), 0, length - window + 1, length, "items");
     gather({items.data(), length, window * item_nbytes, item_nbytes}, starts,
@@ -82,9 +85,10 @@ bool take_planes_(nb::handle images_, nb::handle lines_, nb::handle columns_, nb
 }  // namespace
 
 void bind_gather(nb::module_& m) {
-    m.def("gather_rows", &gather_rows, nb::arg("array"), nb::arg("indices"), nb::arg("out"), nb::arg("threads"));
+    m.def("gather_rows", &gather_rows, nb::arg("array"), nb::arg("indices"), nb::arg("out"), nb::arg("threads"),
+          nb::arg("part").none());
     m.def("gather_windows", &gather_windows, nb::arg("items"), nb::arg("offsets"), nb::arg("out"), nb::arg("widen"),
-          nb::arg("threads"));
+          nb::arg("threads"), nb::arg("part").none());
     m.def("take_planes", &take_planes_, nb::arg("images"), nb::arg("lines"), nb::arg("columns"), nb::arg("fill"),
           nb::arg("out"), nb::arg("threads"));
 }

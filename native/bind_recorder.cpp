@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "module.h"
+#include "part_block.h"
 #include "spans.h"
 
 namespace feedline {
@@ -65,10 +66,14 @@ public:
           timed_(timed), when_due_(when_due) {}
     ~Recorder() {
         if (current == this) current = nullptr;
+        if (kept == this) kept = nullptr;
     }
 
-    // The recorder of this thread, from its first batch on.
+    // The recorder of this thread's latest batch, from its first batch on.
     static thread_local Recorder* current;
+    // The one that Python's data of this thread owns, and its object.
+    static thread_local Recorder* kept;
+    static thread_local PyObject* kept_object;
 
     nb::object begin() {
         nb::object outer = spans;
@@ -236,6 +241,28 @@ private:
 };
 
 thread_local Recorder* Recorder::current = nullptr;
+thread_local Recorder* Recorder::kept = nullptr;
+thread_local PyObject* Recorder::kept_object = nullptr;
+
+// Returns the recorder in Python's data of a thread. Never freed: threads may outlive the module.
+PyObject* owner = nullptr;
+
+void set_owner(nb::handle own) {
+    Py_XDECREF(owner);
+    owner = own.inc_ref().ptr();
+}
+
+// The recorder of this thread. Python's data of a thread take twice as long.
+nb::object recorder_of_thread() {
+    if (!Recorder::kept) {
+        const nb::object recorder = nb::handle(owner)();
+        Recorder::kept = nb::cast<Recorder*>(recorder);
+        Recorder::kept_object = recorder.ptr();
+    }
+    return nb::borrow(Recorder::kept_object);
+}
+
+}  // namespace
 
 // A part of the stages of batches, for `with` statements. It has no state: threads share it.
 class Part {
@@ -269,6 +296,19 @@ public:
 
     nb::str stage;
 };
+
+PartBlock::PartBlock(nb::handle part, std::int64_t nbytes) {
+    if (part.is_none() || !Recorder::current || !Recorder::current->timed_frame()) return;
+    part_ = nb::cast<const Part*>(part);
+    part_->enter();
+    part_->count(nbytes);
+}
+
+PartBlock::~PartBlock() {
+    if (part_) part_->leave();
+}
+
+namespace {
 
 // The words of a page. Without the GIL, the lock keeps `release` from unmapping them under a writer.
 class PageWords {
@@ -320,8 +360,15 @@ public:
         return called_ns_;
     }
 
-    void begin_sample() { sample_ns_ = clock_ns(CLOCK_MONOTONIC); }
-    void end_sample() { sampled_ns_ += clock_ns(CLOCK_MONOTONIC) - sample_ns_; }
+    // The result of `draw()`, whose time is that of the sampler if it is true.
+    nb::object sample(nb::handle draw) {
+        const std::int64_t begun_ns = clock_ns(CLOCK_MONOTONIC);
+        nb::object drew = draw();
+        const int counts = PyObject_IsTrue(drew.ptr());
+        if (counts < 0) throw nb::python_error();
+        if (counts) sampled_ns_ += clock_ns(CLOCK_MONOTONIC) - begun_ns;
+        return drew;
+    }
 
     // Counts a batch with its spans and those of the loop, which need no tuples.
     std::int64_t deliver(SpanSums& sums, nb::handle spans, std::int64_t samples, std::int64_t epoch,
@@ -346,7 +393,7 @@ private:
     nb::object object_;
     PageWords* words_;
     nb::object step_ = name("step"), wait_ = name("wait"), sampling_ = name("sample");
-    std::int64_t left_ns_ = 0, called_ns_ = 0, sample_ns_ = 0, sampled_ns_ = 0;
+    std::int64_t left_ns_ = 0, called_ns_ = 0, sampled_ns_ = 0;
 };
 
 }  // namespace
@@ -365,6 +412,8 @@ void bind_recorder(nb::module_& m) {
         .def_rw("next_delay_ns", &Recorder::next_delay_ns)
         .def_rw("delay_ns", &Recorder::delay_ns)
         .def_rw("next_parts_ns", &Recorder::next_parts_ns);
+    m.def("own_recorders", &set_owner, nb::arg("own"));
+    m.def("recorder_of_thread", &recorder_of_thread);
     nb::class_<Part>(m, "Part")
         .def(nb::init<nb::str>(), nb::arg("stage"))
         .def("__enter__", [](nb::object self) { nb::cast<const Part&>(self).enter(); return self; })
@@ -382,8 +431,7 @@ void bind_recorder(nb::module_& m) {
     nb::class_<LoopClock>(m, "LoopClock")
         .def(nb::init<const nb::object&>(), nb::arg("words").none())
         .def("call", &LoopClock::call)
-        .def("begin_sample", &LoopClock::begin_sample)
-        .def("end_sample", &LoopClock::end_sample)
+        .def("sample", &LoopClock::sample, nb::arg("draw"))
         .def("deliver", &LoopClock::deliver, nb::arg("sums"), nb::arg("spans"), nb::arg("samples"), nb::arg("epoch"),
              nb::arg("number"))
         .def("leave", &LoopClock::leave);

@@ -18,9 +18,9 @@ void bind_spans(nb::module_& m) {
         .def("cells", &SpanSums::cells)
         .def_rw("opening_ns", &SpanSums::opening_ns)
         .def_rw("in_order", &SpanSums::in_order)
-        .def_ro("startup_ns", &SpanSums::startup_ns)
-        .def_ro("batches", &SpanSums::batches)
-        .def_ro("samples", &SpanSums::samples);
+        .def_prop_ro("startup_ns", &SpanSums::startup_ns)
+        .def_prop_ro("batches", &SpanSums::batches)
+        .def_prop_ro("samples", &SpanSums::samples);
 }
 
 }  // namespace feedline

@@ -2,7 +2,10 @@
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "buffer.h"
@@ -11,23 +14,27 @@ namespace feedline {
 
 namespace nb = nanobind;
 
-// The spans of one stage on one worker.
-struct Cell {
-    nb::object stage;
-    std::int64_t worker;
+// The spans of one stage on one worker. What a batch changes is one line of the CPU's cache, and one of the bins.
+struct alignas(64) Cell {
+    PyObject* stage;
+    std::int32_t worker;
     bool counts_as_building;
-    std::size_t in_parent;
     std::int64_t count = 0, total = 0, longest = 0;
-    std::size_t latest_bin = 0;
-    std::vector<std::int64_t> bins;
+    std::unique_ptr<std::int64_t[]> bins;
 
     void add(std::int64_t elapsed, std::size_t bin) {
-        latest_bin = bin;
         longest = count ? std::max(longest, elapsed) : elapsed;
         count += 1;
         total += elapsed;
         bins[bin] += 1;
     }
+};
+
+// Figures of a cell, for Python.
+struct CellFigures {
+    nb::object stage;
+    std::int64_t worker, count, total, longest;
+    std::vector<std::int64_t> bins;
 };
 
 inline std::int64_t integer_of(PyObject* number) {
@@ -57,10 +64,10 @@ struct Span {
     }
 };
 
-// A span that is kept after its tuple.
+// A span that is kept after its tuple, with the place of its cell.
 struct KeptSpan {
-    nb::object stage;
-    std::int64_t start, stop, worker;
+    std::size_t cell;
+    std::int64_t start, stop;
 };
 
 struct KeptBatch {
@@ -68,7 +75,7 @@ struct KeptBatch {
     std::int64_t epoch, number;
 };
 
-// Sums of spans, and the latest batches. Their tuples are not kept: the next batch finds their memory in the cache. What is added is added to the parent, too. No Python code runs under the lock.
+// Sums of spans, and the latest batches. Their tuples are not kept: the next batch finds their memory in the cache. The sums of a parent are those of its children, too, which are added up when they are read. No Python code runs under the lock.
 class SpanSums {
 public:
     SpanSums(nb::handle bounds, nb::object parent, nb::frozenset others, nb::tuple suffixes, std::size_t recent)
@@ -76,7 +83,20 @@ public:
           suffixes_(suffixes), most_kept_(recent) {
         const Buffer edges(bounds);
         bounds_.assign(edges.int64_items(), edges.int64_items() + edges.shape(0));
+        for (std::size_t octave = 0; octave < octaves_.size(); ++octave) {
+            const auto first = std::lower_bound(bounds_.begin(), bounds_.end(), std::int64_t{1} << octave);
+            octaves_[octave] = static_cast<std::size_t>(first - bounds_.begin());
+        }
+        if (!parent_) return;
+        nb::ft_lock_guard guard(parent_->mutex_);
+        parent_->children_.push_back(this);
     }
+    ~SpanSums() {
+        if (parent_) leave_to_parent();
+        for (const Cell& cell : cells_) Py_DECREF(cell.stage);
+    }
+    SpanSums(const SpanSums&) = delete;
+    SpanSums& operator=(const SpanSums&) = delete;
 
     // A span of the loop itself, which needs no tuple.
     struct Own {
@@ -92,7 +112,7 @@ public:
         nb::ft_lock_guard guard(root().mutex_);
         std::int64_t longest = -1;
         KeptBatch* const kept = keep(epoch, number);
-        const bool first = batches == 0;
+        const bool first = batches_ == 0;
         built_ns_ = -1;
         for (Py_ssize_t place = 0; place < PySequence_Fast_GET_SIZE(items.ptr()); ++place)
             count(Span(PySequence_Fast_GET_ITEM(items.ptr(), place)), kept, first, longest);
@@ -102,14 +122,18 @@ public:
         if (in_order && built_ns_ >= 0 && built_ns_ < latest_built_ns_)
             count(Span(reorder_.ptr(), built_ns_, latest_built_ns_), kept, first, longest);
         latest_built_ns_ = std::max(latest_built_ns_, built_ns_);
-        for (SpanSums* sums = this; sums; sums = sums->parent_) sums->batches += 1, sums->samples += samples;
+        batches_ += 1;
+        samples_ += samples;
         return longest;
     }
 
+    std::int64_t batches() { return sum(&SpanSums::batches_); }
+    std::int64_t samples() { return sum(&SpanSums::samples_); }
+    std::int64_t startup_ns() { return sum(&SpanSums::startup_ns_); }
+
     nb::dict cells() {
-        nb::ft_lock_guard guard(root().mutex_);
         nb::dict result;
-        for (const Cell& cell : cells_) {
+        for (const CellFigures& cell : figures()) {
             nb::list bins;
             for (const std::int64_t number : cell.bins) bins.append(number);
             result[nb::make_tuple(cell.stage, cell.worker)] =
@@ -120,20 +144,26 @@ public:
 
     // The latest batches, at most `most`, oldest first.
     nb::list recent(std::size_t most) {
-        nb::ft_lock_guard guard(root().mutex_);
         nb::list result;
-        const std::size_t size = kept_.size();
-        for (std::size_t step = size - std::min(most, size); step < size; ++step) {
-            const KeptBatch& batch = kept_[(next_ + step) % size];
+        std::vector<KeptBatch> kept;
+        std::vector<std::pair<nb::object, std::int64_t>> names;
+        {
+            nb::ft_lock_guard guard(root().mutex_);
+            const std::size_t size = kept_.size();
+            for (std::size_t step = size - std::min(most, size); step < size; ++step)
+                kept.push_back(kept_[(next_ + step) % size]);
+            for (const Cell& cell : cells_) names.emplace_back(nb::borrow(cell.stage), cell.worker);
+        }
+        for (const KeptBatch& batch : kept) {
             nb::list spans;
             for (const KeptSpan& span : batch.spans)
-                spans.append(nb::make_tuple(span.stage, span.start, span.stop, span.worker));
+                spans.append(nb::make_tuple(names[span.cell].first, span.start, span.stop, names[span.cell].second));
             result.append(nb::make_tuple(spans, batch.epoch, batch.number));
         }
         return result;
     }
 
-    std::int64_t batches = 0, samples = 0, opening_ns = 0, startup_ns = 0;
+    std::int64_t opening_ns = 0;
     bool in_order = true;
 
 private:
@@ -144,14 +174,13 @@ private:
             if (is_of_step(span.stage)) return;
             if (PyUnicode_CompareWithASCIIString(span.stage, "wait") == 0) {
                 elapsed += opening_ns;
-                for (SpanSums* sums = this; sums; sums = sums->parent_) sums->startup_ns += elapsed;
+                startup_ns_ += elapsed;
             }
         }
-        if (kept) kept->spans.push_back({nb::borrow(span.stage), span.start, span.stop, span.worker});
-        Cell& cell = cells_[find(span.stage, span.worker)];
-        const std::size_t bin = bin_of(elapsed, cell.latest_bin);
-        cell.add(elapsed, bin);
-        if (parent_) parent_->cells_[cell.in_parent].add(elapsed, bin);
+        const std::size_t place = find(span.stage, span.worker);
+        if (kept) kept->spans.push_back({place, span.start, span.stop});
+        Cell& cell = cells_[place];
+        cell.add(elapsed, bin_of(elapsed));
         if (!cell.counts_as_building) return;
         longest = std::max(longest, elapsed);
         if (span.worker >= 0) built_ns_ = std::max(built_ns_, span.stop);
@@ -163,9 +192,12 @@ private:
         return false;
     }
 
-    std::size_t bin_of(std::int64_t elapsed, std::size_t hint) const {
-        if (hint && hint < bounds_.size() && bounds_[hint - 1] < elapsed && elapsed <= bounds_[hint]) return hint;
-        return static_cast<std::size_t>(std::lower_bound(bounds_.begin(), bounds_.end(), elapsed) - bounds_.begin());
+    // The first bin whose bound is not below: the search begins in the octave.
+    std::size_t bin_of(std::int64_t elapsed) const {
+        if (elapsed <= 0) return 0;
+        std::size_t bin = octaves_[64 - __builtin_clzll(static_cast<unsigned long long>(elapsed)) - 1];
+        while (bin < bounds_.size() && bounds_[bin] < elapsed) ++bin;
+        return bin;
     }
 
     SpanSums& root() { return parent_ ? *parent_ : *this; }
@@ -188,13 +220,65 @@ private:
     // A loop has a handful of stages and workers: a search through all is faster than a hash table.
     std::size_t find(PyObject* stage, std::int64_t worker) {
         for (std::size_t place = 0; place < cells_.size(); ++place)
-            if (cells_[place].worker == worker && cells_[place].stage.ptr() == stage) return place;
+            if (cells_[place].worker == worker && cells_[place].stage == stage) return place;
         for (std::size_t place = 0; place < cells_.size(); ++place)
-            if (cells_[place].worker == worker && is_same(cells_[place].stage.ptr(), stage)) return place;
-        const std::size_t in_parent = parent_ ? parent_->find(stage, worker) : 0;
-        cells_.push_back({nb::borrow(stage), worker, is_building(stage), in_parent});
-        cells_.back().bins.resize(bounds_.size() + 1);
+            if (cells_[place].worker == worker && is_same(cells_[place].stage, stage)) return place;
+        Cell cell{Py_NewRef(stage), static_cast<std::int32_t>(worker), is_building(stage)};
+        cell.bins = std::make_unique<std::int64_t[]>(bounds_.size() + 1);
+        cells_.push_back(std::move(cell));
         return cells_.size() - 1;
+    }
+
+    std::int64_t sum(std::int64_t SpanSums::*field) {
+        nb::ft_lock_guard guard(root().mutex_);
+        std::int64_t total = this->*field;
+        for (const SpanSums* child : children_) total += child->*field;
+        return total;
+    }
+
+    // Copies of all cells, those of children included: to make Python's objects may run other code.
+    std::vector<CellFigures> figures() {
+        nb::ft_lock_guard guard(root().mutex_);
+        std::vector<CellFigures> found;
+        add_to(found);
+        for (SpanSums* child : children_) child->add_to(found);
+        return found;
+    }
+
+    void add_to(std::vector<CellFigures>& found) const {
+        for (const Cell& cell : cells_) {
+            auto same = std::find_if(found.begin(), found.end(), [&](const CellFigures& each) {
+                return each.worker == cell.worker && is_same(each.stage.ptr(), cell.stage);
+            });
+            if (same == found.end()) {
+                found.push_back({nb::borrow(cell.stage), cell.worker, 0, 0, 0, {}});
+                same = found.end() - 1;
+                same->bins.resize(bounds_.size() + 1);
+            }
+            if (!cell.count) continue;
+            same->longest = same->count ? std::max(same->longest, cell.longest) : cell.longest;
+            same->count += cell.count;
+            same->total += cell.total;
+            for (std::size_t bin = 0; bin <= bounds_.size(); ++bin) same->bins[bin] += cell.bins[bin];
+        }
+    }
+
+    // The sums of an epoch that is over stay in the parent.
+    void leave_to_parent() {
+        nb::ft_lock_guard guard(parent_->mutex_);
+        auto& siblings = parent_->children_;
+        siblings.erase(std::remove(siblings.begin(), siblings.end(), this), siblings.end());
+        parent_->batches_ += batches_;
+        parent_->samples_ += samples_;
+        parent_->startup_ns_ += startup_ns_;
+        for (const Cell& cell : cells_) {
+            Cell& sums = parent_->cells_[parent_->find(cell.stage, cell.worker)];
+            if (!cell.count) continue;
+            sums.longest = sums.count ? std::max(sums.longest, cell.longest) : cell.longest;
+            sums.count += cell.count;
+            sums.total += cell.total;
+            for (std::size_t bin = 0; bin <= bounds_.size(); ++bin) sums.bins[bin] += cell.bins[bin];
+        }
     }
 
     bool is_building(PyObject* stage) const {
@@ -212,7 +296,10 @@ private:
     nb::frozenset others_;
     nb::tuple suffixes_;
     std::vector<std::int64_t> bounds_;
+    std::array<std::size_t, 63> octaves_{};
     std::vector<Cell> cells_;
+    std::vector<SpanSums*> children_;
+    std::int64_t batches_ = 0, samples_ = 0, startup_ns_ = 0;
     std::size_t most_kept_, next_ = 0;
     std::vector<KeptBatch> kept_;
     nb::object reorder_ = nb::steal(PyUnicode_InternFromString("reorder"));

@@ -113,3 +113,12 @@ def test_memory_that_is_no_page_is_refused() -> None:
     with pytest.raises(ValueError, match="not a page of this version"):
         PageReader(HERE / str(fd))
     os.close(fd)
+
+
+def test_a_page_that_is_being_made_is_not_found() -> None:
+    fd = os.memfd_create("feedline-page")
+    inode = os.fstat(fd).st_ino
+    assert inode not in {found.inode for found in find_pages(os.getpid())}
+    os.truncate(fd, 1 << 20)
+    assert inode in {found.inode for found in find_pages(os.getpid())}
+    os.close(fd)

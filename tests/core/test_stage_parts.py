@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic_ns, sleep
 
+import numpy as np
 import pytest
 
-from feedline.core import stage_parts, telemetry
+from feedline.core import kernels, stage_parts, telemetry
 from feedline.core.stage_parts import Part, part, read_part
 from feedline.core.telemetry import Recorder, SpanTuple, new_recorder
 
@@ -137,3 +138,37 @@ def test_each_host_has_a_part_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
         read_part(f"https://host{number}")
     assert read_part("https://further/x").stage == "read other stores"
     assert read_part("s3://bucket/other").stage == "read s3://bucket"
+
+
+@pytest.mark.parametrize("natively", [True, False])
+@pytest.mark.parametrize(
+    ("gather", "nbytes"),
+    [
+        (lambda part: kernels.gather_rows(np.zeros((9, 3)), np.arange(5), part=part), 120),
+        (lambda part: kernels.gather_rows(np.zeros((9, 3))[:, ::2], np.arange(5), part=part), 80),  # by NumPy
+        (
+            lambda part: kernels.gather_windows(
+                np.zeros(9, np.uint16), np.arange(5), np.zeros((5, 4), np.int64), part=part
+            ),
+            40,  # as they are stored
+        ),
+    ],
+    ids=["rows", "parts of rows", "windows"],
+)
+def test_gathered_rows_count_for_a_part(
+    natively: bool, gather: Callable[[Part], object], nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, part_of = (new_recorder, part) if natively else (Recorder, Part)
+    monkeypatch.setattr(kernels, "_TIMES_PARTS", natively and kernels._TIMES_PARTS)
+    read, recorder = part_of("read files"), new()
+    recorder.begin()
+    for _ in range(3):
+        gather(read)
+    with pytest.raises(IndexError):
+        kernels.gather_rows(np.zeros((2, 3)), np.arange(5), part=read)
+    spans = recorder.finish("fetch", None)
+    assert [stop - start for name, start, stop, _ in spans if name == "read files.nbytes"] == [3 * nbytes + 120]
+    assert 0 < ms(spans, "read files") <= ms(spans, "fetch")
+    recorder.begin()  # most batches are not timed
+    gather(read)
+    assert not any(name.startswith("read") for name, *_ in recorder.finish("fetch", None))

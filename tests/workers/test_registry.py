@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -192,10 +193,18 @@ def test_no_kind_is_compared_by_its_name() -> None:
         ),
     ],
 )
-def test_the_plan_of_a_loader_names_its_pool(dataset: Any, arguments: dict[str, Any], said: str) -> None:
+def test_the_plan_of_a_loader_names_its_pool_and_fits_a_terminal(
+    dataset: Any, arguments: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = fl.DataLoader(dataset, batch_size=2, **arguments).plan()
     assert plan.workers == said
     assert str(plan).endswith(f"\nworkers: {said}")
+    whole = str(plan)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = str(plan).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert " ".join(" ".join(lines).split()) == " ".join(whole.split())
 
 
 def test_workers_of_other_machines_are_not_compared_with_the_cpus_of_this_one() -> None:

@@ -6,7 +6,9 @@ import ast
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil, inf
 from statistics import median
+from time import perf_counter
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -18,18 +20,56 @@ from feedline.cli.arguments import AsJson, Loader, StepOption, print_json
 from feedline.cli.bench.command import parse_step
 from feedline.cli.bench.trial import measure
 from feedline.cli.progress import bars
+from feedline.core.wrapping import printable
 from feedline.errors import ArgumentError, FeedlineError
 from feedline.loader.dataloader import DataLoader
+from feedline.loader.monitoring.diagnosis import with_lines
 from feedline.loader.report import Verdict
 from feedline.loader.report.advice import predict
-from feedline.loader.report.layout import number, printable
-from feedline.loader.report.model import Gain, Model
+from feedline.loader.report.layout import number, paragraph
+from feedline.loader.report.model import Gain
+from feedline.loader.report.stats import seconds as duration
 
 ROUNDS = 3
-"""Number of rounds. Each measures the unchanged loader, then the changed one."""
+"""Most rounds. Each measures the unchanged loader, then the changed one."""
+
+
+LINES_SHARE = 0.1
+"""Share of the time for the lines of the user's code."""
 
 
 _ARGUMENTS = frozenset(inspect.signature(DataLoader).parameters) - {"dataset"}
+
+
+class Budget:
+    """Time of an attempt: start of workers, rounds and verdict."""
+
+    def __init__(self, total_s: float, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock, self.total_s = clock, total_s
+        self.over_s = clock() + total_s
+        """When the time is over, by the clock."""
+
+    def now_s(self) -> float:
+        """The time, by the clock."""
+        return self._clock()
+
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return max(self.over_s - self._clock(), 0.0)
+
+
+class MeasuredTurn(NamedTuple):
+    """Measurement of one loader in one round."""
+
+    rate: float | None
+    """Samples per second; None if the time was over before a rate was known."""
+    least_s: float
+    """Time that such a turn takes at least: start, warm-up and one batch of each worker; a guess without a rate."""
+    first_s: float
+    """Time to the first batch."""
+    verdict: Verdict | None = None
+    judged_s: float = 0.0
+    """Time that the verdict took."""
 
 
 class Attempt(NamedTuple):
@@ -42,12 +82,17 @@ class Attempt(NamedTuple):
     """Samples per second, by round."""
     after: tuple[float, ...] = ()
     predicted: Gain | None = None
+    unfinished: str = ""
+    """Rounds for which there was no time, in words; empty for none."""
 
     @property
-    def measured(self) -> Gain:
-        """Ratio of the medians, with the range over the rounds."""
-        ratios = [after / before for before, after in zip(self.before, self.after, strict=True)]
-        return Gain(median(self.after) / median(self.before), min(ratios), max(ratios))
+    def measured(self) -> Gain | None:
+        """Ratio of the medians, with the range over the rounds.
+
+        None if not measured.
+        """
+        ratios = [after / before for before, after in zip(self.before, self.after, strict=False)]
+        return Gain(median(self.after) / median(self.before), min(ratios), max(ratios)) if ratios else None
 
     def summary(self) -> dict[str, Any]:
         """The results as a JSON object."""
@@ -55,8 +100,9 @@ class Attempt(NamedTuple):
             "arguments": dict(self.arguments),
             "samples_per_s_before": self.before,
             "samples_per_s_after": self.after,
-            "measured": self.measured._asdict() if self.before else None,
+            "measured": None if self.measured is None else self.measured._asdict(),
             "predicted": None if self.predicted is None else self.predicted._asdict(),
+            "unfinished": self.unfinished,
             "lines": [line._asdict() for line in self.verdict.lines],
         }
 
@@ -84,7 +130,7 @@ def run(target: str, arguments: Mapping[str, Any], seconds: float, step_s: float
     loader = targets.load(target)
     with bars(console) as step:
         try:
-            return attempt(loader, arguments, seconds / (2 * ROUNDS), step_s, step)
+            return attempt(loader, arguments, Budget(seconds), step_s, step)
         except FeedlineError:
             raise
         except Exception as error:
@@ -94,59 +140,124 @@ def run(target: str, arguments: Mapping[str, Any], seconds: float, step_s: float
 def attempt(
     loader: TorchDataLoader[Any],
     arguments: Mapping[str, Any],
-    seconds: float,
+    budget: Budget,
     step_s: float,
     step: Callable[[str, int, int], None],
 ) -> Attempt:
-    """Measure in turn, for `seconds` each: a slow moment affects both."""
+    """Measure in turn, within the budget: a slow moment affects both.
+
+    Each turn takes an equal part of the time that is left. Once it is over, only a batch that is being read is waited
+    for. A round begins only if one like the earlier ones fits.
+    """
     step("measuring", 0, 2 * ROUNDS)
-    before, verdict, model = _measure(loader, {}, seconds, step_s, lines=True)
+    turns = [_turn(loader, {}, budget, 2 * ROUNDS, step_s, judges=True)]
+    verdict = turns[0].verdict
+    assert verdict is not None
     if not arguments:
         arguments = next((advice.arguments for advice in verdict.advice if advice.arguments), {})
     if not arguments:
-        return Attempt({}, verdict)
-    predicted = None if model is None else predict(model, arguments)
-    result = Attempt(arguments, verdict, (before,), (), predicted)
-    for turn in range(1, 2 * ROUNDS):
-        step("measuring", turn, 2 * ROUNDS)
-        rate, _, _ = _measure(loader, arguments if turn % 2 else {}, seconds, step_s)
-        if turn % 2:
-            result = result._replace(after=(*result.after, rate))
-        else:
-            result = result._replace(before=(*result.before, rate))
+        missing = "" if turns[0].rate is not None else _describe_missing(turns, budget, 0.0)
+        return Attempt({}, _with_lines(verdict, loader, budget), unfinished=missing)
+    measured_s = budget.now_s()
+    predicted = None if verdict.replayed is None else predict(verdict.replayed, arguments)
+    judged_s = turns[0].judged_s + budget.now_s() - measured_s
+    while turns[-1].rate is not None and len(turns) < 2 * ROUNDS and _fits(turns, budget):
+        step("measuring", len(turns), 2 * ROUNDS)
+        changes = arguments if len(turns) % 2 else {}
+        turns.append(_turn(loader, changes, budget, 2 * ROUNDS - len(turns), step_s))
     step("measuring", 2 * ROUNDS, 2 * ROUNDS)
-    return result
+    rates = [turn.rate for turn in turns if turn.rate is not None]
+    verdict = _with_lines(verdict, loader, budget)
+    missing = _describe_missing(turns, budget, judged_s)
+    return Attempt(arguments, verdict, tuple(rates[::2]), tuple(rates[1::2]), predicted, missing)
 
 
-def _measure(
-    loader: TorchDataLoader[Any], changes: Mapping[str, Any], seconds: float, step_s: float, *, lines: bool = False
-) -> tuple[float, Verdict, Model | None]:
-    """Samples per second, verdict and model of a copy of the loader."""
+def _turn(
+    loader: TorchDataLoader[Any],
+    changes: Mapping[str, Any],
+    budget: Budget,
+    turns: int,
+    step_s: float,
+    *,
+    judges: bool = False,
+) -> MeasuredTurn:
+    """Measure a copy of the loader; `turns` are left, this one included."""
+    began_s = budget.now_s()
+    due_s = began_s + max(budget.left_s() - LINES_SHARE * budget.total_s, 0.0) / turns
     with warnings.catch_warnings():  # the test may be of more workers than CPUs
         warnings.filterwarnings("ignore", "This DataLoader will create")
         made = targets.as_feedline(loader, **changes)
     with made:
-        part = measure(made, seconds, step_s)
-        verdict = made.report(lines=lines)
-        return part.samples / part.seconds, verdict, verdict.replayed
+        part = measure(made, inf, step_s, due_s=due_s, over_s=budget.over_s)
+        measured_s = budget.now_s()
+        verdict = made.report() if judges else None
+        judged_s = budget.now_s() - measured_s
+    took_s = budget.now_s() - began_s - judged_s
+    if not part.waits_s:
+        return MeasuredTurn(None, 2 * took_s, part.first_s, verdict, judged_s)
+    cluster_s = part.seconds / len(part.waits_s) * max(1, made.num_workers)
+    least_s = took_s - part.seconds + cluster_s
+    return MeasuredTurn(part.samples / part.seconds, least_s, part.first_s, verdict, judged_s)
+
+
+def _fits(turns: Sequence[MeasuredTurn], budget: Budget) -> bool:
+    """True if there is time for the next turn.
+
+    At the start of a round, for both of its turns.
+    """
+    if len(turns) % 2:
+        return budget.left_s() > 0
+    return budget.left_s() > turns[-1].least_s + turns[-2].least_s
+
+
+def _describe_missing(turns: Sequence[MeasuredTurn], budget: Budget, judged_s: float) -> str:
+    """Rounds without time, and how much would do; empty for none."""
+    rounds = sum(turn.rate is not None for turn in turns) // 2
+    if rounds == ROUNDS:
+        return ""
+    if turns[-1].rate is None:
+        which = "unchanged" if len(turns) % 2 else "changed"
+        why = f"the first batch of the {which} loader took {duration(turns[-1].first_s)}"
+    else:
+        least_s = sum(turn.least_s for turn in turns[-2:])
+        why = f"one takes {duration(least_s)} or more, the verdict {duration(judged_s)}"
+    enough_s = (2 * ROUNDS * max(turn.least_s for turn in turns) + judged_s) / (1 - LINES_SHARE)
+    return (
+        f"{rounds} of {ROUNDS} rounds fitted into {budget.total_s:g} s: {why}. "
+        f"All may fit into --seconds {ceil(max(enough_s, 2 * budget.total_s))}."
+    )
+
+
+def _with_lines(verdict: Verdict, loader: TorchDataLoader[Any], budget: Budget) -> Verdict:
+    """The verdict with the costly lines, if time is left."""
+    limit_s = min(LINES_SHARE * budget.total_s, budget.left_s())
+    return with_lines(verdict, loader, limit_s) if limit_s else verdict
 
 
 def show(result: Attempt, console: Console) -> None:
     """Print measured and predicted gain for the width of the console."""
-    if not result.before or not result.arguments:
-        lines = ["There is no argument to try.", result.verdict.text(console.width)]
+    measured, width = result.measured, console.width
+    if not result.arguments:
+        texts = ["There is no argument to try.", paragraph(result.unfinished, width), result.verdict.text(width)]
     else:
-        change = ", ".join(f"{name}={value!r}" for name, value in result.arguments.items())
-        lines = [f"{change}: {median(result.before):,.0f} → {median(result.after):,.0f} samples/s"]
-        lines.append(f"measured  {_gain(result.measured)}")
+        title = _words(result.arguments)
+        if measured is not None:
+            title += f": {median(result.before):,.0f} → {median(result.after):,.0f} samples/s"
+        lines = [title, "not measured" if measured is None else f"measured  {_gain(measured)}"]
         lines.append(f"predicted {_gain(result.predicted)}" if result.predicted else "predicted: not by this model")
-        lines.append(result.verdict.lines_text(console.width))
-    for line in filter(None, lines):
-        console.print(printable(line, console.encoding), markup=False, highlight=False)
+        lines.append(result.unfinished)
+        texts = [*(paragraph(line, width) for line in lines), result.verdict.lines_text(width)]
+    for text in filter(None, texts):
+        console.print(printable(text, console.encoding), markup=False, highlight=False)
+
+
+def _words(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
 def _gain(gain: Gain) -> str:
-    return f"{number(gain.gain)} × ({number(gain.low)}–{number(gain.high)})"
+    plain = f"{number(gain.gain)} ×"
+    return plain if gain.low == gain.high else f"{plain} ({number(gain.low)}–{number(gain.high)})"
 
 
 def command(
@@ -156,7 +267,7 @@ def command(
         typer.Option("--set", help="An argument to change, such as num_workers=10. Repeat it for more."),
     ] = None,
     step: StepOption = "0",
-    seconds: Annotated[float, typer.Option(min=0.3, help="Seconds of measurement.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=0.3, help="Seconds in all, the start of workers included.")] = 10.0,
     as_json: AsJson = False,
 ) -> None:
     """Measure the gain of changed arguments, next to the predicted one.
@@ -164,9 +275,10 @@ def command(
     Without --set, the first advice of the loader's verdict is tried.
 
     The script of the loader runs without its `if __name__ == "__main__"` block. An unchanged and a changed copy of the
-    loader read its data in turn. The loader itself does not advance.
+    loader read its data in turn, up to three times, as often as the time allows; what it was too short for is said. The
+    loader itself does not advance.
 
-    Exit code 1 if there is nothing to try.
+    Exit code 1 if there is nothing to try, or no time to measure it.
     """
     arguments = parse_arguments(changes or ())
     result = run(target, arguments, seconds, parse_step(step), Console(stderr=True))
@@ -174,4 +286,4 @@ def command(
         print_json(result.summary())
     else:
         show(result, Console())
-    raise typer.Exit(0 if result.arguments else 1)
+    raise typer.Exit(0 if result.measured else 1)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,40 +65,68 @@ def permuted_at(key: int, length: int, places: Int64s) -> Int64s:
     return out
 
 
-def gather_rows(array: Array, indices: Int64s, out: Array | None = None, threads: int = 1) -> Array:
+class TimedPart(Protocol):
+    """A part of a stage, as kernels see it; see `stage_parts.Part`."""
+
+    @property
+    def timed(self) -> bool: ...
+    def count(self, nbytes: int) -> None: ...
+    def __enter__(self) -> object: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+_TIMES_PARTS = hasattr(native, "Part")
+"""True if the kernels time parts: in Python, a block costs as much as a third of all telemetry of a batch."""
+
+
+def gather_rows(
+    array: Array, indices: Int64s, out: Array | None = None, threads: int = 1, part: TimedPart | None = None
+) -> Array:
     """Return `array[indices]`, written into `out` if it is given.
 
     `out` has shape `(len(indices), *array.shape[1:])` and the array's dtype, and must not overlap `array`. Negative
     indices count from the end; one that is out of range raises `IndexError` before anything is written. Releases the
-    GIL. `threads` is an upper bound; batches below a megabyte use one thread.
+    GIL. `threads` is an upper bound; batches below a megabyte use one thread. Time and bytes count for `part`.
     """
     indices = _int64s(indices)
     if out is None:
         out = np.empty((len(indices), *array.shape[1:]), array.dtype)
     elif out.dtype != array.dtype:
         raise TypeError(f"out has dtype {out.dtype}, the array {array.dtype}")
+    if part is not None and not _TIMES_PARTS:
+        with _counted_for(part, out.nbytes):
+            return gather_rows(array, indices, out, threads)
     if native is None:
         _warn_slow()
-    elif not array.dtype.hasobject and native.gather_rows(array, indices, out, threads):
+    elif not array.dtype.hasobject and native.gather_rows(array, indices, out, threads, part):
         return out
-    _gather_rows_numpy(array, indices, out)
+    with _counted_for(part, out.nbytes):
+        _gather_rows_numpy(array, indices, out)
     return out
 
 
-def gather_windows(items: Array, offsets: Int64s, out: Array, threads: int = 1) -> Array:
+def gather_windows(items: Array, offsets: Int64s, out: Array, threads: int = 1, part: TimedPart | None = None) -> Array:
     """Copy windows of one-dimensional `items` to the rows of `out`.
 
     Row i is `items[offsets[i] : offsets[i] + out.shape[1]]`. A wider dtype of `out` converts; uint8, uint16, uint32
     and int32 become int64 in the same pass. A window outside of the items raises `IndexError` before
-    anything is written.
+    anything is written. Time and bytes count for `part`.
     """
+    if part is not None and not _TIMES_PARTS:
+        with _counted_for(part, out.size * items.itemsize):
+            return gather_windows(items, offsets, out, threads)
     offsets = _int64s(offsets)
     widen = 0 if items.dtype == out.dtype else _widening(items.dtype, out.dtype)
     if native is None:
         _warn_slow()
-    elif widen is not None and not items.dtype.hasobject and native.gather_windows(items, offsets, out, widen, threads):
+    elif (
+        widen is not None
+        and not items.dtype.hasobject
+        and native.gather_windows(items, offsets, out, widen, threads, part)
+    ):
         return out
-    _gather_windows_numpy(items, offsets, out)
+    with _counted_for(part, out.size * items.itemsize):
+        _gather_windows_numpy(items, offsets, out)
     return out
 
 
@@ -272,6 +301,17 @@ def _interleave_numpy(owners: Int32s, parts: Int64s, starts: Int64s, shifts: Int
     for owner, shift in enumerate(shifts.tolist()):
         out[owners == owner] = parts[starts[owner] : starts[owner + 1]] + shift
     return out
+
+
+@contextmanager
+def _counted_for(part: TimedPart | None, nbytes: int) -> Iterator[None]:
+    """Count a block and its bytes, as the kernels do."""
+    if part is None or not part.timed:
+        yield
+        return
+    with part:
+        part.count(nbytes)
+        yield
 
 
 def _gather_rows_numpy(array: Array, indices: Int64s, out: Array) -> None:

@@ -101,6 +101,7 @@ class Page:
 
     def _map(self) -> mmap.mmap:
         with opened(os.memfd_create, NAME, os.MFD_CLOEXEC) as memory:
+            os.pwrite(memory.fd, struct.pack("q", _MAGIC), 8 * _MAGIC_WORD)  # first: readers go by the size
             os.truncate(memory.fd, _NBYTES)
             self.inode = os.fstat(memory.fd).st_ino
             return mmap.mmap(memory.fd, _NBYTES)  # it has a descriptor of its own, by which readers find the page
@@ -222,5 +223,7 @@ def _pages_of(pid: int) -> Iterator[FoundPage]:
     with suppress(OSError):
         for entry in os.scandir(_PROC / str(pid) / "fd"):
             with suppress(OSError):
-                if str(Path(entry.path).readlink()).startswith(f"/memfd:{NAME} "):
-                    yield FoundPage(pid, Path(entry.path), entry.stat().st_ino)
+                stat = entry.stat()
+                is_page = str(Path(entry.path).readlink()).startswith(f"/memfd:{NAME} ")
+                if is_page and stat.st_size >= _NBYTES:  # a smaller one is being made
+                    yield FoundPage(pid, Path(entry.path), stat.st_ino)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import resource
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic_ns, process_time_ns, sleep, thread_time_ns
@@ -300,9 +301,16 @@ class _Threads(threading.local):
         self.recorder = new_recorder()
 
 
-def recorder_of_thread() -> Recorder:
-    """The recorder of this thread."""
+def _own_recorder() -> Recorder:
     return _threads.recorder
+
+
+recorder_of_thread: Callable[[], Recorder] = getattr(native, "recorder_of_thread", _own_recorder)
+"""Returns the recorder of this thread."""
+
+
+if native is not None and recorder_of_thread is not _own_recorder:
+    native.own_recorders(_own_recorder)
 
 
 def work_as(worker: int, *, own_process: bool = False) -> None:

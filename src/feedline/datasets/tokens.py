@@ -234,11 +234,7 @@ class TokenFile(TokenStream):
         mapped = self._only_mapped()
         if mapped is None:
             self._fill_by_span([part.numpy() for part in parts], indices)
-        elif READ_FILES.timed:
-            with READ_FILES as read:
-                self._fill_from(mapped, [part.numpy() for part in parts], indices)
-                read.count(sum(part.nbytes for part in parts))
-        else:  # most batches: a block would cost as much as a third of all telemetry
+        else:
             self._fill_from(mapped, [part.numpy() for part in parts], indices)
         return parts if self.targets else parts[0]
 
@@ -278,13 +274,13 @@ class TokenFile(TokenStream):
         if tokens.dtype != parts[0].dtype:
             starts = self._token_starts(within(indices, len(self), "TokenFile"))
             for shift, rows in enumerate(parts):
-                kernels.gather_windows(tokens, starts + shift, rows)
+                kernels.gather_windows(tokens, starts + shift, rows, part=READ_FILES)
             return
         views = self._views
         if views is None:
             views = self._views = self._window_views(tokens)
         for view, rows in zip(views, parts, strict=True):
-            kernels.gather_rows(view, indices, rows)
+            kernels.gather_rows(view, indices, rows, part=READ_FILES)
 
     def _window_views(self, tokens: NDArray[Any]) -> list[NDArray[Any]]:
         """Strided views of a file, (windows, window), for inputs and targets.

@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 
 from feedline.collate.batch_reads import reader_of
 from feedline.core.recognition import Recognition
+from feedline.core.wrapping import columns, wrap
 from feedline.loader.building.builder import BatchBuilder
 from feedline.loader.building.foreign import recognize
 from feedline.loader.pools import builder_of, kind_for_stream, kind_of
@@ -41,7 +42,18 @@ class ReadingPlan:
 
     def __str__(self) -> str:
         places = [f"workers: {self.workers}"] if self.workers else []
-        return "\n".join([*_describe(self.recognition, ""), f"batches: {self.summary}", *places])
+        lines = [*_describe(self.recognition, ""), f"batches: {self.summary}", *places]
+        return "\n".join(piece for line in lines for piece in _wrapped(line, columns(otherwise=_ENDLESS)))
+
+
+_ENDLESS = 1 << 16
+"""Width outside of terminals: lines stay whole, so that they can be searched."""
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """Lines of a terminal, which continue with a larger indent."""
+    indent = line[: len(line) - len(line.lstrip())]
+    return wrap(line, width, subsequent_indent=indent + "    ")
 
 
 def read_plan(loader: Any) -> ReadingPlan:

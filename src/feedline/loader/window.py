@@ -69,15 +69,15 @@ class RequestWindow:
         """Submit requests until `depth` are in flight; keep a sampler's error."""
         window, clock = self._window, self._progress.heartbeat.clock
         while len(window) < depth:
-            clock.begin_sample()
-            if self._unsent is None and not (
-                in_profile("feedline.sample", self._draw) if self._profiling else self._draw()
-            ):
+            if self._unsent is None and not clock.sample(self._draw_profiled if self._profiling else self._draw):
                 return
-            clock.end_sample()
             if not (window and window[-1].request is self._unsent):  # an interrupt came before the last line
                 window.append(self._pool.submit(self._unsent))
             self._unsent = None
+
+    def _draw_profiled(self) -> bool:
+        drew: bool = in_profile("feedline.sample", self._draw)
+        return drew
 
     def _draw(self) -> bool:
         """Draw the next request; False at the end and after errors."""

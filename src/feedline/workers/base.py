@@ -54,9 +54,9 @@ class PoolStatistics:
     status_fd: int = -1
     """Descriptor of the table with the activity of each worker process; -1 if there is none."""
     contended_share: float | None = None
-    """Share of the time of worker threads in which they wait for a lock of another one; None if unknown."""
+    """Share of the building of batches in which workers wait for a lock of another one; None if unknown."""
     outside_share: float | None = None
-    """Share of it in which they wait for files, networks and threads of their own; None if unknown."""
+    """Share of it in which worker threads wait for files, networks and threads of their own; None if unknown."""
 
 
 class WorkerPool(Protocol):

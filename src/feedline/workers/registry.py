@@ -22,6 +22,7 @@ from feedline.workers.process.zygote import ZygoteLauncher
 from feedline.workers.ray.options import ray_pool
 from feedline.workers.threads import ThreadPool
 from feedline.workers.transport import Inbox
+from feedline.workers.wait_samples import ProcessSamples
 
 AUTO = "auto"
 """The name that leaves the choice of a kind to the loader. No kind can have it."""
@@ -120,7 +121,7 @@ def _open_processes(builder: Builder, options: PoolOptions) -> WorkerPool:
         base_seed=options.base_seed, timeout_s=options.timeout_s, recovery=options.recovery,
         round_robin=options.partitions or options.unseeded, reports_generators=options.unseeded,
         new_inbox=partial(Inbox, register=options.register_memory, unregister=options.unregister_memory),
-        opens_late=True,
+        opens_late=True, samples=options.retained.get(ProcessSamples),
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.core.threads import WAKE_S, CancelScope
 from feedline.errors import WorkerStalledError
 from feedline.workers.base import Builder, PoolStatistics
-from feedline.workers.thread_samples import ThreadSamples
+from feedline.workers.wait_samples import ThreadSamples
 
 _log = logging.getLogger("feedline")
 

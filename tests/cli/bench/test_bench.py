@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from io import StringIO
+from math import inf
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -83,6 +84,14 @@ def test_a_round_counts_whole_clusters_over_several_epochs(workers: int) -> None
     assert part.wait_s < part.seconds
     assert part.cpu_s > 0
     assert part.memory_nbytes > 1 << 20
+
+
+def test_a_round_ends_by_the_clock_and_only_whole_clusters_count() -> None:
+    loader = DataLoader(Numbers(), batch_size=1, num_workers=3, worker_method="thread")
+    assert len(measure(loader, inf, 0.0, due_s=0.0).waits_s) == 3
+    part = measure(loader, inf, 0.0, over_s=0.0)
+    assert (part.delivered, part.samples, part.waits_s) == (1, 0, ())
+    assert part.first_s > 0
 
 
 def test_an_error_ends_its_trial_only() -> None:

@@ -91,6 +91,19 @@ def test_a_page_is_whole_and_needs_nothing_else(log: Path) -> None:
     assert figures["slowest"][0]["address"].startswith("</script><b>")
 
 
+def test_the_memory_of_workers_ends_with_them(log: Path) -> None:
+    """At the end of the last epoch there are none."""
+    lines = read_log(log)
+    memory = [0, 64 << 20, 128 << 20, 0]
+    history = [{**lines[-1], "time_s": float(step), "batches": step, "worker_nbytes": nbytes}
+               for step, nbytes in enumerate(memory)]  # fmt: skip
+    html = page([RankReport(lines[-1], history)])
+    title, points = re.findall(r'aria-label="(workers[^"]*)"><polyline points="([^"]*)"', html)[0]
+    assert title.startswith("workers&#x27; memory, MiB: 128 now, at most 128")
+    assert points == "213.3,60.0 426.7,0.0"
+    assert "<b>128 MiB</b>" in html
+
+
 def test_settings_can_be_tried_on_the_page(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     with fl.DataLoader(Nasty(torch.arange(40)), 4, num_workers=2, worker_method="thread", prefetch_factor=5) as loader:

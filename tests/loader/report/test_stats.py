@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import re
+import sys
 
 import pytest
 from hypothesis import given
@@ -173,3 +175,21 @@ def test_printed_statistics_are_a_few_lines() -> None:
     assert "\nfetch: mean 10 ms, 99th percentile 10 ms\n" in str(stats)
     assert str(stats).endswith("1 restart of workers, 2 samples skipped")
     assert str(Stats()) == "no batch, no sample in 0 s: 0 samples/s\nwaited 0 s (0 %), the step took 0 s"
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_printed_statistics_fit_the_terminal_and_its_characters(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    totals = Totals()
+    totals.add([span("read s3://a-bucket-with-a-long-name", 10, 0), span("fetch", 10, 0)], 8)
+    totals.add([Span("collate", 0, 5000, 0), span("step", 500_000), span("wait", 100_000)], 123_456)
+    terminal = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = str(totals.stats())
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert text.isascii()
+    assert "5.0 us" in text
+    words = " ".join(line.strip() for line in lines)
+    assert "read s3://a-bucket-with-a-long-name: mean 10 ms, 99th percentile 10 ms" in words

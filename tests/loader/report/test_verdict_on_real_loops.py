@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
@@ -93,21 +94,39 @@ def advises_workers(verdict: Verdict) -> bool:
 class OneAtATime(Waits):
     """Samples that one thread at a time may read."""
 
-    lock = threading.Lock()
+    lock: Any = threading.Lock()
 
     def __getitem__(self, index: int) -> torch.Tensor:
         with self.lock:
             return super().__getitem__(index)
 
 
-def test_threads_that_wait_for_each_other_are_not_advised_to_be_more() -> None:
+class OneBatchAtATime(Waits):
+    """Batches that one process at a time may read: as one arrives, the next has just been begun."""
+
+    lock: Any = multiprocessing.Lock()
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        with self.lock:
+            return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "arguments"),
+    [
+        (OneAtATime(0.004, 400), {"num_workers": 4, "worker_method": "thread"}),
+        (OneBatchAtATime(0.004, 400), {"num_workers": 3, "worker_method": "process"}),
+    ],
+    ids=["threads", "processes"],
+)
+def test_workers_that_wait_for_each_other_are_not_advised_to_be_more(dataset: Any, arguments: dict[str, Any]) -> None:
+    workers = arguments["num_workers"]
+
     def is_right(verdict: Verdict) -> bool:
         assert verdict.replayed is not None
         contended = verdict.replayed.measured.contended_share
-        more = [advice for advice in verdict.advice if advice.arguments.get("num_workers", 0) > 4]
-        return (
-            verdict.limiting_stage == "fetch" and 0.4 < contended < 0.95 and not more and "lock" in verdict.explanation
-        )
+        more = [advice for advice in verdict.advice if advice.arguments.get("num_workers", 0) > workers]
+        is_seen = 0.6 < contended / (1 - 1 / workers) < 1.3  # all but one of them wait
+        return verdict.limiting_stage == "fetch" and is_seen and not more and "lock" in verdict.explanation
 
-    threads = {"num_workers": 4, "worker_method": "thread"}
-    measured(lambda: verdict_of(OneAtATime(0.004, 400), 0.001, 0.0165, **threads), is_right)
+    measured(lambda: verdict_of(dataset, 0.001, 0.0165, **arguments), is_right)

@@ -15,9 +15,11 @@ import pytest
 import torch
 from ray_cluster import MEMORY, cluster
 from torch.utils.data import Dataset, IterableDataset
+from undisturbed import Measurement, measured, was_slowed
 
 import feedline as fl
 from feedline.errors import ArgumentError, WorkerDiedError, WorkerError, WorkerStalledError
+from feedline.loader.report import Verdict
 from feedline.testing.difference import check_same
 from feedline.workers import POOLS, ray_pool, register_pool, unregister_pool
 from feedline.workers.ray import members
@@ -70,6 +72,17 @@ class Large(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self.rows[index] + float(fl.sample_rng().random()), index
+
+
+class Slow(Dataset[int]):
+    """Samples that take 5 ms."""
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.005)
+        return index
 
 
 class Sharded(IterableDataset[int]):
@@ -263,3 +276,25 @@ def test_bad_options(nodes: Any, kinds: None) -> None:
 def test_the_number_of_workers_adapts(nodes: Any) -> None:
     with fl.DataLoader(list(range(50)), num_workers="auto", worker_method="ray", seed=0) as loader:
         assert torch.cat(list(loader)).tolist() == list(range(50))
+
+
+@pytest.mark.nightly
+def test_the_waiting_for_actors_is_explained(nodes: Any) -> None:
+    """Nine tenths of it at least, or the verdict says how much is not."""
+
+    def verdict_of(loader: Any) -> Measurement[Verdict]:
+        batches = iter(loader)
+        next(batches)
+        began, count = time.perf_counter(), 0
+        for count, _ in enumerate(batches, 1):  # noqa: B007 - the last number is used
+            time.sleep(0.001)
+        elapsed_s, verdict = time.perf_counter() - began, loader.report()
+        assert verdict.explained_share >= 0.9 or "Not explained: " in verdict.notes[-1]
+        return Measurement(verdict, verdict, was_slowed(elapsed_s, count * 0.02))
+
+    def is_right(verdict: Verdict) -> bool:
+        workers = verdict.advice[0].arguments.get("num_workers", 0) if verdict.advice else 0
+        return verdict.limiting_stage == "fetch" and verdict.explained_share >= 0.9 and workers > 1
+
+    with fl.DataLoader(Slow(), 4, seed=0, num_workers=1, worker_method="ray", persistent_workers=True) as loader:
+        measured(lambda: verdict_of(loader), is_right)

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median
 from time import perf_counter, sleep
 from types import MappingProxyType
@@ -163,18 +164,22 @@ class Trial:
             self.error = f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def measure(loader: TorchDataLoader[Any], seconds: float, step_s: float) -> Round:
+def measure(
+    loader: TorchDataLoader[Any], seconds: float, step_s: float, *, due_s: float = inf, over_s: float = inf
+) -> Round:
     """Iterate for about `seconds` after the warm-up.
 
     Short epochs follow one another.
 
     Batches arrive in clusters of one per worker: the first cluster is the warm-up, and only whole clusters count. Each
-    step sleeps for `step_s`, like a loop that waits for a device.
+    step sleeps for `step_s`, like a loop that waits for a device. By the clock of `perf_counter`, the round ends with a
+    cluster from `due_s` on, and with any batch from `over_s` on: nothing counts then if no cluster was complete.
     """
     pid, began, cpu = os.getpid(), perf_counter(), proc.tree_cpu_s(os.getpid())
     cluster = max(1, loader.num_workers)
     first_s, waits, samples, nbytes, delivered, memory = 0.0, list[float](), 0, 0, 0, 0
-    start = wait_from = now = began
+    start = wait_from = began
+    counted = 0, 0.0, 0, 0
     for number, batch in enumerate(_endless(loader)):
         now = perf_counter()
         rows = _rows(batch)
@@ -187,13 +192,18 @@ def measure(loader: TorchDataLoader[Any], seconds: float, step_s: float) -> Roun
         elif number >= cluster:
             waits.append(now - wait_from)
             samples, nbytes = samples + rows, nbytes + sum(array.nbytes for array in tree.arrays(batch))
-        if waits and now - start >= seconds and len(waits) % cluster == 0:
+        ends_cluster = bool(waits) and len(waits) % cluster == 0
+        if ends_cluster:
+            counted = samples, now - start, nbytes, len(waits)
+        if now >= over_s or (ends_cluster and (now - start >= seconds or now >= due_s)):
             break
         sleep(step_s)
         wait_from = perf_counter()
     used_s = proc.tree_cpu_s(pid) - cpu
     stages = loader.stats().stages if isinstance(loader, DataLoader) else {}
-    return Round(samples, now - start, sum(waits), nbytes, first_s, used_s, delivered, memory, tuple(waits), stages)
+    samples, elapsed_s, nbytes, number = counted
+    kept = tuple(waits[:number])
+    return Round(samples, elapsed_s, sum(kept), nbytes, first_s, used_s, delivered, memory, kept, stages)
 
 
 def _endless(loader: TorchDataLoader[Any]) -> Iterator[Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core import kernels
-from feedline.core.stage_parts import READ_FILES
+from feedline.core.stage_parts import READ_FILES, Part
 from feedline.core.tensors import within
 from feedline.stores import CachedStore, ObjectRange
 from feedline.stores.files import Extent, File, FileSet
@@ -145,12 +145,8 @@ class FileArrays:
         for array, out in zip(self.arrays, outs, strict=True):
             if array is None:
                 _write(islice(fetched, len(places)), out)
-            elif READ_FILES.timed:
-                with READ_FILES as part:
-                    _gather(array, places, out)
-                    part.count(out.nbytes)
-            else:  # most batches: a block would cost as much as a third of all telemetry
-                _gather(array, places, out)
+            else:
+                _gather(array, places, out, READ_FILES)
 
     def ranges(self, spans: Iterable[RowSpan]) -> list[tuple[CachedStore, ObjectRange]]:
         """Object ranges to prefetch into a cache for `read`."""
@@ -193,8 +189,8 @@ class FileArrays:
         return {**self.__dict__, "_mapped": None}
 
 
-def _gather(array: NDArray[Any], places: NDArray[np.int64], out: NDArray[Any]) -> None:
-    kernels.gather_rows(array if array.dtype == out.dtype else array.view(out.dtype), places, out=out)
+def _gather(array: NDArray[Any], places: NDArray[np.int64], out: NDArray[Any], part: Part | None = None) -> None:
+    kernels.gather_rows(array if array.dtype == out.dtype else array.view(out.dtype), places, out=out, part=part)
 
 
 def _write(rows: Iterable[memoryview], out: NDArray[Any]) -> None:

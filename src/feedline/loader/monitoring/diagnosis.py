@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset
 from feedline.core.cgroups import Cgroup
 from feedline.core.copying import measure_copy_rates
 from feedline.loader.building.captures import is_stateful
-from feedline.loader.monitoring.lines import costly_lines
+from feedline.loader.monitoring.lines import SECONDS, costly_lines
 from feedline.loader.monitoring.memory_trend import memory_left
 from feedline.loader.monitoring.resources import affine_cpus
 from feedline.loader.partitions import PartitionedDataset
@@ -72,10 +72,13 @@ def verdict_of(loader: Any, monitor: Any, pools: LoaderPools, *, quick: bool, li
         copy_rates=None if quick or not copies_much(stats) else measure_copy_rates(affine_cpus()),
     )
     verdict = replace(diagnose(stats, context, recent, quick=quick), write_page=monitor.write_page)
-    if not lines:
-        return verdict
+    return with_lines(verdict, loader) if lines else verdict
+
+
+def with_lines(verdict: Verdict, loader: Any, seconds: float = SECONDS) -> Verdict:
+    """The verdict, with the user's lines that take the time."""
     try:
-        return replace(verdict, lines=costly_lines(loader))
+        return replace(verdict, lines=costly_lines(loader, seconds))
     except Exception as error:  # noqa: BLE001 - the dataset is the user's, and the rest of the verdict stays useful
         note = f"The lines that take the time are not known: the dataset raised {type(error).__name__}: {error}"
         return replace(verdict, notes=(*verdict.notes, note))

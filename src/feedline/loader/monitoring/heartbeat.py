@@ -36,12 +36,12 @@ class LoopClock:
     For each batch, `call` comes before the wait for it, and `deliver` after.
     """
 
-    __slots__ = ("_called_ns", "_left_ns", "_sample_ns", "_sampled_ns", "_words")
+    __slots__ = ("_called_ns", "_left_ns", "_sampled_ns", "_words")
 
     def __init__(self, words: PageWords) -> None:
         self._words = words
         self._left_ns = self._called_ns = monotonic_ns()
-        self._sample_ns = self._sampled_ns = 0
+        self._sampled_ns = 0
 
     def call(self) -> int:
         """Record that the loop waits for a batch; returns the time."""
@@ -49,13 +49,13 @@ class LoopClock:
         self._words[SINCE] = -self._called_ns
         return self._called_ns
 
-    def begin_sample(self) -> None:
-        """Record that the sampler is read."""
-        self._sample_ns = monotonic_ns()
-
-    def end_sample(self) -> None:
-        """Record that the sampler has answered."""
-        self._sampled_ns += monotonic_ns() - self._sample_ns
+    def sample(self, draw: Callable[[], bool]) -> bool:
+        """Return `draw()`; if it is true, its time is the sampler's."""
+        begun_ns = monotonic_ns()
+        drew = draw()
+        if drew:
+            self._sampled_ns += monotonic_ns() - begun_ns
+        return drew
 
     def deliver(self, sums: SpanSums, spans: list[SpanTuple], samples: int, epoch: int, number: int) -> int:
         """Count a delivered batch and the spans of the loop.

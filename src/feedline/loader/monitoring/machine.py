@@ -1,6 +1,6 @@
 """Figures of the machine while a loop runs.
 
-Memory of the workers, quota, GPU, other programs, and waits for locks.
+Memory of the workers, quota, GPU, and other programs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from time import monotonic
 
 from feedline.core import devices
 from feedline.core.cgroups import Cgroup, Throttling
-from feedline.core.proc import TICK_S, cpu_ticks, stat_of, waits_for_lock
+from feedline.core.proc import TICK_S, cpu_ticks, stat_of
 from feedline.loader.monitoring.resources import resident_nbytes
 
 
@@ -45,33 +45,6 @@ class OtherPrograms:
 
 _LEAST_S = 0.3
 """Time below which ticks are too coarse."""
-
-
-class LockSamples:
-    """Samples of worker processes that wait for each other's locks."""
-
-    def __init__(self) -> None:
-        self._pids: tuple[int, ...] = ()
-        self._number = self._waits = 0
-
-    def look(self, pids: tuple[int, ...]) -> None:
-        """Take a sample of each process.
-
-        Another number of processes starts from zero.
-        """
-        if len(pids) != len(self._pids):
-            self._number = self._waits = 0
-        self._pids = pids
-        found = [waits for pid in pids if (waits := waits_for_lock(pid)) is not None]
-        self._number, self._waits = self._number + len(found), self._waits + sum(found)
-
-    @property
-    def share(self) -> float | None:
-        """Share of time spent waiting for a lock; None if unknown."""
-        return self._waits / self._number if self._number >= _LEAST_SAMPLES else None
-
-
-_LEAST_SAMPLES = 8
 
 
 _PAUSE_S = 0.02

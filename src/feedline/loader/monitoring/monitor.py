@@ -27,7 +27,7 @@ from feedline.loader.live import delivered_batches
 from feedline.loader.monitoring.diagnosis import USUAL_VERDICT_NS, Arguments, verdict_of, verdict_pause_ns
 from feedline.loader.monitoring.heartbeat import NEVER_NS, Heartbeat, QueueState
 from feedline.loader.monitoring.identity import identity_of, log_path
-from feedline.loader.monitoring.machine import LockSamples, MachineFigures
+from feedline.loader.monitoring.machine import MachineFigures
 from feedline.loader.monitoring.memory_trend import MemoryTrend
 from feedline.loader.monitoring.resources import resident_nbytes
 from feedline.loader.monitoring.sending import SendingMeasurement
@@ -55,7 +55,7 @@ SHARE = 500
 
 
 LOOK_NS = 50_000_000
-"""Shortest time between two looks at the workers."""
+"""Time after a publication, and after the start of an iteration, at which other measurements may begin."""
 
 
 MOST_NS = 2_000_000_000
@@ -123,7 +123,6 @@ class Monitor:
         self._publication_due_ns = 0
         self.sending = SendingMeasurement()
         """What a batch would cost on its way from a worker process, for loops that have none."""
-        self._locks = LockSamples()
         self._addresses: dict[Any, str] = {}
         self.verdict: dict[str, Any] = {}
         self._verdict_ns = USUAL_VERDICT_NS
@@ -185,7 +184,7 @@ class Monitor:
             "worker_growth_nbytes": self._memory.growth(),
             "throttled_share": machine.throttled_share,
             "gpu_utilization": machine.gpu_utilization,
-            "contended_share": pool.contended_share if self._locks.share is None else self._locks.share,
+            "contended_share": pool.contended_share,
             "outside_share": pool.outside_share,
             "others_cpus": self._machine.others_cpus,
         }
@@ -317,21 +316,20 @@ class Monitor:
         self._heartbeat.due_ns = self._publication_due_ns
 
     def _look(self, began_ns: int) -> None:
-        """Look for workers that wait for each other.
+        """Begin to count other programs, and measure what worker processes would cost.
 
-        More often than publications, which cost more. A loop without worker processes measures once what they would
-        cost, if it lasts long enough.
+        A loop without them measures it once, if it lasts long enough.
         """
         self._machine.begin_others()
-        pids = () if self._sources is None else self._sources.pools.pool_statistics().pids
-        due_ns = self._publication_due_ns
-        if pids:
-            self._locks.look(pids)
-            ended_ns = monotonic_ns()
-            due_ns = min(due_ns, ended_ns + max(LOOK_NS, SHARE * (ended_ns - began_ns)))
-        elif self._sources is not None and self._sources.stays and self.sending.is_due(began_ns):
+        sources = self._sources
+        if (
+            sources is not None
+            and sources.stays
+            and self.sending.is_due(began_ns)
+            and not sources.pools.pool_statistics().pids
+        ):
             self._heartbeat.inspect = self._measure_sending
-        self._heartbeat.due_ns = due_ns
+        self._heartbeat.due_ns = self._publication_due_ns
 
     def _measure_sending(self, batch: Any) -> None:
         assert self._sources is not None

@@ -26,10 +26,13 @@ class Series:
     values: Sequence[float]
 
 
-def line_chart(series: Series, ceiling: float | None = None) -> str:
-    """A chart of one series; the vertical axis begins at 0."""
+def line_chart(series: Series, ceiling: float | None = None, span_s: float = 0.0) -> str:
+    """A chart of one series; the vertical axis begins at 0.
+
+    The horizontal one has the length of the series, or of `span_s` if that is longer.
+    """
     top = ceiling or max(series.values, default=0.0) or 1.0
-    span = (series.times_s[-1] if series.times_s else 0.0) or 1.0
+    span = max(span_s, *series.times_s[-1:]) or 1.0
     points = " ".join(
         f"{_WIDTH * time / span:.1f},{_HEIGHT - _HEIGHT * min(value / top, 1):.1f}"
         for time, value in zip(series.times_s, series.values, strict=True)

@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Iterable, Iterator
 
 from feedline.core.wrapping import wrap
 from feedline.loader.report.remedy import Advice
 from feedline.loader.report.stats import seconds
 
-WIDTH = 80
-"""Columns of text that does not go to a terminal."""
-
-
 NARROW = 60
 """Columns below which advice has no table."""
-
-
-_ASCII = str.maketrans({"→": "->", "×": "x", "µ": "u", "–": "-", "…": "..."})
-
-
-def columns(stream: object = None) -> int:
-    """Width for a stream: of the terminal, else `WIDTH`."""
-    stream = sys.stdout if stream is None else stream
-    is_terminal = getattr(stream, "isatty", lambda: False)()
-    return max(20, shutil.get_terminal_size((WIDTH, 24)).columns) if is_terminal else WIDTH
-
-
-def printable(text: str, encoding: str | None) -> str:
-    """The text, without characters that the encoding lacks."""
-    try:
-        text.encode(encoding or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return text.translate(_ASCII)
-    return text
 
 
 def paragraph(text: str, width: int) -> str:

@@ -152,13 +152,15 @@ def _remedy(hint: Mapping[str, Any]) -> str:
 def _tiles(report: RankReport) -> str:
     figures = report.figures
     wall_s = figures["wall_s"]
+    latest = [figures, *reversed(report.history)]
+    memory = next((point["worker_nbytes"] for point in latest if point["worker_nbytes"]), 0)  # workers may have ended
     tiles = [
         ("samples/s", f"{figures['samples'] / wall_s:,.0f}" if wall_s else "–"),
         ("waits, all epochs", share(report.wait_share)),
         ("step", seconds(_mean(figures, "step"))),
         ("first batch", seconds(figures["startup_s"] / (figures["epoch"] + 1))),
         ("batches in memory", size(figures["in_flight_nbytes"])),
-        ("workers' memory", size(figures["worker_nbytes"]) if figures["worker_nbytes"] else "–"),
+        ("workers' memory", size(memory) if memory else "–"),
     ]
     for name, words in (
         ("read_nbytes_per_sample", "read a sample"),
@@ -248,9 +250,11 @@ def _over_time(report: RankReport) -> str:
         line_chart(Series("waits, %", times, [100 * waited for _, waited in both]), ceiling=100),
         line_chart(Series("ready batches", times, [float(later["ready"]) for _, later in moving])),
     ]
-    if any(point["worker_nbytes"] for point in points):
-        memory = [later["worker_nbytes"] / (1 << 20) for _, later in moving]
-        charts.append(line_chart(Series("workers' memory, MiB", times, memory)))
+    # At the end of an epoch, workers may have ended: that is no measurement of their memory.
+    measured = [(time, later["worker_nbytes"]) for time, (_, later) in zip(times, moving, strict=True)]
+    memory = [(time, nbytes / (1 << 20)) for time, nbytes in measured if nbytes]
+    if memory:
+        charts.append(line_chart(Series("workers' memory, MiB", *zip(*memory, strict=True)), span_s=times[-1]))
     return _section("Over time", "".join(charts))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from feedline.core.histogram import REORDER, quantile_s
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import CPU, LOCK, MAIN, NBYTES, PARTS, RUN_DELAY, SWITCHES
+from feedline.core.wrapping import columns, printable, wrap
 
 _FLAT = (
     "batches", "samples", "samples_per_s", "batches_per_s", "wait_share", "wait_s", "step_s", "epoch", "position",
@@ -178,7 +180,7 @@ class Stats:
     """The same figures since the current epoch began in this process; None before the first."""
 
     def __str__(self) -> str:
-        """The main figures, in a few lines; `repr` has all."""
+        """The main figures, wrapped for the terminal; `repr` has all."""
         amount = f"{count(self.batches, 'batch')}, {count(self.samples, 'sample')} in {seconds(self.wall_s)}"
         lines = [f"{amount}: {self.samples_per_s:,.0f} samples/s"]
         lines.append(f"waited {seconds(self.wait_s)} ({share(self.wait_share)}), the step took {seconds(self.step_s)}")
@@ -188,7 +190,9 @@ class Stats:
             lines.append(f"images decoded by the CPU: {share(self.decode_cpu_share)}")
         if self.restarts or self.skipped:
             lines.append(f"{count(self.restarts, 'restart')} of workers, {count(self.skipped, 'sample')} skipped")
-        return "\n".join(lines)
+        width = columns()
+        wrapped = [piece for line in lines for piece in wrap(line, width, subsequent_indent="  ")]
+        return printable("\n".join(wrapped), getattr(sys.stdout, "encoding", None))
 
     @property
     def decode_cpu_share(self) -> float | None:

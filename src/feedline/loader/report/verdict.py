@@ -10,6 +10,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from feedline.core.telemetry import Span
+from feedline.core.wrapping import WIDTH, columns, printable
 from feedline.errors import ArgumentError
 from feedline.loader.report import layout
 from feedline.loader.report.advice import advise, predict
@@ -134,7 +135,7 @@ class Verdict:
             raise ArgumentError(f"nothing can be predicted for {words}: {_why_not(self.replayed)}")
         return gain
 
-    def text(self, width: int = layout.WIDTH) -> str:
+    def text(self, width: int = WIDTH) -> str:
         """The verdict in lines of at most `width` columns."""
         parts = [layout.paragraph(self.headline, width), layout.paragraph(self.explanation, width)]
         parts.append("\n".join(layout.table(self.advice, self.period_s, width)))
@@ -142,7 +143,7 @@ class Verdict:
         parts.append("\n".join(layout.paragraph(note, width) for note in self.notes))
         return "\n\n".join(part for part in parts if part)
 
-    def lines_text(self, width: int = layout.WIDTH) -> str:
+    def lines_text(self, width: int = WIDTH) -> str:
         """The lines that take the time, one each.
 
         They have at most `width` columns; empty if they are not known.
@@ -151,7 +152,7 @@ class Verdict:
         return "\n".join(["Lines that take the time of samples:", *lines]) if lines else ""
 
     def __str__(self) -> str:
-        return layout.printable(self.text(layout.columns()), getattr(sys.stdout, "encoding", None))
+        return printable(self.text(columns()), getattr(sys.stdout, "encoding", None))
 
 
 def _why_not(model: Model | None) -> str:

@@ -81,6 +81,14 @@ class Death(NamedTuple):
     row: int
 
 
+_SHORT_S = 0.02
+"""Wait that is timed by `select`: epoll counts in whole milliseconds."""
+
+
+_SELECTABLE = 1024
+"""Descriptors below this number are taken by `select`."""
+
+
 class WorkerSet:
     """Starts workers, receives their answers, and shuts them down.
 
@@ -125,6 +133,9 @@ class WorkerSet:
 
     def wait(self, timeout_s: float | None) -> list[int]:
         """Wait for events; pass the result to `receive`."""
+        is_short = timeout_s is not None and timeout_s < _SHORT_S and self._poll.fileno() < _SELECTABLE
+        if is_short and not select.select([self._poll], [], [], timeout_s)[0]:
+            return []
         return [fd for fd, _ in self._poll.poll(timeout_s)]
 
     def receive(self, fds: list[int]) -> list[WorkerAnswer | Death]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -21,6 +22,7 @@ from feedline.workers.process.inherited_locks import CHECK_S, LockWatch, describ
 from feedline.workers.process.launch import Launcher, WorkerProcess
 from feedline.workers.process.members import Death
 from feedline.workers.transport import Inbox
+from feedline.workers.wait_samples import ProcessSamples
 
 _log = logging.getLogger("feedline")
 
@@ -49,7 +51,7 @@ class ProcessPool(FuturePool):
     The first idle worker takes the next request. With `round_robin`, a request goes to one worker: its `turn` modulo
     `num_workers`. With `reports_generators`, the replacement of a dead worker continues with its random generators.
     `timeout_s` (0: no limit) is torch's `timeout`. With `opens_late`, all workers but the first start with the first
-    request. Thread-safe: calls are serialized.
+    request. `samples` are those of earlier pools of the loader. Thread-safe: calls are serialized.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class ProcessPool(FuturePool):
         reports_generators: bool = False,
         new_inbox: Callable[[], Inbox] = Inbox,
         opens_late: bool = False,
+        samples: ProcessSamples | None = None,
     ) -> None:
         super().__init__("worker processes")
         self._launcher, self._builder = launcher, launcher.builder
@@ -71,6 +74,7 @@ class ProcessPool(FuturePool):
         self._opened = monotonic()
         self._poisoned: list[tuple[ProcessFuture, Death]] = []
         self._stuck_forks = 0
+        self._samples = samples or ProcessSamples()
         self._dispatch = Dispatch(
             launcher, base_seed, new_inbox, round_robin=round_robin, reports_generators=reports_generators
         )
@@ -129,6 +133,7 @@ class ProcessPool(FuturePool):
             lent_nbytes=sum(inbox.lent_nbytes for inbox in memory),
             pids=tuple(self._dispatch.worker_set.pids()),
             status_fd=self._dispatch.worker_set.status.fd,
+            contended_share=self._samples.contended_share,
         )
 
     def _close(self) -> None:
@@ -153,11 +158,14 @@ class ProcessPool(FuturePool):
 
     def _until(self, ready: Callable[[], bool]) -> None:
         timer = watchdog.StallTimer(self._timeout_s, self._recovery.stall_s)
-        watch = LockWatch()
+        watch, began_s, look_s = LockWatch(), monotonic(), self._samples.next_s()
         while not ready():
             self._check()
-            if self._step(self._limit_wait(timer.left_s())) or self._is_starting():
+            if self._step(self._limit_wait(timer.left_s(), look_s)) or self._is_starting():
                 timer.reset()
+            elif monotonic() >= look_s:
+                self._samples.look(self._building(), self._dispatch.num_workers)
+                look_s = inf
             self._replace_if_stuck(watch)
             if timer.is_over():
                 raise WorkerStalledError(
@@ -165,12 +173,25 @@ class ProcessPool(FuturePool):
                 )
             if timer.is_log_due():
                 _log.warning("no batch for %g s.\n%s", self._recovery.stall_s, self._describe_workers())
+        self._samples.waited(monotonic() - began_s)
 
-    def _limit_wait(self, timeout_s: float | None) -> float | None:
-        """Limit a wait to the next search for inherited locks."""
-        if self._dispatch.worker_set.group.inherited_locks() is None:
-            return timeout_s
-        return CHECK_S if timeout_s is None else min(CHECK_S, timeout_s)
+    def _limit_wait(self, timeout_s: float | None, look_s: float) -> float | None:
+        """Limit a wait to the next look at workers, or at locks."""
+        limits = [] if timeout_s is None else [timeout_s]
+        if look_s < inf:
+            limits.append(max(look_s - monotonic(), 0.0))
+        if self._dispatch.worker_set.group.inherited_locks() is not None:
+            limits.append(CHECK_S)
+        return min(limits, default=None)
+
+    def _building(self) -> list[int]:
+        """Process ids of the workers that are building a batch."""
+        status = self._dispatch.worker_set.status
+        return [
+            pid
+            for worker in self._dispatch.worker_set.members
+            if status.task(worker) is not None and (pid := status.pid(worker))
+        ]
 
     def _replace_if_stuck(self, watch: LockWatch) -> None:
         """Replace workers if one of them waits for an inherited lock."""

@@ -1,0 +1,163 @@
+"""Samples of the waits of workers while they build batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+from math import inf
+from time import monotonic
+
+from feedline.core.proc import ThreadWait, wait_of_thread, waits_for_lock
+
+
+class WaitMoments:
+    """Moments for samples of workers, amid the loop's waits.
+
+    As a batch arrives, workers that wait for each other are always in the same state: one has just given the lock back,
+    and the next one has it. Samples are therefore spread evenly over the usual time of a wait.
+    """
+
+    def __init__(self) -> None:
+        self._usual_s = self._due_s = 0.0
+        self._turn = 0
+
+    def next_s(self) -> float:
+        """Time of the sample of the wait that begins now, by `monotonic`.
+
+        Infinite if it has none.
+        """
+        now_s = monotonic()
+        if self._usual_s < _LEAST_WAIT_S or now_s < self._due_s:
+            return inf
+        self._turn += 1
+        return now_s + min(self._usual_s, _MOST_WAIT_S) * (self._turn * _GOLDEN % 1.0)
+
+    def waited(self, elapsed_s: float) -> None:
+        """Learn how long a wait usually is."""
+        self._usual_s += (elapsed_s - self._usual_s) / _REMEMBERED
+
+    def _looked(self, began_s: float) -> None:
+        """Pause after a sample that was begun then."""
+        ended_s = monotonic()
+        self._due_s = ended_s + max(_LOOK_S, _SHARE * (ended_s - began_s))
+
+
+class ProcessSamples(WaitMoments):
+    """Samples of worker processes, for all pools of a loader."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._number = self._contended = self._workers = 0
+
+    def look(self, building: Iterable[int], workers: int) -> None:
+        """Take a sample of the processes that are building a batch.
+
+        Another number of workers starts from zero.
+        """
+        began_s = monotonic()
+        if workers != self._workers:
+            self._workers, self._number, self._contended = workers, 0, 0
+        found = [waits for pid in building if (waits := waits_for_lock(pid)) is not None]
+        self._number, self._contended = self._number + len(found), self._contended + sum(found)
+        self._looked(began_s)
+
+    @property
+    def contended_share(self) -> float | None:
+        """Share of building that waits for locks of other workers, if known."""
+        number = self._number  # another thread may start from zero meanwhile
+        return min(self._contended / number, 1.0) if number >= _LEAST_SAMPLES else None
+
+    def close(self) -> None:
+        """Do nothing: samples hold no resources."""
+
+
+class ThreadSamples(WaitMoments):
+    """Samples of the threads in `building`, which are building a batch.
+
+    They are taken while the loop waits for a batch. It then holds Python's lock: a thread that computes, or is ready to,
+    waits for that lock.
+    """
+
+    def __init__(self, building: AbstractSet[int]) -> None:
+        super().__init__()
+        self._building = building
+        self._number = self._contended = self._outside = 0
+        self._waiters: dict[int, set[int]] = {}
+
+    def wait(self, wait: Callable[[float], bool]) -> bool:
+        """Take samples in the middle of a wait, if they are due.
+
+        Returns True if `wait(limit_s)` does.
+        """
+        began_s, look_s = monotonic(), self.next_s()
+        if look_s == inf:
+            return False
+        if wait(look_s - began_s):
+            self.waited(monotonic() - began_s)
+            return True
+        looked_s = monotonic()
+        for thread in tuple(self._building):
+            if (found := wait_of_thread(thread)) is not None:
+                self._count(thread, found)
+        self._looked(looked_s)
+        return False
+
+    def _count(self, thread: int, found: ThreadWait) -> None:
+        self._number += 1
+        if found.address and self._is_shared(found.address, thread):
+            self._contended += 1
+        elif found.is_outside:
+            self._outside += 1
+
+    def _is_shared(self, address: int, thread: int) -> bool:
+        """True for a lock for which several workers have waited.
+
+        A thread that waits for helpers of its own, such as those of a library, waits at an address of its own.
+        """
+        if len(self._waiters) >= _MOST_LOCKS and address not in self._waiters:
+            self._waiters.clear()
+        waiters = self._waiters.setdefault(address, set())
+        waiters.add(thread)
+        return len(waiters) > 1
+
+    @property
+    def contended_share(self) -> float | None:
+        """Share of building that waits for locks of other workers, if known."""
+        return self._contended / self._number if self._number >= _LEAST_SAMPLES else None
+
+    @property
+    def outside_share(self) -> float | None:
+        """Share of building that waits for anything else, if known.
+
+        Files, networks, threads of its own; not Python's lock.
+        """
+        return self._outside / self._number if self._number >= _LEAST_SAMPLES else None
+
+
+_LEAST_SAMPLES = 16
+
+
+_LEAST_WAIT_S = 0.0005
+"""Usual wait below which no samples are taken: the loop hardly waits for its workers."""
+
+
+_MOST_WAIT_S = 1.0
+
+
+_REMEMBERED = 8
+"""Latest waits that count for the usual one."""
+
+
+_GOLDEN = 0.6180339887
+"""Multiples of it, without their whole parts, cover the time between 0 and 1 evenly."""
+
+
+_LOOK_S = 0.02
+"""Shortest time between two looks at the workers."""
+
+
+_SHARE = 500
+"""Largest share of the time for them: after a slow one, the next is later."""
+
+
+_MOST_LOCKS = 256
