@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, IterDataPipe, RandomSampler
 
 from feedline.core.cursor import Cursor, PartitionCursor
+from feedline.core.decode_shares import decode_share_of
 from feedline.core.listing import listing_fingerprint_of
 from feedline.core.live import is_live
 from feedline.core.packing import to_leaf
@@ -353,4 +354,6 @@ def _fingerprint(loader: Any, kind: str, source: Any) -> Fingerprint:
         length = len(loader.dataset)
     except Exception:  # noqa: BLE001
         length = None
-    return Fingerprint(kind, length, source.fingerprint(), loader._fl.seed, listing_fingerprint_of(loader.dataset))
+    share = None if loader._fl.device is None else decode_share_of(loader.dataset)
+    listing = listing_fingerprint_of(loader.dataset)
+    return Fingerprint(kind, length, source.fingerprint(), loader._fl.seed, listing, share)

@@ -86,6 +86,7 @@ class Terms(NamedTuple):
     drop_last: bool
     epoch: int
     position: Any
+    cpu_share: str | None = None
 
     @classmethod
     def of(cls, loader: Any, plan: Plan, cursor: Cursor | PartitionCursor) -> Terms:
