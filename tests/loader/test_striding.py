@@ -128,8 +128,16 @@ class Sharing(Plain):
         return mine()
 
 
+class Sliced(Plain):
+    """Was divided when it was made, by a class method."""
+
+    @classmethod
+    def of(cls, n: int) -> Sliced:
+        return cls(n // int(os.environ.get("WORLD_SIZE", "1")))
+
+
 class Keeping(Plain):
-    """Was told its rank."""
+    """Has its rank."""
 
     def __init__(self, n: int, rank: int, world: int) -> None:
         super().__init__(n)
@@ -141,6 +149,7 @@ def test_a_stream_that_has_its_rank_is_refused() -> None:
     for stream, found in (
         (Sharing(20), r"Sharing looks up its rank \('get_rank' in mine of its code\).*lost. .*leave out distributed="),
         (chained, "Sharing looks up its rank"),
+        (Sliced.of(20), r"Sliced looks up its rank \('WORLD_SIZE' in of of its code\)"),
         (Keeping(20, 1, 2), "Keeping has the attributes rank=1 and num_replicas=2"),
     ):
         with pytest.raises(fl.errors.ArgumentError, match=found):

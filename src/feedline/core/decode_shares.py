@@ -1,4 +1,4 @@
-"""Shares of images that workers decode although a device could, as a dataset's transforms have them."""
+"""Shares of images that workers decode for a device."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 _WRAPPERS = (Subset, ConcatDataset, StackDataset)
 _LONG = 64
-"""Entries of a list that holds no transforms any more, but files or samples."""
+"""Longer lists hold files or samples, not transforms."""
 
 
 def decode_share_of(dataset: Any) -> str | None:
-    """The `cpu_share` of each `DecodeOnDevice` in a dataset, as text; None without one."""
+    """The `cpu_share` of each `DecodeOnDevice` in a dataset, or None."""
     shares = sorted(set(_shares_in(dataset)))
     return ", ".join(f"{share:g}" for share in shares) or None
 

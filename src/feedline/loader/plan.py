@@ -219,7 +219,7 @@ def _warn_of_striding(dataset: Any, world_size: int) -> None:
 
 
 def check_ranks(dataset: Any, rank: int, world_size: int, *, allows_uneven: bool, reads_all: bool) -> None:
-    """Refuse a stream that ranks would divide twice, and warn of unequal ranks.
+    """Refuse streams divided twice; warn of unequal ranks.
 
     See `RankPolicy` for `reads_all`; with `allows_uneven`, unequal ranks may wait for each other forever.
     """

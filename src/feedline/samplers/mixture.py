@@ -138,7 +138,7 @@ def _by_epoch(weights: Any, stop: str | int) -> dict[str, Any]:
 
 
 def weights_by_epoch(weights: Any) -> list[Any] | None:
-    """The weights of each epoch; None if they are those of all epochs."""
+    """The weights of each epoch; None for those of all."""
     rows = list(weights) if isinstance(weights, Iterable) else []
     return rows if any(getattr(row, "ndim", isinstance(row, list | tuple)) for row in rows) else None
 

@@ -38,7 +38,7 @@ class ListedWeights:
 
 
 def weights_of(weights: Any, count: int, temperature: float) -> Sequence[float] | WeightsAt:
-    """The weights of `count` streams, or of each epoch, scaled by a temperature."""
+    """The scaled weights of `count` streams, or of each epoch."""
     if callable(weights):
         return weights if temperature == 1 else TemperedWeights(weights, temperature)
     rows = weights_by_epoch(weights)

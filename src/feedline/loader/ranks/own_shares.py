@@ -1,4 +1,4 @@
-"""Streams that ask for their rank, and so may divide their samples by themselves.
+"""Streams that divide their samples among the ranks themselves.
 
 `distributed=` keeps one of every n samples of a stream without partitions: of one that each rank has divided already,
 it would lose the others.
@@ -44,7 +44,7 @@ _LIST_VALUES = ItemsView.__iter__.__code__
 
 
 def check_shares(dataset: Any, rank: int, world_size: int) -> None:
-    """Refuse a stream that has its rank, or whose code asks for it."""
+    """Refuse a stream with a rank of its own."""
     for stream in _streams_within(dataset):
         found = _held_rank(stream, rank, world_size) or _asked_in_code(stream)
         if found is not None:
@@ -52,7 +52,7 @@ def check_shares(dataset: Any, rank: int, world_size: int) -> None:
 
 
 class RankWatch:
-    """Context manager that raises if this thread asks for its rank in it.
+    """Context in which asking for the rank is an error.
 
     It sees every call of Python, so only the first sample of a stream is read in it. Where a profiler of the user runs,
     it sees nothing.
@@ -124,7 +124,7 @@ def _attributes(stream: Any) -> dict[str, Any]:
 
 
 def _held_rank(stream: Any, rank: int, world_size: int) -> str | None:
-    """Where a stream keeps the rank and number of ranks of this loader."""
+    """Text on the rank that a stream keeps, or None."""
     if is_stream(stream):
         divided = getattr(stream, "_distributed", None) is not None
         return "is a share made by split_dataset_by_node" if divided else None
@@ -135,11 +135,14 @@ def _held_rank(stream: Any, rank: int, world_size: int) -> str | None:
 
 
 def _asked_in_code(stream: Any) -> str | None:
-    """The name by which the code of a stream's class asks for its rank."""
+    """Text on the code that asks for the rank, or None."""
     if is_stream(stream):
         return None
+    classes = [cls for cls in type(stream).__mro__ if cls not in IterableDataset.__mro__]
     members = [
-        member for cls in type(stream).__mro__ if cls not in IterableDataset.__mro__ for member in vars(cls).values()
+        getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+        for cls in classes
+        for member in vars(cls).values()
     ]
     codes = [member.__code__ for member in members if isfunction(member)]
     for code in codes:  # functions and generators within functions are constants of theirs
