@@ -178,6 +178,40 @@ class BatchActor:
         return encoded, began_ns
 
 
+def actor_class() -> type[Any]:
+    """Class of an actor that names its node, then imports feedline.
+
+    It is pickled with its code. The import takes seconds, and minutes on a busy machine: in this time an actor has its
+    place in the cluster, and must not be taken for one without.
+    """
+
+    class FeedlineWorker:
+        """A `BatchActor`, made by `place`."""
+
+        actor: BatchActor
+
+        def node(self) -> str:
+            """The node of this actor."""
+            import ray
+
+            node_id: str = ray.get_runtime_context().get_node_id()
+            return node_id
+
+        def place(self) -> WorkerPlace:
+            from feedline.workers.ray.actor import BatchActor
+
+            self.actor = BatchActor()
+            return self.actor.place()
+
+        def open(self, *arguments: Any) -> ActorAnswer:
+            return self.actor.open(*arguments)
+
+        def build(self, *arguments: Any) -> ActorAnswer:
+            return self.actor.build(*arguments)
+
+    return FeedlineWorker
+
+
 def boot_id() -> str:
     """Identity of the running kernel."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
