@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from time import monotonic, monotonic_ns, sleep
 from typing import Any, NamedTuple
@@ -198,9 +199,7 @@ def actor_class() -> type[Any]:
             return node_id
 
         def place(self) -> WorkerPlace:
-            from feedline.workers.ray.actor import BatchActor
-
-            self.actor = BatchActor()
+            self.actor = import_module("feedline.workers.ray.actor").BatchActor()
             return self.actor.place()
 
         def open(self, *arguments: Any) -> ActorAnswer:
