@@ -139,11 +139,7 @@ def _asked_in_code(stream: Any) -> str | None:
     if is_stream(stream):
         return None
     classes = [cls for cls in type(stream).__mro__ if cls not in IterableDataset.__mro__]
-    members = [
-        getattr(member, "__func__", None) or getattr(member, "fget", None) or member
-        for cls in classes
-        for member in vars(cls).values()
-    ]
+    members = [_function_of(member) for cls in classes for member in vars(cls).values()]
     codes = [member.__code__ for member in members if isfunction(member)]
     for code in codes:  # functions and generators within functions are constants of theirs
         codes += [each for each in code.co_consts if iscode(each)]
@@ -151,6 +147,12 @@ def _asked_in_code(stream: Any) -> str | None:
         if found:
             return f"looks up its rank ({min(found)!r} in {code.co_name} of its code)"
     return None
+
+
+def _function_of(member: Any) -> Any:
+    if isinstance(member, (classmethod, staticmethod)):
+        return member.__func__
+    return member.fget if isinstance(member, property) else member
 
 
 def _refusal(name: str, found: str) -> ArgumentError:
