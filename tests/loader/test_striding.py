@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,6 +164,19 @@ def environment_share(n: int) -> Iterator[int]:
     yield from range(int(os.environ["RANK"]), n, int(os.getenv("WORLD_SIZE", "1")))
 
 
+def kept_share(n: int) -> Iterator[int]:
+    """The same by an attribute, which calls nothing."""
+    return iter(range(STATE.process_index, n, 2))
+
+
+STATE = SimpleNamespace(process_index=1)  # as Accelerate's PartialState
+
+
+class Knowing(Plain):
+    def __iter__(self) -> Iterator[Any]:
+        return kept_share(self.n)
+
+
 class Asking(Plain):
     def __iter__(self) -> Iterator[Any]:
         return environment_share(self.n)
@@ -194,6 +208,11 @@ def test_a_stream_that_asks_for_its_rank_is_refused_at_its_first_sample(
         asking.load_state_dict({**asking.state_dict(), "partitions": [[0, 1, 4, None, False]], "num_partitions": 1})
         with pytest.raises(fl.errors.ArgumentError, match="Asking looks up 'RANK'"):
             list(asking)
+    with (
+        loader(Knowing, 8, 1, 2, 2, **workers) as knowing,
+        pytest.raises(fl.errors.ArgumentError, match=r"Knowing looks up 'process_index', in .*test_striding.py"),
+    ):
+        list(knowing)
     with fl.DataLoader(Asking(8), 2, seed=3, distributed=fl.RankPolicy(reads_all=True), **workers) as trusted:
         assert [batch.tolist() for batch in trusted] == [[3, 7]]
     with loader(Copying, 8, 1, 2, 4, **workers) as copying:

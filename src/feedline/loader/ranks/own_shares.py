@@ -29,6 +29,9 @@ _FUNCTIONS = frozenset(
 )
 """Functions and properties of torch, `datasets`, Accelerate, Lightning, and their like."""
 
+_ATTRIBUTES = frozenset({"process_index", "global_rank"})
+"""Of them, those that are attributes of some objects: reading one calls nothing, but the code has its name."""
+
 _C_FUNCTIONS = frozenset({"Get_rank", "Get_size"})
 """Those of MPI."""
 
@@ -90,8 +93,12 @@ class RankWatch:
             is_copying = place == self._copied_at or (caller is not None and caller.f_code is _LIST_VALUES)
             if frame.f_locals["key"] in _VARIABLES and not is_copying:  # a copy of the environment asks for nothing
                 self._note(frame.f_locals["key"], frame)
-        elif code.co_name in _FUNCTIONS or frame.f_globals.get("__name__") == "accelerate.state":
+        elif frame.f_globals.get("__name__") == "accelerate.state":
+            self._note("PartialState", caller or frame)
+        elif code.co_name in _FUNCTIONS:
             self._note(code.co_name, caller or frame)
+        elif (named := _ATTRIBUTES.intersection(code.co_names)) and "site-packages" not in code.co_filename:
+            self._note(min(named), frame)  # libraries name them for logging
 
     def _note(self, name: str, frame: FrameType) -> None:
         if self._asked is not None:
