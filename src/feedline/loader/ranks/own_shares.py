@@ -30,7 +30,7 @@ _FUNCTIONS = frozenset(
 """Functions and properties of torch, `datasets`, Accelerate, Lightning, and their like."""
 
 _ATTRIBUTES = frozenset({"process_index", "global_rank"})
-"""Of them, those that are attributes of some objects: reading one calls nothing, but the code has its name."""
+"""Those that some objects have as attributes: reading one calls nothing."""
 
 _C_FUNCTIONS = frozenset({"Get_rank", "Get_size"})
 """Those of MPI."""
