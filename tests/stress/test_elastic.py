@@ -16,10 +16,10 @@ from preloaded import Preloaded
 from feedline.loader.report.audit import audit
 from feedline.loader.report.audit_log import read_audit_log
 
-pytestmark = [pytest.mark.stress, pytest.mark.nightly]
+pytestmark = [pytest.mark.stress, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/trainers/torchrun.md"
-WITHIN_S = 240.0
+WITHIN_S = 800.0
 SAMPLES = 6_000
 """Enough steps for a kill in the middle."""
 
