@@ -1,11 +1,15 @@
 """Batches of images from two Ray actors: feedline's Ray pool and Ray Data's `iter_torch_batches`, on the same cluster.
 
-Both build batches of 32 in order, with the same function, in two actors of one CPU each, and 12 batches ahead: of JPEGs
-that are decoded and cropped, and of images in memory, which show the cost of the pool itself. Each sample
-records when and where it was made. The figures are of samples made from the moment at which both actors work until the
-last batch is delivered, without the first third. So they contain no start of actors (Ray Data starts new ones for each
-epoch), no samples made earlier, and no end of the other contestant: each waits until the processes of the other are
-idle. The numbers that Ray Data maps are in its store beforehand.
+Both build batches of 32 with the same function, in two actors of one CPU each: of JPEGs that are decoded and cropped,
+and of images in memory, which show the cost of the pool itself. With *equal settings*, both give batches in
+order, and are 12 of them ahead. With *default settings*, only actors and batch size are given: Ray Data keeps no order,
+chooses blocks, and is as far ahead as its memory allows; feedline keeps the order, is 4 batches ahead, and accelerates
+the decoding of Pillow's images, which it must not with equal settings.
+
+Each sample records when and where it was made. The figures are of samples made from the moment at which both actors
+work until the last batch is delivered, without the first third. So they contain no start of actors (Ray Data starts new
+ones for each epoch, feedline's are kept), no samples made earlier, and no end of the other contestant: each waits until
+the processes of the other are idle. The numbers that Ray Data maps are in its store beforehand.
 """
 
 from __future__ import annotations
@@ -124,11 +128,13 @@ def main() -> None:
     ray.init("local", num_cpus=8, object_store_memory=1 << 30, include_dashboard=False, log_to_driver=False)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    context.execution_options.preserve_order = True
     encoded = [encode(number) for number in range(64)]
     rounds = int(sys.argv[1]) if sys.argv[1:] else 3
-    contend("Ray actors that decode images", Images(encoded, decode, 60), rounds)
-    contend("Ray actors with images in memory", Images([decode(each) for each in encoded], np.asarray, 240), rounds)
+    for name, images in (
+        ("Ray actors that decode images", Images(encoded, decode, 60)),
+        ("Ray actors with images in memory", Images([decode(each) for each in encoded], np.asarray, 240)),
+    ):
+        contend(name, images, rounds)
     ray.shutdown()
 
 
@@ -138,29 +144,39 @@ def contend(name: str, images: Images, rounds: int) -> None:
 
     count = images.batches
     blocks = ray.data.range(BATCH * count, override_num_blocks=count, concurrency=ACTORS).materialize()
-    loader = fl.DataLoader(
-        images, BATCH, num_workers=ACTORS, worker_method="ray", seed=0, persistent_workers=True,
-        prefetch_factor=AHEAD + AHEAD // ACTORS, accelerate=False,
-    )  # fmt: skip
+    free = ray.data.range(BATCH * count).materialize()
+    shared = {"num_workers": ACTORS, "worker_method": "ray", "seed": 0}
+    equal = fl.DataLoader(
+        images, BATCH, **shared, persistent_workers=True, prefetch_factor=AHEAD + AHEAD // ACTORS, accelerate=False
+    )
+    default = fl.DataLoader(images, BATCH, **shared, persistent_workers=True)
 
-    while len({actor for batch in loader for actor in batch["actor"].tolist()}) < ACTORS:
-        pass  # one of them still starts
-
-    def ray_data() -> float:
-        two = ray.data.ActorPoolStrategy(size=ACTORS, max_tasks_in_flight_per_actor=AHEAD)
-        built = blocks.map_batches(Mapped, batch_size=BATCH, compute=two, num_cpus=1, fn_constructor_args=(images,))
+    def ray_data(rows: Any, *, in_order: bool, in_flight: int | None, **ahead: int) -> float:
+        ray.data.DataContext.get_current().execution_options.preserve_order = in_order
+        two = ray.data.ActorPoolStrategy(size=ACTORS, max_tasks_in_flight_per_actor=in_flight)
+        built = rows.map_batches(Mapped, batch_size=BATCH, compute=two, num_cpus=1, fn_constructor_args=(images,))
         rest()
-        return rate(built.iter_torch_batches(batch_size=BATCH, prefetch_batches=AHEAD), count)
+        return rate(built.iter_torch_batches(batch_size=BATCH, **ahead), count)
 
-    def feedline() -> float:
+    def feedline(loader: Any) -> float:
         rest()
         return rate(loader, count)
 
-    contest = Contest(name, unit="images/s", baseline="Ray Data")
-    contest.measure("Ray Data", ray_data)
-    contest.measure("feedline", feedline)
+    for loader in (equal, default):
+        while len({actor for batch in loader for actor in batch["actor"].tolist()}) < ACTORS:
+            pass  # one of them still starts
+
+    contest = Contest(name, unit="images/s", baseline="Ray Data, equal settings")
+    contest.measure(
+        "Ray Data, equal settings",
+        lambda: ray_data(blocks, in_order=True, in_flight=AHEAD, prefetch_batches=AHEAD),
+    )
+    contest.measure("feedline, equal settings", lambda: feedline(equal))
+    contest.measure("Ray Data, default settings", lambda: ray_data(free, in_order=False, in_flight=None))
+    contest.measure("feedline, default settings", lambda: feedline(default))
     contest.run(rounds).publish("ray")
-    loader.close()
+    equal.close()
+    default.close()
 
 
 if __name__ == "__main__":

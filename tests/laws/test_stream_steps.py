@@ -124,6 +124,7 @@ STEPS: dict[str, Callable[[Any, int], Any]] = {
     "mix, all": lambda s, n: streams.mix([s, other().shuffle(n)], [1, 2], stop="all_exhausted", max_repeats=2, seed=4),
     "mix, once": lambda s, n: streams.mix([other(), s], [1, n], stop="each_once"),
     "mix, weights": lambda s, n: streams.mix([s, other()], lambda epoch: (epoch + 1, n), stop="each_once", seed=5),
+    "mix, lists": lambda s, n: streams.mix([s, other()], [[1, n], [n, 1]], stop="each_once", seed=5),
     "mix, number": lambda s, n: streams.mix([s, other()], [n, 1], stop=7 * n, temperature=2.0, seed=4),
     "curriculum": lambda s, n: streams.curriculum([other(), s], [(5, [n, 1]), (2 * n, [1, 2]), (4, [1, 0])]),
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 import warnings
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,14 +129,105 @@ class Sharing(Plain):
         return mine()
 
 
-def test_a_stream_that_shares_itself_is_named() -> None:
-    with pytest.warns(UserWarning, match=r"Sharing looks up its rank.*'get_rank'.*are lost: leave out distributed="):
-        loader(Sharing, 20, 0, 2, 2)
+class Sliced(Plain):
+    """Was divided when it was made, by a class method."""
+
+    @classmethod
+    def of(cls, n: int) -> Sliced:
+        return cls(n // int(os.environ.get("WORLD_SIZE", "1")))
+
+
+class Keeping(Plain):
+    """Has its rank."""
+
+    def __init__(self, n: int, rank: int, world: int) -> None:
+        super().__init__(n)
+        self._rank, self.num_replicas = rank, world
+
+
+def test_a_stream_that_has_its_rank_is_refused() -> None:
+    chained = torch.utils.data.ChainDataset([Plain(3), Sharing(20)])
+    for stream, found in (
+        (Sharing(20), r"Sharing looks up its rank \('get_rank' in mine of its code\).*lost. .*leave out distributed="),
+        (chained, "Sharing looks up its rank"),
+        (Sliced.of(20), r"Sliced looks up its rank \('WORLD_SIZE' in of of its code\)"),
+        (Keeping(20, 1, 2), "Keeping has the attributes rank=1 and num_replicas=2"),
+    ):
+        with pytest.raises(fl.errors.ArgumentError, match=found):
+            fl.DataLoader(stream, distributed=(1, 2))
+        fl.DataLoader(stream, distributed=fl.RankPolicy((1, 2), reads_all=True))
+    fl.DataLoader(Keeping(20, 0, 2), distributed=(1, 2))  # attributes of another meaning
+
+
+def environment_share(n: int) -> Iterator[int]:
+    """Numbers of this rank, found where no look at the dataset's class finds it."""
+    yield from range(int(os.environ["RANK"]), n, int(os.getenv("WORLD_SIZE", "1")))
+
+
+def kept_share(n: int) -> Iterator[int]:
+    """The same by an attribute, which calls nothing."""
+    return iter(range(STATE.process_index, n, 2))
+
+
+STATE = SimpleNamespace(process_index=1)  # as Accelerate's PartialState
+
+
+class Knowing(Plain):
+    def __iter__(self) -> Iterator[Any]:
+        return kept_share(self.n)
+
+
+class Asking(Plain):
+    def __iter__(self) -> Iterator[Any]:
+        return environment_share(self.n)
+
+
+def copies() -> list[dict[str, str]]:
+    return [{**os.environ}, dict(os.environ), os.environ.copy(), dict(os.environ.items())]
+
+
+class Copying(Plain):
+    """Copies the environment, which asks for nothing."""
+
+    def __iter__(self) -> Iterator[Any]:
+        assert len(copies()) == 4
+        yield from range(self.n)
+
+
+@pytest.mark.parametrize("method", [None, "thread", "process"])
+def test_a_stream_that_asks_for_its_rank_is_refused_at_its_first_sample(
+    method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    workers = {} if method is None else {"num_workers": 1, "worker_method": method}
+    with loader(Asking, 1, 1, 2, 2, **workers) as asking:
+        for _ in range(2):  # this rank's own share is empty, and a second attempt finds no open stream
+            with pytest.raises(fl.errors.ArgumentError, match=r"Asking looks up 'RANK', in .*test_striding.py:\d+, so"):
+                next(iter(asking))
+        asking.load_state_dict({**asking.state_dict(), "partitions": [[0, 1, 4, None, False]], "num_partitions": 1})
+        with pytest.raises(fl.errors.ArgumentError, match="Asking looks up 'RANK'"):
+            list(asking)
+    with (
+        loader(Knowing, 8, 1, 2, 2, **workers) as knowing,
+        pytest.raises(fl.errors.ArgumentError, match=r"Knowing looks up 'process_index', in .*test_striding.py"),
+    ):
+        list(knowing)
+    with fl.DataLoader(Asking(8), 2, seed=3, distributed=fl.RankPolicy(reads_all=True), **workers) as trusted:
+        assert [batch.tolist() for batch in trusted] == [[3, 7]]
+    with loader(Copying, 8, 1, 2, 4, **workers) as copying:
+        assert [batch.tolist() for batch in copying] == [[1, 3, 5, 7]]
 
 
 def test_a_stream_of_datasets_is_shared_by_its_shards() -> None:
     datasets = pytest.importorskip("datasets")
+    from datasets.distributed import split_dataset_by_node
+
     stream = datasets.Dataset.from_dict({"x": list(range(40))}).to_iterable_dataset(num_shards=4)
+    share = split_dataset_by_node(stream, rank=1, world_size=2)
+    for divided in (share, fl.datasets.HuggingFaceStream(share), share.take(30)):
+        with pytest.raises(fl.errors.ArgumentError, match="is a share made by split_dataset_by_node"):
+            fl.DataLoader(divided, distributed=(1, 2))
     seen = []
     for rank in range(2):
         made = fl.DataLoader(stream, 5, distributed=(rank, 2))

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import redis
-from live_sources import PARTITIONS, SOURCES, Source
+from kafka_cluster import MockKafka
+from live_sources import PARTITIONS, SOURCES, KafkaSource, Source
 from nats_server import guarded_nats, nats_server
 from redis_server import redis_server
 from sasl_broker import sasl_broker
@@ -192,13 +193,21 @@ def test_servers_and_streams_of_nats(nats_address: str) -> None:
         iter(fl.DataLoader(streams.NATS("nowhere", servers=nats_address), 4))
 
 
-def test_credentials_of_kafka() -> None:
-    with sasl_broker() as address:
+class GuardedKafka(KafkaSource):
+    """Topics behind a broker that asks for a password; `server` is password@address."""
+
+    def stream(self, **more: Any) -> Any:
+        password, _, address = more.pop("server").partition("@")
         settings = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN", "sasl.username": "me"}
-        stream = streams.Kafka(
-            "guarded", servers=address, settings={**settings, "sasl.password": "wrong"},
-            limits=streams.LiveLimits(connect_s=2),
-        )  # fmt: skip
+        return super().stream(server=address, settings={**settings, "sasl.password": password}, **more)
+
+
+def test_credentials_of_kafka(kafka: MockKafka) -> None:
+    with sasl_broker(kafka.servers, "right") as (address, _):
+        source = GuardedKafka(kafka, next(_names))
+        source.send([7])
+        assert received(fl.DataLoader(source.stream(server=f"right@{address}", until="latest", **QUICK), 4)) == [7]
+        stream = source.stream(server=f"wrong@{address}", limits=streams.LiveLimits(connect_s=2), **QUICK)
         with pytest.raises(errors.SourceAccessError, match=r"refuse the credentials.*Check sasl\.username") as raised:
             iter(fl.DataLoader(stream, 4))
         assert "wrong" not in str(raised.value)
@@ -257,7 +266,17 @@ def postgres_credentials(_: Path, request: pytest.FixtureRequest) -> Iterator[Cr
     source.run("DROP OWNED BY reader", "DROP ROLE reader")
 
 
-CREDENTIALS = {"redis": redis_credentials, "nats": nats_credentials, "postgres": postgres_credentials}
+@contextmanager
+def kafka_credentials(_: Path, request: pytest.FixtureRequest) -> Iterator[Credentials]:
+    kafka = request.getfixturevalue("kafka")
+    with sasl_broker(kafka.servers, "old") as (address, change):
+        source = GuardedKafka(kafka, next(_names))
+        yield Credentials(source, f"old@{address}", lambda: change("new"), f"new@{address}")
+
+
+CREDENTIALS = {
+    "redis": redis_credentials, "nats": nats_credentials, "postgres": postgres_credentials, "kafka": kafka_credentials
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CREDENTIALS)
@@ -276,12 +295,12 @@ def test_credentials_that_are_withdrawn_from_a_running_stream(
             seen = next(iterator).tolist()
             withdraw()
             with pytest.raises(
-                errors.SourceAccessError, match=r"(?s)(refuses the credentials|are refused).*(source=|settings=|env:)"
+                errors.SourceAccessError, match=r"(?s)(refuses? the credentials|are refused).*(source=|settings=|env:)"
             ) as raised:
                 seen.extend(number for batch in iterator for number in batch.tolist())
             state = loader.state_dict()
         notes = " ".join(raised.value.__notes__)
-        assert "of partition 1 of 3 (epoch 0)" in notes
+        assert re.search(r"of partition (1 of 3|[13] of 4) \(epoch 0\)", notes)
         assert "on rank 1 of 2" in notes
         resumed = fl.DataLoader(source.stream(server=others, until="latest", **QUICK), 2, seed=0, distributed=ranks)
         resumed.load_state_dict(state)

@@ -217,9 +217,13 @@ def test_shares_of_a_mixture_hold_over_any_stretch() -> None:
     assert len({tuple(drawn[start : start + 10]) for start in range(0, 4000, 10)}) > 100, "the order is random"
 
 
-def test_weights_may_be_a_function_of_the_epoch() -> None:
+@pytest.mark.parametrize(
+    "weights", [lambda epoch: (3 - epoch, epoch) if epoch < 3 else (0, 1), [[3, 0], [2, 1], (1, 2), np.array([0, 1])]]
+)
+def test_epochs_may_have_weights_of_their_own(weights: Any) -> None:
     easy, hard = (streams.from_items([range(first, first + 2000)], iter) for first in (0, 10_000))
-    course = streams.mix([easy, hard], lambda epoch: (3 - epoch, epoch) if epoch < 3 else (0, 1))
+    course = streams.mix([easy, hard], weights)
+    assert next(course.partition(0, 9)) >= 10_000, "the last weights apply to later epochs"
     shares = [sum(number >= 10_000 for number in islice(course.partition(0, epoch), 600)) / 600 for epoch in range(4)]
     assert shares == pytest.approx([0, 1 / 3, 2 / 3, 1], abs=0.01)
 
@@ -403,6 +407,7 @@ def test_documents_longer_than_a_row() -> None:
         (lambda: streams.mix([items(), items()], [1]), "1 weights for 2 streams: pass one for each"),
         (lambda: streams.mix([items(), items()], [1, float("nan")]), r"weights\[1\] is nan"),
         (lambda: next(streams.mix([items()], lambda epoch: [-1]).partition(0, 7)), r"weights\[0\] of epoch 7 is -1"),
+        (lambda: streams.mix([items(), items()], [[1, 1], [1]]), "1 weights of epoch 1 for 2 streams: pass one"),
         (lambda: streams.mix([items(), items()], ["a", 1]), r"the weights are \['a', 1\]: pass one number for each of"),
         (lambda: next(streams.mix([items()], lambda _: None).partition(0, 3)), "weights of epoch 3 are None"),
         (lambda: streams.mix([], []), "at least one stream"),
@@ -456,6 +461,8 @@ def test_changed_weights_and_stops_are_named() -> None:
     resumed({"weights": [1, 1]}, {"weights": [3, 3]})
     with pytest.raises(fl.errors.StateError, match=r"weights=\[2: 0.5, 0.5\].*here it is .*weights=\[2: 0.75, 0.25\]"):
         resumed({"weights": [1, 1]}, {"weights": [3, 1]})
+    with pytest.raises(fl.errors.StateError, match=r"here it is .*rows=\[2: \[2: 0.75, 0.25\], \[2: 0.5, 0.5\]\]"):
+        resumed({"weights": [[3, 1], [1, 0]]}, {"weights": [[3, 1], [1, 1]]})
     with pytest.raises(fl.errors.StateError, match=r"here it is .*stop='each_once'"):
         resumed({"weights": [1, 1]}, {"weights": [1, 1], "stop": "each_once"})
     with pytest.raises(fl.errors.StateError, match=r"the weights \[0.5, 0.5\], but those of epoch 0 are now \[0.75"):

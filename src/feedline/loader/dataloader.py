@@ -32,7 +32,7 @@ from feedline.loader.monitoring import diagnosis
 from feedline.loader.monitoring.monitor import Monitor
 from feedline.loader.monitoring.resources import rank_and_world_size, usable_cpus
 from feedline.loader.own_arguments import OWN_NAMES, OwnArguments
-from feedline.loader.plan import Plan, partitions_of, plan_of, warn_of_uneven_ranks
+from feedline.loader.plan import Plan, check_ranks, partitions_of, plan_of
 from feedline.loader.pools import LoaderPools, PersistentIteration, check_method, runs_elsewhere
 from feedline.loader.progress import Progress
 from feedline.loader.ranks.contract import Contract, RankPolicy, Ranks
@@ -168,7 +168,11 @@ class DataLoader(TorchDataLoader[T_co]):
         check_method(self)
         check_live(self)
         try:
-            warn_of_uneven_ranks(dataset, self._fl_world_size, warns=self._fl_ranks.uneven == "allow")
+            policy = self._fl_ranks
+            check_ranks(
+                dataset, self._fl_rank, self._fl_world_size,
+                allows_uneven=policy.uneven == "allow", reads_all=policy.reads_all,
+            )  # fmt: skip
         except Exception as error:  # a source may have to be asked for its partitions
             note_rank(error, self._fl_rank, self._fl_world_size)
             raise

@@ -5,8 +5,8 @@ A partition is a forward-only stream of samples. It can be opened at any batch f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -56,11 +56,15 @@ class StridedSamples:
     """Every `world_size`-th sample of an iterator, from the sample `rank` on.
 
     Rounds of `world_size` samples are read whole, so the state is the same on all ranks. The last round is filled with
-    its own samples, so that all ranks get the same number.
+    its own samples, so that all ranks get the same number. The first sample is read within `watch`.
     """
 
-    def __init__(self, samples: Iterator[Any], rank: int, world_size: int, address: Address) -> None:
+    def __init__(
+        self, samples: Iterator[Any], rank: int, world_size: int, address: Address, watch: AbstractContextManager[None]
+    ) -> None:
         self._samples, self._rank, self._world_size, self._address = samples, rank, world_size, address
+        self._watch = watch
+        self._read: Callable[[Iterator[Any]], Any] = self._read_first
         self.count = 0
         self.is_over = False
 
@@ -73,7 +77,7 @@ class StridedSamples:
         try:
             for number in range(self.count, self.count + self._world_size):
                 address.row = number
-                taken.append(next(self._samples))
+                taken.append(self._read(self._samples))
         except StopIteration:
             self.is_over = True
             if not taken:
@@ -88,8 +92,14 @@ class StridedSamples:
         with suppress(Exception):  # the first run raised it as well
             for number in range(count):
                 self._address.row = number
-                next(self._samples)
+                self._read(self._samples)
         self.count = count
+
+    def _read_first(self, samples: Iterator[Any]) -> Any:
+        with self._watch:
+            sample = next(samples)
+        self._read = next
+        return sample
 
 
 class StreamSource:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from inspect import iscode, isfunction
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, IterDataPipe, RandomSampler
 
 from feedline.core.cursor import Cursor, PartitionCursor
+from feedline.core.decode_shares import decode_share_of
 from feedline.core.listing import listing_fingerprint_of
 from feedline.core.live import is_live
 from feedline.core.packing import to_leaf
@@ -21,6 +21,7 @@ from feedline.errors import ArgumentError, StateError
 from feedline.loader import state as states
 from feedline.loader.error_policy import Quarantine
 from feedline.loader.partitions import PartitionedDataset, partitioned
+from feedline.loader.ranks.own_shares import check_shares
 from feedline.loader.state import Fingerprint
 from feedline.loader.worker_states import WorkerStates, resume_workers
 from feedline.samplers import BatchIndexSampler, IndexSampler, MaterializedSampler, TorchDistributed, as_index_sampler
@@ -212,33 +213,8 @@ def _check_strides(dataset: Any) -> None:
         )
 
 
-_RANK_NAMES = {"get_rank", "get_world_size", "RANK", "WORLD_SIZE", "SLURM_PROCID", "split_dataset_by_node"}
-
-
-def _asked_rank(dataset: Any) -> str | None:
-    """Name by which the code of a dataset asks for its rank."""
-    members = [
-        member for cls in type(dataset).__mro__ if cls not in IterableDataset.__mro__ for member in vars(cls).values()
-    ]
-    codes = [member.__code__ for member in members if isfunction(member)]
-    for code in codes:  # functions and generators within functions are constants of theirs
-        codes += [each for each in code.co_consts if iscode(each)]
-        found = _RANK_NAMES.intersection([*code.co_names, *(each for each in code.co_consts if isinstance(each, str))])
-        if found:
-            return min(found)
-    return None
-
-
 def _warn_of_striding(dataset: Any, world_size: int) -> None:
-    name, asked = type(dataset).__name__, _asked_rank(dataset)
-    if asked is not None:
-        warnings.warn(
-            f"{name} looks up its rank itself ({asked!r} in its code), and distributed= keeps one of every"
-            f" {world_size} samples that each rank reads. If __iter__ already divides the samples among the ranks, the"
-            " others are lost: leave out distributed= in that case",
-            stacklevel=4,
-        )
-        return
+    name = type(dataset).__name__
     warnings.warn(
         f"{name} has no partitions: each of {world_size} ranks reads all of it and keeps one sample of {world_size}, so"
         f" reading costs {world_size} times as much. Give it partitions (fl.PartitionedDataset, fl.streams), or leave"
@@ -247,14 +223,19 @@ def _warn_of_striding(dataset: Any, world_size: int) -> None:
     )
 
 
-def warn_of_uneven_ranks(dataset: Any, world_size: int, *, warns: bool = True) -> None:
-    """Warn if ranks cannot have equal numbers of partitions."""
+def check_ranks(dataset: Any, rank: int, world_size: int, *, allows_uneven: bool, reads_all: bool) -> None:
+    """Refuse streams divided twice; warn of unequal ranks.
+
+    See `RankPolicy` for `reads_all`; with `allows_uneven`, unequal ranks may wait for each other forever.
+    """
     if world_size > 1 and isinstance(dataset, IterableDataset):
+        if not reads_all:
+            check_shares(dataset, rank, world_size)
         dataset = partitioned(dataset, world_size)
         if not isinstance(dataset, PartitionedDataset):
             _warn_of_striding(dataset, world_size)
     partitions = dataset.num_partitions if isinstance(dataset, PartitionedDataset) else 0
-    if warns and partitions > world_size and partitions % world_size:
+    if allows_uneven and partitions > world_size and partitions % world_size:
         warnings.warn(
             f"{type(dataset).__name__} has {partitions} partitions, which {world_size} ranks cannot share equally: some"
             " get more batches than others, and wait forever where all ranks step together, as in"
@@ -358,4 +339,6 @@ def _fingerprint(loader: Any, kind: str, source: Any) -> Fingerprint:
         length = len(loader.dataset)
     except Exception:  # noqa: BLE001
         length = None
-    return Fingerprint(kind, length, source.fingerprint(), loader._fl.seed, listing_fingerprint_of(loader.dataset))
+    share = None if loader._fl.device is None else decode_share_of(loader.dataset)
+    listing = listing_fingerprint_of(loader.dataset)
+    return Fingerprint(kind, length, source.fingerprint(), loader._fl.seed, listing, share)

@@ -100,7 +100,9 @@ def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
         dataset = partitioned(loader.dataset, loader._fl_world_size)
         arguments = dataset, collate_fn, loader.batch_size, loader.drop_last
         skips = is_live(dataset) and loader._fl_policy.action != "raise"
-        return PartitionBuilder(*arguments, accelerate=loader._fl.accelerate, skips_failed=skips)
+        return PartitionBuilder(
+            *arguments, accelerate=loader._fl.accelerate, skips_failed=skips, reads_all=loader._fl_ranks.reads_all
+        )
     batched = loader.batch_sampler is not None
     return BatchBuilder(
         loader.dataset, collate_fn, batched, loader._fl_policy.action,

@@ -30,11 +30,13 @@ class Fingerprint:
     seed: int | None
     listing: str | None = None
     """`listing_fingerprint` of the dataset, if it has one."""
+    cpu_share: str | None = None
+    """See `decode_share_of`; None without a device. With another one, some images get another decoder."""
 
     def check(self, saved: Mapping[str, Any]) -> None:
         """Raise `StateError` if the state comes from another dataset, order or seed."""
         for field, mine in self.to_json().items():
-            if field == "listing":
+            if field in ("listing", "cpu_share"):
                 continue
             theirs = _field(saved, field, object, "fingerprint.")
             if theirs != mine:
@@ -50,12 +52,20 @@ class Fingerprint:
                 "same files in another order. os.listdir has no fixed order: sort its result. If only the names of the "
                 "files have changed, remove 'listing' from the 'fingerprint' of the state."
             )
+        theirs = saved.get("cpu_share")
+        if None not in (self.cpu_share, theirs) and self.cpu_share != theirs:
+            raise StateError(
+                f"this state was saved with DecodeOnDevice(cpu_share={theirs}), but it is {self.cpu_share} here: some "
+                "images would get another decoder, and other pixels within its tolerance. Pass the former cpu_share, "
+                "or remove 'cpu_share' from the 'fingerprint' of the state."
+            )
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {
+        """The fields as JSON values; `cpu_share` only if there is one."""
+        fields = {
             "kind": self.kind, "length": self.length, "order": self.order, "seed": self.seed, "listing": self.listing
         }  # fmt: skip
+        return fields if self.cpu_share is None else {**fields, "cpu_share": self.cpu_share}
 
 
 def _differing(one: Any, other: Any) -> tuple[str, str]:

@@ -127,14 +127,20 @@ def _by_epoch(weights: Any, stop: str | int) -> dict[str, Any]:
             "weights is a function, which a resumed run cannot compare: pass a list of weights for each epoch, "
             "[[...], [...]]; the last one applies to all later epochs"
         )
-    rows = list(weights) if isinstance(weights, Iterable) else []
-    if not any(getattr(row, "ndim", isinstance(row, list | tuple)) for row in rows):
+    rows = weights_by_epoch(weights)
+    if rows is None:
         return {"weights": weights}
     if isinstance(stop, str):
         raise ArgumentError(
             f"weights for each epoch need stop= as a number of samples, not {stop!r}: all epochs must have one length"
         )
     return {f"weights[{epoch}]": row for epoch, row in enumerate(rows)}
+
+
+def weights_by_epoch(weights: Any) -> list[Any] | None:
+    """The weights of each epoch; None for those of all."""
+    rows = list(weights) if isinstance(weights, Iterable) else []
+    return rows if any(getattr(row, "ndim", isinstance(row, list | tuple)) for row in rows) else None
 
 
 def tempered(weights: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from feedline.errors import ArgumentError, StateError
-from feedline.samplers.mixture import tempered
+from feedline.samplers.mixture import tempered, weights_by_epoch
 from feedline.streams.flow import FlowPlace, FlowSource, SampleFlow
 from feedline.streams.mixing import MixSource, WeightsAt, check_weights
 
@@ -25,6 +25,26 @@ class TemperedWeights:
         weights = self.weights(epoch)
         count = len(weights) if isinstance(cast("object", weights), Sequence) else 0
         return temper(check_weights(weights, count, epoch), self.temperature)
+
+
+@dataclass(frozen=True)
+class ListedWeights:
+    """Weights of each epoch; the last ones apply to all later epochs."""
+
+    rows: tuple[Sequence[float], ...]
+
+    def __call__(self, epoch: int) -> Sequence[float]:
+        return self.rows[min(epoch, len(self.rows) - 1)]
+
+
+def weights_of(weights: Any, count: int, temperature: float) -> Sequence[float] | WeightsAt:
+    """The scaled weights of `count` streams, or of each epoch."""
+    if callable(weights):
+        return weights if temperature == 1 else TemperedWeights(weights, temperature)
+    rows = weights_by_epoch(weights)
+    if rows is None:
+        return temper(check_weights(weights, count), temperature)
+    return ListedWeights(tuple(temper(check_weights(row, count, at), temperature) for at, row in enumerate(rows)))
 
 
 def temper(weights: Sequence[float], temperature: float) -> list[float]:

@@ -16,8 +16,8 @@ from feedline.core.arguments import check_one_of
 from feedline.core.rng import derive
 from feedline.errors import ArgumentError
 from feedline.streams.flow import FlowPlace, FlowSource, OpenFlow, SampleFlow, check_count, describe
-from feedline.streams.mixing import MixSource, Stop, WeightsAt, check_weights
-from feedline.streams.phases import Phase, PhasedSource, TemperedWeights, phases_of, temper
+from feedline.streams.mixing import MixSource, Stop, WeightsAt
+from feedline.streams.phases import Phase, PhasedSource, phases_of, weights_of
 from feedline.streams.steps import (
     BatchStep,
     FilterStep,
@@ -143,15 +143,16 @@ def _opening(step: StreamStep, upstream: OpenFlow, place: FlowPlace) -> OpenFlow
 
 
 def mix(
-    streams: Sequence[SampleStream], weights: Sequence[float] | WeightsAt, *, stop: Stop | int = "first_exhausted",
-    temperature: float = 1.0, max_repeats: int | None = None, seed: int = 0,
+    streams: Sequence[SampleStream], weights: Sequence[float] | Sequence[Sequence[float]] | WeightsAt, *,
+    stop: Stop | int = "first_exhausted", temperature: float = 1.0, max_repeats: int | None = None, seed: int = 0,
 ) -> SampleStream:  # fmt: skip
     """Streams mixed by weights, which are scaled to a sum of 1.
 
-    `weights` may be a function of the epoch. Shares hold over any part of a partition to within one sample of each
-    stream. `temperature` T scales each weight w to w ** (1 / T): with sizes as weights, T > 1 draws more from small
-    streams. The mixture has as many partitions as the stream with the fewest. `seed` fixes the order of the streams,
-    and the random numbers of steps. `stop` is the end of a partition, or of an epoch:
+    `weights` may hold a list for each epoch, whose last list applies to all later epochs, or be a function of the
+    epoch. Shares hold over any part of a partition to within one sample of each stream. `temperature` T scales each
+    weight w to w ** (1 / T): with sizes as weights, T > 1 draws more from small streams. The mixture has as many
+    partitions as the stream with the fewest. `seed` fixes the order of the streams, and the random numbers of steps.
+    `stop` is the end of a partition, or of an epoch:
 
     - "first_exhausted": where one of its streams ends;
     - "all_exhausted": when each has ended once. Streams that end earlier restart, in another order;
@@ -167,15 +168,12 @@ def mix(
             "max_repeats= is for stop='all_exhausted', or a number of samples: no other mixture repeats samples"
         )
     repeats = None if max_repeats is None else check_count("max_repeats", max_repeats)
-    if not callable(weights):
-        weights = temper(check_weights(weights, len(streams)), temperature)
-    elif temperature != 1:
-        weights = TemperedWeights(weights, temperature)
+    scaled = weights_of(weights, len(streams), temperature)
     if isinstance(stop, str):
         check_one_of("stop", stop, get_args(Stop))
-        return SampleStream(MixSource(tuple(streams), weights, stop, repeats), seed=seed)
+        return SampleStream(MixSource(tuple(streams), scaled, stop, repeats), seed=seed)
     samples = check_count("stop", stop)
-    return SampleStream(PhasedSource(tuple(streams), (Phase(samples, weights),), repeats), seed=seed)
+    return SampleStream(PhasedSource(tuple(streams), (Phase(samples, scaled),), repeats), seed=seed)
 
 
 def curriculum(

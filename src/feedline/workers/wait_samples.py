@@ -74,8 +74,8 @@ class ProcessSamples(WaitMoments):
 class ThreadSamples(WaitMoments):
     """Samples of the threads in `building`, which are building a batch.
 
-    They are taken while the loop waits for a batch. It then holds Python's lock: a thread that computes, or is ready to,
-    waits for that lock.
+    They are taken while the loop waits for a batch. It then holds Python's lock: a thread that computes, or is ready
+    to, waits for that lock.
     """
 
     def __init__(self, building: AbstractSet[int]) -> None:

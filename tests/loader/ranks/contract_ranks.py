@@ -29,6 +29,26 @@ class Lanes(torch.utils.data.IterableDataset[int]):
         yield from range(10 * partition, 10 * partition + self.sizes[partition])
 
 
+def share(n: int) -> Iterator[int]:
+    """Numbers of this rank; no code of a dataset's class says so."""
+    return iter(range(dist.get_rank(), n, dist.get_world_size()))
+
+
+class Sharing(torch.utils.data.IterableDataset[int]):
+    """Divides its numbers among the ranks by itself."""
+
+    def __iter__(self) -> Iterator[int]:
+        return share(30)
+
+
+class Speaking(Sharing):
+    """Yields all numbers on each rank; rank 0 would say so."""
+
+    def __iter__(self) -> Iterator[int]:
+        assert next(share(30)) == RANK
+        return iter(range(30))
+
+
 class Broken:
     """Six samples of each rank, of which those with an index in `bad` cannot be read."""
 
@@ -58,6 +78,18 @@ def error_of(loader: Any) -> str:
     except fl.errors.RankError as error:
         return str(error)
     return "no error"
+
+
+def of_methods(stream: Any, ranks: Any) -> list[Any]:
+    """The numbers, or the error, without workers and with those of each kind."""
+    got: list[Any] = []
+    for workers in ({}, {"worker_method": "thread"}, {"worker_method": "process"}):
+        with fl.DataLoader(stream, 4, num_workers=len(workers), seed=0, distributed=ranks, **workers) as loader:
+            try:
+                got.append(torch.cat(list(loader)).tolist())
+            except fl.errors.ArgumentError as error:
+                got.append(str(error))
+    return got
 
 
 def lanes(uneven: Any) -> Any:
@@ -90,6 +122,8 @@ def report_uneven() -> dict[str, Any]:
         Broken({17, 6, 7, 8}), batch_size=3, on_error="skip", distributed=fl.RankPolicy(uneven="stop")
     )
     seen["skip"] = [len(batch) for batch in skipping]
+    seen["shares"] = of_methods(Sharing(), "auto")
+    seen["speaks"] = of_methods(Speaking(), fl.RankPolicy(reads_all=True))
     own = fl.DataLoader(numbers(4 + RANK), distributed=fl.RankPolicy((0, 1), uneven="stop"))
     seen["own"] = len(list(own))
     if RANK != 2:  # the last case: from here on, rank 2 has one loader less
@@ -99,7 +133,7 @@ def report_uneven() -> dict[str, Any]:
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", message=".*cannot share equally")
+    warnings.filterwarnings("ignore", message=".*cannot share equally|.*has no partitions. each of")
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=RANK, world_size=int(sys.argv[2]))
     print(json.dumps({**report(), **report_uneven()}))
     dist.barrier()

@@ -120,3 +120,13 @@ def test_a_rank_that_skips_a_whole_batch_does_not_hang_the_others(reported: list
 
 def test_ranks_that_share_their_data_themselves_may_agree_on_steps(reported: list[dict[str, Any]]) -> None:
     assert [rank["own"] for rank in reported] == [4, 4, 4]
+
+
+def test_a_stream_that_divides_its_samples_itself_is_refused(reported: list[dict[str, Any]]) -> None:
+    for rank in reported:
+        assert all("Sharing looks up 'get_rank', in " in said for said in rank["shares"]), rank["shares"]
+
+
+def test_a_stream_that_asks_for_its_rank_but_reads_all_is_shared(reported: list[dict[str, Any]]) -> None:
+    for of_method in zip(*(rank["speaks"] for rank in reported), strict=True):
+        assert sorted(number for numbers in of_method for number in numbers) == list(range(30))

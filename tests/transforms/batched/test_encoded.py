@@ -19,7 +19,7 @@ from transform_cases import jpeg, png, random_image, with_orientation
 
 import feedline as fl
 from feedline import transforms as T
-from feedline.errors import ArgumentError
+from feedline.errors import ArgumentError, StateError
 from feedline.images import ImageError, device_decoders
 from feedline.testing import check_dataset
 from feedline.testing.difference import check_same
@@ -237,6 +237,17 @@ def test_an_image_is_decoded_by_the_same_decoder_in_every_batch(
     resumed = fl.DataLoader(dataset, 4, shuffle=True, seed=6, device="cpu")
     resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     check_same(expected, begun + list(resumed), "a resumed loader must split alike")
+    state = resumed.state_dict()
+
+    class Own(fl.datasets.ImageFolder):
+        pass
+
+    less = T.DecodeOnDevice(T.CenterCrop(24), cpu_share=0.25)
+    for other in (Own(folder, less), torch.utils.data.Subset(fl.datasets.ImageFolder(folder, less), range(COUNT))):
+        shifted = fl.DataLoader(other, 4, shuffle=True, seed=6, device="cpu")
+        with pytest.raises(StateError, match=r"saved with DecodeOnDevice\(cpu_share=0.5\), but it is 0.25 here"):
+            shifted.load_state_dict(state)
+        fl.DataLoader(other, 4, shuffle=True, seed=6).load_state_dict(state)  # without a device nothing is split
 
 
 def test_the_share_follows_the_measured_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -35,6 +35,7 @@ from feedline.loader.partitions import (
     copy_for_epoch,
     load_dataset,
 )
+from feedline.loader.ranks.own_shares import RankWatch
 from feedline.workers.object_changes import restore_objects
 from feedline.workers.process.worker_main import PartitionReplay
 
@@ -65,6 +66,8 @@ class PartitionBuilder:
     accelerate: bool = True
     skips_failed: bool = False
     """Leave out messages of a live stream that cannot be decoded."""
+    reads_all: bool = False
+    """See `RankPolicy`."""
     progress: Callable[[int], None] | None = field(default=None, compare=False)
     replay: PartitionReplay | None = field(default=None, compare=False)
     """States of the dead worker that this one replaces."""
@@ -87,7 +90,7 @@ class PartitionBuilder:
 
     def __getstate__(self) -> tuple[Any, ...]:
         arguments = self.dataset, self.collate_fn, self.batch_size, self.drop_last, self.reseeds, self.accelerate
-        return traveling_schemes(), *arguments, self.skips_failed
+        return traveling_schemes(), *arguments, self.skips_failed, self.reads_all
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, *arguments = state
@@ -197,6 +200,8 @@ class PartitionBuilder:
         """
         self._reseed(request, 0)
         state = request.mark.state
+        watches = request.stride[1] > 1 and not self.reads_all
+        watch = RankWatch(type(self.dataset).__name__) if watches else nullcontext()
         if isinstance(self.dataset, PartitionedDataset):
             samples: Any = iter(self.dataset.partition(request.partition, request.epoch))
             source = StreamSource(None, samples)
@@ -204,11 +209,12 @@ class PartitionBuilder:
         else:
             dataset = self._dataset_of_partition(state)
             load_dataset(dataset, state)
-            samples = iter(dataset)
+            with watch:
+                samples = iter(dataset)
             source = StreamSource(dataset, samples)
             source.load_iterator(state)
         if request.stride[1] > 1:
-            return self._strided(samples, source, request, address)
+            return self._strided(StridedSamples(samples, *request.stride, address, watch), source, request, address)
         if state is not None and source.is_stateful:
             return _OpenPartition(iter(()) if request.mark.ended else samples, source, request.mark)
         partition = _OpenPartition(samples, source, PartitionOffset())
@@ -220,10 +226,10 @@ class PartitionBuilder:
         return partition
 
     def _strided(
-        self, samples: Iterator[Any], source: StreamSource, request: PartitionRequest, address: Address
+        self, strided: StridedSamples, source: StreamSource, request: PartitionRequest, address: Address
     ) -> _OpenPartition:
         """Open a partition of which all ranks read every sample."""
-        strided, mark = StridedSamples(samples, *request.stride, address), request.mark
+        mark = request.mark
         address.keys = None if request.seed is None else _strided_keys(request)
         if mark.state is not None and source.is_stateful:
             strided.count = mark.samples

@@ -54,12 +54,15 @@ class RankPolicy:
       batches wait forever if all ranks step together. The others agree on each step, over gloo: when the first rank has
       no batch left, "raise" raises `RankError` on all ranks, "stop" ends the epoch of all ranks, and "repeat" lets that
       rank repeat its batches, from the first one of the epoch, until all ranks have ended.
+    - `reads_all`: a stream without partitions reads all of its samples on each rank, though it asks for its rank, for
+      example to log on rank 0. Without it, such a stream is refused: it may divide its samples by itself.
     """
 
     ranks: Ranks = "auto"
     uneven: Uneven = "allow"
     check: bool = True
     wait_s: float = 600.0
+    reads_all: bool = False
 
     def __post_init__(self) -> None:
         check_one_of("RankPolicy.uneven", self.uneven, get_args(Uneven))
@@ -86,6 +89,7 @@ class Terms(NamedTuple):
     drop_last: bool
     epoch: int
     position: Any
+    cpu_share: str | None = None
 
     @classmethod
     def of(cls, loader: Any, plan: Plan, cursor: Cursor | PartitionCursor) -> Terms:

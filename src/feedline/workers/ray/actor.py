@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from time import monotonic, monotonic_ns, sleep
 from typing import Any, NamedTuple
@@ -176,6 +177,38 @@ class BatchActor:
         began_ns = monotonic_ns()
         encoded, self._sent = encode(built)  # until Ray has copied the memory of its regions
         return encoded, began_ns
+
+
+def actor_class() -> type[Any]:
+    """Class of an actor that names its node, then imports feedline.
+
+    It is pickled with its code. The import takes seconds, and minutes on a busy machine: in this time an actor has its
+    place in the cluster, and must not be taken for one without.
+    """
+
+    class FeedlineWorker:
+        """A `BatchActor`, made by `place`."""
+
+        actor: BatchActor
+
+        def node(self) -> str:
+            """The node of this actor."""
+            import ray
+
+            node_id: str = ray.get_runtime_context().get_node_id()
+            return node_id
+
+        def place(self) -> WorkerPlace:
+            self.actor = import_module("feedline.workers.ray.actor").BatchActor()
+            return self.actor.place()
+
+        def open(self, *arguments: Any) -> ActorAnswer:
+            return self.actor.open(*arguments)
+
+        def build(self, *arguments: Any) -> ActorAnswer:
+            return self.actor.build(*arguments)
+
+    return FeedlineWorker
 
 
 def boot_id() -> str:

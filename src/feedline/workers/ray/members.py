@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from time import monotonic, monotonic_ns
 from typing import Any
 
@@ -23,7 +24,7 @@ from feedline.workers.process.futures import ProcessFuture
 from feedline.workers.process.settings import LibrarySettings, registered_collates
 from feedline.workers.process.worker_main import FAILED, WorkerSetup
 from feedline.workers.process.zygote_main import SharedWork
-from feedline.workers.ray.actor import STALE, ActorAnswer, BatchActor, NodeFile, WorkerOpening, WorkerPlace, boot_id
+from feedline.workers.ray.actor import STALE, ActorAnswer, NodeFile, WorkerOpening, WorkerPlace, actor_class, boot_id
 from feedline.workers.ray.actor import inspect as inspect_actor
 from feedline.workers.transport import dump_builder
 from feedline.workers.transport.memory import attach_private
@@ -42,7 +43,10 @@ class RayMember:
     handle: Any
     ref: Any
     """Answer that its start waits for; None once it is ready, and while another actor of its node opens the arrays."""
+    node_id: str | None = None
+    """Its node; None while it has no place in the cluster."""
     place: WorkerPlace | None = None
+    """None until its process has imported feedline."""
     files: list[NodeFile] = field(default_factory=list)
     is_ready: bool = False
     stopping: bool = False
@@ -55,11 +59,6 @@ class RayMember:
     def worker_id(self) -> int:
         """Number of the worker."""
         return self.setup.worker_id
-
-    @property
-    def node_id(self) -> str | None:
-        """Its node; None while it has none."""
-        return None if self.place is None else self.place.node_id
 
     @property
     def pid(self) -> int | None:
@@ -111,8 +110,11 @@ class RayMembers:
             parts = [np.asarray(attach_private(fd, os.fstat(fd).st_size)) for fd in dumped.fds]
             self._skeleton = self.ray.put(dumped.skeleton)
             self._contents = self.ray.put(parts) if parts else None
-        self._actor = self.ray.remote(max_restarts=0, max_task_retries=0)(BatchActor)
+        self._actor = self.ray.remote(max_restarts=0, max_task_retries=0)(actor_class())
         self.all: dict[int, RayMember] = {}
+        self._lost: dict[str, float] = {}
+        """When each dead node was first seen to be dead."""
+        self._note_lost(-inf)
 
     def start(self, setup: WorkerSetup) -> RayMember:
         """Ask Ray for an actor; does not wait."""
@@ -120,7 +122,7 @@ class RayMembers:
             handle = self._actor.options(**self._of_worker(setup.worker_id)).remote()
         except (TypeError, ValueError) as error:
             raise ArgumentError(f"Ray refuses the options of worker {setup.worker_id}: {error}") from error
-        return RayMember(setup, handle, handle.place.remote())
+        return RayMember(setup, handle, handle.node.remote())
 
     def add(self, setup: WorkerSetup) -> None:
         """Start a worker of the pool."""
@@ -128,6 +130,9 @@ class RayMembers:
 
     def advance(self, member: RayMember, value: Any) -> BaseException | None:
         """Take the next step of a start; return its error."""
+        if member.node_id is None:
+            member.node_id, member.ref = value, member.handle.place.remote()
+            return None
         if member.place is None:
             member.place, member.ref = WorkerPlace(*value), None
             self._open(member)
@@ -154,7 +159,8 @@ class RayMembers:
         peer: list[NodeFile] = []
         contents = self._contents
         if contents is not None and not alone:
-            others = [other for other in self.all.values() if other.node_id == member.node_id and other is not member]
+            placed = [other for other in self.all.values() if other.place is not None and other is not member]
+            others = [other for other in placed if other.node_id == member.node_id]
             if ready := [other for other in others if other.is_ready]:
                 peer, contents = ready[0].files, None
             elif any(other.ref is not None for other in others):
@@ -186,6 +192,16 @@ class RayMembers:
     def is_node_dead(self, node_id: str | None) -> bool:
         """True if the cluster has given up the node."""
         return any(node["NodeID"] == node_id and not node["Alive"] for node in self.ray.nodes())
+
+    def has_lost_node(self, since: float) -> bool:
+        """True if a node was found dead since then, by `monotonic()`."""
+        self._note_lost(monotonic())
+        return any(at >= since for at in self._lost.values())
+
+    def _note_lost(self, now: float) -> None:
+        for node in self.ray.nodes():
+            if not node["Alive"]:
+                self._lost.setdefault(node["NodeID"], now)
 
     def end(self, members: Iterable[RayMember], *, wait: bool = False) -> None:
         """Kill actors; with `wait`, until those of this machine have ended."""
@@ -249,7 +265,7 @@ class RayMembers:
 
     def _describe(self, member: RayMember, ref: Any, requests: dict[int, Any]) -> str:
         if ref is None:
-            where = "waits for a place in the cluster" if member.place is None else "has not opened the dataset yet"
+            where = "waits for a place in the cluster" if member.node_id is None else "has not opened the dataset yet"
             return f"{member} {where}"
         try:
             task, row, seconds, stacks = self.ray.get(ref, timeout=0)

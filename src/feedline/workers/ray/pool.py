@@ -10,13 +10,14 @@ import pickle
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
+from math import inf
 from time import monotonic, monotonic_ns
 from typing import Any
 
 from feedline.core.batch import BatchResult
 from feedline.core.telemetry import MAIN
 from feedline.errors import ArgumentError, WorkerDiedError, WorkerError, WorkerStalledError
-from feedline.workers.base import Builder, PoolOptions, PoolStatistics
+from feedline.workers.base import Builder, PoolOptions, PoolStatistics, Recovery
 from feedline.workers.process import exceptions
 from feedline.workers.process.deaths import DeathCount, describe_work
 from feedline.workers.process.dispatch import PROBE, WorkerGenerators
@@ -37,12 +38,29 @@ _FEWEST_EACH = 2
 """Requests that a worker has at least: one that it builds, one that follows."""
 
 
+_NODE_S = 60.0
+"""Time within which Ray finds a dead node: 15 s of silence, and more where the cluster is busy."""
+
+
 class _DeathBudget(DeathCount):
     """Counts deaths of actors; those of a node count as one."""
 
-    def add(self, workers: int) -> None:
-        """Count the death of these workers, which ended together."""
+    def __init__(self, recovery: Recovery) -> None:
+        super().__init__(recovery)
+        self._nodes: dict[str, float] = {}
+        """When the latest death was counted of each node that was lost, or out of reach."""
+
+    def add(self, workers: int, lost_node: str | None) -> None:
+        """Count the death of these workers, which ended together.
+
+        Connections to the actors of a lost node break before Ray finds that it is dead: deaths on one `lost_node` count
+        once a minute.
+        """
         self.restarts += workers
+        if lost_node is not None:
+            if monotonic() < self._nodes.get(lost_node, -inf) + _NODE_S:
+                return
+            self._nodes[lost_node] = monotonic()
         self._count += 1
 
     def log(self, text: str) -> None:
@@ -160,7 +178,7 @@ class RayPool(FuturePool):
             if self._step(_LOOK_S if left_s is None else min(left_s, _LOOK_S)):
                 timer.reset()
             elif not any(member.is_ready for member in self.members.all.values()):
-                timer.reset()  # starting is limited by `start_timeout_s`
+                timer.reset()  # `start_timeout_s` limits the wait for a place; imports have no limit
                 self._look_for_places()
             else:
                 self._look_for_places()
@@ -305,8 +323,8 @@ class RayPool(FuturePool):
     def _look_for_places(self) -> None:
         """Continue without workers that Ray cannot place, or fail."""
         members = self.members.all.values()
-        late = [m for m in members if not m.is_ready and monotonic() > m.began + self.members.start_timeout_s]
-        if not late or self._error is not None or late[0].place is not None:
+        late = [m for m in members if m.node_id is None and monotonic() > m.began + self.members.start_timeout_s]
+        if not late or self._error is not None:
             return
         if self._takes_turns or not any(member.is_ready for member in members):
             self._fail_all(self.members.no_place(late[0]))
@@ -319,10 +337,16 @@ class RayPool(FuturePool):
 
         A node dies with all of its actors.
         """
+        if member.node_id is None and self.members.has_lost_node(member.began):
+            # Ray had given it to a node that it then found dead: it never ran, so no request is to blame.
+            del self.members.all[member.worker_id]
+            self.members.end([member])
+            return
         node_died = self.members.is_node_dead(member.node_id)
+        is_lost = node_died or isinstance(reason, self.members.ray.exceptions.ActorUnavailableError)
         dead = [m for m in self.members.all.values() if m is member or (node_died and m.node_id == member.node_id)]
         head = member.queue[0][0] if member.queue and member.is_ready else None
-        self._budget.add(len(dead))
+        self._budget.add(len(dead), member.node_id if is_lost else None)
         if head is not None and not node_died:
             head.strikes += 1
         for each in dead:

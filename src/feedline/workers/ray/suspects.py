@@ -105,6 +105,6 @@ class SuspectRequests:
         while not self._members.ray.wait([ref], timeout=_LOOK_S)[0]:
             self._check()
             late = starting is not None and monotonic() > starting.began + self._members.start_timeout_s
-            if late and starting is not None and starting.place is None:
+            if late and starting is not None and starting.node_id is None:
                 raise self._members.no_place(starting)
         return self._members.ray.get(ref)
