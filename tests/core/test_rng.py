@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from feedline.core.rng import SampleRng, addressed, derive, derive_each, is_addressed, permuted, sample_rng
@@ -216,6 +216,7 @@ DRAWS: dict[str, Callable[[], object]] = {
 
 
 @given(st.lists(st.lists(st.sampled_from(sorted(DRAWS)), max_size=4), max_size=12))
+@example([["numpy seed", "numpy", "numpy"], ["numpy seed", "numpy normal"]])  # the same place, with a second value kept
 def test_changes_of_the_global_generators_are_all_noticed(batches: list[list[str]]) -> None:
     """The recorded states are the current ones, after any draws."""
     with restoring_globals():

@@ -86,19 +86,23 @@ class GlobalStateChanges:
     def __init__(self) -> None:
         self._seen: tuple[object, ...] | None = None
         self._states = b""
-        self._has_spare = False
+        self._may_hide = False
 
     def take(self) -> bytes:
         """`global_states()` if they have changed since the last call.
 
         Else b"".
         """
-        seen = (torch.get_rng_state().numpy().tobytes(), _numpy_mark(), random.getstate())
-        # To draw the second of a pair of normal values, which NumPy keeps, moves nothing that the marks cover.
-        if seen == self._seen and not self._has_spare:
+        mark = _numpy_mark()
+        seen = (torch.get_rng_state().numpy().tobytes(), mark, random.getstate())
+        # Marks do not cover the second of a pair of normal values, which NumPy keeps. It can appear or disappear under
+        # an equal mark if code draws it, or seeds again. Both need a generator that has moved before.
+        if seen == self._seen and not self._may_hide:
             return b""
+        if self._seen is not None and mark != self._seen[1]:
+            self._may_hide = True
         former, self._seen, self._states = self._states, seen, global_states()
-        self._has_spare = bool(np.random.get_state(legacy=False)["has_gauss"])  # noqa: NPY002
+        self._may_hide |= bool(np.random.get_state(legacy=False)["has_gauss"])  # noqa: NPY002
         return b"" if self._states == former else self._states
 
 
