@@ -23,7 +23,7 @@ class PerProcess(Generic[T]):
     def __init__(self, opening: Callable[[], T]) -> None:
         self._opening = opening
         self._values: dict[int, T] = {}  # by process id
-        # Locks per process too: one that a thread of the parent held at the fork would never be released here.
+        # Locks are per process, too: a lock that a thread of the parent held at the fork would never be released here.
         self._locks: dict[int, Lock] = {}
 
     def __call__(self) -> T:
@@ -183,9 +183,9 @@ class LoadingCache(Generic[K, V]):
         return value
 
     def _evict(self, latest: K) -> None:
-        """Drop the oldest values until the rest fits.
+        """Drop the oldest values until the others fit.
 
-        The latest one and those that are still being made stay.
+        The latest value and values that are still being made stay.
         """
         for old in [other for other, cached in self._futures.items() if cached.done() and other != latest]:
             self._nbytes -= self._futures.pop(old).result().nbytes

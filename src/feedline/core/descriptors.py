@@ -39,8 +39,8 @@ class Descriptors:
         self._close = releaser(os.close, fds)
         fds.extend(made)
 
-    # The finalizer that Python finds here is the releaser itself. A method would be code of Python, which an interrupt
-    # may end before its first line.
+    # The finalizer that Python finds here is the releaser itself. A method would be Python code, which an interrupt may
+    # end before its first line.
     __del__ = property(attrgetter("_close"))
 
     def __len__(self) -> int:

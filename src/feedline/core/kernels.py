@@ -68,8 +68,8 @@ def gather_rows(array: Array, indices: Int64s, out: Array | None = None, threads
     """Return `array[indices]`, written into `out` if it is given.
 
     `out` has shape `(len(indices), *array.shape[1:])` and the array's dtype, and must not overlap `array`. Negative
-    indices count from the end; one that is out of range raises `IndexError` before anything is written. Releases the
-    GIL. `threads` is an upper bound; batches below a megabyte use one thread.
+    indices count from the end. An index out of range raises `IndexError` before anything is written. Releases the GIL.
+    `threads` is an upper bound; batches below a megabyte use one thread.
     """
     indices = _int64s(indices)
     if out is None:
@@ -125,7 +125,8 @@ def mixture_blocks(counts: Int64s, first: int, keys: tuple[int, int]) -> Int32s:
     each. The first part of each dataset begins at a random place: datasets with the same boundaries would alternate.
 
     `counts`, int64 (blocks, datasets): the positions of a dataset in a block. `first` is the number of the first block.
-    `keys` are for the places in the parts, and for the beginnings; a block's are `derive(..., number)` of them.
+    `keys` are the key of the places in the parts and the key of the beginnings. From each, a block derives its own key
+    by its number.
     """
     counts = _int64s(counts)
     if native is None:
@@ -155,7 +156,7 @@ MASK64 = (1 << 64) - 1
 
 
 GOLDEN = 0x9E3779B97F4A7C15
-"""Distance of the counters of splitmix64."""
+"""Increment of the counter of splitmix64."""
 
 
 def mix64(z: int) -> int:

@@ -82,7 +82,7 @@ def from_text(text: str) -> bytes:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """True if values and shape are all there is to a tensor."""
+    """True if its values and shape describe a tensor completely."""
     return (
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
@@ -91,7 +91,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _pack_tensor(tensor: torch.Tensor) -> dict[str, Any]:
-    # By bytes: NumPy lacks bfloat16 and others.
+    # As bytes, because NumPy lacks bfloat16 and other dtypes.
     content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return {_KIND: "tensor", "dtype": dtype, "shape": list(tensor.shape), "data": to_text(content)}
@@ -154,7 +154,7 @@ def pack_or_keep(value: Any) -> Any:
 def to_leaf(packed: Any) -> Any:
     """Packed values as one JSON text; None stays None.
 
-    A text is one entry of a checkpoint, whatever it contains. Values with an `OpaqueState` inside become one.
+    A text is one entry of a checkpoint, whatever it contains. Values that contain an `OpaqueState` become one.
     """
     if packed is None:
         return None

@@ -51,8 +51,8 @@ class PageContent(NamedTuple):
     """One reading of a page."""
 
     since_ns: int
-    """Time since which the loop computes, in ns on CLOCK_MONOTONIC. Negative: it waits for a batch since then. 0:
-    neither.
+    """Time at which the loop began to compute, in ns of CLOCK_MONOTONIC. If it waits for a batch, the negative of the
+    time at which the wait began. 0 if it does neither.
     """
     batches: int
     figures: Mapping[str, Any]
@@ -76,8 +76,8 @@ class PageWords:
         self._words[place] = value
 
     def release(self) -> None:
-        """Let go of the memory; idempotent."""
-        # Not released itself: another thread may just be writing a word.
+        """Detach from the memory. Idempotent."""
+        # The view itself is not released, because another thread may be writing a word at this moment.
         self._words = memoryview(bytearray(8 * _WORDS)).cast("q")
 
 

@@ -23,7 +23,7 @@ class SampleReader(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Follow changes of the dataset; called before each batch."""
+        """Update for changes of the dataset; called before each batch."""
         ...
 
     def read(self, index: Any, rows: Any) -> Any:

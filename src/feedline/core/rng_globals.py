@@ -70,7 +70,7 @@ class SamplerSteps:
 
     running: int = 0
     draws: int = 0
-    """Steps that have drawn."""
+    """Number of steps that have drawn random numbers."""
 
 
 SAMPLER_STEPS = SamplerSteps()
@@ -94,7 +94,7 @@ class GlobalStateChanges:
         Else b"".
         """
         seen = (torch.get_rng_state().numpy().tobytes(), _numpy_mark(), random.getstate())
-        # To draw the second of a pair of normal values, which NumPy keeps, moves nothing that the marks cover.
+        # NumPy keeps the second of a pair of normal values. A draw of that value changes nothing that the marks cover.
         if seen == self._seen and not self._has_spare:
             return b""
         former, self._seen, self._states = self._states, seen, global_states()

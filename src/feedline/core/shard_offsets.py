@@ -60,7 +60,7 @@ class ShardOffsets:
 
     def locate(self, indices: Int64s) -> tuple[Int64s, Int64s]:
         """Shard and row of each sample."""
-        if self._equal_size:  # a division takes a tenth of the search
+        if self._equal_size:  # a division takes a tenth of the time of the search
             shards = indices // self._equal_size
             return shards, indices - shards * self._equal_size
         shards = self._stops.searchsorted(indices, side="right")

@@ -28,7 +28,7 @@ Those of the kernels are views of bytes, which Pillow's `tobytes` then returns w
 
 
 _LARGEST = 65_500
-"""Limit of pixels along one side of an output: that of JPEG, and small enough for every product of the kernels."""
+"""Limit of pixels along one side of an output: the limit of JPEG, small enough for every product in the kernels."""
 
 
 _ATTEMPTS = 10
@@ -76,7 +76,7 @@ class RandomBox:
         return Geometry(self._draw_box(width, height, rng), False, size, (0, 0, size[1], size[0]))
 
     def _draw_box(self, width: int, height: int, rng: Draws) -> Box:
-        # Every operation and draw has its counterpart in native/image/geometry.cpp, which gives the same bits.
+        # Every operation and draw has its counterpart in native/image/geometry.cpp. Both give the same bits.
         area = float(width * height)
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(_ATTEMPTS):

@@ -22,7 +22,7 @@ class ImageError(SampleError):
 
 
 def describe_source(source: Any, row: int | None) -> str:
-    """Name a source by its path, or else by its row."""
+    """Name of a source: its path, or else its row."""
     if isinstance(source, str | os.PathLike):
         return os.fspath(source)
     return "the image" if row is None else f"the image in row {row}"

@@ -69,8 +69,8 @@ class PlacedReader:
 
         A placement holds x, y, width and height of the box; flip and upended (mirrored left to right, top to bottom);
         height and width of the resized box; left and top of the window, which has the size of a row. Pixels of the
-        window outside of the resized box are black. Images of more than `limit` pixels are refused; 0 is no limit.
-        Returns None if all rows were written, else the row and reason of each that was not.
+        window outside of the resized box are black. Images of more than `limit` pixels are refused; 0 means no limit.
+        Returns None if all rows were written, else the number of each unwritten row, and the reason.
         """
         is_decoded = len(sources) and isinstance(sources[0], np.ndarray)
         with TRANSFORMING if is_decoded else DECODING:

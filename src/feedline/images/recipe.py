@@ -82,8 +82,8 @@ class Recipe:
 def geometry(recipe: Recipe, key: int | None, width: int, height: int) -> Geometry:
     """Geometry that `read_batch` uses for this image size and key.
 
-    A key gives the stream u_0, u_1, … in [0, 1) of `Draws`: for `RandomBox` area and ratio of each attempt, then x
-    and y of the one that fits; one more for the flip. None draws a key from torch's generator.
+    A key gives the stream u_0, u_1, … in [0, 1) of `Draws`: for `RandomBox` area and ratio of each attempt, then x and
+    y of the attempt that fits; one more for the flip. None draws a key from torch's generator.
     """
     if key is None:
         key = int(torch_keys(1)[0]) if recipe.is_random else 0

@@ -24,7 +24,7 @@ from feedline.stores.statuses import Refusal, error_for, is_passing, region_erro
 from feedline.stores.urls import scheme_row
 
 _METADATA = re.compile(r"http://169\.254\.169\.254/|/computeMetadata/v1/instance/service-accounts/")
-"""Metadata servers with credentials for a cloud's own machines; obstore asks them when it has no others."""
+"""Metadata servers with credentials for a cloud's own machines. obstore queries them if it has no other credentials."""
 
 
 _KEYLESS = "hold no RSA private key that can be read. Have Google make a new JSON file of the key"
@@ -50,7 +50,7 @@ _REASON = re.compile(f"error: (?:GCP credential error: )?({'|'.join(_UNREADABLE)
 def access_denied_error(text: str, what: str, status: int | None) -> AccessDeniedError | None:
     """The exception for a problem with credentials; None for other problems.
 
-    `status` is that of the answer, if there was one, which need not be the store's.
+    `status` is the status of the answer, if there was one. The answer may come from another server than the store.
     """
     variables = scheme_row(what).credentials
     if variables and _METADATA.search(text) is not None:

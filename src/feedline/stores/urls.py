@@ -45,7 +45,7 @@ def split(address: Pathlike) -> Location:
 
     `split("s3://bucket/train/0.tar")` is `("s3://bucket", "train/0.tar")`. Objects of one bucket or server share a
     root, and all local files have `/`. `%20` in the address of a web server is a space. The path of a link with a query
-    holds the query, which `join` does not show.
+    contains the query, which `join` does not show.
     """
     check_no_secrets(address, is_object=True)
     if is_local(address):
@@ -78,7 +78,7 @@ def split_query(address: str) -> tuple[str, str]:
 def check_no_secrets(address: Pathlike, *, is_object: bool = False) -> None:
     """Raise ArgumentError, without showing them, if an address carries credentials.
 
-    Patterns of addresses are checked in the same way. Links of web servers to an object may have a query.
+    Patterns of addresses are checked in the same way. Links to an object of a web server may have a query.
     """
     if is_local(address):
         return
@@ -103,7 +103,7 @@ def check_no_secrets(address: Pathlike, *, is_object: bool = False) -> None:
 def local_path(address: Pathlike) -> str:
     """The path in the address of a local file, `~` expanded.
 
-    Behind `file://` it is percent-quoted.
+    After `file://` it is percent-quoted.
     """
     path = os.fspath(address)
     return expand_user(unquote(path[len("file://") :]) if path[: len("file://")].lower() == "file://" else path)
@@ -123,7 +123,7 @@ def join(root: str, path: str) -> str:
 def check_path(path: str) -> str:
     """The path of an object, validated.
 
-    ArgumentError for one that would lead out of the store.
+    ArgumentError for a path that leads out of the store.
     """
     if path.startswith("/") or ".." in path.split("/") or "\0" in path:
         raise ArgumentError(
