@@ -48,7 +48,7 @@ class _RaggedWalk(FieldWalk):
 
 
 def detection(samples: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
-    """`(images, targets)` of `(image, target)` samples, nothing stacked.
+    """`(images, targets)` of `(image, target)` samples, without stacking.
 
     Each is a tuple with one entry per sample, as torchvision's detection models and training scripts expect.
     """

@@ -93,7 +93,7 @@ class DecodedRecords(Records):
 
     @property
     def traits(self) -> Traits:
-        # A user's subclass may draw in its own methods.
+        # A user's subclass may draw random numbers in its own methods.
         is_ours = self._decoder.is_ours and type(self).__module__.startswith(f"{__package__}.")
         return Traits(
             thread_safe=True,
@@ -107,7 +107,10 @@ class DecodedRecords(Records):
         raise NotImplementedError
 
     def read_batch(self, request: BatchRead) -> torch.Tensor:
-        """Read images as one batch; TypeError if samples must be read singly."""
+        """Read images as one batch.
+
+        TypeError if samples must be read one by one.
+        """
         check_reads_batches(self)
         places = within(request.indices, len(self), type(self).__name__)
         return self._batch(places, request.allocate, request.keys)
@@ -170,7 +173,7 @@ class FieldRecords(Records):
         )
 
     def read_batch(self, request: BatchRead) -> Batch:
-        """The collated batch, images decoded in place.
+        """The collated batch, whose images are decoded in place.
 
         TypeError if a transform needs single samples.
         """
@@ -187,7 +190,7 @@ class FieldRecords(Records):
 def _keys_of(keys: Keys | None, count: int, names: Sequence[str]) -> dict[str, Keys]:
     """Random keys by field.
 
-    Without keys of the samples they are drawn in the order in which single samples would draw them.
+    Without keys of the samples, they are drawn in the order in which single samples would draw them.
     """
     if keys is not None:
         return dict.fromkeys(names, keys)
@@ -261,7 +264,7 @@ class ShardedRecords(Records):
         return self._content.ranges([Extent(shard, *self._span(shard, row)) for shard, row in found])
 
     def _at(self, at: int) -> tuple[int, int]:
-        """Shard of a sample, and its row in it."""
+        """Shard of a sample, and the sample's row in it."""
         return self._shard_offsets.one(at)
 
     def _read(self, places: Iterable[int]) -> list[Record]:

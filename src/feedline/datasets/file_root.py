@@ -30,7 +30,7 @@ _GONE = "it was moved or deleted; restore it, or pass on_error='skip' to the loa
 
 
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
-"""Errors of a path, rather than of the file or the disk."""
+"""Errors of a path, in contrast to errors of the file or the disk."""
 
 
 class FileRoot:
@@ -59,7 +59,10 @@ class FileRoot:
         self._objects = ObjectReader(self.store)
 
     def local(self, path: str) -> str:
-        """The absolute path of a file; _PathError if invalid or outside."""
+        """The absolute path of a file.
+
+        _PathError if the path is invalid or outside of the root.
+        """
         if "\0" in path:
             raise _PathError("has a NUL character in its path")
         joined = os.path.normpath(os.path.join(self.name, path))  # noqa: PTH118 - links are kept as they are
@@ -91,7 +94,7 @@ class FileRoot:
         return self._objects.reading(paths)
 
     def ranges(self, paths: Sequence[str]) -> list[tuple[CachedStore, ObjectRange]]:
-        """Cache and byte range of each file, for a prefetch."""
+        """Cache and byte range of each file, to prefetch."""
         return self._objects.ranges(paths)
 
 
@@ -105,7 +108,7 @@ class FileDecoder(Decoder):
         self.root = root
         self._content = decoder_of(decode, transform)
         self.step = self._content.step
-        # The native decoder opens image files itself, so it gets their path.
+        # The native decoder opens image files itself, so it gets their paths.
         self._opens = root.store is None and isinstance(self._content, ImageDecoder)
 
     @property

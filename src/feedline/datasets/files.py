@@ -64,7 +64,7 @@ class Files(DecodedRecords):
     def content_fingerprint(self) -> str:
         """Digest of the current file versions, for cached results.
 
-        It costs a `stat` of each file, or a listing of the store.
+        Takes a `stat` of each file, or a listing of the store.
         """
         return digest_below(self._decoder.root, list(self._sources))
 

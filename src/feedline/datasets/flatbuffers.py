@@ -71,7 +71,7 @@ class FlatTable:
 
 def unpack(form: struct.Struct, buffer: memoryview, at: int) -> int:
     """A number of a buffer; struct.error outside of it."""
-    # A negative offset would be counted from the end by Python, and give a number that is not there.
+    # Python would count a negative offset from the end, and return an unrelated number.
     if at < 0:
         raise struct.error("an offset leads out of the buffer")
     value: int = form.unpack_from(buffer, at)[0]

@@ -45,7 +45,7 @@ def unsharded(samples: int = 0, nbytes: int = 0) -> ShardSummary:
 
 
 def uncounted(sources: Sequence[str]) -> ShardSummary:
-    """Samples without shards, not counted; checks that the sources exist."""
+    """Uncounted samples without shards; checks that the sources exist."""
     find(sources, "*")
     return unsharded()
 
@@ -114,5 +114,5 @@ def _cache_nbytes() -> int:
 
 
 def _sample_nbytes(sample: Any) -> int:
-    """The bytes of the tensors and texts that rows of arrays become."""
+    """The bytes of the tensors and texts of a sample."""
     return sum(leaf.nbytes if isinstance(leaf, torch.Tensor) else len(leaf) for leaf in leaves(sample))

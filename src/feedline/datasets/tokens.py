@@ -238,7 +238,7 @@ class TokenFile(TokenStream):
             with READ_FILES as read:
                 self._fill_from(mapped, [part.numpy() for part in parts], indices)
                 read.count(sum(part.nbytes for part in parts))
-        else:  # most batches: a block would cost as much as a third of all telemetry
+        else:  # the usual case: a `with` block would cost a third of all telemetry
             self._fill_from(mapped, [part.numpy() for part in parts], indices)
         return parts if self.targets else parts[0]
 
@@ -274,7 +274,7 @@ class TokenFile(TokenStream):
                 rows[row] = tokens[shift : shift + self.window]
 
     def _fill_from(self, tokens: NDArray[Any], parts: Sequence[NDArray[Any]], indices: NDArray[np.int64]) -> None:
-        """As `_fill_by_span`, from a mapped file that has all tokens."""
+        """Write windows into `parts`, from a mapped file with all tokens."""
         if tokens.dtype != parts[0].dtype:
             starts = self._token_starts(within(indices, len(self), "TokenFile"))
             for shift, rows in enumerate(parts):
@@ -289,7 +289,7 @@ class TokenFile(TokenStream):
     def _window_views(self, tokens: NDArray[Any]) -> list[NDArray[Any]]:
         """Strided views of a file, (windows, window), for inputs and targets.
 
-        Their rows are copied faster than windows at any offset.
+        Copies of their rows are faster than copies of windows at any offset.
         """
         shape, strides = (len(self), self.window), (self.stride * tokens.itemsize, tokens.itemsize)
         return [as_strided(tokens[shift:], shape, strides, writeable=False) for shift in range(1 + self.targets)]

@@ -109,7 +109,7 @@ class IndexSampler(Sampler[int]):
         return self._integers(self.epoch)
 
     def _integers(self, epoch: int) -> Iterator[int]:
-        start, size = 0, 64  # small at first, so that the first index comes without delay
+        start, size = 0, 64  # small at first, so that the first index is ready without delay
         while len(block := self.take(epoch, start, start + size)) == size:
             yield from block.tolist()
             start, size = start + size, min(2 * size, _LARGEST_BLOCK)
@@ -117,7 +117,7 @@ class IndexSampler(Sampler[int]):
 
     def __len__(self) -> int:
         if self.length is None:
-            # list() and torch's DataLoader expect a TypeError of a sampler without a length.
+            # list() and torch's DataLoader expect a TypeError from a sampler without a length.
             raise TypeError(f"{type(self).__name__} is endless and has no length: stop the loop by a number of steps")
         return self.length
 
@@ -240,7 +240,7 @@ def _constructs(cls: type) -> bool:
 
 
 def _has_value(sampler: Any, attribute: str) -> bool:
-    """Check that the attribute is a value of the instance.
+    """True if the attribute is a value of the instance.
 
     Methods and class-level defaults are not arguments.
     """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_WORDS = 624  # of the state of a Mersenne twister
+_WORDS = 624  # words of the state of a Mersenne twister
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _shorten(state: bytes) -> bytes:
     """The state of torch's CPU generator with 32-bit words.
 
     torch stores each 32-bit word in 64 bits. Layout: 24 bytes, the words, and the rest (`CPUGeneratorImplState` in
-    ATen/CPUGeneratorImpl.cpp). A state of another layout stays as it is; the two differ in length.
+    ATen/CPUGeneratorImpl.cpp). A state of another layout is unchanged; the two forms differ in length.
     """
     words = np.frombuffer(state, "<u8", _WORDS, 24) if len(state) > 24 + 8 * _WORDS else np.array([1 << 32], "<u8")
     if (words >> np.uint64(32)).any():
@@ -152,7 +152,7 @@ _ONE_GENERATOR = (RandomSampler, WeightedRandomSampler, SubsetRandomSampler)
 def sources(sampler: object) -> list[GeneratorState]:
     """The generators that a sampler may draw from.
 
-    These are the generators of the process, and those in attributes of the sampler and of the samplers inside it.
+    These are the generators of the process, and generators in attributes of the sampler and of the samplers inside it.
     torch's own samplers draw from one generator only, containers from none.
     """
     core, prefix = _core(sampler)

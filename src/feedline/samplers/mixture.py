@@ -121,7 +121,7 @@ class Mixture(IndexSampler):
 
 
 def _by_epoch(weights: Any, stop: str | int) -> dict[str, Any]:
-    """The weights of each epoch, or those of all, by their names."""
+    """The weights of each epoch, or of all epochs, by name."""
     if callable(weights):
         raise ArgumentError(
             "weights is a function, which a resumed run cannot compare: pass a list of weights for each epoch, "
@@ -140,8 +140,9 @@ def _by_epoch(weights: Any, stop: str | int) -> dict[str, Any]:
 def tempered(weights: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
     """Weights scaled by a temperature, with a sum of 1.
 
-    With the sizes of datasets as weights, 1 draws in proportion to them, and a large temperature equally (Arivazhagan
-    et al., "Massively multilingual neural machine translation in the wild", 2019).
+    With the sizes of datasets as weights, a temperature of 1 draws in proportion to the sizes, and a large temperature
+    draws equally from all datasets (Arivazhagan et al., "Massively multilingual neural machine translation in the
+    wild", 2019).
     """
     if not (np.isfinite(temperature) and temperature > 0):
         raise ArgumentError(f"temperature must be above 0, but is {temperature!r}: 1 leaves the weights unchanged")
@@ -170,7 +171,7 @@ def _capped(
         )
     shares: NDArray[np.float64] = weights / weights.sum()
     fixed = ~used
-    while (over := (shares > most) & ~fixed).any():  # the share that one loses may bring another one over its bound
+    while (over := (shares > most) & ~fixed).any():  # the share taken from one may bring another over its bound
         fixed |= over
         shares = np.where(over, most, shares)
         free = ~fixed

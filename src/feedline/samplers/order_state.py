@@ -29,7 +29,7 @@ _ITER = -1
 
 
 _SNAPSHOTS = 256
-"""Kept snapshots of a stateful sampler: more than the batches that any loader has in flight."""
+"""Number of kept snapshots of a stateful sampler: more than the batches that any loader has in flight."""
 
 
 class RecordedRun:
@@ -114,7 +114,7 @@ class RecordedRun:
         return items
 
     def _jump(self, cut: dict[str, Any]) -> None:
-        """Continue from the states at `cut`, whatever came before."""
+        """Continue from the states at `cut`, without the items before it."""
         self._load(cut["states"])
         self._iterator = self._observe(_ITER, lambda: iter(self._sampler))
         if cut["iterator"] is not None:
@@ -129,7 +129,7 @@ class RecordedRun:
         return bool(self._holders) or is_stateful(self._iterator)
 
     def _moment(self) -> dict[str, Any]:
-        """The present states of the sampler, its iterator and its own generators."""
+        """The current states of the sampler, its iterator and its own generators."""
         owned = [source for source in self._sources if source.owned]
         return {
             "states": self._read_states(),
@@ -153,7 +153,7 @@ class RecordedRun:
         }
 
     def record_end(self) -> dict[str, Any]:
-        """JSON from which the epoch after this one starts."""
+        """JSON from which the next epoch starts."""
         if self._iterator is not None and self._is_stateful:
             return {**self.record(), "ended": True}
         states = {source.path: source.pack(source.read()) for source in self._sources if source.owned}
@@ -249,7 +249,7 @@ class _MomentLog:
     def at(self, position: int) -> dict[str, Any] | None:
         """The latest moment at or before `position`, or None.
 
-        Earlier ones are forgotten.
+        Earlier moments are dropped.
         """
         while len(self._moments) > 1 and self._moments[1][0] <= position:
             self._moments.popleft()
@@ -338,9 +338,9 @@ def _check_script(script: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_seedable(sampler: Any) -> bool:
-    """Check for torch's `RandomSampler` without a generator.
+    """True for torch's `RandomSampler` without a generator.
 
-    Also accepted inside torch's `BatchSampler`.
+    It may be inside torch's `BatchSampler`.
     """
     core = sampler.sampler if type(sampler) is BatchSampler else sampler
     return type(core) is RandomSampler and core.generator is None

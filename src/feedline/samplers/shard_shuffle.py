@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 MEASURED_BATCHES = 256
-"""Batches that `mixing` lists where shards are divided among partitions."""
+"""Number of batches that `mixing` lists if shards are divided among partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class _PartitionRows(NamedTuple):
 
     @property
     def counts(self) -> Indices:
-        """Rows of each partition."""
+        """Number of rows of each partition."""
         return np.diff(self.starts)
 
 
@@ -137,7 +137,7 @@ class ShardShuffled(IndexSampler):
 
         Each comes with the places of its samples among these positions.
 
-        Batch after batch takes the next samples of a partition, so any span of positions takes one run of it.
+        Each batch takes the next samples of a partition, so any span of positions takes one run of each partition.
         """
         if self.partitions == 1:
             yield slice(None), start, stop
@@ -171,9 +171,8 @@ class ShardShuffled(IndexSampler):
     def shards_of(self, rank: int, world_size: int, epoch: int = 0) -> Indices:
         """Numbers of the shards from which a rank reads in `epoch`.
 
-        The same for one of several equal nodes.
-
-        Holds for global batches of `global_batch_size` samples; with one partition, all shards.
+        With one partition, these are all shards. With several, the global batches must have `global_batch_size`
+        samples; for the shards of a node, pass its number among equal nodes as `rank`, and their count as `world_size`.
         """
         world_size = _arguments.integer("world_size", world_size, 1)
         rank = _arguments.integer("rank", rank, 0)
@@ -302,7 +301,7 @@ class _WindowOverlaps:
     def use_probability(self) -> NDArray[np.float64]:
         """Probability that any batch has samples of each shard.
 
-        Less than 1 only where the last batch is dropped.
+        It is less than 1 only if the last batch is dropped.
         """
         return 1.0 - self._absence((self.rows * self.counts).sum(axis=0).astype(np.int64))
 

@@ -50,7 +50,7 @@ class Weighted(IndexSampler):
             return np.array(self._listed(epoch)[start:stop])
         level = uniform(derive(self.seed, epoch, "weighted"), start, stop) * self._cumulative[-1]
         drawn = self._cumulative.searchsorted(level, side="right")
-        # Rounding can lift a level to the total, which is past the last index.
+        # Rounding can raise a level to the total, which is past the last index.
         indices: Indices = drawn.clip(max=self._drawable[-1])
         return indices
 

@@ -21,7 +21,7 @@ from feedline.testing.datasets import check_dataset, samples_at_once, samples_of
 from feedline.testing.difference import check_same
 
 _SCHEME = "feedline-check"
-"""The scheme of addresses whose host is a folder among the temporary ones."""
+"""The scheme of addresses whose host is the name of a temporary folder."""
 
 
 _PIECE_NBYTES = 1000

@@ -37,7 +37,7 @@ from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
 
 TOGETHER_NBYTES = 4 << 20
-"""Size of a range that one request reads about as quickly as a single row."""
+"""Bytes of a range that one request reads about as quickly as a single row."""
 
 
 class _RowArrays(AlignedArrays):
@@ -151,7 +151,7 @@ class Arrays(_RowArrays):
 
 
 def _column(array: Any, label: str) -> tuple[NDArray[Any], ArrayColumn]:
-    """An array in memory, and how its rows are delivered."""
+    """An array in memory, and the form of its delivered rows."""
     if isinstance(array, torch.Tensor):
         if array.ndim == 0 or array.device.type != "cpu" or array.layout is not torch.strided or array.requires_grad:
             raise ArgumentError(
@@ -171,7 +171,7 @@ def _column(array: Any, label: str) -> tuple[NDArray[Any], ArrayColumn]:
 
 
 def summarize_rows(paths: Sequence[str]) -> ShardSummary:
-    """Rows of `.npy` files: unsharded if local, else in runs fetched together."""
+    """Rows of `.npy` files: unsharded if local, else in runs."""
     files = find(paths, FORMATS["npy"].pattern)
     sizes = [ArrayFile(name).shard_sizes.tolist() for name in files.names]
     if files.is_local:

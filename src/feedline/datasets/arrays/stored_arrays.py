@@ -38,7 +38,7 @@ RowSelection = slice | NDArray[np.int64]
 
 
 _READERS = 8
-"""Each reads whole arrays or files, with more threads of its own."""
+"""Number of threads. Each reads whole arrays or files, with more threads of its own."""
 
 
 CHUNK_CACHE_NBYTES = 1 << 26
@@ -184,7 +184,7 @@ def _shard_sizes(shapes: Sequence[Shape]) -> NDArray[np.int64]:
 
 
 def _as_slice(rows: NDArray[np.int64]) -> RowSelection:
-    """Ascending rows, as a slice where they are consecutive.
+    """Ascending rows, as a slice if they are consecutive.
 
     Writing to a slice needs no copy.
     """
@@ -207,7 +207,7 @@ _Out = torch.Tensor | NDArray[Any] | list[Any]
 
 
 def _fill(part: tuple[ArrayRows | ChunkedRows, NDArray[np.int64], RowSelection, _Out]) -> None:
-    """Write rows into the rows `at` of a batch."""
+    """Write a part into the rows `at` of a batch."""
     rows, places, at, out = part
     if isinstance(out, list):
         assert isinstance(rows, ChunkedRows)

@@ -24,7 +24,7 @@ _CHECKS: dict[str, Check] = {
     **dict.fromkeys(("Blosc", "BloscCodec"), check_blosc),
     **dict.fromkeys(("VLenUTF8", "VLenBytes", "VLenArray", "VLenUTF8Codec", "VLenBytesCodec"), check_count),
 }
-"""By the names of codecs: of numcodecs, with its wrappers for Zarr 3, and of zarr."""
+"""Checks by the names of codecs: of numcodecs, with its wrappers for Zarr 3, and of zarr."""
 
 
 def with_checked_frames(array: Any) -> Any:

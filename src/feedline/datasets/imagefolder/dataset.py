@@ -30,11 +30,11 @@ from feedline.stores import Cache, CachedStore, ObjectNotFoundError, ObjectRange
 from feedline.transforms.batched.encoded import decoded_on_device
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Torchvision's extensions of image files; the format is detected by content."""
+"""torchvision's extensions of image files; the format is detected by content."""
 
 
 _LISTED = 4096
-"""Images of a larger folder whose names are hashed, evenly spread."""
+"""Number of images of a larger folder whose names are hashed, evenly spread."""
 
 
 _GONE = (
@@ -196,7 +196,7 @@ class ImageFolder(GroupedRecords):
     def content_fingerprint(self) -> str:
         """Digest of the current image versions, for cached results.
 
-        It costs a `stat` of each file, or a listing of the store.
+        Takes a `stat` of each file, or a listing of the store.
         """
         files = self._samples.files(np.arange(len(self)), self._folder)
         store = self._tree.store
@@ -204,7 +204,7 @@ class ImageFolder(GroupedRecords):
 
     @property
     def traits(self) -> Traits:
-        """Batches need a feedline transform that gives all images one shape."""
+        """Traits: batches need a feedline transform that gives all images one shape."""
         fused = self.loader is self._ours and self._images.batchable and self.target_transform is None
         return Traits(
             thread_safe=True,
@@ -214,7 +214,7 @@ class ImageFolder(GroupedRecords):
         )
 
     def read_batch(self, request: BatchRead) -> list[torch.Tensor]:
-        """`[images, labels]`; TypeError if images must be read singly."""
+        """`[images, labels]`; TypeError if images must be read one by one."""
         check_reads_batches(self)
         places, keys = within(request.indices, len(self), "ImageFolder"), request.keys
         paths = self._samples.files(places, self._folder)

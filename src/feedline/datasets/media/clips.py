@@ -92,7 +92,7 @@ class Clips(MediaClips[VideoReader]):
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        pyav()  # before the files are searched
+        pyav()  # raises before the files are searched
         sampling = sampling_of(sampling, frames)
         self._rule = ClipRule(frames, 1 if stride is None else stride, fps, sampling, clips_per_file, step, short)
         media = MediaFiles(paths, manifest, VIDEO_EXTENSIONS, cache, options, index_dir)
@@ -170,7 +170,7 @@ class Clips(MediaClips[VideoReader]):
             table: FrameTable = self._known[piece.file]
             times = _times(table, piece)
             try:
-                # A key of its own: a crop drawn with the sample's key must not depend on where the clip is.
+                # A separate key: a crop drawn with the sample's key must not depend on the place of the clip.
                 frames = self._rule.pick(times, clip, Draws(derive(key, "clip")))
             except TooShortError as error:
                 raise TooShortError(f"{self.paths[piece.file]}: {error}") from None
@@ -182,8 +182,8 @@ class Clips(MediaClips[VideoReader]):
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """Row and pixels of each clip, video by video.
 
-        The tensors are made by `allocate(row, shape, dtype)`. Channels are last, unless a transform of the project has
-        put them first.
+        `allocate(row, shape, dtype)` creates the tensors. Channels are last, unless a transform of the project has put
+        them first.
         """
         order = sorted(range(len(chosen)), key=lambda row: (chosen[row].piece.file, int(chosen[row].frames.min())))
         kept: Frames = {}
@@ -203,14 +203,14 @@ class Clips(MediaClips[VideoReader]):
     ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Number and pixels of the distinct frames.
 
-        Frames in `kept` are not decoded again.
+        Frames in `kept` are reused.
         """
         numbers = np.unique(chosen.frames)
         missing = numbers[~np.isin(numbers, list(kept))] if kept else numbers
         if then is not None:
             following = min(set(then.frames.tolist()).difference(numbers.tolist()), default=None)
         else:
-            # The next clip of a later batch is likely to begin there if an unshuffled loader reads one after the other.
+            # In an unshuffled loader, the first clip of a later batch probably begins there.
             following = int(numbers[-1]) + 1 if self._rule.sampling == "sliding" else None
         yield from ((number, kept[number]) for number in numbers.tolist() if number in kept)
         yield from reader.read(missing, following)
@@ -218,9 +218,9 @@ class Clips(MediaClips[VideoReader]):
     def _copy(
         self, chosen: _Chosen, frames: Iterator[tuple[int, NDArray[np.uint8]]], allocate: Allocator
     ) -> tuple[torch.Tensor, Frames]:
-        """The clip, and its frames by number, which are views of it.
+        """The clip, and its frames by number, as views of the clip.
 
-        Each frame is copied as soon as it is decoded: fresh memory costs more than the conversion to RGB.
+        Each frame is copied as soon as it is decoded: new memory costs more time than the conversion to RGB.
         """
         rows: dict[int, list[int]] = {}
         for at, number in enumerate(chosen.frames.tolist()):
@@ -288,9 +288,9 @@ def _row(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Row `row` of a batch, allocated with its first clip.
+    """Row `row` of a batch.
 
-    SampleError for a clip of another shape.
+    The batch is allocated with its first clip. SampleError for a clip of another shape.
     """
     if not out:
         out.append(allocate((count, *shape), dtype))

@@ -64,10 +64,10 @@ class TarMembers:
         return [each.name for each in self._members]
 
     def info(self, number: int) -> ObjectInfo:
-        """Size, and a version that differs if the tar does."""
+        """Size, and a version that differs if the tar differs."""
         name, (tar, start, stop), *_ = self._members[number]
         info = self._tars.info(tar)
-        # A version that says no more than the size of the tar says nothing about the member.
+        # A version that consists only of the size of the tar does not identify the member.
         version = f"{info.version}-{start:x}" if info.is_versioned else f"{stop - start}"
         return ObjectInfo(name, stop - start, version)
 
@@ -119,7 +119,7 @@ class _FilePart:
         return self._files[self._extent.file].read(self._moved(spans))
 
     def read_uncached(self, spans: Sequence[Range]) -> Views:
-        """The same past any cache."""
+        """Views as from `read`, without any cache."""
         return self._files[self._extent.file].read_uncached(self._moved(spans))
 
     def _moved(self, spans: Sequence[Range]) -> list[Range]:
@@ -129,7 +129,7 @@ class _FilePart:
 def _members(tars: FileSet, extensions: tuple[str, ...], index_dir: Pathlike | None) -> list[_Member]:
     """List the members with these extensions.
 
-    They keep the order of tars and samples; those of one sample are sorted by name.
+    They keep the order of tars and samples; members of one sample are sorted by name.
     """
     opened = Tars(tars, index_dir=index_dir)
     opened.heads()  # builds missing indexes, several at once
@@ -156,7 +156,7 @@ def _members(tars: FileSet, extensions: tuple[str, ...], index_dir: Pathlike | N
 def _classes_beside(tars: FileSet) -> list[str]:
     """The class names of `classes.json` next to the tars.
 
-    None unless the files next to all tars are the same.
+    None unless the files next to all tars are equal.
     """
     folders = {(tars.name(number).rpartition("/")[0], number) for number in range(len(tars))}
     numbers: Mapping[str, int] = dict(sorted(folders, reverse=True))

@@ -77,7 +77,7 @@ class MDS(ShardFileFields):
             offsets.check()
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
-        self._files.file(shard)  # raises if it has changed
+        self._files.file(shard)  # raises if the file has changed
         offsets = self._offsets[shard]
         return offsets[row], offsets[row + 1]
 
@@ -143,7 +143,7 @@ class _Offsets:
         )
 
     def check(self) -> None:
-        """SampleError for the first file of offsets with other hashes."""
+        """Raise SampleError for the first file of offsets with other hashes."""
         if self._metas is not None:
             self._metas.check()
 
@@ -162,7 +162,7 @@ def _shard_source(shard: MDSShard, raw: MDSFile, zipped: MDSFile | None) -> Shar
 
 
 def _ends(read: ReadBytes, nbytes: int, samples: int) -> tuple[memoryview, memoryview]:
-    """Ends of a shard: the number of samples, their offsets; nothing else."""
+    """Ends of a shard: number of samples with offsets, and no bytes."""
     return read(0, min(nbytes, 4 * (samples + 2))), memoryview(b"")
 
 

@@ -52,7 +52,7 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Iterate over all partitions, one after the other.
 
-        In a worker of torch's DataLoader, over every `num_workers`-th one.
+        In a worker of torch's DataLoader, only every `num_workers`-th partition.
         """
         partitions, epoch = range(self.num_partitions), self._next_epoch()
         info = torch.utils.data.get_worker_info()
@@ -61,7 +61,7 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
         return chain.from_iterable(self.partition(partition, epoch) for partition in partitions)
 
     def _next_epoch(self) -> int:
-        epoch = self.dataset.epoch  # in shared memory: set_epoch of the main process reaches persistent workers
+        epoch = self.dataset.epoch  # in shared memory: persistent workers see set_epoch of the main process
         if epoch != self._base_epoch:
             self._base_epoch, self._passes = epoch, 0
         self._passes += 1
@@ -80,7 +80,8 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
         return _ShuffledBlocks(source, self.shuffle_buffer, key, stateful=not loses_shuffle_buffer(source))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Shared memory can be pickled only while a process is spawned, which then sees epochs that are set later.
+        # Shared memory can be pickled only while a process is spawned. That process then sees epochs that are set
+        # later.
         portable = self.dataset if get_spawning_popen() is not None else _portable(self.dataset)
         return {**self.__dict__, "dataset": portable}
 
@@ -147,14 +148,14 @@ class _ShuffledBlocks:
         if state["began"] is not None:
             self._source.load_state_dict(state["began"])
             self._fill()
-            # _fill() read the state right after loading it, when `datasets` does not return it yet.
+            # _fill() read the state directly after loading it, when `datasets` does not return it yet.
             self._block_start, self._position = state["began"], position
 
 
 def _examples(source: Any) -> Iterator[Any]:
     """Iterate over a dataset as if outside of a worker."""
     examples = iter(source)
-    # In a worker `datasets` would divide the partition among all workers. It decides this at the first example.
+    # In a worker, `datasets` would divide the partition among all workers, from the first example on.
     with _hide_worker():
         try:
             first = next(examples)
