@@ -57,7 +57,7 @@ struct Span {
     }
 };
 
-// A span that is kept after its tuple.
+// A span that is stored without its tuple.
 struct KeptSpan {
     nb::object stage;
     std::int64_t start, stop, worker;
@@ -68,7 +68,8 @@ struct KeptBatch {
     std::int64_t epoch, number;
 };
 
-// Sums of spans, and the latest batches. Their tuples are not kept: the next batch finds their memory in the cache. What is added is added to the parent, too. No Python code runs under the lock.
+// Sums of spans, and the latest batches. Their tuples are not kept: the next batch finds their memory in the cache.
+// Additions also go to the parent. No Python code runs under the lock.
 class SpanSums {
 public:
     SpanSums(nb::handle bounds, nb::object parent, nb::frozenset others, nb::tuple suffixes, std::size_t recent)
@@ -137,7 +138,7 @@ public:
     bool in_order = true;
 
 private:
-    // The wait for the first batch begins with `iter(loader)`, and is start-up; the step before it is none.
+    // The wait for the first batch begins with `iter(loader)`, and counts as start-up. No step precedes it.
     void count(const Span& span, KeptBatch* kept, bool first, std::int64_t& longest) {
         std::int64_t elapsed = span.stop - span.start;
         if (first) {
@@ -185,7 +186,7 @@ private:
         return &batch;
     }
 
-    // A loop has a handful of stages and workers: a search through all is faster than a hash table.
+    // A loop has few stages and workers: a search through all of them is faster than a hash table.
     std::size_t find(PyObject* stage, std::int64_t worker) {
         for (std::size_t place = 0; place < cells_.size(); ++place)
             if (cells_[place].worker == worker && cells_[place].stage.ptr() == stage) return place;
