@@ -22,7 +22,7 @@ def function_of(
     if callable(value):
         return value
     if value not in known:
-        raise ArgumentError(f"{name}={value!r} is neither a function nor one of {', '.join(known)}")
+        raise ArgumentError(f"{name}={value!r}: give a function, or one of {', '.join(known)}")
     return known[value]
 
 

@@ -289,7 +289,7 @@ def _gather_rows_numpy(array: Array, indices: Int64s, out: Array) -> None:
 def _gather_windows_numpy(items: Array, offsets: Int64s, out: Array) -> None:
     if items.ndim != 1 or out.ndim != 2 or len(out) != len(offsets):
         raise ValueError(
-            "windows are cut from one axis of items into a row each:"
+            "windows need items of one axis, and one row of out per offset:"
             f" got items {items.shape}, {len(offsets)} offsets and out {out.shape}"
         )
     window = out.shape[1]

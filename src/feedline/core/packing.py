@@ -50,7 +50,7 @@ def pack(value: Any, where: str = "state") -> Any:
     if kind is torch.Tensor and _is_plain(value):
         return _pack_tensor(value)
     described = f"an array of {value.dtype}" if kind is np.ndarray else f"a {kind.__name__}"
-    raise StateError(f"{where} is {described}, which JSON cannot hold")
+    raise StateError(f"{where} is {described}, which JSON cannot represent")
 
 
 def unpack(value: Any) -> Any:
@@ -66,7 +66,9 @@ def unpack(value: Any) -> Any:
     try:
         return _UNPACK[value[_KIND]](value)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise StateError(f"a damaged state: {_KIND}={value[_KIND]!r} with {sorted(value)} cannot be read") from error
+        raise StateError(
+            f"a damaged state: {_KIND}={value[_KIND]!r} with {sorted(value)}; load an earlier one"
+        ) from error
 
 
 def to_text(content: bytes) -> str:
@@ -78,7 +80,7 @@ def from_text(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (TypeError, binascii.Error) as error:
-        raise StateError(f"a damaged state: {str(text)[:40]!r} is not base64") from error
+        raise StateError(f"a damaged state: {str(text)[:40]!r} is not base64; load an earlier state") from error
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -159,7 +159,7 @@ class PageReader:
             figures = self._figures(number)
             if figures is not None:
                 return PageContent(words[SINCE], words[BATCHES], figures)
-        raise ValueError("the page changed during every attempt to read it")
+        raise ValueError("the page changed during every attempt to read it; try again")
 
     def _figures(self, number: int) -> Mapping[str, Any] | None:
         """The publication of a number; None if it has been overwritten."""

@@ -58,7 +58,7 @@ def permuted(key: int, length: int, start: int, stop: int) -> NDArray[np.int64]:
     below `length` (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). `length` must be below 2**62.
     """
     if not 0 <= start <= stop <= length:
-        raise ValueError(f"the span [{start}, {stop}) does not lie within a permutation of {length} elements")
+        raise ValueError(f"the span [{start}, {stop}) is not within a permutation of {length} elements")
     return kernels.permuted(key & MASK64, length, start, stop)
 
 

@@ -73,6 +73,6 @@ def unpack(form: struct.Struct, buffer: memoryview, at: int) -> int:
     """A number of a buffer; struct.error outside of it."""
     # Python would count a negative offset from the end, and return an unrelated number.
     if at < 0:
-        raise struct.error("an offset leads out of the buffer")
+        raise struct.error("an offset points out of the buffer")
     value: int = form.unpack_from(buffer, at)[0]
     return value

@@ -251,7 +251,7 @@ class PlainFiles(FileSet):
         except OSError as error:
             raise StoreError(
                 f"{name} cannot be kept decompressed in {self._cache.folder}"
-                f" ({error.strerror or 'the limit of the cache is lower'}): pass cache= a folder with more room"
+                f" ({error.strerror or 'the limit of the cache is lower'}): pass cache=, a folder with more space"
             ) from error
 
     def _has_room(self, objects: Sequence[tuple[Store | None, ObjectInfo]]) -> bool:
@@ -261,7 +261,7 @@ class PlainFiles(FileSet):
             warnings.warn(
                 f"decompressed, {self.sources.name(0)} and others take {nbytes:,} bytes, but the cache in"
                 f" {cache.folder} keeps {limit:,}: in random order, they are decompressed again and again. Pass"
-                " cache=stores.Cache(folder, limit=...) with more room, or use samplers.ShardShuffled",
+                " cache=stores.Cache(folder, limit=...) with a higher limit, or use samplers.ShardShuffled",
                 CacheWarning,
                 stacklevel=5,
             )

@@ -18,7 +18,9 @@ from feedline.stores import Cache, ObjectNotFoundError, open_store
 from feedline.stores.files import FileSet
 from feedline.stores.urls import is_local, scheme_of, split
 
-_UNSHARDED = "there are no shards here: each sample is read by itself, in any order at one cost, so take shuffle=True"
+_UNSHARDED = (
+    "there are no shards here: each sample is read separately, and any order costs the same, so pass shuffle=True"
+)
 
 
 def summarize(format_: Format, sources: Sequence[str]) -> ShardSummary:

@@ -41,4 +41,4 @@ def too_large(width: int, height: int, limit: int) -> tuple[str, str]:
     return reason, RAISE_LIMIT
 
 
-RAISE_LIMIT = "Raise PIL.Image.MAX_IMAGE_PIXELS if such images are meant to be read."
+RAISE_LIMIT = "To read such images, raise PIL.Image.MAX_IMAGE_PIXELS."

@@ -223,7 +223,7 @@ class MaterializedSampler(Sampler[Any]):
         StateError if the sampler cannot repeat it.
         """
         if not isinstance(recorded, dict):
-            raise StateError(f"a damaged state: {recorded!r} is not the record of an order")
+            raise StateError(f"a damaged state: {recorded!r} is not the record of an order; load an earlier state")
         self._open_run(recorded)
         self._script = recorded
 

@@ -256,7 +256,7 @@ def _describe_parameter(name: str, key: str, value: object) -> str:
     if text is None:
         raise ArgumentError(
             f"{name}.fingerprint() cannot describe {key}: the repr of {type(value).__name__} holds an address, which "
-            "differs in every process. Override fingerprint() and name what decides the order"
+            "differs in every process. Override fingerprint(), with the values that determine the order"
         )
     return text
 

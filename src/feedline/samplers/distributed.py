@@ -33,7 +33,7 @@ class _RankPart:
         self.source_length = length
         self.length = length // world_size if drop_last else -(-length // world_size)
         if not self.length:
-            raise ArgumentError(f"drop_last=True leaves nothing of {length} for {world_size} ranks")
+            raise ArgumentError(f"drop_last=True leaves no sample of {length} for {world_size} ranks: omit it")
 
     def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
         """The spans of the global order that contain [start, stop).

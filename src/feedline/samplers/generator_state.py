@@ -203,7 +203,7 @@ def select_states(available: list[GeneratorState], states: dict[str, Any]) -> di
     if unknown:
         raise StateError(
             f"the saved order was drawn from the generator {unknown[0]!r}, but this sampler has only "
-            f"{sorted(by_path)}: build it as it was when the state was saved"
+            f"{sorted(by_path)}: build the sampler as in the run that saved the state"
         )
     return {by_path[path]: _check_state(by_path[path], packed) for path, packed in states.items()}
 

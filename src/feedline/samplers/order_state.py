@@ -326,11 +326,11 @@ def _check_script(script: dict[str, Any]) -> dict[str, Any]:
         raise StateError(f"the saved order belongs to another kind of sampler: this one has no entry {min(unknown)!r}")
     for name, kind in _ENTRIES.items():
         if not isinstance(script.get(name, kind()), kind):
-            raise StateError(f"a damaged state: the entry {name!r} of a sampler's order is {script[name]!r}")
+            raise StateError(f"a damaged state: {name!r} of a sampler's order is {script[name]!r}; load an earlier one")
     for entry in script.get("draws", []):
         at, states = (entry.get("at"), entry.get("states")) if isinstance(entry, dict) else (None, None)
         if not isinstance(at, int) or not isinstance(states, dict):
-            raise StateError(f"a damaged state: {entry!r} is not a record of draws")
+            raise StateError(f"a damaged state: {entry!r} is not a record of draws; load an earlier state")
     cut = script.get("cut")
     if cut is not None and not all(name in cut and isinstance(cut[name], kinds) for name, kinds in _CUT.items()):
         raise StateError(f"a damaged state: 'cut' of a sampler's order is {str(cut)[:80]}; load an earlier state")

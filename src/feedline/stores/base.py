@@ -79,7 +79,7 @@ def check_version(asked: str | None, now: str, what: str) -> None:
     `asked=None` accepts any version.
     """
     if asked is not None and asked != now:
-        difference = f"version {asked} was asked for or read in part, and it is {now} now; nothing of that was used"
+        difference = f"version {asked} was requested or partly read, and it is {now} now; no part of it was used"
         raise changed_error(ObjectChangedError, what, difference, since="its version was looked up")
 
 

@@ -122,7 +122,7 @@ def _azure(root: str, config: Config) -> tuple[str, Config]:
 
 def _web(root: str, config: Config) -> tuple[str, Config]:
     if config:
-        raise ArgumentError(f"{root}: a web server has no option {next(iter(config))!r}")
+        raise ArgumentError(f"{root}: a web server has no option {next(iter(config))!r}; remove it")
     return root, config
 
 

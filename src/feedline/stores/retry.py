@@ -149,7 +149,7 @@ class Attempts:
         bound = "" if self.retry.attempts is None else f"{self.retry.attempts} attempts, "
         return (
             f"{what}: {failed} attempts failed within {passed_s:.1f} s, the last one with: {last}. Check the "
-            f'server and the network; options={{"retry": Retry(deadline_s=...)}} is more patient (now {bound}'
+            f'server and the network; options={{"retry": Retry(deadline_s=...)}} allows more time (now {bound}'
             f"{self.retry.deadline_s:g} s)."
         )
 

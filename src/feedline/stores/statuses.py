@@ -65,7 +65,7 @@ _STALE = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequir
 
 _DENIED = {
     "SignatureDoesNotMatch": "the secret key does not belong to the access key",
-    "InvalidAccessKeyId": "the access key is not known there",
+    "InvalidAccessKeyId": "the server does not know the access key",
     "RequestTimeTooSkewed": "the clock of this machine is wrong",
     "AuthenticationFailed": "the account key or the signature is wrong",
     "AuthorizationFailure": "the account key or the signature is wrong",
@@ -131,9 +131,9 @@ def archived_error(what: str, shown: str) -> StoreError:
 def region_error(what: str, region: str, shown: str) -> StoreError:
     """The exception for a bucket in another region ("" if unknown)."""
     if not what.startswith("s3"):
-        return StoreError(f"{what}: the server redirects without saying where ({shown}); check the address")
+        return StoreError(f"{what}: the server redirects without an address ({shown}); check the address")
     remedy = f'options={{"region": "{region}"}}' if region else 'its own as options={"region": ...}'
-    where = f"in the region {region}" if region else "in another region than the one that was asked"
+    where = f"in the region {region}" if region else "in another region than requested"
     return RegionError(
         f"{what}: the bucket is {where} ({shown}). Give {remedy} or in AWS_REGION; with a server of your own "
         'check options={"endpoint": ...}',

@@ -87,8 +87,8 @@ def check_no_secrets(address: Pathlike, *, is_object: bool = False) -> None:
     user, at, host = host.rpartition("@")
     if at and (row.user == "refused" or (row.user == "name" and ":" in user)):
         raise ArgumentError(
-            f"an address {scheme}://...@{host}/ carries credentials, which would show wherever it is named; give them "
-            "through the environment, or as options={...}"
+            f"an address {scheme}://...@{host}/ contains credentials, which every message about it would show; give "
+            "them through the environment, or as options={...}"
         )
     if row.links and is_object:
         return

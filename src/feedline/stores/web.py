@@ -269,7 +269,7 @@ def _refusal_error(error: HTTPError, what: str) -> Exception:
 def error_for_link(refusal: Refusal, what: str) -> Exception:
     """The exception for a link that is refused: most have expired."""
     error = error_for(refusal, what)
-    error.add_note("feedline: this is a link with a query. If it is signed, it may have expired: have it signed again")
+    error.add_note("feedline: this is a link with a query. If it is signed, it may have expired: request a new one")
     return error
 
 
@@ -340,7 +340,7 @@ def _opener(root: str, options: StoreOptions) -> OpenerDirector:
         try:
             context.load_verify_locations(cadata=certificate if isinstance(certificate, str) else certificate.decode())
         except ssl.SSLError:
-            raise ArgumentError(f"{root}: the option 'root_certificate' must be certificates as PEM") from None
+            raise ArgumentError(f"{root}: the option 'root_certificate' must be certificates in PEM format") from None
     proxy = options.get("proxy_url")
     return build_opener(
         _Redirects(), HTTPSHandler(context=context), ProxyHandler({"http": proxy, "https": proxy} if proxy else None)

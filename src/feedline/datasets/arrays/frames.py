@@ -57,7 +57,7 @@ def _check_offsets(frame: memoryview, num_blocks: int) -> None:
         raise ValueError(f"its Blosc frame claims {num_blocks} blocks")
     offsets = struct.unpack_from(f"<{num_blocks}i", frame, _HEADER.size)
     if min(offsets) < start or max(offsets) > frame.nbytes - 4:
-        raise ValueError("a block of its Blosc frame lies outside it")
+        raise ValueError("a block of its Blosc frame is outside of it")
 
 
 def check_count(data: Any) -> None:

@@ -125,7 +125,7 @@ class ImageFolder(GroupedRecords):
         empty = [name for name, count in zip(names, counts.tolist(), strict=True) if not count]
         if empty:
             wanted = "that is_valid_file accepts" if by_function else f"that ends with {', '.join(self.extensions)}"
-            others = "" if by_function else "pass extensions= if the images end otherwise (.heic, .jxl, .avif), "
+            others = "" if by_function else "pass extensions= if the images have others (.heic, .jxl, .avif), "
             raise FileNotFoundError(
                 f"no file {wanted} in the class folder{'s' * (len(empty) > 1)} {', '.join(empty)} of {self.root}: "
                 f"{others}fill or remove {'them' if len(empty) > 1 else 'it'}, or pass allow_empty=True"

@@ -117,7 +117,7 @@ class AudioReader:
         if samples.shape[1] != stop - start:
             end = start + samples.shape[1]
             raise SampleError(
-                f"{self._name} ends at sample {end} ({end / self.info.rate:.3f} s), but its header promises "
+                f"{self._name} ends at sample {end} ({end / self.info.rate:.3f} s), but its header declares "
                 f"{self.info.length}: replace it, or pass on_error='skip' to the loader"
             )
         return samples

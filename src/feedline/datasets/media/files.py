@@ -88,7 +88,7 @@ class MediaFiles:
         outside = next((path for path in below if "/" not in path), None)
         if outside is not None:
             raise ArgumentError(
-                f"{outside} lies next to the class folders of {self.given[0]}, so it has no label: move it into one, "
+                f"{outside} is next to the class folders of {self.given[0]}, so it has no label: move it into one, "
                 "remove it, or give a pattern such as '**/*.mp4' to read all files without labels"
             )
         names = [path.partition("/")[0] for path in below]

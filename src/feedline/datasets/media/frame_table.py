@@ -237,7 +237,7 @@ def scan_frames(source: MediaSource, name: str) -> FrameTable:
     if is_partial or (promised is not None and end * base < promised - (end - int(pts[-1])) * base * 3 / 2):
         raise SampleError(
             f"{name} is truncated: it ends after {len(pts)} frames, at {float(end * base):.3f} s, but its header "
-            f"promises more. Fetch it again; or keep these frames (ffmpeg -i {name} -c copy out.mkv); or pass "
+            f"declares more. Fetch it again; or keep these frames (ffmpeg -i {name} -c copy out.mkv); or pass "
             "on_error='skip' to the loader"
         )
     order = np.array([shown[int(at)][0] for at in pts], np.int64)

@@ -118,7 +118,7 @@ class ClipRule:
         TooShortError if the video is shorter than a clip, and `short` is "error".
         """
         if not len(times.seconds):
-            raise TooShortError("there is no frame between the start and stop that the manifest gives")
+            raise TooShortError("there is no frame between start and stop of the manifest: correct them")
         if self.sampling in ("uniform", "segments"):
             return times.first + self._spread(len(times.seconds), clip, draws)
         first, last = self._starts(times)

@@ -249,7 +249,7 @@ class VideoReader:
         quarter_turns, rest = divmod(frame.rotation, 90)
         if rest:
             raise SampleError(
-                f"{self._name} is to be shown turned by {frame.rotation} degrees, and only quarter turns are supported:"
+                f"{self._name} has a rotation of {frame.rotation} degrees, and only quarter turns are supported:"
                 f" write it again upright (ffmpeg -i {self._name} out.mp4)"
             )
         return np.rot90(pixels, quarter_turns % 4) if quarter_turns else pixels

@@ -41,7 +41,7 @@ def _why_unknown(dataset: Any) -> str:
         return "its format, transform or features need the code of Hugging Face's datasets"
     for base in type(dataset).__mro__[1:]:
         if qualified_name(base) in VISION:
-            return f"a subclass of {base.__name__} may do anything: only the class itself is read by feedline"
+            return f"a subclass of {base.__name__} may override any method: feedline reads only the class itself"
     return "not a class that feedline knows"
 
 

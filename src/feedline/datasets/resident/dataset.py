@@ -83,7 +83,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         self.source: Any = source if tables is None else None
         self._length = len(source) if tables is None else _common_length(tables)
         if not self._length:
-            raise ArgumentError("the source of a DeviceDataset is empty")
+            raise ArgumentError("the source of a DeviceDataset is empty: give at least one sample")
         self._reader = _reader(source) if tables is None else None
         self._lock = _Lock()
         self._read = 0

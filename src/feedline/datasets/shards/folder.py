@@ -128,7 +128,7 @@ def check_file_name(value: Any) -> str:
     """
     name = str(value)
     if name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
-        raise ValueError(f"the file name {name!r} leads out of the folder")
+        raise ValueError(f"the file name {name!r} points out of the folder")
     if "\0" in name:
         raise ValueError(f"no file can have the name {name!r}")
     return name

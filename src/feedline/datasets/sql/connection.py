@@ -83,7 +83,7 @@ def normalize_source(source: Pathlike | Connect) -> ConnectionSource:
     userinfo = text.rpartition("@")[0].partition("://")[2]
     if ":" in userinfo or _CARRIES_SECRET.search(unquote(text)):
         raise ArgumentError(
-            "the address of the database contains a password, which would show wherever the address does: set"
+            "the address of the database contains a password, which every message about it would show: set"
             " PGPASSWORD or ~/.pgpass, or put the whole address into an environment variable and pass env:NAME; write"
             " an @ or : that is not part of a password as %40 or %3A"
         )

@@ -117,7 +117,7 @@ def plan_columns(
     starts, lengths = message.buffers[numbers].T
     ends = starts + lengths
     if len(numbers) and (starts.min() < 0 or lengths.min() < 0 or ends.min() < 0 or ends.max() > stop - body):
-        raise DamagedError("a buffer lies outside of it")
+        raise DamagedError("a buffer is outside of it")
     # pyarrow merges adjacent reads, with a copy, so buffers without padding get a gap
     steps = lengths // 8 * 8 + 8
     offsets = np.cumsum(steps) - steps

@@ -263,7 +263,7 @@ def _of_stream(forward: _Forward) -> bytes:
                 )
             has_ended = False
         elif message.kind not in data or has_ended:
-            raise DamagedError(f"a message of kind {message.kind} lies at byte {message.start}")
+            raise DamagedError(f"a message of the unexpected kind {message.kind} is at byte {message.start}")
         else:
             data[message.kind].append(message)
     head = first.table

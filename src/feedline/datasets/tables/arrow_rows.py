@@ -49,7 +49,7 @@ def columns_of_batch(layout: Layout, place: int, metadata: bytes, choice: Column
         return None
     _, body, stop, _ = layout.batches[place].tolist()
     if len(message.buffers) and not _lie_within(message.buffers, stop - body):
-        raise DamagedError("a buffer lies outside of it")
+        raise DamagedError("a buffer is outside of it")
     nodes = iter(message.nodes.tolist())
     buffers = ((start + body, start + length + body) for start, length in message.buffers.tolist())
     last = max(choice.fields)
@@ -157,7 +157,7 @@ def _rows(column: ColumnBuffers, spans: list[Range]) -> RangeReads:
     if not spans:
         return arrow.array([], kind)
     if any(start < 0 or stop > column.length for start, stop in spans):
-        raise DamagedError("offsets lead out of its columns")
+        raise DamagedError("offsets point out of its columns")
     if arrow.types.is_struct(kind):
         parts = [_rows(each, spans) for each in column.children]
     elif arrow.types.is_fixed_size_list(kind):

@@ -124,7 +124,7 @@ class _ByteCursor:
 
     def take(self, nbytes: int) -> memoryview:
         if nbytes < 0 or self.at + nbytes > self._nbytes:
-            raise ValueError(f"a length leads beyond its end at byte {self.at}")
+            raise ValueError(f"a length reaches beyond its end at byte {self.at}")
         self.at += nbytes
         return self._stream.take(nbytes)
 

@@ -142,7 +142,7 @@ class RaggedColumn:
         # Mapped files are not validated: with an offset beyond the child, foreign memory would be read.
         outside = (starts < 0) | (stops < starts) | (stops > self._child_rows[which])
         if outside.any():
-            problem = "lies outside of its column: the file is damaged; re-create it or leave it out"
+            problem = "is outside of its column: the file is damaged; re-create it or leave it out"
             raise CellError(self.name, int(outside.argmax()), problem)
         return starts.astype(np.int64, copy=False), stops.astype(np.int64, copy=False), missing
 

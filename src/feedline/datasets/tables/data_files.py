@@ -183,7 +183,7 @@ def _snapshot_files(
     if not snapshot.files:
         raise ObjectNotFoundError(f"no files: the current version of the table {folder.rstrip('/')} is empty")
     if any(place != folder for place, _ in placed):
-        raise ArgumentError(f"{folder.rstrip('/')} is a table; give it as a path of its own, without a pattern")
+        raise ArgumentError(f"{folder.rstrip('/')} is a table; give it as a separate path, without a pattern")
     listed = {path: each for (_, path), each in zip(placed, several, strict=True)}
     missing = next((path for path in snapshot.files if path not in listed), None)
     if missing is not None:

@@ -69,7 +69,7 @@ def _latest(folder: TableFolder) -> str:
     latest = [name for number, name in numbered if number == version]
     if len(latest) != 1:
         raise SampleError(
-            f"the current version of the Iceberg table {folder} is not clear: its metadata has {len(latest)} files of"
+            f"the current version of the Iceberg table {folder} is unknown: its metadata has {len(latest)} files of"
             f" version {version} ({', '.join(latest) or 'none'}), and only a catalog knows the current one; pass the"
             " path of that metadata file instead of the path of the table"
         )

@@ -101,7 +101,7 @@ def _stripes(described: Sequence[dict[int, Any]], nbytes: int) -> NDArray[np.int
     for each in described:
         start, footer = each.get(1, 0), each.get(1, 0) + each.get(2, 0) + each.get(3, 0)
         if not 0 <= start <= footer <= footer + each.get(4, 0) <= nbytes:
-            raise DamagedORCError("its footer names bytes beyond the end of the file")
+            raise DamagedORCError("its footer refers to bytes beyond the end of the file")
         rows.append((start, footer, footer + each.get(4, 0), each.get(5, 0)))
     return np.array(rows, np.int64).reshape(-1, 4)
 

@@ -50,7 +50,7 @@ def unsafe_name_reason(name: str) -> str | None:
     if name.startswith("/"):
         return "has an absolute path"
     if ".." in name.split("/"):
-        return "leads out of its folder with '..'"
+        return "points out of its folder with '..'"
     return None
 
 

@@ -358,13 +358,13 @@ class Folder:
         reason = "the disk is full" if full else f"it cannot be written to ({error.strerror})"
         remedy = "free some room" if full else "give a folder that can be written to"
         self._warn(
-            f"the cache in {self._root} keeps nothing more in this process: {reason}. Its present content is still "
+            f"the cache in {self._root} stores no more data in this process: {reason}. Its present content is still "
             f"used; {remedy} and start again"
         )
 
     def _warn_held(self, error: AccountHeldError) -> None:
         self._warn(
-            f"the cache in {self._root} keeps nothing new for now: {error.strerror}, and is probably stopped. Its "
+            f"the cache in {self._root} stores no new data for now: {error.strerror}, and is probably stopped. Its "
             "present content is still used; continue or end that process"
         )
 

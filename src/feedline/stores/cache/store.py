@@ -292,7 +292,7 @@ class _Object:
         except StoreError:
             raise
         except OSError as error:
-            reason = error.strerror or "its limit is lower; give cache= more room"
+            reason = error.strerror or "its limit is lower; raise limit= of the cache"
             what = f"{self.address} ({self.info.size:,} bytes) is needed as a file"
             raise StoreError(f"{what}, and the cache cannot keep it: {reason}") from error
 
