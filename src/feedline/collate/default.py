@@ -155,7 +155,7 @@ def default(samples: Sequence[Any], *, allocate: Allocator | None = None) -> Any
 
     The containers, values, dtypes and types of exceptions are the same. Tensors, arrays and numbers are written into
     memory from `allocate`, if given. Types registered in torch's `default_collate_fn_map` are collated by the functions
-    registered for them. Errors carry a note with the place in the sample, such as `batch[0]['image']`.
+    registered for them. Errors have a note with the place in the sample, such as `batch[0]['image']`.
     """
     return BatchWalk(allocate)(samples)
 

@@ -51,8 +51,8 @@ def pad(
 ) -> PadCollator:
     """A collate function that pads sequences along one dimension.
 
-    Every tensor or array with a first dimension, and every list of plain numbers, becomes a `Padded`; everything else
-    is collated as by `default`. `keys` restricts padding to the fields of those names. Which fields are padded never
+    Every tensor or array with a first dimension, and every list of plain numbers, becomes a `Padded`; all other values
+    are collated as by `default`. `keys` restricts padding to the fields of those names. Which fields are padded never
     depends on the lengths in a batch.
 
     `value` may be a mapping from field to value, such as `{"input_ids": 50256, "labels": -100}`. Sequences longer than

@@ -140,7 +140,7 @@ class RowBuffer:
 
     @property
     def taken(self) -> int:
-        """Number of rows taken so far."""
+        """Number of taken rows."""
         return len(self._taken)
 
     def give_back(self, taken: int) -> None:

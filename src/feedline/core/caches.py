@@ -106,7 +106,7 @@ class RecentResults:
         result = self._results.get(key)
         if result is None:
             result = self._make(*key)
-            # A new dict in one assignment: other threads read the old one meanwhile.
+            # A new dict in one assignment: other threads may still read the old one.
             self._results = dict([*self._results.items(), (key, result)][-self._keep :])
         return result
 
@@ -115,7 +115,7 @@ class RecentResults:
 
 
 class Sized(Protocol):
-    """A value that knows its memory."""
+    """A value that reports its memory."""
 
     @property
     def nbytes(self) -> int: ...
@@ -128,7 +128,7 @@ V = TypeVar("V", bound=Sized)
 
 
 class LoadingCache(Generic[K, V]):
-    """A cache whose values are loaded once, whatever the number of threads.
+    """A cache whose values are loaded once, for any number of threads.
 
     While one thread loads a value, others wait for it. The least recently used values beyond `limit_nbytes` are
     dropped; the newest is kept, however large it is.

@@ -13,7 +13,7 @@ class Cursor(NamedTuple):
     """The delivered positions of a map-style dataset.
 
     Everything below `position` was delivered, and above it exactly the ranges of `delivered_ahead`: disjoint,
-    ascending, half-open, not touching `position`. Such ranges exist only if batches are delivered out of order.
+    ascending, half-open, not adjacent to `position`. Such ranges exist only if batches are delivered out of order.
     Positions count in the global order of `epoch`, over all ranks.
     """
 

@@ -76,7 +76,7 @@ _OTHER_CLOCKS = (CPU, SWITCHES, NBYTES)
 class SpanSums:
     """Sums of spans, by stage and worker.
 
-    What is added is added to the parent, too. One thread adds to the sums of one parent; any thread may read.
+    Additions also go to the parent. One thread adds to the sums of one parent; any thread may read.
     """
 
     def __init__(self, parent: SpanSums | None = None, recent: int = 0) -> None:

@@ -140,8 +140,8 @@ def mixture_blocks(counts: Int64s, first: int, keys: tuple[int, int]) -> Int32s:
 def interleave(owners: Int32s, parts: Int64s, counts: Int64s, shifts: Int64s) -> Int64s:
     """Elements of several parts, one after the other, by their owners.
 
-    `parts` holds `counts[d]` elements of each owner d in turn. The n-th position of owner d gets its n-th element plus
-    `shifts[d]`.
+    `parts` has `counts[d]` elements of each owner d, in the order of owners. The n-th position of owner d gets its n-th
+    element plus `shifts[d]`.
     """
     starts = np.concatenate([[0], np.cumsum(counts)])
     if native is None:

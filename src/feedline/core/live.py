@@ -1,4 +1,4 @@
-"""Live datasets as the loader sees them.
+"""Protocols of live datasets for the loader.
 
 Their partitions have no end, and their epochs continue each other.
 """

@@ -156,7 +156,7 @@ def pack_or_keep(value: Any) -> Any:
 def to_leaf(packed: Any) -> Any:
     """Packed values as one JSON text; None stays None.
 
-    A text is one entry of a checkpoint, whatever it contains. Values that contain an `OpaqueState` become one.
+    A text is one entry of a checkpoint, with any content. Values that contain an `OpaqueState` become one.
     """
     if packed is None:
         return None

@@ -1,8 +1,8 @@
 """Page of figures that a loop writes and other processes read.
 
-A page is a memfd: it has no name, needs no cleanup, and ends with its process, even after `kill -9`. Readers
-reach it through `/proc/PID/fd`, whose permissions are those of a debugger: the same user, or root. Nothing is locked,
-so a reader can read the page of a loop that hangs, and a writer never waits for a reader.
+A page is a memfd: it has no name, needs no cleanup, and ends with its process, even after `kill -9`. Readers reach it
+through `/proc/PID/fd`, which has the permissions of a debugger: the same user, or root. Nothing is locked, so a reader
+can read the page of a loop that hangs, and a writer never waits for a reader.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def find_pages(pid: int | None = None) -> list[FoundPage]:
 
 
 def _pages_of(pid: int) -> Iterator[FoundPage]:
-    # A process that has ended meanwhile, or belongs to another user.
+    # A process that has ended since then, or of another user.
     with suppress(OSError):
         for entry in os.scandir(_PROC / str(pid) / "fd"):
             with suppress(OSError):

@@ -40,7 +40,7 @@ def epoch_of(request: Any) -> tuple[int, int]:
 
 
 class BatchRequest(NamedTuple):
-    """Everything a worker needs to build one batch.
+    """All that a worker needs to build one batch.
 
     Equal requests give equal batches, in any process, at any time. `start` and `stop` bound the global batch; `indices`
     and `positions` are this rank's rows of it. For batch samplers one position is one whole batch, and `positions`
@@ -380,7 +380,7 @@ class PartitionSchedule:
     ) -> Iterator[PartitionRequest]:
         """Requests from `cursor` on.
 
-        `progress()` returns the cursor of the loop, which moves as batches are delivered. `run` is that of
+        `progress()` returns the cursor of the loop, which moves as batches are delivered. `run` is the field of
         `PartitionRequest`.
         """
         numbers = {partition: cursor.mark(partition).batches for partition in self.mine}

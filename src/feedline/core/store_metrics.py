@@ -56,7 +56,7 @@ class Counters:
     """Sums that several threads add to."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a handler of a signal may ask for statistics
+        self._lock = threading.RLock()  # a handler of a signal may read the statistics
         self._changed = False
         self._sums: dict[str, Any] = {field.name: field.default for field in fields(StoreStatistics)}
 

@@ -190,7 +190,7 @@ class Recorder:
     def finish(self, stage: str, outer: list[SpanTuple] | None) -> list[SpanTuple]:
         """End the last stage, and return the spans.
 
-        `outer` is what `begin` returned.
+        `outer` is the result of `begin`.
         """
         self.end(stage)
         recorded, frame = self.spans, self.timed_frame()

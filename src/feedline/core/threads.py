@@ -262,7 +262,7 @@ class _PoolTask(NamedTuple):
         return partial(self._settle, settle)
 
     def _settle(self, settle: Callable[[], None]) -> None:
-        with suppress(InvalidStateError):  # canceled meanwhile
+        with suppress(InvalidStateError):  # canceled in between
             settle()
         if self.scope is not None:
             self.scope.discard(self.cancel)

@@ -125,7 +125,7 @@ class Field(NamedTuple):
 
 
 class FieldRecords(Records):
-    """Records of fields, each decoded by itself.
+    """Records of fields, each decoded separately.
 
     Samples are dicts, unless a subclass overrides `_assemble`. A subclass defines the decoders of its fields
     (`_decoders`) and the fields of a record in order (`_fields`).

@@ -89,5 +89,5 @@ def _infos(store: Store, paths: Sequence[str]) -> Iterator[ObjectInfo]:
 def _info(store: Store, path: str) -> ObjectInfo:
     try:
         return store.info(path)
-    except (ObjectNotFoundError, ArgumentError):  # also raised for a path that leads out of the store
+    except (ObjectNotFoundError, ArgumentError):  # also raised for a path out of the store
         return ObjectInfo(path, 0, "not there")

@@ -158,7 +158,7 @@ def decoder_of(decode: Decode, transform: TransformFunction | None = None) -> De
 class ValueDecoder(Decoder):
     """Calls a function of the source, then the transform.
 
-    Arguments are those of `decoder_of`.
+    The arguments are the same as of `decoder_of`.
     """
 
     def __init__(self, decode: Decode, transform: TransformFunction | None = None, *, kind: str | None = None) -> None:
@@ -340,7 +340,7 @@ def _add_orientation(image_plan: ImagePlan) -> tuple[ImagePlan, bool]:
 def rgb(file: Any, *, apply_exif_orientation: bool = False) -> PIL.Image.Image:
     """Decode a path or file object with Pillow into RGB.
 
-    The result equals that of torchvision's default loader.
+    The result equals the result of torchvision's default loader.
     """
     with images.open_image(file) as image:
         upright = PIL.ImageOps.exif_transpose(image) if apply_exif_orientation else image

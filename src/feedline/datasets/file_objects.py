@@ -69,7 +69,7 @@ class RangeFile(io.RawIOBase):
         try:
             data = self.read(len(buffer))
         except BaseException:
-            del buffer  # the error's traceback must not keep the library's memory alive
+            del buffer  # the error's traceback must not keep the library's memory
             raise
         buffer[: len(data)] = data
         return len(data)
@@ -79,7 +79,7 @@ ReadRanges = Callable[[Sequence[Range]], list[memoryview]]
 
 
 def merge_ranges(spans: Sequence[Range]) -> list[Range]:
-    """Sort ranges and merge those that touch or overlap."""
+    """Sort ranges and merge adjacent or overlapping ones."""
     found: list[Range] = []
     for start, stop in sorted(spans):
         if found and start <= found[-1][1]:

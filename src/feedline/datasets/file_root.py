@@ -1,6 +1,6 @@
 """Reading and decoding of files below a local or remote root.
 
-Paths that lead out of the root are refused.
+Paths out of the root are refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 class FileRoot:
     """A folder, or the address of a store, that contains files.
 
-    Objects are kept in the folder `cache`, if one is given; `options` are those of `open_store`.
+    Objects are kept in the folder `cache`, if one is given; `options` are passed to `open_store`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class FileRoot:
                 data = self._objects.read(self.store, fetched)
                 part.count(len(data))
             return data
-        except ArgumentError as error:  # a path that leads out of the store
+        except ArgumentError as error:  # a path out of the store
             raise _PathError(f"cannot be read: {error}") from error
 
     def fetching(self, paths: Sequence[str]) -> AbstractContextManager[Sequence[Fetched]]:

@@ -43,9 +43,9 @@ def fingerprint(*things: Any) -> str:
     - anything else: its pickle.
 
     A dataset may define its own in an attribute `fingerprint`, anything else in `_fingerprint`, as datasets of Hugging
-    Face do. A dataset whose pickle does not identify its data defines `content_fingerprint`. A class whose pickle holds
-    more than what determines its data has a method `__fingerprint__`, whose result replaces the object. ArgumentError
-    if something cannot be pickled, or if its changes cannot be detected.
+    Face do. A dataset whose pickle does not identify its data defines `content_fingerprint`. A class whose pickle
+    contains more than its data depend on has a method `__fingerprint__`, whose result replaces the object.
+    ArgumentError if something cannot be pickled, or if its changes cannot be detected.
     """
     digest = _Digest()
     try:

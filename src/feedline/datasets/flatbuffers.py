@@ -17,8 +17,7 @@ class DamagedError(Exception):
 class FlatTable:
     """A table in a FlatBuffer, its fields by number.
 
-    The format is described at https://flatbuffers.dev/internals. An offset that leads out of the buffer raises
-    `struct.error`.
+    The format is described at https://flatbuffers.dev/internals. An offset out of the buffer raises `struct.error`.
     """
 
     def __init__(self, buffer: memoryview, at: int) -> None:

@@ -37,7 +37,7 @@ class ShardSummary:
 
     `unit` is the format's word for a shard; without shards it is empty, and `note` says why. `nbytes` has the stored
     bytes of each shard; the bytes of a file with several shards are divided in proportion to their samples. Without
-    `kept`, each sample is read by itself.
+    `kept`, each sample is read separately.
     """
 
     unit: str

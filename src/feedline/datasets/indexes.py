@@ -238,7 +238,7 @@ def place_of(kind: str, given: Iterable[str], index_dir: Pathlike | None) -> str
 
 
 _SIMILAR = 8
-"""Least number of files of which the first is read before the others, to estimate the size of their metadata."""
+"""Least number of files for which the first is read before the others, to estimate the size of their metadata."""
 
 
 _LEARNED = 15

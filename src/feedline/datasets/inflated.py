@@ -164,8 +164,9 @@ class PlainFiles(FileSet):
     """Files, some of them decompressed or converted into a cache.
 
     They have the names of their sources. One process of the machine makes content, while others that need it wait. The
-    version of content follows from that of its source, so that an index fits content that is made again. Content of
-    sources without versions is kept for this set only. A CacheWarning says that there is not enough room for all of it.
+    version of content depends only on the version of its source, so that an index fits content that is produced again.
+    Content of sources without versions is kept for this set only. A CacheWarning reports too little space for the whole
+    content.
     """
 
     def __init__(self, sources: FileSet, ways: Sequence[Inflation | None], cache: Cache | Pathlike | None) -> None:

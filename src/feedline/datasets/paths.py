@@ -33,7 +33,7 @@ def no_files_error() -> FileNotFoundError:
 def matching(paths: Paths, inside: str) -> list[str]:
     """Resolve paths to the absolute paths of existing files.
 
-    Files keep the order of `paths`; those of a pattern are sorted. `{a,b}` and `{000..127}` are expanded as in
+    Files keep the order of `paths`; files of a pattern are sorted. `{a,b}` and `{000..127}` are expanded as in
     `stores.expand`; `*`, `?`, `[...]` and `**` match. An existing path is taken literally, and `~` is the home folder.
     A folder stands for the files in it that match the pattern `inside`, which may have braces. If the pattern ends with
     braces, a file that exists in several of these forms counts once, in the first form. Folders, pipes and devices are
@@ -123,7 +123,7 @@ def find(
     """Resolve paths, addresses and patterns to files and objects.
 
     Files are resolved as by `matching`. Objects are read through a cache in the folder `cache` if one is given;
-    `options` are those of `open_store`. FileNotFoundError, the base of ObjectNotFoundError, names the missing file.
+    `options` are passed to `open_store`. FileNotFoundError, the base of ObjectNotFoundError, names the missing file.
     """
     objects = [each for several in find_each(paths, inside, cache=cache, options=options) for each in several]
     if not objects:

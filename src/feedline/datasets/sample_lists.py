@@ -31,7 +31,7 @@ class Readable(Protocol):
 class SamplePart(NamedTuple):
     """A part of a sample: bytes of a file or object.
 
-    `kind` tells `feedline inspect` how to read them. `member` is their name in an archive, None for a separate file.
+    `feedline inspect` reads them by their `kind`. `member` is their name in an archive, None for a separate file.
     `file` is None for local files. `has_grid` is True if an index has the lengths of a JPEG's intervals.
     """
 

@@ -177,7 +177,7 @@ class TokenFile(TokenStream):
     `cross_files`, all files form one stream. Tokens keep the stored dtype, or are converted to `out_dtype` in the same
     pass.
 
-    Windows of remote files are read by range, and kept in the folder `cache`, if one is given; `options` are those of
+    Windows of remote files are read by range, and kept in the folder `cache`, if one is given; `options` are passed to
     `open_store`.
 
     SampleError names a file whose size is not a whole number of tokens.

@@ -30,7 +30,7 @@ from feedline.errors import ArgumentError, note
 
 
 class Zip(StackDataset[Any]):
-    """Aligned datasets: a sample combines those of all parts.
+    """Aligned datasets: a sample combines the samples of all parts.
 
     It is a tuple, or a dict for datasets given by keyword. It equals torch's StackDataset, except that the error for
     different lengths names them.

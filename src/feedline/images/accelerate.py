@@ -1,8 +1,8 @@
 """Pillow with deferred decoding: operations on a JPEG become one native call.
 
 An image keeps its exact type. Its core, which Pillow keeps in one attribute, is absent until something reads that
-attribute; a descriptor of the class then computes it. So everything that is not accelerated runs Pillow's own code,
-with the pixels that it expects.
+attribute; a descriptor of the class then computes it. Therefore, all calls that are not accelerated run Pillow's own
+code, with the pixels that it expects.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class PillowAcceleration:
 
 
 def accelerate_pillow() -> PillowAcceleration:
-    """Let Pillow decode JPEGs through feedline's kernels, in this process.
+    """Make Pillow decode JPEGs by feedline's kernels, in this process.
 
     Worker processes of a `DataLoader` do so automatically. Images opened with `Image.open` are decoded when their
     pixels are needed: `crop`, `resize`, `transpose`, `convert("RGB")`, `copy` and `tobytes` (which NumPy calls) become
@@ -282,8 +282,8 @@ def _defer(image: Any) -> Deferred | None:
 def _read(image: Any) -> tuple[Deferred, int] | None:
     """The deferred JPEG that Pillow has opened.
 
-    Comes with the position where Pillow's `load` leaves the file. None if the kernels do not decode the image, or not
-    for certain.
+    The second value is the position after Pillow's `load`. None if the kernels do not decode the image, or not for
+    certain.
     """
     scale = image.decoderconfig[0] if image.decoderconfig else 1
     if not _is_plain(image, scale) or not _loads_as_pillow(type(image), vars(image)) or not _agrees():
@@ -401,7 +401,7 @@ def _variable_of_statement(code: CodeType, position: int, method: str) -> str | 
     None if there is another call.
     """
     instructions = [each for each in dis.get_instructions(code) if each.opname not in _WITHOUT_EFFECT]
-    # The position may be that of a cache behind the instruction.
+    # The position may be in the inline cache after the instruction.
     call = bisect_right([each.offset for each in instructions], position) - 1
     statement = instructions[max(call - 2, 0) : call + 2]
     if len(statement) != _STATEMENT_LENGTH:

@@ -23,7 +23,7 @@ Size = tuple[int, int]
 Pixels = NDArray[np.uint8]
 """Read-only or writable pixels, (height, width, 3).
 
-Those of the kernels are views of bytes, which Pillow's `tobytes` then returns without a copy.
+Pixels of the kernels are views of bytes, which Pillow's `tobytes` then returns without a copy.
 """
 
 
@@ -36,7 +36,7 @@ _ATTEMPTS = 10
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Mapping from the pixels of an image to those of a row.
+    """Mapping from the pixels of an image to a row's pixels.
 
     The pixels of `box` (x, y, width, height) are resized to `full` (height, width); no other pixel is read. The row
     shows the part `window` (x, y, width, height) of the result, mirrored if `flip`. Pixels of the window outside of

@@ -88,8 +88,8 @@ def decode(source: ImageSource, *, apply_exif_orientation: bool = False) -> NDAr
     """Decode a whole image to RGB levels, uint8 (height, width, 3).
 
     `source` is a path, the bytes of a file, or an array of pixels. With `apply_exif_orientation`, the image is turned
-    upright. ImageError for damaged content. The result equals that of Pillow's `convert("RGB")`. Arrays of pixels are
-    returned unchanged.
+    upright. ImageError for damaged content. The result equals Pillow's `convert("RGB")`. Arrays of pixels are returned
+    unchanged.
     """
     if is_pixels(source):
         return np.asarray(source)

@@ -60,8 +60,9 @@ def original_box(box: Box, turn: Turn, size: tuple[int, int]) -> Box:
 class DeferredResize(NamedTuple):
     """Pillow's resize of a box, and the shown part of the result.
 
-    The box (left, top, right, bottom), of the precision of float32, becomes `size` (width, height) pixels, of which
-    `window` is shown, turned. `filter` is Pillow's number. With `across_first` the horizontal pass always comes first.
+    The box (left, top, right, bottom), of the precision of float32, becomes `size` (width, height) pixels. The result
+    is the turned part `window` of them. `filter` is Pillow's number. With `across_first` the horizontal pass always
+    comes first.
     """
 
     filter: int

@@ -53,7 +53,7 @@ _counter = _Counter()
 
 
 def counts() -> DecodeCounts:
-    """Counts of this process so far."""
+    """Current counts of this process."""
     return _counter.counts
 
 

@@ -63,7 +63,7 @@ def build_plan(recipe: Recipe, *, sets: int = ALL_SETS, quick: bool = True) -> A
 def values(recipe: Recipe) -> NDArray[np.float32]:
     """Number of each level in each channel, (3, 256).
 
-    Computed once, with torch's operations in torch's order, so that rows equal those of ToTensor and Normalize.
+    Computed once, with torch's operations in torch's order, so that rows equal the results of ToTensor and Normalize.
     """
     shares = np.arange(256, dtype=np.float32) / np.float32(255)
     if recipe.mean is None or recipe.std is None:

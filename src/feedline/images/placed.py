@@ -28,7 +28,7 @@ _WHOLE = 2
 class Resampling(NamedTuple):
     """Filter of an antialiased resize.
 
-    The levels are those of Pillow, or of torch's `interpolate`.
+    The levels equal the levels of Pillow, or of torch's `interpolate`.
     """
 
     bicubic: bool = False
@@ -41,8 +41,8 @@ BILINEAR = Resampling()
 class PlacedReader:
     """Kernels that write rows at given places, with every pixel decoded.
 
-    Rows are uint8 levels, or float32 numbers from `table`. `planar` rows are (3, height, width), others (height,
-    width, 3). `mean` and `std` let the kernels compute the table where that gives its bits. Boxes are resized with the
+    Rows are uint8 levels, or float32 numbers from `table`. `planar` rows are (3, height, width), others (height, width,
+    3). With `mean` and `std`, the kernels may compute the table if that gives the same bits. Boxes are resized with the
     levels of `resampling`.
     """
 

@@ -35,7 +35,7 @@ class ItemBuffer:
         self._stop = 0
 
     def __len__(self) -> int:
-        """Items added so far, including those that were freed."""
+        """Number of added items, including freed ones."""
         return self._stop
 
     @property

@@ -32,14 +32,14 @@ LONGEST = 1 << 62
 _LARGEST_BLOCK = 4096
 
 
-_WIDEST = {"i": "<i8", "f": "<f8"}  # equal numbers have equal digests, whatever their dtype
+_WIDEST = {"i": "<i8", "f": "<f8"}  # equal numbers of any dtype have equal digests
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class _MissingLength:
-    """Placeholder of `length`, whose error tells a subclass to set it."""
+    """Placeholder of `length`, which a subclass must set."""
 
     def __get__(self, sampler: object, owner: type) -> _MissingLength:
         if sampler is None:

@@ -106,7 +106,7 @@ class TorchDistributed(IndexSampler):
         self._order = RecentResults(self._list, keep=1)
 
     def upcoming(self, following: int) -> int:
-        """See `IndexSampler.upcoming`; the epoch is that of torch's sampler."""
+        """See `IndexSampler.upcoming`; the epoch is the epoch of torch's sampler."""
         return self.sampler.epoch if self.sampler.epoch != self._begun else following
 
     def begin(self, epoch: int) -> None:

@@ -46,7 +46,7 @@ class GeneratorState:
     def owned(self) -> bool:
         """True for the sampler's own generator, False for the process's.
 
-        Nothing else draws from a generator of the sampler.
+        Only the sampler draws from its own generator.
         """
         return self.path.startswith(".")
 

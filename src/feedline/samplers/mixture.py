@@ -29,9 +29,9 @@ _STOPS = ("first_exhausted", "all_exhausted")
 class Mixture(IndexSampler):
     """Positions allocated to datasets by weight.
 
-    Indices are those of a `ConcatDataset` of the same datasets. For each dataset, `samplers` holds a sampler of its
-    indices, or its length, to shuffle it. `sizes` are the lengths of the datasets, needed only where a sampler does not
-    know its `extent`.
+    Indices are indices of a `ConcatDataset` of the same datasets. For each dataset, `samplers` holds a sampler of its
+    indices, or its length, to shuffle it. `sizes` are the lengths of the datasets, needed only for a sampler without an
+    `extent`.
 
     After any number of positions, each dataset has had its share to within a few samples. After every 1,024 positions
     (more where a share is tiny), it is within one sample. The order of the datasets is random, fixed by `seed`. The

@@ -350,7 +350,7 @@ class SeededRun:
     """One epoch of torch's `RandomSampler` without a generator.
 
     Such a sampler draws one seed from torch's global generator. The same draw is made at the same moment, so that order
-    and global state are torch's; only the seed needs to be recorded. The methods are those of `RecordedRun`.
+    and global state are torch's; only the seed needs to be recorded. It has the methods of `RecordedRun`.
     """
 
     def __init__(self, sampler: Any, script: dict[str, Any], convert: Callable[[Any], Any] | None = None) -> None:

@@ -73,10 +73,10 @@ class _EpochShards(NamedTuple):
 class ShardShuffled(IndexSampler):
     """Every index once, shuffled within a moving window of shards.
 
-    Indices count through the shards: the first `shard_sizes[0]` of them are those of shard 0, and so on. Each epoch
-    permutes the shards by `seed`, groups `window` of them at a time, and permutes the samples of each group. So at most
-    `window` shards are read at any moment (two groups in a batch that crosses from one to the next). Memory is
-    proportional to the number of shards, not of samples.
+    Indices count through the shards: the first `shard_sizes[0]` of them are in shard 0, and so on. Each epoch permutes
+    the shards by `seed`, groups `window` of them at a time, and permutes the samples of each group. So at most `window`
+    shards are read at any moment (two groups in a batch that crosses from one to the next). Memory is proportional to
+    the number of shards, not of samples.
 
     With `partitions`, the shards of an epoch are divided among that many partitions, each with windows of its own, and
     every global batch of `global_batch_size` samples has the same rows of each partition. Since a rank gets a run of
@@ -135,7 +135,7 @@ class ShardShuffled(IndexSampler):
     def _runs(self, layout: _EpochShards, start: int, stop: int) -> Iterator[tuple[Any, int, int]]:
         """Runs [low, high) of each partition within [start, stop).
 
-        Each comes with the places of its samples among these positions.
+        Each has the places of its samples among these positions.
 
         Each batch takes the next samples of a partition, so any span of positions takes one run of each partition.
         """

@@ -56,7 +56,7 @@ class Weighted(IndexSampler):
 
     def _list(self, epoch: int) -> Indices:
         waits = exponential(derive(self.seed, epoch, "unique"), 0, len(self.weights))[self._drawable]
-        with np.errstate(over="ignore"):  # tiny weights overflow to infinity and come last
+        with np.errstate(over="ignore"):  # tiny weights overflow to infinity, which is last
             waits /= self.weights[self._drawable]
         order = waits.argsort(kind="stable")[: self.num_samples]
         listed: Indices = self._drawable[order]

@@ -140,8 +140,8 @@ class Store(Protocol):
     """Objects by path, read in ranges.
 
     Safe to use from several threads; pickled by address; usable after a fork. Paths are relative to the store's
-    address, with `/` between their parts. Data is read-only, and stays valid for as long as it is referenced. Errors
-    are `StoreError`s that name the object: missing, denied, changed, or unavailable after the retries of the store's
+    address, with `/` between their parts. Data is read-only, and stays valid while it is referenced. Errors are
+    `StoreError`s that name the object: missing, denied, changed, or unavailable after the retries of the store's
     policy.
     """
 

@@ -99,7 +99,7 @@ class ConcurrencyLimit:
             raise
 
     def _leave(self, gate: threading.Event) -> None:
-        """Stop waiting, and release a slot that was granted meanwhile."""
+        """Stop waiting, and release a slot that was granted since then."""
         with self._lock:
             if gate in self._waiting:
                 self._waiting.remove(gate)

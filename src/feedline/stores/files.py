@@ -1,6 +1,6 @@
 """Files and objects by number, read in the same way.
 
-The module also has lazily opened parts of a dataset, of which a bounded number stays open.
+The module also has lazily opened parts of a dataset, and limits the number of open ones.
 """
 
 from __future__ import annotations
@@ -210,8 +210,9 @@ class RemoteFile:
 class FileSet:
     """Files and objects by number, opened on first use in each process.
 
-    In memory they take only the space of their names. At most `most` stay open, by default as many as may be. Safe to
-    use from several threads. Pickles with names, sizes and versions, and with the information to reopen the stores.
+    In memory they take only the space of their names. At most `most` stay open, by default a part of the process's
+    limit. Safe to use from several threads. Pickles with names, sizes and versions, and with the information to reopen
+    the stores.
     """
 
     def __init__(self, objects: Sequence[tuple[Store | None, ObjectInfo]], most: int | None = None) -> None:
@@ -396,8 +397,8 @@ T = TypeVar("T")
 class LazyList(Generic[T]):
     """A sequence whose parts `making(number)` creates on access.
 
-    The parts used last are kept, as many as files may be open. Each process has its own. Two threads that come first
-    may both create a part. Pickles as `making` alone.
+    The parts used last are kept, as many as files may be open. Each process has its own. Two threads may both create a
+    part at the same time. Pickles as `making` alone.
     """
 
     def __init__(self, making: Callable[[int], T], count: int) -> None:

@@ -163,8 +163,8 @@ _SHORT_FORMS = frozenset({"tgz", "tzst", "tbz2", "txz"})
 def first_forms(paths: Iterable[str], pattern: str) -> list[str]:
     """Matches of a pattern that ends with braces, each in one form.
 
-    If both `a.txt` and `a.txt.gz` match `*.txt{,.gz}`, the one whose ending comes first in the braces is used.
-    Endings that do not begin with the first one, as in `*.{h5,hdf5}`, name other files.
+    If both `a.txt` and `a.txt.gz` match `*.txt{,.gz}`, the file whose ending is first in the braces is used. Endings
+    that do not begin with the first one, as in `*.{h5,hdf5}`, name other files.
     """
     if not pattern.endswith("}"):
         return list(paths)

@@ -59,7 +59,7 @@ class ObjectReader:
     """Whole objects by path.
 
     ObjectChangedError once an object is another version than in an earlier read, if the store reports versions with the
-    data. Without a store, paths are those of files, which their decoders read. Safe to use from several threads, and
+    data. Without a store, paths are paths of files, which their decoders read. Safe to use from several threads, and
     after a fork; pickles as its store.
     """
 

@@ -191,7 +191,7 @@ _WANTED = {"proxy_url": "the address of a proxy", "proxy_ca_certificate": _PEM, 
 
 
 class RangeAnswer(NamedTuple):
-    """A complete, checked range; `size` is that of the whole object."""
+    """A complete, checked range; `size` is the size of the whole object."""
 
     data: memoryview
     version: str
@@ -351,7 +351,7 @@ class PagedListing:
         raise error
 
     def infos(self) -> list[ObjectInfo]:
-        """The objects received so far, sorted by path."""
+        """The received objects, sorted by path."""
         return sorted(self._infos.values(), key=lambda info: info.path)
 
 

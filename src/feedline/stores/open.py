@@ -62,7 +62,7 @@ def _as_dict(options: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _policy(name: str, kind: type[Setting], value: Setting | None, options: dict[str, Any]) -> Setting:
-    """A policy, passed by itself or among the options."""
+    """A policy, passed separately or among the options."""
     if value is not None and name in options:
         raise ArgumentError(f"{name} is given twice: by itself, and in options={{...}}")
     policy = options.pop(name, value)

@@ -55,7 +55,7 @@ def spans_for(ranges: Sequence[tuple[int, int]], requests: Requests) -> list[Byt
 def are_many(ranges: Sequence[tuple[int, int]], requests: Requests) -> bool:
     """True if ranges take more requests than are sent at once.
 
-    Then the object's size is requested before memory is allocated: a wrong index can ask for exabytes.
+    Then the object's size is requested before memory is allocated: a wrong index can request exabytes.
     """
     return sum(stop - start for start, stop in ranges) > requests.max_concurrent * requests.max_nbytes
 
@@ -90,7 +90,7 @@ def _parts(span: ByteRange, largest: int) -> list[ByteRange]:
 class FetchedRanges:
     """The bytes of some ranges of an object.
 
-    `views[i]` are those of `ranges[i]`; ranges are sorted by start.
+    `views[i]` has the bytes of `ranges[i]`; ranges are sorted by start.
     """
 
     def __init__(self, ranges: Sequence[Range] = (), views: Sequence[memoryview] = ()) -> None:
@@ -267,7 +267,7 @@ class _Arrival(NamedTuple):
 class _Pools:
     def __init__(self, max_concurrent: int) -> None:
         self.ordinary = DaemonPool(max_concurrent, "feedline-store")
-        # Separate threads: a second request that waits for ordinary ones would come too late.
+        # Separate threads: a second request that waits for ordinary ones would be too late.
         self.hedges = DaemonPool(_HEDGES_AT_ONCE, "feedline-hedge")
 
 

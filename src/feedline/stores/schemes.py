@@ -52,7 +52,7 @@ class Scheme:
 
 
 SCHEMES: dict[str, Scheme] = {}
-"""The row of each scheme by its name in lower case; `stores.open` fills in those of feedline."""
+"""The row of each scheme by its name in lower case; `stores.open` adds the schemes of feedline."""
 
 OTHERS = "*"
 """The name of the row for schemes that have none of their own."""

@@ -99,7 +99,7 @@ def _check_key(key: str, what: str) -> str:
 class _ListingPages:
     """Pages of a listing whose keys may be any text.
 
-    `folders` are those seen so far.
+    `folders` are the folders that were found before.
     """
 
     def __init__(self, reader: SignedReader, prefix: str, offset: str, what: str, delimiter: str = "") -> None:

@@ -76,7 +76,9 @@ def split_query(address: str) -> tuple[str, str]:
 
 
 def check_no_secrets(address: Pathlike, *, is_object: bool = False) -> None:
-    """Raise ArgumentError, without showing them, if an address carries credentials.
+    """Raise ArgumentError if an address contains credentials.
+
+    The message does not show them.
 
     Patterns of addresses are checked in the same way. Links to an object of a web server may have a query.
     """
@@ -123,7 +125,7 @@ def join(root: str, path: str) -> str:
 def check_path(path: str) -> str:
     """The path of an object, validated.
 
-    ArgumentError for a path that leads out of the store.
+    ArgumentError for a path out of the store.
     """
     if path.startswith("/") or ".." in path.split("/") or "\0" in path:
         raise ArgumentError(

@@ -133,7 +133,7 @@ def _check_threads(dataset: Any, indices: Any, expected: Any) -> None:
 
 
 def _check_inline(dataset: Any, indices: Any, expected: list[Any]) -> None:
-    # The random address of a sample in epoch 0 is that of `samples_of`.
+    # In epoch 0, samples have the same random addresses as in `samples_of`.
     loader = DataLoader(dataset, 5, sampler=indices.tolist(), seed=_SEED, collate_fn=list)
     got = [sample for batch in loader for sample in batch]
     check_same(expected, got, "a loader without workers must give the samples that __getitem__ gives")

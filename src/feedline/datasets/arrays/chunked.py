@@ -55,9 +55,9 @@ class ByteLayout(Protocol):
 class Shape(NamedTuple):
     """Metadata of a stored array, known before its rows are read.
 
-    `dtype` is that of the delivered rows, a structured one for records, and None for strings and rows of variable
-    length. `chunk` is the number of rows that are read together, 1
-    where any row costs the same. `byte_layout` is set for an array within one remote object.
+    `dtype` is the dtype of the delivered rows, a structured dtype for records, and None for strings and rows of
+    variable length. `chunk` is the number of rows that are read together, 1 where any row costs the same. `byte_layout`
+    is set for an array within one remote object.
     """
 
     name: str

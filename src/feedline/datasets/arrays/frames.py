@@ -1,8 +1,8 @@
 """Checks of compressed chunks before libraries in C read them.
 
-numcodecs and the plugins of HDF5 do not pass the length of a chunk to c-blosc and bitshuffle. These trust the chunk,
-and read beyond the end of a truncated one, which can crash the process. README_HEADER.rst of c-blosc 1 describes the
-header of Blosc, the README of bitshuffle its chunks in HDF5.
+numcodecs and the plugins of HDF5 do not pass the length of a chunk to c-blosc and bitshuffle. These do not check the
+length, and read beyond the end of a truncated chunk, which can crash the process. README_HEADER.rst of c-blosc 1
+describes the header of Blosc, the README of bitshuffle its chunks in HDF5.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 HDF5 keeps strings and rows of variable length in global heaps: pages of objects that follow each other. It never
 finishes a damaged page in which an object without a number has the size 0, such as a page of zeros. Plugins that
-decompress chunks trust the lengths in a chunk.
+decompress chunks do not check the lengths in a chunk.
 """
 
 from __future__ import annotations

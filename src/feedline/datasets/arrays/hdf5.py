@@ -47,7 +47,7 @@ class HDF5(StoredArrays):
     `transform(sample)` or `transform(sample, rng)` is applied to each sample.
 
     From a file in a store, the byte ranges of a batch are fetched concurrently and kept in the folder `cache` if one is
-    given. `options` are those of `open_store`.
+    given. `options` are passed to `open_store`.
 
     SampleError names a file that is damaged, and the rows of a damaged chunk.
     """
@@ -181,7 +181,7 @@ class _RowBytes:
 
 
 class _Chunks:
-    """Chunks of one dataset, fetched together, decoded by h5py in turn."""
+    """Chunks of one dataset, fetched together, decoded by h5py one by one."""
 
     def __init__(self, opened: _OpenHDF5, places: _RowBytes, decode: ReadRows) -> None:
         self._opened, self._row_bytes, self._decode = opened, places, decode

@@ -68,7 +68,7 @@ class ArrayFile(_RowArrays):
 
     `paths` is the path of a `.npy` file or a `Raw`, a sequence of these, or a dict of them. One file gives tensors, a
     sequence gives tuples of tensors, a dict gives dicts. Pickles by path; each process maps the files on first use, so
-    the data are in memory once per machine. Numbers in the other byte order are swapped as they are copied. The
+    the data are in memory once per machine. Numbers in the other byte order are swapped during the copy. The
     constructor raises for damaged files and unequal lengths.
 
     A `.npz` archive is given alone. `columns` is one name, a sequence, or names by key of its arrays; None takes all,
@@ -76,7 +76,7 @@ class ArrayFile(_RowArrays):
     share.
 
     `transform(sample)` or `transform(sample, rng)` is applied to each sample. From files in a store, rows are read in
-    ranges and kept in the folder `cache` if one is given; `options` are those of `open_store`.
+    ranges and kept in the folder `cache` if one is given; `options` are passed to `open_store`.
     """
 
     def __init__(

@@ -126,7 +126,7 @@ class _ReadClock:
 class _StoreAdapter:
     """Implementation of zarr's abstract store over a feedline `Store`.
 
-    zarr runs one event loop for everything, so blocking calls run in threads.
+    zarr runs one event loop for all calls, so blocking calls run in threads.
     """
 
     supports_writes = supports_deletes = False
@@ -235,7 +235,7 @@ class Zarr(StoredArrays):
     `transform(sample, rng)` is applied to each sample.
 
     From a remote store, the chunks of a batch are fetched concurrently and kept in the folder `cache` if one is given
-    (a `.zip` needs one). `options` are those of `open_store`.
+    (a `.zip` needs one). `options` are passed to `open_store`.
 
     SampleError names a store that is damaged, and the rows of a damaged chunk.
     """
@@ -311,7 +311,7 @@ class _ZarrSource:
 
 
 class _ZarrChunks:
-    """Chunks of an array; those of a remote `store` are read concurrently.
+    """Chunks of an array; remote arrays are read concurrently.
 
     Their objects are known by key, so that a prefetch needs no request to find them.
     """

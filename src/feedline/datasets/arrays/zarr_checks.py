@@ -1,6 +1,6 @@
 """Arrays of zarr whose chunks are checked before they are decoded.
 
-The checked codecs trust the sizes that a chunk claims. Later codecs, also within shards, see a chunk first.
+The checked codecs do not verify the sizes in a chunk. Later codecs, also within shards, see a chunk first.
 """
 
 from __future__ import annotations

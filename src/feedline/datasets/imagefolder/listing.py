@@ -28,7 +28,7 @@ _SIDE_FIELDS = ("json", "txt", "cls")
 
 
 _FIELD_NAMES = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "tiff": "tif"}
-"""One field name per format, so that readers can ask for `jpg`."""
+"""One field name per format, so that readers can request `jpg`."""
 
 
 def list_folders(folders: Sequence[str]) -> SampleList:

@@ -1,7 +1,7 @@
 """Listings of class folders, local or in a store, in torchvision's order.
 
-`ImageTree` finds the folders of a class: it walks those of this machine, and groups a single listing of a store.
-Everything else is the same for both. A listing can be kept in a file.
+`ImageTree` finds the folders of a class: folders of this machine are scanned, and a single listing of a store is
+grouped. All other code is the same for both. A listing can be kept in a file.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class LMDB(DecodedRecords):
     without `keys`, a database with several values per key.
 
     The environment is opened read-only and without locks, once per process. `readahead` helps sequential reads. A
-    remote environment is fetched whole, once, into the folder `cache`; `options` are those of `open_store`.
+    remote environment is fetched whole, once, into the folder `cache`; `options` are passed to `open_store`.
 
     SampleError names an environment that is damaged, and a value that cannot be decoded.
     """

@@ -1,9 +1,9 @@
 """A check of the pages of an LMDB file.
 
-LMDB trusts its pages: a damaged one may lead it out of the memory map, which crashes the process. So they are checked
-before the library reads them. The check follows the tree of a database from its root, level by level, and compares
-every header, node and reference with its bounds. It reads branch and leaf pages, but no values: a read of each large
-value's first page would take minutes for a million images on a cold disk.
+LMDB does not check its pages: with a damaged page, it may read outside of the memory map, which crashes the process.
+Therefore, pages are checked before the library reads them. The check follows the tree of a database from its root,
+level by level, and compares every header, node and reference with its bounds. It reads branch and leaf pages, but no
+values: a read of each large value's first page would take minutes for a million images on a cold disk.
 
 Numbers are little endian. A page begins with its number (8 bytes), 2 unused bytes, its type (2), and the ends of its
 array of node offsets and of its free space (2 each). The first two pages are meta pages: after their header are a magic

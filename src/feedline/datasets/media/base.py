@@ -156,7 +156,7 @@ class Decoders(Generic[D]):
     """Decoders of numbered files, opened by `opening(number)`.
 
     At most `most` stay open in each process while no thread uses them; the least recently used one is closed. A forked
-    process opens its own, and leaves those of its parent alone. Pickles without them.
+    process opens its own decoders, and does not use those of its parent. Pickles without them.
     """
 
     def __init__(self, opening: Callable[[int], D], most: int) -> None:

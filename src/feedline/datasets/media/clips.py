@@ -47,10 +47,11 @@ class Clips(MediaClips[VideoReader]):
     each frame in its video; "label" an int, absent without labels.
 
     `paths` is a folder, a path, an address, a pattern, or a list of these. The folders in a single folder are classes:
-    labels are the indices of their sorted names, `classes`. With a `manifest`, an iterable of mappings such as a
-    `CSV`, `paths` is the folder of its "path"s; "label" is an int, or a string that becomes an index of `classes`;
-    "start" and "stop" are seconds that limit the clips of a row. In tar shards, the members that are videos are read;
-    `classes` are those of the `classes.json` that `feedline pack` writes, or labels the numbers in the members "cls".
+    labels are the indices of their sorted names, `classes`. With a `manifest`, an iterable of mappings such as a `CSV`,
+    `paths` is the folder of its "path"s; "label" is an int, or a string that becomes an index of `classes`; "start" and
+    "stop" are seconds that limit the clips of a row. In tar shards, the members that are videos are read; `classes` are
+    the names in the `classes.json` that `feedline pack` writes; without that file, labels are the numbers in the
+    members "cls".
 
     A clip has `frames` frames: every `stride`-th of the video (by default each), or with `fps` those shown `1 / fps`
     seconds apart, exact for variable frame rates. `sampling` places it, by default "random", or "whole" without
@@ -69,7 +70,7 @@ class Clips(MediaClips[VideoReader]):
 
     Each video is scanned once for the times of its frames and keyframes, which are kept in one file in `index_dir`, or
     in the user's cache folder. A process keeps at most `open_files` decoders, of one thread each. Objects are read by
-    ranges, and kept in the folder `cache`, if one is given; `options` are those of `open_store`. SampleError names
+    ranges, and kept in the folder `cache`, if one is given; `options` are passed to `open_store`. SampleError names
     file, frame and time if a frame cannot be decoded, needs a damaged one, or is cut off in a truncated file. Decoding
     is FFmpeg's, by PyAV.
     """
@@ -220,7 +221,7 @@ class Clips(MediaClips[VideoReader]):
     ) -> tuple[torch.Tensor, Frames]:
         """The clip, and its frames by number, as views of the clip.
 
-        Each frame is copied as soon as it is decoded: new memory costs more time than the conversion to RGB.
+        Each frame is copied directly after its decoding: new memory costs more time than the conversion to RGB.
         """
         rows: dict[int, list[int]] = {}
         for at, number in enumerate(chosen.frames.tolist()):

@@ -52,7 +52,7 @@ class WholeFiles(FileSet):
 class MediaFiles:
     """Files, objects or members of tars, with their labels.
 
-    They come from folders, from tar shards or from a manifest. Arguments are those of `Clips`. `pieces` are the rows of
+    They are from folders, tar shards or a manifest. The arguments are the same as of `Clips`. `pieces` are the rows of
     the manifest, otherwise one per file. `classes` are the names of the labels, if these have names.
     """
 

@@ -34,9 +34,9 @@ class _Member(NamedTuple):
 class TarMembers:
     """Members with media extensions, numbered as `FileSet` numbers files.
 
-    A name is that of the tar, followed by that of the member. `labels` are the numbers of the members'
-    classes, which `classes` names if a `classes.json` of `feedline pack` is next to the tars; otherwise those in the
-    members "cls", or None.
+    A name consists of the name of the tar and the name of the member. `labels` are the numbers of the members' classes,
+    which `classes` names if a `classes.json` of `feedline pack` is next to the tars; otherwise those in the members
+    "cls", or None.
     """
 
     def __init__(self, tars: FileSet, extensions: tuple[str, ...], index_dir: Pathlike | None) -> None:
@@ -106,7 +106,7 @@ class TarMembers:
 
 
 class _FilePart:
-    """A part of a file or object, as a file by itself."""
+    """A part of a file or object, as a separate file."""
 
     def __init__(self, files: FileSet, extent: Extent, name: str) -> None:
         self._files, self._extent = files, extent

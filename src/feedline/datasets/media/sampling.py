@@ -1,6 +1,6 @@
 """Positions and frames of clips.
 
-Everything here is a pure function of a file's times, the number of the clip, and one random key.
+All functions here are pure functions of a file's times, the number of the clip, and one random key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Exact random access to the frames of a video, with PyAV.
 
-`VideoReader` decodes chosen frames: it seeks to the last keyframe before one, and knows each frame by its time stamp,
-so that the result never depends on what was read before. FFmpeg conceals damage; a frame that may refer to a damaged
+`VideoReader` decodes chosen frames: it seeks to the last keyframe before a frame, and identifies each frame by its time
+stamp, so that the result never depends on earlier reads. FFmpeg conceals damage; a frame that may refer to a damaged
 one is an error here.
 """
 

@@ -55,8 +55,8 @@ class Waveforms(MediaClips[AudioReader]):
     rng)` is applied before it.
 
     The rate and length of each file are read once, and kept as `Clips` keeps its index. A process keeps at most
-    `open_files` files open. SampleError names a file that cannot be read, and the remedy. In Ogg Vorbis, everything
-    before a range is decoded, because libsndfile's seek is not exact there.
+    `open_files` files open. SampleError names a file that cannot be read, and the remedy. In Ogg Vorbis, all samples
+    before a range are decoded, because libsndfile's seek is not exact there.
     """
 
     _clip = "range"

@@ -130,7 +130,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         missing = np.flatnonzero(~self._filled)
         if not len(missing):
             return
-        # torch's own loader: its workers return host tensors, and this class delivers to the device by itself.
+        # torch's own loader: its workers return host tensors, and this class itself delivers to the device.
         blocks = np.array_split(missing, -(-len(missing) // _BLOCK))
         loader = torch.utils.data.DataLoader(
             _CollatedBlocks(self.source, self._reader, blocks),

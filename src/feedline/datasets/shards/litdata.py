@@ -192,7 +192,7 @@ class LitData(ShardFileFields):
 
     `path` is a local folder, with its `index.json`, or the address of one in a store. Objects are kept in the folder
     `cache` if one is given. Chunks that were compressed as a whole are decompressed on first use, into `cache` or the
-    user's cache folder. `options` are those of `open_store`.
+    user's cache folder. `options` are passed to `open_store`.
 
     SampleError names an index or chunk that is damaged, and a leaf that cannot be decoded.
     """

@@ -1,10 +1,10 @@
 r"""Samples within a LitData chunk, in each form that litdata writes.
 
-A chunk holds offsets and raw samples, samples compressed in frames, or an Arrow file of record batches, each of which
-is read by itself.
+A chunk holds offsets and raw samples, samples compressed in frames, or an Arrow file of record batches, which are read
+separately.
 
 The Arrow file (https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format) is at the end of the chunk. Its
-footer and the head of a batch are FlatBuffers, of which only a few numbers are needed. The file is followed by its
+footer and the head of a batch are FlatBuffers. Only a few of their numbers are needed. The file is followed by its
 length (uint32) and `b"LDARW01\0"`.
 """
 

@@ -30,7 +30,7 @@ from feedline.stores.files import LazyList
 class MDS(ShardFileFields):
     """Samples of folders of Mosaic Streaming, as dicts.
 
-    Values are those of Mosaic's own reader. Shards may be binary, or of text (CSV, TSV, XSV, JSON).
+    Values equal the values of Mosaic's own reader. Shards may be binary, or of text (CSV, TSV, XSV, JSON).
 
     `paths` is a local folder, with its `index.json`, the address of one in a store, or several of these, whose samples
     are concatenated. `columns` chooses columns; those encoded as pickle are never read. `transform` is a function of
@@ -38,7 +38,7 @@ class MDS(ShardFileFields):
 
     Objects are kept in the folder `cache` if one is given. Compressed shards are decompressed on first use, into
     `cache` or the user's cache folder, and checked against the hashes in the index. With `check_hashes`, the
-    constructor checks all other shards, too. `options` are those of `open_store`.
+    constructor checks all other shards, too. `options` are passed to `open_store`.
 
     SampleError names an index or shard that is damaged, and a value that cannot be decoded.
     """

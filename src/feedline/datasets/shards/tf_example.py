@@ -1,7 +1,7 @@
 """Parser and decoders of `tf.train.Example` and `tf.train.SequenceExample` messages.
 
-Features become tensors of the requested dtype and shape, or decoded bytes. The messages are those of
-tensorflow/core/example/feature.proto.
+Features become tensors of the requested dtype and shape, or decoded bytes. tensorflow/core/example/feature.proto
+defines the messages.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ Feature = Decode | DTypeLike | torch.dtype | tuple[DTypeLike | torch.dtype | Dec
 
 
 class EveryFeature(Decoder):
-    """Decodes a record to all of its features, as they are stored.
+    """Decodes a record to all of its stored features.
 
     Numbers become 1-D tensors, bytes become lists, and feature lists become lists of these.
     """

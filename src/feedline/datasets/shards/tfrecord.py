@@ -177,8 +177,8 @@ class TFRecord(RecordFiles, ShardedFields):
     functions by feature. With `decode`, records are not examples; `decode` is "bytes", another of these words, or a
     function.
 
-    The feature lists of a `tf.train.SequenceExample` are features, too. Their type is that of each step, and tensors
-    are stacked, or in a list if a side is -1; bytes values, one for each step, have the type of a list.
+    The feature lists of a `tf.train.SequenceExample` are features, too. Their type is the type of each step, and
+    tensors are stacked, or in a list if a side is -1; bytes values, one for each step, have the type of a list.
 
     Files compressed as a whole are decompressed once, into `cache` or the user's cache folder: those that end in
     `.gz` or `.zlib`, and files of this machine that begin so. For objects with other names, `compression` is "GZIP" or
@@ -186,7 +186,7 @@ class TFRecord(RecordFiles, ShardedFields):
 
     An index file next to each file, or in the folder `index_dir`, holds the offsets of records. With `check_crc`, all
     checksums are verified when it is built, and an index built without is built again. Objects are kept in the folder
-    `cache` if one is given; `options` are those of `open_store`.
+    `cache` if one is given; `options` are passed to `open_store`.
 
     SampleError names file and record of a value that is damaged, or does not have the type in `columns`.
     """

@@ -38,7 +38,7 @@ class SQLManifest(FieldRecords):
     SampleError. Files are read below `root`, a folder or the address of a store; `decode` is "bytes", "text", "npy",
     "image" or a function. `transform` is a function of the sample, or a dict of functions by column.
 
-    Objects are kept in the folder `cache` if one is given; `options` are those of `open_store`.
+    Objects are kept in the folder `cache` if one is given; `options` are passed to `open_store`.
     """
 
     def __init__(

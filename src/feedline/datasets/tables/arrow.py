@@ -51,7 +51,7 @@ class Arrow(TableDataset):
 
     For objects in stores, the buffers of the chosen columns are read, through `cache` if it is given, and kept per
     process within `cache_nbytes`, which also limits how many record batches are read at once. With `cache_nbytes=0` and
-    no `cache` only the wanted rows are read, if the batches are uncompressed. `options` are those of `open_store`. The
+    no `cache` only the wanted rows are read, if the batches are uncompressed. `options` are passed to `open_store`. The
     metadata of record batches is kept on this machine, in the folder `index_dir`.
 
     Several streams in one file are read as one if their schemas are equal; several Arrow files in one file are refused.

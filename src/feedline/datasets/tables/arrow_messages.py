@@ -318,7 +318,7 @@ class BatchMetadata:
         return length == len(self._message.buffer) and version == V5 and self._batch.place(3) is None
 
     def pattern(self, nodes: NDArray[np.bool_]) -> tuple[bytes, ...]:
-        """Key of everything that determines the buffers of these columns."""
+        """Key of all properties that determine these columns' buffers."""
         # Without rows or nulls, a column has fewer buffers; each column of views has its own number of buffers.
         pairs = self.nodes
         count = len(pairs)
@@ -347,5 +347,5 @@ def dictionary_ids(field: FlatTable) -> Iterator[int]:
 
 
 def count_nodes(field: FlatTable) -> int:
-    """Number of field nodes of a column, without those of dictionaries."""
+    """Number of field nodes of a column, without dictionaries."""
     return 1 if field.table(4) is not None else 1 + sum(map(count_nodes, field.tables(5)))

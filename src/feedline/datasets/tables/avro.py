@@ -90,7 +90,7 @@ class Avro(DecodedTable[Blocks]):
     Blocks are the shards. A block is decoded whole when one of its records is needed, and each process caches decoded
     blocks within `cache_nbytes`. When a file is first opened, an index of its blocks is written next to it, or into the
     folder `index_dir`; objects are read once for it. Objects are read through `cache` if it is given; `options` are
-    those of `open_store`.
+    passed to `open_store`.
 
     SampleError names a file that is damaged.
     """

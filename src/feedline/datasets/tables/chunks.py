@@ -101,7 +101,7 @@ class DictionaryChunk(NamedTuple):
 
 
 class PartedChunk(NamedTuple):
-    """Concatenated parts: rows `[bounds[k], bounds[k + 1])` are those of part k."""
+    """Concatenated parts: rows `[bounds[k], bounds[k + 1])` belong to part k."""
 
     parts: tuple[ColumnChunk, ...]
     bounds: NDArray[np.int64]
@@ -143,7 +143,7 @@ def _column_chunks(kind: ColumnType, arrays: Sequence[Any]) -> list[ColumnChunk]
 
 
 def _plain_numbers(kind: NumberType, array: Any) -> ColumnChunk:
-    """Convert an array whose type is known to be that of `kind`."""
+    """Convert an array that is known to have the type of `kind`."""
     length = len(array)
     if not length or array.null_count:
         return chunk_of(kind, array)
@@ -184,7 +184,7 @@ def null_chunk(kind: ColumnType, rows: int) -> ColumnChunk:
 
 
 def chunk_of(kind: ColumnType, array: Any) -> ColumnChunk:
-    """Convert an Arrow array, whose buffers the chunk keeps alive."""
+    """Convert an Arrow array; the chunk keeps references to its buffers."""
     array = _plain(array)
     if str(array.type) == "null":
         return null_chunk(kind, len(array))

@@ -141,7 +141,7 @@ class Run(NamedTuple):
 class CachedRows:
     """Rows of chunks that are decoded on demand and cached within `cache_nbytes`.
 
-    A batch that needs more than that is read in several runs, so that memory stays bounded.
+    A batch that needs more memory is read in several runs, so that memory stays bounded.
     """
 
     def __init__(self, chunks: FileChunks[Any], nulls: Nulls, cache_nbytes: int) -> None:

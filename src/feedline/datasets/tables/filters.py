@@ -33,7 +33,7 @@ _INTEGER = re.compile(r"-?\d{1,18}")
 class Partitions:
     """Columns with one value per file, from folders or tables.
 
-    `values` are the texts of each file by column. Columns have the Arrow `types` of a table; those of folders are
+    `values` are the texts of each file by column. Columns have the Arrow `types` of a table; columns of folders are
     int64 if all values are integers, else texts.
     """
 

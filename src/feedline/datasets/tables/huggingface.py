@@ -1,7 +1,7 @@
 """Hugging Face `datasets.Dataset`, reading its Arrow table directly if possible.
 
-`targets_of` decides if the result of a direct read is known to equal that of `datasets`. `HuggingFaceImages` decodes a
-column of images from the stored bytes. Everything else goes through `datasets`.
+`targets_of` decides if the result of a direct read is known to equal the result of `datasets`. `HuggingFaceImages`
+decodes a column of images from the stored bytes. All other reads call `datasets`.
 """
 
 from __future__ import annotations
@@ -194,9 +194,9 @@ def _is_image(dataset: Any, column: str) -> bool:
 class HuggingFace(torch.utils.data.Dataset[Any]):
     """A `datasets.Dataset` with its format, transform and selection: `HuggingFace(ds)[i]` is `ds[i]`.
 
-    Batches equal those of torch's DataLoader over `ds`. Numbers and texts, and lists of numbers in the formats "torch"
-    and "numpy", are gathered from the memory-mapped table without the formatting of `datasets`. Other features, other
-    formats, `set_transform` and nulls go through `datasets`.
+    Batches equal the batches of torch's DataLoader over `ds`. Numbers and texts, and lists of numbers in the formats
+    "torch" and "numpy", are gathered from the memory-mapped table without the formatting of `datasets`. Other features,
+    other formats, `set_transform` and nulls go through `datasets`.
 
     `transform` is applied to samples, or is a dict of transforms for values by column. For a column of images, decoding
     and one of feedline's transforms are one step from the stored bytes. Pickles as `datasets` does, by path.

@@ -27,8 +27,9 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
     The stream has a single partition if separate shards would give other examples: with `take`, `skip`, indices,
     dropped short batches, or sources that are interleaved with or until the first is exhausted.
 
-    In torch's DataLoader each worker reads its share of the partitions. There each pass of a process is the next epoch,
-    counted from that of `set_epoch`. Without persistent workers, call `set_epoch` before each epoch, as for `datasets`.
+    In torch's DataLoader each worker reads its share of the partitions. There, each pass of a process is the next
+    epoch, counted from the epoch of `set_epoch`. Without persistent workers, call `set_epoch` before each epoch, as for
+    `datasets`.
     """
 
     def __init__(self, dataset: Any, shuffle_buffer: int | None = None, seed: int = 0) -> None:
@@ -109,8 +110,8 @@ class _Stateful:
 class _ShuffledBlocks:
     """Iterator that shuffles examples in blocks.
 
-    The state is that of the source at the start of the block, the block's number, and how many of its examples were
-    returned. `state_dict` and `load_state_dict` exist only if the state of the source is exact.
+    The state consists of the state of the source at the start of the block, the number of the block, and the number of
+    its returned examples. `state_dict` and `load_state_dict` exist only if the state of the source is exact.
     """
 
     def __init__(self, source: Any, size: int, key: int, *, stateful: bool) -> None:

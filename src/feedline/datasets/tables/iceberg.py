@@ -95,7 +95,7 @@ def _columns(folder: TableFolder, metadata: ManifestEntry) -> TableColumns:
 
 
 def _entries(folder: TableFolder, snapshot: ManifestEntry, location: str) -> Iterator[ManifestEntry]:
-    """The live entries of all manifests."""
+    """The entries of all manifests that are not deleted."""
     manifests = [{"manifest_path": path} for path in snapshot.get("manifests", ())]
     if "manifest-list" in snapshot:
         manifests = _read_avro(folder, folder.relative(snapshot["manifest-list"], location))

@@ -196,7 +196,7 @@ class ORC(DecodedTable[Stripes]):
 
     Stripes are the shards. A stripe is decoded whole when one of its rows is needed, and each process caches decoded
     stripes within `cache_nbytes`. From stores only the streams of the chosen columns are read, through `cache` if it is
-    given; `options` are those of `open_store`. The footers of objects are kept on this machine, in the folder
+    given; `options` are passed to `open_store`. The footers of objects are kept on this machine, in the folder
     `index_dir`.
 
     SampleError names a file that is damaged.

@@ -136,7 +136,7 @@ def redirect(kind: ColumnType, chunks: Sequence[Any], error: CellErrorFactory) -
 
 
 class _PartedColumns:
-    """Redirection of chunks some of which have several parts."""
+    """Redirection of chunks that may have several parts."""
 
     def __init__(self, chunks: Sequence[Any]) -> None:
         self._bounds = [chunk.bounds if isinstance(chunk, PartedChunk) else None for chunk in chunks]
@@ -156,9 +156,9 @@ class _PartedColumns:
 
 
 class _DictionaryRows:
-    """Redirection of chunks some of which are dictionary-encoded.
+    """Redirection of chunks that may be dictionary-encoded.
 
-    Nulls are mapped to row 0 of an extra chunk after those of the values.
+    Nulls are mapped to row 0 of an extra chunk after the chunks of values.
     """
 
     def __init__(self, chunks: Sequence[Any], error: CellErrorFactory) -> None:

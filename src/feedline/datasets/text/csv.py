@@ -84,10 +84,9 @@ class CSV(TextRecords):
 
     Rows are read as by Python's csv module in its default dialect, with `delimiter`. Empty lines are skipped. Where
     quotes in quoted fields are written as \" instead of twice, pass `escape="\\"`: as with the module's `escapechar`,
-    the character after it is taken literally.
-    `transform(row)` or `transform(row, rng)` is applied to each row. `paths`, `encoding`, `index_dir`, compressed files
-    and `max_record_nbytes`, here the largest row, are as in `Lines`. Objects of stores are cached in the folder
-    `cache`, if given; `options` are those of `open_store`.
+    the character after it is taken literally. `transform(row)` or `transform(row, rng)` is applied to each row.
+    `paths`, `encoding`, `index_dir`, compressed files and `max_record_nbytes`, here the largest row, are as in `Lines`.
+    Objects of stores are cached in the folder `cache`, if given; `options` are passed to `open_store`.
 
     SampleError names file and line of a row that does not fit the first one, or cannot be converted.
     """

@@ -134,7 +134,7 @@ class Lines(TextRecords):
     `paths` is a path or URL, a folder, a pattern, or a list of these; `inside` is the pattern of files in a folder.
     Empty lines are samples. Text after the last line end is a sample if it is not empty. A line of more than
     `max_record_nbytes` bytes raises SampleError. Objects of stores are cached in the folder `cache`, if given;
-    `options` are those of `open_store`.
+    `options` are passed to `open_store`.
 
     Files that end in `.gz`, `.bz2`, `.xz` or `.zst` are decompressed once, into `cache` or the user's cache folder.
     Files whose `encoding` does not end lines as ASCII does, such as "utf-16", are converted in the same way. The
@@ -167,7 +167,7 @@ class JSONL(TextRecords):
 
     With `columns`, samples are dicts of these keys, and every value has to be an object. Numbers are Python's, which
     default collate turns into int64 and float64. `paths`, `encoding`, `max_record_nbytes`, `index_dir` and compressed
-    files are as in `Lines`. Objects of stores are cached in the folder `cache`, if given; `options` are those of
+    files are as in `Lines`. Objects of stores are cached in the folder `cache`, if given; `options` are passed to
     `open_store`.
 
     SampleError names file and line of a value that is not JSON.

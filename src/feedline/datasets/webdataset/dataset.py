@@ -81,7 +81,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
     The index of each tar is built on first use and stored: next to a file (see `open_index`), for an object in the
     user's cache folder, unless one is next to the object; or in the folder `index_dir`. Each process keeps at most
     `open_files` tars open. Objects are read through a cache in the folder `cache`, if one is given; `options` are
-    those of `open_store`. Pickles by path.
+    passed to `open_store`. Pickles by path.
     """
 
     def __init__(

@@ -104,13 +104,13 @@ def _missing_field(index: TarIndex, row: int, fields: Sequence[str]) -> SampleEr
 class Shard:
     """An open tar of a file set, and its index.
 
-    Views of the members of a file keep its mapping alive. Thread-safe.
+    Views of the members of a file keep its mapping. Thread-safe.
     """
 
     def __init__(self, index: TarIndex, files: FileSet, number: int) -> None:
         self.index = index
         self.tar = files.name(number)
-        """The path or address of the tar, as it was given."""
+        """The path or address of the tar, as given."""
         self.number = number
         """The number of the tar in its file set."""
         # Not `files[number]`, which stays open: the dataset limits the number of open tars.
@@ -153,9 +153,9 @@ class Shard:
 class Tars:
     """The tars of a dataset, by number, and their indexes.
 
-    Indexes are in `index_dir`; by default, those of files are next to them, and those of objects in the user's cache.
-    Pickles by name. Indexes that could not be stored are built again for files, and are pickled for objects, of which
-    all bytes would have to be read again.
+    Indexes are in `index_dir`; by default, indexes of files are next to the files, and indexes of objects in the user's
+    cache. Pickles by name. Indexes that could not be stored are built again for files, and are pickled for objects, of
+    which all bytes would have to be read again.
     """
 
     def __init__(self, files: FileSet, *, index_dir: Pathlike | None = None, allow_truncated: bool = False) -> None:

@@ -91,10 +91,10 @@ class _CachedFile(NamedTuple):
 class Folder:
     """Pieces by key, in a folder that other processes share.
 
-    Safe to use from several threads; any process may die while it uses the folder. A piece is written to a temporary
-    file, under a lock that distinguishes a live writer from a dead one, and renamed to its place when it is complete: a
-    file with its final name is complete. Removing a piece removes only its name; a process that has it mapped keeps the
-    data. So eviction needs no coordination, and nothing that is being read can change.
+    Safe to use from several threads; any process may be killed while it uses the folder. A piece is written to a
+    temporary file, under a lock that distinguishes a running writer from a killed one, and renamed to its place when it
+    is complete: a file with its final name is complete. Removing a piece removes only its name; a process that has it
+    mapped keeps the data. So eviction needs no coordination, and nothing that is being read can change.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -257,7 +257,7 @@ class Folder:
 
     def _touch(self, name: str, data: memoryview) -> None:
         """Record that the piece was used just now."""
-        with suppress(OSError):  # evicted meanwhile, or a folder that cannot be written to
+        with suppress(OSError):  # evicted since then, or a folder that cannot be written to
             os.utime(self._path(name))
         self._maps.put(name, _MappedEntry(data, monotonic()))
 
@@ -348,7 +348,8 @@ class Folder:
             for entry in os.scandir(folder.path):
                 with suppress(FileNotFoundError):
                     status = entry.stat()
-                    # A file touched under a clock that was ahead would stay for years, so it is evicted first.
+                    # With a time in the future, from another clock, a file would stay for years, so it is evicted
+                    # first.
                     used_ns = status.st_mtime_ns if status.st_mtime_ns <= latest_ns else 0
                     yield _CachedFile(used_ns, status.st_size, entry.path)
 

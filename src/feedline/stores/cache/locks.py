@@ -1,6 +1,6 @@
 """Locks of the cache: fetch locks and the size account.
 
-Both are file locks that the system releases when their holder dies, on descriptors that no forked process inherits: the
+Both are file locks that the system releases when their holder ends, on descriptors that no forked process inherits: the
 lock would outlive the process that took it.
 """
 
@@ -163,8 +163,8 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
 class Account:
     """The bytes taken, locked against other processes.
 
-    Every change is written at once. Room is reserved before it is used, and released after it is free. So a process
-    that dies in between leaves the number too large, never too small, and the next count corrects it.
+    Every change is written at once. Space is reserved before it is used, and released after it is free. If a process is
+    killed in between, the number is too large, never too small, and the next count corrects it.
     """
 
     def __init__(self, fd: int) -> None:
@@ -191,7 +191,7 @@ class AccountHeldError(TimeoutError):
 class AccountFile:
     """The account in a file, for one thread at a time.
 
-    Its lock is released when its holder dies.
+    Its lock is released when its holder ends.
     """
 
     def __init__(self, path: Path) -> None:

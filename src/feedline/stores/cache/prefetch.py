@@ -49,7 +49,7 @@ class PrefetchStatistics:
     failed: int
     """Items that could not be fetched; the reader gets the error itself."""
     ahead_nbytes: int
-    """Bytes needed by items ahead of the reader, or fetched for them, whichever is larger."""
+    """The larger number of bytes: needed by items ahead of the reader, or fetched for them."""
     peak_nbytes: int
     """The highest value of `ahead_nbytes` until now."""
 

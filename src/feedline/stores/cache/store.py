@@ -148,7 +148,7 @@ class CachedStore:
         return self._shared().infos.get(path) is not None
 
     def pieces(self, path: str, ranges: Sequence[Range]) -> Sequence[int]:
-        """The numbers of the pieces that ranges touch, in ascending order."""
+        """The numbers of the pieces of these ranges, in ascending order."""
         object_ = self._object(path, None)
         check_within(ranges, object_.info.size, object_.address)
         return _pieces_of(ranges, self.cache.piece_nbytes)
@@ -357,6 +357,6 @@ def _runs(numbers: Sequence[int], piece_nbytes: int) -> Iterator[list[int]]:
 
 
 def _pieces_of(ranges: Sequence[Range], piece_nbytes: int) -> list[int]:
-    """The numbers of the pieces that ranges touch, in ascending order."""
+    """The numbers of the pieces of these ranges, in ascending order."""
     spans = ((start // piece_nbytes, -(-stop // piece_nbytes)) for start, stop in set(ranges) if start < stop)
     return sorted({number for first, last in spans for number in range(first, last)})
