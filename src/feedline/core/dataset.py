@@ -36,8 +36,8 @@ class BatchRead:
     """A request for one collated batch.
 
     `indices` are int64 (B,). Tensors of the batch are allocated by `allocate(shape, dtype)`. `keys`, uint64 (B,), has
-    the random key of each row; without them, torch's global generator decides. Up to `threads` native threads may work
-    on the batch.
+    the random key of each row; without keys, random numbers are from torch's global generator. Up to `threads` native
+    threads may work on the batch.
     """
 
     indices: Int64s
@@ -136,7 +136,7 @@ class Dataset(Protocol):
 
     @property
     def shard_sizes(self) -> Int64s:
-        """The number of samples in each shard, in order of index."""
+        """The number of samples in each shard, int64, in order of index."""
         ...
 
 

@@ -234,7 +234,7 @@ class ShardedRecords(Records):
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Samples per shard, for `samplers.ShardShuffled`."""
+        """Samples per shard, int64, for `samplers.ShardShuffled`."""
         return self._shard_offsets.sizes
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:

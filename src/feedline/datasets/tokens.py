@@ -248,9 +248,9 @@ class TokenFile(TokenStream):
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Groups of adjacent windows, for `ShardShuffled`.
+        """Windows of each group of adjacent ones, int64.
 
-        Local files are a single group, because every window costs the same there.
+        For `samplers.ShardShuffled`. Local files are a single group, because every window costs the same there.
         """
         if self._files.is_local:
             return np.array([len(self)])
@@ -325,7 +325,7 @@ class TokenDocuments(TokenStream):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Number of tokens of each document."""
+        """Number of tokens of each document, int64."""
         return np.diff(self._bounds)
 
     def __len__(self) -> int:

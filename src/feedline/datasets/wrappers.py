@@ -146,7 +146,7 @@ class Filter(WrappedDataset):
 
     @property
     def indices(self) -> NDArray[np.int64]:
-        """The indices of these samples in the dataset.
+        """The indices of these samples in the dataset, int64.
 
         StateError if the file of the indices was removed or replaced.
         """
@@ -155,7 +155,7 @@ class Filter(WrappedDataset):
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Remaining samples per shard; absent if the dataset has no shards."""
+        """Remaining samples per shard, int64; absent without shards."""
         bounds = np.cumsum([0, *self.dataset.shard_sizes])
         return np.diff(np.searchsorted(self.indices, bounds))
 

@@ -87,8 +87,8 @@ def accelerate_pillow() -> PillowAcceleration:
 
     Worker processes of a `DataLoader` do so automatically. Images opened with `Image.open` are decoded when their
     pixels are needed: `crop`, `resize`, `transpose`, `convert("RGB")`, `copy` and `tobytes` (which NumPy calls) become
-    one native call. Pixels, types, modes and errors are Pillow's. The acceleration applies to all threads. It has no
-    effect where `pillow_obstacle()` gives a reason.
+    one native call. Pixels, types, modes and errors are Pillow's. The acceleration applies to all threads, and ends
+    with `undo` of the result. It has no effect where `pillow_obstacle()` gives a reason.
     """
     _switch.on()
     return PillowAcceleration()

@@ -69,7 +69,7 @@ def read_batch(
 def read_one(source: ImageSource, recipe: Recipe, key: int | None = None, *, grid: Grid | None = None) -> torch.Tensor:
     """Read one image: the row that `read_batch` writes, as a new tensor.
 
-    `source`, `recipe`, `key` and `grid` are those of one row.
+    `source`, `recipe`, `key` and `grid` describe one row. Raises the same errors as `read_batch`.
     """
     row = torch.empty(recipe.shape, dtype=recipe.dtype)
     keys = None if key is None else np.array([key & 0xFFFFFFFFFFFFFFFF], np.uint64)
@@ -88,8 +88,8 @@ def decode(source: ImageSource, *, apply_exif_orientation: bool = False) -> NDAr
     """Decode a whole image to RGB levels, uint8 (height, width, 3).
 
     `source` is a path, the bytes of a file, or an array of pixels. With `apply_exif_orientation`, the image is turned
-    upright. ImageError for damaged content. The result equals Pillow's `convert("RGB")`. Arrays of pixels are returned
-    unchanged.
+    upright. The result equals Pillow's `convert("RGB")`. Arrays of pixels are returned unchanged. ImageError for
+    damaged content, the OSError of the file if it cannot be read.
     """
     if is_pixels(source):
         return np.asarray(source)
@@ -133,7 +133,11 @@ def _decode_unwritten(unwritten: Unwritten, source: ImageSource, row: int | None
 
 
 def probe(source: ImageSource) -> Header:
-    """Read the header of an image, without decoding it."""
+    """Read the header of an image, without decoding it.
+
+    `source` is a path, the bytes of a file, or an array of pixels. ImageError for content without a readable header,
+    the OSError of the file if it cannot be read.
+    """
     if is_pixels(source):
         height, width, components = np.asarray(source).shape
         return Header(width, height, "pixels", components, False, 1)

@@ -69,8 +69,8 @@ class Distributed(IndexSampler):
 class DistributedBatches(BatchIndexSampler):
     """One rank's share of the batches of a batch sampler.
 
-    The `world_size` ranks take whole batches in turn, and equally many, as in `Distributed`. For `batch_sampler=` of
-    torch's own DataLoader.
+    The `world_size` ranks take turns by whole batches. All ranks have equally many batches, as in `Distributed`. For
+    `batch_sampler=` of torch's own DataLoader.
     """
 
     def __init__(self, sampler: BatchIndexSampler, rank: int, world_size: int, drop_last: bool = False) -> None:

@@ -40,8 +40,8 @@ class Mixture(IndexSampler):
     `weights` may hold a list for each epoch; the last list applies to all later epochs. `stop` must then be a number.
 
     `stop`: "first_exhausted" ends the epoch with the last sample of the dataset that runs out first, "all_exhausted"
-    with that of the dataset that runs out last (the others start over in a new order), a number after that many
-    samples.
+    with the last sample of the dataset that runs out last (the others start over in a new order), a number after that
+    many samples.
 
     `temperature` T scales each weight w to w ** (1 / T): with sizes as weights, T > 1 draws more from small datasets.
     `max_repeats` bounds how often a sample may repeat in an epoch: the share of a dataset that would exceed it is given
@@ -105,7 +105,7 @@ class Mixture(IndexSampler):
         return interleave(owners, np.concatenate(parts), counts, self._starts)
 
     def locate(self, indices: Indices) -> tuple[Indices, Indices]:
-        """The dataset number and the index within the dataset, for each index."""
+        """Dataset number and index within the dataset, int64, for each index."""
         return self._offsets.locate(np.asarray(indices))
 
     def _count_positions(self) -> int:

@@ -169,7 +169,7 @@ class ShardShuffled(IndexSampler):
         return permuted(key, high - low, max(start, low) - low, min(stop, high) - low) + low
 
     def shards_of(self, rank: int, world_size: int, epoch: int = 0) -> Indices:
-        """Numbers of the shards from which a rank reads in `epoch`.
+        """Numbers, int64, of the shards from which a rank reads in `epoch`.
 
         With one partition, these are all shards. With several, the global batches must have `global_batch_size`
         samples; for the shards of a node, pass its number among equal nodes as `rank`, and their count as `world_size`.

@@ -44,7 +44,8 @@ def open_store(
     of `register_scheme` by their own stores, all others by fsspec. No request is sent yet. Credentials come from the
     environment, as for each cloud's own tools, or from `options`. Options have the names of obstore or, for schemes of
     fsspec, of the file system. `retry` and `requests` may be among the options, too, so that they apply to stores that
-    datasets open. With `cache`, the data read is kept in a folder of this machine.
+    datasets open. With `cache`, the data read is kept in a folder of this machine. ArgumentError for wrong options, an
+    unknown scheme, or credentials in the address; MissingExtraError for a package that is not installed.
     """
     settings = _as_dict(options)
     retry = _policy("retry", Retry, retry, settings)

@@ -63,8 +63,8 @@ _added: dict[str, Scheme] = {}
 def register_scheme(name: str, scheme: Scheme) -> None:
     """Make addresses `name://...` known to all stores and datasets.
 
-    It is known in this process and in worker processes of its loaders. A scheme that was registered before is replaced.
-    ArgumentError for a scheme of feedline.
+    The scheme is known in this process and in worker processes of its loaders. A scheme that was registered before is
+    replaced. ArgumentError for a scheme of feedline.
     """
     _check_row(name, scheme)
     if name in SCHEMES and name not in _added:

@@ -45,7 +45,8 @@ def split(address: Pathlike) -> Location:
 
     `split("s3://bucket/train/0.tar")` is `("s3://bucket", "train/0.tar")`. Objects of one bucket or server share a
     root, and all local files have `/`. `%20` in the address of a web server is a space. The path of a link with a query
-    contains the query, which `join` does not show.
+    contains the query, which `join` does not show. ArgumentError for credentials in the address, or for no bucket or
+    server.
     """
     check_no_secrets(address, is_object=True)
     if is_local(address):

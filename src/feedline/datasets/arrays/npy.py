@@ -110,9 +110,9 @@ class ArrayFile(_RowArrays):
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Runs of rows that are read together, for `ShardShuffled`.
+        """Rows of each run that is read as a whole, int64.
 
-        Local files are one run, because any row costs the same.
+        For `samplers.ShardShuffled`. Local files are one run, because any row costs the same.
         """
         if self._files.is_local:
             return np.array([len(self)])

@@ -86,7 +86,10 @@ class StoredArrays(AlignedArrays):
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Rows of each chunk, for `ShardShuffled`; one shard per file without chunks."""
+        """Rows of each chunk, int64, for `samplers.ShardShuffled`.
+
+        Files without chunks are one shard each.
+        """
         return np.concatenate([_shard_sizes(shapes) for shapes in self._shapes])
 
     @property

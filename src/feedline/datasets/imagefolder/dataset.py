@@ -214,7 +214,10 @@ class ImageFolder(GroupedRecords):
         )
 
     def read_batch(self, request: BatchRead) -> list[torch.Tensor]:
-        """`[images, labels]`; TypeError if images must be read one by one."""
+        """`[images, labels]`, tensors (B, ...) and int64 (B,).
+
+        TypeError if images must be read one by one.
+        """
         check_reads_batches(self)
         places, keys = within(request.indices, len(self), "ImageFolder"), request.keys
         paths = self._samples.files(places, self._folder)

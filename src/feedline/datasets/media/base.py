@@ -106,7 +106,10 @@ class MediaClips(GroupedRecords, Generic[D]):
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Clips per file, or per row of the manifest, for `samplers.ShardShuffled`."""
+        """Clips per file or row of the manifest, int64.
+
+        For `samplers.ShardShuffled`.
+        """
         return self._offsets.sizes
 
     @property

@@ -153,7 +153,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
 
     @property
     def shard_sizes(self) -> Int64s:
-        """Samples per shard of the source."""
+        """Samples per shard of the source, int64."""
         sizes: Int64s = self.source.shard_sizes
         return sizes
 

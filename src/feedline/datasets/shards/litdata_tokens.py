@@ -64,7 +64,7 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Number of windows of each chunk, for `samplers.ShardShuffled`."""
+        """Number of windows per chunk, int64, for `samplers.ShardShuffled`."""
         return self._offsets.sizes
 
     @property

@@ -132,7 +132,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Samples per tar, for `samplers.ShardShuffled`."""
+        """Samples per tar, int64, for `samplers.ShardShuffled`."""
         return self._offsets.sizes
 
     @property
