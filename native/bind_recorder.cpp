@@ -271,7 +271,7 @@ public:
     nb::str stage;
 };
 
-// The words of a page. Without the GIL, the lock prevents that `release` unmaps them while a thread writes.
+// The words of a page. Without the GIL, the lock prevents `release` from unmapping them while a thread writes.
 class PageWords {
 public:
     explicit PageWords(nb::handle memory) : buffer_(new Buffer(memory, true)) {

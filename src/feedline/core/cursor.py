@@ -86,7 +86,7 @@ class PartitionCursor:
     continues: bool = False
     """True if an epoch begins where the loop left the previous one: the marks then count all epochs."""
     carried: tuple[tuple[int, Any], ...] = field(default=(), compare=False)
-    """States of datasets by partition, which workers have kept since the previous epoch."""
+    """By partition, the states of datasets that workers have kept since the previous epoch."""
 
     def mark(self, partition: int) -> PartitionOffset:
         """The offset of `partition`; zero if nothing was delivered."""

@@ -87,7 +87,7 @@ class _Fingerprinter(pickle.Pickler):
         if id(thing) in self._seen and not isinstance(thing, str):
             return "again", getattr(thing, "__qualname__", "")
         self._seen.add(id(thing))
-        self._kept.append(thing)  # the reference prevents that its id is reused
+        self._kept.append(thing)  # the reference prevents reuse of its id
         return describe(thing)
 
 
@@ -108,7 +108,7 @@ def _by_base(thing: Any) -> Callable[[Any], Any] | None:
 def _release(module: str) -> tuple[str, str] | None:
     """Name and version of a module's package; None for the user's modules.
 
-    All modules of Python, feedline and installed packages count as installed.
+    All modules are the user's, except those of Python, feedline and installed packages.
     """
     root = module.partition(".")[0]
     if root == "feedline" or root in sys.stdlib_module_names:

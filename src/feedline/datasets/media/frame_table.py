@@ -109,7 +109,7 @@ class FrameTable:
         is_shown = at < len(self.pts) and self.pts[at] == pts
         place = self.order[at] if is_shown else self.key_order[_last(self.keyframes, pts)]
         key = _last(self.key_order, order)
-        if self.pts[number] < self.keyframes[key]:  # such a frame also refers to frames before the keyframe
+        if self.pts[number] < self.keyframes[key]:  # shown before the keyframe: refers to earlier ones, too
             return bool(self.key_order[max(0, key - 1)] <= place <= order)
         return bool(self.key_order[key] <= place <= order and pts >= self.keyframes[key])
 

@@ -263,7 +263,7 @@ def _numbers(kind: NumberType, array: Any) -> NumberChunk:
 def _items(dtype: np.dtype[Any], array: Any) -> NDArray[Any]:
     if str(array.type).startswith("decimal"):
         return _decimals(array)
-    _, data = array.buffers() if array.type.num_buffers == 2 else (None, None)  # the type `null` has a null bitmap
+    _, data = array.buffers() if array.type.num_buffers == 2 else (None, None)  # the type `null` has only one
     if data is None:  # no rows, or only nulls
         return np.zeros(len(array), dtype)
     if dtype == np.bool_:

@@ -243,7 +243,7 @@ class Prefetcher:
         self._unknown -= not task.pieces
         for piece in task.pieces:
             del self._under_way[piece]
-            # Recorded as present when the fetch was planned, but not fetched.
+            # Recorded as seen when the fetch was planned, but not fetched.
             if failed:
                 self._seen.drop(piece)
         for item in task.items:
