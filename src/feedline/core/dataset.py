@@ -122,7 +122,8 @@ class Dataset(Protocol):
     def listing_fingerprint(self) -> str | None:
         """A digest of the names of the files, in order.
 
-        It is part of the loader's state, and a state with another fingerprint is refused. May take milliseconds.
+        It is part of the loader's state, and the loader refuses a state with another fingerprint. May take
+        milliseconds.
         """
         ...
 

@@ -211,7 +211,7 @@ class TableDataset(torch.utils.data.Dataset[Any]):
     def listing_fingerprint(self) -> str | None:
         """A digest of file names in order and chunk sizes.
 
-        None for a table in memory. A dataset with another digest refuses the state of a loader.
+        None for a table in memory. A loader refuses a state with another digest.
         """
         names = self._rows.names
         return digest_of(names, self.shard_sizes) if names else None

@@ -70,7 +70,7 @@ class Partitions:
         if not all(has):
             some, other = self._files[has.index(True)], self._files[has.index(False)]
             raise SampleError(
-                f"{some} is in a folder {name}=..., but {other} does not, so it has no column {name!r}; choose"
+                f"{some} is in a folder {name}=..., but {other} is not, so it has no column {name!r}; choose"
                 " columns that all files have with columns=[...], or pass only the files of one layout"
             )
 
