@@ -18,8 +18,8 @@ def load(module: str, extra: str, what: str) -> Any:
     """Import a module of an optional dependency.
 
     MissingExtraError names the pip command and `what`, the feature that needs the module; `extra` is the name in `pip
-    install 'feedline[extra]'`. A package that is installed but fails to import (a build for another platform, say) has
-    a message of its own, with the error as its cause.
+    install 'feedline[extra]'`. A package that is installed but fails to import, such as a build for another platform,
+    has a message of its own, with the error as its cause.
     """
     try:
         return import_module(module)

@@ -160,7 +160,7 @@ class Replacement:
 def replacing(path: str | os.PathLike[str], *, durable: bool = False) -> Iterator[BinaryIO]:
     """Write a file that replaces `path` when the block ends without error.
 
-    `durable` as of `Replacement`.
+    `durable` has the same meaning as for `Replacement`.
     """
     replacement = Replacement(path, durable=durable)
     try:

@@ -99,7 +99,7 @@ class Span(NamedTuple):
 SpanTuple = tuple[str, int, int, int]
 """A span without field names.
 
-Every batch creates a few, and a plain tuple costs a fifth.
+Every batch creates a few, and a plain tuple takes a fifth of the time.
 """
 
 
@@ -294,7 +294,7 @@ def recorder_of_batches() -> Recorder | None:
 class _Threads(threading.local):
     """The recorder of each thread.
 
-    An access to thread-local data costs as much as ten to an object, so a batch makes few of them.
+    An access to thread-local data takes as long as ten to an object, so a batch makes few of them.
     """
 
     def __init__(self) -> None:

@@ -280,7 +280,7 @@ class ShardedRecords(Records):
 
 
 class RecordFiles(ShardedRecords):
-    """Records of files that are scanned once, as a recipe says.
+    """Records of files that are scanned once, by a recipe.
 
     The positions of the records are kept in an index of each file.
     """

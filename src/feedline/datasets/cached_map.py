@@ -256,9 +256,9 @@ class CachedMap(WrappedDataset):
     Results are stored in a subfolder named by a fingerprint of the function, of all objects that the function refers
     to, and of the dataset. When one of them changes, results are computed again in a new subfolder. ArgumentError if
     changes of the dataset cannot be detected, as for objects of a store without versions. Several workers and jobs may
-    share a folder; a killed process loses only the sample that it was computing. `fn` returns tensors, arrays, numbers,
-    str, bytes, and dicts, lists and tuples of these. A function that takes an `rng` raises an ArgumentError, because
-    its results vary.
+    share a folder; if a process is killed, only the sample that it was computing is lost. `fn` returns tensors, arrays,
+    numbers, str, bytes, and dicts, lists and tuples of these. A function that takes an `rng` raises an ArgumentError,
+    because its results vary.
     """
 
     def __init__(self, dataset: Any, fn: Any, folder: Pathlike) -> None:

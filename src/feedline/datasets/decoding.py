@@ -158,7 +158,7 @@ def decoder_of(decode: Decode, transform: TransformFunction | None = None) -> De
 class ValueDecoder(Decoder):
     """Calls a function of the source, then the transform.
 
-    The arguments are the same as of `decoder_of`.
+    Takes the arguments of `decoder_of`.
     """
 
     def __init__(self, decode: Decode, transform: TransformFunction | None = None, *, kind: str | None = None) -> None:

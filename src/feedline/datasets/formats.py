@@ -35,9 +35,9 @@ class KeptShards(NamedTuple):
 class ShardSummary:
     """Samples and bytes of each shard.
 
-    `unit` is the format's word for a shard; without shards it is empty, and `note` says why. `nbytes` has the stored
-    bytes of each shard; the bytes of a file with several shards are divided in proportion to their samples. Without
-    `kept`, each sample is read separately.
+    `unit` is the format's word for a shard; without shards it is empty, and `note` gives the reason. `nbytes` has the
+    stored bytes of each shard; the bytes of a file with several shards are divided in proportion to their samples.
+    Without `kept`, each sample is read separately.
     """
 
     unit: str
@@ -57,8 +57,8 @@ class Format:
 
     `pattern`, which may have braces, selects the files of a folder. `feedline inspect` also recognizes a file by the
     last part of `pattern`, in lower case, and by the patterns of `names`; with `named_only`, it recognizes only a path
-    that was given, not a file of a given folder. `is_folder` says that a folder may have such a name, and `top_only`
-    that files of subfolders do not count. `markers` are file names that only this format has in its folder. If several
+    that was given, not a file of a given folder. With `is_folder`, a folder may have such a name. With `top_only`,
+    files of subfolders do not count. `markers` are file names that only this format has in its folder. If several
     formats share a marker, `accepts` refers to a function that decides by the marker's bytes. A folder with files of
     several formats is recognized as the format with the highest `precedence`.
 

@@ -249,8 +249,8 @@ class EndRead:
     """Bytes to read first from the ends of files with similar footers.
 
     `most` until the length of a footer is known. Each rank reads the footers of all files, so on many ranks these bytes
-    weigh more than their share of the data. A footer that is longer costs a second request. The learned length is not
-    pickled, because it is not a property of a dataset.
+    weigh more than their share of the data. A longer footer needs a second request. The learned length is not pickled,
+    because it is not a property of a dataset.
     """
 
     def __init__(self, most: int) -> None:

@@ -114,7 +114,7 @@ class CenterBox:
         return (self.shorter, 0, 0, 0)
 
     def place(self, size: Size, width: int, height: int, rng: Draws) -> Geometry:  # noqa: ARG002 - not random
-        # As torchvision's Resize(shorter), which truncates the longer side to whole pixels.
+        # Like torchvision's Resize(shorter), which truncates the longer side to whole pixels.
         if width <= height:
             full = self.shorter * height // width, self.shorter
         else:

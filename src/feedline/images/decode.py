@@ -53,8 +53,8 @@ def read_batch(
     """Write row i of `out` from `sources[i]`, without the GIL.
 
     `out` has shape `(len(sources), *recipe.shape)` and the recipe's dtype (for bfloat16, 16-bit integers that hold its
-    bits); each row is contiguous. `keys` has one uint64 per row, which decides the random box and the flip; None draws
-    them from torch's generator. `grids[i]` holds the lengths of a JPEG's restart intervals, if they are known.
+    bits); each row is contiguous. `keys` has one uint64 per row, which determines the random box and the flip; None
+    draws them from torch's generator. `grids[i]` holds the lengths of a JPEG's restart intervals, if they are known.
     `threads` native threads share the rows.
 
     Raises an error for the first row that cannot be read: ImageError for its content, with the row in `.row`, or the

@@ -184,7 +184,7 @@ _UNDONE = {6: 8, 8: 6}
 
 
 def _of_jpegs(decode_jpeg: Callable[..., Any]) -> DeviceDecoder:
-    """Decoder that gets all JPEGs in one call."""
+    """Decoder that receives all JPEGs in one call."""
 
     def decode(files: EncodedFiles, device: torch.device) -> list[torch.Tensor | None]:
         jpegs = [row for row, file in enumerate(files) if file[:3].tolist() == [0xFF, 0xD8, 0xFF]]

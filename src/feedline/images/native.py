@@ -15,7 +15,7 @@ from feedline.core.kernels import SlowKernelsWarning
 from feedline.images.recipe import Recipe
 
 native: Any = kernels.native if hasattr(kernels.native, "ImagePlan") else None
-"""The extension module; None if it was built without libjpeg-turbo, or not at all."""
+"""The extension module; None if it was not built, or without libjpeg-turbo."""
 
 
 ALL_SETS = 3

@@ -39,8 +39,8 @@ _MOST = 10_000_000
 def braces(pattern: str) -> list[str]:
     """Expand the braces of a pattern as a shell does.
 
-    `a{0..2}.tar` is a0.tar, a1.tar, a2.tar; `{train,val}` are both; `{0..10..5}` goes in steps, `{3..1}` downwards. A
-    leading zero gives all numbers the width of the longer one. ArgumentError for other braces.
+    `a{0..2}.tar` is a0.tar, a1.tar, a2.tar; `{train,val}` are both; `{0..10..5}` has steps of 5, and `{3..1}` counts
+    down. A leading zero gives all numbers the width of the longer one. ArgumentError for other braces.
     """
     parts = _BRACES.split(pattern)
     if _BRACE.search("".join(parts[::2])):

@@ -211,7 +211,7 @@ def _client(kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s:
 
 
 class _Versions:
-    """The one version that all answers for an object must have.
+    """The version that all answers for an object must have.
 
     The requested one, or the first that was received.
     """

@@ -14,7 +14,7 @@ _SMALL_NBYTES = 64 << 10
 
 
 _PARTS, _SMALLEST_NBYTES = 32, 16 << 10
-"""Number of parts that a range arrives in, and their least size: a broken connection loses one part."""
+"""Number of parts that a range arrives in, and their least size: only one part is lost with a broken connection."""
 
 
 def _do_nothing() -> None:

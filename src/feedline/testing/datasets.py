@@ -34,7 +34,7 @@ def check_dataset(
 
     - samples are the same at every read, and an index out of range raises `IndexError`;
     - `__getitems__` and `read_batch` return the same samples as `__getitem__`;
-    - the dataset can be pickled, and used by several threads if its traits say `thread_safe`;
+    - the dataset can be pickled, and used by several threads if its traits have `thread_safe`;
     - a loader without workers gives these samples;
     - loaders with workers of these `methods` give the same batches as a loader without, also after a resume in
       mid-epoch.

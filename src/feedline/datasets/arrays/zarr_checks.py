@@ -60,7 +60,7 @@ def _checked_shard(codec: Any) -> Any:
 def _followed(codecs: tuple[C, ...], follow: Callable[[Check], Any]) -> tuple[C, ...]:
     """Codecs, each followed by its check.
 
-    Decoding goes from the last to the first.
+    Chunks are decoded from the last codec to the first.
     """
     checks = [_CHECKS.get(type(codec).__name__) for codec in codecs]
     return tuple(

@@ -104,7 +104,7 @@ class ReadTransaction:
 def open_environment(path: str, database: str | None, readahead: bool) -> Environment:
     """Open the environment of a folder or file, read-only and without locks.
 
-    The first caller for a path decides on `readahead`.
+    The first call for a path determines `readahead`.
     """
     data = data_in(path)
     if not data.exists():

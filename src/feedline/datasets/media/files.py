@@ -52,8 +52,8 @@ class WholeFiles(FileSet):
 class MediaFiles:
     """Files, objects or members of tars, with their labels.
 
-    They are from folders, tar shards or a manifest. The arguments are the same as of `Clips`. `pieces` are the rows of
-    the manifest, otherwise one per file. `classes` are the names of the labels, if these have names.
+    They are from folders, tar shards or a manifest. Takes the arguments of `Clips`. `pieces` are the rows of the
+    manifest, otherwise one per file. `classes` are the names of the labels, if these have names.
     """
 
     files: WholeFiles | TarMembers

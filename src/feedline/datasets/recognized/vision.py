@@ -115,7 +115,7 @@ class VisionReader:
 
     They take the same random numbers from torch's generator. A sample that the kernels refuse is read by the dataset
     itself, with the earlier state of the generator. The first sample is read both ways; if the results differ,
-    `disabled` says so and all others are left to the dataset.
+    `disabled` has the reason, and the dataset reads all others.
     """
 
     def __init__(self, dataset: Any, known: KnownDataset) -> None:
@@ -210,7 +210,7 @@ class VisionReader:
         def theirs() -> Any:
             return chain.transform(self._known.original(self._dataset, index))
 
-        return agree(lambda: torch.stack([ours()]), lambda: torch.stack([theirs()]))  # as collated
+        return agree(lambda: torch.stack([ours()]), lambda: torch.stack([theirs()]))  # the form in a collated batch
 
     def _disable(self) -> None:
         self.disabled = f"its samples differ from the library's own with {versions()}"
@@ -223,7 +223,7 @@ class VisionReader:
 
 
 class _OneRow:
-    """Memory of a row, as of a batch."""
+    """Memory of a row, allocated like a batch."""
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)

@@ -133,7 +133,7 @@ class Filters:
 
     def __init__(self, filters: Sequence[Any]) -> None:
         self.given = filters
-        """As the user wrote them, for messages."""
+        """The filters as written by the user, for messages."""
         self._alternatives = _alternatives(filters)
         self.names = sorted({name for all_of in self._alternatives for name, _, _ in all_of})
 

@@ -1,7 +1,7 @@
 """Hugging Face `datasets.Dataset`, reading its Arrow table directly if possible.
 
-`targets_of` decides if the result of a direct read is known to equal the result of `datasets`. `HuggingFaceImages`
-decodes a column of images from the stored bytes. All other reads call `datasets`.
+`targets_of` determines if a direct read certainly gives the result of `datasets`. `HuggingFaceImages` decodes a column
+of images from the stored bytes. All other reads call `datasets`.
 """
 
 from __future__ import annotations

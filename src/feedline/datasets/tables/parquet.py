@@ -57,8 +57,8 @@ class Parquet(DecodedTable[RowGroups]):
     "image" (PIL, RGB), "text", "npy", "bytes" or a function of the bytes. `decode="device"` instead wraps image
     transforms in `transforms.DecodeOnDevice`.
 
-    `filters` are as in pyarrow: a list of `(column, operator, value)` tuples, all of which have to match, or a list of
-    such lists, any of which has to. Row groups that cannot match, by their folders or statistics, are not read.
+    `filters` are as in pyarrow: a list of `(column, operator, value)` tuples, which must all match, or a list of such
+    lists, of which at least one must match. Row groups that cannot match, by their folders or statistics, are not read.
 
     Row groups are the shards. A row group is decoded whole when one of its rows is needed. Each process caches decoded
     row groups within `cache_nbytes`. Any order is fast while the decoded columns fit there; for larger data,

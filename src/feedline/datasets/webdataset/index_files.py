@@ -44,7 +44,9 @@ def build_index(
     measure: MeasureGrid | None = None,
     checksum: bool = False,
 ) -> TarIndex:
-    """Build the index of a tar in memory; arguments as of `write_index`.
+    """Build the index of a tar in memory.
+
+    Takes the arguments of `write_index`.
 
     An object is read completely.
     """

@@ -132,7 +132,7 @@ class Shard:
     def spans(
         self, rows: NDArray[np.int64], choices: Sequence[Sequence[str]] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Byte ranges as of `spans`; ShardError if they exceed the tar."""
+        """Byte ranges from `spans`; ShardError if they exceed the tar."""
         starts, stops = spans(self.index, rows, choices)
         if stops.max(initial=0) > self._file.nbytes:
             raise _replaced_error(self.tar)

@@ -1,4 +1,4 @@
-"""The folder of a cache, as one process sees it."""
+"""The folder of a cache, for one process."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ class Folder:
         """Remove files of dead writers; return the bytes of living ones."""
         living = 0
         for path in self._temporary.iterdir():
-            # The writer's lock decides, not the age of the file: over a slow line, writing one file may take an hour.
+            # The writer's lock counts, not the age of the file: over a slow line, writing one file may take an hour.
             if is_abandoned(path):
                 path.unlink(missing_ok=True)
             else:
