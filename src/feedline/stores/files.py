@@ -210,9 +210,8 @@ class RemoteFile:
 class FileSet:
     """Files and objects by number, opened on first use in each process.
 
-    In memory they take only the space of their names. At most `most` stay open, by default a part of the process's
-    limit. Safe to use from several threads. Pickles with names, sizes and versions, and with the information to reopen
-    the stores.
+    In memory they take only the space of their names. At most `most` stay open, by default `open_at_once()`. Safe to
+    use from several threads. Pickles with names, sizes and versions, and with the information to reopen the stores.
     """
 
     def __init__(self, objects: Sequence[tuple[Store | None, ObjectInfo]], most: int | None = None) -> None:

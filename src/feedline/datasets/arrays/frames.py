@@ -1,7 +1,7 @@
 """Checks of compressed chunks before libraries in C read them.
 
-numcodecs and the plugins of HDF5 do not pass the length of a chunk to c-blosc and bitshuffle. These do not check the
-length, and read beyond the end of a truncated chunk, which can crash the process. README_HEADER.rst of c-blosc 1
+numcodecs and the plugins of HDF5 do not pass the length of a chunk to c-blosc and bitshuffle. These rely on the sizes
+in the chunk, and read beyond the end of a truncated one, which can crash the process. README_HEADER.rst of c-blosc 1
 describes the header of Blosc, the README of bitshuffle its chunks in HDF5.
 """
 

@@ -102,7 +102,8 @@ class FrameTable:
         """True if a frame may need the frame of time stamp `pts`.
 
         Codecs forbid that frames after a keyframe refer to frames that are shown before the keyframe. After a seek to
-        the keyframe, reference frames of the latter are missing, and the decoder's errors about them mean nothing.
+        the keyframe, the reference frames of those shown before it are missing, and the decoder's errors about them
+        mean nothing.
         """
         order = self.order[number]
         at = int(np.searchsorted(self.pts, pts))
