@@ -137,8 +137,8 @@ public:
         return unwritten(statuses);
     }
 
-    // As `read`, with a line of `placements` for each row: x, y, width, height of the box; flip; upended; height, width
-    // of the resized box; left, top of the window. `out` gives the size of the rows.
+    // Like `read`, with a line of `placements` for each row: x, y, width, height of the box; flip; upended; height,
+    // width of the resized box; left, top of the window. `out` determines the size of the rows.
     nb::object read_placed(nb::handle sources, nb::handle out_, nb::handle placements_, std::int64_t limit,
                            int threads) const {
         const std::deque<Held> held = hold(sources);
@@ -257,7 +257,7 @@ nb::tuple image_header(nb::handle source, std::int64_t limit) {
 }
 
 // Decodes a whole JPEG from memory into `out`, (height, width, 3) as in its header; returns None, or the verdict.
-// Without `quick`, libjpeg decodes everything, with equal results.
+// Without `quick`, libjpeg decodes all data, with equal results.
 nb::object image_decode(nb::handle jpeg, nb::handle out_, bool quick) {
     const Held held(jpeg);
     const Buffer out(out_, true);
@@ -309,7 +309,7 @@ nb::object image_part(nb::handle source, std::pair<int, int> size, int scale, st
     if (plan.resizes) plan.resize = resize_of(nb::cast<ResizeArguments>(resize_), width, height);
     if (!plan.fits(*held, width, height))
         throw nb::value_error("the part lies outside of the source, or the rows have another size");
-    // Bytes, and not an array: Pillow hands out its pixels as bytes, and these need no copy.
+    // Bytes, not an array: Pillow returns its pixels as bytes, and these need no copy.
     PyObject* const rgb = PyBytes_FromStringAndSize(nullptr, Py_ssize_t{3} * width * height);
     if (!rgb) nb::raise_python_error();
     nb::object content = nb::steal(rgb);

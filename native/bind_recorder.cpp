@@ -42,7 +42,7 @@ struct PartSum {
     std::int64_t number = 0, total = 0, cpu_wall = 0, cpu = 0, nbytes = 0;
 };
 
-// Parts of one batch. A batch within another one, built by a dataset, has a frame of its own.
+// Parts of one batch. A batch that a dataset builds within another batch has its own frame.
 struct Frame {
     nb::object spans;
     bool timed = false, has_cpu = false;
@@ -56,9 +56,10 @@ class Recorder {
 public:
     // Further parts count as a part of the last one.
     static constexpr std::size_t MOST_PARTS = 16;
-    // Switches between parts at which the CPU clock is read. The rest of a batch is taken to be like its beginning.
+    // Switches between parts at which the CPU clock is read. The rest of a batch is assumed to be like its beginning.
     static constexpr std::int64_t CPU_SWITCHES = 32;
-    // Cost of a switch, and of one with the CPU clock. A batch is timed once in `REST` times of what it cost.
+    // Nanoseconds of a switch, and of a switch that reads the CPU clock. After a timed batch, no batch is timed for
+    // `REST` times the cost of its switches.
     static constexpr std::int64_t SWITCH_NS = 80, CPU_SWITCH_NS = 500, REST = 250;
 
     Recorder(std::int64_t cpu_every_ns, const nb::tuple& suffixes, const nb::str& timed, const nb::object& when_due)
@@ -92,7 +93,7 @@ public:
     }
 
     void end(nb::handle stage) {
-        if (cpu_ >= 0) {  // before the wall clock: the span covers what is measured
+        if (cpu_ >= 0) {  // before the wall clock, so that the span covers the measured time
             const std::int64_t cpu = clock_ns(cpu_clock());
             append_counter(stage, suffix_, cpu_, cpu);
             cpu_ = cpu;
@@ -165,7 +166,7 @@ private:
         append(spans, name, integer(start), integer(stop), worker);
     }
 
-    // After an error, the frame of its batch is left.
+    // After an error, the frame of the failed batch remains.
     void drop_stale_frames() {
         while (depth_ && frames_[depth_ - 1].spans.ptr() != spans.ptr()) frames_[--depth_].spans = nb::object();
     }
@@ -215,7 +216,7 @@ private:
         frame.cpu_switches += reads_cpu;
     }
 
-    // Spans of the parts, one behind the other from the start of their stage.
+    // Spans of the parts, in sequence from the start of their stage.
     void append_parts(Frame& frame, std::int64_t start) {
         for (PartSum& sum : frame.sums) {
             if (!sum.number) continue;

@@ -5,7 +5,7 @@
 
 namespace feedline {
 
-// Memory of a NumPy array or another object with the buffer protocol, held for the life of this object.
+// Memory of a NumPy array or another object with the buffer protocol, referenced until this object is destroyed.
 //
 // Used instead of nanobind's ndarray because it takes a tenth of a microsecond and accepts read-only memory.
 class Buffer {
@@ -40,7 +40,7 @@ public:
         return static_cast<std::int64_t*>(view_.buf);
     }
 
-    // The same of int32.
+    // The same for int32.
     std::int32_t* int32_items() const {
         if (!has_items(4)) throw nanobind::type_error("expected one axis of int32 without gaps");
         return static_cast<std::int32_t*>(view_.buf);

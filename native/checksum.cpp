@@ -15,7 +15,7 @@ constexpr std::uint32_t kPolynomial = 0xEDB88320;  // the coefficient of x^0 is 
 
 constexpr std::uint32_t times_x(std::uint32_t value) { return value >> 1 ^ (value & 1 ? kPolynomial : 0); }
 
-// Remainder of x^n, shifted left by one: a product of two such numbers comes out shifted right by one.
+// Remainder of x^n, shifted left by one: a product of two such numbers is shifted right by one.
 constexpr std::uint64_t power(int n) {
     std::uint32_t value = 0x80000000;
     for (int i = 0; i < n; i++) value = times_x(value);
@@ -40,7 +40,7 @@ std::uint32_t divided(std::uint32_t state, const unsigned char* data, std::size_
     return state;
 }
 
-// `value` moved away from the end by the number of bits that `by` stands for, plus the bits there.
+// `value` moved away from the end by the number of bits of `by`, plus the bits there.
 __attribute__((target("pclmul,sse4.1"))) inline __m128i folded(__m128i value, __m128i by, __m128i there) {
     const __m128i early = _mm_clmulepi64_si128(value, by, 0x00), late = _mm_clmulepi64_si128(value, by, 0x11);
     return _mm_xor_si128(_mm_xor_si128(early, late), there);

@@ -39,7 +39,7 @@ public:
         helpers == 1 ? work_.notify_one() : work_.notify_all();
         job.run();
         std::unique_lock<std::mutex> lock(mutex_);
-        // Helpers that have not come by now find no chunk left, and must not see the job: it ends with this call.
+        // Helpers that start after this find no chunk, and must not see the job: it ends with this call.
         wanted_.erase(std::remove(wanted_.begin(), wanted_.end(), &job), wanted_.end());
         left_.wait(lock, [&job] { return job.helpers == 0; });
     }

@@ -21,7 +21,7 @@ inline const char* row_at(const Rows& source, std::int64_t index) {
 inline void prefetch(const char* row, std::int64_t nbytes) {
 #if defined(__GNUC__)
     for (std::int64_t at = 0; at < nbytes; at += kLine) __builtin_prefetch(row + at);
-    __builtin_prefetch(row + nbytes - 1);  // rows seldom start at a cache line, so they often end in one more
+    __builtin_prefetch(row + nbytes - 1);  // rows rarely start at a cache line, so they often end in another one
 #endif
 }
 
@@ -64,7 +64,7 @@ void copy_rows(const Rows& source, const std::int64_t* indices, const Rows& out,
 template <class Item>
 inline void widen_row(char* out, const char* row, std::int64_t items) {
     for (std::int64_t j = 0; j < items; j++) {
-        Item item;  // windows start at any byte: items may be unaligned
+        Item item;  // windows may start at any byte, so items may be unaligned
         std::memcpy(&item, row + j * static_cast<std::int64_t>(sizeof(Item)), sizeof(Item));
         const std::int64_t wide = item;
         std::memcpy(out + j * 8, &wide, 8);

@@ -39,7 +39,7 @@ inline double uniform(std::uint64_t key, std::uint64_t at) {
     return (upper - 0x1.00000001p84 + lower) * 0x1p-53;
 }
 
-// Places of a dataset's draws on the circle of a block, in order but for the turn past its end, and their buckets.
+// Places of a dataset's draws on the circle of a block, in order except for the wrap at its end, and their buckets.
 // `at` is the number of the first one in the stream of `key`.
 FEEDLINE_CLONES
 void place(std::uint64_t key, std::int32_t at, std::int32_t count, double begin, std::int32_t buckets, double* places,
@@ -47,7 +47,7 @@ void place(std::uint64_t key, std::int32_t at, std::int32_t count, double begin,
     const double parts = static_cast<double>(count), width = static_cast<double>(buckets);
     for (std::int32_t i = 0; i < count; i++) {
         const double part = static_cast<double>(i) + uniform(key, static_cast<std::uint64_t>(at + i));
-        const double turn = part / parts + begin;  // at most 2
+        const double turn = part / parts + begin;  // 2 or less
         const double within = turn < 1.0 ? turn : turn - 1.0;
         places[i] = within < 1.0 ? within : within - 1.0;
         chosen[i] = std::min(buckets - 1, static_cast<std::int32_t>(places[i] * width));
@@ -80,8 +80,9 @@ std::int32_t mixture_block(const std::int64_t* counts, std::int64_t datasets, st
     for (const std::int32_t bucket : chosen) next[bucket]++;
     std::int32_t sum = 0;
     for (std::int32_t& start : next) sum += std::exchange(start, sum);
-    // Insertion within a bucket; equal places keep their order, as in NumPy's stable sort. sorted[0] and what is not yet
-    // written are 0, which no place is below: insertion ends there, as it does at the places of an earlier bucket.
+    // Insertion within a bucket; equal places keep their order, as in NumPy's stable sort. sorted[0] and all places
+    // that are not yet written are 0, and no place is below 0. Insertion ends there, or at a place of an earlier
+    // bucket.
     sorted.assign(size + 1, 0.0);
     at = 0;
     for (std::int64_t d = 0; d < datasets; d++) {

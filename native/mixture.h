@@ -3,9 +3,9 @@
 
 namespace feedline {
 
-// Blocks of a mixture, numbered from `first` on, as `_mixture_block_numpy` makes each. `counts` has a row of `datasets`
-// numbers for each block, the positions of each dataset in it; their sum is below 2**31. The random numbers of a block
-// are fixed by the two keys and its number. Writes the dataset of each position.
+// Blocks of a mixture, numbered from `first` on; `_mixture_block_numpy` makes equal ones. `counts` has a row of
+// `datasets` numbers for each block, the positions of each dataset in it; their sum is below 2**31. The random numbers
+// of a block are fixed by the two keys and its number. Writes the dataset of each position.
 void mixture_blocks(const std::int64_t* counts, std::int64_t blocks, std::int64_t datasets, std::uint64_t first,
                     std::uint64_t jitter_key, std::uint64_t begin_key, std::int32_t* owners);
 

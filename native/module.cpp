@@ -4,7 +4,7 @@
 #include "module.h"
 
 NB_MODULE(_native, m) {
-    // Recorders of threads and the sums of running loops live until the interpreter ends.
+    // Recorders of threads and the sums of running loops exist until the interpreter ends.
     nanobind::set_leak_warnings(false);
     m.doc() = "Native kernels of feedline; use them through feedline.core.kernels, which checks arguments.";
     feedline::bind_permutation(m);

@@ -7,7 +7,7 @@
 namespace feedline {
 namespace {
 
-constexpr int kBlock = 512;  // fits the first-level cache, and fills every vector width
+constexpr int kBlock = 512;  // fits into the first-level cache, and fills every vector width
 
 // Values in the network, as two halves, and the target of each result.
 struct Block {
@@ -38,7 +38,7 @@ void encrypt(Block& block, int count, const std::uint32_t* keys, std::uint32_t e
     }
 }
 
-// Writes every value to its target, moves those that fell outside to the front, and returns their number.
+// Writes every value to its target, moves values outside of the range to the front, and returns their number.
 int settle(Block& block, int count, int low_bits, std::uint64_t length, std::int64_t* out) {
     int kept = 0;
     for (int i = 0; i < count; i++) {

@@ -16,7 +16,7 @@ public:
     // out[i] = element at position start + i.
     void range(std::int64_t start, std::int64_t count, std::int64_t* out) const;
 
-    // out[i] = element at position places[i]; `out` may be `places`. Every position must lie in [0, length).
+    // out[i] = element at position places[i]; `out` may be `places`. Every position must be in [0, length).
     void at(const std::int64_t* places, std::int64_t count, std::int64_t* out) const;
 
 private:

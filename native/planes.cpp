@@ -23,7 +23,8 @@ inline void reversed(std::uint16_t* out, const std::uint16_t* from, std::int64_t
 inline void reversed(std::uint32_t* out, const std::uint32_t* from, std::int64_t n) { reverse_u32(out, from, n); }
 inline void reversed(std::uint64_t* out, const std::uint64_t* from, std::int64_t n) { reverse_u64(out, from, n); }
 
-// The longest run of neighbors among the columns, upwards or downwards: crops and flips have hardly anything else.
+// The longest run of neighbors among the columns, upwards or downwards: crops and flips consist almost only of such
+// runs.
 struct Run {
     std::int64_t start = 0, stop = 0;
     bool down = false;

@@ -4,7 +4,7 @@
 
 namespace feedline {
 
-// A batch of images, channels first. Items of a line lie side by side; strides are in bytes.
+// A batch of images, channels first. Items of a line are contiguous; strides are in bytes.
 struct Planes {
     char* base;
     std::int64_t batch, channels, height, width;

@@ -75,7 +75,8 @@ struct KeptBatch {
     std::int64_t epoch, number;
 };
 
-// Sums of spans, and the latest batches. Their tuples are not kept: the next batch finds their memory in the cache. The sums of a parent are those of its children, too, which are added up when they are read. No Python code runs under the lock.
+// Sums of spans, and the latest batches. Their tuples are not kept: the next batch finds their memory in the cache. The
+// sums of a parent include its children, which are added up when they are read. No Python code runs under the lock.
 class SpanSums {
 public:
     SpanSums(nb::handle bounds, nb::object parent, nb::frozenset others, nb::tuple suffixes, std::size_t recent)
@@ -167,7 +168,7 @@ public:
     bool in_order = true;
 
 private:
-    // The wait for the first batch begins with `iter(loader)`, and is start-up; the step before it is none.
+    // The wait for the first batch begins with `iter(loader)`, and counts as start-up. No step precedes it.
     void count(const Span& span, KeptBatch* kept, bool first, std::int64_t& longest) {
         std::int64_t elapsed = span.stop - span.start;
         if (first) {
@@ -217,7 +218,7 @@ private:
         return &batch;
     }
 
-    // A loop has a handful of stages and workers: a search through all is faster than a hash table.
+    // A loop has few stages and workers: a search through all of them is faster than a hash table.
     std::size_t find(PyObject* stage, std::int64_t worker) {
         for (std::size_t place = 0; place < cells_.size(); ++place)
             if (cells_[place].worker == worker && cells_[place].stage == stage) return place;

@@ -2,7 +2,7 @@
 
 namespace feedline {
 
-// Forgets the branches of the last input.
+// Clears the branches of the last input.
 void forget_branches();
 
 // True if the input since then took branches, or took them a number of times, that no input before it did. Always false

@@ -1,5 +1,5 @@
-// libFuzzer target for grid-packed JPEGs: rewriting, measuring, and parts of files whose lengths may be wrong. What was
-// rewritten has the pixels of the original, and so has each part. The last bytes of an input are options.
+// libFuzzer target for grid-packed JPEGs: rewriting, measuring, and parts of files whose lengths may be wrong.
+// Rewritten files have the pixels of the original, and so has each part. The last bytes of an input are options.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -30,7 +30,7 @@ void must(bool holds) {
     if (!holds) __builtin_trap();
 }
 
-// Lengths between the restart markers of a file, whatever else is wrong with it.
+// Lengths between the restart markers of a file, even of a file with other faults.
 Lengths lengths_of(const Memory& jpeg) {
     Lengths lengths;
     std::size_t start = 0;
@@ -64,7 +64,7 @@ Window window_of(const Options& options, int width, int height) {
     return {x, y, options.box[2] % (width - x) + 1, options.box[3] % (height - y) + 1};
 }
 
-// Boxes as a caller that trusts nothing may pass them.
+// Boxes with any numbers, valid or not.
 Window wild_window(const Options& options) {
     const auto side = [](std::uint16_t number) { return static_cast<std::int16_t>(number) * (1 << number % 17); };
     return {side(options.box[0]), side(options.box[1]), side(options.box[2]), side(options.box[3])};

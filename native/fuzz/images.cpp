@@ -27,7 +27,7 @@ struct Options {
 };
 static_assert(sizeof(Options) == kOptions);
 
-// The tables of most files are those of a seed, which were seen before.
+// Most files have the tables of a seed, which were seen before.
 int meetings_of(const Options& options) { return options.law & 0x38 ? 1 : kMeetings; }
 
 Plan plan_of(const Options& options) {
@@ -104,7 +104,7 @@ PartPlan part_of(const Options& options, const Intact& image) {
     return plan;
 }
 
-// What is intact decodes without an error, whole and in part.
+// Intact files decode without an error, as a whole and in part.
 void intact_decodes(const Source& source, const Options& options) {
     Intact image;
     if (!is_intact(source.bytes, image) || std::int64_t{image.width} * image.height > kLimit) return;
@@ -112,7 +112,7 @@ void intact_decodes(const Source& source, const Options& options) {
     const Window& shown = plan.resizes ? plan.resize.window : plan.part;
     must(plan.fits(source, shown.width, shown.height));
     Memory part(3 * static_cast<std::size_t>(shown.width) * static_cast<std::size_t>(shown.height));
-    // Codes that libjpeg decodes past with a warning are left to Pillow; nothing else may fail here.
+    // Codes that only cause a warning of libjpeg are left to Pillow. No other failure is allowed here.
     must(is_left_to_pillow(read_part(source, plan, part.data())));
     both_ways(3 * static_cast<std::size_t>(image.width) * static_cast<std::size_t>(image.height), meetings_of(options),
               [&](bool quick, std::uint8_t* rgb) {

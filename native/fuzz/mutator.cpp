@@ -6,7 +6,7 @@
 namespace feedline {
 namespace {
 
-constexpr std::size_t kMostNbytes = 1 << 15;  // of an input: longer ones are slow, and find nothing else
+constexpr std::size_t kMostNbytes = 1 << 15;  // bytes of an input: longer inputs are slow, and find no other faults
 constexpr std::uint8_t kStartOfScan = 0xDA, kFirstRestart = 0xD0;
 constexpr std::uint16_t kNumbers[] = {0, 1, 2, 7, 8, 16, 64, 255, 256, 1024, 32767, 32768, 65500, 65535};
 

@@ -8,14 +8,14 @@ namespace feedline {
 
 using Memory = std::vector<std::uint8_t>;
 
-constexpr std::size_t kOptions = 24;  // bytes at the end of an input that are no part of its JPEG
+constexpr std::size_t kOptions = 24;  // bytes at the end of an input that are not part of its JPEG
 
-// Changes JPEGs as damage and as other encoders do: bytes, numbers, lengths, whole segments, restart markers.
+// Changes JPEGs like damage or other encoders: bytes, numbers, lengths, whole segments, restart markers.
 class Mutator {
 public:
     explicit Mutator(unsigned seed) : random_(seed) {}
 
-    // A seed, or an input that was kept, with other options; most have a changed JPEG, too. The rest let options meet
+    // A seed, or an input that was kept, with other options; most have a changed JPEG, too. The others try options on
     // files that are read to their end.
     Memory mutated(const std::vector<Memory>& seeds, const std::vector<Memory>& kept);
 

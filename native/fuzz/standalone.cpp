@@ -2,7 +2,7 @@
 // that was never written. Inputs that take new branches are kept, and changed again. An input that takes minutes ends
 // the run, too. Usage: standalone COUNT SEED FOLDER, with a folder of seeds, or standalone again FILE to read one input.
 //
-// The file PROGRAM-input-SEED holds the input that is being read; it remains after a crash.
+// The file PROGRAM-input-SEED has the input that is being read. The file remains after a crash.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -32,7 +32,7 @@ constexpr unsigned kPatience = 120;       // seconds for one input, which takes 
 constexpr std::size_t kMostKept = 20000;  // inputs
 constexpr std::size_t kRoom = 1 << 20;    // bytes of the file of the current input
 
-// A file of the current input: its size, and its bytes. Shared memory survives whatever ends the process.
+// A file of the current input: its size, and its bytes. Shared memory remains after any end of the process.
 class CurrentInput {
 public:
     explicit CurrentInput(std::string path) : path_(std::move(path)) {

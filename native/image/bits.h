@@ -13,9 +13,9 @@
 namespace feedline {
 
 // Bits of one segment of entropy-coded data, which ends at a marker or with the bytes. Zeros follow its end;
-// `overdrawn` is true if any of them was taken.
+// `overdrawn` is true if any of these zeros was taken.
 //
-// Fields are public, and no hot function takes the address of a reader, so that decoding loops keep all of it in
+// Fields are public, and no hot function takes the address of a reader, so that decoding loops keep the whole reader in
 // registers.
 struct BitReader {
     static constexpr int kReady = 56;

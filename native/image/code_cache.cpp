@@ -41,7 +41,8 @@ CodeCache::Entry<Lookups>& CodeCache::entry_of(Entries<Lookups>& entries, const 
     return *entries.front();
 }
 
-// Counts one more image with a table and returns its entry; nullptr until its look-ups pay, or if it is invalid.
+// Counts one more image with a table and returns its entry; nullptr until its look-up tables save time, or if it is
+// invalid.
 template <class Lookups>
 CodeCache::Entry<Lookups>* CodeCache::met(Entries<Lookups>& entries, const JHUFF_TBL* table, std::size_t nbytes) {
     if (!table) return nullptr;

@@ -10,13 +10,13 @@
 
 namespace feedline {
 
-// Cache of the most recent Huffman tables, with their look-up tables. Most files share a handful of tables, and
-// building the look-ups of one costs as much as decoding some kilobytes. So they are built when they pay: for a longer
-// scan, or when a table is seen again.
+// Cache of the most recent Huffman tables, with their look-up tables. Most files share a few tables, and building the
+// look-up tables of one takes as long as decoding some kilobytes. They are therefore built only if that saves time: for
+// a longer scan, or when a table is seen again.
 class CodeCache {
 public:
     // Call once per image for each of its tables; `nbytes` is the length of its scan. nullptr for a table that does not
-    // pay yet, and for an invalid one.
+    // save time yet, and for an invalid table.
     const DcCodes* dc(const JHUFF_TBL* table, std::size_t nbytes);
     const AcCodes* ac(const JHUFF_TBL* table, std::size_t nbytes);
 

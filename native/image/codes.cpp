@@ -77,7 +77,7 @@ bool AcCodes::prepare(const HuffmanTable& table) {
     for (std::uint32_t i = 0; i < count; i++) {
         const Ahead& first = firsts[i];
         const Ahead& second = firsts[(i << first.pair.alone) & (count - 1)];
-        // A second coefficient comes along if all its bits are among those looked at, and its value fits a byte.
+        // A second coefficient is added if the look-up includes all its bits, and if its value fits into a byte.
         const bool both = first.value < kEnd << 8 && second.pair.alone &&
                           first.pair.alone + second.pair.alone <= kPairBits &&
                           second.pair.first == static_cast<std::int8_t>(second.pair.first);

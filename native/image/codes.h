@@ -70,7 +70,7 @@ private:
 };
 
 // Position of coefficients in a block by their order in the file, which is along its diagonals. Speculative writes
-// beyond the block, which are not used, fall on its last position.
+// beyond the block, which are not used, go to its last position.
 using Places = std::array<std::uint8_t, 256>;
 constexpr Places along_diagonals() {
     Places places{};
@@ -94,7 +94,7 @@ public:
     // False for an invalid table.
     bool prepare(const HuffmanTable& table);
 
-    // Makes `pass` faster; worth it for many blocks only. Call after `prepare` with the same table.
+    // Makes `pass` faster; saves time only for many blocks. Call after `prepare` with the same table.
     void prepare_runs(const HuffmanTable& table);
     bool has_runs() const { return has_runs_; }
 
@@ -137,7 +137,7 @@ private:
     FEEDLINE_INLINE bool rest(BitReader& reader, std::uint32_t place, std::int16_t* block) const;
 
     Codes codes_;
-    std::uint16_t aheads_[1 << kPairBits];  // of the pairs; separate, as each look-up waits for the last one's
+    std::uint16_t aheads_[1 << kPairBits];  // of the pairs; separate, because each look-up waits for the one before
     Pair pairs_[1 << kPairBits];
     std::uint16_t runs_[1 << kRunBits];  // of as many symbols as fit
     bool has_runs_ = false;
@@ -158,7 +158,8 @@ inline bool AcCodes::rest(BitReader& reader, std::uint32_t place, std::int16_t* 
             reader.spent += ahead;
             if (kStored) {
                 const int late = static_cast<int>(bits >> (-pair->alone & 63)) & pair->late;
-                // Without a second one this writes a zero, at the first one's position or a later one.
+                // Without a second coefficient, this writes a zero at the position of the first one, or at a later
+                // position.
                 block[kPlaces[(reader.spent >> 8) - 1]] = pair->second;
                 block[kPlaces[(spent >> 8) + pair->run]] = static_cast<std::int16_t>(pair->first + late);
             }
@@ -170,7 +171,7 @@ inline bool AcCodes::rest(BitReader& reader, std::uint32_t place, std::int16_t* 
 
         const std::uint32_t before = spent >> 8, after = reader.spent >> 8;
         if (pair->alone) {
-            // A full block has no end code: the second symbol then belongs to the next block.
+            // A full block has no end code: its second symbol then belongs to the next block.
             const bool full = before + pair->run + 1 == 64;
             const std::uint32_t all = (reader.spent - spent) & 255;
             const std::uint32_t taken = all - ((all - pair->alone) & (0u - static_cast<std::uint32_t>(full)));

@@ -21,12 +21,12 @@ inline int side_of(const jpeg_component_info& what) { return what.DCT_scaled_siz
 inline int least_side(const jpeg_decompress_struct& info) { return info.min_DCT_scaled_size; }
 #endif
 
-// Decodes the entropy-coded data of a baseline JPEG for libjpeg, two to three times as fast, until it meets anything
-// irregular.
+// Decodes the entropy-coded data of a baseline JPEG for libjpeg, two to three times as fast, up to the first irregular
+// data.
 class ScanDecoder {
 public:
     // Begins the scan whose header libjpeg has just read. False for scans that libjpeg must decode: other kinds, or
-    // ones too short to pay for look-up tables.
+    // scans too short to make up for the cost of look-up tables.
     bool begin(const jpeg_decompress_struct& info);
 
     // Limits each row of MCUs to those that show `width` columns of pixels from `left` on.
@@ -36,7 +36,7 @@ public:
     // irregular data: libjpeg then has to decode the whole image.
     bool decode(JBLOCKROW* blocks) { return decoder_(*this, blocks); }
 
-    // Position in the data: all before it were as they should be.
+    // Position in the data: all data before it were regular.
     const std::uint8_t* at() const { return reader_.at; }
     std::int64_t restarts() const { return restarts_; }  // so far
 

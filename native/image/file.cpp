@@ -16,7 +16,7 @@ constexpr std::size_t kKept = std::size_t{64} << 20;  // bytes that a thread kee
 
 class Descriptor {
 public:
-    // O_NONBLOCK: opening a pipe without a writer would wait; it is refused below, by its type.
+    // O_NONBLOCK: the opening of a pipe without a writer would wait. A pipe is refused below, by its type.
     explicit Descriptor(const char* path) : number_(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {}
     ~Descriptor() {
         if (number_ >= 0) close(number_);
@@ -62,7 +62,7 @@ Status FileReader::read(const char* path, std::size_t most, Bytes& bytes) {
     if (!S_ISREG(info.st_mode)) return Status::bad("it is not a regular file");
     if (static_cast<std::size_t>(info.st_size) > kMost) return Status::bad("it is larger than 2 GiB");
     const std::size_t wanted = std::min(static_cast<std::size_t>(info.st_size), most);
-    // One huge file must not cost each thread its size for as long as the process lives.
+    // After one huge file, no thread may keep a buffer of that size until the process ends.
     if (memory_.size() > kKept && wanted <= kKept) std::vector<std::uint8_t>().swap(memory_);
     if (memory_.size() < wanted) memory_.resize(wanted + wanted / 2);
     std::size_t got = 0;

@@ -16,7 +16,7 @@ public:
 
     static constexpr std::size_t kMost = std::size_t{1} << 31;
 
-    // What this thread has read since the last call.
+    // Counts of the reads of this thread since the last call.
     struct Sum {
         std::int64_t elapsed_ns = 0, nbytes = 0;
     };

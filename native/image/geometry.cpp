@@ -7,7 +7,7 @@ namespace feedline {
 namespace {
 
 constexpr int kAttempts = 10;
-constexpr int kSpare = 2;  // with a smaller margin, libjpeg's filter shows: 35 dB from a full decode instead of 45
+constexpr int kSpare = 2;  // with a smaller margin, libjpeg's filter is visible: 35 dB from a full decode instead of 45
 
 // Numbers in [0, 1) from splitmix64, as `Draws` in feedline/core/rng.py.
 class Draws {

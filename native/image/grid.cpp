@@ -19,7 +19,7 @@ enum Marker : uint8_t { SOF0 = 0xC0, SOF1 = 0xC1, DHT = 0xC4, RST0 = 0xD0, EOI =
 
 constexpr int64_t kMarker = 2;  // bytes of a marker that has no contents
 
-// The window must leave out at least 1/8 of what a decoder would read; otherwise the copy does not pay.
+// The window must leave out at least 1/8 of what a decoder would read; otherwise the copy saves no time.
 constexpr int64_t kOf = 8, kAtMost = 7;
 
 inline unsigned big16(const uint8_t* at) { return static_cast<unsigned>(at[0]) << 8 | at[1]; }
@@ -134,7 +134,7 @@ private:
 // Returns the intervals that hold the pixels [start, stop) and those that upsampling reads beyond them.
 //
 // A chroma sample covers at most two reduced pixels where libjpeg interpolates, so two on each side are enough. libjpeg
-// upsamples parts hardly wider than a chroma sample differently: these include their neighbor, too.
+// upsamples parts hardly wider than a chroma sample in another way, so such parts include their neighbor, too.
 Range touched(int64_t start, int64_t stop, int64_t whole, int64_t step, int64_t least, int64_t denominator) {
     const int64_t margin = 2 * denominator;
     start = std::max<int64_t>(0, start / denominator * denominator - margin);

@@ -32,9 +32,9 @@ bool measure(const std::uint8_t* jpeg, std::size_t nbytes, std::vector<std::uint
 // chroma sample to each side, at full scale or at 1/denominator (2, 4, 8). At a reduced scale this holds for the pixels
 // in `wanted` and on its border.
 //
-// False if the grid does not match the file, also for hostile and damaged input: nothing outside of `jpeg` and
-// `lengths` is ever read. False, too, if it would gain nothing: the window covers nearly all that a decoder reads
-// anyway, which is every row down to the window's last. Decode the whole file then. The answer takes a fraction of a
+// False if the grid does not match the file, also for hostile and damaged input: no memory outside of `jpeg` and
+// `lengths` is read. Also false if the part would save no time: the window then covers nearly all rows that a decoder
+// reads in any case, down to the window's last row. Decode the whole file then. The answer takes a fraction of a
 // microsecond, from the header alone. For images hardly larger than the output a whole decode is cheaper.
 //
 // Reads only the header, the intervals of the window, and `lengths`. `out` is overwritten; reuse it to keep its memory.

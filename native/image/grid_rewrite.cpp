@@ -29,7 +29,7 @@ constexpr int64_t kFewest = 64;     // MCUs: decoding a smaller image is faster 
 constexpr int64_t kMostPixels = int64_t{1} << 27;  // coefficients of 128 megapixels take up to 800 MB
 constexpr int kMostScans = 200;                     // scans of a progressive file; encoders write about ten
 
-// libjpeg reports errors by longjmp: it lands in `guarded`, whose callees hold nothing that needs a destructor.
+// libjpeg reports errors by longjmp. The jump ends in `guarded`, whose callees have no objects with destructors.
 struct Errors {
     jpeg_error_mgr manager;  // the first member: libjpeg's pointer to it is a pointer to this
     std::jmp_buf landing;
@@ -108,7 +108,7 @@ private:
         for (const jpeg_marker_struct* marker = info_.marker_list; marker; marker = marker->next) markers_++;
     }
 
-    // Refuses other kinds of samples, and headers that promise more than the file can hold.
+    // Refuses other kinds of samples, and headers that declare more data than the file can contain.
     const char* oddity(size_t nbytes) const {
         const int64_t pixels = int64_t{info_.image_width} * info_.image_height;
         if (info_.data_precision != 8) return "Not 8 bits a sample";
@@ -159,7 +159,7 @@ private:
         info_.write_JFIF_header = FALSE;  // copied if present: decoders infer the color space from it
         info_.write_Adobe_marker = FALSE;
         jpeg_write_coefficients(&info_, source.coefficients());
-        // Those between scans come too late to decide color space or orientation; in the header they would.
+        // Markers between scans are too late to determine color space or orientation. In the header, they would.
         const jpeg_marker_struct* marker = source.info().marker_list;
         for (size_t left = source.markers(); left > 0; left--, marker = marker->next)
             if (!is_further_images(*marker))
@@ -213,8 +213,8 @@ bool rewrite(const uint8_t* jpeg, size_t nbytes, std::vector<uint8_t>& out, std:
     if (units.columns * units.rows < kFewest) return refuse("Too small for a grid", why);
     Target bare;
     if (!bare.write(source, 0, why)) return false;
-    // A progressive file grows when it becomes a baseline one, which decodes several times faster; this growth is not
-    // charged to the grid.
+    // A progressive file grows when it becomes a baseline one, which decodes several times faster; this growth does not
+    // count as a cost of the grid.
     const bool progressive = source.info().progressive_mode;
     const int64_t left = static_cast<int64_t>(bare.nbytes());
     const int64_t interval = chosen(units, progressive ? left : static_cast<int64_t>(nbytes), left);

@@ -12,7 +12,7 @@ constexpr int kEnd = 0xD9, kScan = 0xDA, kRestart = 0xD0;
 
 bool is_restart(int marker) { return (marker & 0xF8) == kRestart; }
 
-// Walks over the markers of a JPEG; every step returns false at the first oddity.
+// Reads the markers of a JPEG one by one; every step returns false at the first irregularity.
 class Walk {
 public:
     explicit Walk(Bytes jpeg) : jpeg_(jpeg) {}
@@ -56,7 +56,7 @@ private:
 
     bool scan(const Intact& found) const { return found.components && size_ > 0 && segment_[0] == found.components; }
 
-    // Moves to the first marker after the codes that is no restart.
+    // Moves to the first marker after the codes that is not a restart marker.
     bool codes() {
         while (true) {
             const void* const found = std::memchr(jpeg_.data + at_, 0xFF, jpeg_.size - at_);

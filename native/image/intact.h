@@ -11,9 +11,9 @@ struct Intact {
     std::size_t end = 0;
 };
 
-// True if libjpeg decodes the JPEG to its end without an error, wherever its codes are damaged: a Huffman JPEG whose
-// markers follow each other as they should, up to an end marker. False if that is not certain. Reads markers only, and
-// sets libjpeg up once, which checks the tables.
+// True if libjpeg decodes the JPEG to its end without an error, even with damaged codes: a Huffman JPEG with a regular
+// sequence of markers, up to an end marker. False if that is not certain. Reads markers only, and sets libjpeg up once,
+// which checks the tables.
 bool is_intact(Bytes jpeg, Intact& found);
 
 }  // namespace feedline

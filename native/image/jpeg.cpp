@@ -10,7 +10,7 @@ namespace feedline {
 namespace {
 
 constexpr int kMostScans =
-    500;                        // a few kilobytes can hold thousands, and each costs a pass over the whole image
+    500;                        // a few kilobytes can contain thousands, and each takes a pass over the whole image
 constexpr int kMargin = 2;      // columns beyond the region that fancy upsampling reads
 constexpr int kNarrowest = 48;  // libjpeg upsamples narrower regions differently
 
@@ -55,7 +55,8 @@ bool JpegReader::open(Bytes jpeg) {
     errors_.text[0] = 0;
     errors_.base.num_warnings = 0;
     return guarded([&] {
-        // libjpeg keeps tables from one image to the next: an image that lacks some would be decoded with another's.
+        // libjpeg keeps tables from one image to the next: an image without some tables would be decoded with those of
+        // another image.
         jpeg_destroy_decompress(&decoder_);
         jpeg_create_decompress(&decoder_);
         decoder_.progress = &progress_;
@@ -148,7 +149,8 @@ void JpegReader::explain() {
     std::vector<std::uint8_t> line(static_cast<std::size_t>(line_width()) * decoder_.output_components);
     JSAMPROW row = line.data();
     guarded([&] {
-        // Not skipped: behind lines that were read, libjpeg-turbo may skip for ever if components are sampled 1x2 and 1x4.
+        // Not skipped: after lines that were read, libjpeg-turbo's skip may never end if components are sampled 1x2 and
+        // 1x4.
         while (decoder_.output_scanline < decoder_.output_height) {
             if (jpeg_read_scanlines(&decoder_, &row, 1) == 0) return;
         }
@@ -156,7 +158,7 @@ void JpegReader::explain() {
     });
 }
 
-// libjpeg has read files of several scans to their end. Of others, the rest is not decoded, but looked at.
+// libjpeg has read files of several scans to their end. Of other files, the rest is not decoded, but checked.
 bool JpegReader::rest_is_regular() {
     if (jpeg_has_multiple_scans(&decoder_)) return is_refined();
     const std::int64_t rows_of_mcus = decoder_.comps_in_scan == 1 ? decoder_.cur_comp_info[0]->height_in_blocks
@@ -172,14 +174,14 @@ bool JpegReader::rest_is_regular() {
     return ends_regularly(decoder_.src->next_input_byte, end, before, all - before);
 }
 
-// libjpeg smooths progressive images of which scans are missing, and each version does it in another way.
+// libjpeg smooths progressive images with missing scans, and the result depends on its version.
 bool JpegReader::is_refined() const {
     if (!decoder_.progressive_mode) return true;
     const int* const bits = decoder_.coef_bits[0];
     return std::all_of(bits, bits + decoder_.num_components * DCTSIZE2, [](int left) { return left == 0; });
 }
 
-// Returns the number of restart markers in front of the last of so many MCUs.
+// Returns the number of restart markers before the last of that many MCUs.
 std::int64_t JpegReader::restarts_before(std::int64_t mcus) const {
     return decoder_.restart_interval && mcus > 0 ? (mcus - 1) / decoder_.restart_interval : 0;
 }
@@ -207,7 +209,8 @@ void JpegReader::warn(j_common_ptr decoder, int level) {
     if (level < 0 && !is_harmless(decoder->err->msg_code)) decoder->err->num_warnings++;
 }
 
-// Called when the bytes run out. Pillow then waits for more, even if libjpeg only reads ahead, and finds none.
+// Called when the bytes run out. Pillow then waits for more bytes, even if libjpeg only reads ahead, and there are
+// none.
 boolean JpegReader::fill(j_decompress_ptr decoder) {
     const auto common = reinterpret_cast<j_common_ptr>(decoder);
     if (!input_of(common).decoding) fail_short(common, "within its header");

@@ -14,7 +14,7 @@ namespace feedline {
 // libjpeg on bytes in memory: header, then a region at a scale, line by line. Reusable after success and failure.
 //
 // libjpeg reports errors by longjmp; every such jump begins and ends in this class, and crosses only frames of libjpeg.
-// Every irregularity is a failure, also those that libjpeg decodes past, and those below the requested region.
+// Every irregularity is a failure, including those that libjpeg ignores, and those below the requested region.
 class JpegReader {
 public:
     JpegReader();
@@ -50,7 +50,7 @@ public:
     bool finish();
     void stop();
 
-    const char* problem() const { return errors_.text; }  // empty if nothing but libjpeg's warnings is known
+    const char* problem() const { return errors_.text; }  // empty if only libjpeg's warnings are known
     bool hopeless() const { return hopeless_; }           // true if Pillow should not try, either
 
 private:

@@ -9,7 +9,7 @@
 namespace feedline {
 namespace {
 
-constexpr int kMostPixels = 65500;  // to a side: what a JPEG can hold, and small enough for all products
+constexpr int kMostPixels = 65500;  // pixels per side: the limit of JPEG, small enough for all products
 
 bool within(const Window& part, int width, int height) {
     return part.x >= 0 && part.y >= 0 && part.width > 0 && part.height > 0 && part.width <= width - part.x &&

@@ -18,8 +18,8 @@ struct Resize {
     bool across_first = false;  // always, as in Pillow before 13
 };
 
-// A part of an image at 1/scale, and its resize, if any. `image` is the size of the JPEG in full; pixels in memory have
-// their own.
+// A part of an image at 1/scale, and its resize, if any. `image` is the size of the whole JPEG; pixels in memory have
+// their own size.
 struct PartPlan {
     Intact image;
     int scale = 1;

@@ -38,7 +38,7 @@ struct Passes {
 
 extern const Passes plain_passes;
 const Passes* avx2_passes();    // nullptr if the CPU or the compiler lacks them
-const Passes* avx512_passes();  // likewise
+const Passes* avx512_passes();  // nullptr, too, if they are missing
 
 // Best passes for this CPU, of the first `sets` of: plain, AVX2, AVX-512.
 constexpr int kAllSets = 3;

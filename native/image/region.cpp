@@ -21,7 +21,7 @@ Status RegionDecoder::decode_whole(Bytes jpeg, int width, int height, bool quick
     return jpeg_.gave_up() && whole(region, rgb) ? Status{} : failure();
 }
 
-// Pillow has the last word on what is irregular, so that both read the same files.
+// Pillow decides about irregular files, so that both read the same files.
 Status RegionDecoder::failure() const { return jpeg_.hopeless() ? Status::bad(problem_) : Status::foreign(problem_); }
 
 // Reads all lines from the top; again with libjpeg alone if ScanDecoder gave up.
@@ -80,7 +80,7 @@ bool RegionDecoder::assembled(const Region& region, Region& smaller) {
     return true;
 }
 
-// libjpeg-turbo writes aligned lines past the caches, and each line is read at once: none is aligned.
+// libjpeg-turbo writes aligned lines without the caches, but each line is read at once. Therefore, no line is aligned.
 void RegionDecoder::place(std::uint8_t* (&lines)[JpegReader::kLines], std::size_t pixels) {
     constexpr std::size_t kAligned = 64, kAside = 8;
     const std::size_t stride = (pixels * kPixel + kAligned - 1) / kAligned * kAligned;

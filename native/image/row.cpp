@@ -112,7 +112,7 @@ struct Order {
         return geometry(plan.law, plan.flip, {layout.width, layout.height}, key, width, height);
     }
 
-    // A law's geometry always fits.
+    // The geometry of a crop policy always fits.
     bool fits(const Geometry& found, int width, int height) const {
         if (!given) return true;
         const Window& box = found.box;
@@ -249,7 +249,7 @@ Reader& reader() {
     return own;
 }
 
-// Allocations can fail in many places; libjpeg reports its own.
+// Allocations can fail in many places. libjpeg reports the failure of its own ones.
 template <class Work>
 Status within_memory(Work work) {
     try {

@@ -47,11 +47,11 @@ struct Placement {
 };
 
 // Writes one row of a batch, with the calling thread's buffers and decoder, which are kept for its next image. An image
-// of more than `limit` pixels is refused by its header; 0 is no limit.
+// with more than `limit` pixels in its header is refused; 0 means no limit.
 Status read_row(const Plan& plan, const Source& source, std::uint64_t key, std::int64_t limit, void* row);
 
-// As `read_row`, for a row of any layout at a given place. A box that leaves the image, or a window that shows none of
-// it, is refused.
+// Like `read_row`, for a row of any layout at a given place. A box beyond the bounds of the image, or a window without
+// pixels of the image, is refused.
 Status read_placed(const Plan& plan, const Layout& layout, const Source& source, const Placement& placement,
                    std::int64_t limit, void* row);
 

@@ -56,7 +56,8 @@ struct Tags {
     }
 
 private:
-    // Pillow skips values beyond the end, or stops there; of a tag that comes twice, versions differ in which they take.
+    // Pillow skips values beyond the end, or stops there. If a tag occurs twice, the used one depends on the version of
+    // Pillow.
     void see(const Integers& integers, std::size_t entry, std::size_t nbytes) {
         static const std::uint8_t sizes[] = {0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4, 0, 0, 8};
         const std::uint32_t tag = integers.two(entry), type = integers.two(entry + 2), count = integers.four(entry + 4);
@@ -93,12 +94,12 @@ int xmp_orientation(Bytes packet) {
     }
 }
 
-// Orientations in the APP1 segments of one file. Pillow joins several EXIF segments, and takes the last XMP packet.
+// Orientations in the APP1 segments of one file. Pillow joins several EXIF segments, and uses the last XMP packet.
 struct Orientations {
     Tags exif{Bytes{}};
     int segments = 0, xmp = 0;
 
-    // False for what Pillow may fail to open.
+    // False for contents that Pillow may fail to open.
     bool see(Bytes segment) {
         static const char xmp_name[] = "http://ns.adobe.com/xap/1.0/";
         if (begins(segment, "Exif\0\0", 6)) exif = Tags({segment.data + 6, segment.size - 6}), segments++;
@@ -129,7 +130,7 @@ bool are_whole_tables(Bytes segment) {
     return at == segment.size;
 }
 
-// Pillow looks for the length of each resource's name without a check.
+// Pillow reads the length of each resource's name without a check.
 bool are_resources(Bytes segment) {
     const Integers integers(segment, false);
     for (std::size_t at = 14; segment.size >= at + 4 && !std::memcmp(segment.data + at, "8BIM", 4);) {

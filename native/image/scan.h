@@ -16,7 +16,7 @@ struct Bytes {
 struct Header {
     int width = 0, height = 0, components = 0;
     bool progressive = false;
-    int orientation = 1;  // from EXIF, or from XMP if EXIF has none, as in Pillow; 0 if Pillow has to tell
+    int orientation = 1;  // from EXIF, or from XMP if EXIF has none, as in Pillow; 0 if only Pillow can determine it
 };
 
 // Reads the header without allocating. `foreign` for other formats, for four components (CMYK), and for anything that
@@ -24,8 +24,8 @@ struct Header {
 // `large` above `limit` pixels (0 is no limit).
 Status scan(Bytes jpeg, std::int64_t limit, Header& header);
 
-// True if entropy-coded data continue from `at` with nothing but data, `left` restart markers, of which the first has
-// the number `next`, and the end marker. libjpeg and Pillow then accept the rest, whatever its bits say.
+// True if only entropy-coded data, `left` restart markers and the end marker follow from `at` on. The first restart
+// marker must have the number `next`. libjpeg and Pillow then accept the rest, with any bits.
 bool ends_regularly(const std::uint8_t* at, const std::uint8_t* end, std::int64_t next, std::int64_t left);
 
 }  // namespace feedline

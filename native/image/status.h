@@ -8,8 +8,8 @@ namespace feedline {
 // Result of reading an image. feedline/images/decode.py uses the same numbers.
 enum class Verdict {
     written = 0,
-    foreign = 1,  // for Pillow, which decides; if it cannot read the image either, `text` says why, unless empty
-    bad = 2,      // `text` says why
+    foreign = 1,  // for Pillow, which decides; `text` may have the reason if it cannot read the image, either
+    bad = 2,      // `text` has the reason
     file = 3,     // the file could not be read: `number` is the errno
     large = 4,    // more pixels than the limit: `number` is width << 32 | height
 };

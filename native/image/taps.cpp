@@ -162,7 +162,8 @@ void Taps::prepare(const Axis& axis) {
         from -= low_;
         to -= low_;
     }
-    // Outputs of the padding read the last output's samples, with weight zero, so that their team stays near.
+    // Outputs of the padding read the last output's samples, with weight zero, so that the samples of their team are
+    // near.
     std::fill(offsets_.begin() + count_, offsets_.end(), offsets_[static_cast<std::size_t>(count_ - 1)]);
     form_teams();
 }

@@ -22,7 +22,7 @@ struct Axis {
 };
 
 // Weights of that axis, bit for bit those of Pillow, or of torch's antialiased resize of uint8: integers in units of
-// 2^-22. Those of torch have 16 bits, with as many fraction bits as the largest weight of the axis leaves room for.
+// 2^-22. Those of torch have 16 bits, with as many fraction bits as the largest weight of the axis allows.
 //
 // Each weight is stored twice: as high * 256 + low, for multiplication of pairs of 16 bits, and as three signed bytes.
 // The weights of an output are padded with zeros to whole blocks of four, and the outputs to a multiple of kOutputs.
@@ -41,8 +41,8 @@ public:
         std::int8_t bytes[3][kTeam][kBlock];
     };
 
-    // The samples of a team are near if all its first blocks lie within kReach samples from base(). places() are then
-    // the bytes from there on that a block multiplies: four samples of each output, for one channel after the other.
+    // The samples of a team are near if all its first blocks are within kReach samples from base(). places() are then
+    // the bytes from base() on that a block multiplies: four samples of each output, for one channel after the other.
     static constexpr int kReach = 16;
     struct alignas(64) Places {
         std::uint8_t at[64];
@@ -57,7 +57,7 @@ public:
     int blocks() const { return blocks_; }             // per output
     int length() const { return blocks_ * kBlock; }    // weights per output, with the padding
     int overrun() const { return length() + kReach; }  // samples from high() on that kernels may touch
-    // First sample of an output, and the one past its last, from low() on.
+    // First sample of an output, and the sample after its last, from low() on.
     int offset(int output) const { return offsets_[static_cast<std::size_t>(output)]; }
     int end(int output) const { return ends_[static_cast<std::size_t>(output)]; }
     const int* offsets() const { return offsets_.data(); }

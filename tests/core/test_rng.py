@@ -121,7 +121,7 @@ def test_neighbors_are_torn_apart() -> None:
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 3), (0, 11), (5, 4), (11, 11)])
 def test_places_outside_a_permutation_are_refused(start: int, stop: int) -> None:
-    with pytest.raises(ValueError, match=rf"\[{start}, {stop}\) does not lie within a permutation of 10"):
+    with pytest.raises(ValueError, match=rf"\[{start}, {stop}\) is not within a permutation of 10"):
         permuted(0, 10, start, stop)
 
 

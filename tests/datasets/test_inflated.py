@@ -135,7 +135,7 @@ def test_a_disk_that_is_full_is_named(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(cache_folder, "write", full)
-    with pytest.raises(StoreError, match=r"cannot be kept decompressed in .* \(No space left .* pass cache= a folder"):
+    with pytest.raises(StoreError, match=r"cannot be kept decompressed in .* \(No space left .* pass cache=, a folder"):
         read(str(source))()
     assert not contents(tmp_path)
     assert not list((tmp_path / "xdg").rglob("temporary/*"))

@@ -196,7 +196,8 @@ class TestCompressed:
         with pytest.warns(CacheWarning):
             far = MDS(folder, columns=["int"], cache=Cache(tmp_path / "tiny", 100))
         with pytest.raises(
-            StoreError, match=r"shard.00000.mds.zstd cannot be kept decompressed in .*the limit .* pass cache= a folder"
+            StoreError,
+            match=r"shard.00000.mds.zstd cannot be kept decompressed in .*the limit .* pass cache=, a folder",
         ):
             far[0]
 

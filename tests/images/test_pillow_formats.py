@@ -120,7 +120,7 @@ BAD = {
     "two components": (with_frame(jpeg(60, 40), components=2), "a JPEG of 2 components"),
     "bomb": (
         with_frame(jpeg(60, 40), width=60_000, height=60_000),
-        r"60000 × 60000 = 3,600,000,000 pixels, more than the limit of 178,956,970 .* Raise PIL.Image.MAX_IMAGE_PIXELS",
+        r"60000 × 60000 = 3,600,000,000 pixels, more than the limit of 178,956,970 .* raise PIL.Image.MAX_IMAGE_PIXELS",
     ),
     "truncated PNG": (encoded(photo(60, 40), "PNG")[:2000], "truncated|unrecognized data stream|broken PNG"),
 }
@@ -255,7 +255,7 @@ def test_pillows_limit_on_pixels_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     for data in datas:
         with pytest.raises(
-            images.ImageError, match=r"2,?400 pixels.* limit of 2,?000 .*Raise PIL.Image.MAX_IMAGE_PIXELS"
+            images.ImageError, match=r"2,?400 pixels.* limit of 2,?000 .*raise PIL.Image.MAX_IMAGE_PIXELS"
         ):
             images.read_one(data, RECIPE)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)

@@ -411,7 +411,7 @@ def wrong(match: str, make: Any) -> Any:
         wrong("have no random access", lambda: Infinite(MaterializedSampler([1]))),  # type: ignore[arg-type]
         wrong("num_samples must be at least 1, but is 0", lambda: VirtualEpochs(Sequential(3), 0)),
         wrong("rank must be below world_size=2, but is 2", lambda: Distributed(Sequential(3), 2, 2)),
-        wrong("leaves nothing of 3 for 4 ranks", lambda: Distributed(Sequential(3), 0, 4, drop_last=True)),
+        wrong("leaves no sample of 3 for 4 ranks: omit it", lambda: Distributed(Sequential(3), 0, 4, drop_last=True)),
         wrong("Distributed takes samplers of indices", lambda: DistributedBatches(Sequential(3), 0, 1)),  # type: ignore[arg-type]
         wrong("counts up to 5, but there are 2 indices", lambda: Subset([1, 2], Sequential(5))),
         wrong("start must be at least 0, but is -1", lambda: Sequential(5).take(0, -1, 2)),

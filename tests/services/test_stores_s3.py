@@ -122,7 +122,7 @@ def test_wrong_credentials_buckets_and_users(s3: S3, bucket: str) -> None:
     unknown_key = S3(s3.endpoint, "UNKNOWNKEY", s3.secret_access_key)
     for server, name, kind, words in (
         (wrong_secret, bucket, stores.AccessDeniedError, "the secret key does not belong to the access key"),
-        (unknown_key, bucket, stores.AccessDeniedError, "the access key is not known there"),
+        (unknown_key, bucket, stores.AccessDeniedError, "the server does not know the access key"),
         (s3.other_user(), bucket, stores.AccessDeniedError, "the credentials may not read it"),
         (s3, "no-such-bucket", stores.ObjectNotFoundError, "there is no such bucket"),
     ):

@@ -32,7 +32,7 @@ def anonymous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("{}", "cannot be read\\. They must be the JSON file"),
         (json.dumps({"type": "external_account", "audience": "secret"}), "cannot be read. .*bearer_token"),
         (json.dumps({**ACCOUNT, "private_key": ["secret"]}), "cannot be read"),
-        (json.dumps(ACCOUNT), "hold no RSA private key"),
+        (json.dumps(ACCOUNT), "contain no readable RSA private key"),
         (
             json.dumps({**ACCOUNT, "private_key": PEM}),
             "RSA",

@@ -225,7 +225,7 @@ def test_signatures_show_nowhere(server: Server, tmp_path: Path, caplog: pytest.
 def test_an_expired_link_says_so(server: Server) -> None:
     with pytest.raises(stores.AccessDeniedError) as caught:
         fl.datasets.Files(link(server, "0.txt", "expired"))[0]
-    assert any("have it signed again" in note for note in caught.value.__notes__ + _notes(caught.value.__cause__))
+    assert any("expired: request a new one" in note for note in caught.value.__notes__ + _notes(caught.value.__cause__))
 
 
 def _notes(error: BaseException | None) -> list[str]:

@@ -103,7 +103,7 @@ def test_impossible_ranges(store: stores.Store) -> None:
 
 
 def test_another_version_is_refused(store: stores.Store) -> None:
-    with pytest.raises(stores.ObjectChangedError, match=r"1\.bin has changed .*: version before was asked for"):
+    with pytest.raises(stores.ObjectChangedError, match=r"1\.bin has changed .*: version before was requested"):
         store.read("a/1.bin", version="before")
 
 

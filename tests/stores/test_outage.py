@@ -135,7 +135,7 @@ def test_patience_with_a_folder_is_no_mistake(tmp_path: Path) -> None:
         ({"connect_timeout": "x"}, "the option 'connect_timeout' must be a time such as \"30s\""),
         ({"skip_signature": "maybe"}, "the option 'skip_signature' must be True or False"),
         ({"proxy_url": "::"}, "the option 'proxy_url' must be the address of a proxy"),
-        ({"root_certificate": "x"}, "the option 'root_certificate' must be certificates as PEM"),
+        ({"root_certificate": "x"}, "the option 'root_certificate' must be certificates in PEM format"),
         ({"nope": "x"}, "'nope' is not valid"),
     ],
 )
@@ -320,7 +320,7 @@ def test_ranges_beyond_the_end(ten_bytes: stores.Store, start: int, stop: int | 
 
 def test_a_huge_range_of_another_version_is_reported_as_such(server: FailingServer) -> None:
     server.objects["f"] = b"0123456789"
-    with pytest.raises(stores.ObjectChangedError, match="version old was asked for"):
+    with pytest.raises(stores.ObjectChangedError, match="version old was requested"):
         opened(server).read("f", 0, 1 << 50, version="old")
 
 

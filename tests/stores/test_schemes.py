@@ -193,8 +193,8 @@ def test_a_row_says_how_addresses_are_written(row: dict[str, Any], address: str,
     ("row", "address", "words"),
     [
         ({}, "mem2:///x", "names no bucket or server"),
-        ({}, "mem2://me:secret@b/x", "carries credentials"),
-        ({"user": "refused"}, "mem2://me@b/x", "carries credentials"),
+        ({}, "mem2://me:secret@b/x", "contains credentials"),
+        ({"user": "refused"}, "mem2://me@b/x", "contains credentials"),
         ({"quoted": True}, "mem2://b/x?y=1", "followed by a query"),
     ],
 )

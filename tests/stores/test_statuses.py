@@ -62,7 +62,7 @@ def test_codes_that_are_transient_for_every_status(status: int, code: str, throt
         (404, "NoSuchBucket", stores.ObjectNotFoundError, "no such bucket .*check its name, and the region"),
         (404, "ContainerNotFound", stores.ObjectNotFoundError, "no such bucket"),
         (403, "SignatureDoesNotMatch", stores.AccessDeniedError, "secret key does not belong"),
-        (403, "InvalidAccessKeyId", stores.AccessDeniedError, "not known there"),
+        (403, "InvalidAccessKeyId", stores.AccessDeniedError, "does not know the access key"),
         (403, "AccessDenied", stores.AccessDeniedError, r'may not read it .*options=\{"request_payer": True\}'),
         (403, "", stores.AccessDeniedError, "makes the requester pay"),
         (401, "", stores.AccessDeniedError, "refuses the credentials"),

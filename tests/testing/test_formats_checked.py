@@ -109,11 +109,11 @@ def test_the_example_passes_without_images() -> None:
     [
         (WrongSizes, "shard_sizes must add up to 12 samples, not 14"),
         (OtherPlaces, "address must name a file below .*near, not somewhere"),
-        (NoRanges, "ranges must name what is read from a store with a cache"),
-        (FewRanges, "ranges must name all that is read, but more was fetched"),
+        (NoRanges, "ranges must name the data read from a store with a cache"),
+        (FewRanges, "ranges must name all data that are read, but more were fetched"),
         (OtherSamples, "files in a store must give the same samples as files of this machine: .*'word'"),
-        (Careless, "a truncated file must raise SampleError, but was read"),
-        (HidesChanges, "an object that changed must raise ObjectChangedError, but was read"),
+        (Careless, "a truncated file must raise SampleError, but the read succeeded"),
+        (HidesChanges, "an object that changed must raise ObjectChangedError, but the read succeeded"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

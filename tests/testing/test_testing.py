@@ -145,10 +145,10 @@ class Batches(fl.samplers.BatchIndexSampler):
 @pytest.mark.parametrize(
     ("sampler", "complaint"),
     [
-        (Stateful(9), "how an epoch is cut"),
+        (Stateful(9), "depends on the division of an epoch into spans"),
         (Backwards(9), "disagree, from position 0"),
         (Listing(9), "list"),
-        (Batches("cut"), "take_batches depends on how an epoch is cut"),
+        (Batches("cut"), "take_batches depends on the division of an epoch into spans"),
         (Batches("dtype"), "must be an int64 array, but one is int32 array"),
     ],
 )

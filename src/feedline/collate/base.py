@@ -50,7 +50,7 @@ class FieldWalk(BatchWalk):
         self._seen: list[Key] = []
 
     def is_field(self, batch: Sequence[Any]) -> bool:
-        """Check whether these values are a field, if no keys were given.
+        """True if these values are a field, for a collator without keys.
 
         The result must not depend on their lengths, which differ between batches.
         """
@@ -93,19 +93,19 @@ def as_key_set(keys: Sequence[Key] | None) -> frozenset[Key] | None:
 
 
 def is_numbers(values: Any) -> bool:
-    """Check for a list of plain numbers, such as token ids."""
+    """True for a list of plain numbers, such as token ids."""
     return type(values) is list and set(map(type, values)) <= {int, float, bool}
 
 
 def is_sequence(values: Any) -> bool:
-    """Check for a list of numbers, or an array with dimensions."""
+    """True for a list of numbers, or an array with dimensions."""
     if isinstance(values, (torch.Tensor, np.ndarray)):
         return values.ndim > 0
     return is_numbers(values)
 
 
 def are_sequences(batch: Sequence[Any]) -> bool:
-    """`is_sequence` of all values; fast for plain tensors."""
+    """True if all values are sequences; fast for plain tensors."""
     if _are_tensors(batch):
         return bool(min(map(_ndim_of, batch)) > 0)
     return all(map(is_sequence, batch))
@@ -155,7 +155,7 @@ def concatenate(rows: Sequence[torch.Tensor], path: KeyPath) -> torch.Tensor:
 
 def _as_tensor(values: Any) -> torch.Tensor:
     if isinstance(values, np.ndarray) and not values.flags.writeable:
-        return torch.from_numpy(values.copy())  # torch warns of views that could write to read-only memory
+        return torch.from_numpy(values.copy())  # torch warns about views that could write to read-only memory
     return torch.as_tensor(values)
 
 

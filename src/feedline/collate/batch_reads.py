@@ -123,7 +123,7 @@ def stack_reader(dataset: StackDataset[Any]) -> BatchReader | None:
     parts = dataset.datasets
     names = list(parts) if isinstance(parts, dict) else None
     readers = _all_readers(parts.values() if isinstance(parts, dict) else parts)
-    if readers is None or sum(each.uses_keys for each in readers) > 1:  # without keys, parts draw by turns, row by row
+    if readers is None or sum(each.uses_keys for each in readers) > 1:  # without keys, parts draw in turns for each row
         return None
 
     def read(request: BatchRead) -> Batch:
@@ -139,7 +139,7 @@ def _all_readers(parts: Iterable[Any]) -> list[BatchReader] | None:
 
 
 def _needs(readers: Sequence[BatchReader]) -> tuple[bool, bool]:
-    """The fields `uses_keys` and `supports_threads` of a reader that calls these."""
+    """Fields `uses_keys` and `supports_threads` of a reader that calls these."""
     return any(each.uses_keys for each in readers), any(each.supports_threads for each in readers)
 
 

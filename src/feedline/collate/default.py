@@ -57,7 +57,8 @@ def stack_tensors(batch: Sequence[torch.Tensor], allocate: Allocator | None) -> 
             pass
     stacked = torch.stack(batch)  # type: ignore[arg-type]
     if torch_worker._worker_info is not None and (stacked.dtype is not elem.dtype or stacked.requires_grad):
-        # torch's workers stack into memory of the first sample's dtype: they promote nothing, and keep no gradient.
+        # torch's workers stack into memory of the first sample's dtype, without promotion of dtypes and without a
+        # gradient.
         return torch.stack(batch, out=torch.empty(stacked.shape, dtype=elem.dtype))  # type: ignore[arg-type]
     return stacked
 
@@ -98,7 +99,7 @@ def _are_alike(batch: Sequence[NDArray[Any]]) -> bool:
 
 
 def stack_ints(batch: Sequence[int], allocate: Allocator | None) -> torch.Tensor:
-    """int64, or bool if all are bool.
+    """A tensor of int64, or of bool if all are bool.
 
     For subclasses of int and for mixtures, torch infers the dtype.
     """
@@ -111,14 +112,14 @@ def stack_ints(batch: Sequence[int], allocate: Allocator | None) -> torch.Tensor
 
 
 def stack_floats(batch: Sequence[float], allocate: Allocator | None) -> torch.Tensor:
-    """float64, whatever the other samples are."""
+    """A tensor of float64, for any types of the other samples."""
     if set(map(type, batch)) == {float}:
         return _store(np.array(batch), allocate)
     return torch.tensor(batch, dtype=torch.float64)
 
 
 def stack_scalars(batch: Sequence[np.generic], allocate: Allocator | None) -> torch.Tensor:
-    """NumPy scalars, with their dtype."""
+    """A tensor of NumPy scalars, with their dtype."""
     kind = type(batch[0])
     if kind in _SCALAR_TYPES and set(map(type, batch)) == {kind}:
         return _store(np.array(batch), allocate)
@@ -154,13 +155,13 @@ def default(samples: Sequence[Any], *, allocate: Allocator | None = None) -> Any
 
     The containers, values, dtypes and types of exceptions are the same. Tensors, arrays and numbers are written into
     memory from `allocate`, if given. Types registered in torch's `default_collate_fn_map` are collated by the functions
-    registered for them. Errors carry a note with the place in the sample, such as `batch[0]['image']`.
+    registered for them. Errors have a note with the place in the sample, such as `batch[0]['image']`.
     """
     return BatchWalk(allocate)(samples)
 
 
 def is_standard() -> bool:
-    """Check that torch's registry of collate functions is unmodified."""
+    """True if torch's registry of collate functions is unmodified."""
     return torchs.default_collate_fn_map == _SHIPPED
 
 

@@ -51,14 +51,15 @@ def pad(
 ) -> PadCollator:
     """A collate function that pads sequences along one dimension.
 
-    Every tensor or array with a first dimension, and every list of plain numbers, becomes a `Padded`; everything else
-    is collated as by `default`. `keys` restricts padding to the fields of those names. Which fields are padded never
+    Every tensor or array with a first dimension, and every list of plain numbers, becomes a `Padded`; all other values
+    are collated as by `default`. `keys` restricts padding to the fields of those names. Which fields are padded never
     depends on the lengths in a batch.
 
     `value` may be a mapping from field to value, such as `{"input_ids": 50256, "labels": -100}`. Sequences longer than
-    `max_length` are cut at their end. The padded length is a multiple of `multiple_of`.
-    `side` is the end at which values are added. Without `mask`, `Padded.mask` is None. `dim` is the dimension of a
-    sequence that is padded: -1 for waveforms (channels, samples). It stays where it is in `Padded.values`.
+    `max_length` are cut at their end. The padded length is a multiple of `multiple_of`. `side` is the end at which
+    values are added. Without `mask`, `Padded.mask` is None. `dim` is the dimension of a sequence that is padded: -1 for
+    waveforms (channels, samples). `Padded.values` keeps the order of dimensions. The collate function raises
+    CollateError if the sequences of a batch differ in another dimension.
     """
     if side not in ("right", "left"):
         raise ArgumentError(f"side must be 'right' or 'left', not {side!r}")

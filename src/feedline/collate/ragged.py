@@ -18,10 +18,10 @@ from feedline.core.tensors import Allocator
 def ragged(keys: Sequence[Key] | None = None) -> RaggedCollator:
     """A collate function that does not stack fields of different sizes.
 
-    Such a field becomes a list with one entry per sample; everything else is collated as by `default`. The fields are
-    those named by `keys`, whatever their type (a dict of boxes and labels stays a dict). Without `keys`, they are all
-    tensors and arrays of at least one dimension. For `(image, target)` samples with images of one size, `ragged([1])`
-    gives stacked images and a list of targets.
+    Such a field becomes a list with one entry per sample; all other fields are collated as by `default`. These are the
+    fields named by `keys`, of any type (a dict of boxes and labels stays a dict). Without `keys`, they are all tensors
+    and arrays of at least one dimension. For `(image, target)` samples with images of one size, `ragged([1])` gives
+    stacked images and a list of targets.
     """
     return RaggedCollator(as_key_set(keys))
 
@@ -48,7 +48,7 @@ class _RaggedWalk(FieldWalk):
 
 
 def detection(samples: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
-    """`(images, targets)` of `(image, target)` samples, nothing stacked.
+    """`(images, targets)` of `(image, target)` samples, without stacking.
 
     Each is a tuple with one entry per sample, as torchvision's detection models and training scripts expect.
     """

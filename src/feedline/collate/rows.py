@@ -21,7 +21,7 @@ Write = Callable[[list[Any]], Sequence[int]]
 
 
 _WORTH_COPYING = 1 << 16
-"""Bytes of a tensor from which `_adopt` is faster than a copy with all others."""
+"""Least bytes of a tensor for which `_adopt` is faster than one copy of all tensors together."""
 
 
 _MOST_WAITING = 8 << 20
@@ -94,8 +94,8 @@ class RowBuffer:
         """`get(index)` for all samples, in order, with their deferred writes executed.
 
         `at(row)` is called before each sample, and `at(-1)` before samples are written together. After a refusal the
-        samples are read again from the refused one on, each written at once: so an error is raised at its sample, and
-        the random numbers are those of samples that are read one after the other.
+        samples are read again from the refused one on, and each is written at once. An error is then raised at its
+        sample, and random numbers are drawn as if the samples were read one after the other.
         """
         samples: list[Any] = []
         self.may_refuse = self._is_repeatable
@@ -119,7 +119,7 @@ class RowBuffer:
     def _settle(self, count: int) -> int:
         """Execute the deferred writes.
 
-        Returns how many of the first `count` samples stay.
+        Returns the number of samples that stay, of the first `count`.
         """
         refused = min(self._written(), default=None, key=lambda each: each[0])
         if refused is None:
@@ -140,13 +140,13 @@ class RowBuffer:
 
     @property
     def taken(self) -> int:
-        """Number of rows taken so far."""
+        """Number of taken rows."""
         return len(self._taken)
 
     def give_back(self, taken: int) -> None:
         """Give back all rows but the first `taken`.
 
-        None of them may wait for a write.
+        No returned row may wait for a write.
         """
         del self._taken[taken:]
 

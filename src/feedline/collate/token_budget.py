@@ -43,9 +43,9 @@ class Packed(NamedTuple):
 def token_budget(max_tokens: int, *, value: Fill = 0, truncate: bool = False) -> PackCollator:
     """A collate function that packs 1-D sequences into rows of `max_tokens`.
 
-    Best fit, longest first. Samples are sequences, or dicts of sequences of equal length (`input_ids`, `labels`),
-    packed alike. `value` fills the rest of a row, and may be a mapping from field to value. A sequence longer than a
-    row raises CollateError, or is cut at its end with `truncate`.
+    Rows are filled by best fit, longest sequence first. Samples are sequences, or dicts of sequences of equal length
+    (`input_ids`, `labels`), packed alike. `value` fills the rest of a row, and may be a mapping from field to value. A
+    sequence longer than a row raises CollateError, or is cut at its end with `truncate`.
     """
     if max_tokens < 1:
         raise ArgumentError(f"max_tokens must be at least 1, not {max_tokens}")

@@ -18,11 +18,11 @@ def one_of_error(name: str, value: Any, allowed: Iterable[Any], remedy: str = ""
 def function_of(
     name: str, value: str | Callable[..., Any], known: Mapping[str, Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """A function as it is, or the known one of this name."""
+    """`value` if it is a function; else the known function named so."""
     if callable(value):
         return value
     if value not in known:
-        raise ArgumentError(f"{name}={value!r} is neither a function nor one of {', '.join(known)}")
+        raise ArgumentError(f"{name}={value!r}: give a function, or one of {', '.join(known)}")
     return known[value]
 
 

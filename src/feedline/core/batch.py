@@ -16,7 +16,7 @@ class _EmptyBatch:
     """
 
     def __reduce__(self) -> str:
-        return "EMPTY_BATCH"  # unpickles as the one instance, so that `is` works everywhere
+        return "EMPTY_BATCH"  # unpickles as the same instance, so that `is` works everywhere
 
 
 EMPTY_BATCH = _EmptyBatch()
@@ -53,6 +53,6 @@ class BatchResult(NamedTuple):
 def new_result(batch: Any, spans: list[SpanTuple]) -> BatchResult:
     """The result of a batch without skipped samples.
 
-    tuple's constructor costs a third of the named tuple's.
+    The constructor of tuple takes a third of the time of the named tuple's constructor.
     """
     return tuple.__new__(BatchResult, (batch, spans, (), None, None, None, None, None))

@@ -23,7 +23,7 @@ class PerProcess(Generic[T]):
     def __init__(self, opening: Callable[[], T]) -> None:
         self._opening = opening
         self._values: dict[int, T] = {}  # by process id
-        # Locks per process too: one that a thread of the parent held at the fork would never be released here.
+        # Locks are per process, too: a lock that a thread of the parent held at the fork would never be released here.
         self._locks: dict[int, Lock] = {}
 
     def __call__(self) -> T:
@@ -106,7 +106,7 @@ class RecentResults:
         result = self._results.get(key)
         if result is None:
             result = self._make(*key)
-            # A new dict in one assignment: other threads read the old one meanwhile.
+            # A new dict in one assignment: other threads may still read the old one.
             self._results = dict([*self._results.items(), (key, result)][-self._keep :])
         return result
 
@@ -115,7 +115,7 @@ class RecentResults:
 
 
 class Sized(Protocol):
-    """A value that knows its memory."""
+    """A value that reports its memory."""
 
     @property
     def nbytes(self) -> int: ...
@@ -128,7 +128,7 @@ V = TypeVar("V", bound=Sized)
 
 
 class LoadingCache(Generic[K, V]):
-    """A cache whose values are loaded once, whatever the number of threads.
+    """A cache whose values are loaded once, for any number of threads.
 
     While one thread loads a value, others wait for it. The least recently used values beyond `limit_nbytes` are
     dropped; the newest is kept, however large it is.
@@ -183,9 +183,9 @@ class LoadingCache(Generic[K, V]):
         return value
 
     def _evict(self, latest: K) -> None:
-        """Drop the oldest values until the rest fits.
+        """Drop the oldest values until the others fit.
 
-        The latest one and those that are still being made stay.
+        The latest value and values that are still being made stay.
         """
         for old in [other for other, cached in self._futures.items() if cached.done() and other != latest]:
             self._nbytes -= self._futures.pop(old).result().nbytes

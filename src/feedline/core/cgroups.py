@@ -20,7 +20,7 @@ class Throttling(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Share of the periods that were cut short, 0 to 1."""
+        """Share of periods in which the group was stopped, 0 to 1."""
         return self.throttled / self.periods if self.periods else 0.0
 
     def since(self, before: Throttling) -> Throttling:
@@ -67,7 +67,10 @@ class Cgroup:
         )
 
     def oom_kills(self) -> int:
-        """Number of processes that the kernel killed for memory; 0 if unknown."""
+        """Number of processes killed for lack of memory.
+
+        0 if it is unknown.
+        """
         for folder in self.memory:
             for name in _OOM_EVENTS:
                 events = dict(line.split()[:2] for line in _lines(folder / name))
@@ -101,7 +104,7 @@ _OOM_EVENTS = ("memory.events", "memory.oom_control")
 
 
 _UNLIMITED = 1 << 60
-"""Bytes from which a limit of version 1 means none: it is a rounded maximum there."""
+"""Limits of version 1 from this number of bytes on mean no limit: version 1 stores a rounded maximum instead."""
 
 
 def _folders(controller: str, groups: list[str], mounts: list[str]) -> tuple[Path, ...]:
@@ -112,7 +115,7 @@ def _folders(controller: str, groups: list[str], mounts: list[str]) -> tuple[Pat
             continue
         for root, mount in _mounts(controller if controllers else "", mounts):
             folder = _below(mount, root, path)
-            if controllers or (folder / f"{controller}.stat").exists():  # version 2 may leave it to version 1
+            if controllers or (folder / f"{controller}.stat").exists():  # version 1 may have it
                 return tuple(_upwards(folder, mount))
     return ()
 
@@ -140,7 +143,7 @@ def _below(mount: Path, root: str, path: str) -> Path:
 
     The mount shows the hierarchy from `root` on.
     """
-    # In a container the mount often shows only the container's own group, and `path` is seen from the host.
+    # In a container the mount often shows only the container's own group, while `path` begins at the root of the host.
     inside = path.removeprefix(root) if root != "/" else path
     folder = mount / inside.lstrip("/")
     return folder if ".." not in folder.parts and folder.is_dir() else mount

@@ -19,14 +19,14 @@ class CopyRates(NamedTuple):
     one: float
     """Bytes per second of a thread that only copies."""
     copiers: float = inf
-    """Threads that copy at this rate at once; infinite if all that were tried can."""
+    """Number of threads that reach this rate at the same time; infinite if all measured threads do."""
 
 
 @cache
 def measure_copy_rates(cpus: int) -> CopyRates:
     """Measure the rates with a thread for each CPU.
 
-    It takes tens of milliseconds, once. CPU time counts: other programs change little.
+    Takes tens of milliseconds. Measures CPU time, which other programs hardly change.
     """
     threads = min(cpus, _MOST_THREADS)
     pairs = [(np.ones(_NBYTES, np.uint8), np.ones(_NBYTES, np.uint8)) for _ in range(_MOST_THREADS)]
@@ -42,7 +42,7 @@ def measure_copy_rates(cpus: int) -> CopyRates:
     with ThreadPoolExecutor(threads) as executor:
         try:
             together = sum(executor.map(copy, pairs[:threads]))
-        except BaseException:  # such as a thread that cannot be started: the others would wait for it forever
+        except BaseException:  # for example, a thread cannot be started: the others would wait for it forever
             barrier.abort()
             raise
     copiers = max(together / alone, 1.0)
@@ -66,4 +66,4 @@ _REPEATED = 4
 
 
 _UNLIMITED = 0.9
-"""Share of the rate of one thread at which each of them counts as unlimited."""
+"""Share of the rate of a single thread that each of several threads must reach to count as unlimited."""

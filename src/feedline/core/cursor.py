@@ -13,7 +13,7 @@ class Cursor(NamedTuple):
     """The delivered positions of a map-style dataset.
 
     Everything below `position` was delivered, and above it exactly the ranges of `delivered_ahead`: disjoint,
-    ascending, half-open, not touching `position`. Such ranges exist only if batches are delivered out of order.
+    ascending, half-open, not adjacent to `position`. Such ranges exist only if batches are delivered out of order.
     Positions count in the global order of `epoch`, over all ranks.
     """
 
@@ -25,8 +25,8 @@ class Cursor(NamedTuple):
         """The cursor after the delivery of [start, stop)."""
         if start == stop:
             return self
-        if start == self.position and not self.delivered_ahead:  # in order: every batch of the usual case passes here
-            # tuple's constructor costs a third of the named tuple's
+        if start == self.position and not self.delivered_ahead:  # in order: the usual case
+            # the constructor of tuple takes a third of the time of the named tuple's
             return tuple.__new__(Cursor, (self.epoch, stop, ()))
         position, delivered_ahead = self.position, []
         for low, high in _merge([*self.delivered_ahead, (start, stop)]):
@@ -84,9 +84,9 @@ class PartitionCursor:
     marks: tuple[tuple[int, PartitionOffset], ...] = ()
     next_partition: int = 0
     continues: bool = False
-    """True if an epoch begins where the previous one was left: the marks then count all epochs."""
+    """True if an epoch begins where the loop left the previous one: the marks then count all epochs."""
     carried: tuple[tuple[int, Any], ...] = field(default=(), compare=False)
-    """By partition, the states of datasets that workers have kept since the epoch before."""
+    """By partition, the states of datasets that workers have kept since the previous epoch."""
 
     def mark(self, partition: int) -> PartitionOffset:
         """The offset of `partition`; zero if nothing was delivered."""
@@ -123,7 +123,7 @@ class PartitionCursor:
     def with_carried(self) -> PartitionCursor:
         """Cursor whose marks are the carried states.
 
-        For workers that do not have them.
+        For workers that do not have these states.
         """
         marks = {partition: PartitionOffset(state=state) for partition, state in self.carried}
         return replace(self, marks=tuple(sorted({**marks, **dict(self.marks)}.items(), key=itemgetter(0))), carried=())

@@ -36,8 +36,8 @@ class BatchRead:
     """A request for one collated batch.
 
     `indices` are int64 (B,). Tensors of the batch are allocated by `allocate(shape, dtype)`. `keys`, uint64 (B,), has
-    the random key of each row; without them, torch's global generator decides. Up to `threads` native threads may work
-    on the batch.
+    the random key of each row; without keys, random numbers are from torch's global generator. Up to `threads` native
+    threads may work on the batch.
     """
 
     indices: Int64s
@@ -89,15 +89,24 @@ class Dataset(Protocol):
     def __getitem__(self, index: int) -> Any: ...
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples of these indices. Default: one `__getitem__` after the other."""
+        """The samples of these indices.
+
+        Default: a call of `__getitem__` for each index.
+        """
         ...
 
     def read_batch(self, request: BatchRead) -> Batch:
-        """The collated batch. Default: the samples, collated. TypeError where `traits.reads_batches` is false."""
+        """The collated batch.
+
+        Default: the samples, collated. Raises TypeError if `traits.reads_batches` is False.
+        """
         ...
 
     def ranges(self, indices: Int64s) -> Ranges:
-        """Ranges of objects to fetch ahead of these samples. Default: none."""
+        """Ranges of objects to prefetch for these samples.
+
+        Default: none.
+        """
         ...
 
     def address(self, index: int) -> tuple[str, str]:
@@ -113,7 +122,8 @@ class Dataset(Protocol):
     def listing_fingerprint(self) -> str | None:
         """A digest of the names of the files, in order.
 
-        Part of the loader's state: a state with another fingerprint is refused. May take milliseconds.
+        It is part of the loader's state, and the loader refuses a state with another fingerprint. May take
+        milliseconds.
         """
         ...
 
@@ -127,16 +137,16 @@ class Dataset(Protocol):
 
     @property
     def shard_sizes(self) -> Int64s:
-        """The number of samples in each shard, in order of index."""
+        """The number of samples in each shard, int64, in order of index."""
         ...
 
 
 def traits_of(dataset: Any) -> Traits:
-    """The traits of a dataset; the defaults for one that has none."""
+    """The traits of a dataset; the defaults for a dataset without traits."""
     traits = getattr(dataset, "traits", None)
     if not isinstance(traits, Traits):
         return _NO_TRAITS
-    # The class of the user may draw in its method, and reads nothing but single samples.
+    # The user's method may draw random numbers, and reads only single samples.
     return replace(traits, is_random=True, reads_batches=False) if overrides_samples(dataset, "read_batch") else traits
 
 

@@ -1,8 +1,8 @@
 """File descriptors that have an owner as soon as they exist.
 
 Python runs handlers of signals between its instructions, also between the call that makes a descriptor and the one that
-stores it. If the handler raises, as that of Ctrl-C does, nothing owns the descriptor. Here, both happen within one call
-of a C function, and so do the steps of closing.
+stores it. If the handler raises, such as the handler of Ctrl-C, no object owns the descriptor. Here, both happen within
+one call of a C function, and so do the steps of closing.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Descriptors:
         self._close = releaser(os.close, fds)
         fds.extend(made)
 
-    # The finalizer that Python finds here is the releaser itself. A method would be code of Python, which an interrupt
-    # may end before its first line.
+    # The finalizer that Python finds here is the releaser itself. A method would be Python code, which an interrupt may
+    # end before its first line.
     __del__ = property(attrgetter("_close"))
 
     def __len__(self) -> int:

@@ -150,7 +150,7 @@ def _free_host_nbytes() -> int:
 def budget_nbytes(budget: int | str, device: torch.device) -> int:
     """Bytes of a budget.
 
-    It is a number of bytes, an amount such as "20 GB", or a share of the free memory such as "80%".
+    A budget is a number of bytes, an amount such as "20 GB", or a share of the free memory such as "80%".
     """
     if isinstance(budget, int) and not isinstance(budget, bool) and budget >= 0:
         return budget
@@ -174,7 +174,7 @@ _delivering = _Delivering()
 
 
 def is_for_device() -> bool:
-    """True if the batch that this thread builds goes to a device."""
+    """True if the batch that this thread builds is for a device."""
     return _delivering.active
 
 

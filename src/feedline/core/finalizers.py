@@ -20,8 +20,8 @@ class _HeldOff(threading.local):
 
     depth = 0
 
-    # The lock itself stays a statement of its own, in C: an interrupt inside these methods can leave `depth` too high,
-    # which costs a thread per finalizer, but never a lock that stays taken.
+    # A separate statement, in C, takes the lock itself. An interrupt inside these methods can leave `depth` too high.
+    # Finalizers then run in threads of their own, but no lock stays taken.
     def __enter__(self) -> None:
         self.depth += 1
 
@@ -91,7 +91,7 @@ if hasattr(os, "register_at_fork"):
 def run(finalizer: Callable[..., object], *arguments: object) -> None:
     """Run `finalizer` here, or in a thread of its own.
 
-    The thread is for garbage collections, and inside `held_off`.
+    It needs the thread during garbage collections, and inside `held_off`.
     """
     if not (held_off.depth or _collections.thread == threading.get_ident()):
         finalizer(*arguments)

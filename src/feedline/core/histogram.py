@@ -22,18 +22,20 @@ _OCTAVES = 30
 
 
 BOUNDS_NS = tuple(round(1000 * 2 ** (step / PER_OCTAVE)) for step in range(PER_OCTAVE * _OCTAVES + 1))
-"""Upper bounds, inclusive, of all bins but the last: 1 µs to 18 minutes. All histograms share them, so they add up."""
+"""Upper bounds, inclusive, of all bins but the last: 1 µs to 18 minutes. All histograms have the same bounds, so that
+their counts can be added.
+"""
 
 
 _BOUNDS = np.array(BOUNDS_NS, np.int64)
 
 
 NO_COUNTS = (0,) * (len(BOUNDS_NS) + 1)
-"""The counts of no durations."""
+"""The counts of an empty histogram."""
 
 
 def add_counts(histograms: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The counts of some histograms together."""
+    """The sum of the counts of several histograms."""
     return tuple(map(sum, zip(*histograms, strict=True))) if histograms else NO_COUNTS
 
 
@@ -47,7 +49,7 @@ class SpanSum(NamedTuple):
     """Number of spans in each bin of the histogram."""
 
     def plus(self, elapsed_ns: int) -> SpanSum:
-        """With one more span."""
+        """The sum with one more span."""
         counts = list(self.counts)
         counts[bisect_left(BOUNDS_NS, elapsed_ns)] += 1
         longest_ns = max(self.max_ns, elapsed_ns) if self.number else elapsed_ns
@@ -74,7 +76,7 @@ _OTHER_CLOCKS = (CPU, SWITCHES, NBYTES)
 class SpanSums:
     """Sums of spans, by stage and worker.
 
-    What is added is added to the parent, too. One thread adds to the sums of one parent; any thread may read.
+    Additions also go to the parent. One thread adds to the sums of one parent; any thread may read.
     """
 
     def __init__(self, parent: SpanSums | None = None, recent: int = 0) -> None:
@@ -91,8 +93,8 @@ class SpanSums:
     def add(self, spans: Sequence[SpanTuple], samples: int = 0, epoch: int = -1, number: int = -1) -> int:
         """Count the spans of a batch.
 
-        The wait for the first one is also start-up time, and its step does not count: no step of the loop precedes it.
-        Returns the time of the longest stage of building the batch, in ns; -1 without one.
+        The wait for the first batch is also start-up time. The step of the first batch does not count, because no step
+        of the loop precedes it. Returns the time of the longest stage of building the batch, in ns; -1 without one.
         """
         started_ns = 0
         if not self.batches:
@@ -157,14 +159,14 @@ def quantile_s(counts: Sequence[int], share: float) -> float:
     place = bisect_left(list(accumulate(counts)), max(1.0, share * total))
     low = BOUNDS_NS[max(place - 1, 0)]
     high = BOUNDS_NS[min(place, len(BOUNDS_NS) - 1)]
-    return sqrt(low * high) / 1e9  # the middle on this scale
+    return sqrt(low * high) / 1e9  # the middle of the bin on a logarithmic scale
 
 
 def in_use_share(probes: Sequence[int]) -> float | None:
     """Share of the probes of a lock that found it in use.
 
-    None if there are too few. A free lock takes all of them about the same time, which is the time of the fastest, if
-    not less.
+    None if there are too few probes. All probes of a free lock take about the same time: the time of the fastest probe,
+    but at most `_FREE_NS`.
     """
     total = sum(probes)
     if total < _LEAST_PROBES:
@@ -182,11 +184,11 @@ _FASTEST = 0.1
 
 
 _FREE_NS = 150_000
-"""Longest time of a free lock: a probe sleeps for 50 us, and the kernel wakes a thread up to 50 us late."""
+"""Longest time of a probe of a free lock: it sleeps for 50 us, and the kernel wakes a thread up to 50 us late."""
 
 
 _SPREAD = 2
-"""Bins, of which four double a time, by which probes of a free lock differ."""
+"""Number of bins by which probes of a free lock differ; four bins double a time."""
 
 
 def octaves(counts: Sequence[int]) -> list[tuple[float, int]]:

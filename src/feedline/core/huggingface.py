@@ -40,7 +40,7 @@ def loses_shuffle_buffer(dataset: Any) -> bool:
 def counts_across_shards(dataset: Any) -> bool:
     """True if reading the shards of a stream separately changes its examples.
 
-    For a `datasets.IterableDataset`. It is so if a step counts examples across the shards.
+    For a `datasets.IterableDataset`: a step of it counts examples across the shards.
     """
     return any(_counts_examples(step) for step in stream_steps(dataset))
 

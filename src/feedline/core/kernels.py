@@ -85,7 +85,7 @@ def gather_rows(
     """Return `array[indices]`, written into `out` if it is given.
 
     `out` has shape `(len(indices), *array.shape[1:])` and the array's dtype, and must not overlap `array`. Negative
-    indices count from the end; one that is out of range raises `IndexError` before anything is written. Releases the
+    indices count from the end. An index out of range raises `IndexError` before anything is written. Releases the
     GIL. `threads` is an upper bound; batches below a megabyte use one thread. Time and bytes count for `part`.
     """
     indices = _int64s(indices)
@@ -154,7 +154,8 @@ def mixture_blocks(counts: Int64s, first: int, keys: tuple[int, int]) -> Int32s:
     each. The first part of each dataset begins at a random place: datasets with the same boundaries would alternate.
 
     `counts`, int64 (blocks, datasets): the positions of a dataset in a block. `first` is the number of the first block.
-    `keys` are for the places in the parts, and for the beginnings; a block's are `derive(..., number)` of them.
+    `keys` are the key of the places in the parts and the key of the beginnings. From each, a block derives its own key
+    by its number.
     """
     counts = _int64s(counts)
     if native is None:
@@ -168,8 +169,8 @@ def mixture_blocks(counts: Int64s, first: int, keys: tuple[int, int]) -> Int32s:
 def interleave(owners: Int32s, parts: Int64s, counts: Int64s, shifts: Int64s) -> Int64s:
     """Elements of several parts, one after the other, by their owners.
 
-    `parts` holds `counts[d]` elements of each owner d in turn. The n-th position of owner d gets its n-th element plus
-    `shifts[d]`.
+    `parts` has `counts[d]` elements of each owner d, in the order of owners. The n-th position of owner d gets its n-th
+    element plus `shifts[d]`.
     """
     starts = np.concatenate([[0], np.cumsum(counts)])
     if native is None:
@@ -184,7 +185,7 @@ MASK64 = (1 << 64) - 1
 
 
 GOLDEN = 0x9E3779B97F4A7C15
-"""Distance of the counters of splitmix64."""
+"""Increment of the counter of splitmix64."""
 
 
 def mix64(z: int) -> int:
@@ -328,7 +329,7 @@ def _gather_rows_numpy(array: Array, indices: Int64s, out: Array) -> None:
 def _gather_windows_numpy(items: Array, offsets: Int64s, out: Array) -> None:
     if items.ndim != 1 or out.ndim != 2 or len(out) != len(offsets):
         raise ValueError(
-            "windows are cut from one axis of items into a row each:"
+            "windows need items of one axis, and one row of out per offset:"
             f" got items {items.shape}, {len(offsets)} offsets and out {out.shape}"
         )
     window = out.shape[1]

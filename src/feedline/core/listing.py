@@ -14,7 +14,7 @@ from feedline.core.dataset import has_traits
 from feedline.core.torch_wrappers import parts_of
 
 _SAMPLED = 4096
-"""Entries of a longer list that are hashed, evenly spread: a changed order moves most of them."""
+"""Number of entries of a longer list that are hashed. They are evenly spread: a changed order moves most of them."""
 
 
 def digest_of(names: Sequence[str], counts: Sequence[int] | NDArray[np.int64] = ()) -> str:
@@ -29,7 +29,10 @@ def digest_of(names: Sequence[str], counts: Sequence[int] | NDArray[np.int64] = 
 
 
 def listing_fingerprint_of(dataset: Any) -> str | None:
-    """`listing_fingerprint` of a dataset, or of those in torch's wrappers, or None."""
+    """`listing_fingerprint` of a dataset or of the datasets it wraps.
+
+    Knows torch's wrappers. None without a fingerprint.
+    """
     own = getattr(dataset, "listing_fingerprint", None)
     if isinstance(own, str) and has_traits(dataset):
         return own

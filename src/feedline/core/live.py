@@ -1,4 +1,4 @@
-"""Live datasets as the loader sees them.
+"""Protocols of live datasets for the loader.
 
 Their partitions have no end, and their epochs continue each other.
 """
@@ -36,9 +36,9 @@ class LiveSamples(Protocol):
     def draw(self, size: int, *, skips: bool = False, seed: int | None = None) -> LiveDraw:
         """Up to `size` samples; StopIteration at the end of the epoch.
 
-        Waits for some time at most, and less if another partition has a batch ready. With `skips`, messages that cannot
-        be decoded are left out; otherwise they raise, again at each call. With `seed`, draws of `sample_rng()` are
-        fixed by the place of a message.
+        Waits for a limited time, and for less if another partition has a batch ready. With `skips`, messages that
+        cannot be decoded are left out; otherwise they raise, again at each call. With `seed`, the place of a message
+        determines the draws of `sample_rng()`.
         """
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -53,7 +53,7 @@ class LiveDataset(Protocol):
     """
 
     continues: bool
-    """True."""
+    """Always True."""
 
     def begin(self, epoch: int, states: Mapping[int, Any]) -> dict[int, Any]:
         """States of partitions at the start of an epoch.

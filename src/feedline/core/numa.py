@@ -64,7 +64,7 @@ def pci_address(device: torch.device) -> str | None:
 def placement(device: torch.device, root: Path = SYS, environment: Mapping[str, str] = os.environ) -> Placement | None:
     """CPUs on the node of a device, shared with other local ranks.
 
-    Rank r of a machine, LOCAL_RANK, is assumed to use device r. None where nothing can be gained: with one node, for a
+    Rank r of a machine, LOCAL_RANK, is assumed to use device r. None if placement has no benefit: with one node, for a
     device without a node, or if this process may not use the node's CPUs.
     """
     known = nodes(root)
@@ -85,7 +85,7 @@ def share(cpus: Sequence[int], rank: int, ranks: int) -> Cpus:
 
 
 def _ranks_on(node: int, kind: str, root: Path, environment: Mapping[str, str]) -> tuple[int, int]:
-    """Number of local ranks on the node, and this one's place."""
+    """Number of local ranks on the node, and this rank's place."""
     try:
         local, world = int(environment["LOCAL_RANK"]), int(environment["LOCAL_WORLD_SIZE"])
     except (KeyError, ValueError):  # not started by torchrun

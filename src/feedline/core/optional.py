@@ -17,9 +17,9 @@ from feedline.errors import MissingExtraError
 def load(module: str, extra: str, what: str) -> Any:
     """Import a module of an optional dependency.
 
-    MissingExtraError names `what`, which needs it, and the pip command; `extra` is the name in `pip install
-    'feedline[extra]'`. A package that is installed but fails to import (a build for another platform, say) has a
-    message of its own, with the error as its cause.
+    MissingExtraError names the pip command and `what`, the feature that needs the module; `extra` is the name in `pip
+    install 'feedline[extra]'`. A package that is installed but fails to import, such as a build for another platform,
+    has a message of its own, with the error as its cause.
     """
     try:
         return import_module(module)
@@ -51,7 +51,7 @@ def load_standard(module: str, what: str) -> Any:
 def after_import(module: str, act: Callable[[], object]) -> None:
     """Call `act` once `module` has been imported: now, or later.
 
-    The module is not imported for it.
+    The call does not import the module.
     """
     if module in sys.modules:
         act()

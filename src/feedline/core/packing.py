@@ -50,7 +50,7 @@ def pack(value: Any, where: str = "state") -> Any:
     if kind is torch.Tensor and _is_plain(value):
         return _pack_tensor(value)
     described = f"an array of {value.dtype}" if kind is np.ndarray else f"a {kind.__name__}"
-    raise StateError(f"{where} is {described}, which JSON cannot hold")
+    raise StateError(f"{where} is {described}, which JSON cannot represent")
 
 
 def unpack(value: Any) -> Any:
@@ -66,7 +66,9 @@ def unpack(value: Any) -> Any:
     try:
         return _UNPACK[value[_KIND]](value)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise StateError(f"a damaged state: {_KIND}={value[_KIND]!r} with {sorted(value)} cannot be read") from error
+        raise StateError(
+            f"a damaged state: {_KIND}={value[_KIND]!r} with {sorted(value)}; load an earlier one"
+        ) from error
 
 
 def to_text(content: bytes) -> str:
@@ -78,11 +80,11 @@ def from_text(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (TypeError, binascii.Error) as error:
-        raise StateError(f"a damaged state: {str(text)[:40]!r} is not base64") from error
+        raise StateError(f"a damaged state: {str(text)[:40]!r} is not base64; load an earlier state") from error
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """True if values and shape are all there is to a tensor."""
+    """True if its values and shape describe a tensor completely."""
     return (
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
@@ -91,7 +93,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _pack_tensor(tensor: torch.Tensor) -> dict[str, Any]:
-    # By bytes: NumPy lacks bfloat16 and others.
+    # As bytes, because NumPy lacks bfloat16 and other dtypes.
     content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return {_KIND: "tensor", "dtype": dtype, "shape": list(tensor.shape), "data": to_text(content)}
@@ -154,7 +156,7 @@ def pack_or_keep(value: Any) -> Any:
 def to_leaf(packed: Any) -> Any:
     """Packed values as one JSON text; None stays None.
 
-    A text is one entry of a checkpoint, whatever it contains. Values with an `OpaqueState` inside become one.
+    A text is one entry of a checkpoint, with any content. Values that contain an `OpaqueState` become one.
     """
     if packed is None:
         return None

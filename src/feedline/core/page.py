@@ -1,8 +1,8 @@
 """Page of figures that a loop writes and other processes read.
 
-A page is a memfd: it has no name, needs no cleanup, and ends with its process, even after `kill -9`. Readers
-reach it through `/proc/PID/fd`, whose permissions are those of a debugger: the same user, or root. Nothing is locked,
-so a reader can read the page of a loop that hangs, and a writer never waits for a reader.
+A page is a memfd: it has no name, needs no cleanup, and ends with its process, even after `kill -9`. Readers reach it
+through `/proc/PID/fd`, which has the permissions of a debugger: the same user, or root. Nothing is locked, so a reader
+can read the page of a loop that hangs, and a writer never waits for a reader.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class PageContent(NamedTuple):
     """One reading of a page."""
 
     since_ns: int
-    """Time since which the loop computes, in ns on CLOCK_MONOTONIC. Negative: it waits for a batch since then. 0:
-    neither.
+    """Time at which the loop began to compute, in ns of CLOCK_MONOTONIC. If it waits for a batch, the negative of the
+    time at which the wait began. 0 if it does neither.
     """
     batches: int
     figures: Mapping[str, Any]
@@ -76,8 +76,8 @@ class PageWords:
         self._words[place] = value
 
     def release(self) -> None:
-        """Let go of the memory; idempotent."""
-        # Not released itself: another thread may just be writing a word.
+        """Detach from the memory. Idempotent."""
+        # The view itself is not released, because another thread may be writing a word at this moment.
         self._words = memoryview(bytearray(8 * _WORDS)).cast("q")
 
 
@@ -160,7 +160,7 @@ class PageReader:
             figures = self._figures(number)
             if figures is not None:
                 return PageContent(words[SINCE], words[BATCHES], figures)
-        raise ValueError("the page changed during every attempt to read it")
+        raise ValueError("the page changed during every attempt to read it; try again")
 
     def _figures(self, number: int) -> Mapping[str, Any] | None:
         """The publication of a number; None if it has been overwritten."""
@@ -219,7 +219,7 @@ def find_pages(pid: int | None = None) -> list[FoundPage]:
 
 
 def _pages_of(pid: int) -> Iterator[FoundPage]:
-    # A process that has ended meanwhile, or belongs to another user.
+    # A process that has ended since then, or of another user.
     with suppress(OSError):
         for entry in os.scandir(_PROC / str(pid) / "fd"):
             with suppress(OSError):

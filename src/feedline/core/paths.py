@@ -22,7 +22,7 @@ Pathlike = str | os.PathLike[str]
 
 
 _MAX_NAMES = 10_000
-"""Names of a folder that are compared with a missing one: a folder of samples may hold millions."""
+"""Number of names in a folder that are compared with a missing name: a folder of samples may hold millions."""
 
 
 _NUMBER = re.compile(r"[0-9]+")
@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"[0-9]+")
 def expand_user(path: str | os.PathLike[str]) -> str:
     """The path with its `~` expanded.
 
-    It stays as it is where a file of that very name exists.
+    The path is unchanged if a file with exactly that name exists.
     """
     text = os.fspath(path)
     if not text.startswith("~") or os.path.lexists(text.partition("/")[0]):
@@ -49,7 +49,7 @@ def missing(path: str | os.PathLike[str], problem: str = "no such file") -> Obje
     message = f"{problem}: {full}"
     if there.is_symlink() and not there.exists():
         return ObjectNotFoundError(f"{message} ({there} is a link to {there.readlink()}, which does not exist)")
-    if there == full:  # it came in the meantime, or is of another kind
+    if there == full:  # it was created in the meantime, or is of another kind
         return ObjectNotFoundError(message)
     if not there.is_dir():
         return ObjectNotFoundError(f"{message} ({there} is a file, not a folder)")
@@ -87,7 +87,8 @@ def _same_numbers(name: str, other: str) -> bool:
 def make_folder(folder: str | os.PathLike[str], given: str) -> None:
     """Create a folder if it is missing.
 
-    ArgumentError if it cannot be created. The message names it as it was `given`, such as `cache='/x'`.
+    ArgumentError if it cannot be created. The message begins with `given`, the argument of the caller, such as
+    `cache='/x'`.
     """
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -124,7 +125,7 @@ def user_cache(*names: str) -> str:
 
 
 PARTIAL = re.compile(r"(.+)\.partial-[0-9a-f]{12}")
-"""Names of files that a `Replacement` has not finished, with the final name."""
+"""Pattern of the names of files that a `Replacement` has not finished; its group is the final name."""
 
 
 class Replacement:
@@ -159,7 +160,7 @@ class Replacement:
 def replacing(path: str | os.PathLike[str], *, durable: bool = False) -> Iterator[BinaryIO]:
     """Write a file that replaces `path` when the block ends without error.
 
-    `durable` as of `Replacement`.
+    `durable` has the same meaning as for `Replacement`.
     """
     replacement = Replacement(path, durable=durable)
     try:

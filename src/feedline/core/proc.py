@@ -24,11 +24,11 @@ class ProcessStat(NamedTuple):
     state: str
     """The kernel's letter: R runs, S sleeps, D waits for a disk or a file server, T is stopped."""
     cpu_ticks: int
-    """CPU time of its threads."""
+    """CPU time of its threads, in ticks."""
     reaped_ticks: int
-    """CPU time of children that it has waited for."""
+    """CPU time of children that it has waited for, in ticks."""
     start_ticks: int
-    """Time of its start, since the boot of the machine."""
+    """Time of its start, in ticks since the boot of the machine."""
     resident_nbytes: int
     """Resident memory, shared pages included."""
 
@@ -60,7 +60,7 @@ _SET_LOCK_AND_WAIT = (7, 38)
 def waits_for_lock(pid: int, proc: Path = _PROC) -> bool | None:
     """True if a process waits for a lock that other processes share.
 
-    Its main thread counts. None where the kernel does not show system calls.
+    Only its main thread counts. None where the kernel does not show system calls.
     """
     try:
         call = (proc / str(pid) / "syscall").read_text().split()
@@ -97,7 +97,7 @@ def wait_of_thread(thread: int, proc: Path = _PROC) -> ThreadWait | None:
     if call[0] != _FUTEX:  # -1 is a page of a file
         return ThreadWait(is_outside=True)
     # A wait for Python's lock has a limit, after which the lock is requested from its holder. Mutexes of C, one of
-    # which guards that lock, are held for moments.
+    # which guards that lock, are held only briefly.
     if int(call[4], 16) or int(call[2], 16) & _FUTEX_COMMAND == _FUTEX_WAIT:
         return ThreadWait()
     return ThreadWait(int(call[1], 16), is_outside=True)
@@ -107,9 +107,9 @@ class CpuTicks(NamedTuple):
     """Ticks since the boot of the machine, summed over CPUs."""
 
     busy: int = 0
-    """CPUs that computed, or that the hypervisor gave to other machines."""
+    """Ticks in which CPUs computed, or in which the hypervisor gave them to other machines."""
     stolen: int = 0
-    """Those that it gave to other machines."""
+    """Ticks in which the hypervisor gave CPUs to other machines."""
 
 
 def cpu_ticks(cpus: Collection[int] | None = None) -> CpuTicks | None:

@@ -23,7 +23,7 @@ class SampleReader(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Follow changes of the dataset; called before each batch."""
+        """Update for changes of the dataset; called before each batch."""
         ...
 
     def read(self, index: Any, rows: Any) -> Any:
@@ -52,7 +52,8 @@ class StepFinding:
 class Recognition:
     """Findings about a dataset, and about the datasets that it wraps.
 
-    `reader` is None if feedline reads no part of the dataset. `reason` says why the dataset's own code runs instead.
+    `reader` is None if feedline reads no part of the dataset. `reason` is the reason why the dataset's own code runs
+    instead.
     """
 
     name: str

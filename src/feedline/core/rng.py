@@ -55,11 +55,10 @@ def permuted(key: int, length: int, start: int, stop: int) -> NDArray[np.int64]:
     """Elements [start, stop) of the permutation of `range(length)` with this key.
 
     int64, in O(stop - start). A Feistel network over the smallest sufficient power of two, repeated until it lands
-    below `length` (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). `length` may be anything below
-    2**62.
+    below `length` (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). `length` must be below 2**62.
     """
     if not 0 <= start <= stop <= length:
-        raise ValueError(f"the span [{start}, {stop}) does not lie within a permutation of {length} elements")
+        raise ValueError(f"the span [{start}, {stop}) is not within a permutation of {length} elements")
     return kernels.permuted(key & MASK64, length, start, stop)
 
 
@@ -256,7 +255,7 @@ def sample_rng(row: int | None = None) -> SampleRng:
 def batch_keys(count: int) -> NDArray[np.uint64]:
     """Keys for the random numbers of a whole batch, one per row.
 
-    They are fixed by (seed, epoch, position), and independent of those that samples draw from. For use in a collate
+    They are fixed by (seed, epoch, position), and independent of the keys of the samples. For use in a collate
     function. Outside a loader, or without `seed`, they come from torch's global generator.
     """
     keys = _address.keys
@@ -266,9 +265,9 @@ def batch_keys(count: int) -> NDArray[np.uint64]:
 
 
 def takes_rng(fn: Callable[..., Any]) -> bool:
-    """Check whether a callable takes the sample's generator.
+    """True if a callable takes the sample's generator.
 
-    It does if it requires a second argument, or has one named rng.
+    It does if it requires a second argument, or has an argument named `rng`.
     """
     try:
         parameters = list(inspect.signature(fn).parameters.values())
@@ -281,7 +280,7 @@ def takes_rng(fn: Callable[..., Any]) -> bool:
 def torch_keys(count: int) -> NDArray[np.uint64]:
     """Keys for `count` samples of a loader without `seed`.
 
-    They are those that as many calls of `sample_rng()` would draw.
+    They equal the keys that as many calls of `sample_rng()` would draw.
     """
     import torch
 

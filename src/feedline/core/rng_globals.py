@@ -70,7 +70,7 @@ class SamplerSteps:
 
     running: int = 0
     draws: int = 0
-    """Steps that have drawn."""
+    """Number of steps that have drawn random numbers."""
 
 
 SAMPLER_STEPS = SamplerSteps()
@@ -80,7 +80,7 @@ SAMPLER_STEPS = SamplerSteps()
 class GlobalStateChanges:
     """Changes of the process-wide generators since the last check.
 
-    A check costs a fraction of packing the states: it compares the memory of NumPy's generator.
+    A check takes a fraction of the time of packing the states: it compares the memory of NumPy's generator.
     """
 
     def __init__(self) -> None:

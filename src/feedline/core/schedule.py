@@ -29,9 +29,9 @@ class Opening(NamedTuple):
     """
 
     latest: bytes | None
-    """After the last delivered batch; None to keep the present state."""
+    """After the last delivered batch; None to keep the current state."""
     start: bytes | None = None
-    """At the start of the epoch, from where a partition is replayed; None for the state of a new worker."""
+    """State at the start of the epoch, from which a partition is replayed; None for the state of a new worker."""
 
 
 def epoch_of(request: Any) -> tuple[int, int]:
@@ -40,7 +40,7 @@ def epoch_of(request: Any) -> tuple[int, int]:
 
 
 class BatchRequest(NamedTuple):
-    """Everything a worker needs to build one batch.
+    """All that a worker needs to build one batch.
 
     Equal requests give equal batches, in any process, at any time. `start` and `stop` bound the global batch; `indices`
     and `positions` are this rank's rows of it. For batch samplers one position is one whole batch, and `positions`
@@ -65,7 +65,7 @@ class BatchRequest(NamedTuple):
     def turn(self) -> int:
         """Number whose remainder by the worker count selects the worker.
 
-        It is used where workers take turns, as torch's do.
+        It is used if workers take turns, as torch's do.
         """
         return self.number
 
@@ -107,10 +107,9 @@ class PartitionRequest(NamedTuple):
     continues: bool = False
     """True for a live stream: a batch that was built cannot be built again, and must not be built twice."""
     run: int = 0
-    """Number of the iteration that asks.
-
-    A worker that outlives an iteration may hold the same partition of the same epoch open at another place, or of
-    another number of partitions: each iteration opens its own.
+    """Number of the iteration that sends the request. A worker may outlive an iteration, and may still have the same
+    partition of the same epoch open at another place or with another number of partitions. Therefore, each iteration
+    opens its own.
     """
 
     @property
@@ -225,7 +224,8 @@ class Schedule:
 
     def _walk_alone(self, epoch: int, position: int, limit: int | None) -> _Walk:
         size, seed, batched = self.batch_size, self.seed, self.batched
-        # Rounded up: a state of another batch size may end within a batch of this one, whose number is taken.
+        # Rounded up: a state of another batch size may end within a batch of this size; the number of that batch
+        # counts.
         number = -(-position // size)
         ahead = max(size, self.lookahead // size * size)
         while limit is None or position < limit:
@@ -242,7 +242,7 @@ class Schedule:
                     return True
                 if not batched:
                     indices = _bare(indices)
-                # tuple's constructor costs a third of the named tuple's, and every batch passes here
+                # the constructor of tuple takes a third of the time of the named tuple's, and every batch passes here
                 yield tuple.__new__(
                     BatchRequest, (epoch, number, start, start + rows, indices, range(start, start + rows), seed, None)
                 )
@@ -255,7 +255,7 @@ class Schedule:
     def _walk_share(self, epoch: int, position: int, limit: int | None) -> _Walk:
         share, size = self.share, self.span
         number = -(-position // size)
-        if limit is not None:  # a gap below a range delivered ahead: none of it may be dropped, whatever its size
+        if limit is not None:  # a gap below a range delivered ahead: a gap of any size must be delivered completely
             share = replace(share, pad=True)
         while limit is None or position < limit:
             stop = position + size if limit is None else min(limit, position + size)
@@ -281,7 +281,7 @@ class Schedule:
     def _rows_between(self, epoch: int, start: int, stop: int) -> int:
         """The number of positions of [start, stop) that exist.
 
-        The length of a foreign sampler may be wrong, so its indices are read.
+        The length of a foreign sampler may be wrong, so this reads its indices.
         """
         if self.lookahead:
             return max(0, min(stop, len(self.source)) - start)  # type: ignore[arg-type]
@@ -380,7 +380,7 @@ class PartitionSchedule:
     ) -> Iterator[PartitionRequest]:
         """Requests from `cursor` on.
 
-        `progress()` returns the cursor of the loop, which moves as batches are delivered. `run` is that of
+        `progress()` returns the cursor of the loop, which moves as batches are delivered. `run` is the field of
         `PartitionRequest`.
         """
         numbers = {partition: cursor.mark(partition).batches for partition in self.mine}
@@ -407,7 +407,7 @@ class PartitionSchedule:
 
     def _in_turn(self, first: int, progress: Callable[[], PartitionCursor]) -> Iterator[int]:
         turns = tuple(partition for partition in self.mine if partition >= first)
-        # Asked before each turn: only a delivered batch shows that its partition has ended.
+        # Called before each turn, because only a delivered batch shows that its partition has ended.
         while not progress().ended().issuperset(self.mine):
             for partition in turns:
                 if not progress().mark(partition).ended:
@@ -415,7 +415,7 @@ class PartitionSchedule:
             turns = self.mine
 
     def _rested(self, numbers: dict[int, int], progress: Callable[[], PartitionCursor]) -> Iterator[int]:
-        """Partitions with the fewest requests in flight, by turns."""
+        """Partitions with the fewest requests in flight, in turns."""
         asked = dict.fromkeys(self.mine, 0)
         for turn in count(1):
             delivered = progress()

@@ -32,7 +32,7 @@ class ShardOffsets:
     def __init__(self, sizes: Iterable[int]) -> None:
         self.sizes: Int64s = np.fromiter(sizes, np.int64)
         """Samples per shard."""
-        # As a list, too: for a single sample, `bisect` is ten times faster than NumPy.
+        # Also a list: for a single sample, `bisect` is ten times faster than NumPy.
         self._bounds: list[int] = [0, *accumulate(self.sizes.tolist())]
         self._starts: Int64s = np.array(self._bounds[:-1], np.int64)
         self._stops: Int64s = np.array(self._bounds[1:], np.int64)
@@ -60,7 +60,7 @@ class ShardOffsets:
 
     def locate(self, indices: Int64s) -> tuple[Int64s, Int64s]:
         """Shard and row of each sample."""
-        if self._equal_size:  # a division takes a tenth of the search
+        if self._equal_size:  # a division takes a tenth of the time of the search
             shards = indices // self._equal_size
             return shards, indices - shards * self._equal_size
         shards = self._stops.searchsorted(indices, side="right")

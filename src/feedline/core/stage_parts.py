@@ -13,7 +13,7 @@ from feedline.core.kernels import native
 from feedline.core.telemetry import PartFrame, Recorder, recorder_of_batches
 
 READ, DECODE, TRANSFORM = "read", "decode", "transform"
-"""Parts of the stages of a worker. A read is followed by its store: "read s3://bucket", "read files"."""
+"""Parts of the stages of a worker. The name of a read ends with its store: "read s3://bucket", "read files"."""
 
 
 def is_part(stage: str) -> bool:
@@ -56,7 +56,7 @@ class Part:
             frame.open[-1].nbytes += nbytes
 
     def claim(self, elapsed_ns: int, nbytes: int) -> None:
-        """Count time of the innermost part as that of this one."""
+        """Move time of the innermost part to this part."""
         recorder, frame = self._place()
         if recorder is not None and frame is not None and frame.open:
             recorder.claim(frame, self.stage, elapsed_ns, nbytes)
@@ -83,7 +83,7 @@ def part(stage: str) -> Part:
 
 
 MOST_STORES = 8
-"""Stores with a part of their own in one process; others share one."""
+"""Number of stores per process with a part of their own; further stores share one part."""
 
 
 _stores: dict[str, Part] = {}

@@ -41,7 +41,7 @@ class StoreStatistics:
     cache_shared: int = 0
     """Pieces that another thread or process was fetching when they were needed here."""
     cache_evicted: int = 0
-    """Pieces that were removed to make room."""
+    """Pieces that were removed to free space."""
     cache_damaged: int = 0
     """Pieces that did not match their checksum: removed, and fetched again."""
 
@@ -56,7 +56,7 @@ class Counters:
     """Sums that several threads add to."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a handler of a signal may ask for statistics
+        self._lock = threading.RLock()  # a handler of a signal may read the statistics
         self._changed = False
         self._sums: dict[str, Any] = {field.name: field.default for field in fields(StoreStatistics)}
 
@@ -68,12 +68,12 @@ class Counters:
                 self._sums[name] += amount
 
     def statistics(self) -> StoreStatistics:
-        """The sums as they are now."""
+        """The current sums."""
         with self._lock:
             return StoreStatistics(**self._sums)
 
     def take(self) -> dict[str, float]:
-        """The sums that are not 0, reset to 0."""
+        """The sums other than 0; all are reset to 0."""
         if not self._changed:  # called with every batch
             return {}
         with self._lock:

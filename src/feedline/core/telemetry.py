@@ -34,11 +34,11 @@ RUN_DELAY = "run_delay"
 
 
 LOCK = "lock"
-"""Stage of a probe of Python's lock: the time until a thread that has given it back has it again."""
+"""Stage of a probe of Python's lock: the time until a thread that has released the lock has it again."""
 
 
 LOCK_SHARE = 128
-"""Probes take at most this part of the time: one among busy threads waits for milliseconds."""
+"""Probes take at most one part in this many of the time: a probe among busy threads waits for milliseconds."""
 
 
 SWITCHES = ".switches"
@@ -70,11 +70,12 @@ MOST_PARTS = 16
 
 
 CPU_SWITCHES = 32
-"""Switches between parts at which the CPU clock is read. The rest of a batch is taken to be like its beginning."""
+"""Switches between parts at which the CPU clock is read. The rest of a batch is assumed to be like its beginning."""
 
 
 SWITCH_NS, CPU_SWITCH_NS, REST = 80, 500, 250
-"""Cost of a switch between parts, and of one with the CPU clock. A batch is timed once in `REST` times of what it cost.
+"""Nanoseconds of a switch between parts, and of a switch that reads the CPU clock. After a timed batch, no batch is
+timed for `REST` times the cost of its switches.
 
 Samples may be so small that clocks around each of their parts would take a tenth of their time.
 """
@@ -99,7 +100,7 @@ class Span(NamedTuple):
 SpanTuple = tuple[str, int, int, int]
 """A span without field names.
 
-Every batch creates a few, and a plain tuple costs a fifth.
+Every batch creates a few, and a plain tuple takes a fifth of the time.
 """
 
 
@@ -160,7 +161,7 @@ class Recorder:
     def begin(self) -> list[SpanTuple] | None:
         """Start the first stage of a batch.
 
-        Its spans go to a new list. Returns the list before it, to be set again after the batch, or after an error.
+        Its spans go to a new list. Returns the previous list, to be set again after the batch, or after an error.
         """
         outer = self.spans
         self._drop_stale_frames()
@@ -190,7 +191,7 @@ class Recorder:
     def finish(self, stage: str, outer: list[SpanTuple] | None) -> list[SpanTuple]:
         """End the last stage, and return the spans.
 
-        `outer` is what `begin` returned.
+        `outer` is the result of `begin`.
         """
         self.end(stage)
         recorded, frame = self.spans, self.timed_frame()
@@ -294,7 +295,7 @@ def recorder_of_batches() -> Recorder | None:
 class _Threads(threading.local):
     """The recorder of each thread.
 
-    An access to thread-local data costs as much as ten to an object, so a batch makes few of them.
+    An access to thread-local data takes as long as ten to an object, so a batch makes few of them.
     """
 
     def __init__(self) -> None:
@@ -326,7 +327,7 @@ def work_as(worker: int, *, own_process: bool = False) -> None:
 def add_run_delay(spans: list[SpanTuple], now_ns: int, *, among_threads: bool = False) -> None:
     """Append the run delay since the last reading.
 
-    Once in `RUN_DELAY_EVERY_NS`; also a `LOCK` where threads work.
+    It is read once in `RUN_DELAY_EVERY_NS`. In a worker that is a thread, a `LOCK` span is appended, too.
     `among_threads` is for the loop: True if its workers are threads.
     """
     current = _threads.recorder
@@ -348,17 +349,17 @@ def _run_delay_ns() -> int:
 
     -1 where the kernel does not count them.
     """
-    # A file object closes itself also where an interrupt comes before the `with`.
+    # A file object closes itself even if an interrupt comes before the `with`.
     with suppress(OSError, IndexError, ValueError), open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
         return int(file.read().split()[1])
     return -1
 
 
 def _lock_wait(worker: int) -> SpanTuple:
-    """Give Python's lock back, and take it again.
+    """Release Python's lock, and take it again.
 
-    Others that compute in Python keep it for milliseconds; those that wait, or compute outside Python, do not have it.
-    Time in which other programs had the CPUs does not count.
+    Other threads that compute in Python keep it for milliseconds. Threads that wait, or compute outside Python, do not
+    hold it. Time in which other programs had the CPUs does not count.
     """
     delay_ns, start_ns = _run_delay_ns(), monotonic_ns()
     sleep(_LONG_ENOUGH_S)
@@ -367,7 +368,9 @@ def _lock_wait(worker: int) -> SpanTuple:
 
 
 _LONG_ENOUGH_S = 50e-6
-"""Sleep in which a waiting thread can take the lock: a shorter system call has it back before others wake up."""
+"""Sleep in which a waiting thread can take the lock: after a shorter system call, the thread has the lock again before
+others wake up.
+"""
 
 
 _HAS_LOCK = getattr(sys, "_is_gil_enabled", lambda: True)()

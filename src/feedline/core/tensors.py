@@ -18,7 +18,7 @@ Allocator = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 def uses_allocator(allocate: Allocator | None, nbytes: int) -> bool:
-    """Check that a tensor of `nbytes` should come from the allocator.
+    """True if a tensor of `nbytes` should come from the allocator.
 
     An allocator may set a lower bound, `smallest_nbytes`.
     """
@@ -81,7 +81,7 @@ class ScalarIndices(IndexArray):
 def as_yielded(indices: Any) -> Any:
     """Indices of the type that the sampler yields.
 
-    Datasets may rely on it. An array becomes a list; anything else is as the sampler has yielded it.
+    Datasets may rely on it. An array becomes a list; other indices are returned unchanged.
     """
     if not isinstance(indices, np.ndarray):
         return indices

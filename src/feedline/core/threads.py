@@ -83,7 +83,7 @@ class CancelScope:
         """End every wait of the scope, present and future, with `WaitCancelledError`."""
         with self._lock:
             self.cancelled, calls, self._calls = True, self._calls, set()
-        # Outside of the lock: a call may take other locks, whose holders may be waiting for this one.
+        # Outside of the lock: a call may take other locks, whose holders may be waiting for this lock.
         for call in calls:
             call()
         if self._outer is not None:
@@ -104,7 +104,7 @@ class CancelScope:
 
     def sleep(self, seconds: float) -> None:
         """Sleep; WaitCancelledError as soon as the scope is canceled."""
-        # A lock as an alarm clock: any thread may release it, and Ctrl-C interrupts the wait for it.
+        # A lock serves as the timer: any thread may release it, and Ctrl-C interrupts the wait for it.
         gate = threading.Lock()
         gate.acquire()
         self.add(gate.release)
@@ -240,7 +240,7 @@ class _PoolTask(NamedTuple):
     def watch(self) -> None:
         if self.scope is not None:
             self.scope.add(self.cancel)
-            if self.future.done():  # before the scope knew of it
+            if self.future.done():  # before it was added to the scope
                 self.scope.discard(self.cancel)
 
     def cancel(self) -> None:
@@ -262,7 +262,7 @@ class _PoolTask(NamedTuple):
         return partial(self._settle, settle)
 
     def _settle(self, settle: Callable[[], None]) -> None:
-        with suppress(InvalidStateError):  # canceled meanwhile
+        with suppress(InvalidStateError):  # canceled in between
             settle()
         if self.scope is not None:
             self.scope.discard(self.cancel)
@@ -328,7 +328,7 @@ class _PoolThreads:
             with self._lock:
                 self._undone -= 1
             settle()
-            del task, settle  # frees their objects now, not with the next task
+            del task, settle  # frees the objects of the task now, not with the next task
 
     def _next(self) -> _PoolTask | None:
         """The next task; None if the thread is to end."""

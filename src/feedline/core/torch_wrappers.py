@@ -67,7 +67,7 @@ def _ranges_of_concat(whole: ConcatDataset[Any]) -> RangesOf | None:
 def batch_getter(dataset: Any) -> Callable[..., Any] | None:
     """The dataset's `__getitems__`, or None if it only calls `__getitem__`.
 
-    torch's Subset and StackDataset always have the method; their inner datasets decide.
+    torch's Subset and StackDataset always have the method, so their inner datasets are examined.
     """
     return getattr(dataset, "__getitems__", None) if _has_batch_getter(dataset) else None
 

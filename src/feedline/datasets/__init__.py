@@ -130,7 +130,7 @@ def __getattr__(name: str) -> Any:
     if reference is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = load(reference)
-    if name in __all__:  # the dataset of a format from outside goes when that is unregistered
+    if name in __all__:  # removed again when the format is unregistered
         globals()[name] = value
     return value
 

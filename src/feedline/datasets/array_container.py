@@ -52,7 +52,7 @@ _DTYPES = frozenset(("|u1", "<u2", "<u4", "<u8", "<i4", "<i8"))
 
 
 _checked: set[tuple[int, FileVersion]] = set()
-"""Device, inode and version of files whose arrays this process has checked; shards are reopened often."""
+"""Device, inode and version of files whose arrays this process has checked, because shards are reopened often."""
 
 
 class ArrayPlace(NamedTuple):
@@ -128,7 +128,7 @@ def write(path: str, metadata: Mapping[str, Any], arrays: Mapping[str, NDArray[A
 def read_table(path: str) -> ArrayTable:
     """Read the table of a file with one small read.
 
-    SampleError for a file of another format, and for a damaged or truncated one.
+    SampleError for a file of another format, and for a damaged or truncated file.
     """
     with open(path, "rb", buffering=0) as file:
         table, _ = _read_table(file.fileno(), path)
@@ -229,7 +229,7 @@ def _check_checksums(named: NamedArrays, table: ArrayTable, path: str) -> None:
 
 def _unusable(text: str) -> SampleError:
     error = SampleError(text)
-    note(error, "Remove the file, and it is built again.")  # for callers that do not rebuild it themselves
+    note(error, "Remove the file, and it is built again.")  # for callers that do not rebuild the file themselves
     return error
 
 

@@ -93,7 +93,7 @@ class DecodedRecords(Records):
 
     @property
     def traits(self) -> Traits:
-        # A user's subclass may draw in its own methods.
+        # A user's subclass may draw random numbers in its own methods.
         is_ours = self._decoder.is_ours and type(self).__module__.startswith(f"{__package__}.")
         return Traits(
             thread_safe=True,
@@ -107,7 +107,10 @@ class DecodedRecords(Records):
         raise NotImplementedError
 
     def read_batch(self, request: BatchRead) -> torch.Tensor:
-        """Read images as one batch; TypeError if samples must be read singly."""
+        """Read images as one batch.
+
+        TypeError if samples must be read one by one.
+        """
         check_reads_batches(self)
         places = within(request.indices, len(self), type(self).__name__)
         return self._batch(places, request.allocate, request.keys)
@@ -122,7 +125,7 @@ class Field(NamedTuple):
 
 
 class FieldRecords(Records):
-    """Records of fields, each decoded by itself.
+    """Records of fields, each decoded separately.
 
     Samples are dicts, unless a subclass overrides `_assemble`. A subclass defines the decoders of its fields
     (`_decoders`) and the fields of a record in order (`_fields`).
@@ -170,7 +173,7 @@ class FieldRecords(Records):
         )
 
     def read_batch(self, request: BatchRead) -> Batch:
-        """The collated batch, images decoded in place.
+        """The collated batch, whose images are decoded in place.
 
         TypeError if a transform needs single samples.
         """
@@ -187,7 +190,7 @@ class FieldRecords(Records):
 def _keys_of(keys: Keys | None, count: int, names: Sequence[str]) -> dict[str, Keys]:
     """Random keys by field.
 
-    Without keys of the samples they are drawn in the order in which single samples would draw them.
+    Without keys of the samples, they are drawn in the order in which single samples would draw them.
     """
     if keys is not None:
         return dict.fromkeys(names, keys)
@@ -231,7 +234,7 @@ class ShardedRecords(Records):
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Samples per shard, for `samplers.ShardShuffled`."""
+        """Samples per shard, int64, for `samplers.ShardShuffled`."""
         return self._shard_offsets.sizes
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
@@ -261,7 +264,7 @@ class ShardedRecords(Records):
         return self._content.ranges([Extent(shard, *self._span(shard, row)) for shard, row in found])
 
     def _at(self, at: int) -> tuple[int, int]:
-        """Shard of a sample, and its row in it."""
+        """Shard of a sample, and the sample's row in it."""
         return self._shard_offsets.one(at)
 
     def _read(self, places: Iterable[int]) -> list[Record]:
@@ -277,7 +280,7 @@ class ShardedRecords(Records):
 
 
 class RecordFiles(ShardedRecords):
-    """Records of files that are scanned once, as a recipe says.
+    """Records of files that are scanned once, by a recipe.
 
     The positions of the records are kept in an index of each file.
     """

@@ -215,7 +215,7 @@ class _OpenRecords:
             segment, descriptor = self._own
             place = os.lseek(descriptor, 0, os.SEEK_END)
             _write(descriptor, _header(number, data) + data)
-            # Only now: the index must never refer to an unwritten record.
+            # Only after the record: the index must never refer to an unwritten one.
             os.pwrite(self._index, _ENTRY.pack(segment, len(data), place), number * _ENTRY.size)
 
 
@@ -230,7 +230,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def _new_segment(folder: Path) -> tuple[int, int]:
-    """Create a segment for this process; its number and descriptor."""
+    """Create a segment for this process; returns number and descriptor."""
     for segment in count(1 + sum(1 for _ in folder.glob("segment-*"))):
         try:
             return segment, os.open(folder / _segment_name(segment), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
@@ -253,12 +253,12 @@ class CacheWriteWarning(RuntimeWarning):
 class CachedMap(WrappedDataset):
     """`fn(sample)` of each sample, cached in `folder` on first access.
 
-    Results are stored in a subfolder named by a fingerprint of the function, of everything that it refers to, and of
-    the dataset. When one of them changes, results are computed again in a new subfolder. ArgumentError if changes of
-    the dataset cannot be detected, as for objects of a store without versions. Several workers and jobs may share a
-    folder; a killed process loses only the sample that it was computing. `fn` returns tensors, arrays, numbers, str,
-    bytes, and dicts, lists and tuples of these. A function that takes an `rng` raises an ArgumentError, because its
-    results vary.
+    Results are stored in a subfolder named by a fingerprint of the function, of all objects that the function refers
+    to, and of the dataset. When one of them changes, results are computed again in a new subfolder. ArgumentError if
+    changes of the dataset cannot be detected, as for objects of a store without versions. Several workers and jobs may
+    share a folder; if a process is killed, only the sample that it was computing is lost. `fn` returns tensors, arrays,
+    numbers, str, bytes, and dicts, lists and tuples of these. A function that takes an `rng` raises an ArgumentError,
+    because its results vary.
     """
 
     def __init__(self, dataset: Any, fn: Any, folder: Pathlike) -> None:
@@ -289,7 +289,7 @@ class CachedMap(WrappedDataset):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The results for these samples.
 
-        Missing ones are fetched together if the dataset supports it.
+        The samples of missing results are fetched together if the dataset supports it.
         """
         places = within(as_indices(indices), len(self), "CachedMap").tolist()
         stored = {at: self._store.get(at) for at in places}

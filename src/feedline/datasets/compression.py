@@ -17,7 +17,7 @@ from feedline.errors import ArgumentError, SampleError
 
 try:
     from lzma import LZMAError as LZMAError  # noqa: PLC0414 - exported
-except ImportError:  # a Python built without liblzma: nothing raises it there
+except ImportError:  # Python was built without liblzma, so nothing raises this error
     LZMAError = EOFError  # type: ignore[misc, assignment]
 
 
@@ -37,7 +37,8 @@ _XXHASHES = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 def inflate(data: Any, codec: str, nbytes: int, where: str, extra: str) -> NDArray[np.uint8]:
     """Decompress `data` to exactly `nbytes` bytes.
 
-    SampleError for damaged data and any other size, ArgumentError for an unknown codec. Errors call the data `where`.
+    SampleError for damaged data and for any other size, ArgumentError for an unknown codec. Errors name the data by
+    `where`.
     """
     if codec not in _CODECS:
         raise ArgumentError(f"{where} is compressed with {codec!r}; supported codecs are {', '.join(_CODECS)}")
@@ -69,7 +70,7 @@ def largest_nbytes(packed: int) -> int:
 
 
 def check_hashes(data: NDArray[np.uint8], hashes: Mapping[str, str], where: str) -> None:
-    """SampleError unless the data have these hashes.
+    """Raise SampleError unless the data have these hashes.
 
     `hashes` maps names of algorithms to hex digests.
     """

@@ -46,7 +46,7 @@ def digest_of_folder(folder: str) -> str:
 def digest_of_objects(store: Store, paths: Sequence[str] | None = None) -> str:
     """Digest of objects, by default of all objects in the store.
 
-    ArgumentError names an object without a version. A few objects are looked up concurrently; many are taken from a
+    ArgumentError names an object without a version. A few objects are looked up concurrently; many are found by one
     listing.
     """
     infos = store.list() if paths is None else _infos(store, paths)
@@ -89,5 +89,5 @@ def _infos(store: Store, paths: Sequence[str]) -> Iterator[ObjectInfo]:
 def _info(store: Store, path: str) -> ObjectInfo:
     try:
         return store.info(path)
-    except (ObjectNotFoundError, ArgumentError):  # also for a path that leads out of the store
+    except (ObjectNotFoundError, ArgumentError):  # also raised for a path out of the store
         return ObjectInfo(path, 0, "not there")

@@ -39,11 +39,11 @@ Encoded = bytes | memoryview
 
 
 Where = Callable[[], str]
-"""Describes a record or a field of it, for errors."""
+"""Describes a record, or a field of a record, for errors."""
 
 
 DecodeFunction = Callable[[Any], Any]
-"""Makes a value of encoded bytes."""
+"""Converts encoded bytes to a value."""
 
 
 Decode = str | DecodeFunction
@@ -51,7 +51,7 @@ Decode = str | DecodeFunction
 
 
 BAD_DATA = (ValueError, TypeError, LookupError, OSError, ArithmeticError, PIL.Image.DecompressionBombError)
-"""Errors by which a user's decoder reports bad data; any other exception is a bug in it."""
+"""Errors by which a user's decoder reports bad data; any other exception is a bug in the decoder."""
 
 
 DAMAGE = (*BAD_DATA, SyntaxError, RuntimeError, EOFError, struct.error, zlib.error, BadZipFile)
@@ -79,7 +79,7 @@ def split_transform(
 
 
 def check_names(names: Any, argument: str, example: str) -> None:
-    """ArgumentError unless `names` is a non-empty collection of strings.
+    """Raise ArgumentError unless `names` is a non-empty collection of strings.
 
     A bare string would otherwise count as a collection of its letters.
     """
@@ -125,7 +125,7 @@ class Decoder:
     def __call__(self, source: Any, row: int | None, where: Where) -> Any:
         """The value; SampleError if `where()` cannot be decoded.
 
-        `row` is its row in a batch that is read at once, or None.
+        `row` is the row of the sample in a batch that is read at once, or None.
         """
         raise NotImplementedError
 
@@ -137,9 +137,9 @@ class Decoder:
         where: Callable[[int], str],
         threads: int = 1,
     ) -> torch.Tensor:
-        """The values as one tensor; `where(row)` describes an unreadable one.
+        """The values as one tensor; `where(row)` describes an unreadable value.
 
-        `threads` share the work if it is supported.
+        `threads` share the work if that is supported.
         """
         raise NotImplementedError
 
@@ -158,7 +158,7 @@ def decoder_of(decode: Decode, transform: TransformFunction | None = None) -> De
 class ValueDecoder(Decoder):
     """Calls a function of the source, then the transform.
 
-    Arguments are those of `decoder_of`.
+    Takes the arguments of `decoder_of`.
     """
 
     def __init__(self, decode: Decode, transform: TransformFunction | None = None, *, kind: str | None = None) -> None:
@@ -191,7 +191,7 @@ class ValueDecoder(Decoder):
 def undecodable(what: str, error: Exception, remedy: str) -> SampleError:
     """A SampleError with cause and remedy for undecodable data.
 
-    `remedy` is replaced where the cause has one of its own.
+    If the cause has its own remedy, `remedy` is not used.
     """
     if isinstance(error, PIL.Image.DecompressionBombError):
         remedy = "raise PIL.Image.MAX_IMAGE_PIXELS to read such large images"
@@ -286,7 +286,7 @@ class ImageDecoder(Decoder):
             with DECODING:
                 loaded = self._load(source)
             return self.step.apply(loaded, rng)
-        with TRANSFORMING:  # the decoder, within it, counts as decoding
+        with TRANSFORMING:  # the decoder inside counts as decoding
             return self._plan.sample(self._turn(source), SampleRng(0) if rng is None else rng, grid)
 
     def decode_batch(
@@ -297,10 +297,10 @@ class ImageDecoder(Decoder):
         grids: Sequence[Grid | None] | None = None,
         threads: int = 1,
     ) -> torch.Tensor:
-        """The images as one tensor; ImageError carries the first unreadable row."""
+        """The images as one tensor; ImageError has the first unreadable row."""
         assert self._plan is not None
         if keys is None and not self.uses_keys:
-            keys = np.zeros(len(sources), np.uint64)  # the plan would draw them from torch
+            keys = np.zeros(len(sources), np.uint64)  # without keys, the plan would draw them from torch
         if self._turns:
             sources, grids = [self._turn(source, row) for row, source in enumerate(sources)], None
         with TRANSFORMING:  # as above
@@ -340,7 +340,7 @@ def _add_orientation(image_plan: ImagePlan) -> tuple[ImagePlan, bool]:
 def rgb(file: Any, *, apply_exif_orientation: bool = False) -> PIL.Image.Image:
     """Decode a path or file object with Pillow into RGB.
 
-    The result equals that of torchvision's default loader.
+    The result equals the result of torchvision's default loader.
     """
     with images.open_image(file) as image:
         upright = PIL.ImageOps.exif_transpose(image) if apply_exif_orientation else image
@@ -350,13 +350,13 @@ def rgb(file: Any, *, apply_exif_orientation: bool = False) -> PIL.Image.Image:
 def loaded(source: str | memoryview, *, apply_exif_orientation: bool = False) -> PIL.Image.Image:
     """Decode an image path or encoded bytes, as `rgb` does.
 
-    SampleError if it is not a readable image, OSError if the file cannot be read.
+    SampleError if the content is not a readable image, OSError if the file cannot be read.
     """
     try:
         file = source if isinstance(source, str) else io.BytesIO(source)
         return rgb(file, apply_exif_orientation=apply_exif_orientation)
     except DAMAGE as error:
-        if isinstance(error, OSError) and error.errno is not None:  # from the file system, not from the decoder
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the file system, not of the decoder
             raise
         name = source if isinstance(source, str) else "the fetched content"
         raise undecodable(f"{name} cannot be read as an image", error, "replace or remove it") from error

@@ -69,7 +69,7 @@ class RangeFile(io.RawIOBase):
         try:
             data = self.read(len(buffer))
         except BaseException:
-            del buffer  # the error's traceback must not keep the library's memory alive
+            del buffer  # the error's traceback must not keep the library's memory
             raise
         buffer[: len(data)] = data
         return len(data)
@@ -79,7 +79,7 @@ ReadRanges = Callable[[Sequence[Range]], list[memoryview]]
 
 
 def merge_ranges(spans: Sequence[Range]) -> list[Range]:
-    """Sort ranges and merge those that touch or overlap."""
+    """Sort ranges and merge adjacent or overlapping ones."""
     found: list[Range] = []
     for start, stop in sorted(spans):
         if found and start <= found[-1][1]:
@@ -173,7 +173,7 @@ class BlockFile(RangeFile):
         return join_views([kept[number] for number in numbers])[start - first : stop - first]
 
     def _fetched(self, spans: Sequence[Range]) -> list[memoryview]:
-        with _gc_disabled():  # a collection could take the library's lock, which waits for this thread
+        with _gc_disabled():  # a collection could wait for the library's lock, and its holder for this thread
             return self._file.read(spans) if spans else []
 
 
@@ -192,7 +192,7 @@ _PART_NBYTES = 8 << 20
 
 
 _AHEAD = 4
-"""Parts of an object that are fetched ahead."""
+"""Number of parts of an object that are prefetched."""
 
 
 class ForwardReader:
@@ -209,7 +209,7 @@ class ForwardReader:
 
     def copy(self, start: int, stop: int) -> bytes:
         """Copy a few bytes."""
-        # Through a mapping, each of them would cost a page fault, and on a cold disk the kernel's read-ahead.
+        # Through a mapping, each byte range would cost a page fault and, on a cold disk, the kernel's read-ahead.
         return (
             bytes(self.view(start, stop))
             if self._opened is None

@@ -1,6 +1,6 @@
 """Reading and decoding of files below a local or remote root.
 
-Paths that lead out of the root are refused.
+Paths out of the root are refused.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _GONE = "it was moved or deleted; restore it, or pass on_error='skip' to the loa
 
 
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
-"""Errors of a path, rather than of the file or the disk."""
+"""Errors of a path, in contrast to errors of the file or the disk."""
 
 
 class FileRoot:
     """A folder, or the address of a store, that contains files.
 
-    Objects are kept in the folder `cache`, if one is given; `options` are those of `open_store`.
+    Objects are kept in the folder `cache`, if one is given; `options` are passed to `open_store`.
     """
 
     def __init__(
@@ -59,7 +59,10 @@ class FileRoot:
         self._objects = ObjectReader(self.store)
 
     def local(self, path: str) -> str:
-        """The absolute path of a file; _PathError if invalid or outside."""
+        """The absolute path of a file.
+
+        _PathError if the path is invalid or outside of the root.
+        """
         if "\0" in path:
             raise _PathError("has a NUL character in its path")
         joined = os.path.normpath(os.path.join(self.name, path))  # noqa: PTH118 - links are kept as they are
@@ -83,7 +86,7 @@ class FileRoot:
                 data = self._objects.read(self.store, fetched)
                 part.count(len(data))
             return data
-        except ArgumentError as error:  # a path that leads out of the store
+        except ArgumentError as error:  # a path out of the store
             raise _PathError(f"cannot be read: {error}") from error
 
     def fetching(self, paths: Sequence[str]) -> AbstractContextManager[Sequence[Fetched]]:
@@ -91,7 +94,7 @@ class FileRoot:
         return self._objects.reading(paths)
 
     def ranges(self, paths: Sequence[str]) -> list[tuple[CachedStore, ObjectRange]]:
-        """Cache and byte range of each file, for a prefetch."""
+        """Cache and byte range of each file, to prefetch."""
         return self._objects.ranges(paths)
 
 
@@ -105,7 +108,7 @@ class FileDecoder(Decoder):
         self.root = root
         self._content = decoder_of(decode, transform)
         self.step = self._content.step
-        # The native decoder opens image files itself, so it gets their path.
+        # The native decoder opens image files itself, so it gets their paths.
         self._opens = root.store is None and isinstance(self._content, ImageDecoder)
 
     @property

@@ -34,7 +34,7 @@ class Files(DecodedRecords):
     `?`, `[...]` and braces, or addresses of objects in one store. A folder, or in a store an address that ends with
     `/`, stands for the files in it. `decode` is "bytes", "text", "npy", "image" or a function of the content.
     `transform(value)` or `transform(value, rng)` is applied to the result. The attribute `paths` has the path of each
-    sample below `root`. Objects are kept in the folder `cache`, if one is given; `options` are those of `open_store`.
+    sample below `root`. Objects are kept in the folder `cache`, if one is given; `options` are passed to `open_store`.
 
     SampleError names a file that cannot be decoded.
     """
@@ -64,7 +64,7 @@ class Files(DecodedRecords):
     def content_fingerprint(self) -> str:
         """Digest of the current file versions, for cached results.
 
-        It costs a `stat` of each file, or a listing of the store.
+        Takes a `stat` of each file, or a listing of the store.
         """
         return digest_below(self._decoder.root, list(self._sources))
 

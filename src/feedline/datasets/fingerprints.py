@@ -43,9 +43,9 @@ def fingerprint(*things: Any) -> str:
     - anything else: its pickle.
 
     A dataset may define its own in an attribute `fingerprint`, anything else in `_fingerprint`, as datasets of Hugging
-    Face do. A dataset whose pickle does not identify its data defines `content_fingerprint`. A class whose pickle holds
-    more than what determines its data has a method `__fingerprint__`, whose result replaces the object. ArgumentError
-    if something cannot be pickled, or if its changes cannot be detected.
+    Face do. A dataset whose pickle does not identify its data defines `content_fingerprint`. A class whose pickle
+    contains more than its data depend on has a method `__fingerprint__`, whose result replaces the object.
+    ArgumentError if something cannot be pickled, or if its changes cannot be detected.
     """
     digest = _Digest()
     try:
@@ -87,7 +87,7 @@ class _Fingerprinter(pickle.Pickler):
         if id(thing) in self._seen and not isinstance(thing, str):
             return "again", getattr(thing, "__qualname__", "")
         self._seen.add(id(thing))
-        self._kept.append(thing)  # keeps its id from being reused
+        self._kept.append(thing)  # the reference prevents reuse of its id
         return describe(thing)
 
 
@@ -108,7 +108,7 @@ def _by_base(thing: Any) -> Callable[[Any], Any] | None:
 def _release(module: str) -> tuple[str, str] | None:
     """Name and version of a module's package; None for the user's modules.
 
-    Other modules are those of Python, feedline and installed packages.
+    All modules are the user's, except those of Python, feedline and installed packages.
     """
     root = module.partition(".")[0]
     if root == "feedline" or root in sys.stdlib_module_names:
@@ -190,7 +190,7 @@ def _class(cls: type) -> Any:
 
 
 def _counts(name: str, member: Any) -> bool:
-    """True for members that the user defines; Python sets dunder values."""
+    """True for members that the user defines; Python sets dunder values itself."""
     return isinstance(member, _METHODS) or (isinstance(member, _VALUES) and not name.startswith("__"))
 
 

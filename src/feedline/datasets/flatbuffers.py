@@ -17,8 +17,7 @@ class DamagedError(Exception):
 class FlatTable:
     """A table in a FlatBuffer, its fields by number.
 
-    The format is described at https://flatbuffers.dev/internals. An offset that leads out of the buffer raises
-    `struct.error`.
+    The format is described at https://flatbuffers.dev/internals. An offset out of the buffer raises `struct.error`.
     """
 
     def __init__(self, buffer: memoryview, at: int) -> None:
@@ -71,8 +70,8 @@ class FlatTable:
 
 def unpack(form: struct.Struct, buffer: memoryview, at: int) -> int:
     """A number of a buffer; struct.error outside of it."""
-    # A negative offset would be counted from the end by Python, and give a number that is not there.
+    # Python would count a negative offset from the end, and return an unrelated number.
     if at < 0:
-        raise struct.error("an offset leads out of the buffer")
+        raise struct.error("an offset points out of the buffer")
     value: int = form.unpack_from(buffer, at)[0]
     return value

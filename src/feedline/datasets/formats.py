@@ -35,9 +35,9 @@ class KeptShards(NamedTuple):
 class ShardSummary:
     """Samples and bytes of each shard.
 
-    `unit` is the format's word for a shard; without shards it is empty, and `note` says why. `nbytes` has the stored
-    bytes of each shard; the bytes of a file with several shards are divided in proportion to their samples. Without
-    `kept`, each sample is read by itself.
+    `unit` is the format's word for a shard; without shards it is empty, and `note` gives the reason. `nbytes` has the
+    stored bytes of each shard; the bytes of a file with several shards are divided in proportion to their samples.
+    Without `kept`, each sample is read separately.
     """
 
     unit: str
@@ -57,8 +57,8 @@ class Format:
 
     `pattern`, which may have braces, selects the files of a folder. `feedline inspect` also recognizes a file by the
     last part of `pattern`, in lower case, and by the patterns of `names`; with `named_only`, it recognizes only a path
-    that was given, not a file of a given folder. `is_folder` says that a folder may have such a name, and `top_only`
-    that files of subfolders do not count. `markers` are file names that only this format has in its folder. If several
+    that was given, not a file of a given folder. With `is_folder`, a folder may have such a name. With `top_only`,
+    files of subfolders do not count. `markers` are file names that only this format has in its folder. If several
     formats share a marker, `accepts` refers to a function that decides by the marker's bytes. A folder with files of
     several formats is recognized as the format with the highest `precedence`.
 
@@ -119,7 +119,7 @@ def _forms(pattern: str) -> tuple[str, ...]:
 
 
 def load(reference: Any) -> Any:
-    """The object that "module:attribute" names; any other value itself."""
+    """The object that "module:attribute" names; other values are returned unchanged."""
     if not isinstance(reference, str):
         return reference
     module, _, name = reference.partition(":")
@@ -234,7 +234,7 @@ FORMATS: dict[str, Format] = {
         "lines of text files",
         ("Lines(paths)",),
         pattern=f"**/*.txt{_PACKED}",
-        named_only=True,  # next to other files it may be a caption
+        named_only=True,  # next to other files, such a file may be a caption
     ),
     "litdata": Format(
         "LitData",
@@ -247,7 +247,7 @@ FORMATS: dict[str, Format] = {
         accepts="feedline.datasets.shards.litdata:is_index",
         summarize="feedline.datasets.shards.litdata:summarize_chunks",
     ),
-    "mds": Format(  # after LitData: it takes any other index.json, and its reader explains a damaged one
+    "mds": Format(  # after LitData: it accepts any other index.json, and its reader explains the damage of one
         "MDS",
         ("feedline.datasets.shards.mds:MDS",),
         "shards of Mosaic Streaming",
@@ -292,7 +292,7 @@ FORMATS: dict[str, Format] = {
         "files of token ids",
         ("TokenFile(paths, window)", "TokenDocuments(paths, offsets)"),
         names=("*.bin",),
-        named_only=True,  # next to other files it may be anything
+        named_only=True,  # next to other files, such a file may be anything
         summarize="feedline.datasets.shard_summaries:uncounted",
     ),
     "lmdb": Format(
@@ -370,7 +370,7 @@ def register_format(name: str, format: Format) -> None:  # noqa: A002 - the plai
 
 
 def unregister_format(name: str) -> None:
-    """Remove a format that was registered; ArgumentError for another."""
+    """Remove a registered format; ArgumentError if it is not registered."""
     if name not in _added:
         raise ArgumentError(f"unregister_format({name!r}): no such format was registered; there are {sorted(_added)}")
     del FORMATS[name], _added[name]
@@ -400,7 +400,7 @@ def _check_types(name: Any, row: Any) -> None:
 def register_installed() -> None:
     """Register the formats of installed packages, once.
 
-    A format that cannot be loaded is left out, and logged.
+    A format that cannot be loaded is logged and left out.
     """
     for point in entry_points(group=ENTRY_POINTS):
         try:

@@ -60,7 +60,7 @@ class IndexFile:
         self._about = dict(about)
 
     def open(self) -> files.NamedArrays:
-        """Map the arrays, whatever they are about.
+        """Map the arrays, without a check of their origin.
 
         FileNotFoundError if there is no file, SampleError if it is damaged.
         """
@@ -69,12 +69,12 @@ class IndexFile:
     def read_table(self) -> files.ArrayTable:
         """Read the table of the arrays, with one small read.
 
-        Errors as of `open`.
+        Raises the errors of `open`.
         """
         return files.read_table(self.path)
 
     def describes(self, stored: files.ArrayTable | files.NamedArrays) -> bool:
-        """True if these are about the same, in the same state."""
+        """True if stored arrays describe the same object in the same state."""
         return {name: stored.metadata.get(name) for name in self._about} == self._about
 
     def find(self) -> files.NamedArrays | None:
@@ -154,7 +154,7 @@ class BuiltIndex(IndexFile):
         """The arrays, mapped on first use; StateError if the file changed."""
         arrays = self._arrays
         if arrays is None:
-            arrays = self._arrays = self.open_arrays()  # no lock: if two threads map it, either result serves
+            arrays = self._arrays = self.open_arrays()  # no lock: if two threads map it, either result is valid
         return arrays
 
     def open_arrays(self) -> Columns:
@@ -167,7 +167,7 @@ class BuiltIndex(IndexFile):
             raise self._lost_error() from error
         except SampleError as error:
             return self._repair(error)
-        # Another process may have replaced it: its rows would not be those that this dataset counted.
+        # Another process may have replaced the index, whose rows would then differ from the counted ones.
         if not self.describes(stored):
             raise self._lost_error()
         return stored.arrays
@@ -202,7 +202,7 @@ class BuiltIndex(IndexFile):
         return {**self.__dict__, "_arrays": None, "_build": None}
 
     def _build_and_store(self, build: Callable[[], Columns]) -> Shapes:
-        """Compute and store the arrays; their shapes."""
+        """Compute and store the arrays; returns their shapes."""
         arrays = build()
         if not self.write(arrays):
             self._in_memory = arrays
@@ -216,7 +216,10 @@ Description = bytes | memoryview
 
 
 def key_of(name: str, info: ObjectInfo) -> bytes | None:
-    """Key of a file's or object's current state; None without a version."""
+    """Key of the current state of a file or object.
+
+    None without a version.
+    """
     if not info.is_versioned:
         return None
     text = f"{name}\0{info.version}".encode("utf-8", "surrogateescape")
@@ -226,7 +229,7 @@ def key_of(name: str, info: ObjectInfo) -> bytes | None:
 def place_of(kind: str, given: Iterable[str], index_dir: Pathlike | None) -> str:
     """Path of the metadata file for these paths and addresses.
 
-    It lies in `index_dir`, or in the user's cache folder.
+    It is in `index_dir`, or in the user's cache folder.
     """
     if index_dir is None:
         index_dir = user_cache("descriptions")
@@ -235,29 +238,29 @@ def place_of(kind: str, given: Iterable[str], index_dir: Pathlike | None) -> str
 
 
 _SIMILAR = 8
-"""Number of files from which the first one is read before the others, to learn the size of their metadata."""
+"""Least number of files for which the first is read before the others, to estimate the size of their metadata."""
 
 
 _LEARNED = 15
-"""Latest footers from which the length of the next is guessed."""
+"""Number of latest footers from which the length of the next one is estimated."""
 
 
 class EndRead:
     """Bytes to read first from the ends of files with similar footers.
 
     `most` until the length of a footer is known. Each rank reads the footers of all files, so on many ranks these bytes
-    weigh more than their share of the data. A footer that is longer costs a second request. The learned length is not
-    pickled, because it is not a property of a dataset.
+    weigh more than their share of the data. A longer footer needs a second request. The learned length is not pickled,
+    because it is not a property of a dataset.
     """
 
     def __init__(self, most: int) -> None:
         self.nbytes, self._most, self._latest = most, most, tuple[int, ...]()
 
     def learn(self, footer_nbytes: int) -> None:
-        """Take a footer of this length into account."""
-        # No lock: a length that another thread adds at the same time may get lost.
+        """Record the length of a footer."""
+        # No lock: a length that another thread adds at the same time may be lost.
         self._latest = (*self._latest[1 - _LEARNED :], footer_nbytes)
-        likely = sorted(self._latest)[(len(self._latest) - 1) * 3 // 4]  # a single long one does not count
+        likely = sorted(self._latest)[(len(self._latest) - 1) * 3 // 4]  # a single long footer does not count
         self.nbytes = min(self._most, likely + likely // 8 + 256)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -285,7 +288,7 @@ class MetadataCache:
         return self._mapped().of(self.path).get(key) if held is None else held
 
     def replace(self, found: Mapping[bytes | None, Description]) -> None:
-        """Replace all entries; those without a key are dropped."""
+        """Replace all entries; entries without a key are dropped."""
         described = {key: each for key, each in found.items() if key is not None}
         if not described:
             return
@@ -307,8 +310,8 @@ class MetadataCache:
     ) -> list[Description]:
         """The entry of each file; missing ones are built, several at once.
 
-        `build(number)` makes the entry of file `number`. `what` names the entries in the log. Of many files, the first
-        is built before the others.
+        `build(number)` makes the entry of file `number`. `what` names the entries in the log. With many files, the
+        first entry is built before the others.
         """
         entries = {number: entry for number, key in enumerate(keys) if (entry := self.get(key)) is not None}
         missing = [number for number in range(len(keys)) if number not in entries]
@@ -335,7 +338,7 @@ class _MappedMetadata:
     def of(self, path: str) -> dict[bytes, memoryview]:
         entries = self._entries
         if entries is None:
-            entries = self._entries = _entries(path)  # no lock: if two threads map it, either result serves
+            entries = self._entries = _entries(path)  # no lock: if two threads map it, either result is valid
         return entries
 
     def forget(self) -> None:
@@ -373,7 +376,7 @@ class IndexRecipe(NamedTuple):
     scan: Callable[[File], Columns]
     """Computes the arrays from the content."""
     fits: Callable[[File, Columns], bool]
-    """Checks, by a few reads, that arrays of another origin match the content."""
+    """Checks, with a few reads, that arrays of another origin match the content."""
     count: Callable[[Shapes], int] = _count_starts
     """The number of records of a file."""
     span: Callable[[Columns, int], tuple[int, int]] = _start_to_stop
@@ -401,7 +404,7 @@ def _index(stored: FileSet, kind: IndexRecipe, index_dir: Pathlike | None, numbe
     else:
         place = Path(index_path(address, name, index_dir))
     work = partial(_of_file if stored.store(number) is None else _of_object, stored, kind, number)
-    if key_of(address, info) is None:  # changes cannot be detected, so a stored index is never used
+    if key_of(address, info) is None:  # changes cannot be detected without a version, so a stored index is never used
         return BuiltIndex(place, (info.size, uuid4().hex), work)
     return BuiltIndex(place, (info.size, info.version), work)
 

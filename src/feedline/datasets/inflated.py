@@ -38,11 +38,13 @@ PART_NBYTES = 4 << 20
 
 
 _AT_ONCE = 4
-"""Files decompressed at once; decompression releases the interpreter lock, and some takes memory for both forms."""
+"""Number of files decompressed at once: decompression releases the interpreter lock, and some codecs have both forms in
+memory.
+"""
 
 
 _MAPPED_WITHOUT_ROOM = 8
-"""Files kept mapped, and so on disk, if the cache lacks room for all."""
+"""Number of files that stay mapped, and so on disk, if the cache has too little space for all."""
 
 
 Opener = Callable[[io.BufferedReader], Any]
@@ -85,7 +87,7 @@ class _Zlib(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         data = b""
-        # A piece of the input may give no output yet, which must not look like the end.
+        # A piece of the input may produce no output yet, which must not count as the end.
         while not data and not self._stream.eof:
             piece = self._stream.unconsumed_tail or self._file.read(PART_NBYTES)
             if not piece:
@@ -149,7 +151,7 @@ def opener_of(name: str) -> Opener | None:
 
 
 def inflated(files: FileSet, openers: Sequence[Opener | None], cache: Cache | Pathlike | None) -> FileSet:
-    """The files, with those that have an opener decompressed.
+    """The files; files with an opener are decompressed.
 
     Each version of a file is decompressed once, into `cache` or the user's cache. SampleError for damaged data, and for
     data that looks like a decompression bomb.
@@ -162,8 +164,9 @@ class PlainFiles(FileSet):
     """Files, some of them decompressed or converted into a cache.
 
     They have the names of their sources. One process of the machine makes content, while others that need it wait. The
-    version of content follows from that of its source, so that an index fits content that is made again. Content of
-    sources without versions is kept for this set only. A CacheWarning says that there is not enough room for all of it.
+    version of content depends only on the version of its source, so that an index fits content that is produced again.
+    Content of sources without versions is kept for this set only. A CacheWarning reports too little space for the whole
+    content.
     """
 
     def __init__(self, sources: FileSet, ways: Sequence[Inflation | None], cache: Cache | Pathlike | None) -> None:
@@ -179,20 +182,20 @@ class PlainFiles(FileSet):
         super().__init__(objects, None if self._has_room(objects) else _MAPPED_WITHOUT_ROOM)
 
     def __fingerprint__(self) -> FileSet:
-        """The files before decompression, wherever their content is kept."""
+        """The files before decompression, independent of the place of their content."""
         return self.sources
 
     def open(self, number: int) -> File:
-        """Open a file; evicted content is made again."""
+        """Open a file; evicted content is produced again."""
         if self._ways[number] is None:
             return super().open(number)
         info, data = self.info(number), self._content(number)
-        if len(data) != info.size:  # content of a source without versions may be another one, after an eviction
+        if len(data) != info.size:  # after an eviction, a source without versions may have other content
             raise changed_error(StateError, info.path, f"its content had {info.size} bytes, and has {len(data)} now")
         return KeptContent(info.path, data, info.version)
 
     def read(self, extents: Sequence[Extent]) -> Views:
-        """One view per extent; missing content is made, several at once."""
+        """One view per extent; missing content is produced, several files at once."""
         made, opened = {each.file for each in extents if self._ways[each.file] is not None}, self._opened()
         if sum(opened.get(number) is None for number in made) < 2:
             return super().read(extents)
@@ -214,7 +217,7 @@ class PlainFiles(FileSet):
         return [*self.sources.ranges(whole), *super().ranges(plain)]
 
     def is_missing(self, number: int) -> bool:
-        """True if a file's content must be made before reads."""
+        """True if a file's content must be produced before reads."""
         way = self._ways[number]
         return way is not None and not self._folder().has(self._key(number, way))
 
@@ -239,7 +242,7 @@ class PlainFiles(FileSet):
         return folder.made_once(key, partial(folder.get, key), partial(self._make, number, way, key))
 
     def _make(self, number: int, way: Inflation, key: PieceKey) -> memoryview:
-        """Write content to the cache; StoreError without enough room."""
+        """Write content to the cache; StoreError without enough space."""
         source, name = self.sources.open(number), self.sources.name(number)
         _log.info("decompressing or converting %s once, into %s", name, self._cache.folder)
         try:
@@ -249,7 +252,7 @@ class PlainFiles(FileSet):
         except OSError as error:
             raise StoreError(
                 f"{name} cannot be kept decompressed in {self._cache.folder}"
-                f" ({error.strerror or 'the limit of the cache is lower'}): pass cache= a folder with more room"
+                f" ({error.strerror or 'the limit of the cache is lower'}): pass cache=, a folder with more space"
             ) from error
 
     def _has_room(self, objects: Sequence[tuple[Store | None, ObjectInfo]]) -> bool:
@@ -259,7 +262,7 @@ class PlainFiles(FileSet):
             warnings.warn(
                 f"decompressed, {self.sources.name(0)} and others take {nbytes:,} bytes, but the cache in"
                 f" {cache.folder} keeps {limit:,}: in random order, they are decompressed again and again. Pass"
-                " cache=stores.Cache(folder, limit=...) with more room, or use samplers.ShardShuffled",
+                " cache=stores.Cache(folder, limit=...) with a higher limit, or use samplers.ShardShuffled",
                 CacheWarning,
                 stacklevel=5,
             )
@@ -274,7 +277,7 @@ def converted(opener: Opener, convert: Callable[[File, Any], ContentBlocks], fil
     except SampleError:
         raise
     except _DAMAGE as error:
-        if isinstance(error, OSError) and error.errno is not None:  # from the disk or the store, not from the data
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk or the store, not of the data
             raise
         raise SampleError(
             f"{file.name} cannot be decompressed: it is damaged, truncated, or not compressed as its name says"
@@ -287,7 +290,7 @@ def plain_parts(file: File, source: Any) -> ContentBlocks:
     nbytes = 0
     while data := source.read(PART_NBYTES):
         nbytes += len(data)
-        # Checked while it is written: a small file could fill the disk.
+        # Checked while the content is written: a small file could fill the disk.
         if is_bomb(nbytes, file.nbytes):
             raise SampleError(
                 f"{file.name} has {file.nbytes:,} bytes and decompresses to more than {nbytes:,}, like a decompression"

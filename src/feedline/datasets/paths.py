@@ -33,12 +33,12 @@ def no_files_error() -> FileNotFoundError:
 def matching(paths: Paths, inside: str) -> list[str]:
     """Resolve paths to the absolute paths of existing files.
 
-    Files keep the order of `paths`; those of a pattern are sorted. `{a,b}` and `{000..127}` are expanded as in
+    Files keep the order of `paths`; files of a pattern are sorted. `{a,b}` and `{000..127}` are expanded as in
     `stores.expand`; `*`, `?`, `[...]` and `**` match. An existing path is taken literally, and `~` is the home folder.
-    A folder stands for the files in it that match the pattern `inside`, which may have braces; if it ends with them, a
-    file that exists in several of these forms counts once, in the first. Folders, pipes and devices are not files. A
-    broken link counts as a file; its error comes when it is read. FileNotFoundError names a missing path, and a pattern
-    without matches.
+    A folder stands for the files in it that match the pattern `inside`, which may have braces. If the pattern ends with
+    braces, a file that exists in several of these forms counts once, in the first form. Folders, pipes and devices are
+    not files. A broken link counts as a file, and raises an error when it is read. FileNotFoundError names a missing
+    path, and a pattern without matches.
     """
     meant = [path for given in listed(paths) for path in expand_braces(expand_user(given))]
     found = [str(Path(file).absolute()) for path in meant for file in _files(path, inside)]
@@ -95,7 +95,7 @@ def _names(pattern: str) -> list[str]:
 def _regular(names: list[str], pattern: str) -> list[str]:
     """Filter the matches that are regular files.
 
-    If the pattern matched in folders, reading these again is faster than a `stat` of each match.
+    If the pattern matched in folders, listing those again is faster than a `stat` of each match.
     """
     if not glob.has_magic(os.path.basename(pattern)):  # noqa: PTH119 - of a pattern
         return [name for name in names if not is_special(name)]
@@ -123,7 +123,7 @@ def find(
     """Resolve paths, addresses and patterns to files and objects.
 
     Files are resolved as by `matching`. Objects are read through a cache in the folder `cache` if one is given;
-    `options` are those of `open_store`. FileNotFoundError, the base of ObjectNotFoundError, names the missing file.
+    `options` are passed to `open_store`. FileNotFoundError, the base of ObjectNotFoundError, names the missing file.
     """
     objects = [each for several in find_each(paths, inside, cache=cache, options=options) for each in several]
     if not objects:
@@ -138,7 +138,7 @@ FoundFiles = list[tuple[Store | None, ObjectInfo]]
 def find_each(
     paths: Paths, inside: str, *, cache: Cache | Pathlike | None = None, options: Mapping[str, Any] | None = None
 ) -> list[FoundFiles]:
-    """Resolve each path separately, as `find` does; remote ones concurrently."""
+    """Resolve each path separately, as `find` does; remote paths concurrently."""
     finder = Finder(cache, options)
 
     def resolve(given: Pathlike) -> FoundFiles:
@@ -163,7 +163,7 @@ def _info(path: str) -> ObjectInfo:
 def paths_of(given: Any, *others: str) -> list[Pathlike]:
     """One or several paths as a list.
 
-    ArgumentError if it is neither, nor one of the `others`.
+    ArgumentError if `given` is neither of them, nor one of the `others`.
     """
     several = [given] if isinstance(given, (str, os.PathLike)) else given
     several = list(several) if isinstance(several, Iterable) else [None]

@@ -15,7 +15,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 _SHORT = 16
-"""Size in bytes up to which varints are decoded faster in a loop than with NumPy."""
+"""Most bytes of varints for which a loop decodes faster than NumPy."""
 
 
 def varints(data: bytes) -> NDArray[np.uint64]:
@@ -52,7 +52,7 @@ def messages(data: bytes) -> Iterator[tuple[int, bytes]]:
 def fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
     """Number, wire type and value of each field.
 
-    Varints are int, others bytes.
+    Values of varints are int, all others bytes.
     """
     at, stop = 0, len(data)
     while at < stop:

@@ -33,7 +33,7 @@ class RecordDataset(RecordFiles, ShardedFields):
     `recipe` finds the records. Their positions are kept in an index: next to a file, or in `index_dir`, or, for
     objects, in the user's cache folder. `paths` is a path, an address, a pattern or a list of these; a folder stands
     for its files that match the pattern `inside`. Objects are kept in the folder `cache` if one is given; `options` are
-    those of `open_store`.
+    passed to `open_store`.
 
     Subclasses are sent to worker processes: the functions in `columns`, and the `span` of the recipe, must be functions
     of a module.

@@ -31,7 +31,7 @@ class Readable(Protocol):
 class SamplePart(NamedTuple):
     """A part of a sample: bytes of a file or object.
 
-    `kind` tells `feedline inspect` how to read them. `member` is their name in an archive, None for a separate file.
+    `feedline inspect` reads them by their `kind`. `member` is their name in an archive, None for a separate file.
     `file` is None for local files. `has_grid` is True if an index has the lengths of a JPEG's intervals.
     """
 
@@ -92,7 +92,7 @@ class SampleList:
     def fingerprint(self) -> str:
         """SHA-256 of all names and sizes.
 
-        Equal for a copy of the sources in another place.
+        It is equal for a copy of the sources in another place.
         """
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         for sample in self.samples:
@@ -118,7 +118,7 @@ class SampleList:
 
 
 def problem(name: str, error: Exception) -> str:
-    """One line about an error that names its subject."""
+    """One line about an error, with the name of its subject."""
     text = str(error) if isinstance(error, FeedlineError) else f"{type(error).__name__}: {error}"
     return text if name in text else f"{name}: {text}"
 
@@ -144,13 +144,13 @@ class IndexTarget(Protocol):
         ...
 
     def write(self, *, checksum: bool) -> int:
-        """Build the index, and return the number of samples."""
+        """Build the index; returns the number of samples."""
         ...
 
     def check(self) -> tuple[int, str]:
-        """Compare shard and index; number of samples, and path of the index.
+        """Compare shard and index.
 
-        SampleError if they differ, or without an index.
+        Returns the number of samples, and the path of the index. SampleError if they differ, or without an index.
         """
         ...
 

@@ -18,7 +18,9 @@ from feedline.stores import Cache, ObjectNotFoundError, open_store
 from feedline.stores.files import FileSet
 from feedline.stores.urls import is_local, scheme_of, split
 
-_UNSHARDED = "there are no shards here: each sample is read by itself, in any order at one cost, so take shuffle=True"
+_UNSHARDED = (
+    "there are no shards here: each sample is read separately, and any order costs the same, so pass shuffle=True"
+)
 
 
 def summarize(format_: Format, sources: Sequence[str]) -> ShardSummary:
@@ -45,7 +47,7 @@ def unsharded(samples: int = 0, nbytes: int = 0) -> ShardSummary:
 
 
 def uncounted(sources: Sequence[str]) -> ShardSummary:
-    """Samples without shards, not counted; checks that the sources exist."""
+    """Uncounted samples without shards; checks that the sources exist."""
     find(sources, "*")
     return unsharded()
 
@@ -114,5 +116,5 @@ def _cache_nbytes() -> int:
 
 
 def _sample_nbytes(sample: Any) -> int:
-    """The bytes of the tensors and texts that rows of arrays become."""
+    """The bytes of the tensors and texts of a sample."""
     return sum(leaf.nbytes if isinstance(leaf, torch.Tensor) else len(leaf) for leaf in leaves(sample))

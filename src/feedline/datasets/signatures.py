@@ -18,13 +18,13 @@ class Signature(NamedTuple):
     what: str
     remedy: str
     may_be_text: bool = False
-    """True if plain text may begin so."""
+    """True if plain text may begin like this."""
     dataset: str = ""
-    """The dataset that reads it, if there is one."""
+    """The dataset that reads this format, if there is one."""
     at: int = 0
     """Byte at which `magic` begins."""
     also: bytes = b""
-    """Bytes that must be among the first ones, too."""
+    """Bytes that must also be in the beginning of the file."""
 
     def fits(self, begin: bytes) -> bool:
         """True for a file that begins with these bytes."""
@@ -118,7 +118,7 @@ _FEWEST_NBYTES = 8
 
 
 def recognize(begin: bytes, name: str = "") -> Signature | None:
-    """Format of a file by first bytes or name; None if unknown."""
+    """Format by the first bytes or the name; None if unknown."""
     begin = begin[:BEGIN_NBYTES]
     for ending, signature in _ENDINGS.items():
         if name.endswith(ending):
@@ -136,7 +136,7 @@ def begin_of(file: File) -> bytes:
 
 
 def check_format(name: str, form: str, begin: bytes) -> None:
-    """Raise SampleError for a file that begins as one of another format.
+    """Raise SampleError for a file with the beginning of another format.
 
     `form` is the name of the dataset that should read it.
     """

@@ -29,7 +29,7 @@ _HEADER_NBYTES = 64
 _BLOCK = 4096
 
 
-# os.fsdecode returns lone surrogates for undecodable bytes of a file name; they must round-trip.
+# os.fsdecode returns lone surrogates for undecodable bytes of a file name. Encoding must restore those bytes.
 _ERRORS = "surrogatepass"
 
 

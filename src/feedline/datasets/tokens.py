@@ -177,7 +177,7 @@ class TokenFile(TokenStream):
     `cross_files`, all files form one stream. Tokens keep the stored dtype, or are converted to `out_dtype` in the same
     pass.
 
-    Windows of remote files are read by range, and kept in the folder `cache`, if one is given; `options` are those of
+    Windows of remote files are read by range, and kept in the folder `cache`, if one is given; `options` are passed to
     `open_store`.
 
     SampleError names a file whose size is not a whole number of tokens.
@@ -244,9 +244,9 @@ class TokenFile(TokenStream):
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Groups of adjacent windows, for `ShardShuffled`.
+        """Windows of each group of adjacent ones, int64.
 
-        Local files are a single group, because every window costs the same there.
+        For `samplers.ShardShuffled`. Local files are a single group, because every window costs the same there.
         """
         if self._files.is_local:
             return np.array([len(self)])
@@ -270,7 +270,7 @@ class TokenFile(TokenStream):
                 rows[row] = tokens[shift : shift + self.window]
 
     def _fill_from(self, tokens: NDArray[Any], parts: Sequence[NDArray[Any]], indices: NDArray[np.int64]) -> None:
-        """As `_fill_by_span`, from a mapped file that has all tokens."""
+        """Write windows into `parts`, from a mapped file with all tokens."""
         if tokens.dtype != parts[0].dtype:
             starts = self._token_starts(within(indices, len(self), "TokenFile"))
             for shift, rows in enumerate(parts):
@@ -285,7 +285,7 @@ class TokenFile(TokenStream):
     def _window_views(self, tokens: NDArray[Any]) -> list[NDArray[Any]]:
         """Strided views of a file, (windows, window), for inputs and targets.
 
-        Their rows are copied faster than windows at any offset.
+        Copies of their rows are faster than copies of windows at any offset.
         """
         shape, strides = (len(self), self.window), (self.stride * tokens.itemsize, tokens.itemsize)
         return [as_strided(tokens[shift:], shape, strides, writeable=False) for shift in range(1 + self.targets)]
@@ -321,7 +321,7 @@ class TokenDocuments(TokenStream):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Number of tokens of each document."""
+        """Number of tokens of each document, int64."""
         return np.diff(self._bounds)
 
     def __len__(self) -> int:

@@ -30,7 +30,7 @@ from feedline.errors import ArgumentError, note
 
 
 class Zip(StackDataset[Any]):
-    """Aligned datasets: a sample combines those of all parts.
+    """Aligned datasets: a sample combines the samples of all parts.
 
     It is a tuple, or a dict for datasets given by keyword. It equals torch's StackDataset, except that the error for
     different lengths names them.
@@ -49,7 +49,7 @@ class Zip(StackDataset[Any]):
 
     @property
     def traits(self) -> Traits:
-        """Thread-safe if all parts are."""
+        """Traits of a combination: thread-safe if all parts are thread-safe."""
         parts = self.datasets.values() if isinstance(self.datasets, dict) else self.datasets
         return Traits(thread_safe=all(traits_of(part).thread_safe for part in parts))
 
@@ -62,7 +62,7 @@ class WrappedDataset(torch.utils.data.Dataset[Any]):
 
     @property
     def traits(self) -> Traits:
-        """Traits of the wrapped dataset; the function counts as thread-safe."""
+        """Traits of the wrapped dataset; the function is assumed to be thread-safe."""
         has_ranges = ranges_of(self.dataset) is not None
         return Traits(thread_safe=traits_of(self.dataset).thread_safe, has_ranges=has_ranges)
 
@@ -103,7 +103,7 @@ class Map(WrappedDataset):
         return [self._mapped(sample, row) for row, sample in enumerate(samples_of(self.dataset, indices))]
 
     def _mapped(self, sample: Any, row: int | None) -> Any:
-        # With a key of its own, so that two of them that are nested draw different numbers.
+        # Each has its own key, so that nested ones draw different numbers.
         own = SampleRng(derive(sample_rng(row).key, "map", self._depth)) if self._step.takes_rng else None
         return self._step.apply(sample, own)
 
@@ -146,16 +146,16 @@ class Filter(WrappedDataset):
 
     @property
     def indices(self) -> NDArray[np.int64]:
-        """The indices of these samples in the dataset.
+        """The indices of these samples in the dataset, int64.
 
-        StateError if the file that holds them was removed or replaced.
+        StateError if the file of the indices was removed or replaced.
         """
         kept = self._kept
         return cast("NDArray[np.int64]", kept.arrays["indices"]) if isinstance(kept, BuiltIndex) else kept
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Remaining samples per shard; absent if the dataset has no shards."""
+        """Remaining samples per shard, int64; absent without shards."""
         bounds = np.cumsum([0, *self.dataset.shard_sizes])
         return np.diff(np.searchsorted(self.indices, bounds))
 
@@ -167,7 +167,7 @@ class Filter(WrappedDataset):
         return len(self.indices)
 
     def __getitem__(self, index: int) -> Any:
-        """Sample `index` of those that satisfy the predicate."""
+        """Sample `index` among the samples that satisfy the predicate."""
         return self.dataset[int(self.indices[one_within(index, len(self), "Filter")])]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:

@@ -1,8 +1,8 @@
 """Pillow with deferred decoding: operations on a JPEG become one native call.
 
 An image keeps its exact type. Its core, which Pillow keeps in one attribute, is absent until something reads that
-attribute; a descriptor of the class then computes it. So everything that is not accelerated runs Pillow's own code,
-with the pixels that it expects.
+attribute; a descriptor of the class then computes it. Therefore, all calls that are not accelerated run Pillow's own
+code, with the pixels that it expects.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from feedline.images.crops import Pixels
 from feedline.images.deferred import CHANGES, MAJOR, Change, Deferred, DeferredResize, PixelSource
 
 OLDEST, NEWEST = 10, 13
-"""Major versions of Pillow that are known; others decode by their own code."""
+"""Known major versions of Pillow; others decode by their own code."""
 
 
 _CORE = "_im" if MAJOR >= 11 else "im"
@@ -70,7 +70,7 @@ class PillowAcceleration:
         self._is_on = True
 
     def undo(self) -> None:
-        """End it; images that are still deferred stay valid."""
+        """End the acceleration; images that are still deferred stay valid."""
         if self._is_on:
             self._is_on = False
             _switch.off()
@@ -83,12 +83,12 @@ class PillowAcceleration:
 
 
 def accelerate_pillow() -> PillowAcceleration:
-    """Let Pillow decode JPEGs through feedline's kernels, in this process.
+    """Make Pillow decode JPEGs by feedline's kernels, in this process.
 
     Worker processes of a `DataLoader` do so automatically. Images opened with `Image.open` are decoded when their
     pixels are needed: `crop`, `resize`, `transpose`, `convert("RGB")`, `copy` and `tobytes` (which NumPy calls) become
-    one native call. Pixels, types, modes and errors are Pillow's. It applies to all threads. Without effect where
-    `pillow_obstacle()` gives a reason.
+    one native call. Pixels, types, modes and errors are Pillow's. The acceleration applies to all threads, and ends
+    with `undo` of the result. It has no effect where `pillow_obstacle()` gives a reason.
     """
     _switch.on()
     return PillowAcceleration()
@@ -137,7 +137,7 @@ class _Switch:
             if self.users:
                 return
             for owner, name, own, replacement in self._replaced:
-                # A function that the user has wrapped in turn stays: the wrapper calls it.
+                # A function that the user has wrapped since then stays: the wrapper calls it.
                 if vars(owner).get(name) is replacement:
                     setattr(owner, name, own)
             self.methods, self._replaced = {}, []
@@ -170,7 +170,7 @@ class _AbsentCore:
         if deferred is None:
             raise AttributeError(f"{type(image).__name__!r} object has no attribute {_CORE!r}")
         core = Image.frombytes(deferred.mode, deferred.size, _content(deferred.mode, deferred.read())).im
-        # Another thread may have been faster, and may have changed its pixels since.
+        # Another thread may have been faster, and may have changed the pixels since then.
         core = vars(image).setdefault(_CORE, core)
         vars(image).pop(_DEFERRED, None)
         return core
@@ -249,7 +249,7 @@ def _deferred_of(image: Any) -> Deferred | None:
 def undecoded_jpeg(image: Any) -> bytes | None:
     """The JPEG of an RGB image that is not decoded yet.
 
-    None for other images, and at its second use: then decoding it once, for all uses, is faster.
+    None for other images, and for the second use of an image: from then on, one decoding for all uses is faster.
     """
     deferred = _deferred_of(image) if _can_be_deferred(image) else None
     return None if deferred is None or not deferred.is_whole else deferred.source.take()
@@ -258,7 +258,8 @@ def undecoded_jpeg(image: Any) -> bytes | None:
 def _defer(image: Any) -> Deferred | None:
     """Pillow's `load` without the decoding.
 
-    None, and nothing is changed but the position in the file, if it is not certain that the decoding will succeed.
+    If it is not certain that the decoding will succeed, returns None, and has changed nothing except the position in
+    the file.
     """
     try:
         found = _read(image)
@@ -281,7 +282,8 @@ def _defer(image: Any) -> Deferred | None:
 def _read(image: Any) -> tuple[Deferred, int] | None:
     """The deferred JPEG that Pillow has opened.
 
-    With the position where Pillow's `load` leaves the file; None if the kernels do not decode it, or not for certain.
+    The second value is the position after Pillow's `load`. None if the kernels do not decode the image, or not for
+    certain.
     """
     scale = image.decoderconfig[0] if image.decoderconfig else 1
     if not _is_plain(image, scale) or not _loads_as_pillow(type(image), vars(image)) or not _agrees():
@@ -297,14 +299,14 @@ def _read(image: Any) -> tuple[Deferred, int] | None:
     source = PixelSource(jpeg, (width, height), scale, fallback)
     if source.size != image.size or components != len(image.getbands()):
         return None
-    # Pillow reads whole blocks, up to the one with the end of the image.
+    # Pillow reads whole blocks, up to the block with the end of the image.
     block = image.decodermaxblock
     return Deferred(source, image.mode, (0, 0, *image.size)), min(len(jpeg), -(-end // block) * block)
 
 
 def _is_plain(image: Any, scale: int) -> bool:
     """True for one tile of all pixels, in RGB or L."""
-    if "progressive" in image.info:  # the kernels would refuse it after a look at the whole file
+    if "progressive" in image.info:  # the kernels would refuse the image only after reading the whole file
         return False
     if image.mode not in {"RGB", "L"} or len(image.tile) != 1 or image.fp is None or scale not in {1, 2, 4, 8}:
         return False
@@ -340,7 +342,7 @@ def _pixels_of(image: Any) -> Any:
 
 def _new(image: Any, deferred: Deferred) -> Any:
     """Deferred image, with the attributes that Pillow copies from `image`."""
-    new = image._new(deferred)  # it takes mode and size from the core
+    new = image._new(deferred)  # Pillow takes mode and size from the core
     state = vars(new)
     state[_DEFERRED] = state.pop(_CORE)
     return new
@@ -399,7 +401,7 @@ def _variable_of_statement(code: CodeType, position: int, method: str) -> str | 
     None if there is another call.
     """
     instructions = [each for each in dis.get_instructions(code) if each.opname not in _WITHOUT_EFFECT]
-    # The position may be that of a cache behind the instruction.
+    # The position may be in the inline cache after the instruction.
     call = bisect_right([each.offset for each in instructions], position) - 1
     statement = instructions[max(call - 2, 0) : call + 2]
     if len(statement) != _STATEMENT_LENGTH:

@@ -23,12 +23,12 @@ Size = tuple[int, int]
 Pixels = NDArray[np.uint8]
 """Read-only or writable pixels, (height, width, 3).
 
-Those of the kernels are views of bytes, which Pillow's `tobytes` then returns without a copy.
+Pixels of the kernels are views of bytes, which Pillow's `tobytes` then returns without a copy.
 """
 
 
 _LARGEST = 65_500
-"""Limit of pixels along one side of an output: that of JPEG, and small enough for every product of the kernels."""
+"""Limit of pixels along one side of an output: the limit of JPEG, small enough for every product in the kernels."""
 
 
 _ATTEMPTS = 10
@@ -36,7 +36,7 @@ _ATTEMPTS = 10
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Mapping from the pixels of an image to those of a row.
+    """Mapping from the pixels of an image to a row's pixels.
 
     The pixels of `box` (x, y, width, height) are resized to `full` (height, width); no other pixel is read. The row
     shows the part `window` (x, y, width, height) of the result, mirrored if `flip`. Pixels of the window outside of
@@ -76,7 +76,7 @@ class RandomBox:
         return Geometry(self._draw_box(width, height, rng), False, size, (0, 0, size[1], size[0]))
 
     def _draw_box(self, width: int, height: int, rng: Draws) -> Box:
-        # Every operation and draw has its counterpart in native/image/geometry.cpp, which gives the same bits.
+        # Every operation and draw has its counterpart in native/image/geometry.cpp. Both give the same bits.
         area = float(width * height)
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(_ATTEMPTS):
@@ -114,7 +114,7 @@ class CenterBox:
         return (self.shorter, 0, 0, 0)
 
     def place(self, size: Size, width: int, height: int, rng: Draws) -> Geometry:  # noqa: ARG002 - not random
-        # As torchvision's Resize(shorter), which truncates the longer side to whole pixels.
+        # Like torchvision's Resize(shorter), which truncates the longer side to whole pixels.
         if width <= height:
             full = self.shorter * height // width, self.shorter
         else:

@@ -53,12 +53,12 @@ def read_batch(
     """Write row i of `out` from `sources[i]`, without the GIL.
 
     `out` has shape `(len(sources), *recipe.shape)` and the recipe's dtype (for bfloat16, 16-bit integers that hold its
-    bits); each row is contiguous. `keys` has one uint64 per row, which decides the random box and the flip; None draws
-    them from torch's generator. `grids[i]` holds the lengths of a JPEG's restart intervals, if they are known.
+    bits); each row is contiguous. `keys` has one uint64 per row, which determines the random box and the flip; None
+    draws them from torch's generator. `grids[i]` holds the lengths of a JPEG's restart intervals, if they are known.
     `threads` native threads share the rows.
 
-    Raises for the first row that cannot be read: ImageError, with the row in `.row`, for its content, or the OSError
-    of its file. Rows after it may have been written.
+    Raises an error for the first row that cannot be read: ImageError for its content, with the row in `.row`, or the
+    OSError of its file. Later rows may have been written.
     """
     _check(len(sources), recipe, out, keys, grids)
     keys = _draw_keys(keys, recipe, len(sources))
@@ -69,7 +69,7 @@ def read_batch(
 def read_one(source: ImageSource, recipe: Recipe, key: int | None = None, *, grid: Grid | None = None) -> torch.Tensor:
     """Read one image: the row that `read_batch` writes, as a new tensor.
 
-    `source`, `recipe`, `key` and `grid` are those of one row.
+    `source`, `recipe`, `key` and `grid` describe one row. Raises the same errors as `read_batch`.
     """
     row = torch.empty(recipe.shape, dtype=recipe.dtype)
     keys = None if key is None else np.array([key & 0xFFFFFFFFFFFFFFFF], np.uint64)
@@ -88,8 +88,8 @@ def decode(source: ImageSource, *, apply_exif_orientation: bool = False) -> NDAr
     """Decode a whole image to RGB levels, uint8 (height, width, 3).
 
     `source` is a path, the bytes of a file, or an array of pixels. With `apply_exif_orientation`, the image is turned
-    upright. ImageError for damaged content. The result is that of Pillow's `convert("RGB")`. Arrays of pixels are
-    returned unchanged.
+    upright. The result equals Pillow's `convert("RGB")`. Arrays of pixels are returned unchanged. ImageError for
+    damaged content, the OSError of the file if it cannot be read.
     """
     if is_pixels(source):
         return np.asarray(source)
@@ -118,9 +118,9 @@ def _read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def _decode_unwritten(unwritten: Unwritten, source: ImageSource, row: int | None, oriented: bool) -> NDArray[np.uint8]:
-    """Decode the remaining rows with Pillow.
+    """Decode a remaining row with Pillow.
 
-    If it fails, too, the error has the reason of the kernels, unless they know none.
+    If Pillow fails, too, the error has the reason of the kernels, if there is one.
     """
     if unwritten[1] != _FOREIGN:
         raise _error(unwritten, source, row)
@@ -133,7 +133,11 @@ def _decode_unwritten(unwritten: Unwritten, source: ImageSource, row: int | None
 
 
 def probe(source: ImageSource) -> Header:
-    """Read the header of an image, without decoding it."""
+    """Read the header of an image, without decoding it.
+
+    `source` is a path, the bytes of a file, or an array of pixels. ImageError for content without a readable header,
+    the OSError of the file if it cannot be read.
+    """
     if is_pixels(source):
         height, width, components = np.asarray(source).shape
         return Header(width, height, "pixels", components, False, 1)
@@ -210,11 +214,11 @@ class _Reader:
         return rows
 
     def _read_files(self, plan: Any, grids: Sequence[Grid | None] | None) -> list[Unwritten] | None:
-        """As `_read`; the kernels' reading of files does not count as decoding."""
+        """Call `_read`; the reading of files does not count as decoding."""
         native.native.image_reads()
         unwritten = self._read(plan, grids)
         elapsed_ns, nbytes = native.native.image_reads()
-        # Threads that share the rows read at the same time as this one, but count for themselves.
+        # Threads that share the rows read at the same time as this thread, but count their own time.
         READ_FILES.claim(elapsed_ns, nbytes if self.threads == 1 else 0)
         return unwritten
 
@@ -230,7 +234,7 @@ class _Reader:
             keys = None if self.keys is None else self.keys[row : row + 1]
             plan.read((pixels,), self.out[row : row + 1], keys, None, 0, 1)
 
-        # Nothing after a row that failed: if an earlier one fails, too, it is the first error of the batch.
+        # No rows after a failed one: only an earlier row can still have the first error of the batch.
         self._for_each(range(min(last + 1, len(unwritten))), read)
 
     def _read_with_pillow(self, row: int) -> None:

@@ -20,8 +20,8 @@ from feedline.images.crops import Box, Pixels
 Turn = tuple[bool, bool, bool]
 """Transposed, mirrored in x, mirrored in y.
 
-Pixel (x, y) of the turned image is pixel (x, y) of the original, with x and y exchanged if transposed, then counted
-from the opposite edge of the original if mirrored.
+Pixel (x, y) of the turned image is pixel (x, y) of the original, with x and y exchanged if the image is transposed,
+then counted from the opposite edge of the original if it is mirrored.
 """
 
 
@@ -30,7 +30,7 @@ MIRRORED: Turn = (False, True, False)
 
 
 def compose(first: Turn, second: Turn) -> Turn:
-    """Compose two turns, in the order in which they are applied."""
+    """Compose two turns: `first` is applied before `second`."""
     x, y = second[1:] if not first[0] else (second[2], second[1])
     return first[0] != second[0], first[1] != x, first[2] != y
 
@@ -60,8 +60,9 @@ def original_box(box: Box, turn: Turn, size: tuple[int, int]) -> Box:
 class DeferredResize(NamedTuple):
     """Pillow's resize of a box, and the shown part of the result.
 
-    The box (left, top, right, bottom), of the precision of float32, becomes `size` (width, height) pixels, of which
-    `window` is shown, turned. `filter` is Pillow's number. With `across_first` the horizontal pass always comes first.
+    The box (left, top, right, bottom), of the precision of float32, becomes `size` (width, height) pixels. The result
+    is the turned part `window` of them. `filter` is Pillow's number. With `across_first` the horizontal pass always
+    comes first.
     """
 
     filter: int
@@ -124,7 +125,7 @@ class PixelSource:
             return np.ascontiguousarray(pixels)
         height, width, _ = pixels.shape
         result = resize.read(pixels, (width, height), 1, (0, 0, width, height))
-        if result is None:  # of pixels in memory, only for want of it
+        if result is None:  # for pixels in memory, the only cause is a lack of memory
             raise MemoryError
         return result
 
@@ -139,7 +140,7 @@ class PixelSource:
 
     def _decode(self, part: Box, resize: DeferredResize | None) -> Pixels | None:
         jpeg = self._jpeg
-        if not jpeg:  # another thread has just decoded all of it
+        if not jpeg:  # another thread has just decoded the whole image
             return None
         rows = part[3], part[2]
         with DECODING:
@@ -172,7 +173,7 @@ class Deferred(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True for all of a source in RGB, upright and not resized."""
+        """True for a whole source in RGB, upright and not resized."""
         as_decoded = self.turn == UPRIGHT and self.resizing is None
         return self.mode == "RGB" and as_decoded and self.part == (0, 0, *self.source.size)
 
@@ -193,7 +194,7 @@ class Deferred(NamedTuple):
         return self._replace(resizing=self.resizing._replace(turn=compose(self.resizing.turn, turn)))
 
     def resize(self, resizing: DeferredResize) -> Deferred | None:
-        """DeferredResize the image; None if it has been resized before."""
+        """Resize the image; None if it has been resized before."""
         return None if self.resizing is not None else self._replace(resizing=resizing)
 
     def read(self) -> Pixels:
@@ -265,13 +266,13 @@ def _transpose(image: Any, method: Any) -> Change | None:  # noqa: ARG001 - as a
 
 
 def _resize(image: Any, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None) -> Change | None:
-    """DeferredResize with a filter that the kernels have; None for others."""
+    """Resize with a filter that the kernels have; None for others."""
     if not isinstance(size, tuple | list):  # not every version of Pillow takes arrays
         return None
     width, height = (operator.index(side) for side in size)
     shown = image.size
     edges = (0, 0, *shown) if box is None else tuple(box)
-    # As Pillow passes them on: as float32, which holds the sides of images exactly.
+    # As float32, like Pillow: it represents the sides of images exactly.
     left, top, right, bottom = map(float, edges if box is None else map(np.float32, edges))
     filter_ = Image.Resampling.BICUBIC if resample is None else resample
     within = 0 <= left < right <= shown[0] and 0 <= top < bottom <= shown[1]

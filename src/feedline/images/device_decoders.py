@@ -22,7 +22,9 @@ EncodedFiles = Sequence[torch.Tensor]
 
 
 DeviceDecoder = Callable[[EncodedFiles, torch.device], list[torch.Tensor | None]]
-"""`decoder(files, device)` returns RGB levels (3, height, width) there; None for files that it cannot decode."""
+"""`decoder(files, device)` returns RGB levels on the device, uint8 (3, height, width); None for files that it cannot
+decode.
+"""
 
 
 class DecodeCounts(NamedTuple):
@@ -31,7 +33,7 @@ class DecodeCounts(NamedTuple):
     decoded: int = 0
     fallbacks: int = 0
     by_workers: int = 0
-    """Images that are the workers' share, and not among `decoded`."""
+    """Images in the share of the workers; `decoded` does not include them."""
 
 
 class _Counter:
@@ -51,14 +53,14 @@ _counter = _Counter()
 
 
 def counts() -> DecodeCounts:
-    """Counts of this process so far."""
+    """Current counts of this process."""
     return _counter.counts
 
 
 def count_in_workers(count: int, fallbacks: int) -> None:
     """Count images that workers have decoded.
 
-    `fallbacks` of them because a device might refuse them, the others as the workers' share.
+    `fallbacks` of them were decoded there because a device might refuse them, the others as the workers' share.
     """
     if count:
         _counter.add(fallbacks, fallbacks, count - fallbacks)
@@ -69,8 +71,8 @@ def decode_there(
 ) -> list[torch.Tensor]:
     """RGB levels (3, height, width) of each file, on the device.
 
-    A file that the device's decoder refuses is decoded on the CPU, and counted. ImageError carries the row of the first
-    one that cannot be read at all. With `apply_exif_orientation`, images are turned upright there.
+    A file that the device's decoder refuses is decoded on the CPU, and counted. ImageError has the row of the first
+    file that cannot be read at all. With `apply_exif_orientation`, images are turned upright on the device.
     """
     decoded = decoder_of(device.type)(files, device)
     if apply_exif_orientation:
@@ -87,7 +89,7 @@ def decode_there(
 
 
 def turned(levels: torch.Tensor, orientation: int) -> torch.Tensor:
-    """Levels (channels, height, width) as an EXIF orientation says."""
+    """Levels (channels, height, width), turned by an EXIF orientation."""
     dims = [1] * (orientation in {3, 4, 6, 7}) + [2] * (orientation in {2, 3, 7, 8})
     flipped = levels.flip(dims) if dims else levels
     return flipped.transpose(1, 2).contiguous() if orientation >= 5 else flipped
@@ -165,7 +167,7 @@ def _torchvision() -> DeviceDecoder:
 
 
 def _torchcodec() -> DeviceDecoder:
-    """Torchcodec turns images upright: this is undone."""
+    """Decoder of torchcodec, which turns images upright: the turn is undone."""
     decode = _of_jpegs(partial(import_module("torchcodec.decoders").decode_jpeg, mode="RGB"))
 
     def stored(files: EncodedFiles, device: torch.device) -> list[torch.Tensor | None]:
@@ -178,11 +180,11 @@ def _torchcodec() -> DeviceDecoder:
 
 
 _UNDONE = {6: 8, 8: 6}
-"""Orientations that undo others; each of the rest undoes itself."""
+"""Orientations that undo others; every other orientation undoes itself."""
 
 
 def _of_jpegs(decode_jpeg: Callable[..., Any]) -> DeviceDecoder:
-    """Decoder that gets all JPEGs in one call."""
+    """Decoder that receives all JPEGs in one call."""
 
     def decode(files: EncodedFiles, device: torch.device) -> list[torch.Tensor | None]:
         jpegs = [row for row, file in enumerate(files) if file[:3].tolist() == [0xFF, 0xD8, 0xFF]]
@@ -210,9 +212,9 @@ def _all_or_each(decode: Callable[..., Any], files: EncodedFiles, device: torch.
 
 
 def _dali() -> DeviceDecoder:
-    """DALI, by a pipeline of one operator.
+    """Decoder of DALI: a pipeline of one operator.
 
-    A pipeline that has met a damaged file is of no use any more: the next call makes another.
+    A pipeline cannot be used after a damaged file, so the next call makes another.
     """
     dali, fn, types = (import_module(f"nvidia.dali{part}") for part in ("", ".fn", ".types"))
     pipelines: dict[tuple[int, int], Any] = {}
@@ -242,7 +244,7 @@ def _dali() -> DeviceDecoder:
         except RuntimeError:
             pipelines.clear()
             raise
-        # Copies: the next run writes to the memory of this one.
+        # Copies: the next run writes to the memory of this run.
         levels = [from_dlpack(found[row]).permute(2, 0, 1).clone() for row in range(len(some))]
         return levels if isinstance(files, list) else levels[0]
 

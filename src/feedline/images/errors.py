@@ -22,7 +22,7 @@ class ImageError(SampleError):
 
 
 def describe_source(source: Any, row: int | None) -> str:
-    """Name a source by its path, or else by its row."""
+    """Name of a source: its path, or else its row."""
     if isinstance(source, str | os.PathLike):
         return os.fspath(source)
     return "the image" if row is None else f"the image in row {row}"
@@ -41,4 +41,4 @@ def too_large(width: int, height: int, limit: int) -> tuple[str, str]:
     return reason, RAISE_LIMIT
 
 
-RAISE_LIMIT = "Raise PIL.Image.MAX_IMAGE_PIXELS if such images are meant to be read."
+RAISE_LIMIT = "To read such images, raise PIL.Image.MAX_IMAGE_PIXELS."

@@ -15,7 +15,7 @@ from feedline.core.kernels import SlowKernelsWarning
 from feedline.images.recipe import Recipe
 
 native: Any = kernels.native if hasattr(kernels.native, "ImagePlan") else None
-"""The extension module; None if it was built without libjpeg-turbo, or not at all."""
+"""The extension module; None if it was not built, or without libjpeg-turbo."""
 
 
 ALL_SETS = 3
@@ -63,7 +63,7 @@ def build_plan(recipe: Recipe, *, sets: int = ALL_SETS, quick: bool = True) -> A
 def values(recipe: Recipe) -> NDArray[np.float32]:
     """Number of each level in each channel, (3, 256).
 
-    Computed once, with torch's operations in torch's order, so that rows equal those of ToTensor and Normalize.
+    Computed once, with torch's operations in torch's order, so that rows equal the results of ToTensor and Normalize.
     """
     shares = np.arange(256, dtype=np.float32) / np.float32(255)
     if recipe.mean is None or recipe.std is None:

@@ -65,7 +65,7 @@ def header(source: ImageSource, row: int | None = None) -> Header:
     with _open(source, row) as image, _translate_errors(source, row):
         name = "JPEG" if _is_jpeg(image) else str(image.format)
         progressive = bool(image.info.get("progressive", 0))
-        # Pillow turns TIFFs upright itself, and reports their size after that.
+        # Pillow turns TIFFs upright itself, and reports the size of the upright image.
         orientation = 1 if image.format == "TIFF" else _orientation(image)
         return Header(image.width, image.height, name, len(image.getbands()), progressive, orientation)
 
@@ -98,15 +98,15 @@ def _scaled_levels(image: Image.Image, source: ImageSource, row: int | None, rec
 
 
 def _load(image: Image.Image, oriented: bool) -> Image.Image:
-    image.load()  # some formats are turned upright here, and lose their tag
+    image.load()  # Pillow turns some formats upright here, and drops their tag
     return (ImageOps.exif_transpose(image) if oriented else image).convert("RGB")
 
 
 def _shift(orientation: int, scale: int, reduced: tuple[int, int], full: tuple[int, int]) -> tuple[float, float]:
     """Offset (x, y) of the pixels decoded at 1/scale along mirrored sides.
 
-    The last pixel of a side may cover less than `scale` pixels. On a mirrored side it comes first, and moves all
-    others.
+    The last pixel of a side may cover less than `scale` pixels. On a mirrored side the last pixel comes first, and
+    shifts all others.
     """
     mirrored = orientation in {2, 3, 6, 7}, orientation in {3, 4, 7, 8}
     across, down = (small - whole / scale for small, whole in zip(reduced, full, strict=True))
@@ -223,7 +223,7 @@ def _translate_errors(source: ImageSource, row: int | None) -> Iterator[None]:
     except Image.DecompressionBombError as error:
         raise unreadable(source, row, str(error).rstrip("."), RAISE_LIMIT) from error
     except OSError as error:
-        if error.errno is not None:  # a missing file, no permission, a folder
+        if error.errno is not None:  # a missing file, a missing permission, a folder
             raise
         raise unreadable(source, row, str(error).rstrip(".")) from error
     except Exception as error:  # Pillow's plugins raise all kinds of exceptions for hostile files

@@ -28,7 +28,7 @@ _WHOLE = 2
 class Resampling(NamedTuple):
     """Filter of an antialiased resize.
 
-    The levels are those of Pillow, or of torch's `interpolate`.
+    The levels equal the levels of Pillow, or of torch's `interpolate`.
     """
 
     bicubic: bool = False
@@ -41,8 +41,8 @@ BILINEAR = Resampling()
 class PlacedReader:
     """Kernels that write rows at given places, with every pixel decoded.
 
-    Rows are uint8 levels, or float32 numbers from `table`. `planar` rows are (3, height, width), others (height,
-    width, 3). `mean` and `std` let the kernels compute the table where that gives its bits. Boxes are resized with the
+    Rows are uint8 levels, or float32 numbers from `table`. `planar` rows are (3, height, width), others (height, width,
+    3). With `mean` and `std`, the kernels may compute the table if that gives the same bits. Boxes are resized with the
     levels of `resampling`.
     """
 
@@ -69,8 +69,8 @@ class PlacedReader:
 
         A placement holds x, y, width and height of the box; flip and upended (mirrored left to right, top to bottom);
         height and width of the resized box; left and top of the window, which has the size of a row. Pixels of the
-        window outside of the resized box are black. Images of more than `limit` pixels are refused; 0 is no limit.
-        Returns None if all rows were written, else the row and reason of each that was not.
+        window outside of the resized box are black. Images of more than `limit` pixels are refused; 0 means no limit.
+        Returns None if all rows were written, else the number of each unwritten row, and the reason.
         """
         is_decoded = len(sources) and isinstance(sources[0], np.ndarray)
         with TRANSFORMING if is_decoded else DECODING:

@@ -13,7 +13,7 @@ from feedline.core import optional
 from feedline.errors import MissingExtraError
 
 _SNIFFED = 16
-"""Bytes of a file that name its format."""
+"""Number of bytes at the beginning of a file that identify its format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ _JPEG_XL_CONTAINER = b"\0\0\0\x0cJXL \r\n\x87\n"
 
 
 _JPEG_XL_STREAM = b"\xff\x0a"
-"""Two bytes, with which damaged files of other formats may begin, too."""
+"""Only two bytes: damaged files of other formats may begin with them, too."""
 
 
 def plugin_for(beginning: bytes) -> Plugin | None:

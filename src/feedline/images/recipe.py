@@ -29,8 +29,8 @@ class Recipe:
     `flip` is the probability of a horizontal flip. `interpolation` is "bilinear" or "bicubic", with Pillow's filters.
     uint8 rows hold the levels. float32 and bfloat16 rows hold `(level / 255 - mean) / std`, or `level / 255` if `mean`
     and `std` are None, computed in float32. With `apply_exif_orientation` the image is turned upright before the crop.
-    Every pixel of the box is decoded. `scaled_decode` lets JPEGs be decoded at 1/2, 1/4 or 1/8 while the box stays at
-    least twice as large as the output: faster for large images, but no longer Pillow's pixels.
+    Every pixel of the box is decoded. With `scaled_decode`, JPEGs are decoded at 1/2, 1/4 or 1/8 as long as the box
+    stays at least twice as large as the output: faster for large images, but no longer Pillow's pixels.
     """
 
     size: tuple[int, int]
@@ -82,8 +82,8 @@ class Recipe:
 def geometry(recipe: Recipe, key: int | None, width: int, height: int) -> Geometry:
     """Geometry that `read_batch` uses for this image size and key.
 
-    A key gives the stream u_0, u_1, … in [0, 1) of `Draws`: for `RandomBox` area and ratio of each attempt, then x
-    and y of the one that fits; one more for the flip. None draws a key from torch's generator.
+    A key gives the stream u_0, u_1, … in [0, 1) of `Draws`: for `RandomBox` area and ratio of each attempt, then x and
+    y of the attempt that fits; one more for the flip. None draws a key from torch's generator.
     """
     if key is None:
         key = int(torch_keys(1)[0]) if recipe.is_random else 0

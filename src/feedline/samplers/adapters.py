@@ -35,7 +35,7 @@ class ItemBuffer:
         self._stop = 0
 
     def __len__(self) -> int:
-        """Items added so far, including those that were freed."""
+        """Number of added items, including freed ones."""
         return self._stop
 
     @property
@@ -99,7 +99,7 @@ def as_batch(item: Iterable[Any]) -> Indices | list[Any]:
 def as_integers(items: list[Any]) -> Indices | None:
     """The items as int64, or None.
 
-    All must be `int`, `np.int64` or int64 tensors; the class of the array says which of the three.
+    All must be `int`, `np.int64` or int64 tensors; the class of the array shows which of the three types they have.
     """
     types = set(map(type, items))
     if types <= {int}:
@@ -142,7 +142,7 @@ class MaterializedSampler(Sampler[Any]):
         and call it again with the first item, as torch does when it starts workers.
         """
         script, self._script = self._script, {}
-        if "ended" in script:  # the sampler is moved to the end of the epoch before
+        if "ended" in script:  # the sampler is moved to the end of the previous epoch
             self._open_run(script).pull(sys.maxsize)
             script = {}
         elif "generators" in script:
@@ -167,8 +167,8 @@ class MaterializedSampler(Sampler[Any]):
     def take(self, epoch: int, start: int, stop: int) -> Indices | list[Any]:
         """The items at positions [start, stop), fewer past the end.
 
-        An int64 array, or a list once an item was not an integer, or of another type. Only the current epoch can
-        be read.
+        The result is an int64 array. It is a list once an item was not an integer, or had another type than the items
+        before it. Only the current epoch can be read.
         """
         start, stop = clip_span(start, stop, None)
         self._check(epoch, start)
@@ -179,7 +179,7 @@ class MaterializedSampler(Sampler[Any]):
             except Exception:
                 raise
             except BaseException:
-                # An interrupt has ended the sampler's iterator: a new one repeats the items of the old one.
+                # An interrupt has ended the sampler's iterator: a new iterator repeats its items.
                 self.restore(self._run.record(len(self._items)))
                 self.begin(epoch)
                 raise
@@ -216,7 +216,7 @@ class MaterializedSampler(Sampler[Any]):
         return self._script or self._run.record(position)
 
     def record_end(self) -> dict[str, Any]:
-        """JSON from which `restore` starts the epoch after a complete one."""
+        """JSON from which `restore` starts the next epoch after a complete one."""
         return self._script or self._run.record_end()
 
     def draw_first(self) -> None:
@@ -230,7 +230,7 @@ class MaterializedSampler(Sampler[Any]):
         StateError if the sampler cannot repeat it.
         """
         if not isinstance(recorded, dict):
-            raise StateError(f"a damaged state: {recorded!r} is not the record of an order")
+            raise StateError(f"a damaged state: {recorded!r} is not the record of an order; load an earlier state")
         self._open_run(recorded)
         self._script = recorded
 

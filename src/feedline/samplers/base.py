@@ -32,14 +32,14 @@ LONGEST = 1 << 62
 _LARGEST_BLOCK = 4096
 
 
-_WIDEST = {"i": "<i8", "f": "<f8"}  # equal numbers have equal digests, whatever their dtype
+_WIDEST = {"i": "<i8", "f": "<f8"}  # equal numbers of any dtype have equal digests
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class _MissingLength:
-    """Placeholder of `length`, whose error tells a subclass to set it."""
+    """Placeholder of `length`, which a subclass must set."""
 
     def __get__(self, sampler: object, owner: type) -> _MissingLength:
         if sampler is None:
@@ -109,7 +109,7 @@ class IndexSampler(Sampler[int]):
         return self._integers(self.epoch)
 
     def _integers(self, epoch: int) -> Iterator[int]:
-        start, size = 0, 64  # small at first, so that the first index comes without delay
+        start, size = 0, 64  # small at first, so that the first index is ready without delay
         while len(block := self.take(epoch, start, start + size)) == size:
             yield from block.tolist()
             start, size = start + size, min(2 * size, _LARGEST_BLOCK)
@@ -117,7 +117,7 @@ class IndexSampler(Sampler[int]):
 
     def __len__(self) -> int:
         if self.length is None:
-            # list() and torch's DataLoader expect a TypeError of a sampler without a length.
+            # list() and torch's DataLoader expect a TypeError from a sampler without a length.
             raise TypeError(f"{type(self).__name__} is endless and has no length: stop the loop by a number of steps")
         return self.length
 
@@ -240,7 +240,7 @@ def _constructs(cls: type) -> bool:
 
 
 def _has_value(sampler: Any, attribute: str) -> bool:
-    """Check that the attribute is a value of the instance.
+    """True if the attribute is a value of the instance.
 
     Methods and class-level defaults are not arguments.
     """
@@ -256,7 +256,7 @@ def _describe_parameter(name: str, key: str, value: object) -> str:
     if text is None:
         raise ArgumentError(
             f"{name}.fingerprint() cannot describe {key}: the repr of {type(value).__name__} holds an address, which "
-            "differs in every process. Override fingerprint() and name what decides the order"
+            "differs in every process. Override fingerprint(), with the values that determine the order"
         )
     return text
 

@@ -48,7 +48,7 @@ def endless(sampler: IndexSampler, epoch: int, start: int, stop: int) -> Indices
     """
     length = len(sampler)
     first = start // length
-    if stop <= (first + 1) * length:  # within one epoch, as nearly all spans: its indices need no copy
+    if stop <= (first + 1) * length:  # within one epoch, like nearly all spans: the indices need no copy
         return sampler.take(epoch + first, start - first * length, stop - first * length)
     spans = ((e, max(start - e * length, 0), stop - e * length) for e in range(start // length, -(-stop // length)))
     return np.concatenate([np.empty(0, np.int64), *(sampler.take(epoch + e, low, high) for e, low, high in spans)])

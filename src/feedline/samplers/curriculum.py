@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 class Curriculum(IndexSampler):
     """Mixture in phases, each with its own length and weights.
 
-    A phase is a number of samples and the weights of the datasets in it. Indices, `samplers`, `sizes` and `seed` are
-    those of `Mixture`. A phase continues each dataset where the earlier ones ended: samples of a dataset repeat only
-    after all of them were drawn. An epoch is the sum of the phases; the next one continues the datasets, too.
+    A phase is a number of samples and the weights of the datasets in it. Indices, `samplers`, `sizes` and `seed` have
+    the same meaning as in `Mixture`. A phase continues each dataset where the earlier ones ended: samples of a dataset
+    repeat only after all of them were drawn. An epoch is the sum of the phases. The next epoch continues the datasets,
+    too.
     """
 
     def __init__(

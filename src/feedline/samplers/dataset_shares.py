@@ -26,11 +26,13 @@ _SMALLEST_SHARE = 2.0**-20
 
 
 _TABLE_ITEMS = 1024
-"""Numbers of a table of draws, about: small enough to be made within a batch, large enough to be made seldom."""
+"""Approximate number of entries in a table of draws: small enough to be computed within a batch, and large enough that
+tables are rarely computed.
+"""
 
 
 _FEW = 2
-"""Blocks of a span up to which they are kept: the next span may begin in the last of them."""
+"""Most blocks of a span that are kept: the next span may begin in the last block."""
 
 
 class SpanDraws(NamedTuple):
@@ -90,9 +92,9 @@ class DatasetShares:
         return SpanDraws(owners[head:tail], firsts, before[-1] - self._count(owners[tail:]) - firsts)
 
     def _kept_allocation(self, numbers: range, start: int, stop: int) -> SpanDraws:
-        """The allocation of a span in blocks that are kept.
+        """The allocation of a span within blocks that are kept.
 
-        Its time does not grow with the size of a block.
+        The time does not grow with the size of a block.
         """
         blocks = {number: self._block(number) for number in numbers}
         owners = from_blocks(lambda number: blocks[number].owners, self._block_size, start, stop)
@@ -131,10 +133,10 @@ class DatasetShares:
 
         Exact shares, rounded so that they add up to the position.
         """
-        # Whole numbers: floats would be off by a draw far into an endless order, and blocks would overlap.
+        # Integers: at high positions of an endless order, floats would be off by a draw, and blocks would overlap.
         size, blocks = self._block_size, self._table_blocks
         denominators = [denominator for _, denominator in self._bounds]
-        dtype = np.int64 if max(denominators) * blocks < 1 << 63 else object  # Python's integers
+        dtype = np.int64 if max(denominators) * blocks < 1 << 63 else object  # integers of Python cannot overflow
         begin, step = (
             np.array([divmod(each * position, of) for each, of in self._bounds], dtype).T
             for position in (number * blocks * size, size)
@@ -157,7 +159,7 @@ class DatasetShares:
         blocks = range(number, number + 1)
         before = self._before(blocks)
         owners, counts = self._owners(blocks, before), before[1] - before[0]
-        draws = np.arange(len(owners))  # each dataset's after those of the previous one
+        draws = np.arange(len(owners))  # the draws of each dataset, after those of the previous dataset
         return _MixtureBlock(owners, interleave(owners, draws, counts, before[1] - np.cumsum(counts)))
 
 

@@ -33,7 +33,7 @@ class _RankPart:
         self.source_length = length
         self.length = length // world_size if drop_last else -(-length // world_size)
         if not self.length:
-            raise ArgumentError(f"drop_last=True leaves nothing of {length} for {world_size} ranks")
+            raise ArgumentError(f"drop_last=True leaves no sample of {length} for {world_size} ranks: omit it")
 
     def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
         """The spans of the global order that contain [start, stop).
@@ -69,8 +69,8 @@ class Distributed(IndexSampler):
 class DistributedBatches(BatchIndexSampler):
     """One rank's share of the batches of a batch sampler.
 
-    The `world_size` ranks take whole batches in turn, and equally many, as in `Distributed`. For `batch_sampler=` of
-    torch's own DataLoader.
+    The `world_size` ranks take turns by whole batches. All ranks have equally many batches, as in `Distributed`. For
+    `batch_sampler=` of torch's own DataLoader.
     """
 
     def __init__(self, sampler: BatchIndexSampler, rank: int, world_size: int, drop_last: bool = False) -> None:
@@ -106,7 +106,7 @@ class TorchDistributed(IndexSampler):
         self._order = RecentResults(self._list, keep=1)
 
     def upcoming(self, following: int) -> int:
-        """See `IndexSampler.upcoming`; the epoch is that of torch's sampler."""
+        """See `IndexSampler.upcoming`; the epoch is the epoch of torch's sampler."""
         return self.sampler.epoch if self.sampler.epoch != self._begun else following
 
     def begin(self, epoch: int) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_WORDS = 624  # of the state of a Mersenne twister
+_WORDS = 624  # words of the state of a Mersenne twister
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class GeneratorState:
     def owned(self) -> bool:
         """True for the sampler's own generator, False for the process's.
 
-        Nothing else draws from a generator of the sampler.
+        Only the sampler draws from its own generator.
         """
         return self.path.startswith(".")
 
@@ -107,7 +107,7 @@ def _shorten(state: bytes) -> bytes:
     """The state of torch's CPU generator with 32-bit words.
 
     torch stores each 32-bit word in 64 bits. Layout: 24 bytes, the words, and the rest (`CPUGeneratorImplState` in
-    ATen/CPUGeneratorImpl.cpp). A state of another layout stays as it is; the two differ in length.
+    ATen/CPUGeneratorImpl.cpp). A state of another layout is unchanged; the two forms differ in length.
     """
     words = np.frombuffer(state, "<u8", _WORDS, 24) if len(state) > 24 + 8 * _WORDS else np.array([1 << 32], "<u8")
     if (words >> np.uint64(32)).any():
@@ -152,7 +152,7 @@ _ONE_GENERATOR = (RandomSampler, WeightedRandomSampler, SubsetRandomSampler)
 def sources(sampler: object) -> list[GeneratorState]:
     """The generators that a sampler may draw from.
 
-    These are the generators of the process, and those in attributes of the sampler and of the samplers inside it.
+    These are the generators of the process, and generators in attributes of the sampler and of the samplers inside it.
     torch's own samplers draw from one generator only, containers from none.
     """
     core, prefix = _core(sampler)
@@ -203,7 +203,7 @@ def select_states(available: list[GeneratorState], states: dict[str, Any]) -> di
     if unknown:
         raise StateError(
             f"the saved order was drawn from the generator {unknown[0]!r}, but this sampler has only "
-            f"{sorted(by_path)}: build it as it was when the state was saved"
+            f"{sorted(by_path)}: build the sampler as in the run that saved the state"
         )
     return {by_path[path]: _check_state(by_path[path], packed) for path, packed in states.items()}
 

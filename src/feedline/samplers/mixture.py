@@ -29,9 +29,9 @@ _STOPS = ("first_exhausted", "all_exhausted")
 class Mixture(IndexSampler):
     """Positions allocated to datasets by weight.
 
-    Indices are those of a `ConcatDataset` of the same datasets. For each dataset, `samplers` holds a sampler of its
-    indices, or its length, to shuffle it. `sizes` are the lengths of the datasets, needed only where a sampler does not
-    know its `extent`.
+    Indices are indices of a `ConcatDataset` of the same datasets. For each dataset, `samplers` holds a sampler of its
+    indices, or its length, to shuffle it. `sizes` are the lengths of the datasets, needed only for a sampler without an
+    `extent`.
 
     After any number of positions, each dataset has had its share to within a few samples. After every 1,024 positions
     (more where a share is tiny), it is within one sample. The order of the datasets is random, fixed by `seed`. The
@@ -40,8 +40,8 @@ class Mixture(IndexSampler):
     `weights` may hold a list for each epoch; the last list applies to all later epochs. `stop` must then be a number.
 
     `stop`: "first_exhausted" ends the epoch with the last sample of the dataset that runs out first, "all_exhausted"
-    with that of the dataset that runs out last (the others start over in a new order), a number after that many
-    samples.
+    with the last sample of the dataset that runs out last (the others start over in a new order), a number after that
+    many samples.
 
     `temperature` T scales each weight w to w ** (1 / T): with sizes as weights, T > 1 draws more from small datasets.
     `max_repeats` bounds how often a sample may repeat in an epoch: the share of a dataset that would exceed it is given
@@ -105,7 +105,7 @@ class Mixture(IndexSampler):
         return interleave(owners, np.concatenate(parts), counts, self._starts)
 
     def locate(self, indices: Indices) -> tuple[Indices, Indices]:
-        """The dataset number and the index within the dataset, for each index."""
+        """Dataset number and index within the dataset, int64, for each index."""
         return self._offsets.locate(np.asarray(indices))
 
     def _count_positions(self) -> int:
@@ -121,7 +121,7 @@ class Mixture(IndexSampler):
 
 
 def _by_epoch(weights: Any, stop: str | int) -> dict[str, Any]:
-    """The weights of each epoch, or those of all, by their names."""
+    """The weights of each epoch, or of all epochs, by name."""
     if callable(weights):
         raise ArgumentError(
             "weights is a function, which a resumed run cannot compare: pass a list of weights for each epoch, "
@@ -146,8 +146,9 @@ def weights_by_epoch(weights: Any) -> list[Any] | None:
 def tempered(weights: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
     """Weights scaled by a temperature, with a sum of 1.
 
-    With the sizes of datasets as weights, 1 draws in proportion to them, and a large temperature equally (Arivazhagan
-    et al., "Massively multilingual neural machine translation in the wild", 2019).
+    With the sizes of datasets as weights, a temperature of 1 draws in proportion to the sizes, and a large temperature
+    draws equally from all datasets (Arivazhagan et al., "Massively multilingual neural machine translation in the
+    wild", 2019).
     """
     if not (np.isfinite(temperature) and temperature > 0):
         raise ArgumentError(f"temperature must be above 0, but is {temperature!r}: 1 leaves the weights unchanged")
@@ -176,7 +177,7 @@ def _capped(
         )
     shares: NDArray[np.float64] = weights / weights.sum()
     fixed = ~used
-    while (over := (shares > most) & ~fixed).any():  # the share that one loses may bring another one over its bound
+    while (over := (shares > most) & ~fixed).any():  # the share taken from one may bring another over its bound
         fixed |= over
         shares = np.where(over, most, shares)
         free = ~fixed

@@ -29,7 +29,7 @@ _ITER = -1
 
 
 _SNAPSHOTS = 256
-"""Kept snapshots of a stateful sampler: more than the batches that any loader has in flight."""
+"""Number of kept snapshots of a stateful sampler: more than the batches that any loader has in flight."""
 
 
 class RecordedRun:
@@ -122,7 +122,7 @@ class RecordedRun:
         return items
 
     def _jump(self, cut: dict[str, Any]) -> None:
-        """Continue from the states at `cut`, whatever came before."""
+        """Continue from the states at `cut`, without the items before it."""
         self._load(cut["states"])
         self._iterator = self._observe(_ITER, lambda: iter(self._sampler))
         if cut["iterator"] is not None:
@@ -137,7 +137,7 @@ class RecordedRun:
         return bool(self._holders) or is_stateful(self._iterator)
 
     def _moment(self) -> dict[str, Any]:
-        """The present states of the sampler, its iterator and its own generators."""
+        """The current states of the sampler, its iterator and its own generators."""
         owned = [source for source in self._sources if source.owned]
         return {
             "states": self._read_states(),
@@ -161,7 +161,7 @@ class RecordedRun:
         }
 
     def record_end(self) -> dict[str, Any]:
-        """JSON from which the epoch after this one starts."""
+        """JSON from which the next epoch starts."""
         if self._iterator is not None and self._is_stateful:
             return {**self.record(), "ended": True}
         states = {source.path: source.pack(source.read()) for source in self._sources if source.owned}
@@ -257,7 +257,7 @@ class _MomentLog:
     def at(self, position: int) -> dict[str, Any] | None:
         """The latest moment at or before `position`, or None.
 
-        Earlier ones are forgotten.
+        Earlier moments are dropped.
         """
         while len(self._moments) > 1 and self._moments[1][0] <= position:
             self._moments.popleft()
@@ -334,11 +334,11 @@ def _check_script(script: dict[str, Any]) -> dict[str, Any]:
         raise StateError(f"the saved order belongs to another kind of sampler: this one has no entry {min(unknown)!r}")
     for name, kind in _ENTRIES.items():
         if not isinstance(script.get(name, kind()), kind):
-            raise StateError(f"a damaged state: the entry {name!r} of a sampler's order is {script[name]!r}")
+            raise StateError(f"a damaged state: {name!r} of a sampler's order is {script[name]!r}; load an earlier one")
     for entry in script.get("draws", []):
         at, states = (entry.get("at"), entry.get("states")) if isinstance(entry, dict) else (None, None)
         if not isinstance(at, int) or not isinstance(states, dict):
-            raise StateError(f"a damaged state: {entry!r} is not a record of draws")
+            raise StateError(f"a damaged state: {entry!r} is not a record of draws; load an earlier state")
     cut = script.get("cut")
     if cut is not None and not all(name in cut and isinstance(cut[name], kinds) for name, kinds in _CUT.items()):
         raise StateError(f"a damaged state: 'cut' of a sampler's order is {str(cut)[:80]}; load an earlier state")
@@ -346,9 +346,9 @@ def _check_script(script: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_seedable(sampler: Any) -> bool:
-    """Check for torch's `RandomSampler` without a generator.
+    """True for torch's `RandomSampler` without a generator.
 
-    Also accepted inside torch's `BatchSampler`.
+    It may be inside torch's `BatchSampler`.
     """
     core = sampler.sampler if type(sampler) is BatchSampler else sampler
     return type(core) is RandomSampler and core.generator is None
@@ -358,7 +358,7 @@ class SeededRun:
     """One epoch of torch's `RandomSampler` without a generator.
 
     Such a sampler draws one seed from torch's global generator. The same draw is made at the same moment, so that order
-    and global state are torch's; only the seed needs to be recorded. The methods are those of `RecordedRun`.
+    and global state are torch's; only the seed needs to be recorded. It has the methods of `RecordedRun`.
     """
 
     def __init__(self, sampler: Any, script: dict[str, Any], convert: Callable[[Any], Any] | None = None) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 MEASURED_BATCHES = 256
-"""Batches that `mixing` lists where shards are divided among partitions."""
+"""Number of batches that `mixing` lists if shards are divided among partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class _PartitionRows(NamedTuple):
 
     @property
     def counts(self) -> Indices:
-        """Rows of each partition."""
+        """Number of rows of each partition."""
         return np.diff(self.starts)
 
 
@@ -73,10 +73,10 @@ class _EpochShards(NamedTuple):
 class ShardShuffled(IndexSampler):
     """Every index once, shuffled within a moving window of shards.
 
-    Indices count through the shards: the first `shard_sizes[0]` of them are those of shard 0, and so on. Each epoch
-    permutes the shards by `seed`, groups `window` of them at a time, and permutes the samples of each group. So at most
-    `window` shards are read at any moment (two groups in a batch that crosses from one to the next). Memory is
-    proportional to the number of shards, not of samples.
+    Indices count through the shards: the first `shard_sizes[0]` of them are in shard 0, and so on. Each epoch permutes
+    the shards by `seed`, groups `window` of them at a time, and permutes the samples of each group. So at most `window`
+    shards are read at any moment (two groups in a batch that crosses from one to the next). Memory is proportional to
+    the number of shards, not of samples.
 
     With `partitions`, the shards of an epoch are divided among that many partitions, each with windows of its own, and
     every global batch of `global_batch_size` samples has the same rows of each partition. Since a rank gets a run of
@@ -135,9 +135,9 @@ class ShardShuffled(IndexSampler):
     def _runs(self, layout: _EpochShards, start: int, stop: int) -> Iterator[tuple[Any, int, int]]:
         """Runs [low, high) of each partition within [start, stop).
 
-        Each comes with the places of its samples among these positions.
+        Each has the places of its samples among these positions.
 
-        Batch after batch takes the next samples of a partition, so any span of positions takes one run of it.
+        Each batch takes the next samples of a partition, so any span of positions takes one run of each partition.
         """
         if self.partitions == 1:
             yield slice(None), start, stop
@@ -169,11 +169,10 @@ class ShardShuffled(IndexSampler):
         return permuted(key, high - low, max(start, low) - low, min(stop, high) - low) + low
 
     def shards_of(self, rank: int, world_size: int, epoch: int = 0) -> Indices:
-        """Numbers of the shards from which a rank reads in `epoch`.
+        """Numbers, int64, of the shards from which a rank reads in `epoch`.
 
-        The same for one of several equal nodes.
-
-        Holds for global batches of `global_batch_size` samples; with one partition, all shards.
+        With one partition, these are all shards. With several, the global batches must have `global_batch_size`
+        samples; for the shards of a node, pass its number among equal nodes as `rank`, and their count as `world_size`.
         """
         world_size = _arguments.integer("world_size", world_size, 1)
         rank = _arguments.integer("rank", rank, 0)
@@ -302,7 +301,7 @@ class _WindowOverlaps:
     def use_probability(self) -> NDArray[np.float64]:
         """Probability that any batch has samples of each shard.
 
-        Less than 1 only where the last batch is dropped.
+        It is less than 1 only if the last batch is dropped.
         """
         return 1.0 - self._absence((self.rows * self.counts).sum(axis=0).astype(np.int64))
 

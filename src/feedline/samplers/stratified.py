@@ -80,7 +80,7 @@ class StratifiedBatches(BatchIndexSampler):
 def _weights(sizes: list[int], batch_size: int) -> tuple[list[int], int]:
     """The weight of each class, and the places per batch for them.
 
-    A class that would come less than once per batch is rare: it has weight 0 and one place in each batch. This makes
+    A class that would occur less than once per batch is rare: it has weight 0 and one place in each batch. This makes
     other classes rarer, so the search is repeated until nothing changes.
     """
     weights, slots = list(sizes), batch_size
@@ -95,7 +95,7 @@ def _weights(sizes: list[int], batch_size: int) -> tuple[list[int], int]:
 def _totals(weights: list[int], slots: int, batches: int) -> list[int]:
     """Draws of every class in an epoch.
 
-    One per batch for weight 0; else `slots` per batch, shared out by largest remainder.
+    One per batch for weight 0; the other classes share `slots` per batch, by largest remainder.
     """
     whole, samples = batches * slots, sum(weights)
     totals = [whole * weight // samples for weight in weights]
@@ -110,9 +110,9 @@ def _starts(totals: list[int], batches: int) -> Indices:
 
     The last row holds the totals.
 
-    Every batch gets the rounded-down share of each class. To share out the remaining places evenly, the classes own
-    arcs of a circle as long as their remainders. Each batch puts its places on the circle at equal distances, at an
-    offset of its own; the offsets follow in golden-ratio order. Every class gets exactly its total.
+    Every batch gets the rounded-down share of each class. To distribute the remaining places evenly, each class has an
+    arc of a circle as long as its remainder. Each batch puts its places on the circle at equal distances, at an offset
+    of its own; the offsets follow in golden-ratio order. Every class gets exactly its total.
     """
     shares, remainders = np.divmod(np.array(totals, np.int64), batches)
     counts = np.tile(shares, (batches, 1))

@@ -50,13 +50,13 @@ class Weighted(IndexSampler):
             return np.array(self._listed(epoch)[start:stop])
         level = uniform(derive(self.seed, epoch, "weighted"), start, stop) * self._cumulative[-1]
         drawn = self._cumulative.searchsorted(level, side="right")
-        # Rounding can lift a level to the total, which is past the last index.
+        # Rounding can raise a level to the total, which is past the last index.
         indices: Indices = drawn.clip(max=self._drawable[-1])
         return indices
 
     def _list(self, epoch: int) -> Indices:
         waits = exponential(derive(self.seed, epoch, "unique"), 0, len(self.weights))[self._drawable]
-        with np.errstate(over="ignore"):  # tiny weights overflow to infinity and come last
+        with np.errstate(over="ignore"):  # tiny weights overflow to infinity, which is last
             waits /= self.weights[self._drawable]
         order = waits.argsort(kind="stable")[: self.num_samples]
         listed: Indices = self._drawable[order]

@@ -18,14 +18,14 @@ class FileVersion(NamedTuple):
 
     nbytes: int
     tag: str
-    """A text that differs when the content does; `unversioned(nbytes)` if only the size is known."""
+    """A text that differs if the content differs; `unversioned(nbytes)` if only the size is known."""
 
     @classmethod
     def of(cls, status: os.stat_result, *, with_inode: bool = False) -> Self:
         """The version of a file.
 
-        A copy that keeps the modification time has the same. `with_inode` distinguishes them: of two files that one
-        archive left with the same time, either may take the other's name.
+        A copy with the same modification time has the same version. `with_inode` distinguishes the two: a file may be
+        replaced by another one with the same size and time, such as two files of one archive.
         """
         tag = _MTIME_TAG.format(status.st_size, status.st_mtime_ns)
         return cls(status.st_size, f"{status.st_ino:x}-{tag}" if with_inode else tag)
@@ -50,7 +50,7 @@ class FileVersion(NamedTuple):
     def check(self, now: FileVersion, name: str) -> None:
         """Raise StateError if the file has changed since a dataset was made.
 
-        `now` is its present version, `name` what the message calls it.
+        `now` is its current version, `name` its name in the message.
         """
         if now.tag != self.tag:
             raise changed_error(
@@ -69,7 +69,7 @@ def changed_error(
     since: str = "this dataset was made",
     remedy: str = "create the dataset again",
 ) -> Error:
-    """The error for data that are another version than before."""
+    """The error for data whose version is not the earlier one."""
     return kind(f"{name} has changed since {since}: {difference}; {remedy}")
 
 
@@ -79,7 +79,7 @@ def check_version(asked: str | None, now: str, what: str) -> None:
     `asked=None` accepts any version.
     """
     if asked is not None and asked != now:
-        difference = f"version {asked} was asked for or read in part, and it is {now} now; nothing of that was used"
+        difference = f"version {asked} was requested or partly read, and it is {now} now; no part of it was used"
         raise changed_error(ObjectChangedError, what, difference, since="its version was looked up")
 
 
@@ -95,7 +95,7 @@ class ObjectInfo:
     version: str
 
     def __repr__(self) -> str:
-        # The path of a link holds its signature.
+        # The path of a link contains its signature.
         return f"ObjectInfo(path={unsigned(self.path)!r}, size={self.size!r}, version={self.version!r})"
 
     @property
@@ -110,9 +110,9 @@ class ObjectInfo:
 
 
 def unversioned(nbytes: int) -> str:
-    """The version of an object whose size alone is known.
+    """The version of an object of which only the size is known.
 
-    Its content may change without a sign.
+    A change of content with the same size cannot be detected.
     """
     return f"{nbytes} bytes"
 
@@ -133,15 +133,15 @@ class ByteRange(NamedTuple):
 
 
 Views = list[memoryview]
-"""The contents of several ranges, in their order."""
+"""The contents of several ranges, in the order of the ranges."""
 
 
 class Store(Protocol):
     """Objects by path, read in ranges.
 
     Safe to use from several threads; pickled by address; usable after a fork. Paths are relative to the store's
-    address, with `/` between their parts. Data is read-only, and stays valid for as long as it is referenced. Errors
-    are `StoreError`s that name the object: missing, denied, changed, or unavailable after the retries of the store's
+    address, with `/` between their parts. Data is read-only, and stays valid while it is referenced. Errors are
+    `StoreError`s that name the object: missing, denied, changed, or unavailable after the retries of the store's
     policy.
     """
 
@@ -151,7 +151,7 @@ class Store(Protocol):
         ...
 
     def info(self, path: str) -> ObjectInfo:
-        """Size and version of one object, as they are now."""
+        """The current size and version of one object."""
         ...
 
     def size(self, path: str) -> int:
@@ -161,8 +161,8 @@ class Store(Protocol):
     def read(self, path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> memoryview:
         """Read the bytes from `start` up to `stop`, or to the end.
 
-        RangeError for a range that reaches past the end. With `version`, any other version of the object is an
-        ObjectChangedError.
+        RangeError for a range that reaches past the end. With `version`, ObjectChangedError if the object has another
+        version.
         """
         ...
 

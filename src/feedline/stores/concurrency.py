@@ -27,13 +27,13 @@ class ConcurrencyLimit:
         self._lock = threading.Lock()
         self._busy = 0
         self._waiting: deque[threading.Event] = deque()
-        # Requests that were sent before the limit was last lowered do not lower it again: they failed together.
+        # Requests sent before the limit was last lowered do not lower it again: all of them failed for the same reason.
         self._generation = 0
         self._failed: deque[bool] = deque(maxlen=most)
 
     @property
     def now(self) -> int:
-        """The present limit."""
+        """The current limit."""
         return int(self._limit)
 
     @property
@@ -58,7 +58,7 @@ class ConcurrencyLimit:
                 return self._observe(request, generation)
             finally:
                 self._release()
-        # Without a lock or a count: this is the path of every request on a good line.
+        # Without a lock or a count: every request on a good line passes here.
         return self._observe(request, generation)
 
     def _observe(self, request: Callable[[], T], generation: int) -> T:
@@ -76,7 +76,7 @@ class ConcurrencyLimit:
 
     def _note_failure(self, generation: int) -> None:
         if generation != self._generation:
-            return  # sent before the limit was lowered: the answer to that failure has been given
+            return  # sent before the limit was lowered: this failure has already lowered it
         self._failed.append(True)
         if self._limit > 1 and sum(self._failed.copy()) > max(1, len(self._failed) // 2):
             self._limit = max(1.0, self._limit / 2)
@@ -91,7 +91,7 @@ class ConcurrencyLimit:
             gate = threading.Event()
             self._waiting.append(gate)
         try:
-            # The gate is set by a cancellation, too: only its absence from the queue says that the slot is ours.
+            # A cancellation sets the gate, too: this thread has a slot only if its gate is no longer in the queue.
             while gate in self._waiting:
                 threads.wait(gate, threads.WAKE_S)
         except BaseException:
@@ -99,7 +99,7 @@ class ConcurrencyLimit:
             raise
 
     def _leave(self, gate: threading.Event) -> None:
-        """Stop waiting, and release a slot that was granted meanwhile."""
+        """Stop waiting, and release a slot that was granted since then."""
         with self._lock:
             if gate in self._waiting:
                 self._waiting.remove(gate)

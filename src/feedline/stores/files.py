@@ -1,6 +1,6 @@
 """Files and objects by number, read in the same way.
 
-The module also has lazily opened parts of a dataset, of which a bounded number stays open.
+The module also has lazily opened parts of a dataset, and limits the number of open ones.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class File(Protocol):
     """A file or object whose version is checked."""
 
     name: str
-    """Its path or address, as messages show it."""
+    """Its path or address in messages."""
     nbytes: int
     version: str
-    """A text that differs when the content does."""
+    """A text that differs if the content differs."""
 
     @property
     def data(self) -> memoryview | None:
@@ -62,10 +62,10 @@ class File(Protocol):
         ...
 
     def check_unchanged(self, *, at_once: bool = False) -> None:
-        """Raise StateError within moments of an in-place change of a file.
+        """Raise StateError soon after an in-place change of a file.
 
-        `at_once` does not wait for the next check that is due. Reading another version of an object raises
-        ObjectChangedError by itself.
+        With `at_once`, checks now, else when the next check is due. A read of another version of an object raises
+        ObjectChangedError without this check.
         """
         ...
 
@@ -74,9 +74,9 @@ class File(Protocol):
         ...
 
     def read_uncached(self, spans: Sequence[Range]) -> Views:
-        """The same past any cache.
+        """Views as from `read`, without any cache.
 
-        For a few bytes that are kept in another form: a piece of the cache is far larger.
+        For a few bytes that are kept in another form: a cache would fetch a far larger piece.
         """
         ...
 
@@ -89,13 +89,13 @@ class File(Protocol):
         ...
 
     def will_need(self, spans: Sequence[Range]) -> None:
-        """Ask for ranges of a mapped file to be read ahead."""
+        """Ask the kernel to read ranges of a mapped file ahead."""
         ...
 
     def read_adjacent(self, name: str) -> memoryview:
         """Read the object `name` of the same folder; ObjectNotFoundError without one.
 
-        This also works for a file, whose neighbors are opened by path. Bypasses any cache.
+        The same error for a file, whose neighbors are opened by path. Bypasses any cache.
         """
         ...
 
@@ -117,7 +117,7 @@ class LocalFile:
 
     def check_unchanged(self, *, at_once: bool = False) -> None:
         """See `File`."""
-        # A page beyond the end of a file that has shrunk is no longer mapped: an access would crash the process.
+        # Pages beyond the end of a shrunken file are no longer mapped: an access would crash the process.
         if at_once or self._recheck.due():
             with suppress(FileNotFoundError):  # a removed file stays mapped
                 FileVersion(self.nbytes, self.version).check(local_info(self.name).state, self.name)
@@ -210,7 +210,7 @@ class RemoteFile:
 class FileSet:
     """Files and objects by number, opened on first use in each process.
 
-    In memory they take only the space of their names. At most `most` stay open, by default as many as may be. Safe to
+    In memory they take only the space of their names. At most `most` stay open, by default `open_at_once()`. Safe to
     use from several threads. Pickles with names, sizes and versions, and with the information to reopen the stores.
     """
 
@@ -220,7 +220,8 @@ class FileSet:
         self._stores = list(stores.values())
         self._store_numbers = [-1 if store is None else numbers[id(store)] for store, _ in objects]
         self._infos = [info for _, info in objects]
-        # A fork opens its own files: it has no threads of its parent's clients, and a lock may be held forever.
+        # A forked process opens its own files: it has no threads of its parent's clients, and a copied lock may never
+        # be released.
         self._opened: PerProcess[_OpenFiles[File]] = PerProcess(partial(_new_cache, len(objects), most))
         self._readers = PerProcess(_readers)
 
@@ -229,18 +230,18 @@ class FileSet:
 
     @property
     def is_local(self) -> bool:
-        """True if all of them are files of this machine."""
+        """True if all are files of this machine."""
         return not self._stores
 
     def info(self, number: int) -> ObjectInfo:
-        """Size and version when it was found.
+        """Size and version of a file when it was found.
 
         `path` is relative to its store.
         """
         return self._infos[number]
 
     def name(self, number: int) -> str:
-        """The path or address of a file, as messages show it."""
+        """The path or address of a file in messages."""
         store = self.store(number)
         path = self._infos[number].path
         return path if store is None else join(store.url, path)
@@ -251,7 +252,7 @@ class FileSet:
         return [self.name(number) for number in range(len(self))]
 
     def is_missing(self, number: int) -> bool:  # noqa: ARG002 - for subclasses
-        """True if a file's content must be made before reads."""
+        """True if a file's content must be produced before reads."""
         return False
 
     def __iter__(self) -> Iterator[File]:
@@ -286,7 +287,8 @@ class FileSet:
     def _read(self, wanted: Mapping[int, list[Range]]) -> dict[int, Views]:
         """Views by file.
 
-        Stores are read at the same time. The time of each is the wait for it after the wait for those before it.
+        Stores are read at the same time. The time of a store is the wait for it that remains after the waits for
+        earlier stores.
         """
         stores: dict[int, list[int]] = {}
         for file in wanted:
@@ -311,7 +313,7 @@ class FileSet:
     def _start_reads(self, wanted: Mapping[int, list[Range]]) -> dict[int, Callable[[], Views]]:
         """Functions that return the views of each file.
 
-        Several files are read by threads from now on.
+        Threads begin to read at once if there are several files.
         """
         if len(wanted) == 1:
             return {file: partial(self[file].read, spans) for file, spans in wanted.items()}
@@ -319,14 +321,14 @@ class FileSet:
         return {file: readers.submit(self[file].read, spans).result for file, spans in wanted.items()}
 
     def _part(self, number: int) -> Part:
-        """The part in which the store of this number is read."""
+        """The part of a stage that times reads of this file's store."""
         return READ_FILES if number < 0 else read_part(self._stores[number].url)
 
     def local_path(self, number: int) -> str:
         """The path of a local file with the whole content.
 
-        The file itself, or the object's copy in the cache, fetched on demand. For libraries that only open files. A
-        copy may be evicted; a process that has it open keeps its data.
+        It is the file itself, or the object's copy in the cache, fetched on demand. For libraries that only open files.
+        A copy may be evicted; a process that has it open keeps its data.
         """
         store, info = self.store(number), self._infos[number]
         if store is None:
@@ -368,7 +370,7 @@ def _count(part: Part, views: Mapping[int, Views]) -> None:
 
 
 def local_info(path: str) -> ObjectInfo:
-    """Path, size and version of a file, as they are now."""
+    """The path, current size and current version of a file."""
     status = os.stat(path)  # noqa: PTH116 - thousands of them
     return ObjectInfo(path, *FileVersion.of(status))
 
@@ -394,8 +396,8 @@ T = TypeVar("T")
 class LazyList(Generic[T]):
     """A sequence whose parts `making(number)` creates on access.
 
-    The parts used last are kept, as many as files may be open. Each process has its own. Two threads that come first
-    may both create a part. Pickles as `making` alone.
+    The parts used last are kept, as many as files may be open. Each process has its own. Two threads may both create a
+    part at the same time. Pickles as `making` alone.
     """
 
     def __init__(self, making: Callable[[int], T], count: int) -> None:

@@ -63,7 +63,7 @@ class ForeignStore:
         return ForeignStore, self._arguments
 
     def info(self, path: str) -> ObjectInfo:
-        """Size and version of one object, as they are now."""
+        """The current size and version of one object."""
         entry = self._call(path, lambda system, name: system.info(name))
         if entry.get("type") == "directory":
             raise ObjectNotFoundError(f"{join(self._url, path)}: this is a folder, not an object")
@@ -83,7 +83,7 @@ class ForeignStore:
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Views:
         """One view for each range.
 
-        Versions are compared before the first byte is read: fsspec returns none with the data.
+        Versions are compared before the first byte is read, because fsspec returns no version with the data.
         """
         check_ranges(ranges, join(self._url, path))
         if version is not None:
@@ -120,7 +120,7 @@ class ForeignStore:
         return memoryview(data).toreadonly()
 
     def _call(self, path: str, ask: Callable[[Any, str], T], part: str = "") -> T:
-        """Call `ask(file system, its name for the path)` with retries."""
+        """Call `ask(file_system, its name for the path)` with retries."""
         what = join(self._url, check_path(path)) + part
 
         def attempt(_: TransientError | None) -> T:
@@ -132,7 +132,7 @@ class ForeignStore:
                 raise
             except Exception as error:  # noqa: BLE001 - any foreign error, whose text may hold secrets
                 problem = _translate(error, what)
-            raise problem  # without the foreign exception, whose text may hold keys and signatures
+            raise problem  # without the foreign exception, whose text may contain keys and signatures
 
         return self._attempts.run(attempt, what)
 
@@ -156,7 +156,7 @@ def _open(url: str, options: StoreOptions) -> tuple[Any, str]:
 
 
 def _status(error: Exception) -> int | None:
-    """The HTTP status that an exception of a client library carries."""
+    """The HTTP status in an exception of a client library."""
     for holder in (error, getattr(error, "response", None)):
         for name in ("status", "status_code", "code"):
             if isinstance(value := getattr(holder, name, None), int) and 400 <= value < 600:

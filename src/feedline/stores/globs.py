@@ -39,8 +39,8 @@ _MOST = 10_000_000
 def braces(pattern: str) -> list[str]:
     """Expand the braces of a pattern as a shell does.
 
-    `a{0..2}.tar` is a0.tar, a1.tar, a2.tar; `{train,val}` are both; `{0..10..5}` goes in steps, `{3..1}` downwards. A
-    leading zero gives all numbers the width of the longer one. ArgumentError for braces that mean nothing.
+    `a{0..2}.tar` is a0.tar, a1.tar, a2.tar; `{train,val}` are both; `{0..10..5}` has steps of 5, and `{3..1}` counts
+    down. A leading zero gives all numbers the width of the longer one. ArgumentError for other braces.
     """
     parts = _BRACES.split(pattern)
     if _BRACE.search("".join(parts[::2])):
@@ -72,7 +72,7 @@ def _choices(inner: str, pattern: str) -> list[str]:
 def expand_braces(path: str, is_there: Callable[[str], bool] = os.path.exists) -> list[str]:
     """Expand a local path with braces, unless it exists as written.
 
-    The same holds for a folder whose name has braces without a meaning: `run{1}/{0..2}.tar` are three files in `run{1}`
+    Braces in the name of an existing folder are not expanded, either: `run{1}/{0..2}.tar` are three files in `run{1}`
     if that exists.
     """
     if not _BRACE.search(path) or is_there(path):
@@ -124,9 +124,9 @@ def _objects(pattern: str, open_store: Callable[[str], Store]) -> list[str]:
 
 
 def matching_objects(store: Store, pattern: str, matches: Callable[[str], bool]) -> list[ObjectInfo]:
-    """The object of that very name, or else those that match.
+    """The object of exactly that name, or else the matching objects.
 
-    As for local paths: `img[1].txt` is a name before it is a pattern.
+    As for local paths, `img[1].txt` is first tried as a name, then as a pattern.
     """
     if not scheme_row(store.url).lists:
         with suppress(ObjectNotFoundError):
@@ -157,14 +157,14 @@ def candidates(store: Store, pattern: str, below: str = "") -> Iterable[ObjectIn
 
 
 _SHORT_FORMS = frozenset({"tgz", "tzst", "tbz2", "txz"})
-"""Endings of compressed tars that do not begin with that of the plain form."""
+"""Endings of compressed tars that do not begin with the ending of the plain form."""
 
 
 def first_forms(paths: Iterable[str], pattern: str) -> list[str]:
-    """Matches of a pattern that ends in braces, each in one form.
+    """Matches of a pattern that ends with braces, each in one form.
 
-    If both `a.txt` and `a.txt.gz` match `*.txt{,.gz}`, the one whose ending comes first in the braces is used.
-    Endings that do not begin with the first one, as in `*.{h5,hdf5}`, name other files.
+    If both `a.txt` and `a.txt.gz` match `*.txt{,.gz}`, the file whose ending is first in the braces is used. Endings
+    that do not begin with the first one, as in `*.{h5,hdf5}`, name other files.
     """
     if not pattern.endswith("}"):
         return list(paths)

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from urllib.parse import unquote
 
 _LINK = "\x1f"
-"""Between path and query of a link: a character that no address has as it is written."""
+"""Separator of path and query of a link: a character that no written address contains."""
 
 
 _SIGNING = re.compile(
@@ -33,10 +33,10 @@ def split_link(path: str) -> tuple[str, str]:
 
 
 def unsigned(path: str) -> str:
-    """The path of an object as it is shown and remembered.
+    """The path of an object as it is shown and stored.
 
-    The same for each signature of a link. Other parameters may be secrets, too, and distinguish objects, so digests
-    replace their values.
+    It is the same for each signature of a link. Other parameters distinguish objects but may also be secrets, so
+    digests replace their values.
     """
     name, query = split_link(path)
     given = [each.partition("=") for each in query.split("&") if each]

@@ -45,7 +45,7 @@ def map_whole(path: str, check: Callable[[os.stat_result], None], *, read_ahead:
     Without `read_ahead` the kernel reads only the pages that are touched or passed to `will_need`.
     """
     with open(path, "rb", buffering=0) as file:
-        # Status of the open descriptor: the name may refer to another file a moment later.
+        # The status of the open descriptor: the name may refer to another file by now.
         status = os.fstat(file.fileno())
         check(status)
         if not read_ahead and hasattr(os, "posix_fadvise"):
@@ -93,7 +93,7 @@ class LocalStore:
         return LocalStore, (self._folder,)
 
     def info(self, path: str) -> ObjectInfo:
-        """Size and version of one file, as they are now.
+        """The current size and version of one file.
 
         Its version consists of inode, size and modification time.
         """
@@ -182,8 +182,8 @@ _FAILED = ctypes.c_void_p(-1).value
 def map_file(fd: int, nbytes: int) -> memoryview:
     """Map the first bytes of a file read-only.
 
-    Unmapped with the last view of them. The file may be closed and removed meanwhile, whereas Python's own mapping
-    keeps a descriptor. OSError where the process has too many mappings.
+    They are unmapped when the last view is dropped. The file may be closed and removed before that, whereas Python's
+    own mapping keeps a descriptor. OSError if the process has too many mappings.
     """
     if nbytes == 0:
         return memoryview(b"")
@@ -197,7 +197,7 @@ def map_file(fd: int, nbytes: int) -> memoryview:
 
 
 RECHECK_S = 0.1
-"""Rare enough to cost nothing, even where each check is a request to a file server."""
+"""Rare enough that checks cost nothing, even if each is a request to a file server."""
 
 
 class RecheckTimer:

@@ -19,7 +19,7 @@ from feedline.stores.links import unsigned
 from feedline.stores.urls import join
 
 KnownObject = str | ObjectInfo
-"""The path of an object, or its listed size and version, which must then still be the same."""
+"""The path of an object, or its listed size and version, which the object must still have."""
 
 
 _SLOTS = 1 << 20
@@ -32,17 +32,17 @@ class SeenVersions:
     """
 
     def __init__(self) -> None:
-        self._table = np.zeros((_SLOTS, 2), np.int64)  # memory is taken as slots are written
+        self._table = np.zeros((_SLOTS, 2), np.int64)  # the system assigns memory only to written slots
         self._lock = Lock()
 
     def check(self, path: str, version: str, url: str) -> None:
-        """Remember a version; ObjectChangedError if another was seen before.
+        """Record a version; ObjectChangedError if another one was recorded before.
 
         `url` is the address of the store.
         """
         name, tag = hash(path), hash(version)
         slot = self._table[name % _SLOTS]
-        with self._lock:  # a path with the version of another one would be a change that never happened
+        with self._lock:  # a path paired with the version of another path would count as a change
             changed = slot[0] == name and slot[1] != tag
             if not changed:
                 slot[0], slot[1] = name, tag
@@ -59,7 +59,7 @@ class ObjectReader:
     """Whole objects by path.
 
     ObjectChangedError once an object is another version than in an earlier read, if the store reports versions with the
-    data. Without a store, paths are those of files, which their decoders read. Safe to use from several threads, and
+    data. Without a store, paths are paths of files, which their decoders read. Safe to use from several threads, and
     after a fork; pickles as its store.
     """
 
@@ -93,7 +93,7 @@ class ObjectReader:
 
     @contextmanager
     def reading(self, several: Sequence[KnownObject]) -> Iterator[Sequence[Fetched]]:
-        """Read these objects concurrently; one future each, in order.
+        """Read these objects concurrently; gives one future each, in order.
 
         Reads that are unfinished when the block ends are canceled. Paths of files are returned unchanged.
         """

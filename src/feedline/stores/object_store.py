@@ -59,7 +59,7 @@ class RemoteStore:
         return RemoteStore, self._arguments
 
     def info(self, path: str) -> ObjectInfo:
-        """Size and version of one object, as they are now."""
+        """The current size and version of one object."""
         what, key = join(self.url, path), self._key(path)
 
         info = self._transfers.call(lambda: self._attempts.run(lambda _: self._client().info(key, what), what))
@@ -82,7 +82,7 @@ class RemoteStore:
     def read_many(self, path: str, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> Views:
         """One view for each range.
 
-        Ranges that are close share a request, and its memory.
+        Ranges that are close together share a request and its memory.
         """
         key, seen = self._key(path), _Versions(join(self.url, path), version)
         check_ranges(ranges, seen.what)
@@ -126,7 +126,7 @@ class RemoteStore:
             self.info(key.removeprefix(self._prefix))
         except ObjectNotFoundError:
             return False
-        except AccessDeniedError:  # it may be listed, but not looked up
+        except AccessDeniedError:  # the credentials may allow listing, but not looking up
             pass
         return True
 
@@ -156,7 +156,7 @@ class RemoteStore:
     def _get(self, key: str, part: PartialRange, what: str, flight: Flight | None = None) -> None:
         """Fetch a range with retries.
 
-        Each continues where the previous one broke off.
+        Each attempt continues where the previous one stopped.
         """
 
         def attempt(last: TransientError | None) -> None:
@@ -174,7 +174,7 @@ class RemoteStore:
     def _read_on(self, path: str, start: int, version: str | None) -> VersionedObject:
         """Read from `start` to an unknown end.
 
-        First as much as one request may fetch, then, if there is more, the rest.
+        The first request fetches as much as one request may; others fetch the rest.
         """
         key, what = self._key(path), join(self.url, path)
         check_ranges([(start, start)], what)
@@ -194,7 +194,7 @@ class RemoteStore:
                 raise
             seen.add(info.version)
             check_within([(start, start)], info.size, what)
-            return VersionedObject(memoryview(b""), info.version)  # at the end there is no range to give
+            return VersionedObject(memoryview(b""), info.version)  # at the end of the object, no range is left
         seen.add(answer.version)
         count(nbytes=answer.data.nbytes)
         if answer.size <= first.stop:
@@ -211,7 +211,7 @@ def _client(kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s:
 
 
 class _Versions:
-    """The one version that all answers for an object must have.
+    """The version that all answers for an object must have.
 
     The requested one, or the first that was received.
     """
@@ -221,7 +221,7 @@ class _Versions:
         self._version = version
 
     def add(self, version: str) -> None:
-        """Raise ObjectChangedError if it is another one."""
+        """Raise ObjectChangedError if this version differs from an earlier one."""
         self._version = self._version or version
         check_version(self._version, version, self.what)
 
@@ -237,7 +237,7 @@ def _without_markers(
     Consoles, Hadoop and rclone make an empty object `folder/` for a folder, and Azure one named `folder`. obstore lists
     all of them without the final slash.
 
-    `folders` are known ones. For other empty objects that may be markers, `is_object(path)` asks the store.
+    `folders` are the known folders. For other empty objects that may be markers, `is_object(path)` queries the store.
     """
     paths = [info.path for info in infos]
     doubtful = [path for path in (info.path for info in infos if not info.size) if not path.endswith("/")]

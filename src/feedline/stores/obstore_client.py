@@ -56,10 +56,9 @@ if hasattr(os, "register_at_fork"):
 def _library() -> Any:
     """The extension module: its functions and, in `_store`, its store classes.
 
-    The threads of its runtime exist once per process and do not survive a fork: in the child every call would wait
-    forever, through new stores too, because the runtime belongs to the loaded library. A forked child therefore loads
-    the library a second time, from a copy, which the dynamic linker regards as another library: it costs about 10 ms,
-    once.
+    The threads of its runtime exist once per process and do not survive a fork. In the child, every call would wait
+    forever, even with new stores, because the runtime belongs to the loaded library. A forked child therefore loads the
+    library a second time, from a copy, which the dynamic linker regards as another library: it costs about 10 ms, once.
     """
     module = load(_NAME, "stores", "object storage")
     return _second_copy(module.__file__) if _fork_record.loaded_before_fork else module
@@ -94,7 +93,7 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
     own = {_name(option): value for option, value in config.items()}
     server = own.pop("endpoint", None) or own.get("base_url") or os.environ.get("GOOGLE_BASE_URL")
     emulator = os.environ.get("STORAGE_EMULATOR_HOST")
-    if emulator and not server:  # HOST:PORT or an address, and no credentials: as Google's own libraries do
+    if emulator and not server:  # HOST:PORT or an address, and no credentials, as in Google's own libraries
         server = emulator if "://" in emulator else f"http://{emulator}"
         own = {"skip_signature": True, **own}
     return {**own, "base_url": str(server).rstrip("/")} if server else own
@@ -123,7 +122,7 @@ def _azure(root: str, config: Config) -> tuple[str, Config]:
 
 def _web(root: str, config: Config) -> tuple[str, Config]:
     if config:
-        raise ArgumentError(f"{root}: a web server has no option {next(iter(config))!r}")
+        raise ArgumentError(f"{root}: a web server has no option {next(iter(config))!r}; remove it")
     return root, config
 
 
@@ -132,9 +131,11 @@ class ObstoreKind:
     """One of obstore's kinds of stores."""
 
     name: str
-    """Its class in obstore."""
+    """The class in obstore."""
     arguments: Callable[[str, Config], tuple[str, Config]] = _unchanged_config
-    """The bucket and the configuration for an address and the options that are not the client's."""
+    """Returns the bucket and the configuration for an address and the options of the store, without options of the
+    client.
+    """
     server_option: str = "endpoint"
     """The name of the option with the address of the server."""
 
@@ -190,7 +191,7 @@ _WANTED = {"proxy_url": "the address of a proxy", "proxy_ca_certificate": _PEM, 
 
 
 class RangeAnswer(NamedTuple):
-    """A complete, checked range; `size` is that of the whole object."""
+    """A complete, checked range; `size` is the size of the whole object."""
 
     data: memoryview
     version: str
@@ -215,7 +216,7 @@ class Client:
     def pages(self, prefix: str, offset: str | None) -> Iterator[Any]:
         """Iterate over pages of object metadata below a prefix.
 
-        Only objects after `offset`.
+        Gives only objects after `offset`.
         """
         count(requests=1)
         pages: Iterator[Any] = self._library.list(
@@ -224,7 +225,7 @@ class Client:
         return pages
 
     def page(self, pages: Iterator[Any], what: str) -> list[ObjectInfo] | None:
-        """The next of these pages; None after the last."""
+        """The next of these pages; None after the last one."""
         metas = self._call(what, lambda: next(pages, None))
         return None if metas is None else [ObjectInfo(meta["path"], meta["size"], _version(meta)) for meta in metas]
 
@@ -244,8 +245,8 @@ class Client:
     def get(self, key: str, part: PartialRange, what: str) -> None:
         """Fetch the rest of a range into `part`.
 
-        Or as much of it as the object has. TransientError if it breaks off; `part` keeps the received bytes. A server
-        without ranges gets a request for the whole object, if the range may be all of it.
+        Stops at the end of the object. TransientError if the connection breaks; `part` keeps the received bytes. A
+        server without ranges gets a request for the whole object, if the range may be all of it.
         """
         span = part.rest
 
@@ -304,7 +305,8 @@ class Client:
             if not is_obstore_error(error, self._library):
                 raise
             problem = translate_error(error, what)
-        # Raised outside the handler: the context would be obstore's exception, whose text may hold keys and signatures.
+        # Raised outside the handler: the context would be obstore's exception, whose text may contain keys and
+        # signatures.
         if isinstance(problem, TransientError):
             count(throttled=problem.throttled)
         raise problem
@@ -326,7 +328,7 @@ class PagedListing:
     def grow(self) -> bool:
         """Request one more page; False after the last."""
         client = self._client()
-        if self._pages is None:  # stores that list in no order must start again
+        if self._pages is None:  # a listing without an order must start again
             self._pages = client.pages(self._prefix, self._last if self._in_order else None)
         try:
             page = client.page(self._pages, self._what)
@@ -349,12 +351,12 @@ class PagedListing:
         raise error
 
     def infos(self) -> list[ObjectInfo]:
-        """The objects received so far, sorted by path."""
+        """The received objects, sorted by path."""
         return sorted(self._infos.values(), key=lambda info: info.path)
 
 
 def open_checked(library: Any, kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> Any:
-    """Open as `_open`, naming the option that obstore cannot read."""
+    """Call `_open`; the error names the option that obstore cannot read."""
     try:
         return _open(library, kind, root, options, idle_timeout_s)
     except ArgumentError:
@@ -370,7 +372,7 @@ def open_checked(library: Any, kind: ObstoreKind, root: str, options: StoreOptio
             raise
         option_names = " and ".join(map(repr, names)) or "that an environment variable sets"
         problem = ArgumentError(f"{root}: the option {option_names} must be {wanted}")
-    raise problem  # without obstore's exception, whose text holds the value
+    raise problem  # without obstore's exception, whose text contains the value
 
 
 def _open(library: Any, kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> Any:
@@ -384,14 +386,14 @@ def _open(library: Any, kind: ObstoreKind, root: str, options: StoreOptions, idl
         place,
         **({"config": config} if config else {}),
         client_options={"read_timeout": timedelta(seconds=idle_timeout_s), **client, "timeout": _NEVER},
-        retry_config={"max_retries": 0},  # there is one policy for all stores, and it counts
+        retry_config={"max_retries": 0},  # only the policy of all stores counts
     )
 
 
 def _is_plain_http(root: str, server: str | None) -> bool:
     """True if a configured server uses http without TLS.
 
-    obstore needs it confirmed with `allow_http`.
+    obstore refuses such a server without `allow_http`.
     """
     servers = [root, server, *map(os.environ.get, _ENDPOINTS)]
     return any(server.startswith("http://") for server in servers if server)

@@ -24,22 +24,22 @@ from feedline.stores.statuses import Refusal, error_for, is_passing, region_erro
 from feedline.stores.urls import scheme_row
 
 _METADATA = re.compile(r"http://169\.254\.169\.254/|/computeMetadata/v1/instance/service-accounts/")
-"""Metadata servers with credentials for a cloud's own machines; obstore asks them when it has no others."""
+"""Metadata servers with credentials for a cloud's own machines. obstore queries them if it has no other credentials."""
 
 
-_KEYLESS = "hold no RSA private key that can be read. Have Google make a new JSON file of the key"
+_KEYLESS = "contain no readable RSA private key. Create a new JSON file of the key at Google"
 
 
 _UNREADABLE = {
     "Unable to open service account file": "cannot be opened. Check the path",
     "Unable to decode service account file": (
         "cannot be read. They must be the JSON file of a service account's key or what `gcloud auth "
-        'application-default login` writes; of other credentials give the token, options={"bearer_token": ...}'
+        'application-default login` writes; for other credentials pass a token, options={"bearer_token": ...}'
     ),
     "Error reading pem file": _KEYLESS,
     "No RSA key": _KEYLESS,
     "Invalid RSA key": _KEYLESS,
-    "One of service account path or service account key": "name a file and hold a key, too. Leave out one of the two",
+    "One of service account path or service account key": "name a file and also contain a key. Remove one of them",
 }
 
 
@@ -50,7 +50,7 @@ _REASON = re.compile(f"error: (?:GCP credential error: )?({'|'.join(_UNREADABLE)
 def access_denied_error(text: str, what: str, status: int | None) -> AccessDeniedError | None:
     """The exception for a problem with credentials; None for other problems.
 
-    `status` is that of the answer, if there was one, which need not be the store's.
+    `status` is the status of the answer, if there was one. The answer may come from another server than the store.
     """
     variables = scheme_row(what).credentials
     if variables and _METADATA.search(text) is not None:
@@ -60,8 +60,8 @@ def access_denied_error(text: str, what: str, status: int | None) -> AccessDenie
         )
     if status is not None and "error: Error performing token request" in text:
         return AccessDeniedError(
-            f"{what}: no token is given for these credentials (status {status}): they are wrong, have expired or were "
-            "withdrawn. Renew them; Google's with `gcloud auth application-default login`"
+            f"{what}: the server issues no token for these credentials (status {status}): they are wrong, have "
+            "expired or were withdrawn. Renew them; Google's with `gcloud auth application-default login`"
         )
     reason = _REASON.search(text)
     if status is None and reason is not None:
@@ -169,7 +169,7 @@ def _error_for_text(error: Exception, text: str, what: str) -> Exception:
     if (invalid := _INVALID.search(text)) is not None:
         return InvalidNameError(
             f"{what}: there is an object named {invalid[1]!r}, and the parts of a name may not be empty, . or .., nor "
-            "hold line breaks. Rename or remove it, or use a prefix that it does not begin with"
+            "contain line breaks. Rename or remove it, or use a prefix that excludes it"
         )
     if "Could not parse path" in text:
         return ArgumentError(f"{what}: not a path that an object store can have (empty parts, . and .. are refused)")
@@ -180,7 +180,7 @@ def _error_for_text(error: Exception, text: str, what: str) -> Exception:
 
 def no_ranges(what: str) -> str:
     """The message about a server that only returns whole objects."""
-    return f"{what}: the server ignores ranges; copy the object to where ranges can be read"
+    return f"{what}: the server ignores ranges; copy the object to a server that supports them"
 
 
 def is_obstore_error(error: Exception, library: Any) -> bool:

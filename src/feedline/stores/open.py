@@ -41,10 +41,11 @@ def open_store(
     """Open the store at an address: a folder, bucket, server, or prefix.
 
     Paths are relative to that address. `s3://`, `gs://`, `az://`, `http://` and `https://` are read by obstore, schemes
-    of `register_scheme` by their own stores, all others by fsspec. Nothing is requested yet. Credentials come from the
-    environment, as each cloud's own tools read them, or from `options`, whose names are obstore's (or, for fsspec's
-    schemes, the file system's). `retry` and `requests` may be among the options, too; so they reach the stores that
-    datasets open. With `cache`, the data read is kept in a folder of this machine.
+    of `register_scheme` by their own stores, all others by fsspec. No request is sent yet. Credentials come from the
+    environment, as for each cloud's own tools, or from `options`. Options have the names of obstore or, for schemes of
+    fsspec, of the file system. `retry` and `requests` may be among the options, too, so that they apply to stores that
+    datasets open. With `cache`, the data read is kept in a folder of this machine. ArgumentError for wrong options, an
+    unknown scheme, or credentials in the address; MissingExtraError for a package that is not installed.
     """
     settings = _as_dict(options)
     retry = _policy("retry", Retry, retry, settings)
@@ -62,7 +63,7 @@ def _as_dict(options: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _policy(name: str, kind: type[Setting], value: Setting | None, options: dict[str, Any]) -> Setting:
-    """A policy, passed by itself or among the options."""
+    """A policy, passed separately or among the options."""
     if value is not None and name in options:
         raise ArgumentError(f"{name} is given twice: by itself, and in options={{...}}")
     policy = options.pop(name, value)
@@ -140,18 +141,18 @@ def expand(addresses: Pathlike | Sequence[Pathlike], *, options: Mapping[str, An
     """Expand patterns with braces and globs into addresses, in order.
 
     The matches of one glob are sorted. `s3://bucket/{train,val}-{000..127}.tar` is expanded without a request; `*`,
-    `**`, `?` and `[...]` take one listing each. An object whose own name looks like a glob is that object.
+    `**`, `?` and `[...]` take one listing each. A glob that is the name of an object stands for that object.
     ObjectNotFoundError names a glob that matches nothing.
     """
     return globs.expand(addresses, lambda root: open_store(root, options=options))
 
 
 _WORTH_LISTING = 64
-"""From this many objects on, one listing of their common folder replaces a request for each."""
+"""Least number of objects for which one listing of their common folder replaces a request for each."""
 
 
 _WORTH_LISTING_ALL = 1024
-"""The same where it would be a listing of the whole bucket."""
+"""The same number if the listing would be of the whole bucket."""
 
 
 class Finder:
@@ -164,9 +165,9 @@ class Finder:
     def resolve(self, address: str, inside: str) -> list[tuple[Store, ObjectInfo]]:
         """The objects that an address, pattern or folder stands for.
 
-        For a folder, these are the objects in it that match `inside`, which may have braces: see `first_forms`. In the
-        order in which braces are expanded; those of one glob or folder are sorted. ObjectNotFoundError names what does
-        not exist.
+        For a folder, these are the objects in it that match `inside`, which may have braces: see `first_forms`. Objects
+        are in the order in which braces are expanded; the objects of one glob or folder are sorted. ObjectNotFoundError
+        names a missing object, or a pattern or folder without matches.
         """
         check_no_secrets(address, is_object=True)  # before any message shows it
         plain = [split(each) for each in expand_address(address)]
@@ -184,12 +185,12 @@ class Finder:
         ]
 
     def _store(self, root: str) -> Store:
-        if root not in self._stores:  # two threads that come first get the same store
+        if root not in self._stores:  # two threads at the same time get the same store
             self._stores.setdefault(root, open_store(root, options=self._options, cache=self._cache))
         return self._stores[root]
 
     def _match(self, store: Store, pattern: str, inside: str) -> list[ObjectInfo]:
-        """The object or folder of that very name, or else the matches."""
+        """The object or folder of exactly that name, or else the matches."""
         infos = matching_objects(store, pattern, _matcher(pattern))
         if not infos and scheme_row(store.url).lists:
             infos = _objects_in(store, f"{pattern.rstrip('/')}/", inside)
@@ -208,7 +209,7 @@ class Finder:
                 yield from each if isinstance(each, list) else each.result()
 
     def _resolve(self, store: Store, path: str, inside: str) -> list[ObjectInfo]:
-        """One object, or those in a folder."""
+        """One object, or the objects in a folder."""
         if path and not path.endswith("/"):
             try:
                 return [store.info(path)]
@@ -229,7 +230,7 @@ class Finder:
 def list_below(store: Store, paths: Sequence[str], worth: int = _WORTH_LISTING) -> dict[str, ObjectInfo] | None:
     """The objects below the common prefix of `paths`, by path.
 
-    None where requesting each of them is cheaper than a listing.
+    None if a request for each of them is cheaper than a listing.
     """
     if len(paths) < worth or not scheme_row(store.url).lists:
         return None

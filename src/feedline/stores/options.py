@@ -57,7 +57,7 @@ class FromEnv:
     variable: str
 
     def value(self) -> str:
-        """The value now, in this process."""
+        """The current value in this process."""
         try:
             return os.environ[self.variable]
         except KeyError:
@@ -110,9 +110,9 @@ class StoreOptions(Mapping[str, Any]):
 
 
 def check_option_types(options: StoreOptions, root: str) -> None:
-    """Raise ArgumentError for values of types that obstore would ignore.
+    """Raise ArgumentError for values whose types obstore would ignore.
 
-    Numbers, for instance.
+    Numbers, for example.
     """
     for name, value in options.raw().items():
         if not isinstance(value, (str, bytes, bool, timedelta, os.PathLike, FromEnv)):

@@ -10,11 +10,11 @@ from feedline.stores.base import ByteRange, FileVersion
 from feedline.stores.requests import join_views
 
 _SMALL_NBYTES = 64 << 10
-"""Below this size asking again costs less than keeping parts."""
+"""Below this size, a repeated request costs less than keeping parts."""
 
 
 _PARTS, _SMALLEST_NBYTES = 32, 16 << 10
-"""Number of parts that a range arrives in, and their least size: a broken connection loses one part."""
+"""Number of parts that a range arrives in, and their least size: only one part is lost with a broken connection."""
 
 
 def _do_nothing() -> None:
@@ -47,7 +47,7 @@ class PartialRange:
     def accept(self, version: str, size: int, span: ByteRange) -> None:
         """Accept an answer with the bytes `span` of the object.
 
-        TransientError if the earlier parts are of another or an unknown version; they are dropped then.
+        TransientError if the earlier parts are of another or an unknown version; those parts are then dropped.
         """
         self._attempts += 1
         # Without a version, parts of the object and of a new one of the same size cannot be distinguished.
@@ -87,7 +87,7 @@ class PartialRange:
         self.nbytes, self._stop = 0, self.span.stop
 
     def data(self) -> memoryview:
-        """All bytes that have arrived; a view if they came at once."""
+        """All received bytes; a view of a single part without a copy."""
         return self._views[0] if len(self._views) == 1 else join_views(self._views)
 
 

@@ -27,9 +27,9 @@ class Requests:
     """Limits for turning ranges into requests."""
 
     max_concurrent: int = 64
-    """Requests in flight, for each store and process; fewer while most of them fail together."""
+    """Most requests in flight, per store and process; the limit is lower while most requests fail together."""
     gap_nbytes: int = 128 << 10
-    """Ranges of one object that are at most this far apart share a request, and the gap is discarded."""
+    """Most bytes between two ranges of one object that share a request; the bytes between them are discarded."""
     max_nbytes: int = 8 << 20
     """Ranges are not joined beyond this size, and a longer range is read by several requests at once."""
 
@@ -41,7 +41,7 @@ class Requests:
 def spans_for(ranges: Sequence[tuple[int, int]], requests: Requests) -> list[ByteRange]:
     """Coalesce ranges into the spans to request, sorted by start.
 
-    Every range is within one span, or is the concatenation of several.
+    Every range is within one span, or is the concatenation of several spans.
     """
     spans: list[ByteRange] = []
     for start, stop in sorted({(start, stop) for start, stop in ranges if start < stop}):
@@ -55,8 +55,7 @@ def spans_for(ranges: Sequence[tuple[int, int]], requests: Requests) -> list[Byt
 def are_many(ranges: Sequence[tuple[int, int]], requests: Requests) -> bool:
     """True if ranges take more requests than are sent at once.
 
-    Then the size of the object is worth a request before anything is allocated for the others: a wrong index soon
-    requests for exabytes.
+    Then the object's size is requested before memory is allocated: a wrong index can request exabytes.
     """
     return sum(stop - start for start, stop in ranges) > requests.max_concurrent * requests.max_nbytes
 
@@ -91,7 +90,7 @@ def _parts(span: ByteRange, largest: int) -> list[ByteRange]:
 class FetchedRanges:
     """The bytes of some ranges of an object.
 
-    `views[i]` are those of `ranges[i]`; ranges are sorted by start.
+    `views[i]` has the bytes of `ranges[i]`; ranges are sorted by start.
     """
 
     def __init__(self, ranges: Sequence[Range] = (), views: Sequence[memoryview] = ()) -> None:
@@ -99,7 +98,7 @@ class FetchedRanges:
 
     @classmethod
     def of(cls, views: Mapping[Range, memoryview]) -> Self:
-        """The same from a mapping of ranges to bytes, in any order."""
+        """Ranges from a mapping of ranges to bytes, in any order."""
         ranges = sorted(views)
         return cls(ranges, [views[each] for each in ranges])
 
@@ -141,26 +140,28 @@ _WINDOW = 128
 
 
 _MIN_REQUESTS = 20
-"""Requests of a size that must have been seen before one of them can be slow."""
+"""Number of requests of a size that must have ended before a request can count as slow."""
 
 
 _REFRESH_EVERY = 8
-"""Requests after which the quantile is computed again."""
+"""Number of requests after which the quantile is computed again."""
 
 
 _MIN_SLOW_S = 0.02
-"""No request faster than this is slow: it would only measure how busy this machine is."""
+"""No request faster than this counts as slow: such a time only shows how busy this machine is."""
 
 
 _SLOW_FACTOR = 2.0
-"""A request is not slow below this multiple of the median: if all take about the same time, a hedge is a waste."""
+"""A request below this multiple of the median does not count as slow: if all take about the same time, a hedge is
+useless.
+"""
 
 
 _HEDGE_SHARE = 0.1
 
 
 _QUICK_S = 0.5
-"""Up to this duration of a slow request, starting it again costs less than joining its parts."""
+"""Longest duration of a slow request for which a restart costs less than joining its parts."""
 
 
 class _SizeClass:
@@ -198,9 +199,9 @@ class Latencies:
                 self._sizes.setdefault(nbytes.bit_length(), _SizeClass()).add(seconds, self._quantile)
 
     def slow_after_s(self, nbytes: int) -> float | None:
-        """The duration from which such a request is slow.
+        """The duration from which on such a request counts as slow.
 
-        None if it is not known yet, or hedging is off.
+        None if it is not known yet, or if hedging is off.
         """
         size = self._sizes.get(nbytes.bit_length())
         return None if size is None else size.slow_after_s
@@ -211,9 +212,9 @@ class Latencies:
         return slow_after_s is not None and slow_after_s < _QUICK_S
 
     def may_hedge(self) -> bool:
-        """Take a second request from the budget, if there is any left.
+        """Take a second request from the budget; False if none is left.
 
-        The budget is one for ten ordinary requests.
+        The budget has one for ten ordinary requests.
         """
         with self._lock:
             affordable = self._hedged < self._sent * _HEDGE_SHARE
@@ -225,7 +226,7 @@ T = TypeVar("T")
 
 
 _HEDGES_AT_ONCE = 4
-"""Few: a store that is slow for all requests is not helped by more of them."""
+"""Few, because more requests do not help a store that is slow for all requests."""
 
 
 @dataclass(slots=True, eq=False)
@@ -242,9 +243,9 @@ class Flight:
     copies: int = 1
     hedged: bool = False
     is_quick: bool = False
-    """Recent requests of this size were so fast that one may restart from its first byte."""
+    """True if recent requests of this size were fast, so that a copy may restart from its first byte."""
     landed: bool = False
-    """One copy has arrived: the other need not."""
+    """True once one copy has arrived: the other is no longer needed."""
 
     def check(self) -> None:
         """Raise WaitCancelledError if nothing waits for the data any more."""
@@ -266,7 +267,7 @@ class _Arrival(NamedTuple):
 class _Pools:
     def __init__(self, max_concurrent: int) -> None:
         self.ordinary = DaemonPool(max_concurrent, "feedline-store")
-        # Separate threads: a second request that waits for ordinary ones would come too late.
+        # Separate threads: a second request that waits for ordinary ones would be too late.
         self.hedges = DaemonPool(_HEDGES_AT_ONCE, "feedline-hedge")
 
 
@@ -287,7 +288,7 @@ class Transfers:
     def run(self, fetch: Fetch, spans: Sequence[ByteRange]) -> list[memoryview]:
         """Call `fetch` for each span concurrently; the first failure is raised.
 
-        However it ends, nothing keeps waiting for the store but requests that are already sent.
+        After the call, even a failed one, only requests that were already sent still wait for the store.
         """
         run = _SupervisedCall(fetch, self._clock, self._latencies(), self._pools(), self.limit())
         with read_part(self._url):
@@ -296,7 +297,7 @@ class Transfers:
     def read(self, fetch: Fetch, ranges: Sequence[Range], requests: Requests) -> list[memoryview]:
         """One view for each range.
 
-        Close ranges share a call of `fetch`, and its memory.
+        Ranges that are close together share a call of `fetch` and its memory.
         """
         spans = spans_for(ranges, requests)
         fetched = FetchedRanges(spans, self.run(fetch, spans))
@@ -351,11 +352,11 @@ class _SupervisedCall:
         flight, hedge, data, error = arrival
         flight.copies -= 1
         if flight.number not in self._pending or (error is not None and flight.copies):
-            return {}  # the other copy came first, or may still come
+            return {}  # the other copy arrived first, or may still arrive
         if error is not None:
             raise error
         assert data is not None
-        # The other copy learns of it with its next part, and closes its connection: the rest would be wasted.
+        # The other copy stops at its next part and closes its connection: its remaining bytes are not needed.
         flight.landed = True
         del self._pending[flight.number]
         count(hedges_won=hedge)
@@ -376,7 +377,7 @@ class _SupervisedCall:
 
     def _candidates(self) -> Iterator[tuple[Flight, float]]:
         """Flights not yet hedged, and when each becomes slow."""
-        if self._limit.is_lowered:  # second requests would take from a line that is full
+        if self._limit.is_lowered:  # the line is full: second requests would slow the others down
             return
         now = self._clock.now()
         for flight in self._pending.values():
@@ -385,7 +386,7 @@ class _SupervisedCall:
             if slow_after_s is not None and not flight.hedged and not flight.throttled:
                 yield flight, (now if flight.started_s is None else flight.started_s) + slow_after_s
             if flight.started_s is None:
-                return  # threads take flights in this order: later ones have not started either
+                return  # threads take flights in this order: later flights have not started, either
 
     def _until_slow_s(self) -> float:
         moments = [moment for _, moment in self._candidates()]

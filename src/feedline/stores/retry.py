@@ -22,7 +22,7 @@ _log = logging.getLogger("feedline")
 
 
 _LOG_AFTER_S, _LOG_EVERY_S = 5.0, 60.0
-"""A failure that lasts this long is logged, and then at most once per interval."""
+"""A failure that lasts this many seconds is logged, and then at most once per interval."""
 
 
 _THROTTLED_S = 1.0
@@ -39,16 +39,18 @@ class Retry:
     """
 
     attempts: int | None = None
-    """The maximum number of requests in a row that bring nothing; None: as many as the deadline allows."""
+    """The maximum number of consecutive requests that bring no bytes; None: as many as the deadline allows."""
     deadline_s: float = 120.0
-    """No attempt begins later than this after the first, or after the last that brought bytes."""
+    """Seconds after the first attempt, or after the last attempt that brought bytes, in which another may begin."""
     idle_timeout_s: float = 30.0
-    """A request fails when nothing has arrived for this long: a slow answer is not a failure."""
+    """Seconds without a received byte after which a request fails: a slow answer is not a failure."""
     first_wait_s: float = 0.1
     max_wait_s: float = 10.0
     hedge_quantile: float | None = 0.95
-    """A range that takes longer than this share of the recent ones of its size, and twice the median, is requested a
-    second time, and the first answer counts; None: never. At most one request in ten is a second one."""
+    """A range that takes longer than this share of the recent ranges of its size, and than twice the median, is
+    requested a second time. The first answer counts. At most one request in ten is a second one. None: no second
+    requests.
+    """
 
     def __post_init__(self) -> None:
         if self.attempts is not None and self.attempts < 1:
@@ -63,7 +65,7 @@ class Retry:
     def wait_s(self, failed: int, draw: float, last: TransientError | None = None) -> float:
         """The wait after `failed` attempts, the last with this failure.
 
-        `draw` is random in [0, 1).
+        `draw` is a random number in [0, 1).
         """
         wait_s = draw * min(self.max_wait_s, self.first_wait_s * 2.0 ** min(failed - 1, 60))
         # Full jitter may draw a wait near 0, and Retry-After is not visible, so throttled answers have a minimum wait.
@@ -79,7 +81,7 @@ class Clock(Protocol):
         ...
 
     def wait(self, seconds: float) -> None:
-        """Sleep; WaitCancelledError once the result is no longer wanted."""
+        """Sleep; WaitCancelledError once the result is no longer needed."""
         ...
 
 
@@ -94,7 +96,7 @@ class SystemClock:
 
 
 _draw_uniform = random.SystemRandom().random
-"""Not from `random`, whose state is the user's, and may be seeded for each sample."""
+"""Not `random`, whose state belongs to the user and may be seeded for each sample."""
 
 
 class Attempts:
@@ -116,7 +118,7 @@ class Attempts:
     def run(self, attempt: Callable[[TransientError | None], T], what: str) -> T:
         """Call `attempt` until it raises no TransientError; return its result.
 
-        Its argument is the failure before. StoreUnavailableError about `what` when attempts or time are used up.
+        Its argument is the previous failure. StoreUnavailableError about `what` when attempts or time are used up.
         """
         try:
             return self._run(attempt, what)
@@ -147,7 +149,7 @@ class Attempts:
         bound = "" if self.retry.attempts is None else f"{self.retry.attempts} attempts, "
         return (
             f"{what}: {failed} attempts failed within {passed_s:.1f} s, the last one with: {last}. Check the "
-            f'server and the network; options={{"retry": Retry(deadline_s=...)}} is more patient (now {bound}'
+            f'server and the network; options={{"retry": Retry(deadline_s=...)}} allows more time (now {bound}'
             f"{self.retry.deadline_s:g} s)."
         )
 

@@ -32,28 +32,27 @@ class Scheme:
     """The properties of one scheme of addresses, `name://host/path`."""
 
     open: Callable[[str, StoreOptions, StorePolicy], Store]
-    """`open(url, options, policy)` is the store at an address. It should send no request yet.
-
-    To be known in worker processes it must be picklable: a function of a module, or of the main program.
+    """`open(url, options, policy)` returns the store at an address. It should send no request yet. For use in worker
+    processes, it must be picklable: a function of a module, or of the main program.
     """
     host: HostPart = "required"
-    """The part before the first slash: a bucket or server, one if there is a slash at all, or none."""
+    """The part before the first slash, a bucket or server: required, needed only if there is a slash, or absent."""
     user: UserPart = "name"
-    """The part before an @ in the host: refused, a name without a password, or any text, since it is no secret."""
+    """The part before an @ in the host: refused; a name without a password; or any text, because it is not a secret."""
     lists: bool = True
     """True if its stores can list objects."""
     quoted: bool = False
-    """True if paths are percent-quoted, and end at a question mark, as in a browser."""
+    """True if paths are percent-quoted and end at a question mark, as in a browser."""
     links: bool = False
     """True if a query after a question mark is a part of the path, as in presigned links."""
     credentials: str = ""
-    """The environment variables with the credentials, named when there are none."""
+    """The environment variables of the credentials, which messages about missing credentials name."""
     install: str | None = None
-    """The argument of `pip install`, named when `open` raises ModuleNotFoundError."""
+    """The argument of `pip install`, which the message names if `open` raises ModuleNotFoundError."""
 
 
 SCHEMES: dict[str, Scheme] = {}
-"""The row of each scheme by its name in lower case; `stores.open` fills in those of feedline."""
+"""The row of each scheme by its name in lower case; `stores.open` adds the schemes of feedline."""
 
 OTHERS = "*"
 """The name of the row for schemes that have none of their own."""
@@ -64,8 +63,8 @@ _added: dict[str, Scheme] = {}
 def register_scheme(name: str, scheme: Scheme) -> None:
     """Make addresses `name://...` known to all stores and datasets.
 
-    In this process and in worker processes of its loaders. A scheme that was registered before is replaced;
-    ArgumentError for one of feedline's own.
+    The scheme is known in this process and in worker processes of its loaders. A scheme that was registered before is
+    replaced. ArgumentError for a scheme of feedline.
     """
     _check_row(name, scheme)
     if name in SCHEMES and name not in _added:
@@ -88,7 +87,7 @@ def _check_row(name: Any, scheme: Any) -> None:
 
 
 def unregister_scheme(name: str) -> None:
-    """Remove a scheme that was registered; ArgumentError for another."""
+    """Remove a registered scheme; ArgumentError if it is not registered."""
     if name not in _added:
         raise ArgumentError(f"unregister_scheme({name!r}): no such scheme was registered; there are {sorted(_added)}")
     del SCHEMES[name], _added[name]
@@ -104,7 +103,7 @@ class RegisteredSchemes:
 def registered_schemes() -> RegisteredSchemes | None:
     """The registered schemes for another process; None without any.
 
-    Pickle this value ahead of objects that open stores.
+    Pickle this value before objects that open stores.
     """
     return RegisteredSchemes() if _added else None
 

@@ -46,7 +46,7 @@ class SignedClient(Client):
         except RegionError as error:
             problem = error
         except (StoreError, TransientError):
-            pass  # then it stays unnamed
+            pass  # then the message does not name it
         raise problem
 
     def info(self, key: str, what: str) -> ObjectInfo:
@@ -67,7 +67,7 @@ class SignedClient(Client):
         return super().whole(key, what, most)
 
     def page(self, pages: Iterator[Any], what: str) -> list[ObjectInfo] | None:
-        """The next of these pages; None after the last."""
+        """The next of these pages; None after the last one."""
         return next(pages, None) if isinstance(pages, _ListingPages) else super().page(pages, what)
 
     def odd_pages(self, prefix: str, offset: str | None, what: str) -> Iterator[Any]:
@@ -99,7 +99,7 @@ def _check_key(key: str, what: str) -> str:
 class _ListingPages:
     """Pages of a listing whose keys may be any text.
 
-    `folders` are those seen so far.
+    `folders` are the folders that were found before.
     """
 
     def __init__(self, reader: SignedReader, prefix: str, offset: str, what: str, delimiter: str = "") -> None:

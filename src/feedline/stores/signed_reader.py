@@ -86,7 +86,7 @@ class SignedReader(WebReader):
         return ListedPage(infos, {folder.removesuffix("/") for folder in folders}, following)
 
     def check(self) -> None:
-        """StoreError unless links can be signed, or need no signature."""
+        """Raise StoreError unless links can be signed, or need no signature."""
         self._address("")
 
     @abstractmethod
@@ -112,7 +112,7 @@ class SignedReader(WebReader):
         return link
 
     def _refuse_disguises(self, headers: Any, key: str, what: str) -> None:
-        """Accept all keys, which are exactly those put into the bucket."""
+        """Accept all keys: they are exactly the keys of the bucket."""
 
 
 class S3Reader(SignedReader):
@@ -122,7 +122,7 @@ class S3Reader(SignedReader):
 
     def __init__(self, library: Any, root: str, options: StoreOptions, idle_s: float) -> None:
         super().__init__(library, root, options, idle_s)
-        # The keys only serve to learn the address of the bucket: they sign nothing that is sent.
+        # These keys only serve to find the address of the bucket: they sign no request that is sent.
         keys = {"access_key_id": "-", "secret_access_key": "-"} if self._is_anonymous else {}
         self._base = self._sign(keys).partition("?")[0].removesuffix("/-")
 
@@ -163,14 +163,14 @@ class GoogleReader(SignedReader):
     def _signed(self, address: str, query: str) -> str:
         if self._authorization():
             return f"{address}?{query}" if query else address
-        # As for S3; the tools of Amazon send Google a parameter of this name, too.
+        # As for S3: Amazon's tools send a parameter of this name to Google, too.
         place = f"{address}?{query}{'&' if query else ''}x-id="
         try:
             return self._sign({"endpoint": place})
         except Exception as error:
             if not is_obstore_error(error, self._library):
                 raise
-        # Raised outside the handler: the context would be obstore's exception, whose text may hold a key.
+        # Raised outside the handler: the context would be obstore's exception, whose text may contain a key.
         raise _unsigned(
             "the key of a service account (options={'service_account_path': ...}), with a token"
             " (options={'bearer_token': ...})"
@@ -244,7 +244,7 @@ class AzureReader(SignedReader):
         try:
             secret = base64.b64decode(key, validate=True)
         except binascii.Error:
-            secret = b""  # the server will say that it is wrong
+            secret = b""  # the server will report that it is wrong
         digest = hmac.digest(secret, "\n".join(lines).encode(), hashlib.sha256)
         return {"sp": "rl", "se": until, "sv": version, "sr": "c", "sig": base64.b64encode(digest).decode()}
 

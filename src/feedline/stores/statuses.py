@@ -51,7 +51,7 @@ _THROTTLING_CODES = frozenset(
         "ServerBusy",
     )
 )
-"""Requests for fewer requests. S3 and its relatives send several of them with status 400."""
+"""Codes that ask for fewer requests. S3 and similar stores send several of them with status 400."""
 
 
 _PASSING_CODES = _THROTTLING_CODES | {
@@ -65,7 +65,7 @@ _STALE = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequir
 
 _DENIED = {
     "SignatureDoesNotMatch": "the secret key does not belong to the access key",
-    "InvalidAccessKeyId": "the access key is not known there",
+    "InvalidAccessKeyId": "the server does not know the access key",
     "RequestTimeTooSkewed": "the clock of this machine is wrong",
     "AuthenticationFailed": "the account key or the signature is wrong",
     "AuthorizationFailure": "the account key or the signature is wrong",
@@ -93,7 +93,7 @@ _SETTLED_CONFLICTS = _ARCHIVED | {"PublicAccessNotPermitted"}
 
 
 def is_passing(status: int, code: str = "") -> bool:
-    """True if a later request may succeed where this one was refused."""
+    """True if a later request may succeed."""
     if status == 409:  # the object is being written, or its bucket changed
         return code not in _SETTLED_CONFLICTS
     return status in (408, 425, 429) or 500 <= status < 600 or code in _PASSING_CODES
@@ -131,9 +131,9 @@ def archived_error(what: str, shown: str) -> StoreError:
 def region_error(what: str, region: str, shown: str) -> StoreError:
     """The exception for a bucket in another region ("" if unknown)."""
     if not what.startswith("s3"):
-        return StoreError(f"{what}: the server redirects without saying where ({shown}); check the address")
+        return StoreError(f"{what}: the server redirects without an address ({shown}); check the address")
     remedy = f'options={{"region": "{region}"}}' if region else 'its own as options={"region": ...}'
-    where = f"in the region {region}" if region else "in another region than the one that was asked"
+    where = f"in the region {region}" if region else "in another region than requested"
     return RegionError(
         f"{what}: the bucket is {where} ({shown}). Give {remedy} or in AWS_REGION; with a server of your own "
         'check options={"endpoint": ...}',
@@ -143,7 +143,7 @@ def region_error(what: str, region: str, shown: str) -> StoreError:
 
 def _denied_error(refusal: Refusal, what: str) -> Exception:
     reason = _DENIED.get(refusal.code, "the store refuses the credentials, or there are none")
-    # Answers to HEAD have no code, and S3 names no other for a bucket whose requester pays.
+    # Answers to HEAD have no code, and S3 has no special code for a bucket whose requester pays.
     payer = f". {_PAYER}" if what.startswith("s3") and refusal.code in ("", "AccessDenied") else ""
     return AccessDeniedError(
         f"{what}: {reason} ({refusal.shown}). Check the credentials in the environment or options={{...}}{payer}"

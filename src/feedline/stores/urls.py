@@ -45,7 +45,8 @@ def split(address: Pathlike) -> Location:
 
     `split("s3://bucket/train/0.tar")` is `("s3://bucket", "train/0.tar")`. Objects of one bucket or server share a
     root, and all local files have `/`. `%20` in the address of a web server is a space. The path of a link with a query
-    holds the query, which `join` does not show.
+    contains the query, which `join` does not show. ArgumentError for credentials in the address, or for no bucket or
+    server.
     """
     check_no_secrets(address, is_object=True)
     if is_local(address):
@@ -76,9 +77,11 @@ def split_query(address: str) -> tuple[str, str]:
 
 
 def check_no_secrets(address: Pathlike, *, is_object: bool = False) -> None:
-    """Raise ArgumentError, without showing them, if an address carries credentials.
+    """Raise ArgumentError if an address contains credentials.
 
-    Patterns of addresses are checked in the same way. Links of web servers to an object may have a query.
+    The message does not show them.
+
+    Patterns of addresses are checked in the same way. Links to an object of a web server may have a query.
     """
     if is_local(address):
         return
@@ -87,8 +90,8 @@ def check_no_secrets(address: Pathlike, *, is_object: bool = False) -> None:
     user, at, host = host.rpartition("@")
     if at and (row.user == "refused" or (row.user == "name" and ":" in user)):
         raise ArgumentError(
-            f"an address {scheme}://...@{host}/ carries credentials, which would show wherever it is named; give them "
-            "through the environment, or as options={...}"
+            f"an address {scheme}://...@{host}/ contains credentials, which every message about it would show; give "
+            "them through the environment, or as options={...}"
         )
     if row.links and is_object:
         return
@@ -103,7 +106,7 @@ def check_no_secrets(address: Pathlike, *, is_object: bool = False) -> None:
 def local_path(address: Pathlike) -> str:
     """The path in the address of a local file, `~` expanded.
 
-    Behind `file://` it is percent-quoted.
+    After `file://` it is percent-quoted.
     """
     path = os.fspath(address)
     return expand_user(unquote(path[len("file://") :]) if path[: len("file://")].lower() == "file://" else path)
@@ -123,7 +126,7 @@ def join(root: str, path: str) -> str:
 def check_path(path: str) -> str:
     """The path of an object, validated.
 
-    ArgumentError for one that would lead out of the store.
+    ArgumentError for a path out of the store.
     """
     if path.startswith("/") or ".." in path.split("/") or "\0" in path:
         raise ArgumentError(

@@ -30,15 +30,15 @@ from feedline.stores.partial import PartialRange, check_complete
 from feedline.stores.statuses import Refusal, error_for, is_passing
 
 _MOST_NBYTES = 1 << 30
-"""The largest body without a length that is read: it must be held in memory to know its size."""
+"""The largest body without a length that is read: only the whole body, in memory, has a known size."""
 
 
 _BODIES = 4
-"""Bodies without a length that are kept, as each range of one would fetch all of it again."""
+"""Number of bodies without a length that are kept, because each range of one would fetch the whole body again."""
 
 
 _KEPT_S = 30.0
-"""Time of validity: an object without a length often has no version that would show a change."""
+"""Seconds for which a kept body is valid: an object without a length often has no version that would show a change."""
 
 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -156,12 +156,12 @@ class WebReader:
     def _request(self, key: str, what: str, span: ByteRange | None = None) -> Iterator[_Answer]:
         """Send one request.
 
-        Every failure is one of feedline's errors, without the query of the address.
+        Every failure is raised as an error of feedline, without the query of the address.
         """
         ranged = {} if span is None else {"Range": f"bytes={span.start}-{span.stop - 1}"}
         request = Request(self._address(key), headers={**self._headers, **ranged})  # noqa: S310 - http or https
         for name, value in self._authorization().items():
-            request.add_unredirected_header(name, value)  # a redirect may lead to another server
+            request.add_unredirected_header(name, value)  # a redirect may point to another server
         count(requests=1)
         try:
             with self._opener.open(request, timeout=self._idle_s) as response:
@@ -180,7 +180,7 @@ class WebReader:
             problem = TransientError(f"the connection broke ({type(error).__name__})")
         if isinstance(problem, TransientError):
             count(throttled=problem.throttled)
-        raise problem  # without the foreign exception, whose text may hold the address
+        raise problem  # without the foreign exception, whose text may contain the address
 
     def _refuse_disguises(self, headers: Any, key: str, what: str) -> None:
         refuse_disguises(key, headers, what)
@@ -269,7 +269,7 @@ def _refusal_error(error: HTTPError, what: str) -> Exception:
 def error_for_link(refusal: Refusal, what: str) -> Exception:
     """The exception for a link that is refused: most have expired."""
     error = error_for(refusal, what)
-    error.add_note("feedline: this is a link with a query. If it is signed, it may have expired: have it signed again")
+    error.add_note("feedline: this is a link with a query. If it is signed, it may have expired: request a new one")
     return error
 
 
@@ -291,9 +291,10 @@ def _chunks(answer: _Answer, nbytes: int) -> Iterator[bytes]:
 
 
 def refuse_disguises(key: str, attributes: Mapping[str, Any], what: str) -> None:
-    """Raise StoreError if headers say that this is not the file.
+    """Raise StoreError if headers show that the answer is not the file.
 
-    A login page with status 200, or a form compressed in passing, whose ranges are not those of the file.
+    It may be a login page with status 200. It may also be compressed by a server in between: its ranges are then not
+    ranges of the file.
     """
     name, _ = split_link(key)
     extension = name.rpartition("/")[2].rpartition(".")[2].lower() if "." in name.rpartition("/")[2] else ""
@@ -339,7 +340,7 @@ def _opener(root: str, options: StoreOptions) -> OpenerDirector:
         try:
             context.load_verify_locations(cadata=certificate if isinstance(certificate, str) else certificate.decode())
         except ssl.SSLError:
-            raise ArgumentError(f"{root}: the option 'root_certificate' must be certificates as PEM") from None
+            raise ArgumentError(f"{root}: the option 'root_certificate' must be certificates in PEM format") from None
     proxy = options.get("proxy_url")
     return build_opener(
         _Redirects(), HTTPSHandler(context=context), ProxyHandler({"http": proxy, "https": proxy} if proxy else None)

@@ -34,7 +34,7 @@ def check_dataset(
 
     - samples are the same at every read, and an index out of range raises `IndexError`;
     - `__getitems__` and `read_batch` return the same samples as `__getitem__`;
-    - the dataset can be pickled, and used by several threads if its traits say `thread_safe`;
+    - the dataset can be pickled, and used by several threads if its traits have `thread_safe`;
     - a loader without workers gives these samples;
     - loaders with workers of these `methods` give the same batches as a loader without, also after a resume in
       mid-epoch.
@@ -112,7 +112,7 @@ def _check_traits(dataset: Any) -> None:
 def _check_read_batch(dataset: Any, indices: Any, expected: Any) -> None:
     reader = reader_of(dataset)
     if reader is not None:
-        promise = "read_batch must give what torch's default collate makes of the single samples"
+        promise = "read_batch must give the batch that torch's default collate makes of the samples"
         batch = reader(BatchRead(indices, allocate_tensor, _keys(indices)))
         check_same(collate.default(expected), batch, promise)
 
@@ -123,17 +123,17 @@ def _check_pickle(dataset: Any, indices: Any, expected: Any) -> None:
     except Exception as error:
         raise AssertionError(f"the dataset must survive pickling, to reach worker processes: {error!r}") from error
     check_same(expected, samples_of(copy, indices), "an unpickled dataset must give the same samples")
-    check_same(expected, samples_of(dataset, indices), "pickling must leave the dataset as it was")
+    check_same(expected, samples_of(dataset, indices), "pickling must not change the dataset")
 
 
 def _check_threads(dataset: Any, indices: Any, expected: Any) -> None:
     with ThreadPoolExecutor(4) as threads:
         for got in threads.map(lambda _: samples_of(dataset, indices), range(8)):
-            check_same(expected, got, "Traits(thread_safe=True) promises that several threads may read at once")
+            check_same(expected, got, "Traits(thread_safe=True) requires that several threads may read at once")
 
 
 def _check_inline(dataset: Any, indices: Any, expected: list[Any]) -> None:
-    # The random address of a sample in epoch 0 is that of `samples_of`.
+    # In epoch 0, samples have the same random addresses as in `samples_of`.
     loader = DataLoader(dataset, 5, sampler=indices.tolist(), seed=_SEED, collate_fn=list)
     got = [sample for batch in loader for sample in batch]
     check_same(expected, got, "a loader without workers must give the samples that __getitem__ gives")

@@ -16,7 +16,7 @@ def check_same(expected: Any, got: Any, promise: str) -> None:
 
 
 def difference(one: Any, other: Any, place: str = "it") -> str | None:
-    """The first difference between two nested values, in words.
+    """Description of the first difference between two nested values.
 
     None if they are equal. Containers must have equal types; tensors and arrays equal dtypes, shapes and values, and
     NaN equals NaN. Other values, such as images, are compared with `==`.

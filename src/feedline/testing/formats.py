@@ -21,7 +21,7 @@ from feedline.testing.datasets import check_dataset, samples_at_once, samples_of
 from feedline.testing.difference import check_same
 
 _SCHEME = "feedline-check"
-"""The scheme of addresses whose host is a folder among the temporary ones."""
+"""The scheme of addresses whose host is the name of a temporary folder."""
 
 
 _PIECE_NBYTES = 1000
@@ -145,13 +145,13 @@ def _ranges(dataset: Any) -> list[Any]:
 def _check_ranges(dataset: Any, expected: list[Any]) -> None:
     dataset[0]  # headers may be read with the first sample
     wanted = _ranges(dataset)
-    assert wanted, "ranges must name what is read from a store with a cache, so that loaders can fetch it ahead"
+    assert wanted, "ranges must name the data read from a store with a cache, so that loaders can prefetch them"
     for store, (path, start, stop) in wanted:
         store.fill(path, start, stop)
     before = statistics().cache_misses
     read = samples_of if batch_getter(dataset) is None else samples_at_once
     check_same(expected, read(dataset, np.arange(len(dataset))), "a cache must not change samples")
-    assert statistics().cache_misses == before, "ranges must name all that is read, but more was fetched"
+    assert statistics().cache_misses == before, "ranges must name all data that are read, but more were fetched"
 
 
 def _check_cuts(open_dataset: Callable[..., Any], files: Mapping[str, bytes], places: _CheckFolders) -> None:
@@ -189,4 +189,4 @@ def _check_raises(kind: type[Exception], read: Callable[[], Any], names: Sequenc
             text = f"the {type(error).__name__} of {what} must name it ({' or '.join(names)}), but says {str(error)!r}"
             raise AssertionError(text) from error
     else:
-        raise AssertionError(f"{what} must raise {kind.__name__}, but was read")
+        raise AssertionError(f"{what} must raise {kind.__name__}, but the read succeeded")

@@ -47,7 +47,7 @@ class RandomSamples:
 
 
 class BrokenSamples(RandomSamples):
-    """The same, but one sample raises."""
+    """The same dataset, except that one sample raises an error."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if index == _BROKEN:

@@ -63,8 +63,8 @@ def _check_spans(sampler: Any, name: str, epoch: int, whole: Any) -> None:
     spans = list(pairwise([0, *cuts]))
     parts = {span: take(epoch, *span) for span in reversed(spans)}
     joined = list(chain.from_iterable(parts[span] for span in spans))
-    _check_equal(whole, joined, f"{name} depends on how an epoch is cut")
-    _check_equal(whole, take(epoch, 0, len(whole)), f"{name} gives something else the second time")
+    _check_equal(whole, joined, f"{name} depends on the division of an epoch into spans")
+    _check_equal(whole, take(epoch, 0, len(whole)), f"{name} gives another result at the second call")
 
 
 def _check_iteration(sampler: Any, name: str, epoch: int, whole: Any) -> None:

@@ -71,7 +71,7 @@ def _check_object(store: Any, path: str, content: bytes) -> None:
     assert info.version == store.info(path).version, f"info({path!r}) must give the same version of the same content"
     assert store.size(path) == nbytes, f"size({path!r}) must be {nbytes}, but is {store.size(path)}"
     half = nbytes // 2
-    # All kept until the end, so that memory which a store uses again is noticed.
+    # All views are kept until the end: this reveals a store that reuses their memory.
     views = [
         ("", 0, nbytes, store.read(path)),
         (f", {half}", half, nbytes, store.read(path, half)),

@@ -102,7 +102,7 @@ def _check_pickle(transform: Transform, images: list[Any], keys: Any, expected: 
     except Exception as error:
         raise AssertionError(f"the transform must survive pickling, to reach worker processes: {error!r}") from error
     check_same(expected, _apply(copy, images, keys), "an unpickled transform must give the same samples")
-    check_same(expected, _apply(transform, images, keys), "pickling must leave the transform as it was")
+    check_same(expected, _apply(transform, images, keys), "pickling must not change the transform")
 
 
 def _check_threads(transform: Transform, images: list[Any], keys: Any, expected: list[Any]) -> None:
@@ -117,5 +117,5 @@ def _check_batch(transform: Transform, images: list[Any], keys: Any, expected: l
         return
     for threads in (1, 3):
         batch = plan.batch([_png(image) for image in images], keys, allocate_tensor, threads=threads)
-        promise = f"a batch made by {threads} thread(s) must hold what the samples are one by one"
+        promise = f"a batch made by {threads} thread(s) must equal the single samples"
         check_same(expected, list(batch.unbind()), promise)

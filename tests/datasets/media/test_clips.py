@@ -158,7 +158,7 @@ def test_labels_come_from_folders_or_from_a_manifest(videos: Path, tmp_path: Pat
     assert parts[0]["seconds"].tolist() == pytest.approx([1, 1 + 1 / 30, 1 + 2 / 30, 1.1])
     assert parts.address(4)[1] == "clip 1"
     (tmp_path / "c.mp4").write_bytes(b"")
-    with pytest.raises(ArgumentError, match=r"c\.mp4 lies next to the class folders"):
+    with pytest.raises(ArgumentError, match=r"c\.mp4 is next to the class folders"):
         Clips(tmp_path, frames=2, index_dir=tmp_path)
     with pytest.raises(ArgumentError, match="row 0 of the manifest has no 'path'"):
         Clips(tmp_path, manifest=[{"file": "a"}], index_dir=tmp_path)

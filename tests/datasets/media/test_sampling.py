@@ -97,7 +97,7 @@ def test_a_part_behind_the_end_has_no_frames() -> None:
     times = Times(np.arange(20) / 10, 2.0)
     assert len(times.between(2.0, None).seconds) == 0
     assert times.between(1.96, None).first == 19
-    with pytest.raises(TooShortError, match="no frame between the start and stop"):
+    with pytest.raises(TooShortError, match="no frame between start and stop of the manifest"):
         rule("whole", None, 5.0).pick(times.between(7.0, 9.0), 0, Draws(0))
 
 

@@ -106,10 +106,10 @@ class TestFolders:
 
     def test_that_not_all_files_have_are_named(self, folder: Path) -> None:
         write(folder / "year=2025/0.parquet")
-        with pytest.raises(SampleError, match=r"b/0\.parquet lies in a folder kind=..., but .*2025/0.* does not"):
+        with pytest.raises(SampleError, match=r"b/0\.parquet is in a folder kind=..., but .*2025/0.* is not"):
             Parquet(folder)
         assert Parquet(folder, ["x", "year"])[-1]["year"].item() == 2025
-        with pytest.raises(SampleError, match=r"lies in a folder kind="):
+        with pytest.raises(SampleError, match=r"is in a folder kind="):
             Parquet(folder, ["x"], filters=[("kind", "=", "7")])
 
     def test_that_are_not_there_are_named_with_those_that_are(self, folder: Path) -> None:

@@ -401,7 +401,7 @@ def test_steps_need_an_end(servers: list[LineServer], more: dict[str, Any], said
         (lambda: streams.SocketLines("a:1", until="soon"), "until must be 'latest' or a datetime"),
         (lambda: streams.SocketLines("a:1", until=datetime(2030, 1, 1)), "has no time zone"),  # noqa: DTZ001
         (lambda: streams.SocketLines("a:1", lost="ignore"), "lost must be one of 'raise', 'skip'"),
-        (lambda: streams.SocketLines("a:1", decode="xml"), "decode='xml' is neither a function nor one of bytes"),
+        (lambda: streams.SocketLines("a:1", decode="xml"), "decode='xml': give a function, or one of bytes"),
         (lambda: streams.LiveLimits(buffer=0), "LiveLimits.buffer is 0, which is too small"),
         (lambda: streams.Redis([], server="redis://a"), "keys must be the names of streams"),
         (lambda: streams.NATS("s", servers="a", subjects="x"), "subjects must be a list of subjects"),

@@ -126,7 +126,7 @@ class AlignedArrays(torch.utils.data.Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Samples of `indices`, read in one pass over the arrays.
 
-        They share memory with each other only.
+        Samples share memory only with each other.
         """
         parts = self._take(as_indices(indices), allocate_tensor)
         samples = map(self._structure.sample, zip(*map(samples_of, parts), strict=True))
@@ -134,11 +134,11 @@ class AlignedArrays(torch.utils.data.Dataset[Any]):
 
     @property
     def traits(self) -> Traits:
-        """Batches need numbers, and no transform."""
+        """Traits: batches need numbers, and no transform."""
         numbers = all(dtype is not None and is_all_numbers(dtype) for dtype in self._dtypes)
         return READS_BATCHES if numbers and self.transform is None else READS_SAMPLES
 
     def read_batch(self, request: BatchRead) -> Batch:
-        """Collated batch, read in one pass; TypeError where `traits` exclude it."""
+        """Collated batch, read in one pass; TypeError if `traits` exclude batches."""
         check_reads_batches(self)
         return self._structure.batch(self._take(request.indices, request.allocate))

@@ -24,18 +24,18 @@ from feedline.stores import CachedStore, ObjectRange, StoreError
 from feedline.stores.base import Range, changed_error
 
 ReadRows = Callable[[Sequence[Range]], Iterator[NDArray[Any]]]
-"""Rows of each span, one array per span, in order; the implementation may fetch all spans at once."""
+"""Returns the rows of each span, one array per span, in order. The implementation may fetch all spans at once."""
 
 
 PrefetchRanges = Callable[[Sequence[Range]], list[tuple[CachedStore, ObjectRange]]]
-"""Object ranges to prefetch into a cache for these spans of rows."""
+"""Returns the object ranges to prefetch into a cache for these spans of rows."""
 
 
 ChunkCache = LoadingCache[tuple[str, int], NDArray[Any]]
 
 
 _CHUNKS_AT_ONCE_NBYTES = 256 << 20
-"""Memory for remote chunks that are decoded together, before their rows are copied."""
+"""Most bytes of remote chunks that are decoded together, before their rows are copied."""
 
 
 _CHUNKS_AT_ONCE = 256
@@ -47,7 +47,7 @@ class ByteLayout(Protocol):
     def spans(self, start: int, stop: int) -> list[Range]:
         """Byte ranges needed to read the rows [start, stop).
 
-        A range may hold more than these rows, where rows are stored in chunks.
+        If rows are stored in chunks, a range may include other rows.
         """
         ...
 
@@ -55,9 +55,9 @@ class ByteLayout(Protocol):
 class Shape(NamedTuple):
     """Metadata of a stored array, known before its rows are read.
 
-    `dtype` is that of the delivered rows, a structured one for records, and None for strings and rows of variable
-    length. `chunk` is the number of rows that are read together, 1
-    where any row costs the same. `byte_layout` is set for an array within one remote object.
+    `dtype` is the dtype of the delivered rows, a structured dtype for records, and None for strings and rows of
+    variable length. `chunk` is the number of rows that are read together, 1 where any row costs the same. `byte_layout`
+    is set for an array within one remote object.
     """
 
     name: str
@@ -196,7 +196,7 @@ class ChunkedRows:
 
     def _next_rows(self, part: _RowBlock, read: Iterator[NDArray[Any]]) -> NDArray[Any]:
         try:
-            with self._timed:  # reads from stores, within it, count as such
+            with self._timed:  # reads from stores inside count as reads
                 return next(read)
         except StoreError:
             raise
@@ -215,7 +215,7 @@ class ChunkedRows:
 def _as_sample(value: Any) -> Any:
     """Convert a row without a numeric dtype to a sample.
 
-    Numeric arrays become tensors, NumPy scalars Python's own.
+    Numeric arrays become tensors, NumPy scalars become Python's scalars.
     """
     if isinstance(value, np.ndarray) and torch_dtype(value.dtype) is not None:
         return torch.from_numpy(value.copy())
@@ -277,7 +277,7 @@ class ArraySource(Protocol):
 
 
 def check_unchanged(path: str, was: Shape, length: int, row_shape: tuple[int, ...]) -> None:
-    """StateError if length or row shape differ from those at construction."""
+    """Raise StateError if length or row shape have changed since construction."""
     if (length, row_shape) != (was.length, was.row_shape):
         difference = f"it had {was.length} rows of {was.row_shape}, and has {length} of {row_shape} now"
         raise changed_error(StateError, f"{was.name!r} in {path}", difference)

@@ -1,8 +1,8 @@
 """Checks of compressed chunks before libraries in C read them.
 
-numcodecs and the plugins of HDF5 do not pass the length of a chunk to c-blosc and bitshuffle. These trust the chunk,
-and read beyond the end of a truncated one, which can crash the process. README_HEADER.rst of c-blosc 1 describes the
-header of Blosc, the README of bitshuffle its chunks in HDF5.
+numcodecs and the plugins of HDF5 do not pass the length of a chunk to c-blosc and bitshuffle. These rely on the sizes
+in the chunk, and read beyond the end of a truncated one, which can crash the process. README_HEADER.rst of c-blosc 1
+describes the header of Blosc, the README of bitshuffle its chunks in HDF5.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LENGTH = struct.Struct(">I")
 
 
 _BLOCK_ELEMENTS = 8
-"""Bitshuffle's blocks have a multiple of this number of elements; the elements left over are copied."""
+"""Bitshuffle's blocks have a multiple of this number of elements; the remaining elements are copied."""
 
 
 def check_blosc(data: Any, expected_nbytes: int | None = None) -> None:
@@ -57,17 +57,18 @@ def _check_offsets(frame: memoryview, num_blocks: int) -> None:
         raise ValueError(f"its Blosc frame claims {num_blocks} blocks")
     offsets = struct.unpack_from(f"<{num_blocks}i", frame, _HEADER.size)
     if min(offsets) < start or max(offsets) > frame.nbytes - 4:
-        raise ValueError("a block of its Blosc frame lies outside it")
+        raise ValueError("a block of its Blosc frame is outside of it")
 
 
 def check_count(data: Any) -> None:
     """Raise ValueError if a chunk claims more values than it holds.
 
-    The values have variable lengths; numcodecs takes memory for all of them, up to 32 GiB, before it reads the first.
+    The values have variable lengths. numcodecs allocates memory for all of them, up to 32 GiB, before it reads the
+    first.
     """
     chunk = memoryview(data).cast("B")
     count = int.from_bytes(chunk[:4], "little")
-    if 4 * (count + 1) > chunk.nbytes:  # their number, and the length of each
+    if 4 * (count + 1) > chunk.nbytes:  # the number of values, and the length of each
         raise ValueError(f"a chunk of {chunk.nbytes} bytes claims {count} values")
 
 
@@ -88,7 +89,7 @@ def check_bitshuffle(data: Any, itemsize: int, expected_nbytes: int | None = Non
     try:
         for _ in range(-(-(remaining - copied) // block_nbytes)):
             at += 4 + _LENGTH.unpack_from(chunk, at)[0]
-    except struct.error:  # this block begins beyond the end
+    except struct.error:  # the block begins beyond the end
         at = -1
     if at < 0 or at + copied != chunk.nbytes:
         raise ValueError(f"the blocks of a chunk of bitshuffle do not fill its {chunk.nbytes} bytes")

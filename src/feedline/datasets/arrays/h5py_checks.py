@@ -2,7 +2,7 @@
 
 HDF5 keeps strings and rows of variable length in global heaps: pages of objects that follow each other. It never
 finishes a damaged page in which an object without a number has the size 0, such as a page of zeros. Plugins that
-decompress chunks trust the lengths in a chunk.
+decompress chunks do not check the lengths in a chunk.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def chunk_check(dataset: Any) -> Callable[[int, int], None] | None:
 def _frame_check(filters: list[Any], chunk_nbytes: int) -> Callable[[bytes], None] | None:
     """The check of the filter that reads a stored chunk first."""
     code, _, values, _ = filters[-1]
-    # Other filters may change the size that this one sees.
+    # Other filters may change the size of the input of this filter.
     nbytes = chunk_nbytes if len(filters) == 1 else None
     if code == _BLOSC:
         return partial(check_blosc, expected_nbytes=nbytes)
@@ -67,7 +67,7 @@ class _StoredChunks:
         self._sizes, self._shape = dataset.chunks, dataset.shape
 
     def check(self, start: int, stop: int) -> None:
-        """ValueError if a chunk of these rows is damaged."""
+        """Raise ValueError if a chunk of these rows is damaged."""
         for place in self._places(start, stop):
             info = self._id.get_chunk_info_by_coord(place)
             written = info.byte_offset is not None  # h5py must not read any other chunk directly
@@ -83,7 +83,7 @@ class _StoredChunks:
     def _may_be_plain(self, place: tuple[int, ...], nbytes: int) -> bool:
         """True for an unfiltered chunk at an edge.
 
-        HDF5 can leave such chunks as they are, with the size of their data.
+        HDF5 may leave such chunks unfiltered, with the size of their data.
         """
         return nbytes == self._nbytes and any(
             at + size > length for at, size, length in zip(place, self._sizes, self._shape, strict=True)

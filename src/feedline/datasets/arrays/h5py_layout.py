@@ -45,7 +45,7 @@ def library() -> Any:
 def open_file(file: Any, path: str) -> Any:
     """Open a path or file object for reading.
 
-    Locking is best effort, so that several programs may read one file at once.
+    Files are locked only where that is possible, so that several programs may read one file at once.
     """
     h5py = library()
     try:
@@ -60,7 +60,7 @@ def open_file(file: Any, path: str) -> Any:
 
 
 def _begin(file: Any) -> bytes:
-    """First bytes of a path or file object; none of a folder."""
+    """First bytes of a path or file object; empty for a folder."""
     if not isinstance(file, str):
         file.seek(0)
         return bytes(file.read(BEGIN_NBYTES))
@@ -78,7 +78,7 @@ def naming_damage(path: str) -> Iterator[None]:
     except FeedlineError:
         raise
     except (RuntimeError, OSError, KeyError, ValueError, TypeError, OverflowError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # from the disk or the store, not from the data
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk or the store, not of the data
             raise
         raise SampleError(
             f"{path} cannot be read: it is damaged ({type(error).__name__}: {error}); copy it again"
@@ -89,7 +89,7 @@ def dataset_names(file: Any) -> dict[str, str]:
     """Names of the datasets at the top level.
 
     Bytes that are not UTF-8 are surrogates in them, as in names of files. Broken links to other files are included, so
-    that opening them raises instead of leaving them out.
+    that opening them raises an error.
     """
     h5py = library()
     return {
@@ -120,7 +120,7 @@ def _external_link(file: Any, name: str | bytes) -> Any:
     """The external link of a name, or None."""
     try:
         link = file.get(name, getlink=True)
-    except UnicodeDecodeError:  # h5py reads links only of names that are UTF-8
+    except UnicodeDecodeError:  # h5py reads a link only if its name is UTF-8
         return None
     return link if isinstance(link, library().ExternalLink) else None
 
@@ -211,9 +211,9 @@ _NAMED_FILTERS = {
 
 
 def check_filters(dataset: Any, path: str) -> None:
-    """MissingExtraError if stored chunks need a filter that HDF5 lacks.
+    """Raise MissingExtraError if stored chunks need a filter that HDF5 lacks.
 
-    The filters of hdf5plugin are registered by its import, which happens here if they are needed: a worker that is not
+    If filters of hdf5plugin are needed, they are registered here, by an import of the package: a worker that is not
     forked from the training process lacks the imports of the script.
     """
     lacked = _lacked_filters(dataset)
@@ -239,7 +239,7 @@ def _lacked_filters(dataset: Any) -> list[str]:
     lacked = {place: each for place, each in enumerate(filters) if not library().h5z.filter_avail(each[0])}
     if not lacked:
         return []
-    # A writer that lacked an optional filter stored the chunks without it, and set its bit.
+    # A writer without an optional filter stored the chunks without it, and set the bit of the filter.
     unused = (1 << len(filters)) - 1
     for number in range(dataset.id.get_num_chunks()):
         unused &= dataset.id.get_chunk_info(number).filter_mask
@@ -251,7 +251,7 @@ def _filter_name(code: int, _flags: int, _values: tuple[int, ...], name: bytes) 
 
 
 def check_in_one_file(dataset: Any, path: str) -> None:
-    """ArgumentError if some data of a dataset are stored in other files.
+    """Raise ArgumentError if other files have some data of a dataset.
 
     Such files are not looked up in a store.
     """
@@ -277,7 +277,7 @@ def check_sources(dataset: Any, path: str) -> None:
         for name, _, _ in each.external or ():
             _first_existing(_raw_places(name, each), dataset, path)
         for source in each.virtual_sources() if each.is_virtual else ():
-            if "%b" in source.file_name + source.dset_name:  # a printf pattern: any number of files is valid
+            if "%b" in source.file_name + source.dset_name:  # a printf pattern: it may match any number of files
                 continue
             file = each.file.filename
             if source.file_name != _ITSELF:
@@ -306,13 +306,13 @@ def _first_existing(tried: Sequence[Path], dataset: Any, path: str) -> str:
 
 
 def _source_places(name: str, dataset: Any) -> list[Path]:
-    """Paths HDF5 tries for a source of a virtual dataset, in order."""
+    """Paths for a source of a virtual dataset, in HDF5's order."""
     own, plain = Path(dataset.file.filename), Path(name.replace("%%", "%"))
     prefixes = [each for each in _expand_prefix(os.environ.get("HDF5_VDS_PREFIX", ""), own).split(":") if each]
     folders = [*map(Path, prefixes), own.parent, Path(), own.resolve().parent]
     if not plain.is_absolute():
         return [folder / plain for folder in folders]
-    return [plain, *(folder / plain.name for folder in folders)]  # the folders may have been moved together
+    return [plain, *(folder / plain.name for folder in folders)]  # both folders may have been moved together
 
 
 def _raw_places(name: str, dataset: Any) -> list[Path]:
@@ -322,7 +322,7 @@ def _raw_places(name: str, dataset: Any) -> list[Path]:
 
 
 def _expand_prefix(prefix: str, file: Path) -> str:
-    origin = "${ORIGIN}"  # expanded at the start of a prefix only, as HDF5 does
+    origin = "${ORIGIN}"  # expanded only at the start of a prefix, as in HDF5
     return f"{file.parent}{prefix.removeprefix(origin)}" if prefix.startswith(origin) else prefix
 
 
@@ -337,7 +337,7 @@ def size_nbytes(file: Any) -> int:
 
 
 def check_length(dataset: Any, path: str, nbytes: int) -> None:
-    """SampleError if a contiguous dataset reaches beyond the file's `nbytes`."""
+    """Raise SampleError if a contiguous dataset ends beyond the file's `nbytes`."""
     end = dataset.id.get_offset() + dataset.nbytes
     if nbytes < end:
         raise SampleError(f"{path} is truncated: {dataset.name} ends at byte {end}, the file at byte {nbytes}")
@@ -394,7 +394,7 @@ class ChunkedBytes(NamedTuple):
 def byte_layout(dataset: Any) -> ByteLayout | None:
     """Byte positions of a dataset's rows, read from its chunk index.
 
-    None where nothing is stored or the data are in other files.
+    None if no data are stored, or if the data are in other files.
     """
     if _is_contiguous(dataset):
         return ContiguousRows(dataset.id.get_offset(), dataset.nbytes // dataset.shape[0])

@@ -47,7 +47,7 @@ class HDF5(StoredArrays):
     `transform(sample)` or `transform(sample, rng)` is applied to each sample.
 
     From a file in a store, the byte ranges of a batch are fetched concurrently and kept in the folder `cache` if one is
-    given. `options` are those of `open_store`.
+    given. `options` are passed to `open_store`.
 
     SampleError names a file that is damaged, and the rows of a damaged chunk.
     """
@@ -68,7 +68,7 @@ class _HDF5Source:
         self._files, self._number = files, number
 
     def all_names(self) -> Names:
-        opened = self._open()  # named, because the file closes with it
+        opened = self._open()  # bound to a name, because the file is closed with it
         with h5py_layout.naming_damage(self.name):
             self._check_mappings(list(opened.file))
             return h5py_layout.dataset_names(opened.file)
@@ -87,16 +87,16 @@ class _HDF5Source:
             ]
 
     def _open(self) -> _OpenHDF5:
-        # A file of this machine by its path: through a file object of Python, h5py takes twice as long for chunks of
-        # 768 KiB and six times for 12 KiB, and it could not open the other files to which links and virtual datasets
-        # lead.
+        # A file of this machine is opened by its path. Through a file object of Python, h5py takes twice as long for
+        # chunks of 768 KiB and six times as long for 12 KiB. It also could not open the other files of links and
+        # virtual datasets.
         file = self._files[self._number] if self.is_remote else None
         return _OpenHDF5(self.name, None if file is None else RemoteHeapFile(file))
 
     def _check_mappings(self, names: Sequence[str]) -> None:
-        """SampleError for a virtual dataset with a damaged list of sources.
+        """Raise SampleError for a virtual dataset with a damaged list of sources.
 
-        HDF5 reads the list from a heap as it opens the dataset.
+        HDF5 reads the list from a heap when it opens the dataset.
         """
         if not self.is_remote:
             opened = self._open_local()
@@ -126,7 +126,7 @@ class _HDF5Source:
         if h5py_layout.is_mappable(dataset):
             return WholeRows(FileArrays(self._file_of(dataset), [h5py_layout.array_layout(dataset)]))
         if not self.is_remote and h5py_layout.has_heaps(dataset, self.name):
-            # Its strings take longer than the calls of Python.
+            # The conversion of strings takes longer than the calls of Python.
             opened = self._open_local()
             dataset = h5py_layout.dataset_in(opened.file, shape.name, self.name)
         places = _RowBytes(self._files, self._number, shape.byte_layout)
@@ -138,7 +138,7 @@ class _HDF5Source:
     def _file_of(self, dataset: Any) -> FileSet:
         """The file with the rows of a contiguous dataset.
 
-        SampleError if it is truncated. In a folder, a link may lead to another file.
+        SampleError if the file is truncated. In a folder, a link may point to another file.
         """
         store = self._files.store(self._number)
         info = self._files.info(self._number) if self.is_remote else local_info(dataset.file.filename)
@@ -181,7 +181,7 @@ class _RowBytes:
 
 
 class _Chunks:
-    """Chunks of one dataset, fetched together, decoded by h5py in turn."""
+    """Chunks of one dataset, fetched together, decoded by h5py one by one."""
 
     def __init__(self, opened: _OpenHDF5, places: _RowBytes, decode: ReadRows) -> None:
         self._opened, self._row_bytes, self._decode = opened, places, decode

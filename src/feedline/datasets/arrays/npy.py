@@ -37,7 +37,7 @@ from feedline.errors import ArgumentError
 from feedline.stores import Cache, CachedStore, ObjectRange
 
 TOGETHER_NBYTES = 4 << 20
-"""Size of a range that one request reads about as quickly as a single row."""
+"""Bytes of a range that one request reads about as quickly as a single row."""
 
 
 class _RowArrays(AlignedArrays):
@@ -68,7 +68,7 @@ class ArrayFile(_RowArrays):
 
     `paths` is the path of a `.npy` file or a `Raw`, a sequence of these, or a dict of them. One file gives tensors, a
     sequence gives tuples of tensors, a dict gives dicts. Pickles by path; each process maps the files on first use, so
-    the data are in memory once per machine. Numbers in the other byte order are swapped as they are copied. The
+    the data are in memory once per machine. Numbers in the other byte order are swapped during the copy. The
     constructor raises for damaged files and unequal lengths.
 
     A `.npz` archive is given alone. `columns` is one name, a sequence, or names by key of its arrays; None takes all,
@@ -76,7 +76,7 @@ class ArrayFile(_RowArrays):
     share.
 
     `transform(sample)` or `transform(sample, rng)` is applied to each sample. From files in a store, rows are read in
-    ranges and kept in the folder `cache` if one is given; `options` are those of `open_store`.
+    ranges and kept in the folder `cache` if one is given; `options` are passed to `open_store`.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class ArrayFile(_RowArrays):
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Runs of rows that are read together, for `ShardShuffled`.
+        """Rows of each run that is read as a whole, int64.
 
-        Local files are one run, because any row costs the same.
+        For `samplers.ShardShuffled`. Local files are one run, because any row costs the same.
         """
         if self._files.is_local:
             return np.array([len(self)])
@@ -151,7 +151,7 @@ class Arrays(_RowArrays):
 
 
 def _column(array: Any, label: str) -> tuple[NDArray[Any], ArrayColumn]:
-    """An array in memory, and how its rows are delivered."""
+    """An array in memory, and the form of its delivered rows."""
     if isinstance(array, torch.Tensor):
         if array.ndim == 0 or array.device.type != "cpu" or array.layout is not torch.strided or array.requires_grad:
             raise ArgumentError(
@@ -171,7 +171,7 @@ def _column(array: Any, label: str) -> tuple[NDArray[Any], ArrayColumn]:
 
 
 def summarize_rows(paths: Sequence[str]) -> ShardSummary:
-    """Rows of `.npy` files: unsharded if local, else in runs fetched together."""
+    """Rows of `.npy` files: unsharded if local, else in runs."""
     files = find(paths, FORMATS["npy"].pattern)
     sizes = [ArrayFile(name).shard_sizes.tolist() for name in files.names]
     if files.is_local:

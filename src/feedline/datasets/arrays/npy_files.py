@@ -28,7 +28,7 @@ class ArrayFiles(FileArrays):
 
     Each source is one file, unless `typed` is given: then a source may be a pattern or folder of several files, and
     `typed(name)` returns each as a path or `Raw`. Objects are kept in the folder `cache` if one is given; `options` are
-    those of `open_store`.
+    passed to `open_store`.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ def path_of(source: NpySource) -> str:
 def layout_of(source: NpySource, path: str, file: BinaryIO, nbytes: int) -> ArrayLayout:
     """Layout of a file, from its first bytes and its size.
 
-    `file` holds at least the header. Errors call the file `path`. SampleError for damaged files, ArgumentError for
+    `file` holds at least the header. Errors name the file by `path`. SampleError for damaged files, ArgumentError for
     dtypes that torch lacks.
     """
     if isinstance(source, NpzMember):
@@ -77,7 +77,7 @@ def _npy_layout(path: str, file: BinaryIO, nbytes: int) -> ArrayLayout:
         shape, fortran, dtype = _read_header(file)
     except (ValueError, TypeError, SyntaxError, RecursionError, TokenError) as error:  # the header is a Python literal
         raise SampleError(f"{path} is not a .npy file ({error}); {_advice(file)}") from error
-    _check_dtype(dtype, path)  # first: objects are pickled, in other numbers of bytes
+    _check_dtype(dtype, path)  # checked first, because objects are pickled and have other numbers of bytes
     offset = file.tell()
     if min(shape, default=0) < 0:
         raise SampleError(f"{path} is damaged: its header claims the shape {shape}; write it again")
@@ -97,9 +97,9 @@ def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def _as_version_2(file: BinaryIO) -> BinaryIO:
-    """Read a header of version 3, as one of version 2.
+    """Convert a header of version 3 to version 2.
 
-    Only the encoding of names differs: UTF-8 instead of Latin-1, for which NumPy has no public function.
+    NumPy has no public function for version 3. Only the encoding of names differs: UTF-8 instead of Latin-1.
     """
     text = file.read(int.from_bytes(file.read(4), "little")).decode()
     header = text.encode("latin-1", "backslashreplace")

@@ -86,7 +86,7 @@ class NpzArchive:
             return [self._member(file, name, self._entries[name]) for name in names]
 
     def load(self, names: Sequence[str]) -> list[NDArray[Any]]:
-        """Copies of these arrays, decompressed. SampleError for damaged ones."""
+        """Decompressed copies of these arrays; SampleError for damaged ones."""
         with self._open_archive(whole=True) as (_, archive):
             return [self._load(archive, name) for name in names]
 
@@ -109,7 +109,7 @@ class NpzArchive:
     def _open_archive(self, *, whole: bool = False) -> Iterator[tuple[IO[bytes], ZipFile]]:
         """Open the archive.
 
-        A remote one is fetched in blocks, or at once if `whole` is True.
+        A remote archive is fetched in blocks, or at once if `whole` is True.
         """
         try:
             with self._file(whole) as file, ZipFile(file) as archive:
@@ -117,7 +117,7 @@ class NpzArchive:
         except FeedlineError:
             raise
         except (*_DAMAGE, OSError) as error:
-            # Where a damaged directory leads out of the file, the system refuses to go.
+            # If a damaged directory refers to a place outside of the file, the system refuses to seek.
             if isinstance(error, OSError) and error.errno != errno.EINVAL:
                 raise
             raise SampleError(
@@ -153,7 +153,7 @@ class LoadedArrays(MemoryArrays):
     def arrays(self) -> list[NDArray[Any]]:
         """The arrays; StateError if the archive has changed before they were loaded."""
         loaded = self._loaded
-        if loaded is None:  # two threads may both load them; either result is valid
+        if loaded is None:  # two threads may both load the arrays; either result is valid
             loaded = self._loaded = self._archive.load(self._names)
         return loaded
 

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, torch_dtype
 
 BatchedRows = torch.Tensor | list[Any] | dict[str, Any]
-"""Rows of one array in a batch; a dict of these for records."""
+"""Rows of one array in a batch; for records, a dict of such rows."""
 
 
 def delivered_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Dtype as which the values of a stored dtype are delivered.
+    """Dtype of the delivered values of a stored dtype.
 
     Numbers are in native byte order, times are int64 counts of their unit, and records consist of such fields.
     Conversion by `astype` is exact. TypeError names the field that no sample can hold.
@@ -68,8 +68,8 @@ def is_all_numbers(dtype: np.dtype[Any]) -> bool:
 def part_of(rows: NDArray[Any], allocate: Allocator) -> BatchedRows:
     """Rows of a delivered dtype as a part of a batch.
 
-    Numbers are in memory from `allocate`, texts are lists. Bytes of fixed width end at the last byte that is not
-    zero, as in NumPy.
+    Numbers are in memory from `allocate`, texts are lists. Trailing zeros of bytes of fixed width are removed, as in
+    NumPy.
     """
     if rows.dtype.names is not None:
         return {name: part_of(rows[name], allocate) for name in rows.dtype.names}
@@ -139,7 +139,7 @@ class ArrayColumn(NamedTuple):
     def empty(self, count: int, allocate: Allocator) -> torch.Tensor | NDArray[Any]:
         """Memory for the stored bytes of `count` rows.
 
-        It is from `allocate`, or an array for records.
+        The memory is a tensor from `allocate`, or an array for records.
         """
         shape = count, *self.row_shape
         return np.empty(shape, self.stored) if self.dtype is None else allocate(shape, self.dtype)

@@ -55,8 +55,8 @@ class RowSource(Protocol):
     def fill(self, places: NDArray[np.int64], outs: Sequence[NDArray[Any]]) -> None:
         """Copy the rows at `places` of each array to `outs`.
 
-        Bytes are copied as they are stored: a dtype of `outs` may be another one of the same size. IndexError names an
-        invalid place; negative ones count from the end.
+        The stored bytes are copied unchanged: `outs` may have another dtype of the same size. Negative places count
+        from the end. IndexError names an invalid place.
         """
         ...
 
@@ -86,7 +86,7 @@ class MemoryArrays:
             _gather(array, places, out)
 
     def row_ranges(self, _: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """See `RowSource`; none."""
+        """No ranges; see `RowSource`."""
         return []
 
 
@@ -109,7 +109,7 @@ class FileArrays:
 
     @property
     def arrays(self) -> list[NDArray[Any] | None]:
-        """The arrays of local files, read-only; None for those of objects.
+        """The arrays of local files, read-only; None for arrays of objects.
 
         StateError names a file that has changed.
         """
@@ -117,7 +117,8 @@ class FileArrays:
         if mapped is None:  # no lock: two threads may both map the files; either result is valid
             mapped = self._mapped = self._map()
         if self._recheck.due():
-            # Without the file set, whose files a fork opens again: a removed file stays mapped in its children.
+            # Without the file set, whose files a forked process opens again: a removed file stays mapped in forked
+            # processes.
             for file in mapped.files:
                 file.check_unchanged(at_once=True)
             self._recheck.done()

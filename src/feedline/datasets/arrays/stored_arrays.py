@@ -38,7 +38,7 @@ RowSelection = slice | NDArray[np.int64]
 
 
 _READERS = 8
-"""Each reads whole arrays or files, with more threads of its own."""
+"""Number of threads. Each reads whole arrays or files, with more threads of its own."""
 
 
 CHUNK_CACHE_NBYTES = 1 << 26
@@ -86,7 +86,10 @@ class StoredArrays(AlignedArrays):
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Rows of each chunk, for `ShardShuffled`; one shard per file without chunks."""
+        """Rows of each chunk, int64, for `samplers.ShardShuffled`.
+
+        Files without chunks are one shard each.
+        """
         return np.concatenate([_shard_sizes(shapes) for shapes in self._shapes])
 
     @property
@@ -184,7 +187,7 @@ def _shard_sizes(shapes: Sequence[Shape]) -> NDArray[np.int64]:
 
 
 def _as_slice(rows: NDArray[np.int64]) -> RowSelection:
-    """Ascending rows, as a slice where they are consecutive.
+    """Ascending rows, as a slice if they are consecutive.
 
     Writing to a slice needs no copy.
     """
@@ -207,7 +210,7 @@ _Out = torch.Tensor | NDArray[Any] | list[Any]
 
 
 def _fill(part: tuple[ArrayRows | ChunkedRows, NDArray[np.int64], RowSelection, _Out]) -> None:
-    """Write rows into the rows `at` of a batch."""
+    """Write a part into the rows `at` of a batch."""
     rows, places, at, out = part
     if isinstance(out, list):
         assert isinstance(rows, ChunkedRows)

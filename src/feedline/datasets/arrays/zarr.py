@@ -68,7 +68,7 @@ _OTHER_FORMATS = {
     "attributes.json": ("an N5 container", "driver 'n5' to 'zarr3'"),
     "manifest.ocdbt": ("a database of tensorstore", "kvstore 'ocdbt' to 'file'"),
 }
-"""Stores of arrays by an object at their root, each with the way to copy it."""
+"""Other stores of arrays, by an object at their root, each with a driver for a copy."""
 
 
 def library() -> Any:
@@ -118,7 +118,7 @@ class _ReadClock:
             self.nbytes += nbytes
 
     def elapsed_ns(self) -> int:
-        """Time so far."""
+        """Time until now."""
         with self._lock:
             return self._elapsed_ns + (monotonic_ns() - self._began_ns if self._running else 0)
 
@@ -126,7 +126,7 @@ class _ReadClock:
 class _StoreAdapter:
     """Implementation of zarr's abstract store over a feedline `Store`.
 
-    zarr runs one event loop for everything, so blocking calls run in threads.
+    zarr runs one event loop for all calls, so blocking calls run in threads.
     """
 
     supports_writes = supports_deletes = False
@@ -235,7 +235,7 @@ class Zarr(StoredArrays):
     `transform(sample, rng)` is applied to each sample.
 
     From a remote store, the chunks of a batch are fetched concurrently and kept in the folder `cache` if one is given
-    (a `.zip` needs one). `options` are those of `open_store`.
+    (a `.zip` needs one). `options` are passed to `open_store`.
 
     SampleError names a store that is damaged, and the rows of a damaged chunk.
     """
@@ -311,18 +311,18 @@ class _ZarrSource:
 
 
 class _ZarrChunks:
-    """Chunks of an array; those of a remote `store` are read concurrently.
+    """Chunks of an array; remote arrays are read concurrently.
 
     Their objects are known by key, so that a prefetch needs no request to find them.
     """
 
     def __init__(self, store: Store | None, array: Any) -> None:
         self._store, self._array = store, array
-        # zarr's own store for a `.zip` has no clock.
+        # zarr's own store for a `.zip` measures no time.
         self._clock = getattr(array.store, "clock", None) or _ReadClock()
         self._part = READ_FILES if store is None else read_part(store.url)
         self._sizes = getattr(array, "shards", None) or array.chunks
-        # Opened by each process for itself, as all rows are: threads do not survive a fork.
+        # Each process opens the store itself, as it opens all rows, because threads do not survive a fork.
         self._readers = DaemonPool(_READERS, "feedline-chunks")
 
     def read(self, spans: Sequence[Range]) -> Iterator[NDArray[Any]]:
@@ -370,7 +370,7 @@ def _open_root(source: Any, name: str) -> Any:
 
 
 def _check_format(source: Any, name: str) -> None:
-    """SampleError for a store of another format."""
+    """Raise SampleError for a store of another format."""
     if isinstance(source, str):
         return
     for key, (what, driver) in _OTHER_FORMATS.items():

@@ -1,6 +1,6 @@
 """Arrays of zarr whose chunks are checked before they are decoded.
 
-The checked codecs trust the sizes that a chunk claims. Later codecs, also within shards, see a chunk first.
+The checked codecs do not verify the sizes in a chunk. Later codecs, also within shards, see a chunk first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHECKS: dict[str, Check] = {
     **dict.fromkeys(("Blosc", "BloscCodec"), check_blosc),
     **dict.fromkeys(("VLenUTF8", "VLenBytes", "VLenArray", "VLenUTF8Codec", "VLenBytesCodec"), check_count),
 }
-"""By the names of codecs: of numcodecs, with its wrappers for Zarr 3, and of zarr."""
+"""Checks by the names of codecs: of numcodecs, with its wrappers for Zarr 3, and of zarr."""
 
 
 def with_checked_frames(array: Any) -> Any:
@@ -60,7 +60,7 @@ def _checked_shard(codec: Any) -> Any:
 def _followed(codecs: tuple[C, ...], follow: Callable[[Check], Any]) -> tuple[C, ...]:
     """Codecs, each followed by its check.
 
-    Decoding goes from the last to the first.
+    Chunks are decoded from the last codec to the first.
     """
     checks = [_CHECKS.get(type(codec).__name__) for codec in codecs]
     return tuple(

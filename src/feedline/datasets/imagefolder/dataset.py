@@ -30,11 +30,11 @@ from feedline.stores import Cache, CachedStore, ObjectNotFoundError, ObjectRange
 from feedline.transforms.batched.encoded import decoded_on_device
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Torchvision's extensions of image files; the format is detected by content."""
+"""torchvision's extensions of image files; the format is detected by content."""
 
 
 _LISTED = 4096
-"""Images of a larger folder whose names are hashed, evenly spread."""
+"""Number of images of a larger folder whose names are hashed, evenly spread."""
 
 
 _GONE = (
@@ -125,7 +125,7 @@ class ImageFolder(GroupedRecords):
         empty = [name for name, count in zip(names, counts.tolist(), strict=True) if not count]
         if empty:
             wanted = "that is_valid_file accepts" if by_function else f"that ends with {', '.join(self.extensions)}"
-            others = "" if by_function else "pass extensions= if the images end otherwise (.heic, .jxl, .avif), "
+            others = "" if by_function else "pass extensions= if the images have others (.heic, .jxl, .avif), "
             raise FileNotFoundError(
                 f"no file {wanted} in the class folder{'s' * (len(empty) > 1)} {', '.join(empty)} of {self.root}: "
                 f"{others}fill or remove {'them' if len(empty) > 1 else 'it'}, or pass allow_empty=True"
@@ -196,7 +196,7 @@ class ImageFolder(GroupedRecords):
     def content_fingerprint(self) -> str:
         """Digest of the current image versions, for cached results.
 
-        It costs a `stat` of each file, or a listing of the store.
+        Takes a `stat` of each file, or a listing of the store.
         """
         files = self._samples.files(np.arange(len(self)), self._folder)
         store = self._tree.store
@@ -204,7 +204,7 @@ class ImageFolder(GroupedRecords):
 
     @property
     def traits(self) -> Traits:
-        """Batches need a feedline transform that gives all images one shape."""
+        """Traits: batches need a feedline transform that gives all images one shape."""
         fused = self.loader is self._ours and self._images.batchable and self.target_transform is None
         return Traits(
             thread_safe=True,
@@ -214,7 +214,10 @@ class ImageFolder(GroupedRecords):
         )
 
     def read_batch(self, request: BatchRead) -> list[torch.Tensor]:
-        """`[images, labels]`; TypeError if images must be read singly."""
+        """`[images, labels]`, tensors (B, ...) and int64 (B,).
+
+        TypeError if images must be read one by one.
+        """
         check_reads_batches(self)
         places, keys = within(request.indices, len(self), "ImageFolder"), request.keys
         paths = self._samples.files(places, self._folder)

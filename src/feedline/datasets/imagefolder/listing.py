@@ -28,7 +28,7 @@ _SIDE_FIELDS = ("json", "txt", "cls")
 
 
 _FIELD_NAMES = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "tiff": "tif"}
-"""One field name per format, so that readers can ask for `jpg`."""
+"""One field name per format, so that readers can request `jpg`."""
 
 
 def list_folders(folders: Sequence[str]) -> SampleList:
@@ -51,7 +51,7 @@ def _has_media(folder: str) -> bool:
 
 
 def _kind(name: str) -> str:
-    """The extension of a file; "" for hidden files and those without."""
+    """The extension of a file; "" for hidden files, or without one."""
     stem, _, extension = name.rpartition(".")
     return extension.lower() if stem and not name.startswith(".") else ""
 
@@ -70,7 +70,7 @@ class _Lister:
         self._media, self._ignored = media, ignored
 
     def folder(self, folder: Path, labels: Mapping[str, int]) -> Iterator[Sample]:
-        """The samples of class folders, or else those directly in the folder."""
+        """The samples of class folders, or else directly in the folder."""
         names = _class_names(folder)
         for name in names:
             inside = list(self._class(folder / name, f"{name}/", labels[name]))
@@ -97,7 +97,8 @@ class _Lister:
     def _group(self, names: Sequence[str], folder: Path, prefix: str, label: int | None) -> Iterator[Sample]:
         """The samples among the files of one folder.
 
-        Each image is one, and so are the sounds and videos of one name. Text of the same name belongs to it.
+        Each image is a sample. The sounds and videos of one name are a sample, too. Text of the same name belongs to
+        the sample.
         """
         present, unused = set(names), set(names)
         by_stem: dict[str, list[str]] = {}

@@ -64,7 +64,7 @@ class PathPacker:
 class Samples(Sequence[tuple[str, int]]):
     """Sequence of `(path, class index)`, equal to torchvision's list.
 
-    Items are built on access. `details` are those of a remote listing. Pickles as arrays.
+    Items are built on access. `details` are the details in a remote listing. Pickles as arrays.
     """
 
     def __init__(

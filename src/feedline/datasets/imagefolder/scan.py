@@ -1,7 +1,7 @@
 """Listings of class folders, local or in a store, in torchvision's order.
 
-`ImageTree` finds the folders of a class: it walks those of this machine, and groups a single listing of a store.
-Everything else is the same for both. A listing can be kept in a file.
+`ImageTree` finds the folders of a class: folders of this machine are scanned, and a single listing of a store is
+grouped. All other code is the same for both. A listing can be kept in a file.
 """
 
 from __future__ import annotations
@@ -145,9 +145,9 @@ class ImageTree:
     def listing(self, names: Sequence[str]) -> ImageListing:
         """The wanted files in these class folders.
 
-        With a listing file they are loaded from it, or written to it. It is built again for other arguments, and if a
-        folder of this machine has changed: an added or removed file changes the folder's modification time. Changes of
-        a store are not detected; remove the file to list it again.
+        With a listing file, they are loaded from that file, or written to it. The file is built again for other
+        arguments, and if a folder of this machine has changed: an added or removed file changes the folder's
+        modification time. Changes of a store are not detected; remove the file to list the store again.
         """
         stored, asked = self._open_listing(), {**self._request, "classes": list(names)}
         if stored is not None and stored.metadata["classes"] == asked["classes"] and _unchanged(self.root, stored):
@@ -226,7 +226,7 @@ class ImageTree:
         return [path.removeprefix(beginning) for path in paths]
 
     def __getstate__(self) -> dict[str, Any]:
-        # The listing is complete without the function, which may not be picklable.
+        # The listing no longer needs the function, which may not be picklable.
         return {**self.__dict__, "_choice": self._choice._replace(is_valid=None), "_by_class": None}
 
 
@@ -277,7 +277,7 @@ def _walk(top: str) -> list[FolderFiles]:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself: counts as a file, whose error comes when it is read
+    except OSError:  # a link to itself counts as a file, and raises an error when it is read
         return False
 
 

@@ -36,7 +36,7 @@ _BIG_ENDIAN = {"uint32": ">I", "uint64": ">Q"}
 
 
 _MAX_SUSPECTS = 64
-"""Number of keys checked for being the name of a database."""
+"""Most keys that are checked for names of databases."""
 
 
 _BOOKKEEPING = (b"__keys__", b"__len__")
@@ -59,7 +59,7 @@ class LMDB(DecodedRecords):
     without `keys`, a database with several values per key.
 
     The environment is opened read-only and without locks, once per process. `readahead` helps sequential reads. A
-    remote environment is fetched whole, once, into the folder `cache`; `options` are those of `open_store`.
+    remote environment is fetched whole, once, into the folder `cache`; `options` are passed to `open_store`.
 
     SampleError names an environment that is damaged, and a value that cannot be decoded.
     """
@@ -200,7 +200,7 @@ class _ViewGuard:
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
     def __call__(self, view: memoryview) -> Any:
-        # Every slice of `holder`, made by any library, keeps a reference to it, which its reference count shows.
+        # Every slice of `holder`, by any library, keeps a reference to it, which increases its reference count.
         holder = np.frombuffer(view, np.uint8)
         before = sys.getrefcount(holder)
         value = self._function(holder.data)
@@ -306,7 +306,7 @@ def _count_samples(environment: Environment) -> int:
 
 
 def _check_not_databases(environment: Environment, keys: Sequence[bytes]) -> None:
-    """ArgumentError if any of these keys names a database."""
+    """Raise ArgumentError if any of these keys names a database."""
     if any(map(environment.is_database, keys)):
         raise ArgumentError(
             f"{environment.path} holds named databases, which are not samples: pass database=, one of"

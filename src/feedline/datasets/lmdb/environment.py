@@ -33,7 +33,7 @@ _MAX_DATABASES = 64
 
 
 _DATABASE_NBYTES = 48
-"""Size of the record that a main database holds for each named database."""
+"""Bytes of the record that a main database has for each named database."""
 
 
 _SCANNED_KEYS = 1000
@@ -68,7 +68,7 @@ class Environment:
     def may_be_database(self, value: memoryview) -> bool:
         """True if a value has the size of a named database's record.
 
-        `is_database` decides.
+        Only `is_database` is certain.
         """
         return self._database is None and len(value) == _DATABASE_NBYTES
 
@@ -104,7 +104,7 @@ class ReadTransaction:
 def open_environment(path: str, database: str | None, readahead: bool) -> Environment:
     """Open the environment of a folder or file, read-only and without locks.
 
-    The first caller for a path decides on `readahead`.
+    The first call for a path determines `readahead`.
     """
     data = data_in(path)
     if not data.exists():
@@ -125,7 +125,7 @@ def data_in(path: str) -> Path:
 def _open_named(path: str, name: str, info: ObjectInfo, database: str | None, readahead: bool) -> Environment:
     """Open the environment whose data are the first bytes of their file.
 
-    Errors call it `name`.
+    Errors name it by `name`.
     """
     environment = _OPEN_ENVIRONMENTS.at(path, name, info.size, readahead)
     environment.check_pages(info, b"")
@@ -228,7 +228,7 @@ class _OpenEnvironment:
         return transaction
 
     def check_pages(self, info: ObjectInfo, database: bytes) -> None:
-        """SampleError if a page of a database is damaged.
+        """Raise SampleError if a page of a database is damaged.
 
         The main database has an empty name. All pages are read, once for each version of the file.
         """
@@ -243,7 +243,7 @@ class _OpenEnvironment:
                 self._check_tree(database)
                 break
             except DamageError as error:
-                # A writer may have used pages again that the tree of an older transaction refers to.
+                # A writer may have reused pages to which the tree of an older transaction refers.
                 if self._last_transaction() == before:
                     raise SampleError(f"{self.name} is damaged: {error}; copy the environment again") from error
         checked.replace({key: b"checked"})
@@ -260,7 +260,7 @@ class _OpenEnvironment:
                 Pages(data, self._page_nbytes, main.last_page).check(tree)
 
     def end(self, transaction: Any) -> None:
-        """End a transaction, and with it the views that it returned."""
+        """End a transaction and all views that it returned."""
         with self._lock:
             transaction.abort()
             self._transactions -= 1
@@ -268,7 +268,7 @@ class _OpenEnvironment:
                 self._ended.notify_all()
 
     def refuse_damage(self, error: BaseException) -> None:
-        """SampleError if a transaction ended by an error of LMDB."""
+        """Raise SampleError if an error of LMDB ended a transaction."""
         if isinstance(error, self._library.Error):
             with translate_errors(self.name):
                 raise error
@@ -276,8 +276,8 @@ class _OpenEnvironment:
     def _remap(self, error: Exception) -> None:
         """Map the additions of another process, once all transactions have ended.
 
-        No transaction begins meanwhile: the lock is held except while waiting, and a new transaction finds the map too
-        small and waits here as well.
+        No transaction begins in that time: the lock is held except during the wait, and a new transaction finds the map
+        too small and also waits here.
         """
         before = self._mappings
         self._waiting += 1
@@ -296,7 +296,7 @@ class _OpenEnvironment:
             self._mappings += 1
 
     def _check_length(self, nbytes: int) -> None:
-        wanted = 2 * self._page_nbytes  # the two meta pages, which are all that info() reads
+        wanted = 2 * self._page_nbytes  # info() reads only the two meta pages
         if nbytes >= wanted:
             wanted = (self._environment.info()["last_pgno"] + 1) * self._page_nbytes
         if nbytes < wanted:
@@ -308,7 +308,7 @@ class _OpenEnvironment:
 
     def database(self, name: bytes) -> Any:
         """Open the named database; None if there is none."""
-        if b"\0" in name:  # lmdb would take the name up to the NUL
+        if b"\0" in name:  # lmdb would read the name only up to the NUL
             return None
         with ReadTransaction(self, None), self._lock, translate_errors(self.name):
             try:
@@ -325,7 +325,10 @@ class _OpenEnvironment:
 
 
 def _check_head(data: Path, name: str) -> None:
-    """SampleError for an impossible page size: the library would divide by it."""
+    """Raise SampleError for an impossible page size.
+
+    The library would divide by it.
+    """
     with data.open("rb", buffering=0) as file:
         head = file.read(48)
     try:

@@ -1,9 +1,9 @@
 """A check of the pages of an LMDB file.
 
-LMDB trusts its pages: a damaged one may lead it out of the memory map, which crashes the process. So they are checked
-before the library reads them. The check follows the tree of a database from its root, level by level, and compares
-every header, node and reference with its bounds. It reads branch and leaf pages, but no values: a read of each large
-value's first page would take minutes for a million images on a cold disk.
+LMDB does not check its pages: with a damaged page, it may read outside of the memory map, which crashes the process.
+Therefore, pages are checked before the library reads them. The check follows the tree of a database from its root,
+level by level, and compares every header, node and reference with its bounds. It reads branch and leaf pages, but no
+values: a read of each large value's first page would take minutes for a million images on a cold disk.
 
 Numbers are little endian. A page begins with its number (8 bytes), 2 unused bytes, its type (2), and the ends of its
 array of node offsets and of its free space (2 each). The first two pages are meta pages: after their header are a magic
@@ -36,11 +36,11 @@ _HEADER, _NODE = 16, 8
 
 
 _BRANCH, _LEAF, _FIXED = 1, 2, 0x22
-"""Types of pages; the last holds values of one size, without nodes."""
+"""Types of pages. A page of the last type has values of one size, without nodes."""
 
 
 _LISTS, _DIRTY = (0x42, 0x62), 0x10
-"""Types of pages within a node, of nodes and of values of one size; and a flag that says nothing about files."""
+"""Types of pages within a node, of nodes and of values of one size; and a flag that has no meaning in files."""
 
 
 _IN_PAGES, _IS_RECORD, _HAS_SEVERAL = 1, 2, 4
@@ -52,11 +52,11 @@ _SORTED_VALUES, _FIXED_VALUES = 4, 0x10
 
 
 _MAX_DEPTH = 32
-"""As in LMDB itself."""
+"""The limit of LMDB itself."""
 
 
 _PAGES_AT_ONCE = 4096
-"""Pages checked by one call of NumPy's functions, which bounds its memory."""
+"""Number of pages checked by one call of NumPy's functions, which bounds the memory."""
 
 
 _NO_ROOT = 2**64 - 1
@@ -96,7 +96,7 @@ class Pages:
         self._page_nbytes, self._last = page_nbytes, last
 
     def check(self, tree: Tree) -> None:
-        """DamageError unless all references of a tree stay within its pages."""
+        """Raise DamageError unless all references of a tree stay within its pages."""
         self._need(tree.root <= self._last, "leads astray")
         pages, seen = np.array([tree.root], np.int64), 0
         for _ in range(_MAX_DEPTH):
@@ -109,7 +109,7 @@ class Pages:
         raise DamageError("the tree of pages has no end")
 
     def _children(self, pages: Int64s, tree: Tree) -> Int64s:
-        """Check pages of one level; the pages that they refer to."""
+        """Check pages of one level; returns the pages to which they refer."""
         starts = pages * self._page_nbytes
         kinds, sizes = self._number(starts + 10), np.full(len(starts), self._page_nbytes)
         kind = int(kinds[0])
@@ -139,7 +139,7 @@ class Pages:
         return page_starts + places, page_starts + stops
 
     def _counts(self, starts: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
-        """The numbers of nodes of pages, and where their nodes begin."""
+        """Number of nodes of each page, and start of its nodes."""
         lower, upper = self._number(starts + 12), self._number(starts + 14)
         self._need((lower >= _HEADER) & (lower <= upper) & (upper <= sizes), "has wrong bounds")
         return (lower - _HEADER) // 2, upper

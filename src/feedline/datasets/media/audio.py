@@ -71,7 +71,7 @@ class _QuietFile:
 
 @contextmanager
 def _damage(name: str, file: _QuietFile | None) -> Iterator[None]:
-    """Turn errors of libsndfile into SampleErrors, and raise those of the file."""
+    """Turn errors of libsndfile into SampleErrors; raise errors of the file."""
     try:
         yield
         if file is not None:
@@ -92,11 +92,11 @@ class AudioReader:
     def __init__(self, source: MediaSource, name: str) -> None:
         self._name = name
         if isinstance(source, str):
-            open(source, "rb").close()  # libsndfile does not say why a file cannot be opened
+            open(source, "rb").close()  # libsndfile gives no reason why a file cannot be opened
         self._given, self._source = source, None if isinstance(source, str) else _QuietFile(source)
         self._file = self._open()
         self.info = AudioInfo(self._file.samplerate, self._file.frames, self._file.channels)
-        # libsndfile's seek in Vorbis may end at another sample.
+        # In Vorbis, libsndfile's seek may end at another sample.
         self._seeks = self._file.subtype != "VORBIS"
         self._is_mpeg = self._file.subtype.startswith("MPEG_LAYER")
 
@@ -110,20 +110,20 @@ class AudioReader:
         self._file.close()
 
     def read(self, start: int, stop: int) -> AudioArray:
-        """The samples `[start, stop)`; SampleError if the file ends before."""
+        """The samples `[start, stop)`; SampleError if the file ends earlier."""
         with _damage(self._name, self._source):
             lead = self._go_to(start)
             samples: AudioArray = self._file.read(stop - start + lead, dtype="float32", always_2d=True).T[:, lead:]
         if samples.shape[1] != stop - start:
             end = start + samples.shape[1]
             raise SampleError(
-                f"{self._name} ends at sample {end} ({end / self.info.rate:.3f} s), but its header promises "
+                f"{self._name} ends at sample {end} ({end / self.info.rate:.3f} s), but its header declares "
                 f"{self.info.length}: replace it, or pass on_error='skip' to the loader"
             )
         return samples
 
     def _go_to(self, start: int) -> int:
-        """Go to a sample, or before it by the returned number."""
+        """Seek to a sample, or the returned number of samples before it."""
         if self._is_mpeg:
             return self._reopen_before(start)
         at = self._file.tell()
@@ -143,10 +143,11 @@ class AudioReader:
         return 0
 
     def _reopen_before(self, start: int) -> int:
-        """Reopen an MPEG file some samples before `start`; their number.
+        """Reopen an MPEG file some samples before `start`; returns their number.
 
-        After a seek, frames lack the bits that they have in earlier ones, and the filters hold what was read before, on
-        which the samples would depend. `SoundFile.read` ends with a seek, so the lead is read with the range.
+        After a seek, frames lack their bits in earlier frames, and the filters still have the values of an earlier
+        read, on which the samples would depend. `SoundFile.read` ends with a seek, so the samples before `start` are
+        read with the range.
         """
         self._file.close()
         self._file = self._open()
@@ -159,15 +160,15 @@ _PASSED_AT_ONCE = 1 << 18
 
 
 _MPEG_PERIOD = 4608
-"""After this number of samples, the filter bank of an MPEG decoder adds in the same order again."""
+"""Number of samples after which the filter bank of an MPEG decoder adds in the same order again."""
 
 
 _MPEG_LEAD = 3 * _MPEG_PERIOD
-"""More samples than those that a frame's bits and filters reach back to."""
+"""More samples than the bits and filters of a frame depend on."""
 
 
 def with_channels(samples: AudioArray, channels: int | None, name: str) -> AudioArray:
-    """Samples with that number of channels: mixed to one, or one repeated."""
+    """Samples with that number of channels, mixed to one or repeated."""
     have = len(samples)
     if channels is None or have == channels:
         return samples
@@ -183,7 +184,7 @@ def with_channels(samples: AudioArray, channels: int | None, name: str) -> Audio
 
 
 def resampled(samples: AudioArray, rate: int, wanted: int) -> AudioArray:
-    """Samples at another rate, by soxr."""
+    """Samples at another rate, converted by soxr."""
     if rate == wanted:
         return samples
     soxr = optional.load("soxr", "audio", f"{WHAT} with rate=")

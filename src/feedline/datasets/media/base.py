@@ -34,7 +34,7 @@ D = TypeVar("D", bound=Closable)
 
 
 _WHOLE_NBYTES = 8 << 20
-"""Most bytes of a file that is fetched whole, ahead of its clips."""
+"""Most bytes of a file that is prefetched as a whole, before its clips."""
 
 
 def sampling_of(sampling: str | None, length: float | None) -> str:
@@ -81,7 +81,7 @@ class MediaClips(GroupedRecords, Generic[D]):
 
     @property
     def _same_count(self) -> int | None:
-        """Clips of every piece; None if their number depends on its length."""
+        """Clips of every piece; None if their number depends on the length."""
         raise NotImplementedError
 
     def _count(self, piece: Piece, known: Any) -> int:
@@ -106,7 +106,10 @@ class MediaClips(GroupedRecords, Generic[D]):
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Clips per file, or per row of the manifest, for `samplers.ShardShuffled`."""
+        """Clips per file or row of the manifest, int64.
+
+        For `samplers.ShardShuffled`.
+        """
         return self._offsets.sizes
 
     @property
@@ -123,7 +126,7 @@ class MediaClips(GroupedRecords, Generic[D]):
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of each small file.
 
-        It is fetched as a whole; the ranges of other files are not yet known.
+        Small files are fetched as a whole; the ranges of other files are not known before they are read.
         """
         if self._media.files.is_local:
             return []
@@ -156,7 +159,7 @@ class Decoders(Generic[D]):
     """Decoders of numbered files, opened by `opening(number)`.
 
     At most `most` stay open in each process while no thread uses them; the least recently used one is closed. A forked
-    process opens its own, and leaves those of its parent alone. Pickles without them.
+    process opens its own decoders, and does not use those of its parent. Pickles without them.
     """
 
     def __init__(self, opening: Callable[[int], D], most: int) -> None:
@@ -165,7 +168,7 @@ class Decoders(Generic[D]):
 
     @contextmanager
     def use(self, number: int) -> Iterator[D]:
-        """The decoder of a file, for this thread alone."""
+        """The decoder of a file, for exclusive use by this thread."""
         idle = self._idle()
         decoder = idle.take(number) or self._opening(number)
         try:
@@ -188,11 +191,11 @@ class Decoders(Generic[D]):
 
 
 class _Idle(Generic[D]):
-    # Not an `LRUCache`: a decoder has a position, so that a thread takes it out for itself and gives it back; two
-    # threads may have one of the same file, and one that is dropped is closed.
+    # Not an `LRUCache`: a decoder has a position, so a thread takes it out for its own use and returns it. Two threads
+    # may have decoders of the same file, and a dropped decoder is closed.
     def __init__(self, most: int) -> None:
         self._most, self._lock = most, threading.Lock()
-        self.entries: list[tuple[int, D]] = []  # the most recently used one last
+        self.entries: list[tuple[int, D]] = []  # the most recently used decoder is the last
 
     def take(self, number: int) -> D | None:
         with self._lock:

@@ -47,10 +47,11 @@ class Clips(MediaClips[VideoReader]):
     each frame in its video; "label" an int, absent without labels.
 
     `paths` is a folder, a path, an address, a pattern, or a list of these. The folders in a single folder are classes:
-    labels are the indices of their sorted names, `classes`. With a `manifest`, an iterable of mappings such as a
-    `CSV`, `paths` is the folder of its "path"s; "label" is an int, or a string that becomes an index of `classes`;
-    "start" and "stop" are seconds that limit the clips of a row. In tar shards, the members that are videos are read;
-    `classes` are those of the `classes.json` that `feedline pack` writes, or labels the numbers in the members "cls".
+    labels are the indices of their sorted names, `classes`. With a `manifest`, an iterable of mappings such as a `CSV`,
+    `paths` is the folder of its "path"s; "label" is an int, or a string that becomes an index of `classes`; "start" and
+    "stop" are seconds that limit the clips of a row. In tar shards, the members that are videos are read; `classes` are
+    the names in the `classes.json` that `feedline pack` writes; without that file, labels are the numbers in the
+    members "cls".
 
     A clip has `frames` frames: every `stride`-th of the video (by default each), or with `fps` those shown `1 / fps`
     seconds apart, exact for variable frame rates. `sampling` places it, by default "random", or "whole" without
@@ -69,7 +70,7 @@ class Clips(MediaClips[VideoReader]):
 
     Each video is scanned once for the times of its frames and keyframes, which are kept in one file in `index_dir`, or
     in the user's cache folder. A process keeps at most `open_files` decoders, of one thread each. Objects are read by
-    ranges, and kept in the folder `cache`, if one is given; `options` are those of `open_store`. SampleError names
+    ranges, and kept in the folder `cache`, if one is given; `options` are passed to `open_store`. SampleError names
     file, frame and time if a frame cannot be decoded, needs a damaged one, or is cut off in a truncated file. Decoding
     is FFmpeg's, by PyAV.
     """
@@ -92,7 +93,7 @@ class Clips(MediaClips[VideoReader]):
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        pyav()  # before the files are searched
+        pyav()  # raises before the files are searched
         sampling = sampling_of(sampling, frames)
         self._rule = ClipRule(frames, 1 if stride is None else stride, fps, sampling, clips_per_file, step, short)
         media = MediaFiles(paths, manifest, VIDEO_EXTENSIONS, cache, options, index_dir)
@@ -170,7 +171,7 @@ class Clips(MediaClips[VideoReader]):
             table: FrameTable = self._known[piece.file]
             times = _times(table, piece)
             try:
-                # A key of its own: a crop drawn with the sample's key must not depend on where the clip is.
+                # A separate key: a crop drawn with the sample's key must not depend on the place of the clip.
                 frames = self._rule.pick(times, clip, Draws(derive(key, "clip")))
             except TooShortError as error:
                 raise TooShortError(f"{self.paths[piece.file]}: {error}") from None
@@ -182,8 +183,8 @@ class Clips(MediaClips[VideoReader]):
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """Row and pixels of each clip, video by video.
 
-        The tensors are made by `allocate(row, shape, dtype)`. Channels are last, unless a transform of the project has
-        put them first.
+        `allocate(row, shape, dtype)` creates the tensors. Channels are last, unless a transform of the project has put
+        them first.
         """
         order = sorted(range(len(chosen)), key=lambda row: (chosen[row].piece.file, int(chosen[row].frames.min())))
         kept: Frames = {}
@@ -203,14 +204,14 @@ class Clips(MediaClips[VideoReader]):
     ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Number and pixels of the distinct frames.
 
-        Frames in `kept` are not decoded again.
+        Frames in `kept` are reused.
         """
         numbers = np.unique(chosen.frames)
         missing = numbers[~np.isin(numbers, list(kept))] if kept else numbers
         if then is not None:
             following = min(set(then.frames.tolist()).difference(numbers.tolist()), default=None)
         else:
-            # The next clip of a later batch is likely to begin there if an unshuffled loader reads one after the other.
+            # In an unshuffled loader, the first clip of a later batch probably begins there.
             following = int(numbers[-1]) + 1 if self._rule.sampling == "sliding" else None
         yield from ((number, kept[number]) for number in numbers.tolist() if number in kept)
         yield from reader.read(missing, following)
@@ -218,9 +219,9 @@ class Clips(MediaClips[VideoReader]):
     def _copy(
         self, chosen: _Chosen, frames: Iterator[tuple[int, NDArray[np.uint8]]], allocate: Allocator
     ) -> tuple[torch.Tensor, Frames]:
-        """The clip, and its frames by number, which are views of it.
+        """The clip, and its frames by number, as views of the clip.
 
-        Each frame is copied as soon as it is decoded: fresh memory costs more than the conversion to RGB.
+        Each frame is copied directly after its decoding: new memory costs more time than the conversion to RGB.
         """
         rows: dict[int, list[int]] = {}
         for at, number in enumerate(chosen.frames.tolist()):
@@ -288,9 +289,9 @@ def _row(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Row `row` of a batch, allocated with its first clip.
+    """Row `row` of a batch.
 
-    SampleError for a clip of another shape.
+    The batch is allocated with its first clip. SampleError for a clip of another shape.
     """
     if not out:
         out.append(allocate((count, *shape), dtype))

@@ -52,8 +52,8 @@ class WholeFiles(FileSet):
 class MediaFiles:
     """Files, objects or members of tars, with their labels.
 
-    They come from folders, from tar shards or from a manifest. Arguments are those of `Clips`. `pieces` are the rows of
-    the manifest, otherwise one per file. `classes` are the names of the labels, if these have names.
+    They are from folders, tar shards or a manifest. Takes the arguments of `Clips`. `pieces` are the rows of the
+    manifest, otherwise one per file. `classes` are the names of the labels, if these have names.
     """
 
     files: WholeFiles | TarMembers
@@ -88,7 +88,7 @@ class MediaFiles:
         outside = next((path for path in below if "/" not in path), None)
         if outside is not None:
             raise ArgumentError(
-                f"{outside} lies next to the class folders of {self.given[0]}, so it has no label: move it into one, "
+                f"{outside} is next to the class folders of {self.given[0]}, so it has no label: move it into one, "
                 "remove it, or give a pattern such as '**/*.mp4' to read all files without labels"
             )
         names = [path.partition("/")[0] for path in below]
@@ -104,7 +104,7 @@ class MediaFiles:
         names = [str(_cell(row, "path", number)) for number, row in enumerate(rows)]
         distinct = {name: number for number, name in enumerate(dict.fromkeys(names))}
         root = self.given[0].rstrip("/")
-        # A name is taken literally, with any characters.
+        # Each name is literal, and may contain any characters.
         several = finding([_joined(root, name) for name in distinct], "*")
         self.pieces = self._pieces(rows, [distinct[name] for name in names])
         return [one for (one,) in several]
@@ -154,7 +154,7 @@ class KnownFiles:
         self._kind = kind
 
     def collect(self) -> list[bytes]:
-        """The descriptions of all files; missing ones are made, several at once."""
+        """The descriptions of all files; missing ones are built, several at once."""
         files = self._media.files
         keys = [self._key(number) for number in range(len(files))]
         entries = self._index.collect(self._kind, files.names, keys, self._guarded)
@@ -231,13 +231,13 @@ def _is_path(meant: str, each: tuple[Store | None, ObjectInfo]) -> bool:
 
 
 def _below(given: Sequence[str], objects: Sequence[tuple[Store | None, ObjectInfo]]) -> list[str] | None:
-    """The paths below the folder; None if several were given."""
+    """The paths below the folder; None if several folders were given."""
     if len(given) != 1 or glob.has_magic(given[0]) or (len(objects) == 1 and _is_path(given[0], objects[0])):
         return None
     if is_local(given[0]):
         root = Path(local_path(given[0]))
         return [Path(info.path).relative_to(root).as_posix() for _, info in objects]
-    # The paths of objects are relative to their store, and the address ends with the folder.
+    # The paths of objects are relative to their store, whose address ends with the folder.
     folder = "/" + given[0].split("://", 1)[1].strip("/") + "/"
     return [_after_folder(folder, "/" + info.path) for _, info in objects]
 

@@ -58,8 +58,7 @@ class FrameTable:
     def rounding_s(self) -> float:
         """The rounding of time stamps in seconds: half a unit.
 
-        That is 0.5 ms in Matroska. Units of more than a millisecond are those of formats that count frames,
-        which round nothing.
+        That is 0.5 ms in Matroska. Formats with units of more than a millisecond count frames, without rounding.
         """
         return max(1e-6, float(self.time_base) / 2) if self.time_base <= _FINE_S else 1e-6
 
@@ -73,7 +72,7 @@ class FrameTable:
 
     @classmethod
     def parse(cls, packed: bytes) -> FrameTable:
-        """The table that `pack` made."""
+        """The table that `pack` wrote."""
         numbers = np.frombuffer(packed, "<i8")
         numerator, denominator, end, height, width, count = numbers[:6].tolist()
         each, both = np.split(numbers[6:], [4 * count])
@@ -85,7 +84,8 @@ class FrameTable:
     def extent(self, key: int, number: int) -> tuple[int, int]:
         """Byte range from keyframe `key` to frame `number`.
 
-        (-1, -1) if unknown. A few later frames are included: a decoder returns a frame after it has read some more.
+        (-1, -1) if it is unknown. A few later frames are included, because a decoder reads them before it returns the
+        frame.
         """
         last = self.order[number] + _DECODED_BEHIND
         stops = self.stops[(self.order >= self.key_order[key]) & (self.order <= last)]
@@ -93,23 +93,24 @@ class FrameTable:
         return (start, stop) if 0 <= start < stop else (-1, -1)
 
     def last_decoded_before(self) -> NDArray[np.int64]:
-        """For each frame, the last shown one decoded up to it."""
+        """By frame, the last shown of the frames decoded up to it."""
         earliest_behind = np.minimum.accumulate(self.order[::-1])[::-1]
         last = np.searchsorted(earliest_behind, self.order, "right") - 1
         return np.minimum(last, np.arange(len(self.pts)) + _MOST_REORDERED)
 
     def may_refer(self, number: int, pts: int) -> bool:
-        """True if a frame may need that of time stamp `pts`.
+        """True if a frame may need the frame of time stamp `pts`.
 
-        Codecs forbid that frames after a keyframe refer to those that are shown before it. After a seek to the
-        keyframe, their reference frames are missing, and the decoder's verdict on them is meaningless.
+        Codecs forbid that frames after a keyframe refer to frames that are shown before the keyframe. After a seek to
+        the keyframe, the reference frames of those shown before it are missing, and the decoder's errors about them
+        mean nothing.
         """
         order = self.order[number]
         at = int(np.searchsorted(self.pts, pts))
         is_shown = at < len(self.pts) and self.pts[at] == pts
         place = self.order[at] if is_shown else self.key_order[_last(self.keyframes, pts)]
         key = _last(self.key_order, order)
-        if self.pts[number] < self.keyframes[key]:  # shown before the keyframe, it refers to frames before that, too
+        if self.pts[number] < self.keyframes[key]:  # shown before the keyframe: refers to earlier ones, too
             return bool(self.key_order[max(0, key - 1)] <= place <= order)
         return bool(self.key_order[key] <= place <= order and pts >= self.keyframes[key])
 
@@ -118,11 +119,11 @@ _DECODED_BEHIND = 4
 
 
 _MOST_REORDERED = 64
-"""More frames than any codec decodes before one that is shown earlier."""
+"""More frames than any codec decodes before a frame that is shown earlier."""
 
 
 def _last(ascending: NDArray[np.int64], value: int) -> int:
-    """The place of the last number up to `value`; else 0."""
+    """The place of the last number up to `value`; 0 without one."""
     return max(0, int(np.searchsorted(ascending, value, "right")) - 1)
 
 
@@ -143,7 +144,7 @@ class _BytesFile:
         try:
             return bytes(self._file.read(size))
         except Exception as error:
-            self.failure = error  # FFmpeg reports no more than that reading failed
+            self.failure = error  # FFmpeg reports only that a read failed
             raise
 
 
@@ -157,10 +158,10 @@ def naming_damage(what: str, file: _BytesFile | None = None) -> Iterator[None]:
 
 
 def report(error: Any, what: str, file: _BytesFile | None) -> NoReturn:
-    """Raise a SampleError; or the error of reading, if that failed."""
+    """Raise a SampleError, or the error of a failed read."""
     if file is not None and file.failure is not None:
         raise file.failure from None
-    if isinstance(error, OSError) and not isinstance(error, ValueError):  # of the file system
+    if isinstance(error, OSError) and not isinstance(error, ValueError):  # an error of the file system
         raise error
     raise SampleError(
         f"{what} cannot be decoded ({type(error).__name__}: {error.strerror}): the file is damaged or not a video;"
@@ -176,7 +177,7 @@ class OpenVideo:
         self.file = None if isinstance(source, str) else _BytesFile(source)
         if self.file is not None:
             self.file.seek(0)
-        target = f"file:{source}" if self.file is None else self.file  # no other protocol by a file's name
+        target = f"file:{source}" if self.file is None else self.file  # a file's name must not select another protocol
         with naming_damage(name, self.file):
             self.container = pyav().open(target, metadata_errors="ignore")
         streams = [each for each in self.container.streams.video if not _is_cover(each)]
@@ -194,7 +195,7 @@ class OpenVideo:
         for other in self.container.streams:
             if other is not self.stream:
                 other.discard = pyav().stream.Discard.all
-        # Workers are many already: threads of each decoder would only compete.
+        # There are already many workers: threads of each decoder would only compete.
         self.stream.codec_context.thread_count = 1
         self.stream.codec_context.thread_type = "NONE"
 
@@ -223,7 +224,7 @@ def scan_frames(source: MediaSource, name: str) -> FrameTable:
         )
     keys = {packet[0]: order for order, packet in enumerate(packets) if packet[1]}
     first = min(keys, default=None)
-    # Frames before the first keyframe refer to frames that were cut off; hidden ones are left out by an edit list.
+    # Frames before the first keyframe refer to frames that were cut off; an edit list leaves out hidden frames.
     shown = {
         at: (order, duration)
         for order, (at, _, is_hidden, duration, _) in enumerate(packets)
@@ -237,7 +238,7 @@ def scan_frames(source: MediaSource, name: str) -> FrameTable:
     if is_partial or (promised is not None and end * base < promised - (end - int(pts[-1])) * base * 3 / 2):
         raise SampleError(
             f"{name} is truncated: it ends after {len(pts)} frames, at {float(end * base):.3f} s, but its header "
-            f"promises more. Fetch it again; or keep these frames (ffmpeg -i {name} -c copy out.mkv); or pass "
+            f"declares more. Fetch it again; or keep these frames (ffmpeg -i {name} -c copy out.mkv); or pass "
             "on_error='skip' to the loader"
         )
     order = np.array([shown[int(at)][0] for at in pts], np.int64)
@@ -251,9 +252,9 @@ _Packet = tuple[int, bool, bool, int, tuple[int, int]]
 
 
 def _packets(video: OpenVideo) -> tuple[list[_Packet], bool]:
-    """Each packet, and True if the last one is cut.
+    """Each packet, and True if the last one is truncated.
 
-    A packet is its time stamp, "is a keyframe", "is hidden", its duration, and its bytes, (-1, -1) if unknown.
+    A packet consists of time stamp, "is a keyframe", "is hidden", duration, and byte range, (-1, -1) if unknown.
     """
     packets, is_cut = [], False
     for packet in video.container.demux(video.stream):

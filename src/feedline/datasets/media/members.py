@@ -34,9 +34,9 @@ class _Member(NamedTuple):
 class TarMembers:
     """Members with media extensions, numbered as `FileSet` numbers files.
 
-    A name is that of the tar, followed by that of the member. `labels` are the numbers of the members'
-    classes, which `classes` names if a `classes.json` of `feedline pack` is next to the tars; otherwise those in the
-    members "cls", or None.
+    A name consists of the name of the tar and the name of the member. `labels` are the numbers of the members' classes,
+    which `classes` names if a `classes.json` of `feedline pack` is next to the tars; otherwise those in the members
+    "cls", or None.
     """
 
     def __init__(self, tars: FileSet, extensions: tuple[str, ...], index_dir: Pathlike | None) -> None:
@@ -64,10 +64,10 @@ class TarMembers:
         return [each.name for each in self._members]
 
     def info(self, number: int) -> ObjectInfo:
-        """Size, and a version that differs if the tar does."""
+        """Size, and a version that differs if the tar differs."""
         name, (tar, start, stop), *_ = self._members[number]
         info = self._tars.info(tar)
-        # A version that says no more than the size of the tar says nothing about the member.
+        # A version that consists only of the size of the tar does not identify the member.
         version = f"{info.version}-{start:x}" if info.is_versioned else f"{stop - start}"
         return ObjectInfo(name, stop - start, version)
 
@@ -106,7 +106,7 @@ class TarMembers:
 
 
 class _FilePart:
-    """A part of a file or object, as a file by itself."""
+    """A part of a file or object, as a separate file."""
 
     def __init__(self, files: FileSet, extent: Extent, name: str) -> None:
         self._files, self._extent = files, extent
@@ -119,7 +119,7 @@ class _FilePart:
         return self._files[self._extent.file].read(self._moved(spans))
 
     def read_uncached(self, spans: Sequence[Range]) -> Views:
-        """The same past any cache."""
+        """Views as from `read`, without any cache."""
         return self._files[self._extent.file].read_uncached(self._moved(spans))
 
     def _moved(self, spans: Sequence[Range]) -> list[Range]:
@@ -129,7 +129,7 @@ class _FilePart:
 def _members(tars: FileSet, extensions: tuple[str, ...], index_dir: Pathlike | None) -> list[_Member]:
     """List the members with these extensions.
 
-    They keep the order of tars and samples; those of one sample are sorted by name.
+    They keep the order of tars and samples; members of one sample are sorted by name.
     """
     opened = Tars(tars, index_dir=index_dir)
     opened.heads()  # builds missing indexes, several at once
@@ -156,7 +156,7 @@ def _members(tars: FileSet, extensions: tuple[str, ...], index_dir: Pathlike | N
 def _classes_beside(tars: FileSet) -> list[str]:
     """The class names of `classes.json` next to the tars.
 
-    None unless the files next to all tars are the same.
+    None unless the files next to all tars are equal.
     """
     folders = {(tars.name(number).rpartition("/")[0], number) for number in range(len(tars))}
     numbers: Mapping[str, int] = dict(sorted(folders, reverse=True))

@@ -1,6 +1,6 @@
 """Positions and frames of clips.
 
-Everything here is a pure function of a file's times, the number of the clip, and one random key.
+All functions here are pure functions of a file's times, the number of the clip, and one random key.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from feedline.core.rng import Draws
 from feedline.errors import ArgumentError, SampleError
 
 Short = Literal["error", "repeat_last", "wrap"]
-"""Treatment of a video that is shorter than a clip."""
+"""Treatment of videos that are shorter than a clip."""
 
 
 _SAME_TIME_S = 1e-6
-"""Default of `Times.tolerance`; more than numbers of 64 bits are rounded by."""
+"""Default of `Times.tolerance`; larger than the rounding errors of numbers of 64 bits."""
 
 
 class TooShortError(SampleError):
@@ -44,7 +44,7 @@ class Times:
 
     @property
     def begin(self) -> float:
-        """The time from which a frame is shown."""
+        """The first time at which a frame is shown."""
         return max(self.start, float(self.seconds[0]))
 
     def between(self, start: float | None, stop: float | None) -> Times:
@@ -113,12 +113,12 @@ class ClipRule:
         return 1 + max(0, int((last - first + slack) / self._step))
 
     def pick(self, times: Times, clip: int, draws: Draws) -> NDArray[np.int64]:
-        """The frame numbers of clip `clip`; one may repeat.
+        """The frame numbers of clip `clip`; a number may repeat.
 
         TooShortError if the video is shorter than a clip, and `short` is "error".
         """
         if not len(times.seconds):
-            raise TooShortError("there is no frame between the start and stop that the manifest gives")
+            raise TooShortError("there is no frame between start and stop of the manifest: correct them")
         if self.sampling in ("uniform", "segments"):
             return times.first + self._spread(len(times.seconds), clip, draws)
         first, last = self._starts(times)
@@ -139,7 +139,7 @@ class ClipRule:
             return (0, 0) if self.fps is None else (times.begin, times.begin)
         if self.fps is None:
             return 0, len(times.seconds) - 1 - (self.frames - 1) * self.stride
-        # The clip ends with the video, or with a last frame that is shown for less than a frame of the clip.
+        # The clip ends with the video, or with a last frame whose duration is less than that of a frame of the clip.
         return times.begin, max(float(times.seconds[-1]), times.end - 1 / self.fps) - (self.frames - 1) / self.fps
 
     def _place(self, first: float, last: float, clip: int, draws: Draws) -> float:
@@ -163,7 +163,7 @@ class ClipRule:
         return self._fit(np.maximum(times.shown_at(at), 0), at < end, times)
 
     def _fit(self, chosen: NDArray[np.int64], inside: NDArray[np.bool_], times: Times) -> NDArray[np.int64]:
-        """Replace frames after the end, as `short` says."""
+        """Replace frames after the end by the rule `short`."""
         have = max(1, int(inside.sum()))
         if have >= len(chosen):
             return chosen

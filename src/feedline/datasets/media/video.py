@@ -1,7 +1,7 @@
 """Exact random access to the frames of a video, with PyAV.
 
-`VideoReader` decodes chosen frames: it seeks to the last keyframe before one, and knows each frame by its time stamp,
-so that the result never depends on what was read before. FFmpeg conceals damage; a frame that may refer to a damaged
+`VideoReader` decodes chosen frames: it seeks to the last keyframe before a frame, and identifies each frame by its time
+stamp, so that the result never depends on earlier reads. FFmpeg conceals damage; a frame that may refer to a damaged
 one is an error here.
 """
 
@@ -30,7 +30,7 @@ class _FrameRun(NamedTuple):
     numbers: list[int]
     keys: list[int]
     stop: int | None
-    """Time stamp of the last packet that they need; None if decoding continues after them."""
+    """Time stamp of the last packet that the frames need; None if decoding continues after them."""
 
 
 class VideoReader:
@@ -63,9 +63,9 @@ class VideoReader:
     def read(self, wanted: NDArray[np.int64], then: int | None = None) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Number and pixels of these frames, ascending and distinct.
 
-        A frame may be kept; memory of dropped ones is used for those that follow. `then` is the frame that is expected
-        to be read next: if that takes a seek, none after the wanted ones is decoded. SampleError names a frame that
-        cannot be decoded.
+        A frame may be kept; memory of dropped frames is reused for later ones. `then` is the frame that is probably
+        read next: if that read needs a seek, no frame after the wanted frames is decoded. SampleError names a frame
+        that cannot be decoded.
         """
         pts = self._table.pts[wanted]
         self._wanted, self._until = frozenset(pts.tolist()), int(pts.max(initial=0))
@@ -79,7 +79,7 @@ class VideoReader:
                     self._next = None  # the decoder was drained
 
     def _runs(self, wanted: NDArray[np.int64], keys: NDArray[np.intp], then: int | None) -> list[_FrameRun]:
-        """Divide the frames where decoding has to seek."""
+        """Divide the frames at the places where decoding has to seek."""
         if not len(wanted):
             return []
         table = self._table
@@ -124,7 +124,7 @@ class VideoReader:
     def _frame(self, number: int, key: int) -> NDArray[np.uint8]:
         """A frame of the group that keyframe `key` begins."""
         if self._goes_on(number, key):
-            with suppress(SampleError):  # the result of a seek decides: it skips frames that are not needed
+            with suppress(SampleError):  # a seek skips frames that are not needed, so its result counts
                 return self._pixels(self._decode_until(number), number)
         for attempt in range(self._attempt, _ATTEMPTS):
             with suppress(SampleError):
@@ -140,8 +140,8 @@ class VideoReader:
     def _seek(self, key: int, attempt: int) -> None:
         """Seek to keyframe `key`, or before it on later attempts.
 
-        Some formats seek by the time of decoding, which is before that of display; and in an open GOP
-        the decoder may ask for frames of the previous one. What a file needs is tried once.
+        Some formats seek by the time of decoding, which is before the time of display. In an open GOP, the decoder may
+        need frames of the previous GOP. The attempt that succeeds is kept for the file.
         """
         self._next = None
         video, first = self._video, key - max(0, attempt - 1)
@@ -160,7 +160,7 @@ class VideoReader:
             self._begin()
 
     def _reopen(self) -> None:
-        """Decode from the very beginning."""
+        """Decode from the beginning of the file."""
         self._video.close()
         self._video = OpenVideo(self._source, self._name)
         self._begin()
@@ -171,11 +171,12 @@ class VideoReader:
         self._coming = self._decode()
 
     def _decode(self) -> Iterator[Any]:
-        """Decode from the present place on.
+        """Decode from the current place on.
 
-        Frames that are not wanted are decoded only if others refer to them. Frames that are displayed before the first
-        keyframe may refer to frames before it, which were not decoded: their errors mean nothing. Behind the last
-        packet of a run the decoder is drained: it holds frames back, and would else decode some more to release them.
+        Unwanted frames are decoded only if others refer to them. Frames that are displayed before the first keyframe
+        may refer to frames before that keyframe, which were not decoded: errors about such frames mean nothing. After
+        the last packet of a run, the decoder is drained. It delays frames, and would otherwise decode further ones to
+        release them.
         """
         first, context, damaged = None, self._video.stream.codec_context, self._damaged
         skips, context.skip_frame = False, "DEFAULT"
@@ -224,9 +225,9 @@ class VideoReader:
         return self._ahead.popleft() if self._ahead else next(self._coming, None)
 
     def _look_ahead(self, number: int) -> None:
-        """Decode up to the last frame that this one may refer to.
+        """Decode up to the last frame to which this frame may refer.
 
-        Damage shows when a frame is returned.
+        Damage of a frame is known when the decoder returns it.
         """
         last = int(self._last_before[number])
         until = int(self._table.pts[last])
@@ -248,7 +249,7 @@ class VideoReader:
         quarter_turns, rest = divmod(frame.rotation, 90)
         if rest:
             raise SampleError(
-                f"{self._name} is to be shown turned by {frame.rotation} degrees, and only quarter turns are supported:"
+                f"{self._name} has a rotation of {frame.rotation} degrees, and only quarter turns are supported:"
                 f" write it again upright (ffmpeg -i {self._name} out.mp4)"
             )
         return np.rot90(pixels, quarter_turns % 4) if quarter_turns else pixels
@@ -261,7 +262,7 @@ _ATTEMPTS = 2
 
 
 _MARGIN_NBYTES = 64 << 10
-"""More than FFmpeg reads around a packet: its buffer, and the header of the packet."""
+"""More bytes than FFmpeg reads around a packet, for its buffer and the header of the packet."""
 
 
 _MOST_NBYTES = 64 << 20
@@ -269,7 +270,7 @@ _MOST_NBYTES = 64 << 20
 
 
 _LEAD_S = 1
-"""More than any codec reorders frames by."""
+"""More places than those by which any codec reorders frames."""
 
 
 _REPLACE = "replace the file, or pass on_error='skip' to the loader"

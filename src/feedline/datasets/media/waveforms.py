@@ -55,8 +55,8 @@ class Waveforms(MediaClips[AudioReader]):
     rng)` is applied before it.
 
     The rate and length of each file are read once, and kept as `Clips` keeps its index. A process keeps at most
-    `open_files` files open. SampleError names a file that cannot be read, and the remedy. In Ogg Vorbis, everything
-    before a range is decoded, because libsndfile's seek is not exact there.
+    `open_files` files open. SampleError names a file that cannot be read, and the remedy. In Ogg Vorbis, all samples
+    before a range are decoded, because libsndfile's seek is not exact there.
     """
 
     _clip = "range"
@@ -80,7 +80,7 @@ class Waveforms(MediaClips[AudioReader]):
         cache: Cache | Pathlike | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        soundfile()  # before the files are searched
+        soundfile()  # raises before the files are searched
         self._sampling = sampling_of(sampling, seconds)
         self._seconds, self._clips_per_file, self._spacing, self._pad = seconds, clips_per_file, step, pad
         self.rate, self._channels = rate, channels
@@ -121,7 +121,7 @@ class Waveforms(MediaClips[AudioReader]):
         draws = self._sampling == "random" or self._step.takes_rng
         rng = sample_rng(row) if draws else None
         number, clip = self._offsets.one(at)
-        # A key of its own: what a transform draws must not depend on where the range is.
+        # A separate key: the draws of a transform must not depend on the place of the range.
         chosen = self._choose(self._media.pieces[number], clip, Draws(derive(0 if rng is None else rng.key, "clip")))
         waveform: Any = self._step.apply(self._waveform(chosen), rng)
         sample = {"waveform": waveform} if self._mel is None else {"mel": self._mel(waveform)}
@@ -131,7 +131,7 @@ class Waveforms(MediaClips[AudioReader]):
         return sample
 
     def _choose(self, piece: Piece, clip: int, draws: Draws) -> _AudioRange:
-        """The range of a file that sample `clip` of it has."""
+        """The range of a file for sample `clip` of the file."""
         info: AudioInfo = self._known[piece.file]
         first, last = self._limits(piece, info)
         length = last - first if self._seconds is None else round(self._seconds * info.rate)
@@ -211,7 +211,7 @@ def _mel_of(mel: Mapping[str, Any], rate: int | None) -> Any:
     try:
         transforms = optional.load("torchaudio.transforms", "audio", f"{WHAT} with mel=")
     except MissingExtraError as error:
-        # No extra may pull it in: its wheels belong to builds of torch.
+        # Not part of an extra, because its wheels belong to builds of torch.
         raise MissingExtraError(
             f"{WHAT} with mel= needs the torchaudio that matches your torch: pip install torchaudio ({error})"
         ) from None

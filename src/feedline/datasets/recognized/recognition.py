@@ -17,7 +17,7 @@ from feedline.transforms.recognized.origin import qualified_name, why_modified
 
 
 def recognize(dataset: Any) -> Recognition:
-    """Look at a dataset, and at those in torch's wrappers."""
+    """Recognize a dataset, or the datasets in torch's wrappers."""
     wrap = _WRAPPERS.get(type(dataset))
     name = type(dataset).__name__
     if wrap is not None:
@@ -41,7 +41,7 @@ def _why_unknown(dataset: Any) -> str:
         return "its format, transform or features need the code of Hugging Face's datasets"
     for base in type(dataset).__mro__[1:]:
         if qualified_name(base) in VISION:
-            return f"a subclass of {base.__name__} may do anything: only the class itself is read by feedline"
+            return f"a subclass of {base.__name__} may override any method: feedline reads only the class itself"
     return "not a class that feedline knows"
 
 
@@ -54,7 +54,7 @@ class _Original:
         self._dataset = dataset
 
     def refresh(self) -> None:
-        """Nothing to follow."""
+        """Do nothing."""
 
     def read(self, index: Any, rows: RowBuffer | None) -> Any:  # noqa: ARG002 - its samples are copied by collate
         return self._dataset[index]
@@ -92,7 +92,7 @@ class _ConcatReader(_Several):
     def read(self, index: Any, rows: RowBuffer | None) -> Any:
         whole = self._dataset
         if not 0 <= index < whole.cumulative_sizes[-1]:
-            return whole[index]  # counts from the end, or raises
+            return whole[index]  # a negative index counts from the end, or raises an error
         part, row = self._offsets.one(index)
         return self._parts[part].read(row, rows)
 

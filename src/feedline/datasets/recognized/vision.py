@@ -50,7 +50,7 @@ class ImageFiles:
                 part.count(len(encoded))
         except OSError as error:
             raise RefusedError("the file cannot be read") from error
-        limit = Image.MAX_IMAGE_PIXELS or 0  # Pillow warns above it
+        limit = Image.MAX_IMAGE_PIXELS or 0  # above this limit, Pillow warns
         header, unwritten = native.native.image_header(encoded, limit)
         if unwritten is not None or header[3] not in _COMPONENTS:
             return _loader_of(dataset)(path), target
@@ -74,7 +74,7 @@ def _content(path: Any) -> bytes:
         content = os.read(descriptor, nbytes + 1)
     finally:
         os.close(descriptor)
-    if len(content) == nbytes:  # not so for pipes, files that grow, and reads that the system cuts short
+    if len(content) == nbytes:  # false for pipes, growing files, and reads that the system ends early
         return content
     with open(path, "rb") as file:
         return file.read()
@@ -115,7 +115,7 @@ class VisionReader:
 
     They take the same random numbers from torch's generator. A sample that the kernels refuse is read by the dataset
     itself, with the earlier state of the generator. The first sample is read both ways; if the results differ,
-    `disabled` says so and all others are left to the dataset.
+    `disabled` has the reason, and the dataset reads all others.
     """
 
     def __init__(self, dataset: Any, known: KnownDataset) -> None:
@@ -136,7 +136,7 @@ class VisionReader:
         return self._repeatable and self._dataset.target_transform is None
 
     def refresh(self) -> None:
-        """Follow changes of the transforms; called before each batch."""
+        """Update for changes of the transforms; called before each batch."""
         if not self._chain.is_current(self._dataset.transform):
             self._compile()
 
@@ -158,7 +158,7 @@ class VisionReader:
             value, target = self._known.begin(dataset, index, chain)
             if drawn is not None and rows is not None and rows.may_refuse and isinstance(value, Frame):
                 value.undo = partial(torch.set_rng_state, drawn)
-            with TRANSFORMING:  # the decoder, within it, counts as decoding
+            with TRANSFORMING:  # the decoder inside counts as decoding
                 image = chain(value, rows)
         except RefusedError:
             if drawn is not None:
@@ -186,7 +186,7 @@ class VisionReader:
     def _check(self, index: Any) -> None:
         """Compare a sample with the library's own.
 
-        The generators stay as they were.
+        The random generators do not change.
         """
         chain = self._chain
         if not chain.is_repeatable:
@@ -226,7 +226,7 @@ def why_not(dataset: Any, known: KnownDataset) -> str | None:
 
 def _why_own_loader(dataset: Any) -> str | None:
     loader = getattr(dataset, "loader", None)
-    if loader is None:  # such a class opens images itself, as `_open_rgb`
+    if loader is None:  # such a class opens images itself, like `_open_rgb`
         return None
     module = sys.modules[f"{PACKAGE}.datasets.folder"]
     if loader is module.default_loader and sys.modules[PACKAGE].get_image_backend() != "PIL":

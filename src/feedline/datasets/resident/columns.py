@@ -22,7 +22,7 @@ class Column(Protocol):
     def take(self, places: Int64s, unstored: Any, allocate: Allocator) -> Any:
         """The batch of the values at `places`.
 
-        `unstored` holds those of the places that are not stored, in their order.
+        `unstored` has the values of the places that are not stored, in the order of the places.
         """
 
     def put(self, places: Int64s, values: Any) -> None:
@@ -80,12 +80,12 @@ class TensorColumn:
             self._upload(out, at, _gather(self.spilled, places[at] - on_device, self._staging))
         if unstored is not None:
             self._upload(out, np.flatnonzero(places >= stored), unstored)
-        # A worker thread's stream is not the loop's: the batch must be complete when the loop gets it.
+        # A worker thread's stream differs from the loop's: the batch must be complete when the loop gets it.
         finish_in_thread(device)
         return out
 
     def _upload(self, out: torch.Tensor, at: Int64s, rows: torch.Tensor) -> None:
-        # torch guards its page-locked memory until the copy has ended, so the rows may be dropped at once.
+        # torch does not reuse its page-locked memory before the copy has ended, so the rows may be dropped at once.
         there = rows.to(out.device, non_blocking=has_streams(out.device))
         out.index_copy_(0, torch.from_numpy(at).to(out.device), there.to(out.dtype))
 

@@ -28,7 +28,7 @@ from feedline.datasets.wrappers import samples_of
 from feedline.errors import ArgumentError, NotPicklableError, note
 
 _BLOCK = 256
-"""Samples that `fill` reads at once."""
+"""Number of samples that `fill` reads at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class ResidentStatistics:
     stored: int
     """Samples in memory now."""
     resident: int
-    """Samples for which the device has room."""
+    """Samples for which the device has memory."""
     resident_nbytes: int
     """Bytes allocated on the device."""
     spilled_nbytes: int
     """Bytes in host memory."""
     read: int
-    """Samples read from the source so far."""
+    """Samples that were read from the source."""
 
 
 class DeviceDataset(torch.utils.data.Dataset[Any]):
@@ -83,7 +83,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         self.source: Any = source if tables is None else None
         self._length = len(source) if tables is None else _common_length(tables)
         if not self._length:
-            raise ArgumentError("the source of a DeviceDataset is empty")
+            raise ArgumentError("the source of a DeviceDataset is empty: give at least one sample")
         self._reader = _reader(source) if tables is None else None
         self._lock = _Lock()
         self._read = 0
@@ -123,14 +123,14 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         return map_leaves(columns.__getitem__, self._batch_template)
 
     def fill(self, num_workers: int = 0) -> None:
-        """Read the samples that are to be stored and are not yet.
+        """Read the samples that must be stored and are not stored yet.
 
         `num_workers` processes read them.
         """
         missing = np.flatnonzero(~self._filled)
         if not len(missing):
             return
-        # torch's own loader: its workers return host tensors, and this class delivers to the device by itself.
+        # torch's own loader: its workers return host tensors, and this class itself delivers to the device.
         blocks = np.array_split(missing, -(-len(missing) // _BLOCK))
         loader = torch.utils.data.DataLoader(
             _CollatedBlocks(self.source, self._reader, blocks),
@@ -143,7 +143,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
 
     @property
     def traits(self) -> Traits:
-        """Whole batches from any thread; nothing is drawn."""
+        """Traits: whole batches from any thread, without random numbers."""
         return Traits(thread_safe=True, is_random=False, uses_keys=False)
 
     @property
@@ -153,7 +153,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
 
     @property
     def shard_sizes(self) -> Int64s:
-        """Samples per shard of the source."""
+        """Samples per shard of the source, int64."""
         sizes: Int64s = self.source.shard_sizes
         return sizes
 
@@ -195,7 +195,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         return [column.take(places, rest, allocate) for column, rest in zip(self._columns, unstored, strict=True)]
 
     def _load(self, places: Int64s) -> None:
-        """Read the samples that are to be stored and are not yet."""
+        """Read the samples that must be stored and are not stored yet."""
         missing = self._absent(places)
         missing = missing[missing < self._stored]
         if len(missing):
@@ -211,7 +211,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
             return self._values(_read_rows(self.source, self._reader, places))
 
     def _source_lock(self) -> AbstractContextManager[Any]:
-        # Threads that miss samples at the same time read them side by side where the source allows it.
+        # Threads that lack samples at the same time read them concurrently if the source allows it.
         return nullcontext() if traits_of(self.source).thread_safe else self._lock
 
     def _values(self, batch: Any) -> list[Any]:
@@ -224,7 +224,8 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
     def _put(self, places: Int64s, values: list[Any]) -> None:
         for column, value in zip(self._columns, values, strict=True):
             column.put(places, value)
-        # Only now: a thread that sees the mark takes the rows. Two threads may store the same rows, with equal values.
+        # Only after the rows: a thread that sees the mark reads them. Two threads may store the same rows, with equal
+        # values.
         with self._lock:
             self._missing -= int((~self._filled[places]).sum())
             self._filled[places] = True
@@ -236,7 +237,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
             all(value.device == self.device for value in values if isinstance(value, torch.Tensor))
             and self.source is None
         ):
-            return self._length  # used in place, whatever the budget
+            return self._length  # used in place, for any budget
         each = self._row_nbytes(values)
         return min(self._length, budget_nbytes(self.budget, self.device) // each) if each else self._length
 
@@ -245,7 +246,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         return sum(value[:1].numel() * self._stored_dtype(value.dtype).itemsize for value in tensors)
 
     def _check_host(self, values: Sequence[Any]) -> None:
-        """Refuse to allocate more host memory than there is."""
+        """Raise ArgumentError rather than allocate more host memory than is free."""
         rest = self._stored - (0 if self.device.type == "cpu" else self._resident)
         needed, free = rest * self._row_nbytes(values), free_nbytes(torch.device("cpu"))
         if needed > free:
@@ -267,7 +268,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
     def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         try:
             return torch.empty(shape, dtype=dtype, device=self.device)
-        except RuntimeError as error:  # out of memory is one
+        except RuntimeError as error:  # out of memory is one such error
             note(error, f"feedline: {shape[0]} samples of a DeviceDataset; pass a smaller budget= than {self.budget!r}")
             raise
 
@@ -325,7 +326,7 @@ def _reader(source: Any) -> BatchReader | None:
 
 
 def _first_sample(source: Any) -> Any:
-    """Sample 0; ArgumentError if a second read gives another one."""
+    """Sample 0; ArgumentError if a second read gives another sample."""
     sample, again = source[0], source[0]
     if not all(map(_is_same, leaves(sample), leaves(again))):
         raise _random_error(source)

@@ -50,7 +50,7 @@ class ShardSource(NamedTuple):
 
 
 def _find_files(folders: Sequence[IndexedFolder], shards: Sequence[ShardSource]) -> list[FolderFile]:
-    """File of each shard; those of one folder are looked up together."""
+    """File of each shard; files of one folder are looked up together."""
     files: dict[int, FolderFile] = {}
     for folder in dict.fromkeys(folders):
         mine = [number for number, each in enumerate(folders) if each is folder]
@@ -83,9 +83,8 @@ ReadBytes = Callable[[int, int], memoryview]
 
 
 CutEnds = Callable[[ReadBytes, int, int], tuple[memoryview, memoryview]]
-"""Extracts the ends of a shard from `read(start, stop)`, its bytes and its samples.
-
-It must not fail for any content.
+"""Extracts the ends of a shard from `read(start, stop)`, the number of bytes and the number of samples. It must not
+fail for any content.
 """
 
 
@@ -143,10 +142,8 @@ def offsets_in(
 ) -> memoryview:
     """Offsets of the samples of an MDS or LitData shard of `nbytes`.
 
-    The last offset is the end of the last sample.
-
-    They follow the number of samples at the beginning of the shard, or of a separate file. SampleError for invalid
-    offsets, which would read the wrong bytes.
+    The last offset is the end of the last sample. Offsets are stored after the number of samples, at the beginning of
+    the shard or of a separate file. SampleError for invalid offsets, which would read the wrong bytes.
     """
     first = 4 * (samples + 2)
     offsets = (
@@ -199,7 +196,7 @@ class ShardFiles:
         return self.shards, self._stored
 
     def _check_sizes(self, codecs: Sequence[str | None]) -> None:
-        """SampleError for an uncompressed shard of another size than listed."""
+        """Raise SampleError for an uncompressed shard of another size than listed."""
         for number, (shard, codec) in enumerate(zip(self.shards, codecs, strict=True)):
             nbytes = self._stored.info(number).size
             if codec is None and nbytes != shard.nbytes:
@@ -240,7 +237,7 @@ class ShardFiles:
         return Ends(np.frombuffer(begin, np.uint8), np.frombuffer(end, np.uint8))
 
     def check(self) -> None:
-        """SampleError for the first shard whose hashes differ from the index."""
+        """Raise SampleError for the first shard whose hashes differ."""
         for number, shard in enumerate(self.shards):
             (data,) = self.read([Extent(number, 0, shard.nbytes)])
             check_hashes(np.frombuffer(data, np.uint8), shard.hashes, self.where(number))
@@ -248,7 +245,7 @@ class ShardFiles:
     def read(self, extents: Sequence[Extent]) -> list[memoryview]:
         """One view per extent, read concurrently.
 
-        Positions are those in the uncompressed shard.
+        Positions count in the uncompressed shard.
         """
         try:
             return self._files.read(extents)
@@ -260,8 +257,8 @@ class ShardFiles:
     def file(self, number: int) -> File:
         """The file or object of a shard.
 
-        StateError within moments of a change of a local one. To be called before its mapping is used, offsets included:
-        touching a page that was truncated away would kill the process.
+        StateError soon after a change of a local file. Call it before each use of its mapping, offsets included: an
+        access to a page that was truncated would kill the process.
         """
         try:
             return self._files[number]
@@ -306,6 +303,6 @@ class ShardFileFields(ShardedFields):
             return []
         rows = [self._at(at) for at in within(indices, len(self), type(self).__name__).tolist()]
         missing = {shard for shard in {shard for shard, _ in rows} if self._files.is_missing(shard)}
-        # The spans of a shard that is not decompressed yet are unknown, so all of it is fetched.
+        # The spans of a shard that is not decompressed yet are unknown, so the whole shard is fetched.
         extents = [Extent(shard, *(0, 0) if shard in missing else self._span(shard, row)) for shard, row in rows]
         return self._files.ranges(extents)

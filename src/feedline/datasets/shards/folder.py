@@ -60,7 +60,7 @@ class IndexedFolder:
     def index(self, what: str) -> bytes:
         """Content of `index.json`.
 
-        ObjectNotFoundError, worded as "no `what`", if it does not exist.
+        If it does not exist, ObjectNotFoundError with the words "no `what`".
         """
         place = self.where("index.json")
         try:
@@ -90,7 +90,7 @@ class IndexedFolder:
         return FolderFile(*next(found, (names[0], None)))
 
     def _info(self, name: str) -> ObjectInfo | None:
-        with suppress(FileNotFoundError, NotADirectoryError):  # the first is the base of ObjectNotFoundError
+        with suppress(FileNotFoundError, NotADirectoryError):  # FileNotFoundError is the base of ObjectNotFoundError
             return local_info(self.where(name)) if self.store is None else self.store.info(name)
         return None
 
@@ -117,7 +117,7 @@ def check_samples(value: Any, nbytes: int, what: str) -> int:
 
 
 def check_total(counts: Iterable[int]) -> None:
-    """ValueError if the shards hold too many samples to count."""
+    """Raise ValueError if the shards have too many samples to count."""
     check_count(sum(counts), "the number of all samples")
 
 
@@ -128,7 +128,7 @@ def check_file_name(value: Any) -> str:
     """
     name = str(value)
     if name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
-        raise ValueError(f"the file name {name!r} leads out of the folder")
+        raise ValueError(f"the file name {name!r} points out of the folder")
     if "\0" in name:
         raise ValueError(f"no file can have the name {name!r}")
     return name

@@ -101,7 +101,7 @@ class LeafTree:
         return [".".join(map(str, path)) for path in self.paths()]
 
     def prune(self, wanted: Iterator[bool]) -> LeafTree | None:
-        """Structure with only the wanted leaves; None if there are none."""
+        """Structure with only the wanted leaves; None without any."""
         if not self.kind:
             return self if next(wanted) else None
         labels = self.keys or [None] * len(self.children)
@@ -192,7 +192,7 @@ class LitData(ShardFileFields):
 
     `path` is a local folder, with its `index.json`, or the address of one in a store. Objects are kept in the folder
     `cache` if one is given. Chunks that were compressed as a whole are decompressed on first use, into `cache` or the
-    user's cache folder. `options` are those of `open_store`.
+    user's cache folder. `options` are passed to `open_store`.
 
     SampleError names an index or chunk that is damaged, and a leaf that cannot be decoded.
     """
@@ -224,7 +224,7 @@ class LitData(ShardFileFields):
         self._leaves = self._leaf_decoders(wanted, by_leaf)
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
-        self._files.file(shard)  # raises if it has changed
+        self._files.file(shard)  # raises if the file has changed
         items = self._items[shard]
         return (0, 0) if items.is_cached(row) else items.span(row)
 
@@ -234,7 +234,7 @@ class LitData(ShardFileFields):
     def _leaf_decoders(self, wanted: Sequence[bool], by_leaf: Mapping[str, TransformFunction]) -> list[Decoder | None]:
         """Decoder of each leaf, None for unwanted ones.
 
-        Empty where chunks hold table rows, whatever formats the index lists.
+        Empty if chunks have table rows, for any formats in the index.
         """
         formats = zip(self._names, self._index.formats, wanted, strict=True)
         try:
@@ -248,9 +248,9 @@ class LitData(ShardFileFields):
             raise
 
     def _item(self, record: Record) -> Any:
-        """Bytes of a sample, or the sample if a table row."""
+        """Bytes of a sample; a table row itself."""
         items, (shard, row, data) = self._items[record.shard], record
-        # A batch that was cached, so that it was not read, may have been evicted since.
+        # A batch that was in the cache, and was therefore not read, may have been evicted since then.
         return items.item(row, lambda: data or self._files.read([Extent(shard, *items.span(row))])[0])
 
     def _decode_record(self, record: Record, row: int | None) -> Any:
@@ -264,7 +264,7 @@ class LitData(ShardFileFields):
         item = self._item(record)
         if not isinstance(item, memoryview):
             raise SampleError(f"{self._where(record)} is a table row, but other samples are not; write them again")
-        # Keyed by number: names need not be unique, as keys may contain dots.
+        # Keyed by number: names need not be unique, because keys may contain dots.
         return {str(number): Field(*leaf) for number, leaf in enumerate(self._leaves_in(item, record))}
 
     def _leaves_in(self, item: memoryview, record: Record) -> list[tuple[Decoder, memoryview, Where]]:
@@ -333,7 +333,7 @@ def _build_decoder(name: str, kind: str, transform: TransformFunction | None, pa
 
 
 def _choose_leaves(leaves: Sequence[str] | None, names: Sequence[str], path: str) -> list[bool]:
-    """Flag for each leaf: chosen or not; ArgumentError names an unknown one."""
+    """True for each chosen leaf; ArgumentError names an unknown one."""
     if leaves is None:
         return [True] * len(names)
     check_names(leaves, "columns", "('image', 'label')")

@@ -1,10 +1,10 @@
 r"""Samples within a LitData chunk, in each form that litdata writes.
 
-A chunk holds offsets and raw samples, samples compressed in frames, or an Arrow file of record batches, each of which
-is read by itself.
+A chunk holds offsets and raw samples, samples compressed in frames, or an Arrow file of record batches, which are read
+separately.
 
 The Arrow file (https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format) is at the end of the chunk. Its
-footer and the head of a batch are FlatBuffers, of which only a few numbers are needed. The file is followed by its
+footer and the head of a batch are FlatBuffers. Only a few of their numbers are needed. The file is followed by its
 length (uint32) and `b"LDARW01\0"`.
 """
 
@@ -101,7 +101,7 @@ class LitDataRows:
         try:
             schema = ipc.read_schema(pyarrow.py_buffer(self._schema))
             batch = ipc.read_record_batch(ipc.read_message(pyarrow.py_buffer(data)), schema)
-            # Offsets that lead out of the memory would crash the process, or reveal foreign memory.
+            # Offsets beyond the memory would crash the process, or reveal foreign memory.
             batch.validate(full=True)
         except (pyarrow.ArrowException, OSError, EOFError) as error:
             raise SampleError(f"{self._where} has no valid Arrow file at its end ({error}); copy it again") from error
@@ -111,7 +111,7 @@ class LitDataRows:
 def ends_of_rows(read: ReadBytes, nbytes: int) -> tuple[memoryview, memoryview] | None:
     """Ends of a chunk with an Arrow file, else None.
 
-    The beginning is the schema and the head of the first batch; the end is the footer and all that follows. They are
+    The beginning is the schema and the head of the first batch; the end is the footer and all that follows. Both are
     incomplete if the file is damaged.
     """
     tail = read(max(0, nbytes - _TAIL_READ_NBYTES), nbytes)
@@ -186,7 +186,7 @@ class ChunkItems(Protocol):
         ...
 
     def item(self, at: int, read: FetchContent) -> Any:
-        """Bytes of a sample, or the sample if a table row.
+        """Bytes of a sample; a table row itself.
 
         `read()` returns the bytes of `span(at)`.
         """
@@ -205,7 +205,7 @@ class RawItems:
         return self._offsets[at], self._offsets[at + 1]
 
     def is_cached(self, at: int) -> bool:  # noqa: ARG002 - as others
-        """Never."""
+        """Always False."""
         return False
 
     def item(self, at: int, read: FetchContent) -> memoryview:
@@ -265,9 +265,9 @@ class FramedItems:
 
 
 def open_items(ends: Ends, nbytes: int, count: int, where: str, wrapped: str, cache: DecodedCache) -> ChunkItems:
-    """Samples of a chunk, as its form requires.
+    """Samples of a chunk, read according to its form.
 
-    If the chunk was compressed as a whole, it must be decompressed.
+    A chunk that was compressed as a whole must be decompressed.
     """
     if len(ends.end):
         return LitDataRows(ends, nbytes, count, where, cache)
@@ -277,9 +277,9 @@ def open_items(ends: Ends, nbytes: int, count: int, where: str, wrapped: str, ca
 
 
 def chunk_ends(read: ReadBytes, nbytes: int, samples: int) -> tuple[memoryview, memoryview]:
-    """Parts of a chunk that its form needs for finding samples.
+    """Parts of a chunk with which its samples are found.
 
-    Offsets, the head of a chunk of frames, or both sides of an Arrow file's batches.
+    They are offsets, the head of a chunk of frames, or the parts before and after the batches of an Arrow file.
     """
     begin = read(0, min(nbytes, max(_HEAD.size, 4 * (samples + 2))))
     if bytes(begin[:8]) == _FRAMED and len(begin) >= _HEAD.size:
@@ -294,7 +294,7 @@ def chunk_ends(read: ReadBytes, nbytes: int, samples: int) -> tuple[memoryview, 
 def _content_nbytes(data: memoryview, where: str) -> int:
     """Decompressed size in the header of a zstd frame (RFC 8878, 3.1.1.1).
 
-    SampleError if the header has none, or too large a one.
+    SampleError if the header has no size, or a size that is too large.
     """
     try:
         if bytes(data[:4]) != _ZSTD:

@@ -58,13 +58,13 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
             raise ArgumentError(f"no chunk of {self.path} holds the {window} tokens of a window; pass a smaller window")
         shards = [(folder, shard) for shard in index.shards()]
         self._files = ShardFiles(shards, None, "litdata", cache, sizes=sizes)
-        # The offsets of samples come first; the tokens of all samples follow one another.
+        # The offsets of samples come first; the tokens of all samples are contiguous.
         self._begins = np.array([4 * (chunk.items + 2) for chunk in index.chunks], np.int64)
         self._tokens = LazyList(partial(_open_tokens, self._files, index.chunks, self._dtype), len(index.chunks))
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Number of windows of each chunk, for `samplers.ShardShuffled`."""
+        """Number of windows per chunk, int64, for `samplers.ShardShuffled`."""
         return self._offsets.sizes
 
     @property
@@ -81,19 +81,19 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
         return self.read_batch(BatchRead(np.array([at]), allocate_tensor))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
-        """Windows of these indices; they share memory with each other only."""
+        """Windows of these indices; they share memory only with each other."""
         return list(self.read_batch(BatchRead(as_indices(indices), allocate_tensor)).unbind())
 
     def read_batch(self, request: BatchRead) -> torch.Tensor:
         """Windows as one tensor of shape (B, window)."""
         places = within(request.indices, len(self), "LitDataTokens")
         out = request.allocate((len(places), self.window), self._dtype)
-        # Copied as bytes: the tokens follow the offsets, so they may be unaligned for their dtype.
+        # Copied as bytes: tokens are stored after the offsets, and may be unaligned for their dtype.
         rows = numpy_view(out).view(np.uint8)
         numbers, starts = self._locate(places)
         apart: list[int] = []
         for number in np.unique(numbers).tolist():
-            self._files.file(number)  # raises if it has changed
+            self._files.file(number)  # raises if the file has changed
             mine, chunk = np.flatnonzero(numbers == number), self._tokens[number]
             if chunk is None:
                 apart += mine.tolist()

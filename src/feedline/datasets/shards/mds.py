@@ -30,7 +30,7 @@ from feedline.stores.files import LazyList
 class MDS(ShardFileFields):
     """Samples of folders of Mosaic Streaming, as dicts.
 
-    Values are those of Mosaic's own reader. Shards may be binary, or of text (CSV, TSV, XSV, JSON).
+    Values equal the values of Mosaic's own reader. Shards may be binary, or of text (CSV, TSV, XSV, JSON).
 
     `paths` is a local folder, with its `index.json`, the address of one in a store, or several of these, whose samples
     are concatenated. `columns` chooses columns; those encoded as pickle are never read. `transform` is a function of
@@ -38,7 +38,7 @@ class MDS(ShardFileFields):
 
     Objects are kept in the folder `cache` if one is given. Compressed shards are decompressed on first use, into
     `cache` or the user's cache folder, and checked against the hashes in the index. With `check_hashes`, the
-    constructor checks all other shards, too. `options` are those of `open_store`.
+    constructor checks all other shards, too. `options` are passed to `open_store`.
 
     SampleError names an index or shard that is damaged, and a value that cannot be decoded.
     """
@@ -77,7 +77,7 @@ class MDS(ShardFileFields):
             offsets.check()
 
     def _span(self, shard: int, row: int) -> tuple[int, int]:
-        self._files.file(shard)  # raises if it has changed
+        self._files.file(shard)  # raises if the file has changed
         offsets = self._offsets[shard]
         return offsets[row], offsets[row + 1]
 
@@ -143,7 +143,7 @@ class _Offsets:
         )
 
     def check(self) -> None:
-        """SampleError for the first file of offsets with other hashes."""
+        """Raise SampleError for the first file of offsets with other hashes."""
         if self._metas is not None:
             self._metas.check()
 
@@ -162,7 +162,7 @@ def _shard_source(shard: MDSShard, raw: MDSFile, zipped: MDSFile | None) -> Shar
 
 
 def _ends(read: ReadBytes, nbytes: int, samples: int) -> tuple[memoryview, memoryview]:
-    """Ends of a shard: the number of samples, their offsets; nothing else."""
+    """Ends of a shard: number of samples with offsets, and no bytes."""
     return read(0, min(nbytes, 4 * (samples + 2))), memoryview(b"")
 
 

@@ -80,7 +80,7 @@ class SeparatedColumns(MDSColumns):
     newline: str
 
     def split(self, data: memoryview) -> list[bytes]:
-        """Bytes of each column; ValueError for another number of them."""
+        """Bytes of each column; ValueError for another number of columns."""
         line = bytes(data)
         if not line.endswith(self.newline.encode()):
             raise ValueError("its line does not end")
@@ -95,7 +95,7 @@ class JSONColumns(MDSColumns):
     """A JSON object on a line."""
 
     def split(self, data: memoryview) -> list[Any]:
-        """Value of each column; ValueError if one is not there."""
+        """Value of each column; ValueError if one is missing."""
         found = json.loads(bytes(data))
         if not isinstance(found, dict):
             raise ValueError(f"it is not a JSON object, but of type {type(found).__name__}")
@@ -125,8 +125,8 @@ class MDSShard:
 def read_shards(folder: IndexedFolder, known: dict[MDSColumns, MDSColumns]) -> list[MDSShard]:
     """Read the shards listed in the index of a folder.
 
-    Columns equal to those in `known` are replaced by them; new ones are added. SampleError for a damaged index,
-    ArgumentError for unsupported content.
+    Columns that are equal to columns in `known` are replaced by the latter; new ones are added. SampleError for a
+    damaged index, ArgumentError for unsupported content.
     """
     data, path = folder.index("MDS data set"), folder.where("index.json")
     try:

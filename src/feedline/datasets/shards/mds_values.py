@@ -34,7 +34,7 @@ _DTYPES = dict(
         strict=True,
     )
 )
-"""Dtypes of arrays whose column does not name one, by their first byte."""
+"""Dtypes of arrays whose column names no dtype, by the first byte of the array."""
 
 
 _SHAPE_DTYPES = ("u1", "<u2", "<u4", "<u8")
@@ -158,7 +158,7 @@ def _integer(data: memoryview) -> int:
 
 
 def _parsed(value: Any) -> Any:
-    """A value of a JSON object, which has its type already."""
+    """A value of a JSON object, which already has its type."""
     return value
 
 

@@ -1,7 +1,7 @@
 """Parser and decoders of `tf.train.Example` and `tf.train.SequenceExample` messages.
 
-Features become tensors of the requested dtype and shape, or decoded bytes. The messages are those of
-tensorflow/core/example/feature.proto.
+Features become tensors of the requested dtype and shape, or decoded bytes. tensorflow/core/example/feature.proto
+defines the messages.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Steps(tuple[FeatureValue, ...]):
 def parse_example(data: bytes, wanted: Container[str] | None = None) -> dict[str, FeatureValue | Steps]:
     """Features by name: lists of bytes, float32 or int64 arrays.
 
-    Only those in `wanted`, if it is given. A feature without any value is an empty list of bytes; of a repeated name,
-    the last one counts. ValueError for invalid bytes, and for a feature list with the name of a context feature.
+    With `wanted`, only these features. A feature without any value is an empty list of bytes. Of features with the same
+    name, the last one counts. ValueError for invalid bytes, and for a feature list with the name of a context feature.
     """
-    # The context of a SequenceExample has the number and the type that the features of an Example have.
+    # The context of a SequenceExample has the number and the type of the features of an Example.
     parsed: dict[str, FeatureValue | Steps] = {name: _feature(each) for name, each in _entries(data, 1, wanted)}
     lists = {name: _steps(each) for name, each in _entries(data, 2, wanted)}
     if both := parsed.keys() & lists.keys():
@@ -60,7 +60,7 @@ def _steps(data: bytes) -> Steps:
 
 
 def _entry(data: bytes) -> tuple[str, bytes]:
-    """Key and value of a map entry; absent ones are empty."""
+    """Key and value of a map entry; empty if absent."""
     parts = dict(protobuf.messages(data))
     return parts.get(1, b"").decode("utf-8"), parts.get(2, b"")
 
@@ -100,7 +100,7 @@ Feature = Decode | DTypeLike | torch.dtype | tuple[DTypeLike | torch.dtype | Dec
 
 
 class EveryFeature(Decoder):
-    """Decodes a record to all of its features, as they are stored.
+    """Decodes a record to all of its stored features.
 
     Numbers become 1-D tensors, bytes become lists, and feature lists become lists of these.
     """
@@ -160,7 +160,7 @@ class ChosenFeatures:
 
     def _is_absent(self, name: str, value: FeatureValue | Steps) -> bool:
         """True if a feature is missing, and has a default."""
-        # TensorFlow writes an absent feature as one without a list, and takes the default for it, too.
+        # TensorFlow writes an absent feature as a feature without a list, and also uses the default for it.
         return (
             name in self._defaults
             and isinstance(value, list)
@@ -199,7 +199,7 @@ def _default(name: str, value: Any, decoder: Decoder) -> FeatureValue:
 def _parse(record: memoryview, wanted: Mapping[str, Any] | None, where: Where) -> dict[str, FeatureValue | Steps]:
     try:
         return parse_example(bytes(record), wanted)
-    except ValueError as error:  # UnicodeDecodeError is one
+    except ValueError as error:  # UnicodeDecodeError is a ValueError
         raise SampleError(
             f"{where()} is not a tf.train.Example ({error}); pass decode='bytes' for other records"
         ) from error
@@ -316,7 +316,7 @@ class _BytesValues(Decoder):
         return [self._each(value, row, where) for value in values]
 
     def check(self, values: FeatureValue, where: Where, kind: type[Exception]) -> None:
-        """Raise this error unless the bytes have the right number."""
+        """Raise `kind` unless the number of values is right."""
         if isinstance(values, np.ndarray) or self._count not in (-1, len(values)):
             count = "bytes values" if self._count == -1 else f"{self._count} bytes values"
             raise kind(f"{where()} holds {_describe(values)} instead of {count}")
@@ -331,10 +331,10 @@ def _one_of_each(steps: Steps, where: Where) -> list[bytes]:
 
 
 def _check_integers(numbers: NDArray[Any], dtype: np.dtype[Any], where: Where) -> None:
-    """SampleError unless all floats are integers in the range of `dtype`."""
+    """Raise SampleError unless all floats are integers in the range of `dtype`."""
     whole = np.dtype(np.uint8) if dtype.kind == "b" else dtype
     least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(whole).min, np.iinfo(whole).max)
-    # Compared with the maximum plus one, a power of two, which floats hold exactly; the maximum itself may be rounded.
+    # Compared with the maximum plus one, a power of two, which is exact in floats; the maximum itself may be rounded.
     fit = (numbers >= least) & (numbers < float(most + 1)) & (numbers == np.trunc(numbers))
     if not fit.all():
         raise SampleError(

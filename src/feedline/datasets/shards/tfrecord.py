@@ -46,7 +46,7 @@ _SPOT_CHECKS = 16
 
 
 _CHECKED = "checked"
-"""Name of an empty array in the index: all checksums were verified."""
+"""Name of an empty array in the index, which means that all checksums were verified."""
 
 
 def _recipe(check_crc: bool) -> IndexRecipe:
@@ -79,7 +79,7 @@ def _scan(check_crc: bool, file: File) -> Columns:
 
 
 def _skip_record(file: File, stream: Stream, at: int, number: int, checksum: Any) -> int:
-    """Read past one record; returns where the next one begins."""
+    """Read past one record; returns the start of the next one."""
     where = f"record {number} of {file.name}, at byte {at},"
     left = file.nbytes - at - HEAD_NBYTES
     if left < TAIL_NBYTES:
@@ -109,7 +109,7 @@ def _skip_record(file: File, stream: Stream, at: int, number: int, checksum: Any
 def _mask(crc: int) -> int:
     """Mask a CRC as TensorFlow stores it.
 
-    Masking keeps the CRC of data that contain CRCs meaningful.
+    Masks keep the CRC of data that contain CRCs meaningful.
     """
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -124,7 +124,7 @@ def _check_not_compressed(name: str, head: memoryview) -> None:
 
 def _compression(head: bytes) -> str:
     """Compression of a file with these first bytes; "" for none."""
-    # A length may begin with the same bytes; then its upper bytes are zero, as no record is that large.
+    # A length may begin with the same bytes. Its upper bytes are then zero, because no record is that large.
     return _COMPRESSED.get(head[:2], "") if any(head[2:8]) else ""
 
 
@@ -138,7 +138,7 @@ def _openers(files: FileSet, compression: str | None) -> list[Opener | None]:
 
 
 def _local_opener(files: FileSet, number: int) -> Opener | None:
-    # The first bytes of an object would cost a request for each, and most objects have an index already.
+    # The first bytes would cost a request for each object, and most objects already have an index.
     if files.info(number).size < HEAD_NBYTES or not is_local(files.name(number)):
         return None
     with open(files.name(number), "rb", buffering=0) as file:
@@ -148,7 +148,7 @@ def _local_opener(files: FileSet, number: int) -> Opener | None:
 def _is_valid_index(check_crc: bool, file: File, arrays: Columns) -> bool:
     """True if an index fits its file, judged by a few records.
 
-    With `check_crc`, it must have been built with checksums verified.
+    With `check_crc`, the index must have been built with verified checksums.
     """
     starts = arrays.get("starts")
     if check_crc and _CHECKED not in arrays:
@@ -164,7 +164,7 @@ def _is_valid_index(check_crc: bool, file: File, arrays: Columns) -> bool:
 
 
 _WHOLE = ""
-"""Name of the single field of records that are not decoded as chosen features."""
+"""Name of the single field of records that are not decoded by features."""
 
 
 class TFRecord(RecordFiles, ShardedFields):
@@ -177,8 +177,8 @@ class TFRecord(RecordFiles, ShardedFields):
     functions by feature. With `decode`, records are not examples; `decode` is "bytes", another of these words, or a
     function.
 
-    The feature lists of a `tf.train.SequenceExample` are features, too. Their type is that of each step, and tensors
-    are stacked, or in a list if a side is -1; bytes values, one for each step, have the type of a list.
+    The feature lists of a `tf.train.SequenceExample` are features, too. Their type is the type of each step, and
+    tensors are stacked, or in a list if a side is -1; bytes values, one for each step, have the type of a list.
 
     Files compressed as a whole are decompressed once, into `cache` or the user's cache folder: those that end in
     `.gz` or `.zlib`, and files of this machine that begin so. For objects with other names, `compression` is "GZIP" or
@@ -186,7 +186,7 @@ class TFRecord(RecordFiles, ShardedFields):
 
     An index file next to each file, or in the folder `index_dir`, holds the offsets of records. With `check_crc`, all
     checksums are verified when it is built, and an index built without is built again. Objects are kept in the folder
-    `cache` if one is given; `options` are those of `open_store`.
+    `cache` if one is given; `options` are passed to `open_store`.
 
     SampleError names file and record of a value that is damaged, or does not have the type in `columns`.
     """
@@ -217,7 +217,7 @@ class TFRecord(RecordFiles, ShardedFields):
         super().__init__(inflated(files, _openers(files, compression), cache), _recipe(check_crc), index_dir)
         FieldRecords.__init__(self, whole if decode is None else None)
         for index in self._indexes:
-            if check_crc and _CHECKED not in index.shapes:  # built without checking
+            if check_crc and _CHECKED not in index.shapes:  # built without verified checksums
                 index.renew()
 
     def _decoders(self) -> Collection[Decoder]:

@@ -133,7 +133,7 @@ def pack_column(name: str, blocks: Sequence[Sequence[Any]]) -> SQLColumn:
 
 def _common_type(kinds: set[str]) -> str | None:
     """Type that can hold values of all these types, or None."""
-    if kinds <= {"int64"}:  # or nulls alone
+    if kinds <= {"int64"}:  # or only nulls
         return "int64"
     if kinds <= {"int64", "float64", "decimal"}:
         return "float64"
@@ -162,7 +162,7 @@ def _type_error(name: str, blocks: Sequence[Sequence[Any]]) -> CellError:
 
 
 def _raise_for_loss(name: str, blocks: Sequence[Sequence[Any]], is_lost: Callable[[Any], bool], problem: str) -> None:
-    """CellError for the first value that would not be preserved."""
+    """Raise CellError for the first value that would not be preserved."""
     for at, value in enumerate(value for values in blocks for value in values):
         if is_lost(value):
             raise CellError(
@@ -197,7 +197,7 @@ def _encode(value: Any) -> bytes:
 
 
 _EXACT = 1 << 53
-"""Bound up to which float64 holds every integer."""
+"""Bound up to which float64 represents every integer."""
 
 
 _KINDS = {

@@ -58,10 +58,10 @@ _CARRIES_SECRET = re.compile(rf"(?<![/\w])\w*{_HIDDEN}\s*=", re.IGNORECASE)
 
 
 def normalize_source(source: Pathlike | Connect) -> ConnectionSource:
-    """Source in a form that can be kept and sent to workers.
+    """Source in a form that can be stored and sent to workers.
 
-    Paths become absolute; ArgumentError for connections and for addresses with secrets. The error quotes nothing of an
-    address that may hold a password.
+    Paths become absolute. ArgumentError for connections and for addresses with secrets. The error quotes no part of an
+    address that may contain a password.
     """
     if hasattr(source, "cursor") and not isinstance(source, type):
         raise ArgumentError(
@@ -83,7 +83,7 @@ def normalize_source(source: Pathlike | Connect) -> ConnectionSource:
     userinfo = text.rpartition("@")[0].partition("://")[2]
     if ":" in userinfo or _CARRIES_SECRET.search(unquote(text)):
         raise ArgumentError(
-            "the address of the database contains a password, which would show wherever the address does: set"
+            "the address of the database contains a password, which every message about it would show: set"
             " PGPASSWORD or ~/.pgpass, or put the whole address into an environment variable and pass env:NAME; write"
             " an @ or : that is not part of a password as %40 or %3A"
         )
@@ -93,7 +93,7 @@ def normalize_source(source: Pathlike | Connect) -> ConnectionSource:
 def open_connection(source: ConnectionSource) -> Any:
     """Open a DB-API connection.
 
-    Errors say `what $NAME holds` instead of quoting an address from the environment.
+    Errors name an address from the environment by its variable, without its value.
     """
     if callable(source):
         return _check_connection(source())
@@ -148,7 +148,7 @@ def _check_connection(connection: Any) -> Any:
 def _look_up(source: str) -> tuple[str, str]:
     """Address of a source, and its name for errors.
 
-    An address from the environment is never quoted.
+    Errors never quote an address from the environment.
     """
     if not source.startswith(_FROM_ENVIRONMENT):
         return source, source
@@ -207,7 +207,7 @@ class Query:
         """
         connection = self._connect()
         with self._translating(), closing(connection), closing(connection.cursor()) as cursor:
-            cursor.execute(self.sql, *([self.params] if self.params else []))  # some drivers refuse None
+            cursor.execute(self.sql, *([self.params] if self.params else []))  # some drivers refuse None as parameters
             if cursor.description is None:
                 raise ArgumentError(f"{self} returns no rows: it must be a SELECT")
             names = [column[0] for column in cursor.description]
@@ -220,7 +220,7 @@ class Query:
     def without_function(self) -> Query:
         """Copy for another process, without a function that connects.
 
-        Such a function may hold a password.
+        Such a function may contain a password.
         """
         return replace(self, source=_raise_elsewhere) if callable(self.source) else self
 
@@ -235,14 +235,14 @@ class Query:
             ) from None
 
     def _connect(self) -> Any:
-        """Connect; errors of the user's own function pass unchanged."""
+        """Connect; errors of the user's own function are unchanged."""
         if callable(self.source):
             return open_connection(self.source)
         try:
             return open_connection(self.source)
         except (FeedlineError, ImportError, OSError):
             raise
-        except Exception as error:  # PEP 249 names the exceptions, but each driver has classes of its own
+        except Exception as error:  # PEP 249 names the exceptions, but each driver has its own classes
             if not self.source.startswith(_FROM_ENVIRONMENT):
                 raise SampleError(
                     f"could not connect to the database for {self}: {type(error).__name__}: {error}"

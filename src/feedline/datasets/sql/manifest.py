@@ -38,7 +38,7 @@ class SQLManifest(FieldRecords):
     SampleError. Files are read below `root`, a folder or the address of a store; `decode` is "bytes", "text", "npy",
     "image" or a function. `transform` is a function of the sample, or a dict of functions by column.
 
-    Objects are kept in the folder `cache` if one is given; `options` are those of `open_store`.
+    Objects are kept in the folder `cache` if one is given; `options` are passed to `open_store`.
     """
 
     def __init__(
@@ -94,15 +94,15 @@ class SQLManifest(FieldRecords):
     def refreshed(self) -> Self:
         """Run the query again; returns a dataset that includes new rows.
 
-        This dataset and any epoch over it do not change; the loader of the next epoch takes the new dataset.
+        This dataset and any epoch over it do not change. Pass the new dataset to the loader of the next epoch.
         """
         return self._with(_query_rows(self._query, self._key, self._path, self._into))
 
     def as_of(self, state: Mapping[str, Any]) -> Self:
         """Dataset of the rows that existed when `state_dict` returned this state.
 
-        It resumes an epoch that began before rows were added. StateError unless those rows are the first ones now: rows
-        were changed or deleted, or new keys are not greater than the old ones.
+        It resumes an epoch that began before rows were added. StateError unless those rows are the first rows now:
+        otherwise rows were changed or deleted, or new keys are not greater than the old ones.
         """
         rows = int(state["rows"])
         first = {name: column.take(np.arange(min(rows, len(self)))) for name, column in self._columns.items()}
@@ -152,7 +152,7 @@ class SQLManifest(FieldRecords):
         return {**fields, self._into: Field(self._files, file, where)}
 
     def _file(self, at: int) -> str:
-        """Path that a row names; SampleError for a row with a null."""
+        """Path in a row; SampleError for a row with a null."""
         for name in self._nullable:
             if self._columns[name][at] is None:
                 raise SampleError(
@@ -165,7 +165,7 @@ class SQLManifest(FieldRecords):
         return path
 
     def _where(self, at: int) -> str:
-        """Description of the file that a row names."""
+        """Description of the file of a row."""
         return f"the file {self._columns[self._path][at]!r} of {self._row(at)}"
 
     def _row(self, at: int) -> str:
@@ -184,7 +184,7 @@ def _nullable(columns: Mapping[str, SQLColumn]) -> list[str]:
 def _query_rows(query: Query, key: str, path: str, into: str) -> dict[str, SQLColumn]:
     """Rows of the query, sorted by key.
 
-    The order of samples so depends on the rows only, not on the order in which the database returns them.
+    The order of samples thus depends only on the rows, not on the order in which the database returns them.
     """
     columns = query.columns(key)
     for name, argument in ((key, "key"), (path, "path")):

@@ -51,7 +51,7 @@ class Arrow(TableDataset):
 
     For objects in stores, the buffers of the chosen columns are read, through `cache` if it is given, and kept per
     process within `cache_nbytes`, which also limits how many record batches are read at once. With `cache_nbytes=0` and
-    no `cache` only the wanted rows are read, if the batches are uncompressed. `options` are those of `open_store`. The
+    no `cache` only the wanted rows are read, if the batches are uncompressed. `options` are passed to `open_store`. The
     metadata of record batches is kept on this machine, in the folder `index_dir`.
 
     Several streams in one file are read as one if their schemas are equal; several Arrow files in one file are refused.
@@ -86,8 +86,8 @@ class Arrow(TableDataset):
         super().__init__(rows, source.sizes, cells)
 
 
-# `RecordBatches` is not used for files of this machine: rows of any number of mapped batches are gathered at once, 50
-# to 300 times as fast as batch by batch, and pyarrow opens thousands of batches in a quarter of the time.
+# `RecordBatches` is not used for files of this machine. One gather of the rows of all mapped batches is 50 to 300 times
+# as fast as a gather per batch, and pyarrow opens thousands of batches in a quarter of the time.
 class _InPlace:
     """Rows of all record batches of a table or of mapped files.
 
@@ -126,7 +126,7 @@ class _InPlace:
         if rows is None:
             chunks = [self._chunk(number, batch) for number, batch in enumerate(self._source.batches())]
             rows = ChunkRows(self._source.kind, chunks, self._nulls, self.locate)
-            self._rows = rows  # two threads may both open the files; either result will do
+            self._rows = rows  # two threads may both open the files; either result is valid
         return rows
 
     def _chunk(self, number: int, batch: Any) -> StructChunk:
@@ -168,7 +168,7 @@ class _MemoryTable:
 
     def __init__(self, table: Any, columns: Sequence[str] | None) -> None:
         self.kind = kinds_of(table.schema, columns, "the table")
-        # The chunks of columns differ, so fewer columns may give larger batches.
+        # Columns may be divided into different chunks, so fewer columns may give larger batches.
         self._table = table.select([name for name, _ in self.kind.fields])
         self.sizes = _row_counts(self.batches())
 

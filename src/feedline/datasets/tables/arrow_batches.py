@@ -39,7 +39,9 @@ _PATTERNS = 256
 
 
 _JOINED_NBYTES = 1 << 20
-"""Below this, copying buffers together costs less than the calls of pyarrow into a Python file (about 0.3 ms)."""
+"""Below this size, a copy of the buffers into one costs less than the calls of pyarrow into a Python file (about 0.3
+ms).
+"""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def plan_columns(
 ) -> ReadPlan:
     """Plan to read only the buffers of the chosen columns.
 
-    DamagedError if one is outside of the record batch.
+    DamagedError if a buffer is outside of the record batch.
     """
     _, body, stop, _ = layout.batches[place].tolist()
     message = BatchMetadata(metadata)
@@ -115,8 +117,8 @@ def plan_columns(
     starts, lengths = message.buffers[numbers].T
     ends = starts + lengths
     if len(numbers) and (starts.min() < 0 or lengths.min() < 0 or ends.min() < 0 or ends.max() > stop - body):
-        raise DamagedError("a buffer lies outside of it")
-    # pyarrow merges reads that touch, so buffers whose padding is full get a gap; otherwise it would copy them
+        raise DamagedError("a buffer is outside of it")
+    # pyarrow merges adjacent reads, with a copy, so buffers without padding get a gap
     steps = lengths // 8 * 8 + 8
     offsets = np.cumsum(steps) - steps
     moved = np.zeros_like(message.buffers)
@@ -134,7 +136,7 @@ def _spans(dictionaries: list[tuple[int, int, int]], buffers: list[Range]) -> li
 def _buffers_read(layout: Layout, message: BatchMetadata, fields: list[int]) -> NDArray[np.intp]:
     """Find the buffers that pyarrow reads, by a trial.
 
-    Each buffer gets a slot of its own in an empty body, and the slots that pyarrow reads are noted.
+    Each buffer gets its own slot in an empty body, and the slots that pyarrow reads are recorded.
     """
     count = len(message.buffers)
     slots = np.arange(count) * _SLOT_NBYTES
@@ -143,7 +145,7 @@ def _buffers_read(layout: Layout, message: BatchMetadata, fields: list[int]) -> 
     begin = file.add(BATCH, memoryview(shown), [], count * _SLOT_NBYTES)
     reader = file.reader(fields, in_memory=False)
     file.asked.clear()
-    # Dictionaries are missing and compressed data are zeros, which pyarrow notices only after it has read.
+    # Dictionaries are missing and compressed data are zeros. pyarrow detects this only after the reads.
     with suppress(pyarrow(_WHAT).ArrowException, OSError):
         reader.get_batch(0)
     asked = np.zeros(count, np.bool_)
@@ -240,15 +242,15 @@ class _VirtualFile(RangeFile):
     def reader(self, fields: list[int] | None, *, in_memory: bool) -> Any:
         """Open a reader of these fields, or of all.
 
-        Nothing can be added after that. With `in_memory` it reads a copy of everything, else views of the pieces,
-        recorded in `asked`.
+        No message can be added after that. With `in_memory`, the reader reads a copy of the whole file. Otherwise it
+        reads views of the pieces, and `asked` records the reads.
         """
         arrow = pyarrow(_WHAT)
         footer = _build_footer(self._layout, self._blocks[DICTIONARY], self._blocks[BATCH])
         tail = footer + len(footer).to_bytes(4, "little") + MAGIC
         self._put(self._nbytes, memoryview(tail))
         self._nbytes += len(tail)
-        # Batches are read by several threads of the loader already.
+        # Several threads of the loader already read batches.
         options = arrow.ipc.IpcReadOptions(use_threads=False, included_fields=fields)
         if in_memory:
             return arrow.ipc.open_file(arrow.py_buffer(_join(self._pieces, 0, self._nbytes)), options=options)
@@ -273,8 +275,8 @@ def read_schema(layout: Layout) -> Any:
 
 def _build_footer(layout: Layout, dictionaries: Sequence[bytes], batches: Sequence[bytes]) -> bytes:
     """Build the FlatBuffer of a footer."""
-    # FlatBuffers refer by relative offset, so the whole `head` can stand at the end for the schema.
-    first = 36  # elements of 8-byte numbers have to be at multiples of 8, the count before them
+    # FlatBuffers use relative offsets, so the whole `head` can be at the end and serve as the schema.
+    first = 36  # elements of 8-byte numbers must be at multiples of 8, with the count before them
     second = first + 4 + 24 * len(dictionaries) + 4
     head = second + 4 + 24 * len(batches)
     parts = [
@@ -290,11 +292,12 @@ def _build_footer(layout: Layout, dictionaries: Sequence[bytes], batches: Sequen
 
 
 def validate_batch(batch: Any, *, in_place: bool = False) -> Any:
-    """Check that nothing in a record batch leads out of its buffers.
+    """Check that no offset points out of a record batch's buffers.
 
-    That is: no offset, view, index or run. Returns the batch; pyarrow's ArrowInvalid describes a fault. With
-    `in_place`, only views and runs are checked in full, because their use reads them whole; offsets of other columns
-    are checked row by row when they are used. Text that is not UTF-8 passes: its row is named when it is read.
+    This includes views, indices and runs. Returns the batch; pyarrow's ArrowInvalid describes a fault. With `in_place`,
+    only views and runs are checked completely, because their use reads all of them. Offsets of other columns are
+    checked row by row when they are used. Text that is not UTF-8 is accepted here: the error names its row when it is
+    read.
     """
     arrow = pyarrow(_WHAT)
     if in_place:
@@ -306,7 +309,7 @@ def validate_batch(batch: Any, *, in_place: bool = False) -> Any:
     try:
         batch.validate(full=True)
     except arrow.ArrowInvalid as error:
-        # One row of bad text must not hide the others, nor may it hide damage in another column.
+        # One row of bad text must not make other rows unreadable, and must not hide damage in another column.
         if "UTF8" not in str(error):
             raise
         for column in batch.columns:

@@ -31,7 +31,7 @@ GLANCE_NBYTES = 64 << 10
 
 
 _END_NBYTES = 64
-"""Bytes that are examined after the last message of a file: the end marker and padding, or unexpected data."""
+"""Number of bytes that are examined after the last message of a file: end marker and padding, or unexpected data."""
 
 
 V5 = 4
@@ -68,7 +68,7 @@ class Layout(NamedTuple):
 
 
 def _prefix_nbytes(message: memoryview) -> int:
-    return 8 if bytes(message[:4]) == _CONTINUATION else 4  # before Arrow 0.15 there was only the length
+    return 8 if bytes(message[:4]) == _CONTINUATION else 4  # before Arrow 0.15, the prefix was only the length
 
 
 def message_table(message: memoryview) -> FlatTable:
@@ -105,7 +105,7 @@ class _MessageOffsets(NamedTuple):
         rows = header.scalar(0, INT64)
         at, count = header.vector(1, 16)
         if rows < 0 or (count and unpack(INT64, header.buffer, at) != rows):
-            # The length of a dataset is the sum of these numbers, so a wrong one would be met only by its samples.
+            # The length of a dataset is the sum of these numbers, so only the samples would reveal a wrong one.
             raise DamagedError(f"the record batch at byte {self.start} has {rows} rows, but its columns do not")
         return self.start, self.body, self.stop, rows
 
@@ -163,9 +163,9 @@ def layout_of(
 ) -> bytes:
     """Read the layout of an object, packed for `unpack_layout`.
 
-    The object has `nbytes` bytes. For a file, `read` returns the footer and the metadata of all messages. A stream
-    has no table of contents: it is scanned through `blocks(start)`, which yields offsets and bytes from `start` on.
-    DamagedError says why there is no layout.
+    The object has `nbytes` bytes. For a file, `read` returns the footer and the metadata of all messages. A stream has
+    no table of contents: it is scanned through `blocks(start)`, which yields offsets and bytes from `start` on.
+    DamagedError gives the reason if there is no layout.
     """
     try:
         if nbytes < 8:
@@ -189,7 +189,7 @@ def _of_file(nbytes: int, read: ReadRanges, tail: memoryview) -> bytes:
 
 
 def check_single_file(nbytes: int, read: ReadRanges) -> None:
-    """Raise DamagedError unless exactly one file with a footer is there."""
+    """Raise DamagedError unless there is exactly one file with a footer."""
     try:
         _read_footer(nbytes, read, read([(max(0, nbytes - GLANCE_NBYTES), nbytes)])[0])
     except struct.error as error:
@@ -216,7 +216,7 @@ def _check_end(footer: FlatTable, footer_at: int, read: ReadRanges) -> None:
         prefix = read([(8, min(16, footer_at))])[0] if footer_at > 8 else memoryview(b"")
         first = _prefix_nbytes(prefix)
         end = 8 + first + int.from_bytes(prefix[first - 4 : first], "little")
-    # Offsets of the second of two files are taken from the start of the first, so more messages or a footer follow.
+    # Offsets of the second of two files then count from the start of the first, so more messages or a footer follow.
     rest = bytes(read([(end, min(end + _END_NBYTES, footer_at))])[0]) if 0 <= end < footer_at else b""
     if rest.removeprefix(_CONTINUATION).strip(b"\0"):
         raise DamagedError(
@@ -256,14 +256,14 @@ def _of_stream(forward: _Forward) -> bytes:
         if message is None:
             has_ended = True
         elif message.kind == SCHEMA and has_ended:
-            # Old and new writers differ in the prefix and the padding, not in the schema.
+            # Old and new writers write different prefixes and padding, but the same schema.
             if bytes(message.table.buffer).rstrip(b"\0") != bytes(first.table.buffer).rstrip(b"\0"):
                 raise DamagedError(
                     f"streams follow each other in it, and the one from byte {message.start} on has another schema"
                 )
             has_ended = False
         elif message.kind not in data or has_ended:
-            raise DamagedError(f"a message of kind {message.kind} lies at byte {message.start}")
+            raise DamagedError(f"a message of the unexpected kind {message.kind} is at byte {message.start}")
         else:
             data[message.kind].append(message)
     head = first.table
@@ -318,8 +318,8 @@ class BatchMetadata:
         return length == len(self._message.buffer) and version == V5 and self._batch.place(3) is None
 
     def pattern(self, nodes: NDArray[np.bool_]) -> tuple[bytes, ...]:
-        """Key of all that decides which buffers these columns have."""
-        # Without rows or nulls a column has fewer buffers; columns of views have a number of them of their own.
+        """Key of all properties that determine these columns' buffers."""
+        # Without rows or nulls, a column has fewer buffers; each column of views has its own number of buffers.
         pairs = self.nodes
         count = len(pairs)
         zeros = (pairs[nodes] if count == len(nodes) else pairs) == 0
@@ -347,5 +347,5 @@ def dictionary_ids(field: FlatTable) -> Iterator[int]:
 
 
 def count_nodes(field: FlatTable) -> int:
-    """Number of field nodes of a column, without those of dictionaries."""
+    """Number of field nodes of a column, without dictionaries."""
     return 1 if field.table(4) is not None else 1 + sum(map(count_nodes, field.tables(5)))

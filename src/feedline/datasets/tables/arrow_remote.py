@@ -132,7 +132,7 @@ class RecordBatches(FileChunks[FileSet]):
         """The metadata of a record batch with its prefix."""
         described = self._described().get(file) or self._describe(file)
         if described is None:
-            # Another process may have replaced the index since this one opened.
+            # Another process may have replaced the index since this process opened it.
             start, body = self._layouts[file].batches[place, :2].tolist()
             return bytes(self._files[file].read_uncached([(start, body)])[0])
         return bytes(described.data[described.starts[place] : described.starts[place + 1]])
@@ -144,7 +144,7 @@ class RecordBatches(FileChunks[FileSet]):
             return None
         batches = self._layouts[file].batches
         stops = np.cumsum([0, *(batches[:, 1] - batches[:, 0]).tolist()])
-        # The metadata of the batches are the end of the entry.
+        # The end of the entry has the metadata of the batches.
         described = self._described()[file] = _Described(memoryview(data), (stops + (len(data) - stops[-1])).tolist())
         return described
 
@@ -209,7 +209,7 @@ def _read_layouts(files: FileSet, cache: MetadataCache) -> list[Layout]:
     described = cache.collect(
         "messages of Arrow objects", files.names, keys, partial(_examine, files, EndRead(GLANCE_NBYTES))
     )
-    heads: dict[bytes, bytes] = {}  # equal schemas are kept and pickled once
+    heads: dict[bytes, bytes] = {}  # equal schemas are stored and pickled once
     layouts = list(map(unpack_layout, described))
     return [layout._replace(head=heads.setdefault(layout.head, layout.head)) for layout in layouts]
 
@@ -236,7 +236,7 @@ def _examine(files: FileSet, first_read: EndRead, number: int) -> bytes:
 
 
 def _find_kind(layouts: Sequence[Layout], names: Sequence[str], columns: Sequence[str] | None) -> StructType:
-    """The kind of a sample; objects that differ in it are refused."""
+    """The kind of a sample; objects of another kind are refused."""
     arrow = pyarrow(_WHAT)
     schemas: dict[bytes, Any] = {}
     first: dict[bytes, tuple[Any, str]] = {}

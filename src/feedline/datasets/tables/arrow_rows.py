@@ -24,7 +24,7 @@ _WHAT = "datasets.Arrow"
 
 
 RangeReads = Generator[list[Range], list[memoryview], Any]
-"""Yields ranges, receives their bytes, and returns an Arrow array or several."""
+"""Yields ranges, receives their bytes, and returns one or several Arrow arrays."""
 
 
 class ColumnBuffers(NamedTuple):
@@ -41,7 +41,7 @@ class ColumnBuffers(NamedTuple):
 def columns_of_batch(layout: Layout, place: int, metadata: bytes, choice: ColumnChoice) -> list[ColumnBuffers] | None:
     """The chosen columns; None if they must be read whole.
 
-    That is so for compressed batches and for dictionaries, views, runs and unions, whose rows share buffers.
+    Compressed batches must be read whole, and also dictionaries, views, runs and unions, whose rows share buffers.
     DamagedError for a buffer outside of the batch.
     """
     message = BatchMetadata(metadata)
@@ -49,13 +49,13 @@ def columns_of_batch(layout: Layout, place: int, metadata: bytes, choice: Column
         return None
     _, body, stop, _ = layout.batches[place].tolist()
     if len(message.buffers) and not _lie_within(message.buffers, stop - body):
-        raise DamagedError("a buffer lies outside of it")
+        raise DamagedError("a buffer is outside of it")
     nodes = iter(message.nodes.tolist())
     buffers = ((start + body, start + length + body) for start, length in message.buffers.tolist())
     last = max(choice.fields)
     kinds = [field.type for field in choice.schema][: last + 1]
     columns = [_column(kind, nodes, buffers) if _is_supported(kind) else None for kind in kinds]
-    # A type that is not supported has an unknown number of buffers, so that those of later columns are unknown, too.
+    # An unsupported type has an unknown number of buffers, so the buffers of later columns are unknown, too.
     return None if None in columns else [columns[number] for number in choice.fields]  # type: ignore[misc]
 
 
@@ -131,7 +131,7 @@ def _next(each: Iterator[Any]) -> Any:
 
 
 def _together(parts: Sequence[RangeReads]) -> RangeReads:
-    """Run readings in lock step: each round of all is one read."""
+    """Run readings together: each round of all of them is one read."""
     results: list[Any] = [None] * len(parts)
     answers: dict[int, list[memoryview] | None] = dict.fromkeys(range(len(parts)))
     while answers:
@@ -157,7 +157,7 @@ def _rows(column: ColumnBuffers, spans: list[Range]) -> RangeReads:
     if not spans:
         return arrow.array([], kind)
     if any(start < 0 or stop > column.length for start, stop in spans):
-        raise DamagedError("offsets lead out of its columns")
+        raise DamagedError("offsets point out of its columns")
     if arrow.types.is_struct(kind):
         parts = [_rows(each, spans) for each in column.children]
     elif arrow.types.is_fixed_size_list(kind):
@@ -208,14 +208,14 @@ def _content(column: ColumnBuffers, spans: list[Range]) -> RangeReads:
     lengths = np.concatenate([np.diff(each) for each in offsets])
     moved = np.concatenate(([0], np.cumsum(lengths))).astype(dtype).tobytes()
     if column.children:
-        # Ranges of a damaged file may overlap; they are then read once for each row.
+        # Ranges of a damaged file may overlap, and are then read once for each row.
         return [moved], [(yield from _rows(column.children[0], inner))]
     texts = yield [_part(column.buffers[1], start, stop) for start, stop in inner]
     return [moved, b"".join(texts)], []
 
 
 def _part(buffer: Range, start: int, stop: int) -> Range:
-    """A range of a buffer, in the object."""
+    """The place of a buffer's range in the object."""
     if buffer[0] + stop > buffer[1]:
         raise DamagedError("a buffer is shorter than its column")
     return buffer[0] + start, buffer[0] + stop

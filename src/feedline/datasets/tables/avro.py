@@ -37,7 +37,7 @@ class Blocks(FileChunks[FileSet]):
         indexes = tuple(indexes_of(files, BLOCKS, index_dir))
         self._bounds = LazyList(partial(_bounds, indexes), len(indexes))
         arrays = [each.open_arrays() for each in indexes]
-        # Files of one table mostly have equal headers: each is parsed, kept and pickled once.
+        # Files of one table usually have equal headers: each header is parsed, stored and pickled once.
         headers = [bytes(each["header"]) for each in arrays]
         parsed = {data: parse_header(data, name) for data, name in zip(headers, names, strict=True)}
         self._headers = [parsed[data] for data in headers]
@@ -90,7 +90,7 @@ class Avro(DecodedTable[Blocks]):
     Blocks are the shards. A block is decoded whole when one of its records is needed, and each process caches decoded
     blocks within `cache_nbytes`. When a file is first opened, an index of its blocks is written next to it, or into the
     folder `index_dir`; objects are read once for it. Objects are read through `cache` if it is given; `options` are
-    those of `open_store`.
+    passed to `open_store`.
 
     SampleError names a file that is damaged.
     """

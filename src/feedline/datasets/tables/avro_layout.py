@@ -52,7 +52,7 @@ class AvroHeader(NamedTuple):
 
 
 def parse_header(data: bytes, name: str) -> AvroHeader:
-    """Parse the header that an index holds."""
+    """Parse the header in an index."""
     try:
         reader = avro().reader(io.BytesIO(data))
         return AvroHeader(data, json.loads(reader.metadata["avro.schema"]))
@@ -124,7 +124,7 @@ class _ByteCursor:
 
     def take(self, nbytes: int) -> memoryview:
         if nbytes < 0 or self.at + nbytes > self._nbytes:
-            raise ValueError(f"a length leads beyond its end at byte {self.at}")
+            raise ValueError(f"a length reaches beyond its end at byte {self.at}")
         self.at += nbytes
         return self._stream.take(nbytes)
 
@@ -153,7 +153,7 @@ def _scan(file: _ByteCursor) -> Columns:
         raise ValueError("it does not begin as an Avro file")
     header += _MAGIC
     while count := file.long():
-        if count < 0:  # then the size of this part of the metadata follows
+        if count < 0:  # the next number is the size of this part of the metadata
             file.long()
         header += _long(abs(count))
         for _ in range(2 * abs(count)):
@@ -202,7 +202,7 @@ def arrow_schema(schema: Any, name: str) -> Any:
     except ArgumentError:
         raise
     except (LookupError, TypeError, AttributeError, ValueError) as error:
-        # fastavro reads headers without looking at every part of their schema.
+        # fastavro reads headers without a check of every part of their schema.
         raise _damage(name, error) from error
 
 

@@ -56,7 +56,7 @@ class ChunkRows:
     ) -> dict[str, Any]:
         """Default-collated samples in memory from `allocate`.
 
-        Of `names`, or of all columns.
+        They have the columns `names`, or all columns.
         """
         try:
             with note_shape_mismatch(partial(self.samples, which, rows), partial(self._describe, which, rows)):
@@ -79,7 +79,7 @@ def note_shape_mismatch(
     try:
         yield
     except RuntimeError as error:
-        # Reading the samples again may meet a null of another column. The collation error is the one to report.
+        # The second read of the samples may raise for a null of another column. The collation error must be reported.
         with suppress(SampleError):
             mismatch = _shape_mismatch(
                 [{name: _shape(value) for name, value in sample.items()} for sample in samples()]
@@ -91,7 +91,7 @@ def note_shape_mismatch(
 
 
 def _shape_mismatch(shapes: Sequence[dict[str, Any]]) -> tuple[int, str, Any, Any] | None:
-    """The first mismatch: row, column, its shape, the shape in row 0."""
+    """First mismatch: row, column, its shape, and that in row 0."""
     for at, row in enumerate(shapes):
         for name, shape in row.items():
             if shape != shapes[0][name]:
@@ -100,7 +100,7 @@ def _shape_mismatch(shapes: Sequence[dict[str, Any]]) -> tuple[int, str, Any, An
 
 
 def _shape(value: Any) -> Any:
-    """The shape of a tensor, or those in a list or dict."""
+    """The shape of a tensor, or shapes in a list or dict."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
     if isinstance(value, dict):
@@ -113,7 +113,7 @@ class Rows(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """True if nothing is read from stores."""
+        """True if no data are read from stores."""
         ...
 
     @property
@@ -130,7 +130,7 @@ class Rows(Protocol):
         ...
 
     def place(self, chunk: int, row: int) -> tuple[str, int]:
-        """The file of a row, and its number there."""
+        """The file of a row, and the row's number there."""
         ...
 
     def locate(self, chunk: int, row: int) -> str:
@@ -161,14 +161,14 @@ class TableDataset(torch.utils.data.Dataset[Any]):
         """Row `index` in its own memory. Negative indices count from the end."""
         at = one_within(index, len(self), type(self).__name__)
         which, rows = self._places(np.array([at]))
-        # Not a view of the chunk: a user who keeps one sample must not keep a whole row group or mapping alive.
+        # Not a view of the chunk: one kept sample must not keep a whole row group or mapping in memory.
         (sample,) = self._rows.samples(which, rows)
         return self._cells.sample(sample, None, partial(self._locate, which, rows, 0))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices; each chunk is read once.
 
-        Tensors of one column may be views of one tensor, which nothing else uses.
+        Tensors of one column may be views of one tensor, which belongs to these samples.
         """
         which, rows = self._places(within(as_indices(indices), len(self), type(self).__name__))
         samples: list[Any] = self._rows.samples(which, rows) if len(rows) else []
@@ -211,7 +211,7 @@ class TableDataset(torch.utils.data.Dataset[Any]):
     def listing_fingerprint(self) -> str | None:
         """A digest of file names in order and chunk sizes.
 
-        None for a table in memory. A loader's state is refused for a dataset with another one.
+        None for a table in memory. A loader refuses a state with another digest.
         """
         names = self._rows.names
         return digest_of(names, self.shard_sizes) if names else None

@@ -17,7 +17,7 @@ from feedline.errors import ArgumentError
 from feedline.transforms import plan
 
 _BYTES = "bytes"
-"""Member of a struct that holds an encoded image, as `datasets` stores it."""
+"""Member of a struct with an encoded image, as `datasets` stores it."""
 
 
 DescribeRow = Callable[[int], str]
@@ -94,7 +94,7 @@ class Cells:
         self, stored: dict[str, Any], keys: Keys | None, rows: int, allocate: Allocator, locate: DescribeRow
     ) -> Any:
         """Decode the columns of a collated batch."""
-        # Columns share the keys of a sample, so that two images of it get the same crop.
+        # Columns share the keys of a sample, so that two images of one sample get the same crop.
         keys_by_name = _keys_of(keys, rows, [name for name, each in self._cells.items() if each.decoder.uses_keys])
         for name, cell in self._cells.items():
             where = partial(_describe_row, locate, name)
@@ -105,7 +105,7 @@ class Cells:
 def _narrow(kind: ColumnType, is_decoded: bool) -> ColumnType:
     if not is_decoded or not isinstance(kind, StructType):
         return kind
-    # `path` next to the bytes is mostly null, which would be an error in a column that is not even shown.
+    # `path` next to the bytes is usually null, which would be an error of a column that samples do not contain.
     return replace(kind, left_out=frozenset(name for name, _ in kind.fields) - {_BYTES})
 
 

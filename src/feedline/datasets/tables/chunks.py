@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from feedline.datasets.tables.types import ColumnType, ListType, NumberType, StructType, TextType, pyarrow
 
 _UNLIMITED = int(np.iinfo(np.int64).max)
-"""Row count of a chunk that takes no memory, such as a dict without fields."""
+"""Row count of a chunk without memory, such as a dict without fields."""
 
 
 _EXACT_DIGITS = 15
@@ -101,7 +101,7 @@ class DictionaryChunk(NamedTuple):
 
 
 class PartedChunk(NamedTuple):
-    """Concatenated parts: rows `[bounds[k], bounds[k + 1])` are those of part k."""
+    """Concatenated parts: rows `[bounds[k], bounds[k + 1])` belong to part k."""
 
     parts: tuple[ColumnChunk, ...]
     bounds: NDArray[np.int64]
@@ -127,7 +127,8 @@ def table_chunk(kind: StructType, batch: Any) -> StructChunk:
 def table_chunks(kind: StructType, batches: Sequence[Any]) -> list[StructChunk]:
     """Convert record batches that have the columns of `kind`, in its order.
 
-    A table may have thousands: columns of plain numbers take a third of the time of `table_chunk`.
+    A table may have thousands of batches: for columns of plain numbers, this takes a third of the time of
+    `table_chunk`.
     """
     columns = zip(*(batch.columns for batch in batches), strict=True)
     converted = [_column_chunks(each, arrays) for (_, each), arrays in zip(kind.fields, columns, strict=False)]
@@ -142,7 +143,7 @@ def _column_chunks(kind: ColumnType, arrays: Sequence[Any]) -> list[ColumnChunk]
 
 
 def _plain_numbers(kind: NumberType, array: Any) -> ColumnChunk:
-    """Convert an array whose type is known to be that of `kind`."""
+    """Convert an array that is known to have the type of `kind`."""
     length = len(array)
     if not length or array.null_count:
         return chunk_of(kind, array)
@@ -183,14 +184,14 @@ def null_chunk(kind: ColumnType, rows: int) -> ColumnChunk:
 
 
 def chunk_of(kind: ColumnType, array: Any) -> ColumnChunk:
-    """Convert an Arrow array, whose buffers the chunk keeps alive."""
+    """Convert an Arrow array; the chunk keeps references to its buffers."""
     array = _plain(array)
     if str(array.type) == "null":
         return null_chunk(kind, len(array))
     if hasattr(array, "dictionary"):
         return _dictionary(kind, array)
     if isinstance(kind, StructType):
-        # flatten() applies the nulls of the struct to its fields. A chunk has none of its own.
+        # flatten() applies the nulls of the struct to its fields. A chunk has no nulls of its own.
         return StructChunk(tuple(chunk_of(each, part) for (_, each), part in _fields(kind, array)))
     if isinstance(kind, TextType):
         return _text(array)
@@ -223,7 +224,7 @@ def _in_order(array: Any) -> Any:
     sizes = array.sizes.to_numpy().astype(np.int64)
     missing = _missing(array)
     if missing is not None:
-        sizes[missing] = 0  # a null may have a size, but flatten() leaves its items out
+        sizes[missing] = 0  # a null may have a size, but flatten() leaves out its items
     mask = None if missing is None else arrow.array(missing)
     return arrow.LargeListArray.from_arrays(np.cumsum([0, *sizes]), array.flatten(), mask=mask)
 
@@ -262,7 +263,7 @@ def _numbers(kind: NumberType, array: Any) -> NumberChunk:
 def _items(dtype: np.dtype[Any], array: Any) -> NDArray[Any]:
     if str(array.type).startswith("decimal"):
         return _decimals(array)
-    _, data = array.buffers() if array.type.num_buffers == 2 else (None, None)  # the type `null` has one
+    _, data = array.buffers() if array.type.num_buffers == 2 else (None, None)  # the type `null` has only one
     if data is None:  # no rows, or only nulls
         return np.zeros(len(array), dtype)
     if dtype == np.bool_:
@@ -272,11 +273,11 @@ def _items(dtype: np.dtype[Any], array: Any) -> NDArray[Any]:
 
 def _decimals(array: Any) -> NDArray[np.float64]:
     """The float64 nearest to each decimal; undefined for nulls."""
-    # Arrow's own cast to float64 multiplies by a power of ten, which is off by one place for one value in eight.
+    # Arrow's own cast to float64 multiplies by a power of ten, which is wrong in the last place for one value in eight.
     kind = array.type
     if kind.precision > _EXACT_DIGITS or not 0 <= kind.scale <= _EXACT_POWER:
         return np.asarray(array.cast("string").cast("float64").to_numpy(zero_copy_only=False))
-    # Both numbers are exact in float64, so that the division rounds only once.
+    # Both numbers are exact in float64, so only the division rounds.
     step, dtype = (1, "<i4") if kind.bit_width == 32 else (kind.bit_width // 64, "<i8")
     data = array.buffers()[1] if len(array) else b""
     words = np.frombuffer(data, dtype, len(array) * step, array.offset * kind.bit_width // 8)
@@ -310,7 +311,7 @@ def _text(array: Any) -> RaggedChunk:
 def _lists(kind: ListType, array: Any) -> RaggedChunk:
     if hasattr(array.type, "list_size"):  # fixed length, but items are not numbers
         array = array.cast(pyarrow("a table").large_list(array.type.value_type))
-    # The tensor of a row is one slice of the values, so these have to be contiguous numbers, not codes.
+    # The tensor of a row is one slice of the values, so the values must be contiguous numbers, not codes.
     values = _decode(array.values) if isinstance(kind.item, NumberType) else array.values
     return RaggedChunk(_offsets(array, array.buffers()[1]), chunk_of(kind.item, values), _row_missing(array))
 

@@ -69,7 +69,7 @@ class NumberColumn:
 
     def runs(self, which: Int64s, starts: Int64s, stops: Int64s) -> list[torch.Tensor]:
         """One tensor for each range of rows `[start, stop)`."""
-        if self.missing is not None:  # every item has to be checked for null
+        if self.missing is not None:  # every item must be checked for null
             lengths, places = _expand_ranges(starts, stops)
             return list(torch.split(self.batch(which.repeat(lengths), places, allocate_tensor), lengths.tolist()))
         width = self.width
@@ -107,7 +107,7 @@ class NumberBlock:
     def batch(self, which: Int64s, rows: Int64s, dtype: np.dtype[Any]) -> list[torch.Tensor]:
         """Rows of each column as a tensor of `dtype`.
 
-        `dtype` holds all values of the columns' own.
+        `dtype` represents all values of the columns' own dtypes.
         """
         places = self._starts.take(which, axis=0)
         places += rows[:, None]
@@ -139,10 +139,10 @@ class RaggedColumn:
             if self._fill is None:
                 raise CellError(self.name, int(missing.argmax()), self._nulls.problem(self.name, self.kind))
             stops = np.where(missing, starts, stops)  # a null may span items, which are undefined
-        # Mapped files are not validated: an offset beyond the child would read foreign memory.
+        # Mapped files are not validated: with an offset beyond the child, foreign memory would be read.
         outside = (starts < 0) | (stops < starts) | (stops > self._child_rows[which])
         if outside.any():
-            problem = "lies outside of its column: the file is damaged; re-create it or leave it out"
+            problem = "is outside of its column: the file is damaged; re-create it or leave it out"
             raise CellError(self.name, int(outside.argmax()), problem)
         return starts.astype(np.int64, copy=False), stops.astype(np.int64, copy=False), missing
 
@@ -161,7 +161,7 @@ class TextColumn(RaggedColumn):
         """Each row as `str` or `bytes`."""
         starts, stops, missing = self.bounds(which, rows)
         base, view = self._span.starts[which], self._span.view.data
-        # Decoded from views of the chunk: slices of bytes would copy each text twice.
+        # Texts are decoded from views of the chunk, because slices of bytes would copy each text twice.
         raw = [view[a:b] for a, b in zip((base + starts).tolist(), (base + stops).tolist(), strict=True)]
         values: list[Any] = [part.tobytes() for part in raw] if self._binary else self._decode(raw)
         if missing is not None:
@@ -192,7 +192,7 @@ class ListColumn(RaggedColumn):
     def samples(self, which: Int64s, rows: Int64s) -> list[Any]:
         """Each row as a tensor of its items, or a list.
 
-        A list if the items are not numbers, or their shapes differ.
+        It is a list if the items are not numbers, or if their shapes differ.
         """
         starts, stops, _ = self.bounds(which, rows)
         try:
@@ -206,9 +206,9 @@ class ListColumn(RaggedColumn):
         return [_stack(values[a:b]) for a, b in cuts]
 
     def batch(self, which: Int64s, rows: Int64s, allocate: Allocator) -> Any:
-        """The samples default-collated: one tensor for lists of numbers of equal length."""
+        """Default-collated samples: one tensor for equally long lists of numbers."""
         starts, stops, _ = self.bounds(which, rows)
-        # Lists of one length are windows of the child, which one gather copies directly into the batch.
+        # Lists of equal length are windows of the child, which one gather copies directly into the batch.
         length = int(stops[0] - starts[0]) if len(rows) else 0
         if isinstance(self._child, NumberColumn) and ((stops - starts) == length).all():
             return self._child.windows(which, starts, length, allocate)
@@ -269,7 +269,7 @@ def number_blocks(
             continue
         assert isinstance(column, NumberColumn)
         own, final = column.kind.dtype, torch.empty(0, dtype=target).numpy().dtype
-        if np.can_cast(own, final):  # otherwise torch converts: NumPy warns of overflows
+        if np.can_cast(own, final):  # otherwise torch converts, because NumPy warns about overflows
             names.setdefault((own, final), []).append(name)
     for (_, final), alike in names.items():
         yield alike, NumberBlock([cast("NumberColumn", fields[name]) for name in alike]), final
@@ -317,7 +317,7 @@ def _expand_ranges(starts: Int64s, stops: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _stack(parts: list[Any]) -> Any:
-    """Stack tensors of one shape; return anything else unchanged."""
+    """Stack tensors of one shape; return other values unchanged."""
     if not parts or not isinstance(parts[0], torch.Tensor):
         return parts
     shape = parts[0].shape

@@ -34,7 +34,7 @@ _READERS = {_DELTA: delta.read_snapshot, _ICEBERG: iceberg.read_snapshot}
 
 
 _EXAMINED = 64
-"""Folders below a given one that are searched for tables. In a store each costs three requests."""
+"""Most folders below a given folder that are searched for tables. In a store, each takes three requests."""
 
 
 _METADATA = re.compile(r"(.+)/metadata/([^/*?{]+\.metadata\.json)")
@@ -48,7 +48,7 @@ class DataFiles(NamedTuple):
     partitions: list[PartitionValues]
     """Partition columns of each file."""
     types: Mapping[str, Any]
-    """Arrow types of partition columns, as far as a table declares them."""
+    """Arrow types of partition columns, if a table declares them."""
     table: TableColumns | None
     """Columns of the table that all files belong to, or None."""
 
@@ -58,9 +58,9 @@ def data_files(
 ) -> DataFiles:
     """Resolve paths as `find` does, to the data files of tables.
 
-    In a folder, files that match `inside` are data, unless a part of their path below it begins with `_` or `.`;
-    partition folders such as `_year=2024` are included. In the folder of a Delta or Iceberg table, they are the files
-    of its current version. ArgumentError for tables that cannot be read by their files alone.
+    In a folder, files that match `inside` are data, unless a part of their path below the folder begins with `_` or
+    `.`; partition folders such as `_year=2024` are included. In the folder of a Delta or Iceberg table, the data files
+    are the files of its current version. ArgumentError for tables that cannot be read by their files alone.
     """
     resolve = partial(find_each, inside=inside, cache=cache, options=options)
     given = [_split_metadata(os.fspath(path)) for path in paths]
@@ -82,7 +82,7 @@ def _split_metadata(path: str) -> tuple[str, str | None]:
 
 def _behind_marker(given: str, several: FoundFiles, resolve: Callable[[Sequence[str]], list[FoundFiles]]) -> FoundFiles:
     """Replace the empty object that marks a folder by its files."""
-    # Hadoop, consoles and rclone create an object for a folder; stores list it without the slash at its end.
+    # Hadoop, consoles and rclone create an object for a folder. Stores list it without the slash at its end.
     if is_local(given) or given.endswith("/") or len(several) != 1 or several[0][1].size:
         return several
     with suppress(ObjectNotFoundError):  # an empty file
@@ -106,12 +106,12 @@ def _types(snapshots: Sequence[Snapshot | None]) -> dict[str, Any]:
 
 
 def _table(snapshots: Sequence[Snapshot | None]) -> TableColumns | None:
-    """The columns if there is a single table and nothing else."""
+    """The columns if there is a single table and no other file."""
     return snapshots[0].columns if len(snapshots) == 1 and snapshots[0] is not None else None
 
 
 def _data(given: str, several: FoundFiles, metadata: str | None) -> tuple[FoundFiles, Snapshot | None]:
-    """The data files of one path, or those of its table."""
+    """The data files of one path, or the files of its table."""
     folders = [f"{folder.rstrip('/')}/" for folder in _prefixes(given)]
     placed = [_split_name(_name(each), folders) for each in several]
     paths = [path for _, path in placed]
@@ -132,7 +132,7 @@ def _data(given: str, several: FoundFiles, metadata: str | None) -> tuple[FoundF
 
 
 def _has_below(name: str, several: FoundFiles) -> bool:
-    """Check if a file has the name of a folder."""
+    """True if a file has the name of a folder."""
     return any(_name(each).startswith(f"{name}/") for each in several)
 
 
@@ -141,7 +141,7 @@ def _folders_of(paths: Iterable[str]) -> set[str]:
 
 
 def _snapshot(folder: TableFolder, metadata: str | None) -> Snapshot | None:
-    """The current snapshot if the folder is that of a table.
+    """The current snapshot if the folder is the folder of a table.
 
     `metadata` is the name of an Iceberg table's metadata file that selects a version.
     """
@@ -179,11 +179,11 @@ def _check_no_inner_table(folder: TableFolder, paths: Sequence[str]) -> None:
 def _snapshot_files(
     folder: str, snapshot: Snapshot, several: FoundFiles, placed: Sequence[tuple[str, str]]
 ) -> FoundFiles:
-    """The listed files of a snapshot; SampleError for a lost one."""
+    """The listed files of a snapshot; SampleError for a missing one."""
     if not snapshot.files:
         raise ObjectNotFoundError(f"no files: the current version of the table {folder.rstrip('/')} is empty")
     if any(place != folder for place, _ in placed):
-        raise ArgumentError(f"{folder.rstrip('/')} is a table; give it as a path of its own, without a pattern")
+        raise ArgumentError(f"{folder.rstrip('/')} is a table; give it as a separate path, without a pattern")
     listed = {path: each for (_, path), each in zip(placed, several, strict=True)}
     missing = next((path for path in snapshot.files if path not in listed), None)
     if missing is not None:

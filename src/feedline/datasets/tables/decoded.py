@@ -49,7 +49,7 @@ class ChunkFiles(Protocol):
         ...
 
     def ranges(self, extents: Sequence[Extent]) -> Ranges:
-        """The ranges of objects that reading these extents needs from caches."""
+        """The ranges of objects that reads of these extents need from caches."""
         ...
 
 
@@ -91,8 +91,8 @@ class FileChunks(Generic[F]):
     ) -> Iterator[T]:
         """Map `work` over chunks, in order.
 
-        Decoding of remote files runs ahead in threads, within `limit_nbytes` of results. `nbytes(number)` is the size
-        of one, by default that of a decoded chunk.
+        Threads decode chunks of remote files ahead, within `limit_nbytes` of results. `nbytes(number)` is the size of a
+        result, by default the size of a decoded chunk.
         """
         if self._files.is_local:
             return map(work, numbers)
@@ -113,7 +113,7 @@ class FileChunks(Generic[F]):
         return self._files.names
 
     def place(self, number: int, row: int) -> tuple[str, int]:
-        """The file of a row, and its number there."""
+        """The file of a row, and the row's number there."""
         file, chunk = self.in_file(number)
         return self._files.name(file), int(self.sizes[number - chunk : number].sum()) + row
 
@@ -131,7 +131,7 @@ class Run(NamedTuple):
     """A part of a read whose chunks are in memory together."""
 
     places: Int64s
-    """Positions of its rows in the read."""
+    """Positions of the run's rows in the read."""
     chunks: ChunkRows
     which: Int64s
     """The chunk of each row, by its number in `chunks`."""
@@ -141,12 +141,12 @@ class Run(NamedTuple):
 class CachedRows:
     """Rows of chunks that are decoded on demand and cached within `cache_nbytes`.
 
-    A batch that needs more than that is read in several runs, so that memory stays bounded.
+    A batch that needs more memory is read in several runs, so that memory stays bounded.
     """
 
     def __init__(self, chunks: FileChunks[Any], nulls: Nulls, cache_nbytes: int) -> None:
         self._chunks, self._nulls, self._cache_nbytes = chunks, nulls, cache_nbytes
-        # Forked workers must not wait for a chunk that a thread of the parent was decoding at the fork.
+        # A forked worker must not wait for a chunk that a thread of the parent was decoding at the fork.
         self._cache: PerProcess[LoadingCache[int, StructChunk]] = PerProcess(partial(LoadingCache, cache_nbytes))
 
     @property
@@ -197,11 +197,12 @@ class CachedRows:
     def _runs(self, which: Int64s, rows: Int64s) -> Iterator[Run]:
         """Split a read into runs whose chunks fit into memory."""
         decoded, touched = self.decoded, np.unique(which).tolist()
-        # One look at each: another thread may decode or evict a chunk between two, and its rows would be lost.
+        # Each chunk is looked up once: another thread may decode or evict it between two look-ups, and its rows would
+        # be lost.
         is_cached = [number in decoded for number in touched]
         cached = [number for number, known in zip(touched, is_cached, strict=True) if known]
         missing = [number for number, known in zip(touched, is_cached, strict=True) if not known]
-        # Cached chunks first: decoding the missing ones may evict them, and they would be decoded twice.
+        # Cached chunks come first: the decoding of missing ones may evict them, and they would be decoded twice.
         chunks = chain(map(self._chunk, cached), self._chunks.each(self._chunk, missing, self._cache_nbytes))
         run: dict[int, StructChunk] = {}
         nbytes = 0
@@ -217,7 +218,7 @@ class CachedRows:
 
     def _run(self, which: Int64s, rows: Int64s, chunks: dict[int, StructChunk], *, are_all: bool) -> Run:
         numbers = sorted(chunks)
-        # Mostly there is only one run, and a search for its rows would cost as much as gathering a few of them.
+        # Usually there is only one run, and a search for its rows would take as long as the gathering of a few rows.
         places = np.arange(len(which)) if are_all else np.flatnonzero(np.isin(which, numbers))
         locate = partial(self._locate, numbers)
         held = ChunkRows(self._chunks.kind, [chunks[number] for number in numbers], self._nulls, locate)
@@ -253,7 +254,7 @@ class DecodedTable(TableDataset, Generic[C]):
         cache_nbytes: int,
     ) -> None:
         cells = Cells(chunks.kind, transform, decode)
-        chunks.kind = cells.kind  # decoding leaves out members that no decoder of a column reads
+        chunks.kind = cells.kind  # decoding leaves out members that are not read by a decoder of a column
         policy = Nulls(nulls)
         policy.check(cells.kind)
         self.chunks = chunks
@@ -268,6 +269,6 @@ class DecodedTable(TableDataset, Generic[C]):
     def _shard_sizes(self) -> Int64s:
         """The number of samples in each chunk.
 
-        Called once, when the arguments are checked: filters may read columns of all files for it.
+        Called once, when the arguments are checked, because filters may read columns of all files.
         """
         return self.chunks.sizes

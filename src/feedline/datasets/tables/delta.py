@@ -31,8 +31,8 @@ _NEW_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.[0-9a-f-]{36}\.(?:json|parque
 
 _HARMLESS = {
     "appendOnly",
-    "columnMapping",  # refused by its mode, which may be "none"
-    "deletionVectors",  # refused where a current file has one
+    "columnMapping",  # refused according to its mode, which may be "none"
+    "deletionVectors",  # refused if a current file has a deletion vector
     "timestampNtz",
     "typeWidening",
     "typeWidening-preview",
@@ -60,7 +60,7 @@ DeltaAction = Mapping[str, Any]
 
 
 def is_table(folder: TableFolder) -> bool:
-    """Check if a folder is that of a Delta table."""
+    """True for the folder of a Delta table."""
     return folder.has(f"{LOG}/")
 
 
@@ -85,7 +85,7 @@ def read_snapshot(folder: TableFolder) -> Snapshot:
 
 
 def _replay(folder: TableFolder) -> tuple[dict[tuple[str, str | None], DeltaAction], DeltaAction | None]:
-    """The files that all versions together leave, and the latest metadata."""
+    """The files that remain after all versions, and the latest metadata."""
     files: dict[tuple[str, str | None], DeltaAction] = {}
     metadata: DeltaAction | None = None
     for actions in _versions(folder):

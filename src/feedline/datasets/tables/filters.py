@@ -33,7 +33,7 @@ _INTEGER = re.compile(r"-?\d{1,18}")
 class Partitions:
     """Columns with one value per file, from folders or tables.
 
-    `values` are the texts of each file by column. Columns have the Arrow `types` of a table; those of folders are
+    `values` are the texts of each file by column. Columns have the Arrow `types` of a table; columns of folders are
     int64 if all values are integers, else texts.
     """
 
@@ -46,14 +46,14 @@ class Partitions:
     def choose(self, stored: Iterable[str], wanted: Iterable[str] | None) -> None:
         """Keep the wanted columns that the files do not store themselves.
 
-        `wanted` is None for all. SampleError if some files have a wanted column and others do not. Call once.
+        `wanted` is None for all columns. SampleError if only some files have a wanted column. Call this method once.
         """
         requested = None if wanted is None else set(wanted)
         available: dict[str, None] = {name: None for values in self._values for name in values}
         own = set(stored)
         chosen = [name for name in available if name not in own and (requested is None or name in requested)]
         if requested is not None and not requested <= own | available.keys():
-            # A requested column does not exist. The error that follows lists the columns, so keep those of all files.
+            # A requested column does not exist. The error for it lists the columns, so keep the columns of all files.
             common = [name for name in available if all(name in values for values in self._values)]
             chosen = [name for name in common if name not in own]
         for name in chosen:
@@ -70,7 +70,7 @@ class Partitions:
         if not all(has):
             some, other = self._files[has.index(True)], self._files[has.index(False)]
             raise SampleError(
-                f"{some} lies in a folder {name}=..., but {other} does not, so it has no column {name!r}; choose"
+                f"{some} is in a folder {name}=..., but {other} is not, so it has no column {name!r}; choose"
                 " columns that all files have with columns=[...], or pass only the files of one layout"
             )
 
@@ -99,7 +99,7 @@ class Partitions:
 
 
 def _column(name: str, written: Sequence[str | None], kind: Any) -> Any:
-    """One value per file; SampleError for an unfit text."""
+    """One value per file; SampleError for an invalid text."""
     arrow = pyarrow("datasets.Parquet")
     texts = [None if text == _NULL else text for text in written]
     if kind is not None:
@@ -133,12 +133,12 @@ class Filters:
 
     def __init__(self, filters: Sequence[Any]) -> None:
         self.given = filters
-        """As the user wrote them, for messages."""
+        """The filters as written by the user, for messages."""
         self._alternatives = _alternatives(filters)
         self.names = sorted({name for all_of in self._alternatives for name, _, _ in all_of})
 
     def files(self, partitions: Partitions, count: int) -> NDArray[np.bool_]:
-        """A mask of the files whose partition values may match."""
+        """A mask of files whose partition values may match."""
         candidates = np.zeros(count, np.bool_)
         known = set(partitions.names)
         for all_of in self._alternatives:
@@ -152,8 +152,8 @@ class Filters:
     def row_groups(self, path: str, footer: Any, schema: Any, values: dict[str, Any]) -> list[int]:
         """The row groups of a file that may have matching rows.
 
-        Decided by their statistics and by the `values` of the partition columns. `footer` is the end of the file from
-        the footer on, `schema` includes the partition columns.
+        This depends on their statistics and on the `values` of the partition columns. `footer` is the end of the file
+        from the footer on, `schema` includes the partition columns.
         """
         for name in self.names:
             if name not in schema.names:
@@ -234,7 +234,7 @@ def _matching_rows(table: Any, condition: Any) -> NDArray[np.int32]:
     arrow = pyarrow("datasets.Parquet")
     dataset = optional.load("pyarrow.dataset", "arrow", "datasets.Parquet")
     numbered = table.append_column(_ROW, arrow.array(np.arange(table.num_rows, dtype=np.int32)))
-    # Not Table.filter: it copies all columns, and fails on one that is larger than Arrow can copy at once.
+    # Not Table.filter: it copies all columns, and fails for a column that is too large for one copy of Arrow.
     matching = dataset.dataset(numbered).to_table(columns=[_ROW], filter=condition)
     rows: NDArray[np.int32] = matching.column(_ROW).to_numpy()
     return rows

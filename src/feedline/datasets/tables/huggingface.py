@@ -1,7 +1,7 @@
 """Hugging Face `datasets.Dataset`, reading its Arrow table directly if possible.
 
-`targets_of` decides if the result of a direct read is known to equal that of `datasets`. `HuggingFaceImages` decodes a
-column of images from the stored bytes. Everything else goes through `datasets`.
+`targets_of` determines if a direct read certainly gives the result of `datasets`. `HuggingFaceImages` decodes a column
+of images from the stored bytes. All other reads call `datasets`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _RULES = {
 def targets_of(dataset: Any) -> dict[str, torch.dtype | None] | None:
     """The dtype that each column collates to; None for a text.
 
-    None instead of a dict if `datasets` has to format a column itself.
+    Returns None if `datasets` must format a column itself.
     """
     dataset_format = dataset.format
     rule = _RULES.get(dataset_format["type"])
@@ -97,13 +97,13 @@ def _has_python_values(kind: ColumnType) -> bool:
 
 
 def _is_plain(feature: Any) -> bool:
-    """Check if a feature needs no decoding.
+    """True if a feature needs no decoding.
 
-    True of numbers, texts and labels, and of lists of numbers or texts.
+    These are numbers, texts and labels, and lists of numbers or texts.
     """
     if type(feature).__name__ in {"List", "LargeList", "Sequence"}:
         return type(feature.feature).__name__ == "Value" and _is_plain(feature.feature)
-    if type(feature).__name__ == "Value":  # times and decimals are stored as numbers, but not returned as such
+    if type(feature).__name__ == "Value":  # times and decimals are stored as numbers, but are returned as other types
         return feature.dtype in _KNOWN or feature.dtype in _TEXTS
     return type(feature).__name__ == "ClassLabel"
 
@@ -179,7 +179,7 @@ class HuggingFaceImages:
         if rows is None:
             table = self._dataset.data.table.select([self._column]).flatten()
             table = table.rename_columns([name.rpartition(".")[2] for name in table.column_names])
-            # Two threads may both get here. Either result is valid, so there is no lock.
+            # No lock: if two threads compute this value, either result is valid.
             rows = self._rows = StoredRows(self._dataset, opened_rows(table, Nulls(_MISSING)))
         return rows
 
@@ -194,9 +194,9 @@ def _is_image(dataset: Any, column: str) -> bool:
 class HuggingFace(torch.utils.data.Dataset[Any]):
     """A `datasets.Dataset` with its format, transform and selection: `HuggingFace(ds)[i]` is `ds[i]`.
 
-    Batches equal those of torch's DataLoader over `ds`. Numbers and texts, and lists of numbers in the formats "torch"
-    and "numpy", are gathered from the memory-mapped table without the formatting of `datasets`. Other features, other
-    formats, `set_transform` and nulls go through `datasets`.
+    Batches equal the batches of torch's DataLoader over `ds`. Numbers and texts, and lists of numbers in the formats
+    "torch" and "numpy", are gathered from the memory-mapped table without the formatting of `datasets`. Other features,
+    other formats, `set_transform` and nulls go through `datasets`.
 
     `transform` is applied to samples, or is a dict of transforms for values by column. For a column of images, decoding
     and one of feedline's transforms are one step from the stored bytes. Pickles as `datasets` does, by path.
@@ -223,12 +223,12 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
 
     @property
     def has_plain_samples(self) -> bool:
-        """True if samples are Python's own values, read from the table."""
+        """True if samples are Python's values, read from the table."""
         return self._plain_names is not None and not self._images
 
     @property
     def traits(self) -> Traits:
-        """Thread-safe and batch-reading only if no code of `datasets` runs."""
+        """Traits: thread-safe, with batches, only without code of `datasets`."""
         images = [each.decoder for each in self._images.values()]
         one_by_one = self._targets is None or self._steps or self._step.transform is not None
         return Traits(
@@ -255,7 +255,7 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
     def read_batch(self, request: BatchRead) -> Batch:
         """The collated batch in one pass.
 
-        TypeError if `datasets` or a transform has to process each sample.
+        TypeError if `datasets` or a transform must process each sample.
         """
         check_reads_batches(self)
         inside = within(request.indices, len(self), "Dataset")
@@ -271,7 +271,7 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
             return {}
         try:
             return self._direct.batch(inside, self._targets, allocate)
-        except (SampleError, RuntimeError):  # a null, or lists of other lengths: `datasets` and torch decide
+        except (SampleError, RuntimeError):  # a null, or lists of different lengths: left to `datasets` and torch
             batch: dict[str, Any] = collate.default(self._rest.__getitems__(inside.tolist()), allocate=allocate)
             return batch
 
@@ -285,7 +285,7 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
     def _rest_of_samples(self, inside: Int64s) -> list[Any]:
         if self._rest is None or not len(inside):
             return [{} for _ in range(len(inside))]
-        with suppress(SampleError):  # a null: its value is up to `datasets`
+        with suppress(SampleError):  # a null: `datasets` determines its value
             if self._plain_names is not None:
                 return self._plain.plain(inside)
             if self._targets and self._rest.format["type"] == "torch":

@@ -26,7 +26,7 @@ def _without_zeros(texts: list[Any]) -> list[Any]:
 
 
 _TEXTS_IN: dict[str | None, Callable[[list[Any]], list[Any]]] = {
-    # `datasets` makes a NumPy array of the texts first, which drops zero characters at the end of a text.
+    # `datasets` first makes a NumPy array of the texts, which drops zero characters at the end of a text.
     "torch": _without_zeros,
     "numpy": lambda texts: list(np.asarray(texts)),
 }
@@ -74,7 +74,7 @@ class StoredRows:
         where = self._offsets.locate(self._stored(indices))
         is_shared = allocate is not allocate_tensor and uses_allocator(allocate, _ITEM_NBYTES * len(indices))
         numbers = {} if is_shared else self._numbers(where, targets)
-        # A tensor of a target dtype is not cast again, so it can be allocated in its final place.
+        # A tensor of a target dtype is not cast again, so its final memory can be allocated at once.
         final = set(targets.values())
 
         def allocate_final(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -104,7 +104,7 @@ class StoredRows:
         return values if values.dtype == dtype else allocate(tuple(values.shape), dtype).copy_(values)
 
     def _stored(self, indices: Int64s) -> Int64s:
-        """Table rows of samples, by the selection of the dataset."""
+        """Rows of samples in the table, by the selection of the dataset."""
         if self._selected is None:
             return indices
         selected = self._selected.batch(*self._selected_offsets.locate(indices), allocate_tensor)["row"]
@@ -119,7 +119,7 @@ _opened: dict[int, dict[tuple[str, ...], tuple[ChunkRows, ShardOffsets]]] = {}
 def rows_of(table: Any, names: Sequence[str]) -> tuple[ChunkRows, ShardOffsets]:
     """Open columns of a table once, for all loaders of this process.
 
-    A table of a million rows has thousands of chunks, which take longer to look up than a small loader to run.
+    A table of a million rows has thousands of chunks, whose look-up takes longer than the epoch of a small loader.
     """
     opened = _opened.get(id(table))
     if opened is None:
@@ -127,7 +127,7 @@ def rows_of(table: Any, names: Sequence[str]) -> tuple[ChunkRows, ShardOffsets]:
         weakref.finalize(table, _opened.pop, id(table), None).atexit = False
     key = tuple(names)
     if key not in opened:
-        opened[key] = opened_rows(table.select(list(key)), Nulls())  # no lock: either of two threads' is valid
+        opened[key] = opened_rows(table.select(list(key)), Nulls())  # no lock: of two threads, either result is valid
     return opened[key]
 
 
@@ -140,7 +140,7 @@ def opened_rows(table: Any, nulls: Nulls) -> tuple[ChunkRows, ShardOffsets]:
 
 
 _ITEM_NBYTES = 8
-"""Size of the largest number."""
+"""Bytes of the largest number."""
 
 
 def _plain_values(column: TableColumn, which: Int64s, rows: Int64s) -> list[Any]:

@@ -27,8 +27,9 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
     The stream has a single partition if separate shards would give other examples: with `take`, `skip`, indices,
     dropped short batches, or sources that are interleaved with or until the first is exhausted.
 
-    In torch's DataLoader each worker reads its share of the partitions. There each pass of a process is the next epoch,
-    counted from that of `set_epoch`. Without persistent workers, call `set_epoch` before each epoch, as for `datasets`.
+    In torch's DataLoader each worker reads its share of the partitions. There, each pass of a process is the next
+    epoch, counted from the epoch of `set_epoch`. Without persistent workers, call `set_epoch` before each epoch, as for
+    `datasets`.
     """
 
     def __init__(self, dataset: Any, shuffle_buffer: int | None = None, seed: int = 0) -> None:
@@ -52,7 +53,7 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Iterate over all partitions, one after the other.
 
-        In a worker of torch's DataLoader, over every `num_workers`-th one.
+        In a worker of torch's DataLoader, only every `num_workers`-th partition.
         """
         partitions, epoch = range(self.num_partitions), self._next_epoch()
         info = torch.utils.data.get_worker_info()
@@ -61,7 +62,7 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
         return chain.from_iterable(self.partition(partition, epoch) for partition in partitions)
 
     def _next_epoch(self) -> int:
-        epoch = self.dataset.epoch  # in shared memory: set_epoch of the main process reaches persistent workers
+        epoch = self.dataset.epoch  # in shared memory: persistent workers see set_epoch of the main process
         if epoch != self._base_epoch:
             self._base_epoch, self._passes = epoch, 0
         self._passes += 1
@@ -80,7 +81,8 @@ class HuggingFaceStream(torch.utils.data.IterableDataset[Any]):
         return _ShuffledBlocks(source, self.shuffle_buffer, key, stateful=not loses_shuffle_buffer(source))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Shared memory can be pickled only while a process is spawned, which then sees epochs that are set later.
+        # Shared memory can be pickled only while a process is spawned. That process then sees epochs that are set
+        # later.
         portable = self.dataset if get_spawning_popen() is not None else _portable(self.dataset)
         return {**self.__dict__, "dataset": portable}
 
@@ -108,8 +110,8 @@ class _Stateful:
 class _ShuffledBlocks:
     """Iterator that shuffles examples in blocks.
 
-    The state is that of the source at the start of the block, the block's number, and how many of its examples were
-    returned. `state_dict` and `load_state_dict` exist only if the state of the source is exact.
+    The state consists of the state of the source at the start of the block, the number of the block, and the number of
+    its returned examples. `state_dict` and `load_state_dict` exist only if the state of the source is exact.
     """
 
     def __init__(self, source: Any, size: int, key: int, *, stateful: bool) -> None:
@@ -147,14 +149,14 @@ class _ShuffledBlocks:
         if state["began"] is not None:
             self._source.load_state_dict(state["began"])
             self._fill()
-            # _fill() read the state right after loading it, when `datasets` does not return it yet.
+            # _fill() read the state directly after loading it, when `datasets` does not return it yet.
             self._block_start, self._position = state["began"], position
 
 
 def _examples(source: Any) -> Iterator[Any]:
     """Iterate over a dataset as if outside of a worker."""
     examples = iter(source)
-    # In a worker `datasets` would divide the partition among all workers. It decides this at the first example.
+    # In a worker, `datasets` would divide the partition among all workers, from the first example on.
     with _hide_worker():
         try:
             first = next(examples)

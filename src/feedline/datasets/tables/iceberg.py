@@ -24,7 +24,7 @@ _HINT = "version-hint.text"
 
 
 _DATA = 0
-"""The content of a manifest or file that holds rows; others hold deletes."""
+"""The content of a manifest or file with rows; others have deletes."""
 
 
 _DELETED = 2
@@ -34,15 +34,15 @@ ManifestEntry = Mapping[str, Any]
 
 
 def is_table(folder: TableFolder) -> bool:
-    """Check if a folder is that of an Iceberg table."""
+    """True for the folder of an Iceberg table."""
     return any(map(_METADATA.fullmatch, folder.names(_FOLDER)))
 
 
 def read_snapshot(folder: TableFolder, name: str | None = None) -> Snapshot:
     """The files of the current snapshot.
 
-    By the metadata file `name`, or by the latest.
-    ArgumentError for tables with delete files; SampleError for damaged metadata.
+    The metadata file `name`, or the latest one, defines the snapshot. ArgumentError for tables with delete files;
+    SampleError for damaged metadata.
     """
     metadata = _read_json(folder, f"{_FOLDER}{name or _latest(folder)}")
     location, current = metadata["location"], metadata.get("current-snapshot-id")
@@ -52,7 +52,7 @@ def read_snapshot(folder: TableFolder, name: str | None = None) -> Snapshot:
         file = entry["data_file"]
         if file["file_format"].upper() != "PARQUET":
             raise folder.refusal("an Iceberg", f"with files of the format {file['file_format']}")
-        # Partition columns are derived from columns that the files store, so there are none to add.
+        # Partition columns are derived from columns that the files store, so no columns are added.
         files[folder.relative(file["file_path"], location)] = {}
     return Snapshot(files, {}, _columns(folder, metadata))
 
@@ -64,12 +64,12 @@ def _latest(folder: TableFolder) -> str:
     version = max(numbered)[0]
     if _HINT in names:
         hint = folder.read(f"{_FOLDER}{_HINT}").strip().decode("ascii", "replace")
-        # Writers update the hint after the metadata, so it may lag; it never runs ahead.
+        # Writers update the hint after the metadata, so it may be too old, but never too new.
         version = max(version, int(hint)) if hint.isdigit() else version
     latest = [name for number, name in numbered if number == version]
     if len(latest) != 1:
         raise SampleError(
-            f"the current version of the Iceberg table {folder} is not clear: its metadata has {len(latest)} files of"
+            f"the current version of the Iceberg table {folder} is unknown: its metadata has {len(latest)} files of"
             f" version {version} ({', '.join(latest) or 'none'}), and only a catalog knows the current one; pass the"
             " path of that metadata file instead of the path of the table"
         )
@@ -95,7 +95,7 @@ def _columns(folder: TableFolder, metadata: ManifestEntry) -> TableColumns:
 
 
 def _entries(folder: TableFolder, snapshot: ManifestEntry, location: str) -> Iterator[ManifestEntry]:
-    """The live entries of all manifests."""
+    """The entries of all manifests that are not deleted."""
     manifests = [{"manifest_path": path} for path in snapshot.get("manifests", ())]
     if "manifest-list" in snapshot:
         manifests = _read_avro(folder, folder.relative(snapshot["manifest-list"], location))

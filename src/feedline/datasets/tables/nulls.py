@@ -26,7 +26,7 @@ class Nulls:
 
     policy: Any = "raise"
     given: tuple[Any, ...] = ()
-    """Entries of a dict for this column and the structs around it, innermost first."""
+    """Entries of a dict for this column and the structs around it, the innermost first."""
 
     def within(self, path: str) -> Nulls:
         """The policy for a column, or for a member of this column."""
@@ -35,7 +35,7 @@ class Nulls:
         return Nulls(self.policy, (self.policy[path], *self.given))
 
     def check(self, kind: StructType) -> None:
-        """Raise ArgumentError for unknown columns, and for values that do not fit."""
+        """Raise ArgumentError for unknown columns and for values that do not fit."""
         columns = list(_fillable(kind))
         if not isinstance(self.policy, Mapping):
             _check_fits(self.policy, "no column can", columns)
@@ -64,7 +64,7 @@ class Nulls:
         """Candidate fill values, in the order of preference."""
         given = self.given if isinstance(self.policy, Mapping) else (self.policy,)
         flat = [value for each in given for value in _alternatives(each)]
-        # "raise" for a member ends the search: an entry for the struct around it must not fill its nulls.
+        # "raise" for a member ends the search: an entry for the struct around the member must not fill its nulls.
         return list(takewhile(lambda value: value != "raise", flat))
 
     def _with(self, path: str, example: Any) -> Any:
@@ -95,9 +95,9 @@ def _check_fits(policy: Any, subject: str, columns: list[tuple[tuple[str, ...], 
 
 
 def _fillable(kind: ColumnType, paths: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], ColumnType]]:
-    """Every fillable column and member, with the paths that name it.
+    """Every fillable column and member, with its paths.
 
-    Paths run from the outermost column to the member itself. Items of a list have the paths of the list.
+    The paths are ordered from the outermost column to the member itself. Items of a list have the paths of the list.
     """
     if isinstance(kind, StructType):
         for name, each in kind.fields:
@@ -110,7 +110,7 @@ def _fillable(kind: ColumnType, paths: tuple[str, ...] = ()) -> Iterator[tuple[t
 
 
 def _as_fill(kind: ColumnType, value: Any) -> NullValue:
-    """The value for a column of this type; None if unfit."""
+    """The value for a column of this type; None if invalid."""
     if isinstance(kind, ListType):
         return value if isinstance(value, list) and not value else None
     if isinstance(kind, TextType):

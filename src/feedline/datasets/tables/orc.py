@@ -51,7 +51,7 @@ class Layouts:
         self._parsed: PerProcess[LRUCache[int, ORCLayout]] = PerProcess(partial(LRUCache, _LAYOUTS))
 
     def all(self) -> list[ORCLayout]:
-        """The layouts of all files; SampleError for one of another format."""
+        """The layouts of all files; SampleError for another format."""
         numbers = range(len(self._files))
         if self._files.is_local:
             return [_unpack(self._build(number)) for number in numbers]
@@ -124,10 +124,10 @@ class Stripes(FileChunks[FileSet]):
     def _open(self, number: int) -> Iterator[Any]:
         """Open the file of a stripe for pyarrow.
 
-        From a store, all that the stripe needs is read at once.
+        From a store, all bytes for the stripe are read at once.
         """
         which, _ = self.in_file(number)
-        file = self._files.open(which)  # for each use, as a local file is checked for changes when it is mapped
+        file = self._files.open(which)  # for each use, because a local file is checked for changes when it is mapped
         if file.data is not None:
             yield pyarrow(_WHAT).BufferReader(file.data)
             return
@@ -147,7 +147,7 @@ def _schema(files: FileSet, number: int, layout: ORCLayout) -> Any:
 
 @contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """Turn errors on damaged data into a SampleError."""
+    """Turn errors about damaged data into a SampleError."""
     try:
         yield
     except (pyarrow(_WHAT).ArrowException, DamagedORCError, OSError) as error:
@@ -196,7 +196,7 @@ class ORC(DecodedTable[Stripes]):
 
     Stripes are the shards. A stripe is decoded whole when one of its rows is needed, and each process caches decoded
     stripes within `cache_nbytes`. From stores only the streams of the chosen columns are read, through `cache` if it is
-    given; `options` are those of `open_store`. The footers of objects are kept on this machine, in the folder
+    given; `options` are passed to `open_store`. The footers of objects are kept on this machine, in the folder
     `index_dir`.
 
     SampleError names a file that is damaged.

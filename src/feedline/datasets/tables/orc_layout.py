@@ -45,7 +45,7 @@ class ORCLayout(NamedTuple):
     """The first and last column number of each field, in order."""
 
     def spans(self, stripe: int, fields: Sequence[int]) -> list[Range]:
-        """Byte ranges that reading these fields of a stripe takes."""
+        """Byte ranges for reads of these fields of a stripe."""
         _, footer, stop, _ = self.stripes[stripe].tolist()
         columns = self.streams[:, 1]
         chosen = columns == 0
@@ -59,8 +59,8 @@ class ORCLayout(NamedTuple):
 def read_layout(nbytes: int, read: ReadRanges, *, with_streams: bool = True) -> ORCLayout:
     """Read the layout of a file of `nbytes` bytes.
 
-    One request, another one for a long footer, and one for the footers of all stripes. These are only needed for the
-    streams, which are left out on demand. DamagedORCError says why there is no layout.
+    Takes one request, another for a long footer, and another for the footers of all stripes. The latter are needed only
+    `with_streams`. DamagedORCError gives the reason if there is no layout.
     """
     try:
         return _layout(nbytes, read, with_streams)
@@ -101,7 +101,7 @@ def _stripes(described: Sequence[dict[int, Any]], nbytes: int) -> NDArray[np.int
     for each in described:
         start, footer = each.get(1, 0), each.get(1, 0) + each.get(2, 0) + each.get(3, 0)
         if not 0 <= start <= footer <= footer + each.get(4, 0) <= nbytes:
-            raise DamagedORCError("its footer names bytes beyond the end of the file")
+            raise DamagedORCError("its footer refers to bytes beyond the end of the file")
         rows.append((start, footer, footer + each.get(4, 0), each.get(5, 0)))
     return np.array(rows, np.int64).reshape(-1, 4)
 
@@ -134,7 +134,7 @@ def _inflater(codec: int) -> Callable[[bytes], bytes]:
     def whole(data: bytes) -> bytes:
         parts, at = [], 0
         while at < len(data):
-            # Writers store a block that does not shrink as it is, and mark it in the lowest bit.
+            # Writers store an incompressible block without compression, and mark it in the lowest bit.
             header = int.from_bytes(data[at : at + _HEADER_NBYTES], "little")
             at += _HEADER_NBYTES
             block = data[at : at + (header >> 1)]

@@ -42,7 +42,7 @@ class Parquet(DecodedTable[RowGroups]):
     """Rows of Parquet files as dicts by column.
 
     `paths` is a path or URL, a folder of `.parquet` files, a glob or brace pattern, or a list of these. With
-    `filesystem` (of `pyarrow.fs`), paths are those of that filesystem. Names in a folder that begin with `_` or `.` are
+    `filesystem` (of `pyarrow.fs`), paths are paths of that filesystem. Names in a folder that begin with `_` or `.` are
     skipped. `columns` are names of columns or of their members ("image.bytes"); None means all.
 
     Numbers, booleans, times (the stored integers: days, microseconds, ...) and decimals (as float64) become tensors.
@@ -57,15 +57,15 @@ class Parquet(DecodedTable[RowGroups]):
     "image" (PIL, RGB), "text", "npy", "bytes" or a function of the bytes. `decode="device"` instead wraps image
     transforms in `transforms.DecodeOnDevice`.
 
-    `filters` are as in pyarrow: a list of `(column, operator, value)` tuples, all of which have to match, or a list of
-    such lists, any of which has to. Row groups that cannot match, by their folders or statistics, are not read.
+    `filters` are as in pyarrow: a list of `(column, operator, value)` tuples, which must all match, or a list of such
+    lists, of which at least one must match. Row groups that cannot match, by their folders or statistics, are not read.
 
     Row groups are the shards. A row group is decoded whole when one of its rows is needed. Each process caches decoded
     row groups within `cache_nbytes`. Any order is fast while the decoded columns fit there; for larger data,
     `samplers.ShardShuffled(dataset.shard_sizes, seed, window)` decodes each row group about once.
 
     From stores only the chosen columns are read, for all row groups of a batch at once, through `cache` if it is given;
-    `options` are those of `open_store`. Footers of remote files are cached on this machine, in the folder `index_dir`,
+    `options` are passed to `open_store`. Footers of remote files are cached on this machine, in the folder `index_dir`,
     unless they are encrypted: `decryption` is a function that returns pyarrow's `FileDecryptionProperties`, called once
     in each process.
 

@@ -33,7 +33,7 @@ WHAT = "datasets.Parquet"
 
 
 _INT96_UNIT = "us"
-"""Unit of the times that Spark and Impala wrote: dates such as 0001-01-01 would overflow in nanoseconds."""
+"""Unit of times in the files of Spark and Impala: in nanoseconds, dates such as 0001-01-01 would overflow."""
 
 
 Decryption = Callable[[], Any]
@@ -67,7 +67,7 @@ class StoredFiles:
 
     def read(self, number: int, start: int, stop: int) -> memoryview:
         """Read bytes of a file."""
-        # Bypasses the cache of objects: footers have a cache of their own.
+        # Bypasses the cache of objects, because footers have their own cache.
         return self._files.open(number).read_uncached([(start, stop)])[0]
 
     @contextmanager
@@ -80,7 +80,7 @@ class StoredFiles:
             yield reader
 
     def ranges(self, extents: Sequence[Extent]) -> Ranges:
-        """The object ranges that reading these extents needs from caches."""
+        """The object ranges that reads of these extents need from caches."""
         return self._files.ranges(extents)
 
 
@@ -123,7 +123,7 @@ class FilesystemFiles:
 
     @contextmanager
     def open_parquet(self, number: int, metadata: Any, _: Sequence[Range]) -> Iterator[Any]:
-        """Open a ParquetFile that merges its reads into few requests."""
+        """Open a ParquetFile, which merges its reads into few requests."""
         path = self.names[number]
         self._infos[number].state.check(_info(self._filesystem.get_file_info(path)).state, path)
         with naming(path):
@@ -155,7 +155,7 @@ def parquet_file(
             source,
             metadata=metadata,
             pre_buffer=pre_buffer,
-            page_checksum_verification=True,  # a flipped bit in a page of plain numbers would give another number
+            page_checksum_verification=True,  # without it, a flipped bit in a plain number would not be noticed
             coerce_int96_timestamp_unit=_INT96_UNIT,
             decryption_properties=decryption and decryption(),
         )
@@ -165,9 +165,9 @@ def parquet_file(
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Turn pyarrow's errors on damaged data into a SampleError.
+    """Turn pyarrow's errors about damaged data into a SampleError.
 
-    Errors of stores and of the operating system pass.
+    Errors of stores and of the operating system are unchanged.
     """
     try:
         yield
@@ -216,7 +216,7 @@ _PARSED = 256
 
 
 _CACHE_FROM = 1000
-"""Number of local files from which reading all footers takes noticeably longer than reading an index."""
+"""Least number of local files for which reads of all footers take noticeably longer than the read of an index."""
 
 
 _SIZES = struct.Struct("<IIQ")
@@ -276,7 +276,7 @@ class Footers:
         )
 
     def _key(self, number: int) -> bytes | None:
-        # The index holds schemas in the clear, so it must not hold those of encrypted files.
+        # The index stores schemas without encryption, so it must not contain schemas of encrypted files.
         return None if self._files.decryption else self._files.key(number)
 
     def _name(self, number: int) -> str:
@@ -303,7 +303,7 @@ class Footers:
         return memoryview(b"".join([_SIZES.pack(len(sizes), len(schema), max(0, largest)), sizes, schema, footer]))
 
     def _read(self, number: int) -> memoryview:
-        """Read a footer: one request, or two if it is long."""
+        """Read a footer: by one request, or two if it is long."""
         nbytes, name = self._files.nbytes(number), self._name(number)
         start = max(0, nbytes - self._first_read.nbytes)
         end = self._files.read(number, start, nbytes) if nbytes else memoryview(b"")

@@ -41,18 +41,18 @@ from feedline.stores.base import Range
 from feedline.stores.files import Extent
 
 _PLANS = 4096
-"""Row groups whose plans are cached."""
+"""Number of row groups whose plans are cached."""
 
 
 _LIMIT_NBYTES = 256 << 20
-"""Memory for row groups that are decoded at once to filter their rows."""
+"""Most bytes of row groups that are decoded at once to filter their rows."""
 
 
 _LARGE_NBYTES = 2 << 30
 
 
 _PIECES = (16, 256, 4096)
-"""Numbers of pieces to try for a row group that pyarrow cannot decode whole."""
+"""Numbers of pieces to try for a row group that pyarrow cannot decode as a whole."""
 
 
 class RowGroupWarning(RuntimeWarning):
@@ -125,7 +125,7 @@ class RowGroups(FileChunks[ParquetFiles]):
         return f"{super().locate(group, row)} (row group {self.in_file(group)[1]})"
 
     def _possible(self, file: int, filters: Filters) -> list[int]:
-        if self._files.decryption is not None:  # pyarrow's filters of row groups take no keys
+        if self._files.decryption is not None:  # pyarrow's filters of row groups accept no keys
             return list(range(self._footers.metadata(file).num_row_groups))
         path = self._files.names[file]
         schema = self._partitions.extended(self._footers.metadata(file).schema.to_arrow_schema())
@@ -145,7 +145,7 @@ class RowGroups(FileChunks[ParquetFiles]):
         rows, arrow = int(self.sizes[group]), pyarrow(WHAT)
         for name in partitioned & set(names):
             found[name] = arrow.chunked_array([self._partitions.column(name, file, rows)])
-        # A file that is older than a column of its table has nulls there.
+        # A file that is older than a column of its table has nulls in that column.
         return {name: found[name] if name in found else arrow.chunked_array([arrow.nulls(rows)]) for name in names}
 
     def _table(self, group: int, names: Sequence[str]) -> Any:
@@ -170,9 +170,9 @@ class RowGroups(FileChunks[ParquetFiles]):
         return f"row group {number} of {self._files.names[file]}"
 
     def _warn_of_large(self, largest: Sequence[int]) -> None:
-        """Warn of the first row group whose chosen columns are large."""
+        """Warn about the first row group whose chosen columns are large."""
         limit = _large_nbytes()
-        # The largest row group in all columns rules out most files without a look at their footers.
+        # The size of the largest row group, with all columns, excludes most files without a read of their footers.
         groups = (
             group
             for file, nbytes in enumerate(largest)
@@ -201,7 +201,7 @@ class RowGroups(FileChunks[ParquetFiles]):
         file, number = self.in_file(group)
         metadata = self._footers.metadata(file)
         schema, row_group, wanted = metadata.schema, metadata.row_group(number), set(names)
-        # Only chosen columns are looked at: others may be encrypted.
+        # Only chosen columns are examined, because others may be encrypted.
         leaves = [leaf for leaf in range(row_group.num_columns) if _is_of(schema.column(leaf).path, wanted)]
         with naming(self._describe(group)):
             chosen = [row_group.column(leaf) for leaf in leaves]
@@ -247,7 +247,7 @@ def _kind(
 def _kind_of_table(
     schemas: Sequence[Any], paths: Sequence[str], columns: Sequence[str] | None, table: TableColumns
 ) -> StructType:
-    """The type of a sample where older files may lack columns."""
+    """The type of a sample if older files may lack columns."""
     wanted = list(table.names if columns is None else columns)
     for schema, path in zip(schemas, paths, strict=True):
         table.check(schema, column_names(wanted, table.names), path)
@@ -265,9 +265,9 @@ def _kind_of_table(
 def _read(opened: Any, number: int, names: list[str]) -> Any:
     """Read columns of a row group as a table.
 
-    In several batches if pyarrow cannot make a single one.
+    It has several batches if pyarrow cannot make a single one.
     """
-    # Worker processes set torch to one thread, and must not start one per core here.
+    # Worker processes set torch to one thread, and must not start a thread per core here.
     options = {"columns": names, "use_threads": torch.get_num_threads() > 1}
     try:
         return opened.read_row_group(number, **options)
@@ -293,7 +293,7 @@ def _large_nbytes() -> int:
 
 
 def _is_of(path: str, names: set[str]) -> bool:
-    """Check if a leaf column belongs to one of these."""
+    """True if a leaf column belongs to one of these columns."""
     return path in names or any(path[:at] in names for at, character in enumerate(path) if character == ".")
 
 

@@ -44,7 +44,7 @@ class ScatteredItems:
 
     def __init__(self, chunks: Sequence[ItemSpan], dtype: np.dtype[Any]) -> None:
         assert all(chunk.array.dtype == dtype for chunk in chunks)
-        self._chunks = _aligned(chunks, dtype)  # keeps the memory alive
+        self._chunks = _aligned(chunks, dtype)  # keeps the memory valid
         self.dtype = dtype
         if len(chunks) == 1:
             self.view, self.starts = self._chunks[0].array, np.zeros(1, np.int64)
@@ -85,7 +85,7 @@ class ScatteredItems:
         lengths = (stops - starts).tolist()
         out = np.empty(sum(lengths), self.dtype)
         begin, filled = (self.starts[which] + starts).tolist(), 0
-        # Runs are copied into one new array, so that no sample keeps the memory of a chunk alive.
+        # Runs are copied into one new array, so that no sample keeps a chunk in memory.
         for first, length in zip(begin, lengths, strict=True):
             out[filled : filled + length] = self.view[first : first + length]
             filled += length
@@ -120,11 +120,11 @@ class Redirected(NamedTuple):
 
 
 def redirect(kind: ColumnType, chunks: Sequence[Any], error: CellErrorFactory) -> Redirected | None:
-    """Resolve multi-part and dictionary-encoded chunks; None if there are none.
+    """Resolve multi-part and dictionary-encoded chunks; None without any.
 
-    Removes one level only: the chunks of the result may need redirection, too.
+    Removes only one level: the chunks of the result may need redirection, too.
     """
-    types = set(map(type, chunks))  # one pass over thousands of chunks, which rarely need redirection
+    types = set(map(type, chunks))  # one pass, for thousands of chunks that rarely need redirection
     if PartedChunk in types:
         parts = [list(chunk.parts) if isinstance(chunk, PartedChunk) else [chunk] for chunk in chunks]
         return Redirected(list(chain.from_iterable(parts)), _PartedColumns(chunks))
@@ -136,7 +136,7 @@ def redirect(kind: ColumnType, chunks: Sequence[Any], error: CellErrorFactory) -
 
 
 class _PartedColumns:
-    """Redirection of chunks some of which have several parts."""
+    """Redirection of chunks that may have several parts."""
 
     def __init__(self, chunks: Sequence[Any]) -> None:
         self._bounds = [chunk.bounds if isinstance(chunk, PartedChunk) else None for chunk in chunks]
@@ -156,9 +156,9 @@ class _PartedColumns:
 
 
 class _DictionaryRows:
-    """Redirection of chunks some of which are dictionary-encoded.
+    """Redirection of chunks that may be dictionary-encoded.
 
-    Nulls are mapped to row 0 of an extra chunk after those of the values.
+    Nulls are mapped to row 0 of an extra chunk after the chunks of values.
     """
 
     def __init__(self, chunks: Sequence[Any], error: CellErrorFactory) -> None:
@@ -184,11 +184,11 @@ class _DictionaryRows:
     ) -> tuple[Int64s, Int64s]:
         """Read the codes of dictionary-encoded rows and check them.
 
-        `numbers` counts the dictionary-encoded chunks only. `positions` are those of the rows in the request, for
-        errors; None if all rows are dictionary-encoded.
+        `numbers` counts the dictionary-encoded chunks only. `positions` are the positions of the rows in the request,
+        for errors; None if all rows are dictionary-encoded.
         """
         codes = self._codes.at(numbers, rows).astype(np.int64)
-        # Mapped files are not validated: a code outside of the dictionary would read foreign memory.
+        # Mapped files are not validated: with a code outside of the dictionary, foreign memory would be read.
         outside = codes >= self._lengths[numbers]
         outside |= codes < (self._lowest[numbers] if self.has_nulls else 0)
         if outside.any():

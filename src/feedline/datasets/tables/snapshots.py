@@ -27,10 +27,10 @@ class TableColumns(NamedTuple):
 
     names: Sequence[str]
     ids: Mapping[str, int]
-    """Numbers by which the table identifies columns; empty if it does so by name."""
+    """Numbers by which the table identifies columns; empty if names identify them."""
 
     def check(self, schema: Any, columns: Sequence[str], path: str) -> None:
-        """Raise SampleError for a file where one of `columns` means another column."""
+        """Raise SampleError if one of `columns` is another column in a file."""
         names = {self.ids[name]: name for name in columns if name in self.ids}
         for field in schema:
             number = int((field.metadata or {}).get(_FIELD_ID, -1))
@@ -76,10 +76,10 @@ class TableFolder:
         return TableFolder(f"{self.name}{path}/", self._store)
 
     def has(self, folder: str) -> bool:
-        """Check if a folder in it exists."""
+        """True if a folder in this folder exists."""
         if self._store is None:
             return Path(self.name, folder).is_dir()
-        with suppress(ObjectNotFoundError):  # stores with real folders report a missing one
+        with suppress(ObjectNotFoundError):  # stores with real folders raise for a missing one
             return any(True for _ in self._store.list(f"{self._prefix}{folder}"))
         return False
 
@@ -103,7 +103,7 @@ class TableFolder:
     def relative(self, address: str, location: str) -> str:
         """The path below the folder of an address in the metadata.
 
-        `location` is the address of the table when it was written, which may have been moved since.
+        `location` is the address of the table when it was written. The table may have been moved since then.
         """
         # Writers spell one store in several ways: s3a://, file:/ and file:///.
         path, base = _without_scheme(address), f"{_without_scheme(location).rstrip('/')}/"

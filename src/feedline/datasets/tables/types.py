@@ -24,7 +24,7 @@ class NumberType:
     dtype: np.dtype[Any]
     shape: tuple[int, ...] = ()
     counts: str = ""
-    """The Arrow type of times, compared because unit and zone give the integers their meaning."""
+    """The Arrow type of times. It is compared, because unit and zone determine the meaning of the integers."""
     arrow: str = field(default="", compare=False)
 
 
@@ -69,7 +69,7 @@ _TIMES = {
 
 
 def pyarrow(what: str) -> Any:
-    """Import pyarrow. MissingExtraError names `what` as the user of it."""
+    """Import pyarrow. MissingExtraError names `what`, the feature that needs pyarrow."""
     return optional.load("pyarrow", "arrow", what)
 
 
@@ -133,8 +133,8 @@ def _extension(arrow_type: Any, column: str) -> ColumnType:
 
 
 def _numbers(types: Any, arrow_type: Any, column: str) -> NumberType:
-    # float64 for decimals: torch has none. Integers in units of the scale would hide the scale from the user.
-    if types.is_decimal(arrow_type) or types.is_null(arrow_type):  # pandas, too, reads the null type as floats
+    # float64 for decimals, because torch has no decimals. Integers in units of the scale would hide the scale.
+    if types.is_decimal(arrow_type) or types.is_null(arrow_type):  # pandas also reads the null type as floats
         return NumberType(np.dtype(np.float64))
     if types.is_boolean(arrow_type) or types.is_integer(arrow_type) or types.is_floating(arrow_type):
         return NumberType(np.dtype(arrow_type.to_pandas_dtype()))
@@ -185,7 +185,7 @@ def _members_by_column(names: Sequence[str], columns: Iterable[str], source: str
 
 
 def _longest_prefix(path: str, names: Iterable[str]) -> str | None:
-    """The longest name, possibly dotted, that a path begins with."""
+    """The longest name, possibly dotted, at the beginning of a path."""
     fitting = [name for name in names if path == name or path.startswith(f"{name}.")]
     return max(fitting, key=len, default=None)
 
@@ -253,7 +253,7 @@ def _absent(kind: ColumnType) -> ColumnType:
 def check_same_columns(kinds: Sequence[StructType], paths: Sequence[str]) -> None:
     """Raise SampleError if columns or their types differ between files.
 
-    Columns may have another order, because files are read by name; members of structs may not.
+    Columns may have another order, because files are read by name. Members of structs must have the same order.
     """
     for kind, path in zip(kinds, paths, strict=True):
         by_name = dict(kind.fields)
@@ -299,7 +299,7 @@ def _names(kind: StructType) -> list[str]:
 
 
 def _difference(path: str, expected: ColumnType, found: ColumnType) -> tuple[str, ColumnType, ColumnType] | None:
-    """Path and both types of the first column or member that differs."""
+    """Path and both types of the first differing column or member."""
     if isinstance(expected, ListType) and isinstance(found, ListType):
         return _difference(path, expected.item, found.item)
     if isinstance(expected, StructType) and isinstance(found, StructType) and _names(expected) == _names(found):

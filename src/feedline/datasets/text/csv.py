@@ -53,22 +53,22 @@ _LIMIT = "field limit"
 
 
 _DELIMITERS = ";\t|,"
-"""Delimiters of the usual dialects, which hardly occur in the name of a single column."""
+"""Delimiters of the usual dialects, which rarely occur in the name of a single column."""
 
 
 _NO_TEXT = b"\xff"
-"""Replaces a delimiter of several bytes, possible in UTF-8 only, where this byte does not occur."""
+"""Replacement for a delimiter of several bytes, as in UTF-8. This byte does not occur in UTF-8."""
 
 
 _ESCAPED = '\\"'
-"""A quote as some programs write it in quoted fields."""
+"""A quote in quoted fields, as some programs write it."""
 
 
 _ESCAPED_HINT = 'quotes in its fields are written as \\": pass escape="\\\\"'
 
 
 _SEPARATOR_LINE = re.compile(rb'"?sep=.{1,3}"?', re.IGNORECASE)
-"""Excel's line before the first row. A column named so has an unlikely name."""
+"""Excel's line before the first row, which is not a likely name of a column."""
 
 
 Convert = Callable[[str], Any]
@@ -84,10 +84,9 @@ class CSV(TextRecords):
 
     Rows are read as by Python's csv module in its default dialect, with `delimiter`. Empty lines are skipped. Where
     quotes in quoted fields are written as \" instead of twice, pass `escape="\\"`: as with the module's `escapechar`,
-    the character after it is taken literally.
-    `transform(row)` or `transform(row, rng)` is applied to each row. `paths`, `encoding`, `index_dir`, compressed files
-    and `max_record_nbytes`, here the largest row, are as in `Lines`. Objects of stores are cached in the folder
-    `cache`, if given; `options` are those of `open_store`.
+    the character after it is taken literally. `transform(row)` or `transform(row, rng)` is applied to each row.
+    `paths`, `encoding`, `index_dir`, compressed files and `max_record_nbytes`, here the largest row, are as in `Lines`.
+    Objects of stores are cached in the folder `cache`, if given; `options` are passed to `open_store`.
 
     SampleError names file and line of a row that does not fit the first one, or cannot be converted.
     """
@@ -179,19 +178,19 @@ def _check_escape(escape: object, delimiter: str) -> None:
 def _parse_row(text: str, dialect: Mapping[str, Any]) -> list[str]:
     """Fields of a row.
 
-    csv.Error, too, if its quotes are escaped in a way that `dialect` reads as ends of fields.
+    csv.Error also if its quotes are escaped in a way that `dialect` reads as ends of fields.
     """
     fields = next(csv.reader([text], **dialect))
     if _ESCAPED in text and dialect["escapechar"] is None:
         try:
             next(csv.reader([text], strict=True, **dialect))
-        except csv.Error as error:  # text after a closing quote, which is joined to the field where it is not strict
+        except csv.Error as error:  # text after a closing quote, which is joined to the field if not strict
             raise csv.Error(_ESCAPED_HINT) from error
     return fields
 
 
 def _encode_delimiter(delimiter: str, encoding: str) -> bytes:
-    """The bytes of a delimiter, which occur as that character only."""
+    """The bytes of a delimiter, which occur only as that character."""
     mark = delimiter.encode(encoding, "ignore")
     if len(mark) != 1 and (encoding != "utf-8" or not mark):
         raise ArgumentError(f"delimiter={delimiter!r} is not a single byte in {encoding.upper()}; use another one")
@@ -230,7 +229,7 @@ def _header(row: bytes, path: str, dialect: Mapping[str, Any], encoding: str) ->
 def _check_names(columns: object, header: Sequence[str], delimiter: str, path: str) -> None:
     """Raise ArgumentError for a first row that another delimiter divides.
 
-    Each sample would be a text of all columns, without an error.
+    Without this error, each sample would be one text of all columns.
     """
     likely = next((mark for mark in _DELIMITERS if mark != delimiter and mark in header[0]), None)
     if columns is None and len(header) == 1 and likely is not None:
@@ -261,7 +260,7 @@ def _bool(text: str) -> bool:
 
 
 def row_bounds(file: File, mark: bytes, held_nbytes: int, escape: str | None = None) -> Columns:
-    """Bounds of all rows but the first, and its bytes."""
+    """Bounds of all rows except the first, and that row's bytes."""
     bounds = concatenate_bounds(_rows(file, mark, escape, held_nbytes))
     starts, stops = bounds["starts"], bounds["stops"]
     first = file.read([(int(starts[0]), int(stops[0]))])[0] if len(starts) else b""
@@ -282,7 +281,7 @@ def _rows(file: File, mark: bytes, escape: str | None, held_nbytes: int) -> Iter
     for piece in remaining:
         data = bytes(piece.data)
         if any(each in data for each in special):
-            # From here on a line end may be quoted or escaped. All earlier lines are complete rows.
+            # From here on, a line end may be quoted or escaped. All earlier lines are complete rows.
             yield _parse_rows(chain([piece], remaining), mark, escape, file.name)
             return
         starts, stops = bounds_in(piece)
@@ -303,7 +302,7 @@ def _checked_pieces(file: File, held_nbytes: int) -> Iterator[LinePiece]:
 def _parse_rows(remaining: Iterator[LinePiece], mark: bytes, escape: str | None, name: str) -> Bounds:
     """Bounds of rows as Python's csv module finds them.
 
-    A row that it cannot parse is kept, and raises when it is read.
+    A row that the module cannot parse is kept, and raises an error when it is read.
     """
     first = next(remaining)
     start = stop = first.at
@@ -314,7 +313,7 @@ def _parse_rows(remaining: Iterator[LinePiece], mark: bytes, escape: str | None,
         for piece in chain([first], remaining):
             for line in BytesIO(piece.data):
                 stop += len(line)
-                # Latin-1 maps each byte to one character, whatever the encoding: the parser only needs the structure.
+                # For any encoding, Latin-1 maps each byte to one character: the parser only needs the structure.
                 yield (line if len(mark) == 1 else line.replace(mark, _NO_TEXT)).decode("latin-1")
 
     delimiter = (mark if len(mark) == 1 else _NO_TEXT).decode("latin-1")

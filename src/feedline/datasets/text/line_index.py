@@ -36,11 +36,11 @@ _ZEROS = {
     "utf-16-le": (False, True, False, True),
     "utf-16-be": (True, False, True, False),
 }
-"""The bytes of four that are zero in ASCII characters of encodings."""
+"""By encoding, the bytes of four that are zero in ASCII characters."""
 
 
 _FEWEST_WIDE_NBYTES = 8
-"""A shorter text may have zeros for other reasons."""
+"""Least number of bytes: a shorter text may have zeros for other reasons."""
 
 
 _SAVE = "save its sheets as 'CSV UTF-8' in a spreadsheet program, or as Parquet with pandas"
@@ -67,15 +67,15 @@ _BLANKS = np.frombuffer(b" \t\r\n", np.uint8)
 
 
 _CHECKED_LINES = 16
-"""Lines of a file that are compared with a stored index."""
+"""Number of lines of a file that are compared with a stored index."""
 
 
 _SEARCH_NBYTES = 1 << 16
-"""Bytes to search for a line end at a time."""
+"""Bytes in which a line end is searched at a time."""
 
 
 _HELD_NBYTES = 1 << 24
-"""Bytes of a line to hold in memory. Longer lines are not checked for being blank."""
+"""Most bytes of a line in memory. For longer lines, no check for blanks is made."""
 
 
 _NONE: NDArray[np.uint64] = np.empty(0, np.uint64)
@@ -88,23 +88,23 @@ def encoding_name(encoding: str) -> str:
     """Python's name of a text encoding; ArgumentError for an unknown one."""
     try:
         name = codecs.lookup(encoding).name.removesuffix("-sig")
-        "".encode(name)  # raises for codecs that are not text encodings, such as base64
+        "".encode(name)  # raises an error for codecs that are not text encodings, such as base64
     except (LookupError, UnicodeError, TypeError):
         raise ArgumentError(f"encoding={encoding!r} is not a text encoding of Python; see the codecs module") from None
     return name
 
 
 def has_plain_lines(name: str, delimiter: str = ",") -> bool:
-    """Check that lines and fields end in single bytes of ASCII.
+    """True if lines and fields end with single bytes of ASCII.
 
-    False for an encoding such as UTF-16, where the bytes of line ends, quotes and delimiters are not those of ASCII or
-    occur within other characters.
+    False for an encoding such as UTF-16, in which line ends, quotes and delimiters have other bytes than in ASCII, or
+    their bytes occur within other characters.
     """
     return _is_ascii(name) and not any(_hides(name, each) for each in f'\n\r\t ",{delimiter}')
 
 
 def _is_ascii(encoding: str) -> bool:
-    """Check that bytes below 128 always mean ASCII characters."""
+    """True if bytes below 128 always mean ASCII characters."""
     # The last test excludes ISO 2022, where escape sequences change the meaning of the bytes that follow.
     try:
         same = _ASCII.decode(encoding) == _ASCII.decode("ascii") and _ASCII.decode("ascii").encode(encoding) == _ASCII
@@ -114,7 +114,7 @@ def _is_ascii(encoding: str) -> bool:
 
 
 def _hides(encoding: str, character: str) -> bool:
-    """Check if a character's byte may be another one's second byte."""
+    """True if a character's byte may be another character's second byte."""
     last = character.encode("ascii", "ignore")
     pairs = (bytes([first]) + last for first in range(128, 256))
     return bool(last) and any(pair.decode(encoding, "ignore")[-1:] not in ("", character) for pair in pairs)
@@ -135,7 +135,7 @@ class LinePiece(NamedTuple):
 def line_pieces(file: File, held_nbytes: int) -> Iterator[LinePiece]:
     """Read a file in complete lines, without its byte order mark.
 
-    Only about the last `held_nbytes` of a long line are held. SampleError for UTF-16 and for other formats.
+    Of a long line, only about the last `held_nbytes` are in memory. SampleError for UTF-16 and for other formats.
     """
     at, left_out, open_line = 0, 0, list[memoryview]()
     for number, part in enumerate(parts(file)):
@@ -178,7 +178,7 @@ def _check_is_text(name: str, begin: bytes) -> None:
 def _wide_encoding(begin: bytes) -> str | None:
     """The encoding of a text whose characters have two or four bytes.
 
-    Without a byte order mark, it is known from the zeros of the first characters, if these are ASCII.
+    Without a byte order mark, it is recognized by the zeros in the first characters, if these are ASCII.
     """
     for mark, encoding in _WIDE.items():
         if begin.startswith(mark):
@@ -238,9 +238,9 @@ def _in_order(starts: NDArray[np.int64], stops: NDArray[np.int64], nbytes: int) 
 
 def _filled(piece: LinePiece) -> Bounds:
     starts, stops = bounds_in(piece)
-    if piece.left_out:  # one long line, not all of which is in memory: counts as not blank
+    if piece.left_out:  # a long line that is not completely in memory counts as not blank
         return starts, stops
-    # Test only empty lines and those that begin with a blank: stripping every line would be slow.
+    # Test only empty lines and lines that begin with a blank, because stripping every line would be slow.
     first = np.frombuffer(piece.data, np.uint8)[(starts - np.uint64(piece.at)).astype(np.int64)]
     suspects = np.flatnonzero((starts == stops) | np.isin(first, _BLANKS)).tolist()
     blank = [row for row in suspects if not bytes(_line(piece, int(starts[row]), int(stops[row]))).strip()]

@@ -25,7 +25,7 @@ MAX_RECORD_NBYTES = 1 << 26
 
 
 _COUNTED_NBYTES = 1 << 24
-"""Bytes in which line ends are counted at a time."""
+"""Number of bytes in which line ends are counted at a time."""
 
 
 _RECORD_SEPARATOR = "\x1e"
@@ -57,7 +57,7 @@ def text_reading(index_dir: Pathlike | None, encoding: str, max_record_nbytes: i
 
 def check_columns(columns: object) -> None:
     """Raise ArgumentError for a single name."""
-    # A str is a sequence of names, too: its letters.
+    # A str would count as a sequence of names, its letters.
     if isinstance(columns, str):
         raise ArgumentError(f"columns={columns!r}: pass a list of names, such as [{columns!r}]")
 
@@ -86,7 +86,7 @@ class TextRecords(RecordFiles):
     def address(self, index: int) -> tuple[str, str]:
         """The file of sample `index`, and its position there: `"line 7"`.
 
-        For objects of stores, the byte where the line begins.
+        For objects of stores, the position is the byte at which the line begins.
         """
         file, at = self._at(one_within(index, len(self), type(self).__name__))
         return self.paths[file], self._line(file, at)
@@ -121,7 +121,7 @@ class TextRecords(RecordFiles):
     def _line(self, file: int, at: int) -> str:
         content, start = self._files[file], int(self._bounds[file]["starts"][at])
         data = content.data
-        if data is None:  # counting its lines would read the object from its start
+        if data is None:  # a count of its lines would read the object from the beginning
             return f"the line at byte {start}"
         counted = range(0, start, _COUNTED_NBYTES)
         ends = sum(bytes(data[begin : min(begin + _COUNTED_NBYTES, start)]).count(b"\n") for begin in counted)
@@ -134,7 +134,7 @@ class Lines(TextRecords):
     `paths` is a path or URL, a folder, a pattern, or a list of these; `inside` is the pattern of files in a folder.
     Empty lines are samples. Text after the last line end is a sample if it is not empty. A line of more than
     `max_record_nbytes` bytes raises SampleError. Objects of stores are cached in the folder `cache`, if given;
-    `options` are those of `open_store`.
+    `options` are passed to `open_store`.
 
     Files that end in `.gz`, `.bz2`, `.xz` or `.zst` are decompressed once, into `cache` or the user's cache folder.
     Files whose `encoding` does not end lines as ASCII does, such as "utf-16", are converted in the same way. The
@@ -167,7 +167,7 @@ class JSONL(TextRecords):
 
     With `columns`, samples are dicts of these keys, and every value has to be an object. Numbers are Python's, which
     default collate turns into int64 and float64. `paths`, `encoding`, `max_record_nbytes`, `index_dir` and compressed
-    files are as in `Lines`. Objects of stores are cached in the folder `cache`, if given; `options` are those of
+    files are as in `Lines`. Objects of stores are cached in the folder `cache`, if given; `options` are passed to
     `open_store`.
 
     SampleError names file and line of a value that is not JSON.
@@ -200,7 +200,7 @@ class JSONL(TextRecords):
                     f"{self.paths[file]} is a JSON text sequence (RFC 7464), whose values follow the character RS, not"
                     " one value per line; convert it once: jq --seq -c . OLD | tr -d '\\036' > NEW"
                 ) from error
-            # Any line may be the first that a shuffled loader reads.
+            # A shuffled loader may read any line first.
             if (at == 0 and text.lstrip()[:1] in ("[", "{")) or text.rstrip().endswith(("},", "],")):
                 raise self._array_error(file) from error
             raise SampleError(

@@ -26,11 +26,11 @@ from feedline.stores.files import File, FileSet
 def plain_text(
     files: FileSet, encoding: str, cache: Cache | Pathlike | None, special: str = ","
 ) -> tuple[FileSet, str]:
-    """Files with lines and `special` characters found from single bytes, and encoding.
+    """Files whose lines and `special` characters are single bytes, and encoding.
 
     Compressed files are decompressed into `cache`, or the user's cache, once for each of their versions. All files are
-    converted to UTF-8 there if the encoding does not write line ends and these characters as ASCII does. ArgumentError
-    for an unknown encoding.
+    also converted to UTF-8 there if the encoding does not write line ends and these characters as in ASCII.
+    ArgumentError for an unknown encoding.
     """
     name = encoding_name(encoding)
     unlike = None if has_plain_lines(name, special) else name

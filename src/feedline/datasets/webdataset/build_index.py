@@ -33,11 +33,13 @@ Cell = tuple[int, int]
 
 
 _GLANCE_NBYTES = 64 << 10
-"""Bytes read first: nearly every image header fits, and an object need not be fetched further."""
+"""Number of bytes read first: nearly every image header fits into them, so that no further bytes of an object are
+fetched.
+"""
 
 
 _MOST_NBYTES = 64 << 20
-"""Limit for bytes of an image in memory, whatever size a header claims."""
+"""Most bytes of an image in memory, for any size in a header."""
 
 
 class ImageSizeScanner:
@@ -99,9 +101,9 @@ _PLACES = 16
 def fingerprint(source: TarSource, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> str:
     """Hex digest of 64 bits that identifies a tar.
 
-    Hashed are the size of the tar, and the header and last block of 16 members, the last one among them. A copy has
-    the same fingerprint, whatever its modification time. Two tars of one size, whose members have the same names and
-    sizes, differ in it if one of those 16 pairs of members ends differently.
+    The digest is of the size of the tar, and of the header and last block of 16 members, including the last member. A
+    copy has the same fingerprint, with any modification time. If two tars have the same size and the same names and
+    sizes of members, their fingerprints differ if the last blocks of one of those 16 pairs of members differ.
     """
     digest = hashlib.blake2b(digest_size=8)
     held = np.flatnonzero(starts)
@@ -111,7 +113,7 @@ def fingerprint(source: TarSource, starts: NDArray[np.int64], sizes: NDArray[np.
     for start, size in zip(starts.reshape(-1)[chosen].tolist(), sizes.reshape(-1)[chosen].tolist(), strict=True):
         last = start + max(0, size - BLOCK)
         spans += [(start - BLOCK, start), (last, last + BLOCK)]
-    # Not the version: a copy of a tar has another one.
+    # Not the version, because a copy of a tar has another version.
     digest.update(b"%d" % source.nbytes)
     for data in source.read_spans(spans):
         digest.update(data)
@@ -158,7 +160,7 @@ class SampleTable:
     def add(self, member: TarMember) -> Cell | None:
         """Add a member and return its cell; None outside of samples.
 
-        ShardError if the sample has the field already, or if there are too many fields.
+        ShardError if the sample already has the field, or if there are too many fields.
         """
         place = names.split(member.name)
         if place is None:
@@ -206,9 +208,9 @@ def compute_index(
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Compute metadata and arrays of the index of an open tar.
 
-    Grid lengths come from `grids`, and from `measure` of each image. The tar is read once, plus a few blocks for its
-    fingerprint, and once more for a checksum. ShardError for contents that a tar of samples must not have, StateError
-    if it changes meanwhile.
+    Grid lengths come from `grids`, and from `measure` of each image. The tar is read once, with a few more blocks for
+    its fingerprint, and once more for a checksum. ShardError for contents that a tar of samples must not have,
+    StateError if the tar changes during the call.
     """
     walk, table, scanner = TarWalk(source), SampleTable(source.name), ImageSizeScanner(source, measure)
     for member in walk:
@@ -237,7 +239,7 @@ def compute_index(
         "dims": narrow(_dimensions(table, image_columns, scanner)),
         **_grids(table, {**scanner.lengths, **_cells(table, grids or {})}),
     }
-    source.check_unchanged()  # a writer that is still at work would leave an index of half a tar
+    source.check_unchanged()  # if the tar is still being written, the index would be of a part of the tar
     return metadata, arrays
 
 

@@ -106,14 +106,14 @@ DECODERS: dict[str, DecodeFunction] = {
 
 
 PICKLES = frozenset({"pickle", "pkl", "pyd", "pt", "pth"})
-"""Extensions of pickled data, which can run code of its author when read."""
+"""Extensions of pickled data, which can run code of the author when it is read."""
 
 
 def decode_function(field: str, own: Own, load_image: DecodeFunction = bytes) -> DecodeFunction | None:
     """The decoder of a field; None for an image.
 
-    A field such as `json.gz` is decompressed, and decoded as the field without `.gz`, images by `load_image`.
-    ArgumentError refuses fields that would have to be unpickled.
+    A field such as `json.gz` is decompressed, and decoded as the field without `.gz`. `load_image` decodes compressed
+    images. ArgumentError refuses fields that would have to be unpickled.
     """
     function = own.get(field, own.get(extension(field)))
     if function is not None:
@@ -133,7 +133,10 @@ def decode_function(field: str, own: Own, load_image: DecodeFunction = bytes) ->
 
 
 def _unpack(decode: DecodeFunction, data: memoryview) -> Any:
-    """DecodeFunction the content of a gzip file; ValueError for a decompression bomb."""
+    """Decode the content of a gzip file.
+
+    ValueError for a decompression bomb.
+    """
     limit = largest_nbytes(len(data))
     with gzip.open(io.BytesIO(data)) as file:
         content = file.read(limit + 1)
@@ -147,7 +150,7 @@ def _from_bytes(function: Callable[[bytes], Any], data: memoryview) -> Any:
 
 
 PSEUDO = ("__key__", "__shard__")
-"""Fields that every sample has without a member."""
+"""Fields of every sample that are not members."""
 
 
 _EMPTY = memoryview(b"")

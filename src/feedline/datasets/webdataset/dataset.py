@@ -81,7 +81,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
     The index of each tar is built on first use and stored: next to a file (see `open_index`), for an object in the
     user's cache folder, unless one is next to the object; or in the folder `index_dir`. Each process keeps at most
     `open_files` tars open. Objects are read through a cache in the folder `cache`, if one is given; `options` are
-    those of `open_store`. Pickles by path.
+    passed to `open_store`. Pickles by path.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
-        """Samples per tar, for `samplers.ShardShuffled`."""
+        """Samples per tar, int64, for `samplers.ShardShuffled`."""
         return self._offsets.sizes
 
     @property
@@ -141,7 +141,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return digest_of(self.paths, self.shard_sizes)
 
     def _prepare(self, transform: TransformFunction | Mapping[str, TransformFunction] | None) -> None:
-        """Split the transform into those of fields, of images and of samples."""
+        """Split the transform into transforms of fields, images and samples."""
         self._field_transforms: Mapping[str, TransformFunction] = {}
         self._image_transform: TransformFunction | None = None
         whole: TransformFunction | None = None
@@ -166,7 +166,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         )
 
     def _check_fields(self, heads: Sequence[Head]) -> None:
-        """ArgumentError for a name that is a field of no tar."""
+        """Raise ArgumentError for names that are fields of no tar."""
         known = {field for head in heads for field in head.fields}
         for name in self.columns or ():
             if name not in PSEUDO and not any(each.strip().lower() in known for each in name.split(";")):
@@ -176,7 +176,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
                 raise _unknown("transform", name, known)
 
     def _check_no_pickles(self, heads: Sequence[Head]) -> None:
-        """ArgumentError if all samples have a field that must be unpickled.
+        """Raise ArgumentError if all samples have a field that must be unpickled.
 
         A field that only some samples have is refused when it is read.
         """
@@ -222,7 +222,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices; remote members are read together."""
-        if type(self).__getitem__ is not TarShards.__getitem__:  # a subclass overrides it
+        if type(self).__getitem__ is not TarShards.__getitem__:  # a subclass overrides `__getitem__`
             return [self[index] for index in indices]
         places = within(as_indices(indices), len(self), "TarShards")
         found = self._with_members(self._parts(places), self._find_sources)
@@ -266,7 +266,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     @property
     def traits(self) -> Traits:
-        """Batches need `columns`, and no transform or PIL image of single samples."""
+        """Traits: batches need `columns`, without transforms or PIL images of single samples."""
         plain = self.columns is not None and self._whole.transform is None and self._settings.decode
         own = type(self).__getitem__ is TarShards.__getitem__
         return Traits(
@@ -277,9 +277,9 @@ class TarShards(torch.utils.data.Dataset[Any]):
         )
 
     def read_batch(self, request: BatchRead) -> list[Any]:
-        """The batch of each field, images decoded in place.
+        """The batch of each field, with images decoded in place.
 
-        TypeError if samples must be read singly.
+        TypeError if samples must be read one by one.
         """
         check_reads_batches(self)
         places, keys = within(request.indices, len(self), "TarShards"), request.keys
@@ -300,7 +300,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
     def _with_members(self, parts: Sequence[ShardPart], use: Callable[[Sequence[ShardPart]], T]) -> T:
         """Apply `use` to the parts, with their members in memory.
 
-        Members in files and caches are used without a look-up in the store.
+        The store is not queried for members in files and caches.
         """
         try:
             return use(parts)
@@ -331,7 +331,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         return [Extent(shard.number, start, stop) for start, stop in sorted(spans)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}}  # filled as samples are read, so it must not enter a fingerprint
+        return {**self.__dict__, "_known": {}}  # filled while samples are read, so it must not be part of a fingerprint
 
     def __repr__(self) -> str:
         return f"<TarShards: {len(self)} samples in {len(self.paths)} tars>"
@@ -389,7 +389,7 @@ def _spellings(name: str) -> tuple[str, ...]:
 def _takes_image_transform(name: str, fields: Sequence[str]) -> bool:
     """True if a transform of all images applies to this field.
 
-    It applies to encoded images, or to arrays in samples without any.
+    It applies to encoded images, or, in samples without encoded images, to arrays.
     """
     if any(is_image(each) for spec in fields for each in _spellings(spec)):
         return any(map(is_image, _spellings(name)))

@@ -31,7 +31,7 @@ class Head:
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any], path: str) -> Head:
-        """Parse index metadata; SampleError if it is of something else."""
+        """Parse index metadata; SampleError for other metadata."""
         try:
             return cls(
                 int(metadata["samples"]),
@@ -131,10 +131,10 @@ class TarIndex:
         return self._grids[start:stop] if stop > start else None
 
     def fits(self, source: TarSource) -> bool:
-        """True if the index matches the present state of the tar.
+        """True if the index matches the current state of the tar.
 
-        Size and modification time of a file, or the version of an object, must be the same. For copies, the size and
-        the `fingerprint` must be.
+        Size and modification time of a file, or the version of an object, must be equal. For copies, size and
+        `fingerprint` must be equal.
         """
         was, now = self.head.version, source.version
         return now.matches(was) or (now.nbytes == was.nbytes and self._has_same_fingerprint(source))
@@ -176,7 +176,7 @@ def unfit(source: TarSource, index: str) -> ShardError:
 
 
 def _check_shapes(head: Head, arrays: Mapping[str, NDArray[Any]], tar: str) -> None:
-    """SampleError unless the array shapes are consistent with the head."""
+    """Raise SampleError unless the array shapes are consistent with the head."""
     rows, columns = head.samples, len(head.fields)
     ends = {name: int(arrays[name][-1]) for name in ("key_bounds", "grid_bounds") if arrays.get(name, _NONE).size}
     wanted: dict[str, tuple[int, ...]] = {

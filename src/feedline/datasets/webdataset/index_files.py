@@ -44,9 +44,11 @@ def build_index(
     measure: MeasureGrid | None = None,
     checksum: bool = False,
 ) -> TarIndex:
-    """Build the index of a tar in memory; arguments as of `write_index`.
+    """Build the index of a tar in memory.
 
-    All of an object is read.
+    Takes the arguments of `write_index`.
+
+    An object is read completely.
     """
     source = _source(tar)
     try:
@@ -84,9 +86,9 @@ def open_index(
 ) -> TarIndex:
     """Open the index of a tar; ShardError if `index` does not match.
 
-    Without `index` it is read from `index_dir`, if given, else from `NAME.tar.index` next to the tar or from the
-    user's cache. If none of these matches (see `TarIndex.fits`), it is built, and stored in the first of them that is
-    writable.
+    Without `index` it is read from `index_dir`, if given, else from `NAME.tar.index` next to the tar or from the user's
+    cache. If none of these matches (see `TarIndex.fits`), the index is built, and stored in the first of these places
+    that is writable.
     """
     source = _source(tar)
     if index is not None:
@@ -106,13 +108,13 @@ def build_and_keep(source: TarSource, index_dir: Pathlike | None, *, allow_trunc
 def find_index(source: TarSource, index_dir: Pathlike | None) -> TarIndex | None:
     """The matching index of a tar, or None.
 
-    One next to an object is copied to this machine.
+    An index next to an object is copied to this machine.
     """
     where = places(source.name, index_dir)
     for place in where:
         index = fitting(source, place)
         if index is not None:
-            # The index of a file may be in a folder without write access, where it stays that of a copy.
+            # The index of a file may be in a folder without write access, and then remains the index of a copy.
             is_current = is_local(source.name) or index.head.version == source.version
             return index if is_current else save_index(index, source.version, where)
     name, file = adjacent(source.name), source.file
@@ -125,7 +127,7 @@ def glance(
 ) -> Head | None:
     """Head of a valid index, by one small read; None if unknown.
 
-    `version` is that of the tar; without it, that of a file is looked up.
+    `version` is the version of the tar; without it, the version of a file is looked up.
     """
     place = places(tar, index_dir)[0]
     try:
@@ -202,9 +204,9 @@ def whole(index: TarIndex, allow_truncated: bool) -> TarIndex:
 def save_index(index: TarIndex, version: FileVersion, where: Sequence[str]) -> TarIndex:
     """Write the index to the first writable place and map it.
 
-    Without a writable place it stays in memory.
+    Without a writable place, the index stays in memory.
     """
-    # The folder of the data is often read-only, the user's cache almost never.
+    # The folder of the data is often read-only, but the user's cache almost never.
     for place in where:
         try:
             index.write(place, version)

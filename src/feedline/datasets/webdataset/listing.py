@@ -27,7 +27,7 @@ def kind_of(field: str) -> PartKind:
 
 
 def list_samples(sources: Sequence[str], progress: ReportProgress) -> SampleList:
-    """The samples of all readable tars, and problems of the others.
+    """The samples of all readable tars, and problems of other tars.
 
     Samples of remote and compressed tars are listed through their indexes.
     """
@@ -48,7 +48,7 @@ def list_samples(sources: Sequence[str], progress: ReportProgress) -> SampleList
 
 
 def _list_remote(sources: Sequence[str], progress: ReportProgress) -> SampleList:
-    """Samples of all readable tars, and problems of the others."""
+    """Samples of all readable tars, and problems of other tars."""
     tars, groups, unreadable = find_tar_targets(sources), list[list[Sample]](), list[str]()
     with WorkAhead(_samples_in, tars, _INDEXED_AT_ONCE) as results:
         for number, result in enumerate(results, 1):
@@ -117,7 +117,7 @@ def _tar_part(index: TarIndex, row: int, field: str, file: Readable | None) -> S
 def _read_classes(tars: Sequence[str]) -> list[str] | None:
     """Class names of `classes.json` next to the tars.
 
-    None unless the files next to all tars are the same.
+    None unless the files next to all tars are equal.
     """
     texts = {_read_text(Path(tar).parent / CLASSES) for tar in tars}
     text = texts.pop()

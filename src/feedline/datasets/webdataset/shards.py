@@ -72,8 +72,8 @@ def spans(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Byte ranges of the first present field of each choice.
 
-    With None, those of all fields. A choice of which a sample has no field is skipped; its error comes when it is
-    read.
+    With None, byte ranges of all fields. If a sample has no field of a choice, the choice is skipped; the read of the
+    sample raises the error.
     """
     blocks = index.blocks[rows]
     wanted = blocks > 0
@@ -104,20 +104,20 @@ def _missing_field(index: TarIndex, row: int, fields: Sequence[str]) -> SampleEr
 class Shard:
     """An open tar of a file set, and its index.
 
-    Views of the members of a file keep its mapping alive. Thread-safe.
+    Views of the members of a file keep its mapping. Thread-safe.
     """
 
     def __init__(self, index: TarIndex, files: FileSet, number: int) -> None:
         self.index = index
         self.tar = files.name(number)
-        """The path or address of the tar, as it was given."""
+        """The path or address of the tar, as given."""
         self.number = number
         """The number of the tar in its file set."""
-        # Not `files[number]`, which stays open: the dataset limits how many tars are.
+        # Not `files[number]`, which stays open: the dataset limits the number of open tars.
         self._file = files.open(number)
 
     def check_unchanged(self) -> None:
-        """StateError within moments of a change of the file."""
+        """Raise StateError soon after a change of the file."""
         self._file.check_unchanged()
 
     @property
@@ -132,7 +132,7 @@ class Shard:
     def spans(
         self, rows: NDArray[np.int64], choices: Sequence[Sequence[str]] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Byte ranges as of `spans`; ShardError if they exceed the tar."""
+        """Byte ranges from `spans`; ShardError if they exceed the tar."""
         starts, stops = spans(self.index, rows, choices)
         if stops.max(initial=0) > self._file.nbytes:
             raise _replaced_error(self.tar)
@@ -153,9 +153,9 @@ class Shard:
 class Tars:
     """The tars of a dataset, by number, and their indexes.
 
-    Indexes are in `index_dir`; by default, those of files are next to them, and those of objects in the user's cache.
-    Pickles by name. Indexes that could not be stored are built again for files, and are pickled for objects, of which
-    all bytes would have to be read again.
+    Indexes are in `index_dir`; by default, indexes of files are next to the files, and indexes of objects in the user's
+    cache. Pickles by name. Indexes that could not be stored are built again for files, and are pickled for objects, of
+    which all bytes would have to be read again.
     """
 
     def __init__(self, files: FileSet, *, index_dir: Pathlike | None = None, allow_truncated: bool = False) -> None:
@@ -210,7 +210,7 @@ class Tars:
         return whole(index, self._allow_truncated)
 
     def _log_indexing(self, missing: Sequence[int]) -> None:
-        # To index a file, little more than its headers is read.
+        # For the index of a file, little more than its headers is read.
         remote = [number for number in missing if not is_local(self.files.name(number))]
         if remote:
             nbytes = sum(self.files.info(number).size for number in remote)
@@ -235,7 +235,7 @@ def _each(index_of: Callable[[int], TarIndex | None], numbers: Sequence[int], at
 
     def head(number: int) -> Head | None:
         index = index_of(number)
-        return None if index is None else index.head  # not the index itself: each is an open file
+        return None if index is None else index.head  # not the index itself, which is an open file
 
     if not numbers:
         return {}
@@ -252,7 +252,7 @@ class ShardCache:
 
     def __init__(self, tars: Tars, fingerprints: Sequence[str], most: int) -> None:
         self._tars, self._fingerprints = tars, fingerprints
-        # A shard that is forgotten stays mapped for as long as its views are in use.
+        # A dropped shard stays mapped as long as its views are in use.
         self._open: PerProcess[LRUCache[int, Shard]] = PerProcess(partial(LRUCache, most))
 
     def __len__(self) -> int:

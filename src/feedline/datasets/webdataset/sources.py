@@ -30,7 +30,7 @@ class TarSource:
 
     @classmethod
     def at(cls, path: Pathlike) -> Self:
-        """The tar file at a path, as it is now."""
+        """The tar file at a path, in its current version."""
         return cls(FileSet([(None, local_info(os.path.abspath(path)))]), 0)  # noqa: PTH100 - links stay
 
     @property
@@ -48,7 +48,7 @@ class TarSource:
         return self._reader.copy(start, start + nbytes)
 
     def view(self, start: int, nbytes: int) -> memoryview:
-        """The bytes as `read`, without a copy if possible."""
+        """The same bytes as `read`, without a copy if possible."""
         return self._reader.view(start, start + nbytes)
 
     def read_spans(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -56,7 +56,7 @@ class TarSource:
         return self._reader.copies(spans)
 
     def check_unchanged(self) -> None:
-        """StateError if a file has changed since it was opened."""
+        """Raise StateError if a file has changed since it was opened."""
         self._opened.check_unchanged(at_once=True)
 
     def __enter__(self) -> Self:

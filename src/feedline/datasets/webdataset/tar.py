@@ -46,11 +46,11 @@ def is_image(field: str) -> bool:
 
 
 def unsafe_name_reason(name: str) -> str | None:
-    """Reason not to trust a member's name, or None."""
+    """Reason why a member's name is unsafe, or None."""
     if name.startswith("/"):
         return "has an absolute path"
     if ".." in name.split("/"):
-        return "leads out of its folder with '..'"
+        return "points out of its folder with '..'"
     return None
 
 
@@ -58,10 +58,10 @@ BLOCK = 512
 """Headers and data begin at multiples of this."""
 
 
-_SIZE_DIGITS = 20  # more than any file size; Python refuses to parse thousands of digits
+_SIZE_DIGITS = 20  # more digits than any file size has; Python refuses to parse thousands of digits
 
 
-_NOTE_NBYTES = 1 << 20  # longer than any name; a hostile header may claim more than fits in memory
+_NOTE_NBYTES = 1 << 20  # longer than any name; a hostile header may claim a length that does not fit into memory
 
 
 _CHUNK = 1 << 20
@@ -159,7 +159,7 @@ class TarWalk:
                 return
             kind, size, name = self._header(block, offset)
             start = offset + BLOCK
-            # Checked before anything is yielded: views past the end of a mapping are shorter, not an error.
+            # Checked before any member is yielded: views past the end of a mapping are shorter, without an error.
             if start + size > nbytes:
                 self.cut = Cut(name, start + size, nbytes)
                 return
@@ -184,7 +184,7 @@ class TarWalk:
         return kind, 0 if kind == b"5" else size, name
 
     def _noted_size(self, name: str, size: int) -> int:
-        # pax states a size that does not fit into the header's field; the header then holds a wrong one.
+        # pax states a size that does not fit into the header's field; the header then has a wrong size.
         noted = self._notes.get("size", str(size))
         if not noted.removeprefix("-").isdecimal():
             self._raise(name, f"has the size {noted[:_SIZE_DIGITS]!r}")
@@ -240,14 +240,14 @@ class TarWalk:
                 )
 
     def _check_is_tar(self, block: bytes, offset: int) -> None:
-        """ShardError if the first block is of another format."""
+        """Raise ShardError if the first block is of another format."""
         found = None if offset else recognize(block)
-        # The part of a header that is left of a truncated tar is a name: text.
+        # The remaining part of a header of a truncated tar is a name, which is text.
         if found is not None and not (len(block) < BLOCK and found.may_be_text):
             raise ShardError(f"{self.tar} is {found.what}, not a tar; {found.remedy}")
 
     def _check_end(self, offset: int, nbytes: int) -> None:
-        """ShardError for data after the end mark, where other readers stop."""
+        """Raise ShardError for data after the end mark, where other readers stop."""
         while offset < nbytes:
             chunk = self._source.read(offset, _CHUNK)
             if chunk.strip(b"\0"):
@@ -280,7 +280,7 @@ def _checksum(block: bytes) -> int:
 def _number(field: bytes) -> int:
     """Parse octal digits or GNU's base-256 form; -1 if it is neither."""
     # GNU marks sizes of 8 GiB and more, which octal digits cannot hold, by the highest bit. A negative number has all
-    # bits of the first byte set, and is refused as is any other.
+    # bits of the first byte set, and is refused like any other invalid number.
     if field[0] & 0x80:
         return int.from_bytes(field, "big", signed=False) - (0x80 << 8 * (len(field) - 1)) if field[0] == 0x80 else -1
     digits = field.strip(b" \0")

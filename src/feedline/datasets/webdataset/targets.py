@@ -94,14 +94,14 @@ class TarTarget:
         return None if head is None or (checksum and not head.blake2b) else head.samples
 
     def write(self, *, checksum: bool) -> int:
-        """Build the index, and return the number of samples."""
+        """Build the index; returns the number of samples."""
         return len(self.make(checksum=checksum))
 
     def check(self) -> tuple[int, str]:
-        """Compare tar and index; number of samples, and path of the index.
+        """Compare tar and index.
 
-        The checksum decides, if there is one; else the index is built again in memory. SampleError if there is no
-        index, or another.
+        Returns the number of samples, and the path of the index. The comparison uses the checksum, if there is one;
+        else the index is built again in memory. SampleError if there is no index, or if it differs.
         """
         index = self.index()
         if index is None:
@@ -120,7 +120,7 @@ def find_tar_targets(
 ) -> list[TarTarget]:
     """The tars of paths, URLs and patterns; ArgumentError if there are none.
 
-    Compressed ones are decompressed as `TarShards` does.
+    Compressed tars are decompressed as by `TarShards`.
     """
     if has_urls(sources) or has_compressed(sources):
         stored = find(sources, FORMATS["tar"].pattern)
@@ -136,7 +136,7 @@ def has_urls(sources: Sequence[str]) -> bool:
 
 
 def has_compressed(sources: Sequence[str]) -> bool:
-    """True if any local source is, or holds, a compressed tar."""
+    """True if any local source is, or contains, a compressed tar."""
     found = [path for each in map(Path, sources) for path in (each.iterdir() if each.is_dir() else [each])]
     tar = FORMATS["tar"]
     return any(tar.matches(path.name) and opener_of(path.name) is not None for path in found)

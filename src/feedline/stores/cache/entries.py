@@ -79,7 +79,7 @@ def open_entry(file: BinaryIO, *, trusted: bool) -> memoryview:
 def _content(file: BinaryIO, nbytes: int) -> memoryview:
     try:
         return map_file(file.fileno(), nbytes)
-    except OSError:  # the process may map no more, with all the views in use
+    except OSError:  # the process has its maximum number of mappings, and all views are in use
         return memoryview(file.read(nbytes))
 
 
@@ -91,7 +91,7 @@ def temporary(path: Path, nbytes: int) -> Iterator[int]:
     """
     fd = open_own(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
-        # At its final size at once: other processes count the room that it will take.
+        # At its final size at once, so that other processes count the space that it will take.
         fcntl.flock(fd, fcntl.LOCK_EX)
         os.ftruncate(fd, nbytes)
         yield fd
@@ -120,7 +120,7 @@ def map_sealed(fd: int, nbytes: int) -> memoryview:
 
 
 def checksum(data: memoryview) -> int:
-    """The checksum of data."""
+    """The checksum of bytes."""
     return crc32(data.cast("B"))
 
 
@@ -165,13 +165,13 @@ class Pieces:
     def cut(self, start: int, stop: int) -> memoryview:
         """The bytes from `start` up to `stop`, within the object.
 
-        A view if they are in one piece, else a copy. MissingPieceError if a piece is not in memory.
+        A view if one piece has all of them, else a copy. MissingPieceError if a piece is not in memory.
         """
         if start == stop:
             return memoryview(b"")
         size = self._piece_nbytes
         first, last = start // size, (stop - 1) // size
-        if first == last:  # by a division, where `FetchedRanges` would search: this is each sample's way
+        if first == last:  # a division is faster than the search of `FetchedRanges`, and every sample passes here
             return self._piece(first)[start - first * size : stop - first * size]
         numbers = range(first, last + 1)
         spans = [(number * size, (number + 1) * size) for number in numbers]

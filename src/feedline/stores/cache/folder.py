@@ -1,4 +1,4 @@
-"""The folder of a cache, as one process sees it."""
+"""The folder of a cache, for one process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ _LAYOUT = "v1"
 _MAPPED, _MAPPED_NBYTES, _MAPPED_SHARE = 4096, 4 << 30, 4
 """Bounds of the pieces that stay mapped: their number, their bytes, and the divisor of the limit that bounds them.
 
-An evicted piece takes room on the disk for as long as any process has it mapped."""
+An evicted piece takes space on the disk as long as any process has it mapped.
+"""
 
 
 _TOUCHED_EVERY_S = 60.0
@@ -55,8 +56,9 @@ _TRUSTED = 1 << 16
 
 
 _CHECKED_NBYTES = 256 << 20
-"""Larger files are synced when they are written, so that their footer alone proves them: to read all of one for a
-checksum, in each process that opens it, would take longer than most of its reads."""
+"""Larger files are synced when they are written, so that their footer alone proves them complete. A checksum would read
+the whole file in each process that opens it, which takes longer than most of its reads.
+"""
 
 
 _CLOCKS_DIFFER_NS = 3600 * 10**9
@@ -89,10 +91,10 @@ class _CachedFile(NamedTuple):
 class Folder:
     """Pieces by key, in a folder that other processes share.
 
-    Safe to use from several threads; any process may die while it uses the folder. A piece is written to a temporary
-    file, under a lock that distinguishes a live writer from a dead one, and renamed to its place when it is complete: a
-    file with its final name is complete. Removing a piece removes only its name; a process that has it mapped keeps the
-    data. So eviction needs no coordination, and nothing that is being read can change.
+    Safe to use from several threads; any process may be killed while it uses the folder. A piece is written to a
+    temporary file, under a lock that distinguishes a running writer from a killed one, and renamed to its place when it
+    is complete: a file with its final name is complete. Removing a piece removes only its name; a process that has it
+    mapped keeps the data. So eviction needs no coordination, and nothing that is being read can change.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -136,13 +138,13 @@ class Folder:
             )
 
     def fetch_locks(self) -> FetchLocks:
-        """A block in which pieces can be locked for fetching."""
+        """A context manager, in which pieces can be locked for fetching."""
         return FetchLocks(self._root / "fetch-locks")
 
     def made_once(self, key: PieceKey, find: Callable[[], T | None], make: Callable[[], T]) -> T:
         """The result of `find()`; if that is None, of `make()`.
 
-        One process makes it while others wait.
+        One process calls `make` while others wait.
         """
         return made_once(self._root / "fetch-locks", key.name(), find, make)
 
@@ -153,7 +155,7 @@ class Folder:
     def get(self, key: PieceKey) -> memoryview | None:
         """The data of a piece, or None.
 
-        A damaged piece is removed, and counted.
+        A damaged piece is removed and counted.
         """
         in_memory = self.in_memory(key)
         return self._open(key.name()) if in_memory is None else in_memory
@@ -171,8 +173,8 @@ class Folder:
     def put(self, key: PieceKey, data: memoryview) -> None:
         """Keep a piece.
 
-        If it cannot be kept, it is not, and a CacheWarning says so once. When the disk is full or cannot be written to,
-        this process writes nothing more.
+        If it cannot be kept, it is dropped, with one CacheWarning per cause. When the disk is full or cannot be written
+        to, this process writes nothing more.
         """
         if not self._writable:
             return
@@ -197,7 +199,8 @@ class Folder:
         It was checked when this process first opened it.
         """
         name = key.name()
-        # Opened although only the path is wanted: this checks it, and marks it as used, so that it is evicted last.
+        # Opened although only the path is needed: this checks the file, and marks it as used, so that it is evicted
+        # last.
         return str(self._path(name)) if self._open(name) is not None else None
 
     def put_file(self, key: PieceKey, nbytes: int, fill: WriteContent) -> str:
@@ -223,7 +226,7 @@ class Folder:
                 write(fd, nbytes, memoryview(part))
                 nbytes += len(part)
             seal(fd, nbytes, checksum_of(fd, nbytes))
-            # Mapped before it has its name: it may be evicted at once.
+            # Mapped before the file has its final name, because it may be evicted at once.
             return map_sealed(fd, nbytes)
 
     def _path(self, name: str) -> Path:
@@ -254,7 +257,7 @@ class Folder:
 
     def _touch(self, name: str, data: memoryview) -> None:
         """Record that the piece was used just now."""
-        with suppress(OSError):  # evicted meanwhile, or a folder that cannot be written to
+        with suppress(OSError):  # evicted since then, or a folder that cannot be written to
             os.utime(self._path(name))
         self._maps.put(name, _MappedEntry(data, monotonic()))
 
@@ -262,7 +265,7 @@ class Folder:
         try:
             self._write_now(name, nbytes, fill)
         except FileNotFoundError:
-            # Only a removed folder is created again: any other cause would fail the second time, too.
+            # Only a removed folder is created again: with any other cause, the second attempt would fail, too.
             if self._temporary.is_dir():
                 raise
             self._prepare()  # the folder was removed
@@ -275,9 +278,9 @@ class Folder:
 
     @contextmanager
     def _new_file(self, name: str, nbytes: int) -> Iterator[int]:
-        """A temporary file of this size, to be sealed by the block.
+        """A temporary file of this size, which the block must seal.
 
-        It then takes its place.
+        It then gets its final name.
         """
         temp = self._temporary / uuid4().hex
         with ExitStack() as stack:
@@ -287,9 +290,9 @@ class Folder:
             status = os.fstat(fd)
             if status.st_size > _CHECKED_NBYTES:
                 os.fsync(fd)
-            # Not by `core.paths.Replacement`: its temporary files are counted and locked, and share one folder.
-            # Renamed when sealed, so that a final name means a complete file. Small ones are not synced: after a power
-            # loss the checksum tells.
+            # Not by `core.paths.Replacement`: its temporary files are counted and locked, and share one folder. Renamed
+            # when sealed, so that a final name means a complete file. Small files are not synced: after a power loss,
+            # their checksum reveals damage.
             try:
                 temp.replace(self._path(name))
             except FileNotFoundError:  # the first piece of its part of the names
@@ -298,18 +301,19 @@ class Folder:
             self._trusted.put(name, status.st_ino)
 
     def _book(self, needed: int, take: Callable[[], T]) -> T:
-        """Book room, after evicting files if need be, and take it."""
+        """Reserve space, and call `take`; evict files first if needed."""
         with self._account_file.locked() as account:
             if not account.known or account.nbytes + needed > self._limit_nbytes:
                 self._make_room(account, needed)
-            # Booked before it is taken: dying in between leaves the number too large, never too small.
+            # Reserved before it is taken: if the process is killed in between, the number is too large, never too
+            # small.
             account.nbytes += needed
             return take()
 
     def _make_room(self, account: Account, needed: int) -> None:
-        """Count the files, and evict the least recently used.
+        """Count the files, and evict the least recently used ones.
 
-        Until there is enough room.
+        Stops when there is enough space.
         """
         taken, files = self._sweep(), sorted(self._files())
         taken += sum(file.nbytes for file in files)
@@ -318,7 +322,7 @@ class Folder:
             for file in files:
                 if taken <= wanted:
                     break
-                # Another process may evict at the same moment: removed files are subtracted nevertheless.
+                # Another process may evict at the same moment: files that it has removed are subtracted, too.
                 with suppress(FileNotFoundError):
                     os.unlink(file.path)  # noqa: PTH108 - thousands of them
                     count(cache_evicted=1)
@@ -331,7 +335,7 @@ class Folder:
         """Remove files of dead writers; return the bytes of living ones."""
         living = 0
         for path in self._temporary.iterdir():
-            # The writer's lock decides, not its age: over a slow line, writing one file may take an hour.
+            # The writer's lock counts, not the age of the file: over a slow line, writing one file may take an hour.
             if is_abandoned(path):
                 path.unlink(missing_ok=True)
             else:
@@ -344,7 +348,8 @@ class Folder:
             for entry in os.scandir(folder.path):
                 with suppress(FileNotFoundError):
                     status = entry.stat()
-                    # A file touched under a clock that was ahead would stay for years: it goes first instead.
+                    # With a time in the future, from another clock, a file would stay for years, so it is evicted
+                    # first.
                     used_ns = status.st_mtime_ns if status.st_mtime_ns <= latest_ns else 0
                     yield _CachedFile(used_ns, status.st_size, entry.path)
 
@@ -354,13 +359,13 @@ class Folder:
         reason = "the disk is full" if full else f"it cannot be written to ({error.strerror})"
         remedy = "free some room" if full else "give a folder that can be written to"
         self._warn(
-            f"the cache in {self._root} keeps nothing more in this process: {reason}. Its present content is still "
+            f"the cache in {self._root} stores no more data in this process: {reason}. Its present content is still "
             f"used; {remedy} and start again"
         )
 
     def _warn_held(self, error: AccountHeldError) -> None:
         self._warn(
-            f"the cache in {self._root} keeps nothing new for now: {error.strerror}, and is probably stopped. Its "
+            f"the cache in {self._root} stores no new data for now: {error.strerror}, and is probably stopped. Its "
             "present content is still used; continue or end that process"
         )
 

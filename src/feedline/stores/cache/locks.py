@@ -1,6 +1,6 @@
 """Locks of the cache: fetch locks and the size account.
 
-Both are file locks that the system releases when their holder dies, on descriptors that no forked process inherits: the
+Both are file locks that the system releases when their holder ends, on descriptors that no forked process inherits: the
 lock would outlive the process that took it.
 """
 
@@ -53,7 +53,7 @@ def _forget() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # Held during the fork: no other thread is then between opening a descriptor and noting it.
+    # Held during the fork: no other thread is then between opening a descriptor and recording it.
     os.register_at_fork(before=_fork_lock.acquire, after_in_parent=_fork_lock.release, after_in_child=_forget)
 
 
@@ -99,7 +99,7 @@ class FetchLocks:
             fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _flock(name))
         except BlockingIOError:
             return False
-        except OSError:  # a file system without locks: fetched twice at worst
+        except OSError:  # a file system without locks: in the worst case, the piece is fetched twice
             return True
         return True
 
@@ -111,7 +111,7 @@ class FetchLocks:
         over = threading.Event()
 
         def lock() -> None:
-            with suppress(OSError):  # the folder was removed meanwhile: there is no fetch to wait for
+            with suppress(OSError):  # the folder was removed: there is no fetch to wait for
                 fd = open_own(self._path, os.O_RDWR)
                 try:
                     fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _flock(name))
@@ -134,7 +134,8 @@ WAIT_S = 60.0
 def made_once(path: Path, name: str, find: Callable[[], T | None], make: Callable[[], T]) -> T:
     """The result of `find()`; if that is None, the result of `make()`.
 
-    One process of the machine makes it, under the lock `name` in the file `path`, while the others wait for it.
+    One process of the machine calls `make`, under the lock `name` in the file `path`, while the others wait for its
+    result.
     """
     while (found := find()) is None:
         with FetchLocks(path) as fetch_locks:
@@ -153,7 +154,7 @@ _NUMBER = struct.Struct("<Q")
 
 
 _PATIENCE_S = 10.0
-"""Longer than counting and evicting the files of any cache takes."""
+"""Longer than the time to count and evict the files of any cache."""
 
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
@@ -162,13 +163,13 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
 class Account:
     """The bytes taken, locked against other processes.
 
-    Every change is written at once. Room is reserved before it is used, and released after it is free. So a process
-    that dies in between leaves the number too large, never too small, and the next count corrects it.
+    Every change is written at once. Space is reserved before it is used, and released after it is free. If a process is
+    killed in between, the number is too large, never too small, and the next count corrects it.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        # A file of another length was cut by a full disk: then the files are counted instead.
+        # A full disk truncates this file: then the files of the cache are counted instead.
         content = os.pread(fd, _NUMBER.size, 0)
         self.known = len(content) == _NUMBER.size
         self._nbytes = _NUMBER.unpack(content)[0] if self.known else 0
@@ -190,7 +191,7 @@ class AccountHeldError(TimeoutError):
 class AccountFile:
     """The account in a file, for one thread at a time.
 
-    Its lock is released when its holder dies.
+    Its lock is released when its holder ends.
     """
 
     def __init__(self, path: Path) -> None:
@@ -202,12 +203,12 @@ class AccountFile:
     def locked(self) -> Iterator[Account]:
         """Lock the account for a block.
 
-        AccountHeldError after `_PATIENCE_S`, and from then on at once, until it can be locked again.
+        AccountHeldError after `_PATIENCE_S`. Further calls raise it at once, until the account can be locked again.
         """
         patience_s = 0.0 if self._gave_up else _PATIENCE_S
         end_s = monotonic() + patience_s
-        # flock belongs to the open file, but each entry opens its own: threads must exclude each other by themselves to
-        # share one patience.
+        # flock belongs to the open file, but each entry opens its own. Another lock excludes the threads of this
+        # process, so that together they wait only once.
         if not self._thread_lock.acquire(timeout=patience_s):
             raise self._held_error()
         try:

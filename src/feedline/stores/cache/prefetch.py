@@ -16,11 +16,11 @@ from feedline.errors import ArgumentError
 from feedline.stores.cache.store import CachedStore
 
 _SEEN = 1 << 16
-"""Pieces that are not checked on the disk again: an item mostly needs pieces that the previous one needed, too."""
+"""Number of pieces that are not checked on the disk again: an item mostly needs pieces of the previous item, too."""
 
 
 _MOST = 1024
-"""Items ahead of the reader, however small they are."""
+"""Most items ahead of the reader, even if they are small."""
 
 
 class ObjectRange(NamedTuple):
@@ -35,7 +35,7 @@ class ObjectRange(NamedTuple):
 
 
 PrefetchItem = Sequence[tuple[CachedStore, ObjectRange]]
-"""Ranges that are read together: those of a batch."""
+"""Ranges that are read together, such as the ranges of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class PrefetchStatistics:
     """The progress of a prefetch."""
 
     fetched: int
-    """Items whose data are in the cache, by prefetching or from before."""
+    """Items whose data are in the cache, by prefetching or since earlier."""
     passed: int
-    """Items that the reader passed before they were started."""
+    """Items that the reader passed before their fetch began."""
     failed: int
     """Items that could not be fetched; the reader gets the error itself."""
     ahead_nbytes: int
-    """Bytes needed by items ahead of the reader, or fetched for them, whichever is larger."""
+    """The larger number of bytes: needed by items ahead of the reader, or fetched for them."""
     peak_nbytes: int
-    """The highest value of `ahead_nbytes` so far."""
+    """The highest value of `ahead_nbytes` until now."""
 
 
 class _FetchPiece(NamedTuple):
@@ -123,7 +123,7 @@ class Prefetcher:
         """Wait for the threads, which end after `stop` or the last fetch."""
         self._planner.join()
         for thread in self._fetchers:
-            if thread.ident is not None:  # a thread starts with the first fetch it is needed for
+            if thread.ident is not None:  # a thread starts with the first fetch that needs it
                 thread.join()
 
     def advance(self, count: int = 1) -> None:
@@ -154,13 +154,13 @@ class Prefetcher:
                 self._tasks.put(None)
 
     def _take(self) -> tuple[int, PrefetchItem] | None:
-        """The next item ahead of the reader, once there is room.
+        """The next item ahead of the reader, once its bytes fit.
 
         None at the end.
         """
         with self._changed:
             self._changed.wait_for(self._has_room)
-        # Drawn without the lock: `items` may run a dataset's code, which takes its time.
+        # Drawn without the lock: `items` may run a dataset's code, which may be slow.
         while not self._closed and (numbered := next(self._items, None)) is not None:
             with self._changed:
                 if numbered[0] >= self._reached:
@@ -170,7 +170,7 @@ class Prefetcher:
         return None
 
     def _has_room(self) -> bool:
-        # The size of an unknown object shows when it is fetched: at most one per thread is started without it.
+        # Only a fetch reveals the size of an unknown object: each thread starts at most one of unknown size.
         known = sum(self._ahead.values()) < self.limit_nbytes and len(self._ahead) < _MOST
         return self._closed or (known and self._unknown < len(self._fetchers))
 
@@ -183,7 +183,8 @@ class Prefetcher:
             known, unknown = _split_known(item)
             pieces = [piece for each in known for piece in _pieces(*each)]
             wanted = sum(stop - start for _, _, spans in known for start, stop in spans)
-            # Sizes too, not under the lock below: an object that has just changed is looked up again, which may fail.
+            # The sizes are read here, not under the lock below: an object that has just changed is looked up again,
+            # which may fail.
             missing = {piece: piece.store.piece_nbytes(*piece[1:]) for piece in pieces if self._is_missing(piece)}
         except Exception:  # noqa: BLE001 - the reader gets the same error, with its context
             with self._changed:
@@ -191,7 +192,7 @@ class Prefetcher:
             return []
         pending = _PendingItem(position)
         with self._changed:
-            # Under one lock with the registration below: a fetch that ended in between would never report to this
+            # Under the same lock as the registration below: a fetch that ended in between would never report to this
             # item.
             tasks = {self._under_way[piece] for piece in pieces if piece in self._under_way}
             fetches = [_fetch_of(run) for run in _runs([piece for piece in missing if piece not in self._under_way])]
@@ -242,7 +243,7 @@ class Prefetcher:
         self._unknown -= not task.pieces
         for piece in task.pieces:
             del self._under_way[piece]
-            # Noted as seen when the fetch was planned, and not there after all.
+            # Recorded as seen when the fetch was planned, but not fetched.
             if failed:
                 self._seen.drop(piece)
         for item in task.items:

@@ -26,13 +26,14 @@ class Cache:
 
     folder: str | Path
     limit: int | str = "10%"
-    """The maximum size: bytes, "200 GB", "200GiB", or a share of the disk it is on, "10%"."""
+    """The maximum size: bytes, "200 GB", "200GiB", or a share of the disk of the folder, "10%"."""
     piece_nbytes: int = 4 << 20
     """Objects are fetched and kept in pieces of this size, cut at its multiples: a read of one byte fetches one piece.
-    Choose small pieces for scattered reads that do not come back, and one above the largest object to keep objects
-    whole."""
+    Choose a small size for scattered reads that are not repeated, and a size above the largest object to keep objects
+    whole.
+    """
     ahead_nbytes: int = 256 << 20
-    """Bytes that a loader fetches ahead of its workers, by its schedule; 0: none."""
+    """Bytes that a loader prefetches for its workers, by its schedule; 0: none."""
 
     def __post_init__(self) -> None:
         if not str(self.folder) or _ADDRESS.match(str(self.folder)):

@@ -33,7 +33,7 @@ _PART_NBYTES = 8 << 20
 
 
 _FETCHERS = 16
-"""Fewer than for reads alone: these threads write to the disk, too, and each holds up to `_RUN_NBYTES`."""
+"""Fewer than for reads alone: these threads write to the disk, too, and each has up to `_RUN_NBYTES` in memory."""
 
 
 _KNOWN = 100_000
@@ -69,7 +69,7 @@ class CachedStore:
         return CachedStore, (self.store, self.cache, self._own)
 
     def info(self, path: str) -> ObjectInfo:
-        """Size and version of one object, as they are now."""
+        """The current size and version of one object."""
         return self._shared().infos.put(path, self.store.info(path))
 
     def know(self, info: ObjectInfo) -> None:
@@ -112,9 +112,9 @@ class CachedStore:
         return [fetched.cut(start, stop) for start, stop in ranges]
 
     def in_memory(self, path: str, ranges: Sequence[Range], *, version: str) -> Views | None:
-        """Read ranges if all are in this process's memory; else None.
+        """Views of ranges that are all in this process's memory, else None.
 
-        The call never waits.
+        Never waits.
         """
         known, pieces = self._shared().infos.get(path), self.cached_pieces(path, version=version)
         if known is None or not all(0 <= start <= stop <= known.size for start, stop in ranges):
@@ -127,7 +127,7 @@ class CachedStore:
     def cached_pieces(self, path: str, *, version: str) -> Pieces:
         """The pieces of an object in this process's memory.
 
-        None of them if another version is known.
+        None of the pieces if another version is known.
         """
         known = self._shared().infos.get(path)
         if known is None or known.version != version:
@@ -137,7 +137,7 @@ class CachedStore:
     def fill(self, path: str, start: int = 0, stop: int | None = None) -> int:
         """Fetch missing pieces of a range; return the range's size.
 
-        None of it is kept in memory.
+        Keeps no data in memory.
         """
         stop = self._look_up_info(path, None).size if stop is None else stop
         self._object(path, None).fill(self.pieces(path, [(start, stop)]))
@@ -148,13 +148,13 @@ class CachedStore:
         return self._shared().infos.get(path) is not None
 
     def pieces(self, path: str, ranges: Sequence[Range]) -> Sequence[int]:
-        """The numbers of the pieces that ranges touch, in ascending order."""
+        """The numbers of the pieces of these ranges, in ascending order."""
         object_ = self._object(path, None)
         check_within(ranges, object_.info.size, object_.address)
         return _pieces_of(ranges, self.cache.piece_nbytes)
 
     def piece_nbytes(self, path: str, number: int) -> int:
-        """The size of one piece in bytes: the last is smaller."""
+        """The size of one piece in bytes; the last may be smaller."""
         start, stop = self._object(path, None).span(number)
         return stop - start
 
@@ -173,15 +173,16 @@ class CachedStore:
     def file(self, info: ObjectInfo) -> str:
         """The path of a local file that begins with the object's bytes.
 
-        Fetched if it is missing. For libraries that only open files; a few bytes of the cache's own follow. The file
-        may be evicted at any moment; a process that has it open keeps its data. StoreError if it cannot be kept.
+        It is fetched if it is missing. For libraries that only open files. A few bytes of the cache follow the object's
+        bytes. The file may be evicted at any moment; a process that has it open keeps its data. StoreError if it cannot
+        be kept.
         """
         self.know(info)
         return self._object(info.path, info.version).file()
 
     def _object(self, path: str, version: str | None) -> _Object:
         info = self._look_up_info(path, version)
-        # Without versions, pieces of another process may be of another content, so they get another key.
+        # Without versions, pieces of another process may have other content, so each process has its own key.
         version_key = info.version if info.is_versioned else f"{info.version} {self._own}"
         return _Object(self.store, self._shared(), info, version_key, self.cache)
 
@@ -201,7 +202,7 @@ def cache_of(store: Store | None) -> CachedStore | None:
 def without_cache(store: Store) -> Store:
     """The store behind a cache, or the store itself.
 
-    For small reads whose result is kept in another form: a piece of the cache is far larger.
+    For small reads whose results are kept in another form: a cache would fetch a far larger piece.
     """
     cache = cache_of(store)
     return store if cache is None else cache.store
@@ -232,7 +233,7 @@ class _Object:
     def pieces(self, numbers: Sequence[int]) -> Iterator[memoryview]:
         """These pieces, in order; missing ones are fetched concurrently.
 
-        One process fetches for all.
+        One process of the machine fetches a piece for all.
         """
         for group in self._groups(numbers):
             data_by_number = self._look_up(group)
@@ -249,7 +250,7 @@ class _Object:
         return data
 
     def fill(self, numbers: Sequence[int]) -> None:
-        """Fetch those of these pieces that are missing."""
+        """Fetch the missing pieces among these."""
         for group in self._groups([number for number in numbers if not self.has(number)]):
             count(cache_misses=len(group))
             self._fetch_exclusively(group)
@@ -265,13 +266,13 @@ class _Object:
         return (numbers[first : first + at_once] for first in range(0, len(numbers), at_once))
 
     def _reopen(self, number: int, data: memoryview) -> memoryview:
-        """The piece as mapped from its file, whose memory is reclaimable."""
+        """The piece, mapped from its file: the kernel can reclaim that memory."""
         mapped = self._folder.get(self._key(number))
         return data if mapped is None else mapped
 
     def file(self) -> str:
         """The object as one file."""
-        key = PieceKey(self.address, self._version_key, 0, 0)  # pieces have at least one byte: this is none of them
+        key = PieceKey(self.address, self._version_key, 0, 0)  # not a piece, which has at least one byte
         return self._folder.made_once(key, partial(self._folder.file, key), partial(self._fetch_file, key))
 
     def _fetch_file(self, key: PieceKey) -> str:
@@ -291,7 +292,7 @@ class _Object:
         except StoreError:
             raise
         except OSError as error:
-            reason = error.strerror or "its limit is lower; give cache= more room"
+            reason = error.strerror or "its limit is lower; raise limit= of the cache"
             what = f"{self.address} ({self.info.size:,} bytes) is needed as a file"
             raise StoreError(f"{what}, and the cache cannot keep it: {reason}") from error
 
@@ -299,9 +300,9 @@ class _Object:
         if not missing:
             return {}
         with self._folder.fetch_locks() as fetch_locks:
-            # Locked one by one without waiting: pieces that others fetch are read from their files afterwards.
+            # Locked one by one without waiting: pieces that other processes fetch are read from their files afterwards.
             mine = [number for number in missing if fetch_locks.take(self._key(number).name())]
-            data_by_number = self._look_up(mine)  # another process may have fetched them since the first look
+            data_by_number = self._look_up(mine)  # another process may have fetched them since the first check
             data_by_number |= self._fetch_all([number for number in mine if number not in data_by_number])
         # All locks are released before waiting: two readers with locks could wait for each other forever.
         for number in set(missing).difference(data_by_number):
@@ -333,7 +334,7 @@ class _Object:
         try:
             fetched = self._store.read_many(self.info.path, ranges, version=self.info.version)
         except ObjectChangedError:
-            # Forgotten, so that the next reader looks it up and reads the new version under keys of its own.
+            # The version is dropped, so that the next reader looks it up and reads the new version under its own keys.
             self._infos.drop(self.info.path)
             raise
         data_by_number = dict(zip(numbers, fetched, strict=True))
@@ -356,6 +357,6 @@ def _runs(numbers: Sequence[int], piece_nbytes: int) -> Iterator[list[int]]:
 
 
 def _pieces_of(ranges: Sequence[Range], piece_nbytes: int) -> list[int]:
-    """The numbers of the pieces that ranges touch, in ascending order."""
+    """The numbers of the pieces of these ranges, in ascending order."""
     spans = ((start // piece_nbytes, -(-stop // piece_nbytes)) for start, stop in set(ranges) if start < stop)
     return sorted({number for first, last in spans for number in range(first, last)})
