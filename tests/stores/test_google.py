@@ -54,7 +54,7 @@ def test_a_wrong_file_is_an_error_with_the_store_and_the_remedy(
 
 def test_a_key_that_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", "secret.json")
-    with pytest.raises(stores.AccessDeniedError, match=r"gs://bucket: .*Leave out one of the two"):
+    with pytest.raises(stores.AccessDeniedError, match=r"gs://bucket: .*Remove one of them"):
         stores.open_store("gs://bucket", options={"service_account_key": "{}"}).size("x")
 
 

@@ -184,7 +184,7 @@ _UNREADABLE = re.compile(r'failed to parse "(.*)" as (\w+)', re.DOTALL)
 _WANTED_KINDS = {"Duration": 'a time such as "30s"', "boolean": "True or False"}
 
 
-_PEM = "certificates as PEM"
+_PEM = "certificates in PEM format"
 
 
 _WANTED = {"proxy_url": "the address of a proxy", "proxy_ca_certificate": _PEM, "root_certificate": _PEM}
