@@ -28,6 +28,7 @@ TITLES = {
     "5 ms of Python per sample": "samples that compute in Python for 5 ms, 2 workers",
     "Pillow code, by hand": "a dataset's own Pillow code, 2 workers",
     "Pillow code, torchvision": "a dataset's own Pillow code, then torchvision's transforms, 2 workers",
+    "Pillow code, torchvision v2 on tensors": "a dataset's own Pillow code, then torchvision v2 on tensors, 2 workers",
     "device dataset on cpu": "small images of a `TensorDataset`, no workers; torch's with `__getitems__` by hand",
     "first batch of a later loader": "time to the first batch of a later loader",
     "first batch of a process, forkserver": "time to the first batch, start method forkserver",
