@@ -30,10 +30,10 @@ _FUNCTIONS = frozenset(
 """Functions and properties of torch, `datasets`, Accelerate, Lightning, and their like."""
 
 _ATTRIBUTES = frozenset({"process_index", "global_rank"})
-"""Those that some objects have as attributes: reading one calls nothing."""
+"""Names that some objects have as attributes: reading one calls nothing."""
 
 _C_FUNCTIONS = frozenset({"Get_rank", "Get_size"})
-"""Those of MPI."""
+"""Functions of MPI."""
 
 _CODE_NAMES = (_VARIABLES - {"LOCAL_RANK"}) | _FUNCTIONS | _C_FUNCTIONS | {"PartialState"}
 """Names in the code of a class. LOCAL_RANK mostly chooses a device there."""
@@ -164,8 +164,8 @@ def _function_of(member: Any) -> Any:
 
 def _refusal(name: str, found: str) -> ArgumentError:
     return ArgumentError(
-        f"{name} {found}, so it may divide its samples among the ranks by itself, and distributed= would divide them"
-        " again: the others were lost. If it does, leave out distributed=; for rules such as uneven=, pass"
+        f"{name} {found}, so it may divide its samples among the ranks itself. distributed= would divide them again,"
+        " and samples would be lost. If it does, leave out distributed=; for rules such as uneven=, pass"
         " distributed=fl.RankPolicy((0, 1), ...). If each rank reads all samples, pass"
         " distributed=fl.RankPolicy(reads_all=True)"
     )
