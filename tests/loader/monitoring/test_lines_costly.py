@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 import time
 from typing import Any
@@ -29,6 +30,13 @@ class Slow(Dataset[torch.Tensor]):
         return torch.zeros(2) + torch.rand(1)
 
 
+class Busy(Slow):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        end = time.perf_counter() + 0.002
+        while time.perf_counter() < end: pass  # the line  # noqa: E701  # fmt: skip
+        return torch.zeros(2)
+
+
 class Broken(Slow):
     def __getitem__(self, index: int) -> torch.Tensor:
         raise ValueError("no such sample")
@@ -39,19 +47,27 @@ class Stream(IterableDataset[int]):
         yield from range(8)
 
 
-def line_of_sleep() -> int:
-    lines, first = inspect.getsourcelines(Slow.__getitem__)
+def the_line(cls: type[Slow]) -> int:
+    lines, first = inspect.getsourcelines(cls.__getitem__)
     return next(first + number for number, line in enumerate(lines) if "# the line" in line)
 
 
 def test_the_line_that_sleeps_takes_the_time_and_nothing_is_drawn() -> None:
     state, threads = torch.get_rng_state(), threading.active_count()
     first, *_ = costly_lines(fl.DataLoader(Slow(), batch_size=4), 0.3)
-    assert first.where == f"test_lines_costly.py:{line_of_sleep()}"
+    assert first.where == f"test_lines_costly.py:{the_line(Slow)}"
     assert first.text == "time.sleep(0.004)  # the line"
     assert 0.5 < first.share <= 1
     assert torch.equal(torch.get_rng_state(), state)
     assert threading.active_count() == threads
+
+
+def test_a_line_that_computes_is_seen_though_it_keeps_pythons_lock() -> None:
+    usual_s = sys.getswitchinterval()
+    first, *_ = costly_lines(fl.DataLoader(Busy(), batch_size=4), 0.3)
+    assert first.where == f"test_lines_costly.py:{the_line(Busy)}"
+    assert 0.5 < first.share <= 1
+    assert sys.getswitchinterval() == usual_s
 
 
 def test_a_verdict_names_lines_only_on_request() -> None:

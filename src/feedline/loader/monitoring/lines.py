@@ -29,6 +29,13 @@ INTERVAL_S = 0.002
 """Time between two looks at the stack."""
 
 
+SWITCH_S = 0.0001
+"""Time after which Python's lock is requested from the thread that is watched.
+
+By default it is so long that this thread is mostly seen where it gives the lock up by itself, such as in a read.
+"""
+
+
 MOST_LINES = 5
 
 
@@ -91,11 +98,14 @@ def _watching(counts: Counter[tuple[str, int]]) -> Iterator[None]:
 
     watcher = threading.Thread(target=watch, name="feedline-lines", daemon=True)
     watcher.start()
+    usual_s = sys.getswitchinterval()
     try:
+        sys.setswitchinterval(min(SWITCH_S, usual_s))
         reads = True
         yield
     finally:
         reads = False
+        sys.setswitchinterval(usual_s)
         ended.set()
         watcher.join()
 
