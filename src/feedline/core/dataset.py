@@ -153,14 +153,15 @@ def traits_of(dataset: Any) -> Traits:
 def overrides_samples(dataset: Any, method: str) -> bool:
     """True if a user's subclass overrides `__getitem__`, but not `method`."""
     for cls in type(dataset).__mro__:
-        if method in vars(cls) or _is_ours(cls):
+        if method in vars(cls) or is_ours(cls):
             return False
         if "__getitem__" in vars(cls):
-            return any(map(_is_ours, type(dataset).__mro__))
+            return any(map(is_ours, type(dataset).__mro__))
     return False
 
 
-def _is_ours(cls: type) -> bool:
+def is_ours(cls: type) -> bool:
+    """True for classes of this package."""
     return cls.__module__.partition(".")[0] == __package__.partition(".")[0]
 
 

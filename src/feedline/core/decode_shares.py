@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
+from feedline.core.dataset import is_ours
+
 _WRAPPERS = (Subset, ConcatDataset, StackDataset)
 _LONG = 64
 """Longer lists hold files or samples, not transforms."""
@@ -29,15 +31,11 @@ def _shares_in(dataset: Any) -> Iterator[float]:
             pending += value if len(value) <= _LONG else ()
         elif isinstance(value, dict):
             pending += value.values() if len(value) <= _LONG else ()
-        elif isinstance(value, _WRAPPERS) or _is_own(type(value)):
+        elif isinstance(value, _WRAPPERS) or any(map(is_ours, type(value).__mro__)):
             if isinstance(share := getattr(value, "cpu_share", None), float):
                 yield share
             pending += getattr(value, "__dict__", {}).values()
             pending += (getattr(value, name, None) for cls in type(value).__mro__ for name in _slots(cls))
-
-
-def _is_own(cls: type) -> bool:
-    return any(each.__module__.startswith("feedline.") for each in cls.__mro__)
 
 
 def _slots(cls: type) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ garbage-collected. So garbage collection is disabled while a read waits for othe
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 import threading
@@ -22,6 +21,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from feedline.core.caches import LRUCache
+from feedline.core.finalizers import no_collections
 from feedline.core.threads import DaemonPool
 from feedline.errors import SampleError
 from feedline.stores.base import Range, Views
@@ -173,19 +173,8 @@ class BlockFile(RangeFile):
         return join_views([kept[number] for number in numbers])[start - first : stop - first]
 
     def _fetched(self, spans: Sequence[Range]) -> list[memoryview]:
-        with _gc_disabled():  # a collection could wait for the library's lock, and its holder for this thread
+        with no_collections():  # a collection could wait for the library's lock, and its holder for this thread
             return self._file.read(spans) if spans else []
-
-
-@contextmanager
-def _gc_disabled() -> Iterator[None]:
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 _PART_NBYTES = 8 << 20

@@ -119,8 +119,13 @@ def _sequences(step: Any) -> Iterator[Any]:
     """The sequences in a transform, from outside to inside."""
     if qualified_name(type(step)) in known.SEQUENCES:
         yield step
-        for part in step.transforms if hasattr(step, "transforms") else step:
+        for part in _parts_of(step):
             yield from _sequences(part)
+
+
+def _parts_of(sequence: Any) -> Any:
+    """The steps of a `Compose`, or of a `torch.nn.Sequential`."""
+    return sequence.transforms if hasattr(sequence, "transforms") else sequence
 
 
 def _flatten(step: Any) -> Iterator[tuple[Any, str | None]]:
@@ -132,7 +137,7 @@ def _flatten(step: Any) -> Iterator[tuple[Any, str | None]]:
     if name in known.SEQUENCES:
         reason = why_modified(step, name.partition(".")[0])
         if reason is None:
-            for part in step.transforms if hasattr(step, "transforms") else step:
+            for part in _parts_of(step):
                 yield from _flatten(part)
             return
         yield step, reason
