@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from huge_pages import use_huge_pages
+
 # feedline imports its lazy modules on access, so importing them here hides no missing import.
 PRELOADED = ("torch", "feedline", "feedline.datasets", "feedline.images", "feedline.stores", "feedline.transforms")
 
@@ -171,6 +173,7 @@ if __name__ == "__main__":
     # The collector would write to each imported object, and each fork would copy nearly all memory at its end.
     gc.collect()
     gc.freeze()
+    use_huge_pages()
     ends_quickly = sys.argv[2] == "1"
     serve(socket.socket(fileno=int(sys.argv[1])))
     if ends_quickly:
