@@ -77,6 +77,7 @@ def test_parts_of_a_batch_within_another_are_its_own(
 ) -> None:
     decode, transform = part_of("decode"), part_of("transform")
     recorder = new()
+    recorder.next_delay_ns = 1 << 62
     outer = recorder.begin()
     with decode:
         inner = recorder.begin()

@@ -96,7 +96,7 @@ class SlowServer:
 
 def test_a_read_over_a_narrow_line_ends_and_little_is_sent_twice() -> None:
     """64 requests that share 2 MB/s get a block every quarter of a second each, and wait a tenth for it."""
-    retry = stores.Retry(idle_timeout_s=0.1, first_wait_s=0.01, max_wait_s=0.1, deadline_s=5)
+    retry = stores.Retry(idle_timeout_s=0.1, first_wait_s=0.01, max_wait_s=0.1, deadline_s=60)
     requests = stores.Requests(max_nbytes=256 << 10)
     server = SlowServer(nbytes_per_s=2e6)
     with serving(server):

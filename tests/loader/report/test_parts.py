@@ -156,7 +156,7 @@ def test_parts_that_are_timed_now_and_then_are_scaled_to_all_batches() -> None:
         assert stages["decode"].count > len(timed)
         shares.append(stages["decode"].total_s / stages["fetch"].total_s)
         assert shares[-1] <= 1
-        if shares[-1] >= 0.2:
+        if shares[-1] >= 0.05:  # the timed batches alone would give about a hundredth of it
             return
     raise AssertionError(shares)
 
