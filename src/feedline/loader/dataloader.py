@@ -201,7 +201,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def check_worker_number_rationality(self) -> None:
         """Warn of more workers than CPUs, as torch does.
 
-        Workers on other machines are left out.
+        There is no warning for pools whose workers have CPUs of their own, such as those of a cluster.
         """
         if not runs_elsewhere(self._fl.worker_method):
             super().check_worker_number_rationality()
@@ -244,8 +244,8 @@ class DataLoader(TorchDataLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
 
-        Not needed: epochs advance automatically. A loaded state of the same epoch stays loaded; a state of another
-        epoch is dropped.
+        Not needed: epochs advance automatically. A loaded state of the same epoch stays loaded. A state of another
+        epoch is dropped, but that of a live stream continues in the new epoch. `ArgumentError` if `epoch` is negative.
         """
         epoch = operator.index(epoch)
         if epoch < 0:
@@ -257,9 +257,9 @@ class DataLoader(TorchDataLoader[T_co]):
     def state_dict(self, *, random: bool = False) -> dict[str, Any]:
         """The position of the loop, as JSON values.
 
-        Inside the loop, the current batch counts as received. Under 1 KiB for map-style datasets. Each random generator
-        used by the order adds 3.4 KiB, the state of a Mersenne twister. Without `seed`, so does each generator that
-        samples use in a worker.
+        Inside the loop, the current batch counts as received. The state is under 1 KiB for map-style datasets. Each
+        random generator used by the order adds 3.4 KiB, the state of a Mersenne twister. Without `seed`, so does each
+        generator that samples use in a worker.
 
         With `random`, the state also holds the generators of this process (`random`, NumPy, torch's on the CPU), and
         the iteration after `load_state_dict` starts from them. Without `seed`, they determine the samples of
@@ -318,9 +318,10 @@ class DataLoader(TorchDataLoader[T_co]):
     ) -> Any:  # fmt: skip
         """The batch of any step of any rank, built again here.
 
-        Steps count from 0, at the start of `epoch` (by default the current one), or from the position of `state`. With
-        `seed`, random values equal those of the run. The batch does not count as delivered, and stays on the CPU.
-        IndexError if the epoch has no such step; `ArgumentError` if the sampler has no random access.
+        Steps count from 0, at the start of `epoch` (by default the current one, or the next one between two epochs), or
+        from the position of `state`. With `seed`, random values equal those of the run. The batch does not count as
+        delivered, and stays on the CPU. IndexError if the epoch has no such step. `ArgumentError` for live streams, for
+        map-style datasets with a state, and without `state` for samplers without random access.
         """
         if epoch is None:
             epoch = max(0, self._fl_epoch - (self._fl_progress is not None and not self._fl_progress.over))
@@ -339,9 +340,9 @@ class DataLoader(TorchDataLoader[T_co]):
     def tune(self) -> tuple[Advice, ...]:
         """Take advice that changes neither order nor values; return it.
 
-        Sets `num_workers` and `prefetch_factor` for the next iteration, as the report predicts. The number of workers
-        stays the same if random values or the order depend on it: for datasets that draw random numbers without `seed`,
-        and for streams without partitions.
+        Sets `num_workers` or `prefetch_factor` for the next iteration, as the report predicts. The number of workers
+        stays the same if random values or the order depend on it: for datasets that have a state or draw random numbers
+        without `seed`, and for streams without partitions or without `seed`.
         """
         return diagnosis.tune(self)
 
@@ -385,7 +386,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """Arguments and loaded state, without workers.
 
-        A copy gives the batches of the next iteration of this loader.
+        A copy begins with the batches that the next iteration of this loader would give.
         """
         if "_fl_pools" not in vars(self):
             return dict(vars(self))

@@ -28,9 +28,9 @@ class LiveRun:
         return cls(dataset, plan.schedule.mine) if is_live(dataset) else None  # type: ignore[union-attr]
 
     def begun(self, start: Any, former: Any) -> PartitionCursor:
-        """The cursor of an epoch, with a place for each partition.
+        """The cursor of an epoch, with the source's place in each partition.
 
-        `former` is the cursor at which the loop left the epoch before, if this process ran it.
+        `former` is the cursor at which the loop left the previous epoch; None if this process did not run that epoch.
         """
         cursor: PartitionCursor = start if former is None else former.at_epoch(start.epoch)
         begun = self.dataset.begin(cursor.epoch, {number: _state(cursor, number) for number in self.mine})
@@ -43,7 +43,10 @@ class LiveRun:
         return self.dataset.is_over(cursor.epoch, [_state(cursor, number) for number in self.mine])
 
     def acknowledge(self, cursor: PartitionCursor, *, now: bool = False) -> None:
-        """Report that the loop has come back for the batch after these."""
+        """Report to the source that the loop is past `cursor`.
+
+        The source may collect reports; with `now`, it gets this one at once.
+        """
         self.dataset.acknowledge({number: _state(cursor, number) for number in self.mine}, now=now)
 
     def stop_waiting(self) -> None:

@@ -46,7 +46,7 @@ class Plan:
     def begin(self, epoch: int, state: Mapping[str, Any] | None, *, with_workers: bool = False) -> None:
         """Start an epoch of the sampler, from `state` if given.
 
-        `with_workers`: worker processes start with it, before the first item is drawn.
+        `with_workers` is true if worker processes start before the first item is drawn.
         """
         if isinstance(self.sampler, MaterializedSampler):
             if (order := states.part_of(state, "order")) is not None:
@@ -63,7 +63,8 @@ class Plan:
     def base_seed(self, epoch: int, generator: torch.Generator | None) -> int:
         """The base seed of new workers.
 
-        Without `seed`, it is drawn as torch does, or that of a resumed run.
+        With `seed`, it is derived from seed and epoch. Otherwise it is that of the resumed run, or is drawn from
+        `generator` as in torch.
         """
         if self.schedule.seed is not None:
             self.workers.base_seed = derive(self.schedule.seed, epoch, "workers") >> 1
@@ -102,7 +103,7 @@ class Plan:
         return self.sampler is not None
 
     def length(self) -> int:
-        """Batches per epoch and rank; TypeError for an iterable dataset."""
+        """Batches per epoch and rank; TypeError if their number is unknown."""
         if isinstance(self.schedule, PartitionSchedule):
             raise TypeError("the number of batches of an iterable dataset is unknown before its end")
         return self.schedule.length(len(self.sampler))
@@ -118,7 +119,7 @@ class Plan:
         return self.sampler.upcoming(following) if isinstance(self.sampler, _WITH_EPOCHS) else following
 
     def after_complete(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """`state`, or the next epoch's start if its own is complete."""
+        """`state`; if its epoch is complete, the start of the next one."""
         cursor = self.unpack(state)
         if not self._is_complete(cursor):
             return dict(state)
@@ -224,9 +225,10 @@ def _warn_of_striding(dataset: Any, world_size: int) -> None:
 
 
 def check_ranks(dataset: Any, rank: int, world_size: int, *, allows_uneven: bool, reads_all: bool) -> None:
-    """Refuse streams divided twice; warn of unequal ranks.
+    """Raise `ArgumentError` for a stream that may be divided twice.
 
-    See `RankPolicy` for `reads_all`; with `allows_uneven`, unequal ranks may wait for each other forever.
+    Warns of a stream that each rank must read as a whole. With `allows_uneven`, also warns of ranks with unequal
+    numbers of partitions, which may wait for each other forever. See `RankPolicy` for `reads_all`.
     """
     if world_size > 1 and isinstance(dataset, IterableDataset):
         if not reads_all:
@@ -249,7 +251,7 @@ def check_ranks(dataset: Any, rank: int, world_size: int, *, allows_uneven: bool
 def partitions_of(state: Mapping[str, Any] | None) -> int | None:
     """The number of partitions of a saved run, or None.
 
-    A resumed run keeps that number, for any number of workers.
+    A resumed run keeps that number, for any number of workers. `StateError` if the number is damaged.
     """
     if state is None or not state.get("partitions"):
         return None
@@ -262,8 +264,8 @@ def partitions_of(state: Mapping[str, Any] | None) -> int | None:
 def plan_of(loader: Any, rank: int, world_size: int, former: Plan | None = None, partitions: int | None = None) -> Plan:
     """The plan for the current arguments of a loader.
 
-    `former` is the plan of an earlier epoch; its DistributedSampler is reused. `partitions` overrides the number of
-    partitions of an iterable dataset.
+    `former` is the plan of an earlier epoch; its DistributedSampler is reused. `partitions` is the number for an
+    iterable dataset without partitions of its own, by default one for each worker.
     """
     if isinstance(loader.dataset, IterableDataset):
         return _partition_plan(loader, rank, world_size, partitions)

@@ -51,7 +51,7 @@ def rebuilt(
     """The request and batch of one step.
 
     `ranks` is rank and world size. Steps count from 0, at the start of `epoch`, or at the position of `state`.
-    IndexError if there are fewer.
+    IndexError if the epoch has no such step; `ArgumentError` if its batch cannot be rebuilt.
     """
     if step < 0:
         raise ArgumentError(f"step must be at least 0, but is {step}")
@@ -94,7 +94,10 @@ def _pool(loader: Any) -> InlinePool:
 
 
 def _check_repeatable(loader: Any, plan: Plan, state: Mapping[str, Any] | None) -> None:
-    """Raise `ArgumentError` where a step cannot be found again."""
+    """Raise `ArgumentError` if batches cannot be rebuilt.
+
+    Warns if random values may differ from those of the run.
+    """
     is_stream = isinstance(loader.dataset, IterableDataset)
     if is_live(loader.dataset):
         raise ArgumentError(

@@ -81,7 +81,7 @@ def _differing(one: Any, other: Any) -> tuple[str, str]:
 
 
 def _common(one: str, other: str) -> int:
-    """Length of the common beginning."""
+    """Length of the common prefix."""
     unequal = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(unequal, min(len(one), len(other)))
 
@@ -169,7 +169,11 @@ def unpack_cursor(state: Mapping[str, Any], kind: str) -> Cursor | PartitionCurs
 
 
 def resume_quarantine(policy: ErrorPolicy, former: Quarantine | None, state: Mapping[str, Any] | None) -> Quarantine:
-    """The failed samples of earlier epochs, or of a loaded state."""
+    """The quarantine of an iteration, with the failed samples so far.
+
+    They are those of `state`, or else of `former`, the quarantine of the previous iteration. `StateError` if the state
+    is damaged.
+    """
     quarantine = Quarantine(policy)
     if former is not None:
         quarantine.count, quarantine.latest, quarantine.shared = former.count, former.latest, former.shared
