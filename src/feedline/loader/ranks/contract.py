@@ -31,7 +31,7 @@ Ranks = Literal["auto"] | tuple[int, int] | None
 """Rank and world size of a loader."""
 
 _SLICE_S = 1.0
-"""Longest uninterrupted wait: Ctrl-C has an effect only between two."""
+"""Longest uninterrupted wait: Ctrl-C has an effect only between two waits."""
 
 
 _GRACE_S = 5.0
@@ -168,7 +168,7 @@ def compare(ranks: Sequence[tuple[int, Sequence[Any]]]) -> None:
 
 
 def _difference(field: str, values: Sequence[Any]) -> str:
-    """Values other than the usual one; empty if all ranks agree."""
+    """Text on the values that differ; empty if all ranks agree."""
     texts = [json.dumps(value) for value in values]
     (usual, times), *others = Counter(texts).most_common()
     if not others:
@@ -207,9 +207,9 @@ def _store(policy: RankPolicy, world_size: int) -> Any:
 
 
 def _let_others_read(store: Any, key: str) -> None:
-    """Wait until all ranks know the error.
+    """Wait until all ranks have seen the error, for at most `_GRACE_S`.
 
-    The store may end with the process of one of them.
+    The store may end with the process of one of the ranks.
     """
     read = [f"{key}{rank}/read" for rank in range(dist.get_world_size())]
     with suppress(RuntimeError):
