@@ -175,8 +175,8 @@ class MetricsCollector:
     def _rising(self, name: str, labels: Labels, value: float) -> float:
         """The value, or the previous one if that was a little higher.
 
-        CPU times and parts of stages are estimates, which may sink a little. Prometheus would take that for a restart,
-        and count the whole value once more.
+        CPU times and parts of stages are estimates, which may fall slightly. Prometheus would take this for a restart
+        of the counter, and count the whole value again.
         """
         key = name, frozenset(labels.items())
         before = self._highest.get(key, 0.0)
