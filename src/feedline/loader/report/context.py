@@ -80,7 +80,7 @@ class Context:
     accelerates: bool = False
     """True if worker processes decode Pillow's JPEGs by feedline's kernels, which other pools do not."""
     sending: SendingCost | None = None
-    """Measured with a batch of a loop whose workers are not processes; None where it was not."""
+    """Cost measured with a batch of a loop whose workers are not processes; None if not measured."""
     copy_rates: CopyRates | None = None
     """Limits of memory bandwidth; None if they were not measured, as for small batches."""
     memory_left_nbytes: int | None = None

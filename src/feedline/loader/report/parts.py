@@ -17,7 +17,7 @@ DOMINANT = 0.5
 
 
 _WORTH_A_WORD = 0.03
-"""Share below which a part is not mentioned."""
+"""Share of building a batch below which a part is not mentioned."""
 
 
 class PartShare(NamedTuple):
