@@ -331,9 +331,9 @@ class DataLoader(TorchDataLoader[T_co]):
     def report(self, *, lines: bool = False) -> Verdict:
         """The limit of the current epoch, and advice with predicted gains.
 
-        Until the epoch has ten batches, the report is on the previous epoch, if there was one. With `lines`, samples
-        are read in this process for a second, and the verdict also names the lines of the user's code that take the
-        time.
+        Until the epoch has ten batches, or as many as the previous epoch, the report is on the previous one. With
+        `lines`, samples are read in this process for a second, and the verdict also names the lines of the user's code
+        that take the time.
         """
         return diagnosis.verdict_of(self, self._fl_monitor, self._fl_pools, quick=False, lines=lines)
 

@@ -82,7 +82,7 @@ def kind_of(loader: Any, builder: Any, *, measure: bool = True) -> PoolKind:
 
 
 def _starts_threads(context: Any) -> bool:
-    """True for a context whose processes are threads, as MONAI has one.
+    """True for a context whose processes are threads, such as MONAI's.
 
     A worker process takes over signals, generators and standard error, which threads share with the training process.
     So feedline's own threads run instead.

@@ -224,8 +224,8 @@ def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
     """Merge the states that all ranks saved at the same step.
 
     The result loads on any number of ranks. States of map-style datasets are equal on all ranks; those of partitioned
-    datasets each hold the partitions of their rank. Raises `StateError` for states of other steps or orders, or of too
-    few ranks.
+    datasets each hold the partitions of their rank. A missing state is not detected: the partitions of its rank would
+    be read from their start. Raises `StateError` if epochs, positions or fingerprints differ, and for an empty list.
     """
     if not states:
         raise StateError("merge_states() needs at least one state")

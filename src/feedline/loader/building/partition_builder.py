@@ -184,7 +184,8 @@ class PartitionBuilder:
     def _opening(self, opening: Opening | None) -> Iterator[None]:
         """Let a resumed partition draw again up to its mark.
 
-        Within the block, the generators start as at the start of the epoch; then they get their states at the mark.
+        Within the block, the generators start from their states at the start of the epoch. After the block, they have
+        their states at the mark.
         """
         if opening is None or telemetry.is_thread():  # threads share the generators with the training process
             yield

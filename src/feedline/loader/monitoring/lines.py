@@ -26,7 +26,7 @@ SECONDS = 1.0
 
 
 INTERVAL_S = 0.002
-"""Time between two looks at the stack."""
+"""Time between two samples of the stack."""
 
 
 SWITCH_S = 0.0001

@@ -17,7 +17,7 @@ from feedline.loader.report.replay import Task
 from feedline.workers.transport import Arena, Inbox
 
 MOST_NBYTES = 64 << 20
-"""Largest message that a loop copies to measure it."""
+"""Size of the largest batch that a loop copies for a measurement."""
 
 
 SHARE = 100

@@ -34,7 +34,7 @@ bench/existing_code.py."""
 
 
 MOSTLY = 0.5
-"""Share of waiting from which the gain of more workers is uncertain: a server or a lock may serve one at a time."""
+"""Share of waiting above which the gain of more workers is uncertain: a server or lock may serve one at a time."""
 
 
 def advise(model: Model, stats: Stats) -> tuple[Advice, ...]:

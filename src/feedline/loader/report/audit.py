@@ -328,7 +328,7 @@ def _add(read: _PartitionRead, attempt: JobAttempt, rank: int, record: AuditLine
 def _goes_back(read: _PartitionRead, attempt: JobAttempt, record: AuditLine, last: _Stretch) -> bool:
     """True if a record begins at an earlier state.
 
-    The model was rolled back with it.
+    The model was then rolled back to that state, too.
     """
     if last.attempt is attempt:
         return False  # another rank has read the partition, too

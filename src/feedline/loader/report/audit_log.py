@@ -170,7 +170,7 @@ class AuditLog:
         self._failed = False
 
     def add(self, request: Any, cursor: Cursor | PartitionCursor, mark: Any) -> None:
-        """Record a batch; `cursor` is that before its delivery."""
+        """Record a batch; `cursor` is the cursor before its delivery."""
         if self._failed:
             return
         try:

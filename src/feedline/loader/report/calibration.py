@@ -95,7 +95,7 @@ def _with_contention(measured: Measured, setting: EngineSetting) -> Measured:
 
 
 CONTENDED = 0.15
-"""Share of the workers' time spent waiting for a lock from which this lock counts as always in use."""
+"""Least share of the workers' time spent waiting for a lock at which the lock counts as always in use."""
 
 
 def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]:
@@ -142,7 +142,7 @@ def _with_held_share(measured: Measured, setting: EngineSetting, machine: Machin
 
 
 _SLOWER = 1.1
-"""Ratio of a replay to the measured period above which it is slower."""
+"""Ratio of a replay to the measured period above which the replay is too slow."""
 
 
 def is_throttled(measured: Measured, context: Context) -> bool:
@@ -197,11 +197,11 @@ The second wait counts as two: the thread asks for the lock again after one inte
 
 
 _UNSEEN = 0.2
-"""Share of building that is waiting beyond `outside_share`, from which this waiting is for Python's lock."""
+"""Share of building spent in waits beyond `outside_share`, above which these are waits for Python's lock."""
 
 
 _OFTEN = 0.3
-"""Share of requests that find Python's lock in use, from which workers count as waiting for it."""
+"""Share of requests that find Python's lock in use, above which workers count as waiting for the lock."""
 
 
 _MOST_OF_QUOTA = 0.5
@@ -254,10 +254,7 @@ def _with_others(measured: Measured, setting: EngineSetting, machine: Machine) -
 
 
 def _with_cpus(measured: Measured, setting: EngineSetting, machine: Machine, low: float) -> Machine:
-    """The machine with the CPUs that explain the period.
-
-    They are at least `low`.
-    """
+    """The machine with the fewest CPUs above `low` that explain the period."""
     high = machine.cpus
     for _ in range(_STEPS):
         middle = (low + high) / 2

@@ -40,13 +40,13 @@ class Context:
     """Setup of the loader, for the advice of a verdict."""
 
     dataset: str = "the dataset"
-    """Its class name."""
+    """Class name of the dataset."""
     reads_by: str = "__getitem__"
-    """Its method that reads samples; "__iter__" of a stream."""
+    """Method of the dataset that reads samples; "__iter__" of a stream."""
     pool: PoolKind = INLINE_POOL
     """The kind of pool that builds the batches."""
     pool_with_workers: PoolKind = PROCESSES
-    """The kind of pool that would build them with `num_workers` above 0."""
+    """The kind of pool that would build the batches with `num_workers` above 0."""
     num_workers: int = 0
     adapts: bool = False
     """True if the loader chooses `num_workers` itself."""
@@ -84,7 +84,7 @@ class Context:
     copy_rates: CopyRates | None = None
     """Limits of memory bandwidth; None if they were not measured, as for small batches."""
     memory_left_nbytes: int | None = None
-    """Memory that loop and workers may still take; None where it is unknown, or where they do not grow."""
+    """Memory that loop and workers may still take; None if unknown, or if the workers do not grow."""
 
     @property
     def setting(self) -> EngineSetting:

@@ -46,13 +46,13 @@ class Measured:
     delayed_s: float = 0.0
     """Run delay of workers and loop, summed."""
     others_cpus: float | None = None
-    """CPUs that other programs used meanwhile."""
+    """CPUs that other programs used during the epoch; None if unknown."""
     lock_share: float | None = None
     """Share of the requests of threads for Python's lock that find it in use."""
     contended_share: float = 0.0
-    """Share of the workers' time in which they wait for a lock of another one."""
+    """Share of the workers' time spent waiting for a lock that another worker holds."""
     outside_share: float | None = None
-    """Share of the time of worker threads in which they wait for files, networks and threads of their own."""
+    """Share of the time of worker threads spent waiting for files, networks and their own threads; None if unknown."""
     step_waits: float = 0.0
     """Number of times that a step stops to wait."""
     has_cpu: bool = False

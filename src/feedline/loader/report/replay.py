@@ -141,7 +141,7 @@ class _TaskPhase(NamedTuple):
 _Process = Generator[_TaskPhase | None, None, None]
 
 LOCKED = 0.9
-"""Share of computing under Python's lock from which the loop has to wait for the lock."""
+"""Least share of computing under Python's lock at which the loop has to wait for the lock."""
 
 SWITCH_S = 0.005
 """Time after which a thread gives Python's lock to others that wait: `sys.getswitchinterval()`."""

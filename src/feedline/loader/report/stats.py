@@ -33,7 +33,7 @@ class StageTimes:
     """Median of the recent spans."""
     max_s: float
     workers: tuple[int, ...]
-    """Numbers of the workers it ran on; -1 is the training process."""
+    """Numbers of the workers that the stage ran on; -1 is the training process."""
     cpu_s: float | None = None
     """Seconds of `total_s` on a CPU, estimated from the spans whose CPU time was measured; None if none was."""
     histogram: tuple[int, ...] = field(default=(), repr=False, compare=False)
@@ -82,7 +82,7 @@ class Stats:
     batches: int = 0
     """Batches received by the loop."""
     samples: int = 0
-    """Samples in them; 0 if their number is unknown."""
+    """Samples in these batches; 0 if their number is unknown."""
     wall_s: float = 0.0
     """Seconds of waiting and computing, `wait_s + step_s`."""
     wait_s: float = 0.0
@@ -98,7 +98,7 @@ class Stats:
     run_delay_s: float = 0.0
     """Seconds in which the loop or a worker was ready to run while other programs used the CPUs."""
     lock_s: float | None = None
-    """Mean seconds until a worker thread that has given Python's lock back has it again; None without such threads."""
+    """Mean seconds until a worker thread that has released Python's lock has it again; None without such threads."""
     loop_lock_s: float | None = None
     """The same for the thread of the loop, before its step; None without worker threads."""
     lock_share: float | None = None

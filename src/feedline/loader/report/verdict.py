@@ -33,7 +33,7 @@ EXPLAINED = 0.9
 
 
 _COPY_GAIN = 1.25
-"""Gain without waiting for copies to the device, from which these copies are the limit."""
+"""Least gain without waiting for copies to the device at which these copies are the limit."""
 
 
 STRAGGLING = 3.0
@@ -41,11 +41,11 @@ STRAGGLING = 3.0
 
 
 _BANDWIDTH = 0.8
-"""Share of the memory bandwidth in use, from which the explanation names the bandwidth."""
+"""Share of the memory bandwidth in use above which the explanation names the bandwidth."""
 
 
 _QUOTA_GAIN = 1.25
-"""Gain of twice the quota, from which a used-up quota is the limit."""
+"""Least gain of twice the quota at which a used-up quota is the limit."""
 
 
 _NOTHING_S = 1e-9
@@ -338,7 +338,7 @@ def _explain_step(model: Model, _: Stats, stage: str) -> str:
 
 
 def _fewer_workers(model: Model) -> int:
-    """Workers that are as fast, if fewer; 0 for none."""
+    """The least number of workers that is as fast; 0 for none."""
     setting = model.present.setting
     for number in range(1, setting.num_workers - 1) if setting.method != INLINE else ():
         if model.gain(model.with_setting(replace(setting, num_workers=number))) > 0.98:
@@ -428,4 +428,4 @@ def copies_much(stats: Stats) -> bool:
 
 
 _FAST = 0.5e9
-"""Bytes per second from which copying may be a large part of a stage: memory allows some ten times as many."""
+"""Bytes per second above which copying may be a large part of a stage: memory allows some ten times as many."""
