@@ -340,7 +340,7 @@ def _explain_step(model: Model, _: Stats, stage: str) -> str:
 def _fewer_workers(model: Model) -> int:
     """The least number of workers that is as fast; 0 for none."""
     setting = model.present.setting
-    for number in range(1, setting.num_workers - 1) if setting.method != INLINE else ():
+    for number in range(1, setting.num_workers) if setting.method != INLINE else ():
         if model.gain(model.with_setting(replace(setting, num_workers=number))) > 0.98:
             return number
     return 0
