@@ -20,6 +20,7 @@ def grows(stats: Stats) -> bool:
 
 
 def incidents(stats: Stats, context: Context) -> Iterator[str]:
+    """Sentences on growing workers, restarts and failed samples."""
     growth = stats.worker_growth_nbytes or 0.0
     if grows(stats):
         yield (
