@@ -26,7 +26,7 @@ from feedline.loader.building.captures import is_stateful
 from feedline.loader.device import Delivery
 from feedline.loader.epochs import pack_epoch, start_epoch
 from feedline.loader.error_policy import Action, ErrorPolicy
-from feedline.loader.live import check_live, delivered_batches
+from feedline.loader.live import check_live
 from feedline.loader.loop import Iteration
 from feedline.loader.monitoring import diagnosis
 from feedline.loader.monitoring.monitor import Monitor
@@ -252,7 +252,7 @@ class DataLoader(TorchDataLoader[T_co]):
             raise ArgumentError(f"epoch must be >= 0; got {epoch}")
         self._fl_epoch = epoch
         if self._fl_resume is not None and self._fl_resume["epoch"] != epoch:
-            self._fl_resume = {**self._fl_resume, "epoch": epoch} if is_live(self.dataset) else None
+            self._fl_resume = {**self._fl_resume, "epoch": epoch, "step": 0} if is_live(self.dataset) else None
 
     def state_dict(self, *, random: bool = False) -> dict[str, Any]:
         """The position of the loop, as JSON values.
@@ -279,8 +279,9 @@ class DataLoader(TorchDataLoader[T_co]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration continue exactly at the position of `state`.
 
-        Worker count, worker method, prefetch, rank, world size and batch size may differ. Raises `StateError` if the
-        dataset's length or files, the order or the seed differ, or if the state is damaged.
+        Worker count, worker method, prefetch, rank, world size and batch size may differ; for another rank or world
+        size, the states of a partitioned dataset are merged first. Raises `StateError` if the dataset's length or
+        files, the order or the seed differ, if the state holds the partitions of another rank, or if it is damaged.
         """
         check_version(state)
         plan = self._fl_make_plan(state)
@@ -288,7 +289,7 @@ class DataLoader(TorchDataLoader[T_co]):
         plan.check_order(state)
         check_process(part_of(state, "random"))
         resume_quarantine(self._fl_policy, None, state)
-        self._fl_resume = plan.after_complete(state) if frameworks.counts_epochs(sys._getframe(1)) else dict(state)
+        self._fl_resume = plan.adopt(state, goes_on=frameworks.counts_epochs(sys._getframe(1)))
 
     def stats(self) -> Stats:
         """Throughput, waiting time, stage times, memory, restarts and skips of all epochs.
@@ -306,11 +307,11 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         if self._fl_resume is not None:
             plan = self._fl_make_plan(self._fl_resume)
-            return delivered_batches(self.dataset, plan, plan.unpack(self._fl_resume))
+            return plan.delivered(plan.unpack(self._fl_resume))
         progress = self._fl_progress
         if progress is None or self._fl_plan is None or progress.over:
             return 0
-        return delivered_batches(self.dataset, self._fl_plan, progress.cursor)
+        return self._fl_plan.delivered(progress.cursor)
 
     def batch_at(
         self, step: int, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None,

@@ -7,7 +7,6 @@ from typing import Any
 
 from feedline.core.cursor import PartitionCursor
 from feedline.core.live import LiveDataset, is_live
-from feedline.core.schedule import PartitionSchedule
 from feedline.errors import ArgumentError
 from feedline.loader.plan import Plan
 
@@ -35,7 +34,8 @@ class LiveRun:
         cursor: PartitionCursor = start if former is None else former.at_epoch(start.epoch)
         begun = self.dataset.begin(cursor.epoch, {number: _state(cursor, number) for number in self.mine})
         for number, state in begun.items():
-            cursor = cursor.after(number, replace(cursor.mark(number), state=(None, state)), cursor.next_partition)
+            mark = replace(cursor.mark(number), state=(None, state))
+            cursor = cursor.after(number, mark, cursor.next_partition, is_step=False)
         return cursor
 
     def is_over(self, cursor: PartitionCursor) -> bool:
@@ -59,13 +59,6 @@ class LiveRun:
             self.dataset.acknowledge({}, now=True)
         finally:
             self.dataset.disconnect()
-
-
-def delivered_batches(dataset: Any, plan: Plan, cursor: Any) -> int:
-    """Batches that this rank has received in the epoch."""
-    if not is_live(dataset) or not isinstance(plan.schedule, PartitionSchedule):
-        return plan.delivered(cursor)
-    return dataset.delivered(cursor.epoch, [_state(cursor, number) for number in plan.schedule.mine])
 
 
 def check_live(loader: Any) -> None:

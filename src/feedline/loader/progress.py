@@ -70,7 +70,7 @@ class Progress:
             left_out = sum(skip.replaced_by is None for skip in result.skipped)
         if self.audit is not None:
             self.audit.add(request, self.cursor, result.mark)
-        self.cursor, samples = request.advance(self.cursor, result.mark)
+        self.cursor, samples = request.advance(self.cursor, result.mark, result.batch is not EMPTY_BATCH)
         if result.worker_state is not None:
             self.workers.add(request.turn, result.worker_state)
         delivered = int(samples) - left_out

@@ -40,8 +40,9 @@ def batches_from(loader: Any, plan: Plan, cursor: Any) -> Iterator[Rebuilt]:
     reached = [cursor]
     for request in _requests(plan, cursor, lambda: reached[0]):
         result = pool.build(request)
-        reached[0], _ = request.advance(reached[0], result.mark)
-        if result.batch is not EMPTY_BATCH:
+        is_step = result.batch is not EMPTY_BATCH
+        reached[0], _ = request.advance(reached[0], result.mark, is_step)
+        if is_step:
             yield request, result
 
 

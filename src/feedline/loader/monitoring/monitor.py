@@ -23,7 +23,6 @@ from feedline.core.page import BATCHES, SINCE, Page
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import Span
 from feedline.errors import ArgumentError
-from feedline.loader.live import delivered_batches
 from feedline.loader.monitoring.diagnosis import USUAL_VERDICT_NS, Arguments, verdict_of, verdict_pause_ns
 from feedline.loader.monitoring.heartbeat import NEVER_NS, Heartbeat, QueueState
 from feedline.loader.monitoring.identity import identity_of, log_path
@@ -396,7 +395,7 @@ def _position(sources: _FigureSources) -> int:
     progress = sources.progress
     if progress.over and sources.length:
         return sources.length
-    return delivered_batches(sources.dataset, sources.plan, progress.cursor)
+    return sources.plan.delivered(progress.cursor)
 
 
 def _pids_of_all() -> list[int]:
