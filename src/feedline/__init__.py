@@ -20,7 +20,7 @@ with no_collections():
     from feedline.loader.partitions import PartitionedDataset
     from feedline.loader.patch import patch_torch
     from feedline.loader.ranks.contract import RankPolicy
-    from feedline.loader.state import merge_states
+    from feedline.loader.ranks.merging import merge_states
     from feedline.workers.base import Recovery
     from feedline.workers.transport import share
 

@@ -218,29 +218,56 @@ def test_partitions_do_not_know_their_workers(sizes: list[int], batch_size: int 
     assert seen == uninterrupted(lambda: Partitioned(sizes), batch_size, Hands(), total)
 
 
+def faulty(states: list[Any], rank: int, late: Any) -> list[list[Any]]:
+    """The states of all ranks, without that of `rank`, with it twice, and with an earlier one of it."""
+    before, after = states[:rank], states[rank + 1 :]
+    wrong = [before + after, [*states, states[rank]]]
+    return wrong if late == states[rank] else [*wrong, [*before, late, *after]]
+
+
 @pytest.mark.filterwarnings("ignore:.* ranks cannot share equally:UserWarning")
-@given(LANES, st.sampled_from([None, 1, 3]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 6))
+@given(
+    LANES,
+    st.sampled_from([None, 1, 3]),
+    st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4)), min_size=1, max_size=3),
+    st.integers(1, 3),
+    st.data(),
+)
 @law_settings(suppress_health_check=CHECKS)
 def test_partition_datasets_are_elastic(
-    sizes: list[int], batch_size: int | None, before: int, after: int, steps: int
+    sizes: list[int], batch_size: int | None, legs: list[tuple[int, int]], after: int, data: st.DataObject
 ) -> None:
-    """After a stop with some ranks and a resume with others, every batch of the epoch is delivered exactly once."""
-    world_before, world_after = min(before, len(sizes)), min(after, len(sizes))
+    """Stops with some ranks and resumes with others deliver every batch of the epoch exactly once.
 
-    def loader(rank: int, world: int) -> Any:
-        return fl.DataLoader(Partitioned(sizes), batch_size, seed=3, distributed=(rank, world))
+    States merge only if they are those of all ranks, of each rank once, and of the same step.
+    """
 
-    seen, states = [], []
-    for rank in range(world_before):
-        first = loader(rank, world_before)
-        seen += [received(batch) for batch in islice(first, steps)]
-        states.append(json.loads(json.dumps(first.state_dict())))
-    if any(state["epoch"] for state in states):
-        return  # a rank had reached the end of its epoch, so there is no common step of all states
-    merged = fl.merge_states(states)
-    for rank in range(world_after):
-        resumed = loader(rank, world_after)
-        resumed.load_state_dict(merged)
-        seen += [received(batch) for batch in resumed]
-    whole = [received(batch) for batch in loader(0, 1)]
-    assert sorted(map(repr, seen)) == sorted(map(repr, whole))
+    def loader(rank: int, world: int, state: Any) -> Any:
+        made = fl.DataLoader(Partitioned(sizes), batch_size, seed=3, distributed=(rank, world))
+        if state is not None:
+            made.load_state_dict(state)
+        return made
+
+    seen, merged = [], None
+    for ranks, steps in legs:
+        world = min(ranks, len(sizes))
+        saved: list[list[Any]] = []  # by rank, its states after each step
+        for rank in range(world):
+            run = loader(rank, world, merged)
+            saved.append([json.loads(json.dumps(run.state_dict()))])
+            for batch in islice(run, steps):
+                seen.append(received(batch))
+                saved[rank].append(json.loads(json.dumps(run.state_dict())))
+            if run.state_dict()["epoch"]:
+                return  # a rank had reached the end of its epoch, so there is no common step of all states
+        states = [each[steps] for each in saved]
+        if world > 1:
+            one = data.draw(st.integers(0, world - 1))
+            late = saved[one][data.draw(st.integers(0, max(0, steps - 1)))]
+            for wrong in faulty(states, one, late):
+                with pytest.raises(fl.errors.StateError, match=f"rank {one}"):
+                    fl.merge_states(data.draw(st.permutations(wrong)))
+        merged = fl.merge_states(data.draw(st.permutations(states)))
+    for rank in range(world := min(after, len(sizes))):
+        seen += [received(batch) for batch in loader(rank, world, merged)]
+    assert sorted(map(repr, seen)) == sorted(repr(received(batch)) for batch in loader(0, 1, None))

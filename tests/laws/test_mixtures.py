@@ -73,8 +73,9 @@ def test_each_row_of_packed_tokens_comes_once(make: Any) -> None:
                 if state is not None:
                     rank.load_state_dict(state)
             is_over = draw.random() < 0.2
+            steps = None if is_over else draw.randint(0, 2)
             for rank in ranks:
-                seen.update(steps_of(rank, None if is_over else draw.randint(0, 2)))
+                seen.update(steps_of(rank, steps))
             states = [saved(rank) for rank in ranks]
             cuts += not is_over
             if any(each["epoch"] for each in states) and not is_over:

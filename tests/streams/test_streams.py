@@ -147,10 +147,10 @@ def test_random_cuts_and_worlds_give_each_sample_of_a_mixture_once(draw: random.
             fl.DataLoader(mixture(), draw.choice([2, 3]), seed=1, distributed=(rank, world)) for rank in range(world)
         ]
         states = []
+        steps = None if leg == cuts else draw.randint(0, 3)
         for each in ranks:
             if state is not None:
                 each.load_state_dict(state)
-            steps = None if leg == cuts else draw.randint(0, 3)
             before = received(each, steps)
             seen.update(number for batch in before for number in batch)
             states.append(json.loads(json.dumps(each.state_dict())))

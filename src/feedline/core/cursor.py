@@ -83,6 +83,8 @@ class PartitionCursor:
     epoch: int = 0
     marks: tuple[tuple[int, PartitionOffset], ...] = ()
     next_partition: int = 0
+    step: int = 0
+    """Batches that the loop has received in the epoch, with those before a resume."""
     continues: bool = False
     """True if an epoch begins where the loop left the previous one: the marks then count all epochs."""
     carried: tuple[tuple[int, Any], ...] = field(default=(), compare=False)
@@ -95,11 +97,17 @@ class PartitionCursor:
                 return mark
         return PartitionOffset()
 
-    def after(self, partition: int, mark: PartitionOffset, next_partition: int) -> PartitionCursor:
-        """The cursor after `partition` has reached `mark`."""
+    def after(
+        self, partition: int, mark: PartitionOffset, next_partition: int, *, is_step: bool = True
+    ) -> PartitionCursor:
+        """The cursor after `partition` has reached `mark`.
+
+        `is_step` is false if the loop receives no batch with it, as at the end of a partition.
+        """
         marks = dict(self.marks)
         marks[partition] = mark
-        return replace(self, marks=tuple(sorted(marks.items())), next_partition=next_partition)
+        step = self.step + is_step
+        return replace(self, marks=tuple(sorted(marks.items())), next_partition=next_partition, step=step)
 
     def ended(self) -> frozenset[int]:
         """The partitions that are exhausted."""

@@ -64,12 +64,6 @@ class LiveDataset(Protocol):
     def is_over(self, epoch: int, states: Sequence[Any]) -> bool:
         """True if the epoch ends where these partitions are now."""
 
-    def delivered(self, epoch: int, states: Sequence[Any]) -> int:
-        """Batches of the epoch up to these states.
-
-        Some of them may be None.
-        """
-
     def place_key(self, state: Any) -> Any:
         """JSON value that orders the places of a partition."""
 

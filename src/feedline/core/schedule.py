@@ -78,7 +78,7 @@ class BatchRequest(NamedTuple):
         """The same request without these rows."""
         return self.part([row for row in range(len(self.positions)) if row not in rows])
 
-    def advance(self, cursor: Cursor, _: PartitionOffset | None) -> tuple[Cursor, int]:
+    def advance(self, cursor: Cursor, _: PartitionOffset | None, __: bool = True) -> tuple[Cursor, int]:
         """The cursor after delivery, and the number of samples."""
         return cursor.after(self.start, self.stop), len(self.positions)
 
@@ -117,11 +117,17 @@ class PartitionRequest(NamedTuple):
         """Number whose remainder by the worker count selects the worker."""
         return self.partition
 
-    def advance(self, cursor: PartitionCursor, mark: PartitionOffset | None) -> tuple[PartitionCursor, int]:
-        """The cursor after delivery up to `mark`, and the number of samples."""
+    def advance(
+        self, cursor: PartitionCursor, mark: PartitionOffset | None, is_step: bool = True
+    ) -> tuple[PartitionCursor, int]:
+        """The cursor after delivery up to `mark`, and the number of samples.
+
+        `is_step` is false for an answer without a batch.
+        """
         assert mark is not None
         samples = (mark.samples - cursor.mark(self.partition).samples) // self.stride[1]
-        return cursor.after(self.partition, mark, (self.partition + 1) % self.partitions), samples
+        following = (self.partition + 1) % self.partitions
+        return cursor.after(self.partition, mark, following, is_step=is_step), samples
 
     def opened_at(self, mark: PartitionOffset) -> PartitionRequest:
         """The same request for a worker that begins at `mark`."""
@@ -374,6 +380,8 @@ class PartitionSchedule:
     """See `PartitionRequest.stride`."""
     continues: bool = False
     """See `PartitionRequest.continues`. The partition with the oldest request is next."""
+    owner: tuple[int | None, int] = (0, 1)
+    """Rank and world size. The rank is None if each rank reads all partitions, so that all have the same state."""
 
     def requests(
         self, cursor: PartitionCursor, progress: Callable[[], PartitionCursor], run: int = 0

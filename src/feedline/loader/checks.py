@@ -59,7 +59,7 @@ class LengthCheck:
         self._yielded = 0
 
     def count(self) -> None:
-        """Count one delivered batch."""
+        """Count one delivered batch, and warn if it is one too many."""
         self._yielded += 1
         if self._yielded <= self._length:
             return
@@ -139,7 +139,7 @@ def seed(dataset: Any, generator: torch.Generator | None) -> None:
 def draw_again(generator: torch.Generator | None) -> None:
     """Draw a seed that nothing uses.
 
-    torch draws it after it has started the workers of a data pipe. So the generator is left in the same state.
+    torch draws one more after it has started the workers of a data pipe. This leaves the generator in the same state.
     """
     torch.empty((), dtype=torch.int64).random_(generator=generator)
 
@@ -160,7 +160,8 @@ _SEEDERS = {
 def keeps_sample_seeds(init_fn: Any) -> bool:
     """True if samples may be seeded one by one after `init_fn`.
 
-    A user's function may have made random choices of its own.
+    That is so without a function, and for those of trainers that only seed the generators. Another function may have
+    set the generators on purpose.
     """
     function = getattr(init_fn, "func", init_fn)  # a partial
     package = str(getattr(function, "__module__", "")).partition(".")[0]
@@ -170,7 +171,7 @@ def keeps_sample_seeds(init_fn: Any) -> bool:
 def warn_of_init_fn(init_fn: Any) -> None:
     """Warn that worker threads do not call `init_fn`, unless it is MONAI's.
 
-    That one seeds the transforms of a worker's own copy of the dataset, and threads share one.
+    MONAI's function seeds the transforms in a worker's own copy of the dataset, but threads share one dataset.
     """
     if not str(getattr(init_fn, "__module__", "")).startswith("monai."):
         warnings.warn(
@@ -181,7 +182,10 @@ def warn_of_init_fn(init_fn: Any) -> None:
 
 
 def sharding_init_fn(dataset: Any, init_fn: Callable[[int], Any] | None) -> Callable[[int], Any] | None:
-    """A `worker_init_fn` that shards a data pipe, then calls the user's."""
+    """A `worker_init_fn` that shards a data pipe, then calls `init_fn`.
+
+    For other datasets, `init_fn` itself.
+    """
     if not isinstance(dataset, (IterDataPipe, MapDataPipe)):
         return init_fn
     return partial(torchs._sharding_worker_init_fn, init_fn, *torchs._get_distributed_settings())  # type: ignore[no-untyped-call]

@@ -26,7 +26,7 @@ from feedline.loader.building.captures import is_stateful
 from feedline.loader.device import Delivery
 from feedline.loader.epochs import pack_epoch, start_epoch
 from feedline.loader.error_policy import Action, ErrorPolicy
-from feedline.loader.live import check_live, delivered_batches
+from feedline.loader.live import check_live
 from feedline.loader.loop import Iteration
 from feedline.loader.monitoring import diagnosis
 from feedline.loader.monitoring.monitor import Monitor
@@ -201,7 +201,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def check_worker_number_rationality(self) -> None:
         """Warn of more workers than CPUs, as torch does.
 
-        Workers on other machines are left out.
+        There is no warning for pools whose workers have CPUs of their own, such as those of a cluster.
         """
         if not runs_elsewhere(self._fl.worker_method):
             super().check_worker_number_rationality()
@@ -244,22 +244,22 @@ class DataLoader(TorchDataLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
 
-        Not needed: epochs advance automatically. A loaded state of the same epoch stays loaded; a state of another
-        epoch is dropped.
+        Not needed: epochs advance automatically. A loaded state of the same epoch stays loaded. A state of another
+        epoch is dropped, but that of a live stream continues in the new epoch. `ArgumentError` if `epoch` is negative.
         """
         epoch = operator.index(epoch)
         if epoch < 0:
             raise ArgumentError(f"epoch must be >= 0; got {epoch}")
         self._fl_epoch = epoch
         if self._fl_resume is not None and self._fl_resume["epoch"] != epoch:
-            self._fl_resume = {**self._fl_resume, "epoch": epoch} if is_live(self.dataset) else None
+            self._fl_resume = {**self._fl_resume, "epoch": epoch, "step": 0} if is_live(self.dataset) else None
 
     def state_dict(self, *, random: bool = False) -> dict[str, Any]:
         """The position of the loop, as JSON values.
 
-        Inside the loop, the current batch counts as received. Under 1 KiB for map-style datasets. Each random generator
-        used by the order adds 3.4 KiB, the state of a Mersenne twister. Without `seed`, so does each generator that
-        samples use in a worker.
+        Inside the loop, the current batch counts as received. The state is under 1 KiB for map-style datasets. Each
+        random generator used by the order adds 3.4 KiB, the state of a Mersenne twister. Without `seed`, so does each
+        generator that samples use in a worker.
 
         With `random`, the state also holds the generators of this process (`random`, NumPy, torch's on the CPU), and
         the iteration after `load_state_dict` starts from them. Without `seed`, they determine the samples of
@@ -279,8 +279,9 @@ class DataLoader(TorchDataLoader[T_co]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration continue exactly at the position of `state`.
 
-        Worker count, worker method, prefetch, rank, world size and batch size may differ. Raises `StateError` if the
-        dataset's length or files, the order or the seed differ, or if the state is damaged.
+        Worker count, worker method, prefetch, rank, world size and batch size may differ; for another rank or world
+        size, the states of a partitioned dataset are merged first. Raises `StateError` if the dataset's length or
+        files, the order or the seed differ, if the state holds the partitions of another rank, or if it is damaged.
         """
         check_version(state)
         plan = self._fl_make_plan(state)
@@ -288,7 +289,7 @@ class DataLoader(TorchDataLoader[T_co]):
         plan.check_order(state)
         check_process(part_of(state, "random"))
         resume_quarantine(self._fl_policy, None, state)
-        self._fl_resume = plan.after_complete(state) if frameworks.counts_epochs(sys._getframe(1)) else dict(state)
+        self._fl_resume = plan.adopt(state, goes_on=frameworks.counts_epochs(sys._getframe(1)))
 
     def stats(self) -> Stats:
         """Throughput, waiting time, stage times, memory, restarts and skips of all epochs.
@@ -306,11 +307,11 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         if self._fl_resume is not None:
             plan = self._fl_make_plan(self._fl_resume)
-            return delivered_batches(self.dataset, plan, plan.unpack(self._fl_resume))
+            return plan.delivered(plan.unpack(self._fl_resume))
         progress = self._fl_progress
         if progress is None or self._fl_plan is None or progress.over:
             return 0
-        return delivered_batches(self.dataset, self._fl_plan, progress.cursor)
+        return self._fl_plan.delivered(progress.cursor)
 
     def batch_at(
         self, step: int, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None,
@@ -318,9 +319,10 @@ class DataLoader(TorchDataLoader[T_co]):
     ) -> Any:  # fmt: skip
         """The batch of any step of any rank, built again here.
 
-        Steps count from 0, at the start of `epoch` (by default the current one), or from the position of `state`. With
-        `seed`, random values equal those of the run. The batch does not count as delivered, and stays on the CPU.
-        IndexError if the epoch has no such step; `ArgumentError` if the sampler has no random access.
+        Steps count from 0, at the start of `epoch` (by default the current one, or the next one between two epochs), or
+        from the position of `state`. With `seed`, random values equal those of the run. The batch does not count as
+        delivered, and stays on the CPU. IndexError if the epoch has no such step. `ArgumentError` for live streams, for
+        map-style datasets with a state, and without `state` for samplers without random access.
         """
         if epoch is None:
             epoch = max(0, self._fl_epoch - (self._fl_progress is not None and not self._fl_progress.over))
@@ -330,18 +332,18 @@ class DataLoader(TorchDataLoader[T_co]):
     def report(self, *, lines: bool = False) -> Verdict:
         """The limit of the current epoch, and advice with predicted gains.
 
-        Until the epoch has ten batches, the report is on the previous epoch, if there was one. With `lines`, samples
-        are read in this process for a second, and the verdict also names the lines of the user's code that take the
-        time.
+        Until the epoch has ten batches, or as many as the previous epoch, the report is on the previous one. With
+        `lines`, samples are read in this process for a second, and the verdict also names the lines of the user's code
+        that take the time.
         """
         return diagnosis.verdict_of(self, self._fl_monitor, self._fl_pools, quick=False, lines=lines)
 
     def tune(self) -> tuple[Advice, ...]:
         """Take advice that changes neither order nor values; return it.
 
-        Sets `num_workers` and `prefetch_factor` for the next iteration, as the report predicts. The number of workers
-        stays the same if random values or the order depend on it: for datasets that draw random numbers without `seed`,
-        and for streams without partitions.
+        Sets `num_workers` or `prefetch_factor` for the next iteration, as the report predicts. The number of workers
+        stays the same if random values or the order depend on it: for datasets that have a state or draw random numbers
+        without `seed`, and for streams without partitions or without `seed`.
         """
         return diagnosis.tune(self)
 
@@ -385,7 +387,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """Arguments and loaded state, without workers.
 
-        A copy gives the batches of the next iteration of this loader.
+        A copy begins with the batches that the next iteration of this loader would give.
         """
         if "_fl_pools" not in vars(self):
             return dict(vars(self))

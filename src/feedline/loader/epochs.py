@@ -110,7 +110,10 @@ def _late_start(loader: Any, plan: Plan, progress: Progress) -> Callable[[], Ite
 
 
 def _restored_plan(loader: Any, state: Mapping[str, Any] | None) -> Plan:
-    """The plan of the next iteration; restores this process's part."""
+    """The plan of the next iteration.
+
+    Restores the generators of this process and the dataset from `state`.
+    """
     restore_process(part_of(state, "random"))
     plan: Plan = loader._fl_make_plan(state).with_workers_of(state, loader.num_workers)
     if state is not None and not loader._fl_repeats:

@@ -63,7 +63,7 @@ def inherit_arguments(batch_sampler: Any, own: dict[str, Any]) -> dict[str, Any]
     """`own`, or the arguments noted on the batch sampler.
 
     Where a batch sampler shares the batches of another among processes, each process gets a seed of its own. Positions
-    count within its share, and equal positions of two processes would draw equal numbers.
+    count within the share of a process, so with one seed, equal positions of two processes would draw equal numbers.
     """
     if _changed_arguments(own):
         return own
@@ -85,7 +85,7 @@ def _changed_arguments(own: dict[str, Any]) -> list[str]:
 
 
 def counts_epochs(caller: FrameType) -> bool:
-    """True for Lightning, which skips the rest of a complete epoch.
+    """True if `caller` is Lightning, which skips complete epochs.
 
     After a checkpoint at the last step of an epoch, Lightning requests the next epoch. A user's own loop begins with
     the rest of the epoch, even if it is empty.
@@ -96,7 +96,7 @@ def counts_epochs(caller: FrameType) -> bool:
 def batches_together(caller: FrameType) -> int:
     """Batches that the caller fetches before it delivers any of them.
 
-    On rank 0, Accelerate's dispatcher reads the state before each of them, and returns the latest one.
+    On rank 0, Accelerate's dispatcher reads the state before each of these batches, and returns the latest state.
     """
     asker = caller.f_locals.get("self")
     if caller.f_globals.get("__name__") != _DISPATCHER[0] or type(asker).__name__ != _DISPATCHER[1]:
@@ -115,7 +115,8 @@ _BATCHES_TO_SKIP = "_speechbrain_recovery_skip_to"
 def skip_delivered(loader: Any, progress: Any, requests: Iterator[Any]) -> None:
     """Skip the batches before a checkpoint of SpeechBrain.
 
-    It holds their number, which SpeechBrain lets the iterators of torch skip. A stream saves its own position.
+    The checkpoint holds the number of batches; with torch's loader, SpeechBrain lets the iterator skip them. A stream
+    saves its own position.
     """
     count = vars(loader).get(_BATCHES_TO_SKIP)
     if count is None:
@@ -137,7 +138,7 @@ class StepState:
     def at(self, run: Any, delivered: int, together: int, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The state of the step that fetches batch `delivered` of `run`.
 
-        `make()` returns the present one.
+        `make()` returns the current state. It is called for the first batch of the step only.
         """
         if run is not self._run or not self._first <= delivered < self._first + together:
             self._run, self._first, self._state = run, delivered, make()
@@ -147,7 +148,7 @@ class StepState:
 def warn_of_rebuild(loader: Any, reader: FrameType, *, by_ray: bool = False) -> None:
     """Warn if `reader` is about to build another loader from this one.
 
-    `by_ray` for an attribute that only Ray reads then.
+    `by_ray` is true for an attribute that, of these frameworks, only Ray reads when it builds a loader.
     """
     module = str(reader.f_globals.get("__name__"))
     names = _REBUILDERS.get(module)

@@ -7,7 +7,6 @@ from typing import Any
 
 from feedline.core.cursor import PartitionCursor
 from feedline.core.live import LiveDataset, is_live
-from feedline.core.schedule import PartitionSchedule
 from feedline.errors import ArgumentError
 from feedline.loader.plan import Plan
 
@@ -28,14 +27,15 @@ class LiveRun:
         return cls(dataset, plan.schedule.mine) if is_live(dataset) else None  # type: ignore[union-attr]
 
     def begun(self, start: Any, former: Any) -> PartitionCursor:
-        """The cursor of an epoch, with a place for each partition.
+        """The cursor of an epoch, with the source's place in each partition.
 
-        `former` is the cursor at which the loop left the epoch before, if this process ran it.
+        `former` is the cursor at which the loop left the previous epoch; None if this process did not run that epoch.
         """
         cursor: PartitionCursor = start if former is None else former.at_epoch(start.epoch)
         begun = self.dataset.begin(cursor.epoch, {number: _state(cursor, number) for number in self.mine})
         for number, state in begun.items():
-            cursor = cursor.after(number, replace(cursor.mark(number), state=(None, state)), cursor.next_partition)
+            mark = replace(cursor.mark(number), state=(None, state))
+            cursor = cursor.after(number, mark, cursor.next_partition, is_step=False)
         return cursor
 
     def is_over(self, cursor: PartitionCursor) -> bool:
@@ -43,7 +43,10 @@ class LiveRun:
         return self.dataset.is_over(cursor.epoch, [_state(cursor, number) for number in self.mine])
 
     def acknowledge(self, cursor: PartitionCursor, *, now: bool = False) -> None:
-        """Report that the loop has come back for the batch after these."""
+        """Report to the source that the loop is past `cursor`.
+
+        The source may collect reports; with `now`, it gets this one at once.
+        """
         self.dataset.acknowledge({number: _state(cursor, number) for number in self.mine}, now=now)
 
     def stop_waiting(self) -> None:
@@ -56,13 +59,6 @@ class LiveRun:
             self.dataset.acknowledge({}, now=True)
         finally:
             self.dataset.disconnect()
-
-
-def delivered_batches(dataset: Any, plan: Plan, cursor: Any) -> int:
-    """Batches that this rank has received in the epoch."""
-    if not is_live(dataset) or not isinstance(plan.schedule, PartitionSchedule):
-        return plan.delivered(cursor)
-    return dataset.delivered(cursor.epoch, [_state(cursor, number) for number in plan.schedule.mine])
 
 
 def check_live(loader: Any) -> None:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 _AT_ONCE_S = 0.1
-"""Seconds that the first publication of an iteration waits for the first batch, which would wait for it otherwise."""
+"""Seconds that the first publication waits for the first batch: otherwise, the batch would wait for the publication."""
 
 
 _profiler_enabled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
@@ -76,7 +76,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         self.last_steps: Callable[[Any, Delivered], Any] | None = None
         """`last_steps(batch, delivered)` returns the batch to deliver, after the stage."""
         self.delivered: Callable[[], int] = lambda: 0
-        """Number of batches of the epoch that the loop has received, before a resume too."""
+        """Number of batches of the epoch that the loop has received, including those before a resume."""
         self.live: LiveRun | None = None
         """The epoch of a live stream."""
         # Not __del__: an iterator held by a traceback dies in a cycle, maybe after the objects it refers to.
@@ -154,9 +154,9 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
             self._tune(self._flow.tuner, self._progress.totals.latest())
 
     def _comes_at_once(self) -> bool:
-        """True if the first batch arrives at once.
+        """True if the first batch arrives within `_AT_ONCE_S`; False after one call.
 
-        Then a publication before it would not pay. Asked once.
+        A publication before this batch would only delay the batch.
         """
         if self._asked or not self._window or not self._flow.in_order:
             return False
@@ -165,7 +165,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         return wait is not None and bool(wait(_AT_ONCE_S))
 
     def _come_back(self) -> None:
-        """Record that the loop has come back for a batch."""
+        """Begin an epoch set late; acknowledge batches of live streams."""
         if self.late_start is not None:
             self._start_again(self.late_start())
         if self.live is not None and not self._closed:
@@ -209,9 +209,9 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         return stage.finish(moving)
 
     def _advance(self, request: Any, result: BatchResult) -> int:
-        """Record a batch as delivered, once.
+        """Record a batch as delivered, once; return its number of samples.
 
-        A later interrupt, before the batch is returned, does not change that.
+        If an interrupt comes before the batch is returned, the next call delivers it again, but does not record it.
         """
         taken, progress = self._taken if self._stage is None else self._staged_head, self._progress
         if self.agreement is not None and self.agreement.repeats:
@@ -225,7 +225,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
             raise
 
     def _forget(self) -> None:
-        """Continue with the next batch."""
+        """Drop the current batch, so that the next call continues after it."""
         # No calls here: an interrupt may follow each.
         if self._stage is None:
             self._taken = None
@@ -238,7 +238,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         return self._length()
 
     def queue(self) -> QueueState:
-        """The requests in flight; for the thread of the loop."""
+        """State of the requests in flight; for the thread of the loop."""
         window, ready = self._window, len(self._staged)
         if self._flow.ahead:
             ready += sum(future.done() for future in window)
@@ -356,7 +356,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
 
 
 def _name_row(error: Exception, request: Any) -> None:
-    """Name the failed sample, or the batch without device memory."""
+    """Name the failed sample in an error, or the batch without memory."""
     if isinstance(error, torch.OutOfMemoryError):
         note(error, f"feedline: {request}, stage device")
     row = getattr(error, "row", None)

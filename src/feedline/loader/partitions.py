@@ -35,9 +35,9 @@ class PartitionedDataset(Protocol):
 
 
 def partitioned(dataset: Any, world_size: int) -> Any:
-    """The dataset, with partitions where several ranks can share it.
+    """The dataset; for several ranks, a Hugging Face stream with partitions.
 
-    The partitions of a `datasets.IterableDataset` are its shards.
+    The partitions are the shards of the stream. With fewer shards than ranks it stays unchanged.
     """
     if world_size > 1 and is_stream(dataset) and not isinstance(dataset, PartitionedDataset):
         stream = _huggingface_stream()(dataset)
@@ -88,7 +88,7 @@ class StridedSamples:
         return taken[self._rank % len(taken)]
 
     def skip(self, count: int) -> None:
-        """Read samples that were delivered before."""
+        """Read and drop the first `count` samples, delivered before a resume."""
         with suppress(Exception):  # the first run raised it as well
             for number in range(count):
                 self._address.row = number
@@ -113,7 +113,7 @@ class StreamSource:
 
     @property
     def is_stateful(self) -> bool:
-        """True if the position is in the state."""
+        """True if the state restores the position."""
         return self._dataset is not None or self._iterator is not None
 
     def state_dict(self) -> Any:
@@ -123,15 +123,16 @@ class StreamSource:
         return tuple(None if part is None else part.state_dict() for part in (self._dataset, self._iterator))
 
     def load_iterator(self, state: Any) -> None:
-        """Restore the iterator."""
+        """Restore the iterator from `state`, the result of `state_dict()`."""
         if state is not None and self._iterator is not None and state[1] is not None:
             self._iterator.load_state_dict(state[1])
 
 
 def carry(start: Cursor | PartitionCursor, former: Cursor | PartitionCursor | None) -> Cursor | PartitionCursor:
-    """The start of an epoch, with the states that datasets have kept.
+    """The start of an epoch, with the dataset states that workers keep.
 
-    `former` is the cursor of the epoch before: its start of this one, if it has ended.
+    `former` is the cursor at which the loop left the previous epoch. If that epoch has ended, it is the start of this
+    one, and has these states.
     """
     if not isinstance(start, PartitionCursor) or not isinstance(former, PartitionCursor):
         return start
@@ -140,9 +141,9 @@ def carry(start: Cursor | PartitionCursor, former: Cursor | PartitionCursor | No
 
 
 def with_carried(loader: Any, cursor: Cursor | PartitionCursor) -> Cursor | PartitionCursor:
-    """Cursor for a state.
+    """The cursor to be saved, with the dataset states that workers keep.
 
-    Other workers do not have the states that these have kept.
+    The workers of a resumed run have not kept these states.
     """
     dataset = loader.dataset
     is_plain = not isinstance(dataset, PartitionedDataset) and not is_stream(dataset)
@@ -151,9 +152,9 @@ def with_carried(loader: Any, cursor: Cursor | PartitionCursor) -> Cursor | Part
 
 
 def copy_for_epoch(stream: Any) -> Any:
-    """A `datasets.IterableDataset` for one epoch.
+    """A copy of a `datasets.IterableDataset` for one epoch.
 
-    The original keeps a loaded state, and later epochs would also begin there.
+    A stream keeps the state that it has loaded, and its later epochs would also begin there.
     """
     twin = object.__new__(type(stream))
     twin.__dict__ = dict(vars(stream))  # copy.copy would share the attributes
@@ -161,11 +162,11 @@ def copy_for_epoch(stream: Any) -> Any:
 
 
 def load_dataset(dataset: Any, state: Any) -> None:
-    """Restore the dataset, before `iter(dataset)`."""
+    """Restore the dataset from `StreamSource.state_dict()`; before `iter(dataset)`."""
     if state is not None and state[0] is not None and restores_position(dataset):
         dataset.load_state_dict(state[0])
 
 
 def restores_position(thing: Any) -> bool:
-    """True if its state restores its position without losing samples."""
+    """True if the state of `thing` restores its position without losing samples."""
     return is_stateful(thing) and not loses_shuffle_buffer(thing)

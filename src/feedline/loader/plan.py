@@ -46,7 +46,7 @@ class Plan:
     def begin(self, epoch: int, state: Mapping[str, Any] | None, *, with_workers: bool = False) -> None:
         """Start an epoch of the sampler, from `state` if given.
 
-        `with_workers`: worker processes start with it, before the first item is drawn.
+        `with_workers` is true if worker processes start before the first item is drawn.
         """
         if isinstance(self.sampler, MaterializedSampler):
             if (order := states.part_of(state, "order")) is not None:
@@ -63,7 +63,8 @@ class Plan:
     def base_seed(self, epoch: int, generator: torch.Generator | None) -> int:
         """The base seed of new workers.
 
-        Without `seed`, it is drawn as torch does, or that of a resumed run.
+        With `seed`, it is derived from seed and epoch. Otherwise it is that of the resumed run, or is drawn from
+        `generator` as in torch.
         """
         if self.schedule.seed is not None:
             self.workers.base_seed = derive(self.schedule.seed, epoch, "workers") >> 1
@@ -102,7 +103,7 @@ class Plan:
         return self.sampler is not None
 
     def length(self) -> int:
-        """Batches per epoch and rank; TypeError for an iterable dataset."""
+        """Batches per epoch and rank; TypeError if their number is unknown."""
         if isinstance(self.schedule, PartitionSchedule):
             raise TypeError("the number of batches of an iterable dataset is unknown before its end")
         return self.schedule.length(len(self.sampler))
@@ -117,8 +118,17 @@ class Plan:
         """The epoch set on the sampler by the user, else `following`."""
         return self.sampler.upcoming(following) if isinstance(self.sampler, _WITH_EPOCHS) else following
 
-    def after_complete(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """`state`, or the next epoch's start if its own is complete."""
+    def adopt(self, state: Mapping[str, Any], *, goes_on: bool) -> dict[str, Any]:
+        """A loaded state as one of this rank.
+
+        With `goes_on`, the state of a complete epoch becomes the start of the next one.
+        """
+        adopted = self._after_complete(state) if goes_on else dict(state)
+        if isinstance(self.schedule, PartitionSchedule):
+            adopted["rank"], adopted["world_size"] = self.schedule.owner
+        return adopted
+
+    def _after_complete(self, state: Mapping[str, Any]) -> dict[str, Any]:
         cursor = self.unpack(state)
         if not self._is_complete(cursor):
             return dict(state)
@@ -126,9 +136,14 @@ class Plan:
         ended = None if order is None or "seed" in order else to_leaf({**order, "ended": True})
         following = {"epoch": cursor.epoch + 1, "random": state.get("random")}
         if isinstance(cursor, PartitionCursor) and cursor.continues:
-            return {**state, **following, "partitions": [[*entry[:4], False] for entry in state["partitions"]]}
+            return {
+                **state,
+                **following,
+                "step": 0,
+                "partitions": [[*entry[:4], False] for entry in state["partitions"]],
+            }
         if isinstance(cursor, PartitionCursor):
-            return {**state, **following, "partitions": [], "next_partition": 0, "num_partitions": None}
+            return {**state, **following, "step": 0, "partitions": [], "next_partition": 0, "num_partitions": None}
         return {**state, **following, "position": 0, "delivered_ahead": [], "order": ended}
 
     def _is_complete(self, cursor: Cursor | PartitionCursor) -> bool:
@@ -141,13 +156,9 @@ class Plan:
         return isinstance(cursor, Cursor) and not cursor.delivered_ahead and self.delivered(cursor) >= batches
 
     def delivered(self, cursor: Cursor | PartitionCursor) -> int:
-        """Batches of the epoch that were delivered up to a cursor.
-
-        Only the partitions of this rank count.
-        """
+        """Batches of the epoch that this rank has received."""
         if isinstance(cursor, PartitionCursor):
-            mine = frozenset(getattr(self.schedule, "mine", ()))
-            return sum(mark.batches for partition, mark in cursor.marks if partition in mine)
+            return cursor.step
         schedule = self.schedule
         each = schedule.span if isinstance(schedule, Schedule) else schedule.share.world_size  # type: ignore[union-attr]
         return -(-(cursor.position + sum(stop - start for start, stop in cursor.delivered_ahead)) // each)
@@ -175,12 +186,13 @@ class Plan:
         With `over`, the epoch has ended: the state holds the start of the next one. `workers` holds the packed states
         of the workers, `random` the process's generators.
         """
-        is_begun_stream = isinstance(self.schedule, PartitionSchedule) and (
-            not over or self.schedule.continues or bool(cursor.marks)
-        )
-        partitions = self.schedule.partitions if is_begun_stream else None  # type: ignore[union-attr]
-        order = self._pack_order(cursor, over=over)
-        return states.pack(cursor, self.fingerprint, quarantine, states.Parts(order, workers, random, partitions))
+        parts = states.Parts(self._pack_order(cursor, over=over), workers, random)
+        if isinstance(self.schedule, PartitionSchedule):
+            is_begun = not over or self.schedule.continues or bool(cursor.marks)
+            parts = replace(
+                parts, owner=self.schedule.owner, num_partitions=self.schedule.partitions if is_begun else None
+            )
+        return states.pack(cursor, self.fingerprint, quarantine, parts)
 
     def _pack_order(self, cursor: Any, *, over: bool) -> dict[str, Any] | None:
         if not isinstance(self.sampler, MaterializedSampler):
@@ -198,6 +210,7 @@ class Plan:
         if isinstance(self.sampler, _WITH_EPOCHS):
             states.check_position(cursor, self.sampler)
         if isinstance(cursor, PartitionCursor) and isinstance(self.schedule, PartitionSchedule):
+            states.check_owner(state, self.schedule.owner)
             return replace(cursor, continues=self.schedule.continues)
         return cursor
 
@@ -224,9 +237,10 @@ def _warn_of_striding(dataset: Any, world_size: int) -> None:
 
 
 def check_ranks(dataset: Any, rank: int, world_size: int, *, allows_uneven: bool, reads_all: bool) -> None:
-    """Refuse streams divided twice; warn of unequal ranks.
+    """Raise `ArgumentError` for a stream that may be divided twice.
 
-    See `RankPolicy` for `reads_all`; with `allows_uneven`, unequal ranks may wait for each other forever.
+    Warns of a stream that each rank must read as a whole. With `allows_uneven`, also warns of ranks with unequal
+    numbers of partitions, which may wait for each other forever. See `RankPolicy` for `reads_all`.
     """
     if world_size > 1 and isinstance(dataset, IterableDataset):
         if not reads_all:
@@ -249,7 +263,7 @@ def check_ranks(dataset: Any, rank: int, world_size: int, *, allows_uneven: bool
 def partitions_of(state: Mapping[str, Any] | None) -> int | None:
     """The number of partitions of a saved run, or None.
 
-    A resumed run keeps that number, for any number of workers.
+    A resumed run keeps that number, for any number of workers. `StateError` if the number is damaged.
     """
     if state is None or not state.get("partitions"):
         return None
@@ -262,8 +276,8 @@ def partitions_of(state: Mapping[str, Any] | None) -> int | None:
 def plan_of(loader: Any, rank: int, world_size: int, former: Plan | None = None, partitions: int | None = None) -> Plan:
     """The plan for the current arguments of a loader.
 
-    `former` is the plan of an earlier epoch; its DistributedSampler is reused. `partitions` overrides the number of
-    partitions of an iterable dataset.
+    `former` is the plan of an earlier epoch; its DistributedSampler is reused. `partitions` is the number for an
+    iterable dataset without partitions of its own, by default one for each worker.
     """
     if isinstance(loader.dataset, IterableDataset):
         return _partition_plan(loader, rank, world_size, partitions)
@@ -308,6 +322,7 @@ def _batch_plan(loader: Any, rank: int, world_size: int) -> Plan:
 
 def _partition_plan(loader: Any, rank: int, world_size: int, partitions: int | None) -> Plan:
     dataset, stride = partitioned(loader.dataset, world_size), (0, 1)
+    owner: tuple[int | None, int] = rank, world_size
     if isinstance(dataset, PartitionedDataset):
         partitions = dataset.num_partitions
         if partitions < world_size:
@@ -324,10 +339,10 @@ def _partition_plan(loader: Any, rank: int, world_size: int, partitions: int | N
         mine = tuple(range(partitions))
         if world_size > 1:
             _check_strides(dataset)
-            stride = rank, world_size
+            stride, owner = (rank, world_size), (None, world_size)
     order = dataset.fingerprint() if callable(getattr(dataset, "fingerprint", None)) else type(loader.dataset).__name__
     return Plan(
-        PartitionSchedule(partitions, mine, loader._fl.seed, loader.in_order, stride, is_live(dataset)),
+        PartitionSchedule(partitions, mine, loader._fl.seed, loader.in_order, stride, is_live(dataset), owner),
         None,
         Fingerprint("iterable", None, order, loader._fl.seed),
     )

@@ -82,9 +82,10 @@ def kind_of(loader: Any, builder: Any, *, measure: bool = True) -> PoolKind:
 
 
 def _starts_threads(context: Any) -> bool:
-    """True for a context whose processes are threads, as MONAI has one.
+    """True for a context whose processes are threads, such as MONAI's.
 
-    A worker process takes over signals, generators and standard error: nothing of it may run there.
+    A worker process takes over signals, generators and standard error, which threads share with the training process.
+    So feedline's own threads run instead.
     """
     process = getattr(context, "Process", None)
     return isinstance(process, type) and issubclass(process, Thread)
@@ -123,7 +124,7 @@ class PoolSums(NamedTuple):
     decoded_by_workers: int = 0
 
     def plus(self, pool: PoolStatistics, stage: StageStatistics) -> PoolSums:
-        """The sums with those of another pool and stage."""
+        """The sums, with the figures of another pool and stage added."""
         return self._replace(
             restarts=self.restarts + pool.restarts,
             copied_nbytes=self.copied_nbytes + stage.copied_nbytes,
@@ -265,7 +266,7 @@ class LoaderPools:
         )
 
     def _count_decoded(self) -> tuple[int, int, int]:
-        """Counts as of `_decode_counts` since this object exists."""
+        """The counts of `_decode_counts` since this object was created."""
         (decoded, fallbacks, by_workers), before = _decode_counts(), self._decoded_before
         return decoded - before[0], fallbacks - before[1], by_workers - before[2]
 
@@ -328,7 +329,7 @@ class LoaderPools:
             live.finish()
 
     def _base_seed(self, loader: Any, plan: Plan, epoch: int) -> int:
-        """Draw the seed of new workers, as torch does."""
+        """The base seed of new workers; without `seed`, drawn as in torch."""
         if self._pipe_seed is not None:  # torch's persistent workers draw no other one
             return self._pipe_seed + epoch
         base_seed = plan.base_seed(epoch, loader.generator)
@@ -381,7 +382,7 @@ def _kind_with_workers(loader: Any, builder: Any) -> PoolKind:
 
 
 def _decode_counts() -> tuple[int, int, int]:
-    """Images decoded for devices by this process, fallbacks, and images of workers."""
+    """Images sent to accelerators, fallbacks among them, and images of workers."""
     module = sys.modules.get("feedline.images.device_decoders")  # most loaders do without image kernels
     return (0, 0, 0) if module is None else module.counts()
 

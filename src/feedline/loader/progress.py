@@ -20,7 +20,7 @@ from feedline.loader.worker_states import WorkerStates
 
 @dataclass(slots=True)
 class Progress:
-    """The batches received by the training loop; changed by `advance` only."""
+    """The batches received by the training loop; `advance` records each of them."""
 
     cursor: Cursor | PartitionCursor
     quarantine: Quarantine
@@ -52,7 +52,10 @@ class Progress:
         return progress
 
     def advance(self, request: Any, result: BatchResult) -> int:
-        """Record one batch as delivered and return its number of samples."""
+        """Record one batch as delivered and return its number of samples.
+
+        `ErrorLimitError` if too many samples have failed; the cursor then stays before the batch.
+        """
         if result.digest is not None and self.duplicate_check is not None:
             self.duplicate_check.add(request.partition, result.digest)
         if self.length_check is not None and result.batch is not EMPTY_BATCH:
@@ -67,7 +70,7 @@ class Progress:
             left_out = sum(skip.replaced_by is None for skip in result.skipped)
         if self.audit is not None:
             self.audit.add(request, self.cursor, result.mark)
-        self.cursor, samples = request.advance(self.cursor, result.mark)
+        self.cursor, samples = request.advance(self.cursor, result.mark, result.batch is not EMPTY_BATCH)
         if result.worker_state is not None:
             self.workers.add(request.turn, result.worker_state)
         delivered = int(samples) - left_out

@@ -51,7 +51,7 @@ _ENDLESS = 1 << 16
 
 
 def _wrapped(line: str, width: int) -> list[str]:
-    """Lines of a terminal, which continue with a larger indent."""
+    """`line`, wrapped to `width`; continuation lines are indented further."""
     indent = line[: len(line) - len(line.lstrip())]
     return wrap(line, width, subsequent_indent=indent + "    ")
 
@@ -95,7 +95,7 @@ def _plan_reading(loader: Any, builder: Any, kind: PoolKind) -> ReadingPlan:
 
 
 def _accelerates_pillow(kind: PoolKind) -> bool:
-    """True if worker processes can accelerate Pillow, which is in use."""
+    """True if Pillow is in use, and worker processes can accelerate it."""
     if "PIL.Image" not in sys.modules or kind is not PROCESSES:
         return False
     obstacle: str | None = import_module(_PILLOW).pillow_obstacle()

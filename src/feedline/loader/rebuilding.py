@@ -40,8 +40,9 @@ def batches_from(loader: Any, plan: Plan, cursor: Any) -> Iterator[Rebuilt]:
     reached = [cursor]
     for request in _requests(plan, cursor, lambda: reached[0]):
         result = pool.build(request)
-        reached[0], _ = request.advance(reached[0], result.mark)
-        if result.batch is not EMPTY_BATCH:
+        is_step = result.batch is not EMPTY_BATCH
+        reached[0], _ = request.advance(reached[0], result.mark, is_step)
+        if is_step:
             yield request, result
 
 
@@ -51,7 +52,7 @@ def rebuilt(
     """The request and batch of one step.
 
     `ranks` is rank and world size. Steps count from 0, at the start of `epoch`, or at the position of `state`.
-    IndexError if there are fewer.
+    IndexError if the epoch has no such step; `ArgumentError` if its batch cannot be rebuilt.
     """
     if step < 0:
         raise ArgumentError(f"step must be at least 0, but is {step}")
@@ -94,7 +95,10 @@ def _pool(loader: Any) -> InlinePool:
 
 
 def _check_repeatable(loader: Any, plan: Plan, state: Mapping[str, Any] | None) -> None:
-    """Raise `ArgumentError` where a step cannot be found again."""
+    """Raise `ArgumentError` if batches cannot be rebuilt.
+
+    Warns if random values may differ from those of the run.
+    """
     is_stream = isinstance(loader.dataset, IterableDataset)
     if is_live(loader.dataset):
         raise ArgumentError(

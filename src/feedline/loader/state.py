@@ -1,4 +1,4 @@
-"""Loader state as JSON values: packing, checks and merging."""
+"""Loader state as JSON values: packing and checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from feedline.core.cursor import Cursor, PartitionCursor, PartitionOffset
 from feedline.core.packing import from_leaf, pack_or_keep, to_leaf, unpack
 from feedline.errors import StateError
-from feedline.loader.error_policy import REMEMBERED, ErrorPolicy, Quarantine
+from feedline.loader.error_policy import ErrorPolicy, Quarantine
 
 VERSION = 1
 
@@ -38,7 +38,7 @@ class Fingerprint:
         for field, mine in self.to_json().items():
             if field in ("listing", "cpu_share"):
                 continue
-            theirs = _field(saved, field, object, "fingerprint.")
+            theirs = field_of(saved, field, object, "fingerprint.")
             if theirs != mine:
                 was, is_now = _differing(theirs, mine)
                 raise StateError(
@@ -81,7 +81,7 @@ def _differing(one: Any, other: Any) -> tuple[str, str]:
 
 
 def _common(one: str, other: str) -> int:
-    """Length of the common beginning."""
+    """Length of the common prefix."""
     unequal = (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(unequal, min(len(one), len(other)))
 
@@ -112,6 +112,8 @@ class Parts:
     """Random generators, and dataset states, of the workers."""
     random: dict[str, Any] | None = None
     """Random generators of the training process."""
+    owner: tuple[int | None, int] = (0, 1)
+    """See `PartitionSchedule.owner`."""
     num_partitions: int | None = None
 
 
@@ -128,6 +130,8 @@ def pack(
         state["delivered_ahead"] = [list(range_ahead) for range_ahead in cursor.delivered_ahead]
         state["order"] = to_leaf(parts.order or None)
     else:
+        state["rank"], state["world_size"] = parts.owner
+        state["step"] = cursor.step
         state["next_partition"] = cursor.next_partition
         state["num_partitions"] = parts.num_partitions
         state["partitions"] = [
@@ -148,7 +152,7 @@ def part_of(state: Mapping[str, Any] | None, field: str) -> dict[str, Any] | Non
     """A part of a state, or None; `StateError` if damaged."""
     part = from_leaf(None if state is None else state.get(field), field)
     if part is not None and not isinstance(part, dict):
-        raise StateError(f"the field '{field}' of this state is damaged: {_short(part)} is not a mapping")
+        raise StateError(f"the field '{field}' of this state is damaged: {short(part)} is not a mapping")
     return part
 
 
@@ -156,7 +160,7 @@ def unpack_cursor(state: Mapping[str, Any], kind: str) -> Cursor | PartitionCurs
     """The cursor of a state; `StateError` names a missing or damaged field."""
     epoch = _natural(state, "epoch")
     if kind != "iterable":
-        delivered_ahead = [_pair(entry) for entry in _field(state, "delivered_ahead", list)]
+        delivered_ahead = [_pair(entry) for entry in field_of(state, "delivered_ahead", list)]
         position = _natural(state, "position")
         bounds = [position, *(edge for range_ahead in delivered_ahead for edge in range_ahead)]
         if bounds != sorted(bounds):
@@ -164,21 +168,25 @@ def unpack_cursor(state: Mapping[str, Any], kind: str) -> Cursor | PartitionCurs
                 f"the field 'delivered_ahead' of this state is damaged: {delivered_ahead} above position {position}"
             )
         return Cursor(epoch, position, tuple(delivered_ahead))
-    marks = tuple(_partition(entry) for entry in _field(state, "partitions", list))
-    return PartitionCursor(epoch, marks, _natural(state, "next_partition"))
+    marks = tuple(_partition(entry) for entry in field_of(state, "partitions", list))
+    return PartitionCursor(epoch, marks, _natural(state, "next_partition"), _natural(state, "step"))
 
 
 def resume_quarantine(policy: ErrorPolicy, former: Quarantine | None, state: Mapping[str, Any] | None) -> Quarantine:
-    """The failed samples of earlier epochs, or of a loaded state."""
+    """The quarantine of an iteration, with the failed samples so far.
+
+    They are those of `state`, or else of `former`, the quarantine of the previous iteration. `StateError` if the state
+    is damaged.
+    """
     quarantine = Quarantine(policy)
     if former is not None:
         quarantine.count, quarantine.latest, quarantine.shared = former.count, former.latest, former.shared
     if state is None:
         return quarantine
-    skipped = _field(state, "skipped", dict)
+    skipped = field_of(state, "skipped", dict)
     quarantine.count = _natural(skipped, "count", "skipped.")
     quarantine.this_epoch = _natural(skipped, "this_epoch", "skipped.")
-    latest = _field(skipped, "latest", list, "skipped.")
+    latest = field_of(skipped, "latest", list, "skipped.")
     quarantine.latest = tuple(_triple(entry) for entry in latest)
     quarantine.shared = _read_entry(skipped.get("shared"), lambda: _pair(skipped["shared"]), "skipped.shared")
     return quarantine
@@ -204,7 +212,7 @@ def check_version(state: Any) -> Mapping[str, Any]:
             "epoch with StatefulDataLoader, or begin it again without the state"
         )
     if not isinstance(state, Mapping) or "feedline" not in state:
-        raise StateError(f"not a feedline state: expected the dict returned by state_dict(), got {_short(state)}")
+        raise StateError(f"not a feedline state: expected the dict returned by state_dict(), got {short(state)}")
     if state["feedline"] != VERSION:
         raise StateError(f"the field 'feedline' of this state is {state['feedline']!r}; this version reads {VERSION}")
     return state
@@ -212,70 +220,45 @@ def check_version(state: Any) -> Mapping[str, Any]:
 
 def fingerprint_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """The fingerprint in a state."""
-    fingerprint: Mapping[str, Any] = _field(state, "fingerprint", dict)
+    fingerprint: Mapping[str, Any] = field_of(state, "fingerprint", dict)
     return fingerprint
 
 
-def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the states that all ranks saved at the same step.
+def owner_of(state: Mapping[str, Any]) -> tuple[int | None, int]:
+    """Rank and world size in a stream's state; see `PartitionSchedule.owner`."""
+    rank, world_size = field_of(state, "rank", object), _natural(state, "world_size")
+    if rank is not None and _natural(state, "rank") >= world_size:
+        raise StateError(f"the field 'rank' of this state is {rank}, but its 'world_size' is {world_size}")
+    return rank, world_size
 
-    The result loads on any number of ranks. States of map-style datasets are equal on all ranks; those of partitioned
-    datasets each hold the partitions of their rank. Raises `StateError` for states of other steps or orders, or of too
-    few ranks.
+
+def check_owner(state: Mapping[str, Any], owner: tuple[int | None, int]) -> None:
+    """Raise `StateError` if a state may lack partitions of `owner`.
+
+    A state without partitions fits all ranks: it is the start of an epoch.
     """
-    if not states:
-        raise StateError("merge_states() needs at least one state")
-    first = check_version(states[0])
-    merged = dict(first)
-    partitions: dict[int, list[Any]] = {}
-    for state in map(check_version, states):
-        for field in ("epoch", "fingerprint", "position", "delivered_ahead"):
-            if state.get(field) != first.get(field):
-                raise StateError(
-                    f"these states were not saved at the same step: {field} is {first.get(field)!r} in one and "
-                    f"{state.get(field)!r} in another"
-                )
-        for entry in state.get("partitions", []):
-            # A rank that was itself resumed from a merged state still holds the old marks of the others' partitions.
-            if entry[0] not in partitions or _progress(partitions[entry[0]]) < _progress(entry):
-                partitions[entry[0]] = entry
-    merged["skipped"] = _merge_skips([_field(state, "skipped", dict) for state in states])
-    if "partitions" in first:
-        merged["partitions"] = [partitions[partition] for partition in sorted(partitions)]
-        merged["next_partition"] = 0
-    return merged
-
-
-def _progress(entry: list[Any]) -> tuple[int, int, bool]:
-    _, batches, samples, _, ended = entry
-    return batches, samples, ended
-
-
-def _merge_skips(skips: list[dict[str, Any]]) -> dict[str, Any]:
-    """The failed samples of all ranks.
-
-    Samples of an earlier merged state, from which the ranks were resumed, count once.
-    """
-    count, this_epoch = (
-        max(skip["shared"][place] for skip in skips) + sum(skip[name] - skip["shared"][place] for skip in skips)
-        for place, name in enumerate(("count", "this_epoch"))
+    rank, world_size = saved = owner_of(state)
+    if rank is None or world_size == 1 or saved == owner or not state["partitions"]:
+        return
+    raise StateError(
+        f"this state has the partitions of rank {rank} of {world_size}, but this loader is rank {owner[0]} of "
+        f"{owner[1]}: the partitions of other ranks would be read again from their start. Load the state that the same "
+        "rank saved, or feedline.merge_states() of the states of all ranks"
     )
-    latest = [entry for skip in skips for entry in skip["latest"]]
-    once = [entry for number, entry in enumerate(latest) if entry not in latest[:number]]
-    return {"count": count, "this_epoch": this_epoch, "latest": once[-REMEMBERED:], "shared": [count, this_epoch]}
 
 
-def _field(state: Mapping[str, Any], name: str, kind: type, prefix: str = "") -> Any:
+def field_of(state: Mapping[str, Any], name: str, kind: type, prefix: str = "") -> Any:
+    """A field of a state; `StateError` if it is missing or damaged."""
     if name not in state:
         raise StateError(f"the field '{prefix}{name}' is missing from this state")
     value = state[name]
     if not isinstance(value, kind):
-        raise StateError(f"the field '{prefix}{name}' of this state should be a {kind.__name__}, got {_short(value)}")
+        raise StateError(f"the field '{prefix}{name}' of this state should be a {kind.__name__}, got {short(value)}")
     return value
 
 
 def _natural(state: Mapping[str, Any], name: str, prefix: str = "") -> int:
-    value = _field(state, name, int, prefix)
+    value = field_of(state, name, int, prefix)
     if isinstance(value, bool) or value < 0:
         raise StateError(f"the field '{prefix}{name}' of this state should be a number >= 0, got {value!r}")
     return int(value)
@@ -302,9 +285,10 @@ def _read_entry(entry: Any, read: Callable[[], T], field: str) -> T:
     try:
         return read()
     except (TypeError, ValueError, IndexError, KeyError) as error:
-        raise StateError(f"the field '{field}' of this state is damaged: {_short(entry)}") from error
+        raise StateError(f"the field '{field}' of this state is damaged: {short(entry)}") from error
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value as text of at most 160 characters, for errors."""
     text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= 160 else text[:157] + "..."

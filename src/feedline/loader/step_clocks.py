@@ -33,7 +33,7 @@ class StepClocks:
         self._left_cpu_ns: int | None = None
         self._size_due_ns = 0
         self.due_ns = 0
-        """The time from which a call is to be recorded."""
+        """Time from which the loop passes its next call to `call`."""
         self.read = False
         """True during a call in which the clocks are read."""
         self.spans: list[SpanTuple] = []
@@ -72,7 +72,7 @@ class StepClocks:
 def _nbytes(batch: Any) -> int:
     """Bytes of the tensors and arrays of a batch.
 
-    0 for a batch of an unknown type whose parts cannot be read.
+    Objects of unknown types, sparse tensors and containers with more than `_MOST_FIELDS` parts count as 0.
     """
     if type(batch) is torch.Tensor:
         return batch.nbytes
@@ -85,7 +85,7 @@ def _nbytes(batch: Any) -> int:
 
 
 _SIZE_SHARE = 400
-"""Counting the bytes of batches takes at most this part of the time."""
+"""Counting the bytes of batches takes at most 1 / `_SIZE_SHARE` of the time."""
 
 
 _MOST_FIELDS = 64

@@ -49,11 +49,11 @@ class WorkerStates:
     """The number of workers that `latest` is from."""
 
     def add(self, turn: int, captured: bytes) -> None:
-        """Record a delivered batch."""
+        """Record the capture that came with a delivered batch."""
         self.held[turn % max(1, self.count)] = captured
 
     def follow(self, former: WorkerStates) -> None:
-        """Continue with the workers of the epoch before."""
+        """Continue with the workers of the previous epoch."""
         self.base_seed, self.held, self.starts = former.base_seed, dict(former.held), dict(former.held)
         self.latest, self.former = dict(former.latest), former.former  # of workers that had no batch to build
 
@@ -134,7 +134,7 @@ def check_process(packed: dict[str, Any] | None) -> None:
 
 
 def restore_process(packed: dict[str, Any] | None) -> None:
-    """Set the generators of this process to `process_generators()`; None leaves them."""
+    """Restore `process_generators()` in this process; None leaves the generators unchanged."""
     for source, state in select_states(list(PROCESS), packed or {}).items():
         source.write(state)
 
@@ -152,7 +152,10 @@ def pack_states(states: bytes, usual: bytes | None) -> dict[str, Any]:
 
 
 def unpack_states(packed: Any, usual: bytes | None) -> bytes:
-    """`global_states()` from JSON values; `StateError` if they are damaged."""
+    """`global_states()` from JSON values; `StateError` if they are damaged.
+
+    Generators that `packed` lacks have the states of `usual`, or else those of this process.
+    """
     states = select_states(list(PROCESS), packed)
     rest = _by_generator(usual if usual is not None else global_states())
     by_path = {source.path: value for source, value in {**rest, **states}.items()}
@@ -176,8 +179,8 @@ def resume_workers(
     """The states of `count` workers that resume at a saved place.
 
     With another number of workers, the saved generators do not fit: the workers start from a new seed, derived from
-    `place`. Dataset states are distributed in turns. `partitions` is None for map-style datasets; `begun` is false at
-    the start of an epoch.
+    `place`. Dataset states are distributed round-robin. `partitions` is None for map-style datasets. `begun` is false
+    at the start of an epoch.
     """
     if packed is None:
         return WorkerStates(count)
@@ -211,7 +214,7 @@ def _start(worker: int, former: int, count: int, starts: dict[int, bytes], base_
 
 
 def _distribute_states(held: dict[int, bytes], count: int) -> dict[int, bytes]:
-    """The dataset states of other workers, distributed in turns."""
+    """The dataset states of other workers, distributed round-robin."""
     states = [state for _, each in sorted(held.items()) if (state := split_capture(each)[1]) is not None]
     return {worker: of_dataset(states[worker % len(states)]) for worker in range(count)} if states else {}
 

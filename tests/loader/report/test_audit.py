@@ -57,20 +57,25 @@ def batches(path: Path, rank: int, world: int, **more: Any) -> Any:
 
 
 def job(make: Callable[..., Any], path: Path, world: int, steps: int, state: Any, lag: list[int], **more: Any) -> Any:
-    """Ranks in lockstep that are killed after `steps`, rank r `lag[r]` steps before; the state after each step."""
+    """Ranks in lockstep that are killed after `steps`, rank r `lag[r]` steps before; the state after each step.
+
+    Ranks of a stream begin the next epoch when all of them have ended this one.
+    """
     ranks = [make(path, rank, world, **more) for rank in range(world)]
     for each in ranks:
         if state is not None:
             each.load_state_dict(state)
-    iterators = [iter(each) for each in ranks]
+    iterators: list[Any] = [iter(each) for each in ranks]
     states = [fl.merge_states([each.state_dict() for each in ranks])]
     for step in range(steps):
+        if all(iterator is None for iterator in iterators):
+            iterators = [iter(each) for each in ranks]
         for rank, each in enumerate(ranks):
-            if step < steps - lag[rank]:
+            if step < steps - lag[rank] and iterators[rank] is not None:
                 try:
                     next(iterators[rank])
                 except StopIteration:
-                    iterators[rank] = iter(each)
+                    iterators[rank] = None if make is stream else iter(each)
                     if make is not stream:
                         next(iterators[rank])
         if step < steps - max(lag):

@@ -134,6 +134,12 @@ def test_parts_that_do_not_limit_are_not_named() -> None:
     assert verdict.limiting_stage == "step"
 
 
+@pytest.mark.parametrize(("workers", "fewer"), [(4, 2), (3, 2), (2, None)])
+def test_the_fewest_workers_that_keep_up_with_a_slow_step_are_named(workers: int, fewer: int | None) -> None:
+    explanation = verdict_of(replace(BASE, fetch=(50, 0), step=(30, 0), workers=workers)).explanation
+    assert re.findall(r"num_workers=(\d+) would keep up", explanation) == ([] if fewer is None else [str(fewer)])
+
+
 @pytest.mark.parametrize("name", ["waiting fetch", "inline fetch", "threads under a lock", "stragglers"])
 def test_the_first_advice_keeps_its_promise(name: str) -> None:
     pipeline = LIMITS[name][0]

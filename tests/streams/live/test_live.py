@@ -267,9 +267,11 @@ def test_delivered_counts_the_batches_that_the_loop_has_received(
                 state = loader.state_dict()
             assert number == 3
             fill(servers[:1], 12, 24) if not epoch else None
-    resumed = fl.DataLoader(lines(servers), 4, seed=0)
+    resumed = fl.DataLoader(lines(servers), 4, seed=0, distributed=rank)
     resumed.load_state_dict(json.loads(json.dumps(state)))
     assert resumed.delivered == 3
+    resumed.set_epoch(2)
+    assert resumed.delivered == 0
 
 
 def test_an_epoch_may_end_at_a_time(servers: list[LineServer]) -> None:

@@ -190,7 +190,7 @@ class BatchBuilder:
         return BatchResult(batch, recorder.finish("collate", outer), tuple(skipped))
 
     def part(self, request: BatchRequest, rows: Sequence[int]) -> BatchRequest:
-        """The request with these rows only, to find a deadly sample."""
+        """The request with only these rows, to bisect a worker's death."""
         return request.part(rows)
 
     def without(self, request: BatchRequest, rows: Sequence[int]) -> BatchRequest:
@@ -242,7 +242,7 @@ class BatchBuilder:
         return self._fetch_each(request, indices, skipped, address, get)
 
     def _fetch_early(self, request: BatchRequest, allocate: Allocator) -> tuple[list[Any], RowBuffer | None]:
-        """Samples, copied at once into the batch if possible."""
+        """Samples, each copied into the batch at once if possible."""
         indices, get = as_yielded(request.indices), partial(operator.getitem, self.dataset)
         if not self._adopts or self.collate_fn is not None or not is_standard():
             return self._fetch_plain(request, indices, get), None
@@ -288,7 +288,7 @@ class BatchBuilder:
             raise
 
     def _failing_row(self, error: Exception, request: BatchRequest, address: Address) -> int | None:
-        """The first row that fails alone; None if with another error."""
+        """The first row that fails alone; None if its error differs."""
         for row, index in enumerate(as_yielded(request.indices)):
             address.row = row
             if self.progress is not None:
@@ -416,7 +416,7 @@ class BatchBuilder:
 
 
 def _no_progress(row: int) -> None:
-    """Do nothing, where nothing watches the samples."""
+    """Ignore the row: nothing watches the samples."""
 
 
 def _plain(index: Any) -> Any:

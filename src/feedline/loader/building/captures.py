@@ -24,7 +24,7 @@ def _needs_arguments(method: Any) -> bool:
 
 
 def split_capture(captured: bytes) -> tuple[bytes, Any]:
-    """The generators' states and the dataset's, or None, of a capture."""
+    """Generator states and dataset state of a capture; None without the latter."""
     content = pickle.loads(captured)
     return content if len(content) == 2 else (captured, None)
 

@@ -32,9 +32,9 @@ def adapt(dataset: Any) -> Any:
 
 
 def plain_samples(dataset: Any) -> Callable[..., Any] | None:
-    """`__getitems__` of a table without a format, read by feedline.
+    """`__getitems__` of an unformatted Hugging Face table, read by feedline.
 
-    None for other datasets. Also works through torch's Subset. Samples equal the dataset's own.
+    None for other datasets. The table may be inside torch's Subset. Samples equal the dataset's own.
     """
     inner = dataset
     while type(inner) is Subset:

@@ -169,7 +169,10 @@ class PartitionBuilder:
         return partition
 
     def _begin_replay(self, replay: PartitionReplay, request: PartitionRequest) -> None:
-        """Restore the dataset as it was when the partition was opened."""
+        """Restore the dataset as it was when the partition was opened.
+
+        If the request is of another epoch, nothing is replayed: the dataset and the generators get their latest states.
+        """
         if epoch_of(request) == replay.epoch:
             restore_objects(self, replay.objects_at_start)
         else:  # the worker died between two epochs, or before the first answer of this one
@@ -179,7 +182,11 @@ class PartitionBuilder:
 
     @contextmanager
     def _opening(self, opening: Opening | None) -> Iterator[None]:
-        """Let a resumed partition draw again up to its mark."""
+        """Let a resumed partition draw again up to its mark.
+
+        Within the block, the generators start from their states at the start of the epoch. After the block, they have
+        their states at the mark.
+        """
         if opening is None or telemetry.is_thread():  # threads share the generators with the training process
             yield
             return
@@ -299,7 +306,7 @@ class PartitionBuilder:
     def _replay(self, partition: _OpenPartition, request: PartitionRequest, address: Address, size: int) -> Any:
         """Draw samples again, to advance the iterator and the random generators.
 
-        They are collated too if a collate function may draw from the same generators.
+        The samples are also collated if a collate function may draw from the same generators.
         """
         samples = self._draw(partition, request, address, size)
         draws_again = self._redraws or self.replay is not None
@@ -369,7 +376,7 @@ def _key_parts(request: PartitionRequest) -> tuple[int, int, int]:
 
 
 def _is_hosted(request: PartitionRequest) -> bool:
-    """True if the partitions are not the workers.
+    """True if the number of partitions is not that of the workers.
 
     A resumed run keeps its partitions, whatever its number of workers.
     """

@@ -98,7 +98,7 @@ class PrefetchingRequests:
         self._prefetcher.stop()
 
     def _items(self) -> Iterator[list[tuple[Any, Any]]]:
-        """Ranges of each later request; ends without a cached store."""
+        """Ranges of each later request; ends after `_TRIED` requests without any."""
         idle = skipped = 0
         while idle < _TRIED and (request := self._peekable.peek_next()) is not None:
             if not idle and skipped < _SKIPPED and self._prefetcher.found >= _FOUND:

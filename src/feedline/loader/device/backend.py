@@ -24,10 +24,10 @@ class Event(Protocol):
     """A mark in a stream, passed after all earlier work there."""
 
     def query(self) -> bool:
-        """True if it has passed."""
+        """True if the event has passed."""
 
     def synchronize(self) -> None:
-        """Wait on the host until it has passed."""
+        """Block the calling thread until the event has passed."""
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds on the device to a later event; both must have passed."""

@@ -54,7 +54,7 @@ class _Copy:
     needed: Event | None = None
 
     def times_s(self) -> tuple[float, float]:
-        """Seconds of the copy, and those without a waiting loop."""
+        """Seconds of the copy, and its part without a waiting loop."""
         total = self.started.elapsed_time(self.stopped)
         if self.needed is None or not self.needed.query():  # it has ended before the loop came to it
             return total / 1e3, total / 1e3

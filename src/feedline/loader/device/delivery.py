@@ -71,7 +71,7 @@ class Delivery:
 
     @property
     def depth(self) -> Depth:
-        """Limit of the batches on their way."""
+        """Limit of batches in transit; `ArgumentError` if `prefetch` is invalid."""
         if isinstance(self.prefetch, str):
             nbytes = nbytes_of(self.prefetch)
             if nbytes:

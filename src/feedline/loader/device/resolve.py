@@ -30,7 +30,7 @@ def open_stage(device: Device | Delivery | None = None, *, pin_memory: bool = Fa
 
 
 def backend_of(device: torch.device) -> Backend | None:
-    """Streams of the device; None without a side stream to copy on."""
+    """The backend of a device; None without a side stream for copies."""
     if device.type == "cuda":
         return CudaBackend(device)
     # MPS is left out: torch gives it one stream only.

@@ -41,7 +41,7 @@ class StageStatistics:
     in_flight: int = 0
     """Batches started and not yet delivered."""
     in_flight_nbytes: int = 0
-    """Bytes of them."""
+    """Bytes of these batches, as far as they are in host memory."""
     peak_nbytes: int = 0
     """Maximum of `in_flight_nbytes` so far."""
     copied_nbytes: int = 0
@@ -49,11 +49,11 @@ class StageStatistics:
     staged_nbytes: int = 0
     """Bytes first copied on the host, because they were not page-locked."""
     registered_nbytes: int = 0
-    """Transport memory now page-locked."""
+    """Bytes of transport memory that are page-locked now."""
     copy_s: float = 0.0
     """Seconds the device spent on finished copies."""
     hidden_copy_s: float = 0.0
-    """Part of `copy_s` in which the loop's stream did not wait for them."""
+    """Part of `copy_s` in which the loop's stream did not wait for copies."""
 
 
 @dataclass(frozen=True, slots=True)

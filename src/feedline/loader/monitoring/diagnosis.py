@@ -23,14 +23,14 @@ _VERDICT_NS = 2_000_000_000
 
 
 _VERDICT_SHARE = 2000
-"""Verdicts take at most this part of the time, unless that were too rare."""
+"""Verdicts take at most 1 / `_VERDICT_SHARE` of the time, unless the pause would exceed `_MOST_VERDICT_NS`."""
 
 
 _MOST_VERDICT_NS = 120_000_000_000
 
 
 _LEAST_VERDICT_SHARE = 200
-"""Verdicts take at most this part of the time, however rare that makes them."""
+"""Verdicts never take more than 1 / `_LEAST_VERDICT_SHARE` of the time, however rare that makes them."""
 
 
 USUAL_VERDICT_NS = 80_000_000
@@ -55,7 +55,7 @@ _ARGUMENTS = (
     "in_order", "persistent_workers", "worker_init_fn", "multiprocessing_context", "_fl", "_fl_adapts", "_fl_policy",
     "_fl_world_size",
 )  # fmt: skip
-"""Attributes of a loader that its context is made of."""
+"""Attributes of a loader that a verdict reads."""
 
 
 def verdict_of(loader: Any, monitor: Any, pools: LoaderPools, *, quick: bool, lines: bool = False) -> Verdict:

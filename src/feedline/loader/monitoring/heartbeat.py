@@ -50,7 +50,7 @@ class LoopClock:
         return self._called_ns
 
     def sample(self, draw: Callable[[], bool]) -> bool:
-        """Return `draw()`; if it is true, its time is the sampler's."""
+        """Return `draw()`, and count its time for the sampler if true."""
         begun_ns = monotonic_ns()
         drew = draw()
         if drew:

@@ -26,13 +26,13 @@ SECONDS = 1.0
 
 
 INTERVAL_S = 0.002
-"""Time between two looks at the stack."""
+"""Time between two samples of the stack."""
 
 
 SWITCH_S = 0.0001
-"""Time after which Python's lock is requested from the thread that is watched.
+"""Time after which Python's lock is requested from the watched thread.
 
-By default it is so long that this thread is mostly seen where it gives the lock up by itself, such as in a read.
+Python's default is so long that the thread is mostly seen where it gives up the lock by itself, such as in a read.
 """
 
 
@@ -86,7 +86,7 @@ def _read(loader: DataLoader[Any], deadline: float) -> None:
 
 @contextmanager
 def _watching(counts: Counter[tuple[str, int]]) -> Iterator[None]:
-    """Count the lines of this thread, as another one sees them."""
+    """Count the lines of this thread, as another thread samples them."""
     ended, watched = threading.Event(), threading.get_ident()
     reads = False  # else the thread waits for the start or the end of the other
 
@@ -113,7 +113,7 @@ def _watching(counts: Counter[tuple[str, int]]) -> Iterator[None]:
 def _line_of(frame: FrameType | None) -> tuple[str, int]:
     """The innermost line of the user's code, else of a library.
 
-    ("", 0) where there is only feedline's.
+    ("", 0) if there is only feedline's code.
     """
     of_library = "", 0
     while frame is not None:

@@ -24,11 +24,10 @@ class OtherPrograms:
         self._began_s, self._before = monotonic(), self._ticks(pids)
 
     def cpus(self, pids: Iterable[int]) -> float | None:
-        """CPUs in use, of those that this process may use.
+        """CPUs used by other programs, of those that this process may use.
 
-        None where the system does not say it, or too early.
-
-        `pids` are the workers of this process, which count as its own.
+        None if the system does not report them, or in the first `_LEAST_S`. `pids` are the workers of this process,
+        which are not other programs.
         """
         elapsed_s = monotonic() - self._began_s
         if self._before is None or elapsed_s < _LEAST_S or (now := self._ticks(pids)) is None:
@@ -48,7 +47,7 @@ _LEAST_S = 0.3
 
 
 _PAUSE_S = 0.02
-"""Time between two epochs that counts as one loop."""
+"""Longest time between two epochs that count as one loop."""
 
 
 _MACHINE_S = 1.0
@@ -105,9 +104,9 @@ class MachineFigures:
             self._others = OtherPrograms(self._pids_of_all())
 
     def watch_others(self, *, epoch_ends: bool) -> None:
-        """Renew the figure of other programs.
+        """Update `others_cpus` if it is due.
 
-        Only while the loop runs: afterwards they may do anything.
+        Call it only while the loop runs: what other programs do afterwards does not count.
         """
         now_s = monotonic()
         if self._others is None:
@@ -127,7 +126,7 @@ class MachineFigures:
         return self._system
 
     def _throttled_share(self) -> float | None:
-        """Share of periods, since the first iteration, without quota left."""
+        """Share of the quota's periods cut short since the first iteration."""
         if self._group is None:
             self._group = Cgroup.of_process()
         now, before = self._group.throttling(), self._throttling_before

@@ -35,7 +35,7 @@ class MemoryTrend:
     def add(self, epochs: float, nbytes: int, *, ends: bool = False) -> None:
         """Add a reading after a number of `epochs`.
 
-        `ends` is True at the end of one.
+        `ends` is True at the end of an epoch. A reading of 0 bytes is ignored.
         """
         if not nbytes:
             return

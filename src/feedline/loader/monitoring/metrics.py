@@ -125,7 +125,7 @@ MEASURES = (
 
 
 def readings() -> list[Reading]:
-    """A reading of each loader; waits for none of them."""
+    """A reading of each loader of this process, without waiting for any."""
     return [_reading(monitor) for monitor in monitors()]
 
 
@@ -149,7 +149,7 @@ class MetricsCollector:
         self._highest: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
 
     def collect(self) -> Iterator[Any]:
-        """The families of all metrics, as prometheus_client calls them."""
+        """The metric families of all loaders, for prometheus_client."""
         now = readings()
         for measure in MEASURES:
             yield self._family(measure, now)
@@ -175,8 +175,8 @@ class MetricsCollector:
     def _rising(self, name: str, labels: Labels, value: float) -> float:
         """The value, or the previous one if that was a little higher.
 
-        CPU times and parts of stages are estimates, which may sink a little. Prometheus would take that for a restart,
-        and count the whole value once more.
+        CPU times and parts of stages are estimates, which may fall slightly. Prometheus would take this for a restart
+        of the counter, and count the whole value again.
         """
         key = name, frozenset(labels.items())
         before = self._highest.get(key, 0.0)

@@ -23,7 +23,6 @@ from feedline.core.page import BATCHES, SINCE, Page
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import Span
 from feedline.errors import ArgumentError
-from feedline.loader.live import delivered_batches
 from feedline.loader.monitoring.diagnosis import USUAL_VERDICT_NS, Arguments, verdict_of, verdict_pause_ns
 from feedline.loader.monitoring.heartbeat import NEVER_NS, Heartbeat, QueueState
 from feedline.loader.monitoring.identity import identity_of, log_path
@@ -51,7 +50,7 @@ INTERVAL_NS = 250_000_000
 
 
 SHARE = 500
-"""Largest share of the time for publications: after a slow one, the next is later."""
+"""Publications take at most 1 / `SHARE` of the time: after a slow one, the next is later."""
 
 
 LOOK_NS = 50_000_000
@@ -67,13 +66,14 @@ _OF_NOW = (
     "padding_share", "throttled_share", "contended_share", "outside_share", "gpu_utilization", "others_cpus",
     "workers", "restarts", "skipped",
 )  # fmt: skip
-"""Figures that are not of an epoch."""
+"""Figures of the present that a verdict on the previous epoch also uses."""
 
 
 EARLY_SHARE = 50
-"""Largest share of the time for publications before that interval, of all loaders of the process.
+"""Early publications of all loaders of the process take at most 1 / `EARLY_SHARE` of the time.
 
-They are those of a loader's first batch and of ends of epochs. Many loops take less time than a publication.
+These are the ones before the interval has passed, of a loader's first batch and of ends of epochs. Many loops take less
+time than a publication.
 """
 
 
@@ -122,7 +122,7 @@ class Monitor:
         self._memory = MemoryTrend()
         self._publication_due_ns = 0
         self.sending = SendingMeasurement()
-        """What a batch would cost on its way from a worker process, for loops that have none."""
+        """Cost of sending a batch from a worker process, for loops without worker processes."""
         self._addresses: dict[Any, str] = {}
         self.verdict: dict[str, Any] = {}
         self._verdict_ns = USUAL_VERDICT_NS
@@ -200,7 +200,7 @@ class Monitor:
     def judged(self) -> tuple[Stats, list[list[Span]]]:
         """Statistics and spans of the epoch that a verdict is about.
 
-        It is the current one, or the previous one until the current one has more than a few batches.
+        It is the previous epoch until the current one has `FEW` batches, or as many as the previous one had.
         """
         epoch, former = self.stats().since_epoch or Stats(), self._former
         recent = [] if self._sources is None else self._sources.progress.totals.recent
@@ -307,7 +307,7 @@ class Monitor:
         self._heartbeat.due_ns = min(self._publication_due_ns, ended_ns + LOOK_NS)
 
     def _postpone(self, page: Page, sources: _FigureSources, began_ns: int) -> None:
-        """Leave figures for later, except those that name the loader."""
+        """Publish the labels of the loader now, and its figures later."""
         if not self._publication_due_ns:
             self._publication_due_ns = began_ns + INTERVAL_NS
             known = {"epoch": sources.progress.cursor.epoch, "length": sources.length}
@@ -316,9 +316,9 @@ class Monitor:
         self._heartbeat.due_ns = self._publication_due_ns
 
     def _look(self, began_ns: int) -> None:
-        """Begin to count other programs, and measure what worker processes would cost.
+        """Begin to count other programs, and request the measurement of sending.
 
-        A loop without them measures it once, if it lasts long enough.
+        A loop without worker processes measures the sending of a batch once, if it lasts long enough.
         """
         self._machine.begin_others()
         sources = self._sources
@@ -395,7 +395,7 @@ def _position(sources: _FigureSources) -> int:
     progress = sources.progress
     if progress.over and sources.length:
         return sources.length
-    return delivered_batches(sources.dataset, sources.plan, progress.cursor)
+    return sources.plan.delivered(progress.cursor)
 
 
 def _pids_of_all() -> list[int]:
@@ -416,9 +416,9 @@ def monitors() -> list[Monitor]:
 
 
 def _register(monitor: Monitor, name: str) -> str:
-    """A label that no other loader has.
+    """Register a monitor by a label that no other loader has.
 
-    It is the name of the dataset, with a number from the second loader on.
+    The label is the name of the dataset, with a number from the second loader on.
     """
     label = next(
         label for label in chain([name], (f"{name}-{number}" for number in count(2))) if label not in _monitors

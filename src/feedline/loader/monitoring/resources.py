@@ -18,7 +18,7 @@ from feedline.errors import ArgumentError
 
 
 def usable_cpus(cgroup: Cgroup | None = None) -> int:
-    """CPUs that affinity and quota allow; at least 1."""
+    """Whole CPUs that affinity and quota allow; at least 1."""
     quota = (cgroup or Cgroup.of_process()).cpu_quota()
     # A worker needs a whole CPU to be worth its memory: half a CPU of quota does not count.
     return max(1, affine_cpus() if quota is None else min(affine_cpus(), int(quota)))
@@ -45,7 +45,10 @@ def affine_cpus() -> int:
 
 
 def rank_and_world_size(distributed: Any) -> tuple[int, int]:
-    """(rank, world_size) for the `distributed` argument of a DataLoader."""
+    """(rank, world_size) for the `distributed` argument of a DataLoader.
+
+    `ArgumentError` for other values, and for "auto" if the environment has only one of the two numbers.
+    """
     if distributed is None:
         return 0, 1
     if distributed == "auto":

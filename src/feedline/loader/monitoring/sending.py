@@ -17,15 +17,15 @@ from feedline.loader.report.replay import Task
 from feedline.workers.transport import Arena, Inbox
 
 MOST_NBYTES = 64 << 20
-"""Largest message that a loop copies to measure it."""
+"""Size of the largest batch that a loop copies for a measurement."""
 
 
 SHARE = 100
-"""A measurement takes at most this part of a loop's time."""
+"""A measurement takes at most 1 / `SHARE` of a loop's time."""
 
 
 _COPY_NS, _COLLATED_NS, _LEAF_NS, _LEAST_NS = 4.0, 0.5, 1000.0, 50_000.0
-"""Assumed cost of a measurement: of a byte, of one in memory that is sent, of a value, and of any batch."""
+"""Assumed time of a measurement per byte, per byte in memory that is sent, per leaf, and per batch."""
 
 
 class SendingMeasurement:
@@ -43,7 +43,7 @@ class SendingMeasurement:
         return now_ns >= self._due_ns
 
     def measure(self, batch: Any, now_ns: int, *, collated: bool) -> None:
-        """Measure the cost, unless that would take too long."""
+        """Measure the cost if the loop has run long enough for it."""
         began_ns = now_ns if self._began_ns is None else self._began_ns
         self._due_ns = began_ns + int(SHARE * _expected_ns(batch, collated=collated))
         if now_ns >= self._due_ns:
@@ -87,7 +87,7 @@ def _timed(act: Callable[[], Any]) -> tuple[Any, Task]:
 
 
 def _expected_ns(batch: Any, *, collated: bool) -> float:
-    """Time of a measurement, by the size of the batch."""
+    """Expected time of a measurement, from the size of the batch."""
     expected_ns = _LEAST_NS
 
     def add(leaf: Any) -> Any:

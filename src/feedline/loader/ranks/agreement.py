@@ -38,7 +38,10 @@ class Agreement:
         return self._repeated is not None
 
     def go_on(self, *, has_batch: bool) -> bool:
-        """Agree on one step: False if the epoch ends for all ranks."""
+        """Agree on one step: False if the epoch ends for all ranks.
+
+        `RankError` on all ranks if only some have a batch, and `uneven` is "raise".
+        """
         # A flag for each rank, not a sum: the error names the ranks that have ended.
         ready = torch.zeros(dist.get_world_size(), dtype=torch.int32)
         ready[dist.get_rank()] = has_batch

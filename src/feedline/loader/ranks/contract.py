@@ -31,7 +31,7 @@ Ranks = Literal["auto"] | tuple[int, int] | None
 """Rank and world size of a loader."""
 
 _SLICE_S = 1.0
-"""Longest uninterrupted wait: Ctrl-C has an effect only between two."""
+"""Longest uninterrupted wait: Ctrl-C has an effect only between two waits."""
 
 
 _GRACE_S = 5.0
@@ -155,7 +155,7 @@ def compare(ranks: Sequence[tuple[int, Sequence[Any]]]) -> None:
     if twice:
         who = [process for process, (rank, _) in enumerate(ranks) if rank == twice[0]]
         raise RankError(
-            f"{_named(who)} all read as rank {twice[0]} of {len(ranks)}, so their samples would be delivered "
+            f"{named_ranks(who)} all read as rank {twice[0]} of {len(ranks)}, so their samples would be delivered "
             f"{len(who)} times, and those of another rank never: pass distributed='auto', or each rank's own number"
         )
     columns = zip(Terms._fields, zip(*(terms for _, terms in ranks), strict=True), strict=True)
@@ -168,16 +168,16 @@ def compare(ranks: Sequence[tuple[int, Sequence[Any]]]) -> None:
 
 
 def _difference(field: str, values: Sequence[Any]) -> str:
-    """Values other than the usual one; empty if all ranks agree."""
+    """Text on the values that differ; empty if all ranks agree."""
     texts = [json.dumps(value) for value in values]
     (usual, times), *others = Counter(texts).most_common()
     if not others:
         return ""
     name = _WORDS.get(field, field.replace("_", " "))
     if times == others[0][1]:  # no majority
-        parts = [f"{_short(text)} on {_named(_places(texts, text))}" for text in dict.fromkeys(texts)]
+        parts = [f"{_short(text)} on {named_ranks(_places(texts, text))}" for text in dict.fromkeys(texts)]
         return f"{name} is {', but '.join(parts)}"
-    odd = [f"{_short(text)} on {_named(_places(texts, text))}" for text, _ in others]
+    odd = [f"{_short(text)} on {named_ranks(_places(texts, text))}" for text, _ in others]
     return f"{name} is {', '.join(odd)}, but {_short(usual)} on the other ranks"
 
 
@@ -185,7 +185,8 @@ def _places(texts: Sequence[str], text: str) -> list[int]:
     return [place for place, each in enumerate(texts) if each == text]
 
 
-def _named(ranks: Sequence[int]) -> str:
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Text with the first eight of some ranks."""
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
@@ -207,9 +208,9 @@ def _store(policy: RankPolicy, world_size: int) -> Any:
 
 
 def _let_others_read(store: Any, key: str) -> None:
-    """Wait until all ranks know the error.
+    """Wait until all ranks have seen the error, for at most `_GRACE_S`.
 
-    The store may end with the process of one of them.
+    The store may end with the process of one of the ranks.
     """
     read = [f"{key}{rank}/read" for rank in range(dist.get_world_size())]
     with suppress(RuntimeError):
@@ -233,7 +234,7 @@ def _wait(store: Any, keys: Sequence[str], wait_s: float, terms: Terms) -> None:
         waited_s = monotonic() - began_s
         if waited_s < wait_s and (warned or waited_s < _PATIENCE_S):
             continue
-        missing = _named([rank for rank, key in enumerate(keys) if not store.check([key])])
+        missing = named_ranks([rank for rank, key in enumerate(keys) if not store.check([key])])
         text = (
             f"rank {dist.get_rank()} has waited {waited_s:.0f} s at the start of epoch {terms.epoch} of "
             f"{terms.dataset}: {missing} did not begin this iteration of the loader. If only some ranks "

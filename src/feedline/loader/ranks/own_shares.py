@@ -47,7 +47,7 @@ _LIST_VALUES = ItemsView.__iter__.__code__
 
 
 def check_shares(dataset: Any, rank: int, world_size: int) -> None:
-    """Refuse a stream with a rank of its own."""
+    """Raise `ArgumentError` if a stream may divide its samples among ranks."""
     for stream in _streams_within(dataset):
         found = _held_rank(stream, rank, world_size) or _asked_in_code(stream)
         if found is not None:

@@ -34,7 +34,7 @@ bench/existing_code.py."""
 
 
 MOSTLY = 0.5
-"""Share of waiting from which the gain of more workers is uncertain: a server or a lock may serve one at a time."""
+"""Share of waiting above which the gain of more workers is uncertain: a server or lock may serve one at a time."""
 
 
 def advise(model: Model, stats: Stats) -> tuple[Advice, ...]:
@@ -74,7 +74,7 @@ def _advice(
 
 
 def more_or_fewer_workers(model: Model, stats: Stats) -> Iterator[Advice]:
-    """The fewest workers with nearly the best gain, and half the way."""
+    """The fewest workers with nearly the best gain, or most of it."""
     context = model.context
     if not context.shards_itself or context.together or context.adapts:
         return
@@ -162,7 +162,7 @@ def _reason_for_workers(model: Model, number: int) -> str:
 
 
 def shared_stream(model: Model, stats: Stats) -> Iterator[Advice]:
-    """Workers for a stream that each would now read whole."""
+    """Workers for a stream that each worker would now read whole."""
     if model.context.shards_itself:
         return
     cases = {number: _with_workers(model, number) for number in _counts(model.context, stats)}

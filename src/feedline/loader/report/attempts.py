@@ -89,7 +89,7 @@ class _JobLaunch:
         return float(max(run["seen_s"] for iterations in loaders for runs in iterations for run in runs))
 
     def attempts(self) -> Iterator[JobAttempt]:
-        """The n-th iterations of each epoch, over all ranks."""
+        """Attempts: the n-th iterations of each epoch, over all ranks."""
         found: dict[tuple[int, int], JobAttempt] = {}
         for rank, iterations in self.ranks.items():
             times: dict[int, int] = defaultdict(int)
@@ -127,7 +127,7 @@ def _started(iterations: list[list[AuditLine]]) -> tuple[float, int]:
 def _begins_another(launch: _JobLaunch, iterations: list[list[AuditLine]], result: Audit) -> bool:
     """True if a loader belongs to a later launch.
 
-    One that contradicts this launch is a fault.
+    A loader that contradicts this launch is recorded in `result` as a fault.
     """
     mine, first = iterations[0][0], launch.first
     rank, world_size = mine["rank"], mine["world_size"]

@@ -106,7 +106,7 @@ def _expected_stop(
 
 
 def _whole(attempt: JobAttempt) -> int | None:
-    """The end of a complete epoch."""
+    """The end position of a complete epoch; None if unknown."""
     record = attempt.first
     length: int | None = record["length"]
     if length is None or not record["drop_last"]:
@@ -224,7 +224,7 @@ def _check_partition(partition: int, attempts: Sequence[JobAttempt], result: Aud
 def _check_strides(partition: int, attempt: JobAttempt, reached: int, result: Audit) -> tuple[int, bool]:
     """Check a partition of which all ranks read every sample.
 
-    Returns the deliveries of all, and True if it has ended.
+    Returns the number of samples that all ranks have passed, and True if the partition has ended.
     """
     stops, ended = [], []
     for rank in range(attempt.world_size):
@@ -251,7 +251,7 @@ class _Stretch:
     begun: Any
     reached: Any
     start: int
-    """Messages before, as the loader's state counts them."""
+    """Number of messages before the record, as the loader's state counts them."""
     stop: int
     rank: int
     instance: str
@@ -269,7 +269,7 @@ class _PartitionRead:
     def roll_back(self, place: Any, count: int) -> None:
         """Drop deliveries after a place.
 
-        `count` is the number of messages before it.
+        `count` is the number of messages before this place.
         """
         stretches = self.stretches
         while len(stretches) > 1 and stretches[-1].begun >= place:
@@ -305,7 +305,7 @@ def _records(attempt: JobAttempt, partition: int) -> list[tuple[int, AuditLine]]
 
 
 def _add(read: _PartitionRead, attempt: JobAttempt, rank: int, record: AuditLine, result: Audit) -> None:
-    """Add a record; return a fault at a wrong start."""
+    """Add a record; a start at a wrong place is a fault."""
     (begun, reached), where = record["places"], f"of partition {read.number}"
     last = read.stretches[-1] if read.stretches else None
     is_first, read.is_known = not read.is_known, True
@@ -328,7 +328,7 @@ def _add(read: _PartitionRead, attempt: JobAttempt, rank: int, record: AuditLine
 def _goes_back(read: _PartitionRead, attempt: JobAttempt, record: AuditLine, last: _Stretch) -> bool:
     """True if a record begins at an earlier state.
 
-    The model was rolled back with it.
+    The model was then rolled back to that state, too.
     """
     if last.attempt is attempt:
         return False  # another rank has read the partition, too

@@ -66,7 +66,7 @@ def power_sums(positions: NDArray[np.int64]) -> tuple[int, int, int, int]:
 
 
 def added(sums: tuple[int, ...], more: tuple[int, ...]) -> tuple[int, ...]:
-    """Sums of two disjoint sets of positions."""
+    """Power sums of the union of two disjoint sets of positions."""
     return tuple((mine + theirs) & _MASK for mine, theirs in zip(sums, more, strict=True))
 
 
@@ -83,8 +83,8 @@ def pair_digest(positions: NDArray[np.int64], indices: NDArray[np.int64]) -> int
 def own_pairs(requests: Sequence[Any], *, batches: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
     """Positions and indices of requests, without those that pad.
 
-    With `batches` a position is a whole batch, as for a batch sampler. Indices are None there, and if one is no
-    integer.
+    With `batches`, a position is a whole batch, as for a batch sampler. The indices are then None, and also if one of
+    them is not an integer.
     """
     positions, indices = [], []
     for request in requests:
@@ -170,7 +170,7 @@ class AuditLog:
         self._failed = False
 
     def add(self, request: Any, cursor: Cursor | PartitionCursor, mark: Any) -> None:
-        """Record a batch; `cursor` is that before its delivery."""
+        """Record a batch; `cursor` is the cursor before its delivery."""
         if self._failed:
             return
         try:

@@ -95,7 +95,7 @@ def _with_contention(measured: Measured, setting: EngineSetting) -> Measured:
 
 
 CONTENDED = 0.15
-"""Share of the workers' time in which they wait for a lock from which it counts as always in use."""
+"""Least share of the workers' time spent waiting for a lock at which the lock counts as always in use."""
 
 
 def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]:
@@ -130,9 +130,10 @@ def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]
 
 
 def _with_held_share(measured: Measured, setting: EngineSetting, machine: Machine) -> Machine:
-    """The machine with the largest share of computing under the lock.
+    """The machine with the largest `gil` whose replay is not too slow.
 
-    It is not slower than the measured one. Steps do not wait there: a part of their waiting is for the lock.
+    A replay may take `_SLOWER` times the measured period. Its steps do not wait, because a part of their waiting is for
+    the lock.
     """
     batches = [replace(batch, step=batch.step._replace(wait_s=0.0)) for batch in measured.batches]
     machines = [replace(machine, gil=share) for share in (1.0, 0.85, 0.7)]
@@ -141,11 +142,11 @@ def _with_held_share(measured: Measured, setting: EngineSetting, machine: Machin
 
 
 _SLOWER = 1.1
-"""Ratio of a replay to the measured period above which it is slower."""
+"""Ratio of a replay to the measured period above which the replay is too slow."""
 
 
 def is_throttled(measured: Measured, context: Context) -> bool:
-    """True if a quota stops the loop, which uses most of it."""
+    """True if a quota is used up, and mostly by this loop."""
     return context.throttled and measured.concurrency > _MOST_OF_QUOTA * context.cpus
 
 
@@ -171,9 +172,9 @@ def _waits_for_lock(measured: Measured, setting: EngineSetting) -> bool:
 
 
 def _with_locked_steps(measured: Measured, setting: EngineSetting, machine: Machine) -> Measured:
-    """Steps without their waits for the lock.
+    """The recording, with steps without their waits for Python's lock.
 
-    A replay with the lock gives the measured ones.
+    A replay with the lock then gives the measured steps.
     """
     low, high = 0.0, measured.mean("step").wait_s
     if replay_step(measured.batches, setting, machine) <= measured.step_s:
@@ -191,16 +192,16 @@ def _with_locked_steps(measured: Measured, setting: EngineSetting, machine: Mach
 SWITCHES_PER_TAKE = 3.0
 """Waits that the kernel counts where a step waits for a device, and then for Python's lock.
 
-The second wait is two: it asks for the lock after one interval.
+The second wait counts as two: the thread asks for the lock again after one interval.
 """
 
 
 _UNSEEN = 0.2
-"""Share of building that is waiting, but not seen to be for files or networks, from which it is for Python's lock."""
+"""Share of building spent in waits beyond `outside_share`, above which these are waits for Python's lock."""
 
 
 _OFTEN = 0.3
-"""Share of requests that find Python's lock in use from which others compute with it."""
+"""Share of requests that find Python's lock in use, above which workers count as waiting for the lock."""
 
 
 _MOST_OF_QUOTA = 0.5
@@ -212,19 +213,19 @@ _IN_USE = 0.8
 
 
 _LOCKED = 0.2
-"""Largest ratio of waiting to CPU time, and of CPU time to waiting, at which a thread may wait for the lock rather than
-for a file.
+"""Smallest ratio of waiting to CPU time, and of CPU time to waiting, at which a thread may wait for the lock rather
+than for a file.
 """
 
 
 def _waiting_outside(measured: Measured) -> Measured:
-    """Batches with waiting for files, networks and threads of their own."""
+    """The recording, with waits for files, networks and own threads only."""
     waited_s = sum(measured.mean(stage).wait_s for stage in WORK)
     return _scale_waits(measured, min(_outside_s(measured) / waited_s, 1.0)) if waited_s else measured
 
 
 def _outside_s(measured: Measured) -> float:
-    """Seconds of such waiting per batch."""
+    """Seconds per batch of waiting for files, networks and own threads."""
     built_s = sum(measured.mean(stage).alone_s for stage in WORK)
     if measured.mean("fetch").held_s:  # the wait for a lock that workers share has been separated
         built_s /= max(1 - measured.contended_share, LEAST_SHARE)
@@ -246,17 +247,14 @@ def _scale_waits(measured: Measured, factor: float) -> Measured:
 def _with_others(measured: Measured, setting: EngineSetting, machine: Machine) -> Machine:
     """The machine with as many CPUs as explain the period.
 
-    It has at least those that others do not use.
+    They are at least those that other programs do not use.
     """
     others = machine.cpus if measured.others_cpus is None else measured.others_cpus
     return _with_cpus(measured, setting, machine, max(machine.cpus / 20, machine.cpus - others))
 
 
 def _with_cpus(measured: Measured, setting: EngineSetting, machine: Machine, low: float) -> Machine:
-    """The machine with the CPUs that explain the period.
-
-    They are at least `low`.
-    """
+    """The machine with the fewest CPUs above `low` that explain the period."""
     high = machine.cpus
     for _ in range(_STEPS):
         middle = (low + high) / 2

@@ -40,13 +40,13 @@ class Context:
     """Setup of the loader, for the advice of a verdict."""
 
     dataset: str = "the dataset"
-    """Its class name."""
+    """Class name of the dataset."""
     reads_by: str = "__getitem__"
-    """Its method that reads samples; "__iter__" of a stream."""
+    """Method of the dataset that reads samples; "__iter__" of a stream."""
     pool: PoolKind = INLINE_POOL
     """The kind of pool that builds the batches."""
     pool_with_workers: PoolKind = PROCESSES
-    """The kind of pool that would build them with `num_workers` above 0."""
+    """The kind of pool that would build the batches with `num_workers` above 0."""
     num_workers: int = 0
     adapts: bool = False
     """True if the loader chooses `num_workers` itself."""
@@ -80,11 +80,11 @@ class Context:
     accelerates: bool = False
     """True if worker processes decode Pillow's JPEGs by feedline's kernels, which other pools do not."""
     sending: SendingCost | None = None
-    """Measured with a batch of a loop whose workers are not processes; None where it was not."""
+    """Cost measured with a batch of a loop whose workers are not processes; None if not measured."""
     copy_rates: CopyRates | None = None
     """Limits of memory bandwidth; None if they were not measured, as for small batches."""
     memory_left_nbytes: int | None = None
-    """Memory that loop and workers may still take; None where it is unknown, or where they do not grow."""
+    """Memory that loop and workers may still take; None if unknown, or if the workers do not grow."""
 
     @property
     def setting(self) -> EngineSetting:

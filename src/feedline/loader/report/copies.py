@@ -37,7 +37,7 @@ class DeviceCopies(NamedTuple):
 
 
 _LEAST_AFTER = 0.01
-"""Share of a period that is left without copies, at least: the events of the device have a clock of their own."""
+"""Smallest share of a period that is left without copies: the events of the device have a clock of their own."""
 
 
 def copies_of(stats: Stats, model: Model) -> DeviceCopies:

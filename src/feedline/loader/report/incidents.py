@@ -8,7 +8,7 @@ from feedline.loader.report.context import Context
 from feedline.loader.report.stats import Stats, count, seconds, size
 
 GROWTH = 0.02
-"""Growth of the workers per epoch, as a share of their memory, from which it is worth a note."""
+"""Growth of the workers per epoch above which it is worth a note, as a share of their memory."""
 
 
 LEAST_GROWTH_NBYTES = 4 << 20
@@ -20,6 +20,7 @@ def grows(stats: Stats) -> bool:
 
 
 def incidents(stats: Stats, context: Context) -> Iterator[str]:
+    """Sentences on growing workers, restarts and failed samples."""
     growth = stats.worker_growth_nbytes or 0.0
     if grows(stats):
         yield (
@@ -55,7 +56,7 @@ def _until_full(growth: float, stats: Stats, context: Context) -> str:
 
 
 def _long(elapsed_s: float) -> str:
-    """A time in its largest unit."""
+    """A duration in its largest unit."""
     for unit, unit_s in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if elapsed_s >= 2 * unit_s:
             return f"about {count(round(elapsed_s / unit_s), unit)}"

@@ -33,7 +33,7 @@ def gain_of(advice: Advice) -> str:
 
 
 def number(value: float) -> str:
-    """A factor with two or three digits."""
+    """A factor as text, with two or three digits."""
     return f"{value:.2f}" if value < 1.995 else f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
 
 

@@ -46,13 +46,13 @@ class Measured:
     delayed_s: float = 0.0
     """Run delay of workers and loop, summed."""
     others_cpus: float | None = None
-    """CPUs that other programs used meanwhile."""
+    """CPUs that other programs used during the epoch; None if unknown."""
     lock_share: float | None = None
     """Share of the requests of threads for Python's lock that find it in use."""
     contended_share: float = 0.0
-    """Share of the workers' time in which they wait for a lock of another one."""
+    """Share of the workers' time spent waiting for a lock that another worker holds."""
     outside_share: float | None = None
-    """Share of the time of worker threads in which they wait for files, networks and threads of their own."""
+    """Share of the time of worker threads spent waiting for files, networks and their own threads; None if unknown."""
     step_waits: float = 0.0
     """Number of times that a step stops to wait."""
     has_cpu: bool = False
@@ -60,7 +60,7 @@ class Measured:
 
     @classmethod
     def of(cls, recent: Sequence[Sequence[Span]], stats: Stats) -> Self:
-        """Figures of the latest spans; of the totals where there are none."""
+        """Figures of the latest spans; without spans, of the totals."""
         tables = [_BatchSpans.of(spans) for spans in recent]
         later = [table for table in tables if "step" in table.wall]
         if not later:
@@ -123,22 +123,25 @@ class Measured:
 
     @property
     def copiers(self) -> float:
-        """Threads in the mean that copy all the time."""
+        """Mean use of memory bandwidth, as a number of copying threads."""
         used_s = sum(task.cpu_s * task.copying for task in map(self.mean, WORK))
         return used_s / self.period_s if self.period_s else 0.0
 
     @property
     def delay_share(self) -> float:
-        """Run delay per time that something wanted to compute, 0 to 1."""
+        """Run delay as a share of run delay and CPU time."""
         return _share(self.delayed_s, self.concurrency * self.period_s)
 
     @property
     def preempted_share(self) -> float:
-        """Run delay per time that workers and loop worked, 0 to 1."""
+        """Run delay as a share of run delay and work.
+
+        Work is all computing and waiting of workers and loop in stages.
+        """
         return _share(self.delayed_s, sum(self.mean(stage).alone_s for stage in (*WORK, *OURS)))
 
     def mean(self, stage: str) -> Task:
-        """Mean task of a stage; empty for one that did not run."""
+        """Mean task of a stage; empty if the stage did not run."""
         return self._means[stage]
 
     @cached_property
@@ -206,7 +209,7 @@ class _BatchSpans:
 
 
 def _task(wall_s: float, cpu_s: float | None, delay: float) -> Task:
-    """Task of a span; it computes where no CPU time is known."""
+    """Task of a span; without a CPU time, all of it computes."""
     if cpu_s is None:
         return Task(0.0, wall_s / (1 + delay))
     if cpu_s > WIDE * wall_s:
@@ -217,7 +220,7 @@ def _task(wall_s: float, cpu_s: float | None, delay: float) -> Task:
 
 
 _HARDLY_COMPUTES = 0.05
-"""Share of computing below which no sharing of CPUs explains a delay: each wake-up comes late."""
+"""Share of computing below which a delay comes from late wake-ups, not from sharing CPUs."""
 
 
 _COMPUTES = 0.3

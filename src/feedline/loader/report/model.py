@@ -127,7 +127,10 @@ class Model:
         return Gain(gain, min(edges), max(edges))
 
     def removal(self, stage: str) -> Case:
-        """The loop if a stage took no time."""
+        """The loop if a stage took no time.
+
+        The stage "latency" stands for `Machine.latency_s`.
+        """
         if stage == "latency":
             return Case(self.present.setting, replace(self.machine, latency_s=0.0))
         return self.present._replace(change=lambda batch: batch.without(stage))
@@ -152,7 +155,10 @@ class Model:
         return self.now_s / data_s if data_s > 0 else _MOST_GAIN
 
     def with_setting(self, setting: EngineSetting) -> Case:
-        """The loop with other arguments, on the same machine."""
+        """The loop with other arguments.
+
+        With another kind of pool, the costs of transport, of wake-ups and of Python's lock change, too.
+        """
         before = self.present.setting
         if before.method == setting.method:
             return Case(setting, self.machine)
@@ -166,9 +172,9 @@ class Model:
 
     @property
     def startup_s(self) -> float:
-        """Start and end of an epoch's workers.
+        """Seconds for the start and the end of an epoch's workers.
 
-        That is the wait for the first batch, without the building of it.
+        The start is the wait for the first batch, without the time of building it.
         """
         first_s = fmean(sum(task.alone_s for task in batch.work.values()) for batch in self.measured.batches)
         return max(self.measured.startup_s - first_s, 0.0) + self.measured.closing_s
@@ -204,7 +210,7 @@ class Model:
 
     @property
     def _further_s(self) -> float:
-        """Seconds for the start of another process."""
+        """Seconds for the start of one more worker process."""
         return START_CPU_S * self._stretch / self.context.cpus
 
     @cached_property

@@ -138,7 +138,7 @@ def _verdict(report: RankReport) -> str:
 
 
 def _remedies(advice: Sequence[Mapping[str, Any]]) -> str:
-    """A table; nothing without advice."""
+    """A table of the advice; empty without any."""
     rows = [[_remedy(hint), f'<span class="gain">{escape(hint.get("range", ""))}</span>'] for hint in advice]
     return _table(("remedy", "predicted gain"), rows) if rows else ""
 

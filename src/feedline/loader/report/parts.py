@@ -13,21 +13,21 @@ BUILDING = ("fetch", "collate")
 
 
 DOMINANT = 0.5
-"""Share of building a batch from which a part is named in place of its stage."""
+"""Least share of building a batch at which a part is named in place of its stage."""
 
 
 _WORTH_A_WORD = 0.03
-"""Share below which a part is not mentioned."""
+"""Share of building a batch below which a part is not mentioned."""
 
 
 class PartShare(NamedTuple):
     """A part, with its share of building a batch."""
 
     stage: str
-    """Its name, such as "decode" or "read s3://bucket"."""
+    """Name of the part, such as "decode" or "read s3://bucket"."""
     share: float
     waiting: float | None = None
-    """Share of its time without a CPU; None if unknown."""
+    """Share of the part's time without a CPU; None if unknown."""
 
     @property
     def words(self) -> str:

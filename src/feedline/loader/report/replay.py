@@ -25,7 +25,7 @@ class Task(NamedTuple):
     width: float = 1.0
     """CPUs in use while it computes; more than 1 if it starts threads."""
     held_s: float = 0.0
-    """Seconds of it in which it holds an exclusive resource, such as a lock."""
+    """Seconds of the task in which it holds an exclusive resource, such as a lock."""
     copying: float = 0.0
     """Use of memory bandwidth while it computes, as a share of that of a thread that only copies."""
 
@@ -84,7 +84,7 @@ class BatchTimes:
         return replace(self, work={stage: task._replace(held_s=0.0) for stage, task in self.work.items()})
 
     def later(self, seconds: float) -> BatchTimes:
-        """The batch with a step that waits longer."""
+        """The batch with a step that waits longer, or shorter if negative."""
         return replace(self, step=self.step._replace(wait_s=max(self.step.wait_s + seconds, 0.0)))
 
     def free(self) -> BatchTimes:
@@ -141,7 +141,7 @@ class _TaskPhase(NamedTuple):
 _Process = Generator[_TaskPhase | None, None, None]
 
 LOCKED = 0.9
-"""Share of computing under Python's lock from which the loop has to wait for the lock."""
+"""Least share of computing under Python's lock at which the loop has to wait for the lock."""
 
 SWITCH_S = 0.005
 """Time after which a thread gives Python's lock to others that wait: `sys.getswitchinterval()`."""
@@ -333,10 +333,10 @@ class _Engine:
             yield _TaskPhase(0.0, step.cpu_s / parts, step.width)
 
     def _take_lock(self, times: float) -> _Process:
-        """Wait until threads that compute give the lock back.
+        """Wait until computing threads give Python's lock back.
 
-        One keeps it for an interval if others wait. Any of the waiting ones gets it: with n threads that compute,
-        it takes (n + 1) / 2 intervals in the mean.
+        A thread keeps the lock for one `SWITCH_S` while others wait for it. Then any waiting thread gets the lock: with
+        n computing threads, one wait takes (n + 1) / 2 intervals on average. The lock is taken `times` times.
         """
         waited_s, slice_s = 0.0, times * SWITCH_S / 4
         while waited_s < times * SWITCH_S * (self._clock.computing + 1) / 2 and self._clock.computing:
@@ -369,7 +369,7 @@ def replay(batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machi
 
 
 def _held_s(batches: Sequence[BatchTimes]) -> float:
-    """Mean seconds of a batch that no other one can share."""
+    """Mean seconds for which a batch holds an exclusive resource."""
     return sum(task.held_s for batch in batches for task in batch.work.values()) / len(batches)
 
 
@@ -388,8 +388,8 @@ def _run(batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machine
 
 
 def _number(batches: Sequence[BatchTimes], setting: EngineSetting) -> int:
-    """Batches in whole cycles.
+    """Number of batches to replay: whole cycles of the recording.
 
-    Every one counts as often as every other, whatever the setting.
+    Each recorded batch counts equally often, whatever the setting.
     """
     return len(batches) * -(-max(LEAST, 2 * (setting.ahead + 1)) // len(batches))

@@ -27,7 +27,7 @@ FIRST_INTERVAL_S = 1.0
 
 
 MAX_NBYTES = 8 << 20
-"""Size from which lines close in time are removed, and the interval is doubled: the whole run stays in the log."""
+"""Size above which lines close in time are removed, and the interval is doubled: the whole run stays in the log."""
 
 
 class RunLog:

@@ -62,9 +62,10 @@ class SampleSource:
 
 
 def source_of(dataset: Any) -> SampleSource:
-    """The first known call in a dataset's `__getitem__`, or in `__iter__`.
+    """A known library call with which a dataset reads its samples.
 
-    Reads the code and runs none of it. Calls of functions in the same module are followed.
+    Searches its methods for reading, `__init__`, and the types of its attributes; if several calls are known, the order
+    of `_ANSWERS` decides. Reads the code and runs none of it. Calls of functions in the same module are followed.
     """
     dataset = _innermost(dataset)
     if type(dataset).__module__.partition(".")[0] == "feedline":
@@ -112,7 +113,7 @@ def _is_table(value: Any) -> bool:
 
 
 def _is_of_table(call: _CodeName, method: str) -> bool:
-    """True for calls that read no file for a sample."""
+    """True for table calls that read no file for a sample."""
     library, _, name = call.target.partition(".")
     reads = name.rpartition(".")[2].startswith(("read_", "scan_"))
     return library in _TABLES and (method == "__init__" or not reads)
@@ -162,7 +163,7 @@ def _dotted_names(code: CodeType) -> Iterator[tuple[str, int]]:
 
 
 def _resolve(variables: dict[str, Any], dataset: Any, name: str) -> tuple[Any, str]:
-    """The value of a dotted name, and where it was defined."""
+    """The value of a dotted name, and the name with its module."""
     first, *rest = name.split(".")
     value = type(dataset) if first == "self" else variables.get(first)
     for part in rest:

@@ -33,14 +33,14 @@ class StageTimes:
     """Median of the recent spans."""
     max_s: float
     workers: tuple[int, ...]
-    """Numbers of the workers it ran on; -1 is the training process."""
+    """Numbers of the workers that the stage ran on; -1 is the training process."""
     cpu_s: float | None = None
     """Seconds of `total_s` on a CPU, estimated from the spans whose CPU time was measured; None if none was."""
     histogram: tuple[int, ...] = field(default=(), repr=False, compare=False)
     """Numbers of spans per bin, with the bounds of `feedline.core.histogram`."""
 
     def quantile_s(self, share: float) -> float:
-        """Quantile in seconds, to a tenth; `quantile_s(0.99)` is the 99th percentile."""
+        """Quantile in seconds, exact to a tenth; 0.99 is the 99th percentile."""
         return min(quantile_s(self.histogram, share), self.max_s)
 
     @property
@@ -82,7 +82,7 @@ class Stats:
     batches: int = 0
     """Batches received by the loop."""
     samples: int = 0
-    """Samples in them; 0 if their number is unknown."""
+    """Samples in these batches; 0 if their number is unknown."""
     wall_s: float = 0.0
     """Seconds of waiting and computing, `wait_s + step_s`."""
     wait_s: float = 0.0
@@ -94,16 +94,16 @@ class Stats:
     step_s: float = 0.0
     """Seconds of the loop's own work between batches."""
     step_cpu_s: float | None = None
-    """CPU seconds of it; may exceed `step_s` where several threads compute. None if not measured."""
+    """CPU seconds of that work; may exceed `step_s` where several threads compute. None if not measured."""
     run_delay_s: float = 0.0
     """Seconds in which the loop or a worker was ready to run while other programs used the CPUs."""
     lock_s: float | None = None
-    """Mean seconds until a worker thread that has given Python's lock back has it again; None without such threads."""
+    """Mean seconds until a worker thread that has released Python's lock has it again; None without such threads."""
     loop_lock_s: float | None = None
-    """The same for the thread of the loop, before its step."""
+    """The same for the thread of the loop, before its step; None without worker threads."""
     lock_share: float | None = None
-    """Share of these requests for the lock that found it in use, 0 to 1: that of workers or loop, if it is larger; None
-    without such threads.
+    """Share of requests for Python's lock that found it in use, 0 to 1: the larger one of worker threads and loop; None
+    without worker threads.
     """
     step_waits: float = 0.0
     """Mean number of times that a step stopped to wait: for a device, a file, a lock."""
@@ -120,15 +120,15 @@ class Stats:
     copied_nbytes: int = 0
     """Bytes copied to the device, or to page-locked memory."""
     staged_nbytes: int = 0
-    """Bytes of them first copied on the host, because they were not in page-locked memory."""
+    """Part of `copied_nbytes` first copied on the host, because it was not in page-locked memory."""
     copy_s: float = 0.0
     """Seconds the device spent on copies."""
     hidden_copy_s: float = 0.0
-    """Part of `copy_s` in which the loop did not wait for them."""
+    """Part of `copy_s` in which the loop did not wait for copies."""
     decoded_on_device: int = 0
     """Images of `DecodeOnDevice` that this process has sent to an accelerator."""
     decode_fallbacks: int = 0
-    """Images of these that the CPU had to decode."""
+    """Part of `decoded_on_device` that the CPU had to decode."""
     decoded_by_workers: int = 0
     """Images of `DecodeOnDevice` that workers decoded as their `cpu_share`."""
     restarts: int = 0
@@ -156,9 +156,9 @@ class Stats:
     worker_growth_nbytes: float | None = None
     """Growth of `worker_nbytes` per epoch; None before the end of the second epoch, and without worker processes."""
     read_nbytes: float | None = None
-    """Bytes of files and objects that a batch has read, in the mean; None if no file or store of feedline was read."""
+    """Mean bytes of files and objects that a batch has read; None if no file or store of feedline was read."""
     delivered_nbytes: float | None = None
-    """Bytes of the tensors and arrays of a batch, in the mean; None before the first was counted."""
+    """Mean bytes of the tensors and arrays of a batch; None before the first batch was counted."""
     padding_share: float | None = None
     """Share of padding in all batches with a mask or lengths, 0 to 1; None if there are none."""
     throttled_share: float | None = None
@@ -166,18 +166,17 @@ class Stats:
     without a quota.
     """
     contended_share: float | None = None
-    """Share of the time of workers in which they wait for a lock of another one, 0 to 1, from samples; None if unknown.
-
-    It is not Python's lock.
+    """Share of the workers' time spent waiting for a lock that another worker holds, 0 to 1, from samples; None if
+    unknown. Python's lock does not count.
     """
     outside_share: float | None = None
-    """Share of the time of worker threads in which they wait for files, networks and threads of their own, 0 to 1, from
+    """Share of the time of worker threads spent waiting for files, networks and their own threads, 0 to 1, from
     samples; None if unknown, and without worker threads.
     """
     gpu_utilization: float | None = None
-    """Share of the last moments in which the GPU computed, 0 to 1, by NVML; None if unknown."""
+    """Share of time in which the GPU computed recently, 0 to 1, by NVML; None if unknown."""
     since_epoch: Stats | None = None
-    """The same figures since the current epoch began in this process; None before the first."""
+    """The same figures since the current epoch began in this process; None before the first epoch."""
 
     def __str__(self) -> str:
         """The main figures, wrapped for the terminal; `repr` has all."""
@@ -196,9 +195,9 @@ class Stats:
 
     @property
     def decode_cpu_share(self) -> float | None:
-        """Part of the images of `DecodeOnDevice` that the CPU decoded.
+        """Share of the images of `DecodeOnDevice` that the CPU decoded.
 
-        That is the share of the workers, and fallbacks; None without an accelerator.
+        These are the images of the workers, and fallbacks. 0 to 1; None if no image was counted.
         """
         images = self.decoded_on_device + self.decoded_by_workers
         return (self.decoded_by_workers + self.decode_fallbacks) / images if images else None
@@ -227,12 +226,12 @@ class Stats:
 
     @property
     def read_nbytes_per_sample(self) -> float | None:
-        """Bytes that a sample has read; None if unknown."""
+        """Mean bytes that a sample has read; None if unknown."""
         return self._per_sample(self.read_nbytes)
 
     @property
     def delivered_nbytes_per_sample(self) -> float | None:
-        """Bytes of tensors and arrays of a sample; None if unknown."""
+        """Mean bytes of tensors and arrays per sample; None if unknown."""
         return self._per_sample(self.delivered_nbytes)
 
     def _per_sample(self, nbytes: float | None) -> float | None:

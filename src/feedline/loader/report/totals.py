@@ -39,7 +39,7 @@ class Totals:
         # A batch is added at once: those of an iteration that has been dropped are not lost.
         self.sums: SpanSums = new_sums(None if whole is None else whole.sums, recent)
         self.slow_ns = -1
-        """Time from which a batch is among the slowest, for `keep_slow`."""
+        """A batch whose longest stage takes more time is among the slowest, for `keep_slow`."""
         self._recent = recent
         self._slowest: list[SlowBatch] = []
         self._closing_ns = 0
@@ -53,13 +53,14 @@ class Totals:
 
     @property
     def samples(self) -> int:
-        """Number of samples in them."""
+        """Number of samples in these batches."""
         return self.sums.samples
 
     def add(self, spans: Sequence[SpanTuple], samples: int = 0, request: Any = None) -> None:
         """Count one delivered batch.
 
-        A loop calls `sums`, and `keep_slow` for a slow one: a call of Python takes as long as all that it records.
+        A loop instead calls `sums`, and `keep_slow` for a slow batch: a call of this method would take as long as all
+        that it records.
         """
         if request is None:
             self.sums.add(spans, samples)
@@ -76,7 +77,7 @@ class Totals:
         self.sums.opening_ns = elapsed_ns
 
     def closed(self, elapsed_ns: int) -> None:
-        """Count the time that the end of the workers took."""
+        """Count the time from an epoch's end until its workers ended."""
         for totals in self._each():
             totals._closing_ns += elapsed_ns
 
@@ -154,7 +155,7 @@ class Totals:
 
 
 def _with_parts_behind(times: dict[str, StageTimes]) -> dict[str, StageTimes]:
-    """The stages, with the parts of "fetch" after it."""
+    """The stages, with their timed parts after "fetch"."""
     parts = {stage: each for stage, each in times.items() if is_part(stage)}
     names = sorted(parts, key=lambda stage: (not stage.startswith(READ), stage))
     ordered: dict[str, StageTimes] = {}

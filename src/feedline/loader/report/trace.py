@@ -112,7 +112,7 @@ def _blocks(batch: RecentBatch, process: int) -> Iterator[dict[str, Any]]:
 def _arrow(batch: RecentBatch, process: int) -> list[dict[str, Any]]:
     """Events of the arrow from a worker to the wait.
 
-    None without a worker.
+    Empty if no worker has built the batch.
     """
     built, waited = _last_build_span(batch), _wait(batch)
     if built is None or waited is None or batch.number < 0:

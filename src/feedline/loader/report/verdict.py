@@ -33,7 +33,7 @@ EXPLAINED = 0.9
 
 
 _COPY_GAIN = 1.25
-"""Gain without the waiting for copies of the device from which they are the limit."""
+"""Least gain without waiting for copies to the device at which these copies are the limit."""
 
 
 STRAGGLING = 3.0
@@ -41,11 +41,11 @@ STRAGGLING = 3.0
 
 
 _BANDWIDTH = 0.8
-"""Share of the memory bandwidth in use from which it is named."""
+"""Share of the memory bandwidth in use above which the explanation names the bandwidth."""
 
 
 _QUOTA_GAIN = 1.25
-"""Gain of twice the quota from which a quota that is used up is the limit."""
+"""Least gain of twice the quota at which a used-up quota is the limit."""
 
 
 _NOTHING_S = 1e-9
@@ -83,7 +83,7 @@ class Verdict:
     advice: tuple[Advice, ...] = ()
     """Worthwhile changes: predictions first, then bounds, each sorted by gain.
 
-    Only a part of a bound may be reached: next to predictions below 1.25, it counts with half of its gain.
+    Only a part of a bound may be reached: next to predictions below 1.25, a bound counts with half of its gain.
     """
     notes: tuple[str, ...] = ()
     """Restarts, skips, and the basis of the verdict."""
@@ -116,7 +116,7 @@ class Verdict:
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page on the run so far, with this verdict.
 
-        It is that of `DataLoader.report_html`. ArgumentError for a verdict that no loader made.
+        The page is that of `DataLoader.report_html`. ArgumentError for a verdict that no loader made.
         """
         write_page: PageWriter | None = self.__dict__["write_page"]
         if write_page is None:
@@ -144,9 +144,9 @@ class Verdict:
         return "\n\n".join(part for part in parts if part)
 
     def lines_text(self, width: int = WIDTH) -> str:
-        """The lines that take the time, one each.
+        """The user's costly lines, below a title; empty if unknown.
 
-        They have at most `width` columns; empty if they are not known.
+        Each is cut to `width` columns.
         """
         lines = [f"{share(each.share):>5}  {each.where}  {each.text}"[:width] for each in self.lines]
         return "\n".join(["Lines that take the time of samples:", *lines]) if lines else ""
@@ -338,9 +338,9 @@ def _explain_step(model: Model, _: Stats, stage: str) -> str:
 
 
 def _fewer_workers(model: Model) -> int:
-    """Workers that are as fast, if fewer; 0 for none."""
+    """The least number of workers that is as fast; 0 for none."""
     setting = model.present.setting
-    for number in range(1, setting.num_workers - 1) if setting.method != INLINE else ():
+    for number in range(1, setting.num_workers) if setting.method != INLINE else ():
         if model.gain(model.with_setting(replace(setting, num_workers=number))) > 0.98:
             return number
     return 0
@@ -407,7 +407,7 @@ _EXPLANATIONS = {
 
 
 def _basis(model: Model, stats: Stats) -> str:
-    """Explained share of the waiting, and its batches."""
+    """Explained share of the waiting, and number of batches, as text."""
     explained = f"Explained: {share(model.explained_share)} of the waiting."
     if model.explained_share < EXPLAINED:
         missing_s = (1 - model.explained_share) * model.measured.wait_s
@@ -421,11 +421,11 @@ def _basis(model: Model, stats: Stats) -> str:
 def copies_much(stats: Stats) -> bool:
     """True if memory bandwidth may limit the building of batches.
 
-    Then it is fast for their size.
+    The bandwidth can be the limit only if batches are built fast for their size.
     """
     built_s = sum(stats.stages[stage].total_s for stage in WORK if stage in stats.stages)
     return built_s > 0 and (stats.delivered_nbytes or 0.0) * stats.batches / built_s > _FAST
 
 
 _FAST = 0.5e9
-"""Bytes per second from which copying may be a large part of a stage: memory allows some ten times as many."""
+"""Bytes per second above which copying may be a large part of a stage: memory allows some ten times as many."""

@@ -130,13 +130,6 @@ class LiveStream(IterableDataset[Any]):
         most = self.terms.stop_after
         return most is not None and sum(state["count"] for state in states if state["epoch"] == epoch) >= most
 
-    def delivered(self, epoch: int, states: Sequence[Any]) -> int:
-        """Batches of the epoch up to these states.
-
-        Answers without messages, and batches of earlier epochs, are not counted.
-        """
-        return sum(state.get("batches", 0) for state in states if state is not None and state["epoch"] == epoch)
-
     def acknowledge(self, states: Mapping[int, Any], *, now: bool) -> None:
         """Commit the places of these states, if there is a group.
 
@@ -245,7 +238,7 @@ class LiveStream(IterableDataset[Any]):
         if state is not None and state["epoch"] == epoch:
             kept_stop = state["stop"]  # None in an epoch that began without an end, and may get one now
             return {**state, "place": place, "stop": stop if kept_stop is None else kept_stop}
-        return {"place": place, "epoch": epoch, "count": 0, "batches": 0, "stop": stop}
+        return {"place": place, "epoch": epoch, "count": 0, "stop": stop}
 
     def _start(self, client: LiveClient, number: int, kept: Kept) -> Place:
         place = None if self.terms.group is None else client.committed(number)
@@ -281,7 +274,7 @@ class LivePartition:
 
     def __init__(self, stream: LiveStream, number: int, epoch: int) -> None:
         self._stream, self._number = stream, number
-        self._state: dict[str, Any] = {"place": None, "epoch": epoch, "count": 0, "batches": 0, "stop": None}
+        self._state: dict[str, Any] = {"place": None, "epoch": epoch, "count": 0, "stop": None}
         self._reader: LiveReader | None = None
         self._ready: list[Any] = []
 
@@ -314,8 +307,7 @@ class LivePartition:
                 reader.put_back(self._number, messages[used:], places[used:])
         if used:
             state = self._state
-            count, batches = state["count"] + used, state.get("batches", 0) + bool(drawn.samples)
-            self._state = {**state, "place": places[used - 1], "count": count, "batches": batches}
+            self._state = {**state, "place": places[used - 1], "count": state["count"] + used}
         return drawn
 
     def state_dict(self) -> dict[str, Any]:
