@@ -28,7 +28,7 @@ class Replay(NamedTuple):
     ranks: tuple[int, int]
 
     def summary(self) -> dict[str, Any]:
-        """Place, samples and content as JSON values."""
+        """Place, samples, content and digest as a JSON object."""
         request = self.request
         indices = getattr(request, "indices", None)
         place = {"partition": request.partition} if indices is None else {
@@ -47,7 +47,9 @@ def run(
 ) -> Replay:  # fmt: skip
     """Build the batch of a step.
 
-    Steps count from the position of `state`, if it is given. The batch is saved into `out` by `torch.save`.
+    Steps count from the start of `epoch`, or from the position of `state` if it is given. `ranks` is rank and world
+    size; None takes the loader's own. `torch.save` writes the batch to `out`. Raises `ArgumentError` for a step or rank
+    that does not exist.
     """
     loader = as_feedline(load(target))
     rank = loader._fl_rank if ranks[0] is None else ranks[0]
@@ -65,9 +67,9 @@ def run(
 
 
 def read_state(path: Path) -> Mapping[str, Any]:
-    """A loader's state from a JSON file or a checkpoint.
+    """A loader's state from a JSON file or a `torch.save` checkpoint.
 
-    Checkpoints are those of `torch.save`.
+    The state may be nested in other mappings. Raises `StateError` if there is none.
     """
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
@@ -90,7 +92,7 @@ def _find_state(value: Any) -> Mapping[str, Any] | None:
 
 
 def describe(batch: Any) -> Any:
-    """Shapes and dtypes of a batch, as JSON values."""
+    """Shapes, dtypes and types of a batch, as JSON values."""
     if isinstance(batch, torch.Tensor | np.ndarray):
         return f"{str(batch.dtype).removeprefix('torch.')} {tuple(batch.shape)}"
     if isinstance(batch, Mapping):
@@ -101,7 +103,10 @@ def describe(batch: Any) -> Any:
 
 
 def digest(batch: Any) -> str:
-    """Digest of all values of a batch, equal in every process."""
+    """Digest of all values of a batch, equal in every process.
+
+    Objects other than tensors, arrays and containers count by their `repr`.
+    """
     hashed = hashlib.blake2b(digest_size=8)
     _feed(hashed, batch)
     return hashed.hexdigest()
@@ -126,7 +131,7 @@ def _feed(hashed: Any, value: Any) -> None:
 
 
 def show(replay: Replay, console: Console) -> None:
-    """Print the place and the contents of the batch."""
+    """Print the place and the content of the batch."""
     found = replay.summary()
     place = f"batch {found['batch']} of epoch {found['epoch']}, rank {found['rank']} of {found['world_size']}"
     console.print(place, style="bold", markup=False)

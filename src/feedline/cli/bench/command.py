@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
 
 
 def parse_step(text: str) -> float:
-    """Seconds of a duration such as `20ms` or `0.02`."""
+    """Seconds of a duration such as `20ms` or `0.02`; otherwise `ArgumentError`."""
     found = re.fullmatch(r"([0-9.]+)\s*(ms|s)?", text)
     if found is None:
         raise ArgumentError(f"--step takes a duration such as 20ms; got {text!r}")
@@ -39,7 +39,7 @@ def parse_step(text: str) -> float:
 
 
 def parse_numbers(text: str) -> list[int]:
-    """Numbers of a list such as `0,2,4`."""
+    """Integers of a list such as `0,2,4`; otherwise `ArgumentError`."""
     try:
         return [int(word) for word in text.split(",") if word.strip()]
     except ValueError:
@@ -47,7 +47,10 @@ def parse_numbers(text: str) -> list[int]:
 
 
 def run(target: str, sweep: Sweep, thresholds: Sequence[Threshold], console: Console) -> Outcome:
-    """Measure the loader that `target` names; a progress bar goes to `console`."""
+    """Measure the loader that `target` names, and apply the thresholds.
+
+    Thresholds apply to the unchanged loader. `console` shows a progress bar.
+    """
     loader = targets.load(target)
     with bars(console) as step:
         trials = sweep.run(loader, step)
@@ -70,7 +73,7 @@ def print_outcome(outcome: Outcome, sweep: Sweep, console: Console) -> None:
 
 
 def _print(console: Console, *lines: str, style: str | None = None) -> None:
-    """Print lines unchanged: those that rich wraps end in blanks."""
+    """Print lines without rich's wrapping, which adds blanks at their ends."""
     for line in lines:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 

@@ -23,7 +23,7 @@ from feedline.loader.dataloader import DataLoader
 from feedline.loader.report.stats import seconds, size
 
 LOOKING_S = 0.5
-"""Seconds after which no further file is looked at."""
+"""Seconds after which no further file is examined or read."""
 
 
 PROBED_NBYTES = 32 << 20
@@ -44,14 +44,14 @@ class NamedFiles(NamedTuple):
     """Local files of a dataset."""
 
     paths: list[Path]
-    """Those that were looked at."""
+    """Files that were examined."""
     nbytes: int
-    """Size of all files, estimated from those that were examined."""
+    """Size of all files, estimated from the examined ones."""
     number: int
 
     @classmethod
     def of(cls, dataset: Any) -> NamedFiles:
-        """Files that attributes of the dataset name, singly or in lists."""
+        """Files named by attributes of the dataset, singly or in lists."""
         names = list(dict.fromkeys(_names(dataset)))
         sizes, paths, deadline = list[int](), list[Path](), monotonic() + LOOKING_S
         step = max(1, len(names) // 2000)
@@ -77,7 +77,7 @@ def _names(dataset: Any) -> Iterator[str]:
 
 
 def files(dataset: Any) -> Iterator[Finding]:
-    """Size of the data, against free memory; rate of its disk."""
+    """Data size compared with free memory, disk rate, and missing indexes."""
     found = NamedFiles.of(dataset)
     if not found.paths:
         return
@@ -97,9 +97,9 @@ def files(dataset: Any) -> Iterator[Finding]:
 
 
 def disk_rate(paths: list[Path]) -> float:
-    """Bytes per second of reading, past the page cache.
+    """Reading rate without the page cache, in bytes per second.
 
-    0 where this cannot be measured.
+    0 if less than 1 MiB could be read.
     """
     began, nbytes = monotonic(), 0
     for path in paths:
@@ -127,7 +127,7 @@ def _unindexed(paths: list[Path]) -> Iterator[Finding]:
 
 
 def threads(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
-    """Samples that several threads read at once."""
+    """Samples read by several threads at once, compared with one thread."""
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset) or not len(dataset):
         return
@@ -164,7 +164,7 @@ class _Same(Dataset[Any]):
 
 
 def random_numbers(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
-    """Random samples that are equal in two workers."""
+    """Random samples of two workers, compared with each other."""
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset) or not len(dataset):
         return
@@ -187,7 +187,10 @@ def _first(samples: list[Any]) -> Any:
 
 
 def is_equal(left: Any, right: Any) -> bool:
-    """True if two values have equal arrays and numbers."""
+    """True if two values have equal arrays; without arrays, an equal `repr`.
+
+    NaN equals NaN. Values other than arrays are not compared if there are arrays.
+    """
     ours, theirs = list(tree.arrays(left)), list(tree.arrays(right))
     if not ours and not theirs:
         return repr(left) == repr(right)

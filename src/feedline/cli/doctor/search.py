@@ -11,15 +11,16 @@ from typing import Any
 from torch.utils.data import Subset
 
 DEPTH = 4
-"""Attributes within attributes that are searched for handles and generators."""
+"""Levels of nested attributes that are searched for handles and generators."""
 
 
 def attributes(
     obj: Any, path: str = "", depth: int = DEPTH, seen: frozenset[int] = frozenset()
 ) -> Iterator[tuple[str, Any]]:
-    """Attributes within attributes, with their paths.
+    """Attributes of an object, and their attributes, with their paths.
 
-    Containers count as one level.
+    The first elements of dicts, lists and tuples are searched for attributes, but not yielded themselves. A container
+    adds no level to `depth`.
     """
     if depth == 0 or id(obj) in seen:
         return
@@ -35,7 +36,7 @@ def attributes(
 
 
 _OPAQUE = {"torch", "numpy", "builtins", "pathlib", "feedline", "pyarrow"}
-"""Packages whose objects are not searched: they look after their own handles."""
+"""Packages whose objects are not searched, because they manage their own handles."""
 
 
 _FEW = 20
@@ -50,7 +51,7 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_handle(value: Any) -> bool:
-    """True for files, connections and sockets that are open."""
+    """True for open files, and for sockets and connections."""
     if isinstance(value, IOBase):
         return (
             not value.closed
@@ -71,5 +72,5 @@ def _has_descriptor(file: Any) -> bool:
 
 
 def kind_of(value: Any) -> str:
-    """Qualified name of the type."""
+    """Qualified name of the type; for files without the module."""
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("_io.")

@@ -41,7 +41,8 @@ class InspectOptions:
 def run(sources: Sequence[str], options: InspectOptions, console: Console) -> tuple[dict[str, Any], bool]:
     """Inspect the sources, and print the result.
 
-    Returns the summary as a JSON object, and False if a shard or an image cannot be read.
+    Returns the summary as a JSON object, and False if a shard, a class or an image cannot be read. Raises
+    `ArgumentError` for sources of no or several formats.
     """
     sources = expand(sources, open_store)  # a pattern in quotes, as the datasets take it
     format_ = format_of(sources)

@@ -21,7 +21,10 @@ _PAPER, _INK, _FAINT, _WARNING = (250, 250, 248), (28, 28, 30), (120, 120, 126),
 
 
 def write(listing: SampleList, path: Path, number: int, columns: int = 6) -> int:
-    """Draw up to `number` evenly spaced samples, and return their number."""
+    """Draw up to `number` evenly spaced samples, and return their number.
+
+    Raises `ArgumentError` if no sample has an image.
+    """
     drawable = [sample for sample in listing.samples if _find_image(sample) is not None]
     if not drawable:
         raise ArgumentError("no image for a contact sheet: no sample contains an encoded image or an array of pixels")
@@ -70,7 +73,7 @@ def _tile(part: SamplePart) -> Image.Image:
 
 
 def _shorten(text: str, size: int, *, from_end: bool = False) -> str:
-    """The text, cut to the width of a tile."""
+    """The text, cut to the width of a tile with an ellipsis."""
     font, full = _font(size), text
     while text and font.getlength(text if text == full else f"{text}…") > _TILE:
         text = text[1:] if from_end else text[:-1]

@@ -174,7 +174,7 @@ def device_in_getitem(source: SourceFile) -> Iterator[Violation]:
 
 
 def swallowed_error(source: SourceFile) -> Iterator[Violation]:
-    """Samples replaced by others when they raise."""
+    """Broad handlers in `__getitem__` that hide errors of samples."""
     for definition in dataset_classes(source):
         method = method_of(definition, "__getitem__")
         for node in ast.walk(method) if method else ():
@@ -186,7 +186,7 @@ def swallowed_error(source: SourceFile) -> Iterator[Violation]:
 
 
 def duplicate_stream(source: SourceFile) -> Iterator[Violation]:
-    """Streams that do not share themselves out among workers."""
+    """Streams that do not divide themselves among workers."""
     for definition in source.classes:
         method = method_of(definition, "__iter__") if source.inherits(definition, *STREAMS) else None
         if method is None or "get_worker_info" in source.text or method_of(definition, "partition"):
@@ -231,7 +231,7 @@ def no_workers(source: SourceFile) -> Iterator[Violation]:
 
 
 def workers_restart(source: SourceFile) -> Iterator[Violation]:
-    """Workers that end after each epoch."""
+    """Loaders whose workers end after each epoch."""
     for name, call in source.calls():
         workers = constant_of(argument_of(call, "num_workers", 5))
         is_open = argument_of(call, "persistent_workers") is None and not has_star(call)
@@ -270,7 +270,7 @@ def small_buffer(source: SourceFile) -> Iterator[Violation]:
 
 
 def sync_per_step(source: SourceFile) -> Iterator[Violation]:
-    """`.item()` on each step, which waits for the device."""
+    """`.item()` in each step, which waits for the device."""
     for node in source.nodes:
         if not isinstance(node, ast.For) or "load" not in ast.unparse(node.iter).lower() or not _uses_device(node):
             continue
@@ -301,7 +301,7 @@ def seeding_init_fn(source: SourceFile) -> Iterator[Violation]:
 
 
 def sharing_strategy(source: SourceFile) -> Iterator[Violation]:
-    """Work-arounds for torch's shared memory."""
+    """Workarounds for torch's shared memory."""
     for name, call in source.calls():
         if name.endswith("multiprocessing.set_sharing_strategy"):
             text = "a workaround for torch's shared memory"
@@ -331,4 +331,4 @@ RULES: tuple[Rule, ...] = (
     Rule("seeding-init-fn", Severity.GOOD, seeding_init_fn),
     Rule("sharing-strategy", Severity.GOOD, sharing_strategy),
 )
-"""All rules. GOOD marks correct code for which feedline has a shorter way."""
+"""All rules. GOOD marks correct code that feedline simplifies."""

@@ -25,7 +25,7 @@ _IGNORED = re.compile(r"#\s*feedline:\s*ignore(?:\[([\w, -]+)\])?")
 
 
 _SUBJECT = re.compile(r"DataLoader|Dataset|Sampler|__getitem__|sharing_strategy|shuffle\(|next\(\s*iter|\.item\(")
-"""Words without which no rule finds anything."""
+"""A file without any of these words breaks no rule."""
 
 
 class SourcePlace(NamedTuple):
@@ -55,12 +55,12 @@ class SourceFile:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """All nodes, outer ones first."""
+        """All nodes; a node comes after its enclosing ones."""
         return list(ast.walk(self.tree))
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """The enclosing node of each node."""
+        """The directly enclosing node of each node."""
         return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
 
     @cached_property
@@ -117,7 +117,7 @@ class SourceFile:
     def ignores(self, line: int, code: str) -> bool:
         """True if a comment on the line switches the rule off.
 
-        It reads `# feedline: ignore[code]`.
+        `# feedline: ignore[code, ...]` names rules; `# feedline: ignore` switches off all of them.
         """
         lines = self.text.splitlines()
         found = _IGNORED.search(lines[line - 1]) if 0 < line <= len(lines) else None
@@ -161,7 +161,7 @@ def package_of(path: Path) -> Path:
 def parse(path: Path) -> list[SourceFile] | UnreadableFile:
     """The file, or the code cells of a notebook.
 
-    Files that do not load data are not parsed: their tree is empty.
+    A file to which no rule can apply is not parsed, and has an empty tree. Cells that are not Python are left out.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")

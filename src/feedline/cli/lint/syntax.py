@@ -26,7 +26,7 @@ def dataset_classes(source: SourceFile) -> Iterator[ast.ClassDef]:
 _NAMES = re.compile(
     r"data(?!base|loader|frame)|set$|reader|corpus|samples|images|photos|records|rows|files", re.IGNORECASE
 )
-"""Names of classes that give samples."""
+"""Class names of datasets, used for classes without a base class."""
 
 
 def method_of(definition: ast.ClassDef, name: str) -> ast.FunctionDef | None:
@@ -65,7 +65,7 @@ _OBJECT_SOURCES = ("json.load", "json.loads", "pickle.load", "sorted", "list", "
 def makes_objects(source: SourceFile, value: ast.AST | None) -> bool:
     """True for expressions that give long lists or dicts.
 
-    Maps of maps, and lists of distinct values, are mostly of classes and therefore short.
+    Mappings of mappings and lists of distinct values are excluded: they mostly concern classes, and are short.
     """
     if isinstance(value, ast.DictComp) and ast.unparse(value.generators[0].iter).endswith((".items()", "_keys")):
         return False
@@ -84,7 +84,7 @@ def makes_objects(source: SourceFile, value: ast.AST | None) -> bool:
 
 
 def _is_short(source: SourceFile, value: ast.expr) -> bool:
-    """True for empty collections and distinct values."""
+    """True for literal, empty and distinct collections."""
     if not isinstance(value, ast.Call):
         return isinstance(value, (ast.List, ast.Tuple, ast.Set))
     name = source.qualified_name(value.func)
@@ -93,7 +93,7 @@ def _is_short(source: SourceFile, value: ast.expr) -> bool:
 
 
 def moves_to_device(call: ast.Call) -> bool:
-    """True for `.cuda(...)` and `.to(device)`."""
+    """True for `.cuda(...)`, `.to(device)` and `.to("cuda")`."""
     if not isinstance(call.func, ast.Attribute):
         return False
     if call.func.attr == "cuda":
@@ -103,17 +103,17 @@ def moves_to_device(call: ast.Call) -> bool:
 
 
 def is_broad(handler: ast.ExceptHandler) -> bool:
-    """True if a handler takes all exceptions."""
+    """True if a handler catches all exceptions."""
     return handler.type is None or ast.unparse(handler.type) in ("Exception", "BaseException")
 
 
 def raises(handler: ast.ExceptHandler) -> bool:
-    """True if a handler raises."""
+    """True if a handler raises an exception."""
     return any(isinstance(node, ast.Raise) for node in ast.walk(handler))
 
 
 def returns(handler: ast.ExceptHandler) -> bool:
-    """True if a handler continues with another value."""
+    """True if a handler returns, assigns or continues."""
     return any(isinstance(node, (ast.Return, ast.Assign, ast.AugAssign, ast.Continue)) for node in ast.walk(handler))
 
 
@@ -127,7 +127,7 @@ def loops_around(source: SourceFile, node: ast.AST) -> Iterator[ast.For]:
 
 
 def nodes_between(source: SourceFile, node: ast.AST, outer: ast.AST) -> Iterator[ast.AST]:
-    """The nodes around one node, up to an outer one."""
+    """Enclosing nodes of a node, inner ones first, up to `outer`."""
     for each in source.enclosing(node):
         if each is outer:
             return
@@ -149,7 +149,7 @@ def argument_of(call: ast.Call, name: str, position: int | None = None) -> ast.e
 
 
 def has_star(call: ast.Call) -> bool:
-    """True if some arguments cannot be seen."""
+    """True if a call has `*` or `**` arguments, which hide names."""
     return any(keyword.arg is None for keyword in call.keywords) or any(
         isinstance(part, ast.Starred) for part in call.args
     )

@@ -23,7 +23,10 @@ class ShardSize:
 
     @classmethod
     def parse(cls, text: str) -> ShardSize:
-        """Read bytes (`256MB`, `1GiB`) or samples (`10000`); ArgumentError for other texts."""
+        """Read bytes (`256MB`, `1GiB`) or samples (`10000`).
+
+        Raises `ArgumentError` for other texts, and for less than 64 KiB.
+        """
         if text.strip().isdecimal() and int(text) >= 1:
             return cls(samples=int(text))
         nbytes = nbytes_of(text) if text.strip().lower().endswith("b") else None
@@ -34,7 +37,7 @@ class ShardSize:
         )
 
     def is_exceeded(self, samples: int, nbytes: int) -> bool:
-        """True if a shard of these samples and bytes is too large."""
+        """True if a shard of `samples` and `nbytes` is too large."""
         return samples > (self.samples or samples) or nbytes > (self.nbytes or nbytes)
 
 
