@@ -14,7 +14,7 @@ from feedline.streams.live.decoding import MessageDecode
 from feedline.streams.live.terms import Kept, LiveLimits, LiveTerms, MessageRun, Start, look_up
 
 _RECEIVED = 1 << 18
-"""Bytes received at once."""
+"""Most bytes received by one call."""
 
 
 class SocketLines(LiveStream):
@@ -47,7 +47,7 @@ class SocketLines(LiveStream):
         super().__init__(LiveTerms(group, decode, start, max_wait_s, stop_after, until, lost, limits))
 
     def open_client(self) -> LinesClient:
-        """Connections, each opened when it is needed."""
+        """A client whose connections open when they are needed."""
         return LinesClient(self)
 
     def address(self, partition: int, place: int) -> str:
@@ -60,7 +60,7 @@ class SocketLines(LiveStream):
 
     @property
     def num_partitions(self) -> int:
-        """One for each server."""
+        """Number of servers."""
         return len(self.servers)
 
 
@@ -93,7 +93,7 @@ class LinesClient:
             self._ask(partition, f"ACK {place} {self._stream.terms.group}")
 
     def seek(self, partition: int, place: int) -> None:
-        """Connect again, and send READ."""
+        """Connect again, and send READ for the lines from `place` on."""
         self._drop(partition)
         connection = self._connect(partition)
         self._reading[partition], self._places[partition], self._rests[partition] = connection, place, b""
@@ -128,7 +128,7 @@ class LinesClient:
         return MessageRun(partition, lines, list(range(first + 1, first + len(lines) + 1)))
 
     def _ask(self, partition: int, question: str) -> str:
-        """The one line that answers a question."""
+        """Send a request on a new connection, and return the answer."""
         with self._connect(partition) as connection:
             self._guarded(partition, connection.sendall, f"{question}\n".encode())
             with connection.makefile("rb") as answers:
