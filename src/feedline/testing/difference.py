@@ -10,7 +10,7 @@ import torch
 
 
 def check_same(expected: Any, got: Any, promise: str) -> None:
-    """Raise `AssertionError` with the promise and the first difference."""
+    """Raise `AssertionError` with `promise` and the first difference, if any."""
     text = difference(expected, got)
     assert text is None, f"{promise}: {text}"
 
@@ -18,8 +18,9 @@ def check_same(expected: Any, got: Any, promise: str) -> None:
 def difference(one: Any, other: Any, place: str = "it") -> str | None:
     """Description of the first difference between two nested values.
 
-    None if they are equal. Containers must have equal types; tensors and arrays equal dtypes, shapes and values, and
-    NaN equals NaN. Other values, such as images, are compared with `==`.
+    None if they are equal. All values must have equal types. Mappings must have equal keys in the same order, and
+    tensors and arrays equal dtypes, shapes and values. NaN equals NaN. Other values, such as images, are compared with
+    `==`. `place` names the values in the description.
     """
     if type(one) is not type(other):
         return f"{place} is {type(one).__name__} once and {type(other).__name__} once"
