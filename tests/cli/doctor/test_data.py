@@ -5,10 +5,16 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import socket
+import sqlite3
 import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
+import lmdb
 import numpy as np
 import pytest
 import torch
@@ -16,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from feedline.cli.doctor import data, machine
 from feedline.cli.doctor.findings import Finding, Severity
-from feedline.cli.doctor.loader import SampleProbe, errors, fork_hazards
+from feedline.cli.doctor.loader import SampleProbe, errors, fork_hazards, held_generators, held_handles
 
 
 class Sound(Dataset[Any]):
@@ -131,6 +137,39 @@ def test_files_are_compared_with_memory_and_their_disk_is_measured(
     assert "to read them all" in found["files"].evidence
     assert list(data.files(Sound())) == []
     assert data.disk_rate([tmp_path / "missing"]) == 0
+
+
+class Holding(Sound):
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def opened(folder: Path) -> Iterator[Any]:
+    """One handle of each kind."""
+    yield (folder / "a").open("w")
+    yield socket.socket()
+    yield sqlite3.connect(":memory:")
+    yield h5py.File(folder / "c.h5", "w")
+    yield lmdb.open(str(folder / "d"))
+
+
+AROUND: dict[str, Callable[[Any], Any]] = {
+    "alone": lambda value: value, "list": lambda value: [value], "dict": lambda value: {"train": (1, value)},
+    "nested": lambda value: [{0: value}], "object": lambda value: [Holding(deque([value]))],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_open_handles_and_generators_are_found_in_containers_until_they_are_closed(tmp_path: Path, around: str) -> None:
+    for handle in opened(tmp_path):
+        dataset = Holding(AROUND[around](handle))
+        (found,) = held_handles(dataset)
+        assert found.severity is Severity.BAD
+        assert found.evidence.startswith("open when workers start: Holding.value")
+        handle.close()
+        assert list(held_handles(dataset)) == [], handle
+    (found,) = held_generators(Holding(AROUND[around](np.random.default_rng(0))))
+    assert found.severity is Severity.BAD
 
 
 def test_a_file_watcher_is_a_hazard_of_forks() -> None:

@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset, RandomSampler
 
 from feedline.cli.doctor.data import files, is_equal, random_numbers, threads
 from feedline.cli.doctor.findings import Finding, Severity
-from feedline.cli.doctor.search import attributes, is_handle, kind_of
+from feedline.cli.doctor.search import is_handle, kind_of, parts
 from feedline.cli.target import as_feedline
 from feedline.core import tree
 from feedline.core.cgroups import Cgroup
@@ -180,7 +180,7 @@ def storage(samples: SampleProbe) -> Iterator[Finding]:
 
 def held_handles(dataset: Any) -> Iterator[Finding]:
     """Open files, connections and sockets that forked workers would share."""
-    found = [f"{path} ({kind_of(value)})" for path, value in attributes(dataset) if is_handle(value)]
+    found = [f"{path} ({kind_of(value)})" for path, value in parts(dataset) if is_handle(value)]
     if found:
         evidence = f"open when workers start: {', '.join(found[:3])}; forked workers share its position"
         yield Finding(
@@ -191,7 +191,7 @@ def held_handles(dataset: Any) -> Iterator[Finding]:
 def held_generators(dataset: Any) -> Iterator[Finding]:
     """Random generators kept by the dataset, which every worker would copy."""
     kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-    found = [path for path, value in attributes(dataset) if isinstance(value, kinds)]
+    found = [path for path, value in parts(dataset) if isinstance(value, kinds)]
     if found:
         evidence = f"{', '.join(found[:3])}: a copy in every worker draws the same numbers"
         remedy = "feedline.sample_rng() in __getitem__ draws by seed, epoch and position; or seed it in worker_init_fn"
