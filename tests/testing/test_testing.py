@@ -175,3 +175,5 @@ def test_differences(one: Any, other: Any, text: str) -> None:
 def test_no_difference() -> None:
     value = {"a": [torch.tensor([float("nan"), 1.0]), np.array([np.nan]), "x", float("nan")]}
     assert difference(value, {"a": [torch.tensor([float("nan"), 1.0]), np.array([np.nan]), "x", float("nan")]}) is None
+    assert difference(torch.tensor([float("nan")]), torch.zeros(1)) == "it has other values"
+    assert difference(torch.tensor([float("inf")]), torch.tensor([torch.finfo().max])) == "it has other values"
