@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from time import monotonic
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
 from feedline.cli.doctor.findings import Finding, Severity
 from feedline.cli.doctor.search import attributes
-from feedline.core import tree
 from feedline.core.proc import meminfo
 from feedline.core.rng_globals import restoring_globals
 from feedline.datasets.formats import FORMATS, register_installed
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.report.stats import seconds, size
+from feedline.testing import difference
 
 LOOKING_S = 0.5
 """Seconds after which no further file is examined or read."""
@@ -187,14 +191,33 @@ def _first(samples: list[Any]) -> Any:
 
 
 def is_equal(left: Any, right: Any) -> bool:
-    """True if two values have equal arrays; without arrays, an equal `repr`.
+    """True if two samples or batches are equal in all their parts.
 
-    NaN equals NaN. Values other than arrays are not compared if there are arrays.
+    NaN equals NaN. Objects that have no `==` of their own are compared by their attributes, or by their `repr` without
+    addresses.
     """
-    ours, theirs = list(tree.arrays(left)), list(tree.arrays(right))
-    if not ours and not theirs:
-        return repr(left) == repr(right)
-    return len(ours) == len(theirs) and all(
-        a.shape == b.shape and np.array_equal(np.asarray(a), np.asarray(b), equal_nan=a.dtype.kind in "fc")
-        for a, b in zip(map(np.asarray, ours), map(np.asarray, theirs), strict=True)
-    )
+    return difference(_comparable(left), _comparable(right)) is None
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def _comparable(value: Any, around: tuple[int, ...] = ()) -> Any:
+    """A value of which all parts can be compared by `==`, or are arrays."""
+    if id(value) in around or isinstance(value, (str, bytes, bytearray, range, torch.Tensor, np.ndarray)):
+        return None if id(value) in around else value
+    around = (*around, id(value))
+    if isinstance(value, Mapping):
+        return {key: _comparable(part, around) for key, part in value.items()}
+    if isinstance(value, Sequence):
+        return [_comparable(part, around) for part in value]
+    kind: Any = type(value)
+    by_identity = kind.__eq__ is object.__eq__
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        return type(value).__qualname__, _comparable(parts, around)
+    if by_identity and hasattr(value, "__dict__") and not isinstance(value, (type, FunctionType)):
+        return kind.__qualname__, _comparable(vars(value), around)
+    if by_identity or not isinstance(value == value, (bool, np.bool_)):  # noqa: PLR0124
+        return _ADDRESS.sub("", repr(value))
+    return value
