@@ -13,7 +13,7 @@ from rich.console import Console
 from feedline.cli.arguments import AsJson, print_json
 from feedline.cli.doctor.findings import Finding, Marks, Severity, render
 from feedline.cli.lint.rules import RULES
-from feedline.cli.lint.source import SourceFile, SourcePlace, UnreadableFile, package_of, parse, python_files
+from feedline.cli.lint.source import TOO_DEEP, SourceFile, SourcePlace, UnreadableFile, package_of, parse, python_files
 from feedline.errors import ArgumentError
 
 
@@ -75,11 +75,14 @@ def run(paths: Iterable[str]) -> LintSurvey:
             parsed = parse(file)
             if isinstance(parsed, UnreadableFile):
                 unreadable.append(parsed)
-            else:
+                continue
+            found |= {
+                (package_of(file), word) for word in ELSEWHERE.values() for source in parsed if word in source.text
+            }
+            try:
                 hits += [hit for source in parsed for hit in examine(source)]
-                found |= {
-                    (package_of(file), word) for word in ELSEWHERE.values() for source in parsed if word in source.text
-                }
+            except RecursionError:
+                unreadable.append(UnreadableFile(str(file), TOO_DEEP))
     return LintSurvey(files, [weighed for hit in hits for weighed in _weigh(hit, found)], unreadable)
 
 

@@ -67,7 +67,7 @@ def makes_objects(source: SourceFile, value: ast.AST | None) -> bool:
 
     Mappings of mappings and lists of distinct values are excluded: they mostly concern classes, and are short.
     """
-    if isinstance(value, ast.DictComp) and ast.unparse(value.generators[0].iter).endswith((".items()", "_keys")):
+    if isinstance(value, ast.DictComp) and source.code(value.generators[0].iter).endswith((".items()", "_keys")):
         return False
     if isinstance(value, (ast.ListComp, ast.DictComp)):
         item = value.elt if isinstance(value, ast.ListComp) else value.value
@@ -89,22 +89,23 @@ def _is_short(source: SourceFile, value: ast.expr) -> bool:
         return isinstance(value, (ast.List, ast.Tuple, ast.Set))
     name = source.qualified_name(value.func)
     is_empty = name in ("list", "tuple", "dict") and not value.args
-    return is_empty or name == "set" or (name in ("list", "sorted") and _is_short(source, value.args[0]))
+    inner = value.args[0] if value.args else None
+    return is_empty or name == "set" or (inner is not None and name in ("list", "sorted") and _is_short(source, inner))
 
 
-def moves_to_device(call: ast.Call) -> bool:
+def moves_to_device(source: SourceFile, call: ast.Call) -> bool:
     """True for `.cuda(...)`, `.to(device)` and `.to("cuda")`."""
     if not isinstance(call.func, ast.Attribute):
         return False
     if call.func.attr == "cuda":
         return True
-    words = [ast.unparse(part) for part in (*call.args, *(keyword.value for keyword in call.keywords))]
+    words = [source.code(part) for part in (*call.args, *(keyword.value for keyword in call.keywords))]
     return call.func.attr == "to" and any("cuda" in word or word.endswith("device") for word in words)
 
 
-def is_broad(handler: ast.ExceptHandler) -> bool:
+def is_broad(source: SourceFile, handler: ast.ExceptHandler) -> bool:
     """True if a handler catches all exceptions."""
-    return handler.type is None or ast.unparse(handler.type) in ("Exception", "BaseException")
+    return handler.type is None or source.code(handler.type) in ("Exception", "BaseException")
 
 
 def raises(handler: ast.ExceptHandler) -> bool:
