@@ -116,7 +116,7 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
             raise ArgumentError(f"--set takes an argument of feedline.DataLoader such as num_workers=4; got {text!r}")
         try:
             arguments[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # no literal, or one of no value
             arguments[name] = value
     return arguments
 
@@ -268,7 +268,9 @@ def command(
         typer.Option("--set", help="An argument to change, such as num_workers=10. Repeat it for more."),
     ] = None,
     step: StepOption = "0",
-    seconds: Annotated[float, typer.Option(min=0.3, help="Seconds in all, the start of workers included.")] = 10.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.3, max=86400, help="Seconds in all, with the start of workers.")
+    ] = 10.0,
     as_json: AsJson = False,
 ) -> None:
     """Measure the gain of changed arguments, next to the predicted one.

@@ -51,6 +51,8 @@ def run(
     size; None takes the loader's own. `torch.save` writes the batch to `out`. Raises `ArgumentError` for a step or rank
     that does not exist.
     """
+    if out is not None and not out.parent.is_dir():
+        raise ArgumentError(f"--out: there is no folder {out.parent}; make it, or name another one")
     loader = as_feedline(load(target))
     rank = loader._fl_rank if ranks[0] is None else ranks[0]
     world_size = loader._fl_world_size if ranks[1] is None else ranks[1]
@@ -71,15 +73,20 @@ def read_state(path: Path) -> Mapping[str, Any]:
 
     The state may be nested in other mappings. Raises `StateError` if there is none.
     """
+    remedy = "save loader.state_dict() as JSON, or within a checkpoint"
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch's errors for foreign files have no other base in common
+            text = str(error).partition("\n")[0]
+            raise StateError(
+                f"{path} is neither JSON nor a checkpoint without code ({type(error).__name__}: {text}): {remedy}"
+            ) from error
     found = _find_state(saved)
     if found is None:
-        raise StateError(
-            f"{path} holds no state of a feedline loader: save loader.state_dict() as JSON, or within a checkpoint"
-        )
+        raise StateError(f"{path} holds no state of a feedline loader: {remedy}")
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.cli.bench.trial import Setting, Trial
+from feedline.core.units import DECIMAL
 from feedline.errors import ArgumentError
 from feedline.loader.monitoring.resources import usable_cpus
 
@@ -94,7 +95,7 @@ def _processes(setting: Setting) -> int:
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, "<": operator.lt}
 
 
-_THRESHOLD = re.compile(r"\s*(\w+)\s*([<>])\s*([0-9.]+)\s*(%|ms|s|MB|GB|MiB|GiB)?\s*")
+_THRESHOLD = re.compile(rf"\s*(\w+)\s*([<>])\s*({DECIMAL})\s*(%|ms|s|MB|GB|MiB|GiB)?\s*")
 
 
 _UNITS = {"%": 0.01, "ms": 1e-3, "s": 1.0, "MB": 1e6, "GB": 1e9, "MiB": 1 << 20, "GiB": 1 << 30, None: 1.0}

@@ -212,7 +212,7 @@ def ray(directory: Path = Path("/dev") / "shm") -> Iterator[Finding]:
         f"{version('ray')}, {f'cluster {address}' if address else 'RAY_ADDRESS is not set: a cluster of this machine'}"
     )
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit() and (trouble := _refusal(host, int(port))):
+    if host and port.isdecimal() and (trouble := _refusal(host, int(port))):
         remedy = "start it, or correct RAY_ADDRESS; needed for worker_method='ray' only"
         yield Finding("Ray", f"{evidence} does not answer ({trouble})", Severity.NOTE, remedy)
     else:

@@ -42,8 +42,10 @@ def run(sources: Sequence[str], options: InspectOptions, console: Console) -> tu
     """Inspect the sources, and print the result.
 
     Returns the summary as a JSON object, and False if a shard, a class or an image cannot be read. Raises
-    `ArgumentError` for sources of no or several formats.
+    `ArgumentError` for sources of no or several formats, and for a path of the sheet that is no image.
     """
+    if options.sheet is not None:
+        contact_sheet.check_path(options.sheet)
     sources = expand(sources, open_store)  # a pattern in quotes, as the datasets take it
     format_ = format_of(sources)
     if format_.list_samples is not None:

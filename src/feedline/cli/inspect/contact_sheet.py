@@ -20,6 +20,15 @@ _TILE, _GAP, _TEXT = 176, 8, 34
 _PAPER, _INK, _FAINT, _WARNING = (250, 250, 248), (28, 28, 30), (120, 120, 126), (176, 32, 32)
 
 
+def check_path(path: Path) -> None:
+    """Raise `ArgumentError` if a sheet cannot be written to this path."""
+    known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.SAVE}
+    if path.suffix.lower() not in known:
+        raise ArgumentError(f"--contact-sheet: the name {path.name} has no ending of an image format; use .png or .jpg")
+    if not path.parent.is_dir():
+        raise ArgumentError(f"--contact-sheet: there is no folder {path.parent}; make it, or name another one")
+
+
 def write(listing: SampleList, path: Path, number: int, columns: int = 6) -> int:
     """Draw up to `number` evenly spaced samples, and return their number.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,6 +10,9 @@ from feedline.core.units import nbytes_of
 from feedline.errors import ArgumentError
 
 _LEAST_NBYTES = 1 << 16
+
+
+_SAMPLES = re.compile(r"0*[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class ShardSize:
 
         Raises `ArgumentError` for other texts, and for less than 64 KiB.
         """
-        if text.strip().isdecimal() and int(text) >= 1:
+        if _SAMPLES.fullmatch(text.strip()):
             return cls(samples=int(text))
         nbytes = nbytes_of(text) if text.strip().lower().endswith("b") else None
         if nbytes is not None and nbytes >= _LEAST_NBYTES:

@@ -89,7 +89,7 @@ def _screens(
 
 def command(
     pid: Annotated[int | None, typer.Argument(metavar="PID", help="A training process. Default: all.")] = None,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two screens.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two screens.")] = 1.0,
     once: Annotated[
         bool, typer.Option("--once", help="Print one screen and exit. The default where there is no terminal.")
     ] = False,
