@@ -46,6 +46,8 @@ class SocketLines(LiveStream):
         self.servers = [servers] if isinstance(servers, str) else list(servers)
         if not self.servers:
             raise ArgumentError("servers is empty: pass at least one 'host:port'")
+        if group is not None and group.split() != [group]:
+            raise ArgumentError(f"group must be one word, because it is part of a line; got {group!r}")
         self.token = token
         limits = limits or LiveLimits()
         super().__init__(LiveTerms(group, decode, start, max_wait_s, stop_after, until, lost, limits))
