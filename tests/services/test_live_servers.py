@@ -90,21 +90,22 @@ def test_a_partial_batch_comes_when_the_time_is_up(source: Source) -> None:
 
 
 def test_a_group_continues_after_the_delivered_messages(source: Source) -> None:
+    group = "größe 1=é"  # characters that keys of NATS cannot have
     if not source.keeps_groups:
         with pytest.raises(TypeError, match="group"):
-            source.stream(group="train")
+            source.stream(group=group)
         return
     source.send(range(60))
     limits = streams.LiveLimits(commit_every_s=0)
-    with fl.DataLoader(source.stream(group="train", limits=limits, **QUICK), 4, seed=0) as loader:
+    with fl.DataLoader(source.stream(group=group, limits=limits, **QUICK), 4, seed=0) as loader:
         iterator = iter(loader)
         before = [number for batch in islice(iterator, 5) for number in batch.tolist()]
         last = before[-len(before) // 5 :]
-    again = received(fl.DataLoader(source.stream(group="train", until="latest", **QUICK), 4, seed=0))
+    again = received(fl.DataLoader(source.stream(group=group, until="latest", **QUICK), 4, seed=0))
     assert Counter(again) == Counter(range(60)) - Counter(before) + Counter(last), "the last batch was not done with"
-    others = received(fl.DataLoader(source.stream(group="test", until="latest", **QUICK), 4, seed=0))
+    others = received(fl.DataLoader(source.stream(group="größe 1", until="latest", **QUICK), 4, seed=0))
     assert sorted(others) == list(range(60))
-    assert received(fl.DataLoader(source.stream(group="train", until="latest", **QUICK), 4, seed=0)) == []
+    assert received(fl.DataLoader(source.stream(group=group, until="latest", **QUICK), 4, seed=0)) == []
 
 
 def test_messages_that_do_not_parse_are_named(source: Source, tmp_path: Path) -> None:

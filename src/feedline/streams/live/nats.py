@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -277,7 +278,7 @@ class NATSClient:
     def _key(self, partition: int) -> str:
         """Key in the bucket, with characters escaped that keys cannot have."""
         text = f"{self._stream.terms.group}/{self._stream.stream}/{self._stream.subjects[partition]}"
-        return "".join(each if each.isalnum() or each in "-_/" else f"={ord(each):x}=" for each in text)
+        return re.sub(r"[^a-zA-Z0-9_/-]", lambda found: f"={ord(found[0]):x}=", text)
 
     def _who(self) -> str:
         return f"the servers {without_secrets(self._stream.servers)}, stream {self._stream.stream!r}:"
