@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -369,6 +371,34 @@ def test_rows_of_slow_transactions_are_waited_for(postgres: str) -> None:
             source.send([2])
             slow.commit()
         assert sorted(number for batch in iterator for number in batch.tolist()) == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
+def test_no_negative_key_is_left_out(kind: str, postgres: str, tmp_path: Path) -> None:
+    from adbc_driver_postgresql import dbapi
+
+    name, file = next(_names), tmp_path / "rows.db"
+
+    def run(statement: str) -> None:
+        with closing(dbapi.connect(postgres) if kind == "postgres" else sqlite3.connect(file)) as connection:
+            with closing(connection.cursor()) as cursor:
+                cursor.execute(statement)
+            connection.commit()
+
+    run(f"CREATE TABLE {name} (id bigint PRIMARY KEY)")
+    address, decode = postgres if kind == "postgres" else file, itemgetter("id")
+    stream = streams.SQLRows(
+        address, f"SELECT id FROM {name}", partitions=3, decode=decode, settle_s=0, every_s=0.02, until="latest",
+        max_wait_s=0.05,
+    )  # fmt: skip
+    with fl.DataLoader(stream, 2, seed=0) as loader:
+        assert received(loader) == [], "the table is empty"
+        run(f"INSERT INTO {name} VALUES {', '.join(f'({key})' for key in range(-8, -1))}")
+        assert sorted(received(loader)) == list(range(-8, -1))
+        run(f"INSERT INTO {name} VALUES {', '.join(f'({key})' for key in range(-1, 5))}")
+        assert sorted(received(loader)) == list(range(-1, 5))
+    later = fl.DataLoader(stream, 2, seed=0)
+    assert sorted(received(later)) == list(range(-8, 5))
 
 
 def test_faults_of_a_database_are_named(postgres: str) -> None:

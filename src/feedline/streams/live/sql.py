@@ -18,6 +18,10 @@ from feedline.streams.live.base import LiveStream
 from feedline.streams.live.decoding import MessageDecode
 from feedline.streams.live.terms import Kept, LiveLimits, LiveTerms, MessageRun
 
+_BELOW = -(1 << 63) + 1
+"""The place in a table without rows: the next key may be any but the two least ones of 64 bits."""
+
+
 _ACCESS = ("password", "authentication", "permission denied", "role ")
 
 
@@ -84,10 +88,13 @@ class SQLClient:
             self.close()
 
     def kept(self, partition: int) -> Kept:  # noqa: ARG002 - keys are those of all partitions
-        """One less than the smallest key, and the largest key."""
+        """One less than the smallest key, and the largest key.
+
+        Without rows, both are below all keys.
+        """
         query = f"SELECT MIN({self._key}), MAX({self._key}) FROM ({self._stream.query}) AS rows_"  # noqa: S608
         first, last = self._rows(query)[1][0]
-        return Kept(-1 if first is None else int(first) - 1, -1 if last is None else int(last))
+        return Kept(_BELOW if first is None else int(first) - 1, _BELOW if last is None else int(last))
 
     def is_lost(self, partition: int, place: int, kept: Kept) -> bool:  # noqa: ARG002 - the protocol
         """False: deleted rows need not be read."""
@@ -141,7 +148,8 @@ class SQLClient:
 
     def _chunk(self, number: int, horizon: int, most: int) -> MessageRun:
         place, count = self._places[number], self._stream.num_partitions
-        share = "" if count == 1 else f" AND {self._key} % {count} = {number}"
+        # In SQL, the remainder of a negative key is negative.
+        share = "" if count == 1 else f" AND ({self._key} % {count} + {count}) % {count} = {number}"
         # The query is the user's own, and the rest are whole numbers and a checked name.
         within = f"{self._key} > {int(place)} AND {self._key} <= {int(horizon)}{share}"
         query = f"SELECT * FROM ({self._stream.query}) AS rows_ WHERE {within} ORDER BY {self._key}"  # noqa: S608
