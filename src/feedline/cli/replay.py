@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from feedline.cli.arguments import AsJson, Loader, print_json
+from feedline.cli.plain import plain, plain_repr
 from feedline.cli.target import as_feedline, load
 from feedline.errors import ArgumentError, StateError
 from feedline.loader.rebuilding import rebuilt
@@ -112,29 +113,36 @@ def describe(batch: Any) -> Any:
 def digest(batch: Any) -> str:
     """Digest of all values of a batch, equal in every process.
 
-    Objects other than tensors, arrays and containers count by their `repr`.
+    `plain` states what counts of an object.
     """
     hashed = hashlib.blake2b(digest_size=8)
-    _feed(hashed, batch)
+    for part in _parts(plain(batch)):
+        hashed.update(len(part).to_bytes(8) + part)
     return hashed.hexdigest()
 
 
-def _feed(hashed: Any, value: Any) -> None:
+def _parts(value: Any) -> Iterator[bytes]:
+    """Kinds, sizes and contents of a plain value."""
     if isinstance(value, torch.Tensor):
-        hashed.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        hashed.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        value = value.detach().cpu()
+        dense = value if value.layout is torch.strided else value.to_dense()
+        plainly = dense.resolve_conj().resolve_neg().contiguous()
+        yield f"{value.dtype}{tuple(value.shape)}".encode()
+        yield plainly.reshape(-1).view(torch.uint8).numpy().tobytes()
     elif isinstance(value, np.ndarray):
-        hashed.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
-    elif isinstance(value, Mapping):
-        for key in value:
-            _feed(hashed, str(key))
-            _feed(hashed, value[key])
-    elif isinstance(value, list | tuple):
-        hashed.update(f"{type(value).__name__}{len(value)}".encode())
-        for each in value:
-            _feed(hashed, each)
+        yield f"{value.dtype}{value.shape}".encode()
+        yield value.tobytes()
+    elif isinstance(value, dict):
+        yield f"dict of {len(value)}".encode()
+        for key, part in value.items():
+            yield plain_repr(key).encode()
+            yield from _parts(part)
+    elif isinstance(value, list):
+        yield f"list of {len(value)}".encode()
+        for part in value:
+            yield from _parts(part)
     else:
-        hashed.update(repr(value).encode())
+        yield plain_repr(value).encode("utf-8", "surrogateescape")
 
 
 def show(replay: Replay, console: Console) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import os
 import resource
@@ -11,7 +10,6 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ import lmdb
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from feedline.cli.doctor import data, machine
@@ -117,57 +114,6 @@ def test_workers_that_draw_alike_are_found(dataset: Any, expected: dict[str, Sev
     state = torch.get_rng_state()
     assert severities(data.random_numbers(DataLoader(dataset, num_workers=2))) == expected
     assert torch.equal(torch.get_rng_state(), state)
-
-
-@dataclass(slots=True)
-class Pair:
-    image: Any
-    label: Any
-
-
-class Boxes(Sound):
-    """An object without a comparison of its own."""
-
-    def __init__(self, value: Any) -> None:
-        self.value, self.owner = value, self
-
-
-class Column:
-    """Values that are compared one by one, like those of a table."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, *values: int) -> None:
-        self.values = values
-
-    def __repr__(self) -> str:
-        return f"Column{self.values}"
-
-    def __eq__(self, other: object) -> Any:
-        return [one == two for one, two in zip(self.values, other.values, strict=True)]  # type: ignore[attr-defined]
-
-
-AROUND_LABEL: tuple[Callable[[Any], Any], ...] = (
-    lambda label: label, lambda label: (torch.zeros(2), label), lambda label: {"image": np.zeros(2), "label": label},
-    lambda label: [[torch.zeros(2)], {"deep": (label,)}], lambda label: Pair(torch.zeros(2), label),
-    lambda label: (torch.zeros(2), Boxes([label])),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("label", "other"),
-    [
-        (1, 2), ("a", "b"), (None, 0), (float("nan"), 0.0), (torch.tensor([float("nan")]), torch.tensor([0.0])),
-        (np.array(["a", 1], object), np.array(["b", 1], object)),
-        (Image.new("L", (2, 2), 0), Image.new("L", (2, 2), 9)), (Column(1, 2), Column(1, 3)),
-        ({"a": 1}, {"b": 1}), ([1], [1, 1]),
-    ],
-)  # fmt: skip
-def test_samples_are_equal_only_in_all_their_parts(label: Any, other: Any) -> None:
-    for around in AROUND_LABEL:
-        assert data.is_equal(around(label), around(copy.deepcopy(label)))
-        assert not data.is_equal(around(label), around(other))
-        assert not data.is_equal(around(other), around(label))
 
 
 def test_a_wrong_length_is_named_as_such() -> None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from time import monotonic
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
 from feedline.cli.doctor.findings import Finding, Severity
 from feedline.cli.doctor.search import attributes
+from feedline.cli.plain import plain
 from feedline.core.proc import meminfo
 from feedline.core.rng_globals import restoring_globals
 from feedline.datasets.formats import FORMATS, register_installed
@@ -193,31 +190,6 @@ def _first(samples: list[Any]) -> Any:
 def is_equal(left: Any, right: Any) -> bool:
     """True if two samples or batches are equal in all their parts.
 
-    NaN equals NaN. Objects that have no `==` of their own are compared by their attributes, or by their `repr` without
-    addresses.
+    NaN equals NaN. `plain` states how objects are compared.
     """
-    return difference(_comparable(left), _comparable(right)) is None
-
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-
-
-def _comparable(value: Any, around: tuple[int, ...] = ()) -> Any:
-    """A value of which all parts can be compared by `==`, or are arrays."""
-    if id(value) in around or isinstance(value, (str, bytes, bytearray, range, torch.Tensor, np.ndarray)):
-        return None if id(value) in around else value
-    around = (*around, id(value))
-    if isinstance(value, Mapping):
-        return {key: _comparable(part, around) for key, part in value.items()}
-    if isinstance(value, Sequence):
-        return [_comparable(part, around) for part in value]
-    kind: Any = type(value)
-    by_identity = kind.__eq__ is object.__eq__
-    if is_dataclass(value) and not isinstance(value, type):
-        parts = {field.name: getattr(value, field.name) for field in fields(value)}
-        return type(value).__qualname__, _comparable(parts, around)
-    if by_identity and hasattr(value, "__dict__") and not isinstance(value, (type, FunctionType)):
-        return kind.__qualname__, _comparable(vars(value), around)
-    if by_identity or not isinstance(value == value, (bool, np.bool_)):  # noqa: PLR0124
-        return _ADDRESS.sub("", repr(value))
-    return value
+    return difference(plain(left), plain(right)) is None
