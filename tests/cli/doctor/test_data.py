@@ -18,7 +18,7 @@ import lmdb
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from feedline.cli.doctor import data, machine
 from feedline.cli.doctor.findings import Finding, Severity
@@ -163,6 +163,7 @@ def opened(folder: Path) -> Iterator[Any]:
 AROUND: dict[str, Callable[[Any], Any]] = {
     "alone": lambda value: value, "list": lambda value: [value], "dict": lambda value: {"train": (1, value)},
     "nested": lambda value: [{0: value}], "object": lambda value: [Holding(deque([value]))],
+    "torch": lambda value: ConcatDataset([Subset(Holding(value), [0])]),
 }  # fmt: skip
 
 

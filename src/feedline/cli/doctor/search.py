@@ -10,7 +10,7 @@ from io import IOBase
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import Subset
+from torch.utils.data import ChainDataset, ConcatDataset, StackDataset, Subset
 
 DEPTH = 4
 """Levels of nested attributes that are searched for handles and generators."""
@@ -29,12 +29,17 @@ def attributes(
     seen |= {id(obj)}
     path = path or type(obj).__name__
     named = dict(vars(obj)) if hasattr(obj, "__dict__") and not isinstance(obj, type) else {}
-    if isinstance(obj, Subset) or type(obj).__module__.split(".")[0] in _OPAQUE:
-        named = {"dataset": obj.dataset} if isinstance(obj, Subset) else {}
+    if isinstance(obj, _WRAPPERS):
+        named = {name: named[name] for name in ("dataset", "datasets") if name in named}
+    elif type(obj).__module__.split(".")[0] in _OPAQUE:
+        named = {}
     for name, value in named.items():
         yield f"{path}.{name}", value
         for place, inner in _members(value):
             yield from attributes(inner, f"{path}.{name}{place}", depth - 1, seen)
+
+
+_WRAPPERS = (Subset, ConcatDataset, StackDataset, ChainDataset)
 
 
 _OPAQUE = {"torch", "numpy", "builtins", "pathlib", "feedline", "pyarrow"}
