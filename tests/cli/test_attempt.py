@@ -55,6 +55,7 @@ def test_arguments_are_literals_or_words() -> None:
     texts = ["num_workers=4", "worker_method=thread", "in_order=False", "batch_size=None"]
     parsed = parse_arguments(texts)
     assert parsed == {"num_workers": 4, "worker_method": "thread", "in_order": False, "batch_size": None}
+    assert parse_arguments(["num_workers={[]: 1}"]) == {"num_workers": "{[]: 1}"}, "a literal without a value"
 
 
 @pytest.mark.parametrize("text", ["num_workers", "num_worker=3", "dataset=x", "=4"])

@@ -65,6 +65,56 @@ def test_errors_are_explained_without_a_traceback(
     assert "Traceback" not in message
 
 
+SCRIPT = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+loader = DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("bench train.py --step 1.2.3", "--step takes a duration such as 20ms"),
+        ("bench train.py --fail-if wait_share>1.2.3", "--fail-if takes a condition such as"),
+        ("bench train.py --workers 2,-1", "--workers takes numbers from 0 on, such as 2,4; got '2,-1'"),
+        ("bench train.py --prefetch 0", "--prefetch takes numbers from 1 on"),
+        ("bench train.py --batch-size x", "--batch-size takes numbers from 1 on"),
+        ("bench train.py --method magic", "worker_method must be one of 'auto', 'thread', 'process'"),
+        ("bench train.py --seconds inf", "less than or equal to 86400"),
+        ("try train.py --step .", "--step takes a duration such as 20ms"),
+        ("pack images out --shard-size 1.2.3MB", "--shard-size '1.2.3MB' is not a size: pass bytes"),
+        (f"pack images out --shard-size {'9' * 5000}", "is not a size: pass bytes"),
+        (f"pack images out --shard-size {'9' * 5000}MB", "is not a size: pass bytes"),
+        ("replay train.py --step 0 --state junk", "junk is neither JSON nor a checkpoint"),
+        ("replay train.py --step 0 --state empty", "empty is neither JSON nor a checkpoint"),
+        ("replay train.py --step 0 --out missing/x.pt", "there is no folder missing; make it"),
+        ("inspect images --contact-sheet sheet.abc", "sheet.abc has no ending of an image format; use .png"),
+        ("inspect images --contact-sheet missing/sheet.png", "there is no folder missing; make it"),
+        ("report junk", "junk is not a run log of feedline"),
+        ("audit junk.audit", "junk.audit, line 1: no record of an audit log"),
+        ("audit other.audit", "other.audit, line 2: no record of an audit log"),
+        ("top --interval inf", "less than or equal to 3600"),
+    ],
+)
+def test_bad_values_are_refused_with_a_remedy_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str, said: str
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "empty").touch()
+    for name in ("junk", "junk.audit"):
+        (tmp_path / name).write_bytes(b"\xff\xfe\x00junk")
+    (tmp_path / "other.audit").write_text('\n{"rank": 0}')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("sys.argv", ["feedline", *arguments.split(" ")])
+    with pytest.raises(SystemExit) as exit_:
+        app.main()
+    assert exit_.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_help_shows_square_brackets_and_joins_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     assert "# feedline: ignore[code]" in CliRunner().invoke(app.app, ["lint", "--help"]).stdout

@@ -97,6 +97,7 @@ class _Connection(socketserver.StreamRequestHandler):
 
     def write_from(self, number: int) -> None:
         server = self.server
+        self.wfile.write(b"OK\n")
         while True:
             with server.changed:
                 while number >= server.first + len(server.lines):

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,21 +92,22 @@ def test_a_partial_batch_comes_when_the_time_is_up(source: Source) -> None:
 
 
 def test_a_group_continues_after_the_delivered_messages(source: Source) -> None:
+    group = "größe 1=é"  # characters that keys of NATS cannot have
     if not source.keeps_groups:
         with pytest.raises(TypeError, match="group"):
-            source.stream(group="train")
+            source.stream(group=group)
         return
     source.send(range(60))
     limits = streams.LiveLimits(commit_every_s=0)
-    with fl.DataLoader(source.stream(group="train", limits=limits, **QUICK), 4, seed=0) as loader:
+    with fl.DataLoader(source.stream(group=group, limits=limits, **QUICK), 4, seed=0) as loader:
         iterator = iter(loader)
         before = [number for batch in islice(iterator, 5) for number in batch.tolist()]
         last = before[-len(before) // 5 :]
-    again = received(fl.DataLoader(source.stream(group="train", until="latest", **QUICK), 4, seed=0))
+    again = received(fl.DataLoader(source.stream(group=group, until="latest", **QUICK), 4, seed=0))
     assert Counter(again) == Counter(range(60)) - Counter(before) + Counter(last), "the last batch was not done with"
-    others = received(fl.DataLoader(source.stream(group="test", until="latest", **QUICK), 4, seed=0))
+    others = received(fl.DataLoader(source.stream(group="größe 1", until="latest", **QUICK), 4, seed=0))
     assert sorted(others) == list(range(60))
-    assert received(fl.DataLoader(source.stream(group="train", until="latest", **QUICK), 4, seed=0)) == []
+    assert received(fl.DataLoader(source.stream(group=group, until="latest", **QUICK), 4, seed=0)) == []
 
 
 def test_messages_that_do_not_parse_are_named(source: Source, tmp_path: Path) -> None:
@@ -368,6 +371,34 @@ def test_rows_of_slow_transactions_are_waited_for(postgres: str) -> None:
             source.send([2])
             slow.commit()
         assert sorted(number for batch in iterator for number in batch.tolist()) == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
+def test_no_negative_key_is_left_out(kind: str, postgres: str, tmp_path: Path) -> None:
+    from adbc_driver_postgresql import dbapi
+
+    name, file = next(_names), tmp_path / "rows.db"
+
+    def run(statement: str) -> None:
+        with closing(dbapi.connect(postgres) if kind == "postgres" else sqlite3.connect(file)) as connection:
+            with closing(connection.cursor()) as cursor:
+                cursor.execute(statement)
+            connection.commit()
+
+    run(f"CREATE TABLE {name} (id bigint PRIMARY KEY)")
+    address, decode = postgres if kind == "postgres" else file, itemgetter("id")
+    stream = streams.SQLRows(
+        address, f"SELECT id FROM {name}", partitions=3, decode=decode, settle_s=0, every_s=0.02, until="latest",
+        max_wait_s=0.05,
+    )  # fmt: skip
+    with fl.DataLoader(stream, 2, seed=0) as loader:
+        assert received(loader) == [], "the table is empty"
+        run(f"INSERT INTO {name} VALUES {', '.join(f'({key})' for key in range(-8, -1))}")
+        assert sorted(received(loader)) == list(range(-8, -1))
+        run(f"INSERT INTO {name} VALUES {', '.join(f'({key})' for key in range(-1, 5))}")
+        assert sorted(received(loader)) == list(range(-1, 5))
+    later = fl.DataLoader(stream, 2, seed=0)
+    assert sorted(received(later)) == list(range(-8, 5))
 
 
 def test_faults_of_a_database_are_named(postgres: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,12 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import feedline as fl
 from feedline.testing import check_dataset, check_sampler, difference
+
+
+@dataclass
+class Pair:
+    image: torch.Tensor
+    label: int
 
 
 class Good:
@@ -166,6 +173,10 @@ def test_what_is_wrong_with_a_sampler_is_named(sampler: Any, complaint: str) -> 
         (torch.ones(2), torch.ones(3), "(2,) once"),
         (np.ones(2), np.zeros(2), "other values"),
         ((1,), (1, 2), "parts"),
+        (torch.tensor([float("nan")]), torch.zeros(1), "it has other values"),
+        (torch.tensor([float("inf")]), torch.tensor([torch.finfo().max]), "it has other values"),
+        (Pair(torch.zeros(2), 1), Pair(torch.zeros(2), 2), "it.label is 1 once and 2 once"),
+        (Pair(torch.zeros(2), 1), Pair(torch.ones(2), 1), "it.image has other values"),
     ],
 )
 def test_differences(one: Any, other: Any, text: str) -> None:
@@ -175,3 +186,4 @@ def test_differences(one: Any, other: Any, text: str) -> None:
 def test_no_difference() -> None:
     value = {"a": [torch.tensor([float("nan"), 1.0]), np.array([np.nan]), "x", float("nan")]}
     assert difference(value, {"a": [torch.tensor([float("nan"), 1.0]), np.array([np.nan]), "x", float("nan")]}) is None
+    assert difference(Pair(torch.zeros(2), 1), Pair(torch.zeros(2), 1)) is None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _LEAST_COLUMNS = 60
-"""Width of a terminal that is enough to show help in panels."""
+"""Columns of the narrowest terminal that shows help in panels."""
 
 
 class _NarrowFormatter(typer.Context.formatter_class):  # type: ignore[misc,valid-type] # no other public name
@@ -45,7 +45,7 @@ class _Command(TyperCommand):
         return _narrow_help(self, ctx) or super().get_help(ctx)
 
     def get_short_help_str(self, limit: int = 45) -> str:
-        """The first sentence of the help, unabbreviated."""
+        """First sentence of the help, without abbreviation."""
         return super().get_short_help_str(max(limit, 1000))
 
 
@@ -82,7 +82,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line.
 
-    Errors of feedline and of the operating system are printed without a traceback; exit code 2.
+    Errors of feedline and of the operating system are printed without a traceback. The exit code is then 2.
     """
     try:
         app()

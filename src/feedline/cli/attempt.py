@@ -35,7 +35,7 @@ ROUNDS = 3
 
 
 LINES_SHARE = 0.1
-"""Share of the time for the lines of the user's code."""
+"""Share of the budget that is kept for finding the user's costly lines."""
 
 
 _ARGUMENTS = frozenset(inspect.signature(DataLoader).parameters) - {"dataset"}
@@ -47,14 +47,14 @@ class Budget:
     def __init__(self, total_s: float, clock: Callable[[], float] = perf_counter) -> None:
         self._clock, self.total_s = clock, total_s
         self.over_s = clock() + total_s
-        """When the time is over, by the clock."""
+        """End of the budget, by the clock."""
 
     def now_s(self) -> float:
-        """The time, by the clock."""
+        """Current time of the clock."""
         return self._clock()
 
     def left_s(self) -> float:
-        """Seconds that are left."""
+        """Seconds left; 0 after the end."""
         return max(self.over_s - self._clock(), 0.0)
 
 
@@ -62,14 +62,14 @@ class MeasuredTurn(NamedTuple):
     """Measurement of one loader in one round."""
 
     rate: float | None
-    """Samples per second; None if the time was over before a rate was known."""
+    """Samples per second; None if the budget ended before a rate was known."""
     least_s: float
-    """Time that such a turn takes at least: start, warm-up and one batch of each worker; a guess without a rate."""
+    """Least time of such a turn: start, warm-up and one batch of each worker. Without a rate, it is a guess."""
     first_s: float
     """Time to the first batch."""
     verdict: Verdict | None = None
     judged_s: float = 0.0
-    """Time that the verdict took."""
+    """Time spent on the verdict."""
 
 
 class Attempt(NamedTuple):
@@ -87,10 +87,7 @@ class Attempt(NamedTuple):
 
     @property
     def measured(self) -> Gain | None:
-        """Ratio of the medians, with the range over the rounds.
-
-        None if not measured.
-        """
+        """Ratio of the medians, with the range over rounds; None without rounds."""
         ratios = [after / before for before, after in zip(self.before, self.after, strict=False)]
         return Gain(median(self.after) / median(self.before), min(ratios), max(ratios)) if ratios else None
 
@@ -108,7 +105,10 @@ class Attempt(NamedTuple):
 
 
 def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
-    """Arguments such as `num_workers=10`; values are Python literals or plain words."""
+    """Arguments such as `num_workers=10`; values are literals or plain words.
+
+    Raises `ArgumentError` without `=`, and for a name that `DataLoader` does not have.
+    """
     arguments = {}
     for text in texts:
         name, sign, value = text.partition("=")
@@ -116,7 +116,7 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
             raise ArgumentError(f"--set takes an argument of feedline.DataLoader such as num_workers=4; got {text!r}")
         try:
             arguments[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # no literal, or one of no value
             arguments[name] = value
     return arguments
 
@@ -124,8 +124,8 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
 def run(target: str, arguments: Mapping[str, Any], seconds: float, step_s: float, console: Console) -> Attempt:
     """Measure the loader that `target` names, unchanged and changed.
 
-    Without `arguments`, the first advice of its verdict is tried. Each round reads data with copies of the loader, so
-    its own position does not change.
+    Without `arguments`, the first advice of the loader's verdict is tried. Copies of the loader read the data, so the
+    position of the loader does not change. Raises `TargetError` for an error of the loader.
     """
     loader = targets.load(target)
     with bars(console) as step:
@@ -144,10 +144,11 @@ def attempt(
     step_s: float,
     step: Callable[[str, int, int], None],
 ) -> Attempt:
-    """Measure in turn, within the budget: a slow moment affects both.
+    """Measure the unchanged and the changed loader in turn, within the budget.
 
-    Each turn takes an equal part of the time that is left. Once it is over, only a batch that is being read is waited
-    for. A round begins only if one like the earlier ones fits.
+    A slow moment of the machine thus affects both. Each turn gets an equal part of the time left. At the end of the
+    budget, a turn ends with the batch that is being read. A round begins only if the time left is enough for a round
+    like the previous one.
     """
     step("measuring", 0, 2 * ROUNDS)
     turns = [_turn(loader, {}, budget, 2 * ROUNDS, step_s, judges=True)]
@@ -181,7 +182,7 @@ def _turn(
     *,
     judges: bool = False,
 ) -> MeasuredTurn:
-    """Measure a copy of the loader; `turns` are left, this one included."""
+    """Measure a copy of the loader; `turns` are left, including this one."""
     began_s = budget.now_s()
     due_s = began_s + max(budget.left_s() - LINES_SHARE * budget.total_s, 0.0) / turns
     with warnings.catch_warnings():  # the test may be of more workers than CPUs
@@ -203,7 +204,7 @@ def _turn(
 def _fits(turns: Sequence[MeasuredTurn], budget: Budget) -> bool:
     """True if there is time for the next turn.
 
-    At the start of a round, for both of its turns.
+    Before a round, the time must be enough for both of its turns.
     """
     if len(turns) % 2:
         return budget.left_s() > 0
@@ -211,7 +212,7 @@ def _fits(turns: Sequence[MeasuredTurn], budget: Budget) -> bool:
 
 
 def _describe_missing(turns: Sequence[MeasuredTurn], budget: Budget, judged_s: float) -> str:
-    """Rounds without time, and how much would do; empty for none."""
+    """Text on rounds that did not fit, with sufficient seconds, or empty."""
     rounds = sum(turn.rate is not None for turn in turns) // 2
     if rounds == ROUNDS:
         return ""
@@ -229,7 +230,7 @@ def _describe_missing(turns: Sequence[MeasuredTurn], budget: Budget, judged_s: f
 
 
 def _with_lines(verdict: Verdict, loader: TorchDataLoader[Any], budget: Budget) -> Verdict:
-    """The verdict with the costly lines, if time is left."""
+    """The verdict with the user's costly lines, if time is left."""
     limit_s = min(LINES_SHARE * budget.total_s, budget.left_s())
     return with_lines(verdict, loader, limit_s) if limit_s else verdict
 
@@ -267,7 +268,9 @@ def command(
         typer.Option("--set", help="An argument to change, such as num_workers=10. Repeat it for more."),
     ] = None,
     step: StepOption = "0",
-    seconds: Annotated[float, typer.Option(min=0.3, help="Seconds in all, the start of workers included.")] = 10.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.3, max=86400, help="Seconds in all, with the start of workers.")
+    ] = 10.0,
     as_json: AsJson = False,
 ) -> None:
     """Measure the gain of changed arguments, next to the predicted one.
@@ -275,8 +278,8 @@ def command(
     Without --set, the first advice of the loader's verdict is tried.
 
     The script of the loader runs without its `if __name__ == "__main__"` block. An unchanged and a changed copy of the
-    loader read its data in turn, up to three times, as often as the time allows; what it was too short for is said. The
-    loader itself does not advance.
+    loader read its data in turn, up to three times, as often as the time allows. The output names the rounds that did
+    not fit. The loader itself does not advance.
 
     Exit code 1 if there is nothing to try, or no time to measure it.
     """

@@ -23,8 +23,9 @@ from feedline.samplers import IndexSampler
 def run(paths: Sequence[str], target: str | None = None) -> Audit:
     """Audit the logs of all ranks.
 
-    `target` names the loader whose order they are compared with. Paths are those of run logs, or of the audit logs next
-    to them. `ArgumentError` if there is none.
+    `paths` are run logs, the audit logs next to them, or patterns of either. The logs are compared with the order of
+    the loader that `target` names. Raises `ArgumentError` if a log is missing, if no batch was delivered, or if this
+    order has no random access.
     """
     logs = sorted({_audit_log(name) for path in paths for name in (glob(path) or [path])})  # noqa: PTH207 - whole paths
     records = [record for log in logs for record in read_audit_log(log)]
@@ -41,7 +42,7 @@ def _audit_log(path: str) -> Path:
 
 
 def _order_of(target: str) -> IndicesAt:
-    """The indices of a loader's schedule."""
+    """Function that returns a loader's indices at positions of an epoch."""
     loader = as_feedline(load(target), distributed=None)
     sampler = plan_of(loader, 0, 1).sampler
     if not isinstance(sampler, IndexSampler):
@@ -60,7 +61,7 @@ def _order_of(target: str) -> IndicesAt:
 
 
 def summary(result: Audit) -> dict[str, Any]:
-    """The result as JSON values."""
+    """The result as a JSON object."""
     proven = [{"loader": loader, "epoch": epoch, "delivered": n} for (loader, epoch), n in result.proven.items()]
     return {
         "exactly_once": not result.faults,
@@ -75,7 +76,7 @@ _TITLES = {"lost": "lost", "twice": "delivered twice", "other": "not as schedule
 
 
 def show(result: Audit, console: Console) -> None:
-    """Print the result."""
+    """Print counts, faults, notes and the verdict."""
     for (loader, epoch), count in sorted(result.proven.items()):
         console.print(f"{loader}, epoch {epoch}: {count:,} delivered exactly once", markup=False)
     for fault in result.faults:
@@ -96,8 +97,8 @@ def command(
 ) -> None:
     """Prove that each sample of a run was delivered exactly once.
 
-    The logs may span kills, restarts and other numbers of ranks. Samples that were lost or delivered twice are named,
-    with their rank.
+    The logs may span kills, restarts and changes of the world size. Samples that were lost or delivered twice are
+    named, with their rank.
 
     Exit code 1 if there is a fault.
     """

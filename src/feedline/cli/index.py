@@ -80,7 +80,7 @@ def run(sources: Sequence[str], settings: IndexSettings, workers: int | None, co
 
 
 def _indexed_format(sources: Sequence[str]) -> Format:
-    """The format of the sources; ArgumentError if it has no index targets."""
+    """The format of the sources; `ArgumentError` if this command cannot index it."""
     found = format_of(sources)
     if found.index_targets is None:
         formats = ", ".join(each.label for each in FORMATS.values() if each.index_targets)
@@ -91,7 +91,7 @@ def _indexed_format(sources: Sequence[str]) -> Format:
 
 
 def process(target: IndexTarget, settings: IndexSettings) -> IndexResult:
-    """Build the index of one shard, or check it."""
+    """Build or check the index of one shard; errors give bad results."""
     try:
         if settings.check:
             samples, place = target.check()

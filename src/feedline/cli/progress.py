@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def bars(console: Console) -> Iterator[ReportProgress]:
-    """Draw one bar per phase, from its first report on."""
+    """Yield a function that draws one progress bar per phase."""
     columns = (
         TextColumn("{task.description:<8}"),
         BarColumn(bar_width=None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from feedline.cli.arguments import AsJson, Loader, print_json
+from feedline.cli.plain import plain, plain_repr
 from feedline.cli.target import as_feedline, load
 from feedline.errors import ArgumentError, StateError
 from feedline.loader.rebuilding import rebuilt
@@ -28,7 +29,7 @@ class Replay(NamedTuple):
     ranks: tuple[int, int]
 
     def summary(self) -> dict[str, Any]:
-        """Place, samples and content as JSON values."""
+        """Place, samples, content and digest as a JSON object."""
         request = self.request
         indices = getattr(request, "indices", None)
         place = {"partition": request.partition} if indices is None else {
@@ -47,8 +48,12 @@ def run(
 ) -> Replay:  # fmt: skip
     """Build the batch of a step.
 
-    Steps count from the position of `state`, if it is given. The batch is saved into `out` by `torch.save`.
+    Steps count from the start of `epoch`, or from the position of `state` if it is given. `ranks` is rank and world
+    size; None takes the loader's own. `torch.save` writes the batch to `out`. Raises `ArgumentError` for a step or rank
+    that does not exist.
     """
+    if out is not None and not out.parent.is_dir():
+        raise ArgumentError(f"--out: there is no folder {out.parent}; make it, or name another one")
     loader = as_feedline(load(target))
     rank = loader._fl_rank if ranks[0] is None else ranks[0]
     world_size = loader._fl_world_size if ranks[1] is None else ranks[1]
@@ -65,19 +70,24 @@ def run(
 
 
 def read_state(path: Path) -> Mapping[str, Any]:
-    """A loader's state from a JSON file or a checkpoint.
+    """A loader's state from a JSON file or a `torch.save` checkpoint.
 
-    Checkpoints are those of `torch.save`.
+    The state may be nested in other mappings. Raises `StateError` if there is none.
     """
+    remedy = "save loader.state_dict() as JSON, or within a checkpoint"
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch's errors for foreign files have no other base in common
+            text = str(error).partition("\n")[0]
+            raise StateError(
+                f"{path} is neither JSON nor a checkpoint without code ({type(error).__name__}: {text}): {remedy}"
+            ) from error
     found = _find_state(saved)
     if found is None:
-        raise StateError(
-            f"{path} holds no state of a feedline loader: save loader.state_dict() as JSON, or within a checkpoint"
-        )
+        raise StateError(f"{path} holds no state of a feedline loader: {remedy}")
     return found
 
 
@@ -90,7 +100,7 @@ def _find_state(value: Any) -> Mapping[str, Any] | None:
 
 
 def describe(batch: Any) -> Any:
-    """Shapes and dtypes of a batch, as JSON values."""
+    """Shapes, dtypes and types of a batch, as JSON values."""
     if isinstance(batch, torch.Tensor | np.ndarray):
         return f"{str(batch.dtype).removeprefix('torch.')} {tuple(batch.shape)}"
     if isinstance(batch, Mapping):
@@ -101,32 +111,42 @@ def describe(batch: Any) -> Any:
 
 
 def digest(batch: Any) -> str:
-    """Digest of all values of a batch, equal in every process."""
+    """Digest of all values of a batch, equal in every process.
+
+    `plain` states what counts of an object.
+    """
     hashed = hashlib.blake2b(digest_size=8)
-    _feed(hashed, batch)
+    for part in _parts(plain(batch)):
+        hashed.update(len(part).to_bytes(8) + part)
     return hashed.hexdigest()
 
 
-def _feed(hashed: Any, value: Any) -> None:
+def _parts(value: Any) -> Iterator[bytes]:
+    """Kinds, sizes and contents of a plain value."""
     if isinstance(value, torch.Tensor):
-        hashed.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        hashed.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        value = value.detach().cpu()
+        dense = value if value.layout is torch.strided else value.to_dense()
+        plainly = dense.resolve_conj().resolve_neg().contiguous()
+        yield f"{value.dtype}{tuple(value.shape)}".encode()
+        yield plainly.reshape(-1).view(torch.uint8).numpy().tobytes()
     elif isinstance(value, np.ndarray):
-        hashed.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
-    elif isinstance(value, Mapping):
-        for key in value:
-            _feed(hashed, str(key))
-            _feed(hashed, value[key])
-    elif isinstance(value, list | tuple):
-        hashed.update(f"{type(value).__name__}{len(value)}".encode())
-        for each in value:
-            _feed(hashed, each)
+        yield f"{value.dtype}{value.shape}".encode()
+        yield value.tobytes()
+    elif isinstance(value, dict):
+        yield f"dict of {len(value)}".encode()
+        for key, part in value.items():
+            yield plain_repr(key).encode()
+            yield from _parts(part)
+    elif isinstance(value, list):
+        yield f"list of {len(value)}".encode()
+        for part in value:
+            yield from _parts(part)
     else:
-        hashed.update(repr(value).encode())
+        yield plain_repr(value).encode("utf-8", "surrogateescape")
 
 
 def show(replay: Replay, console: Console) -> None:
-    """Print the place and the contents of the batch."""
+    """Print the place and the content of the batch."""
     found = replay.summary()
     place = f"batch {found['batch']} of epoch {found['epoch']}, rank {found['rank']} of {found['world_size']}"
     console.print(place, style="bold", markup=False)

@@ -17,9 +17,10 @@ from feedline.loader.report.run_log import read_log
 
 
 def run(paths: Sequence[str], out: Path) -> list[RankReport]:
-    """Write the page of these logs; returns the report of each rank.
+    """Write the page of run logs, and return its reports.
 
-    Raises `ArgumentError` for a file that is not a run log.
+    There is one report for each rank and loader. Raises `ArgumentError` for a missing file, or one that is not a run
+    log.
     """
     reports = list(reports_of_logs(_lines(path) for path in _expand(paths)))
     out.write_text(page(reports), encoding="utf-8")
@@ -27,7 +28,7 @@ def run(paths: Sequence[str], out: Path) -> list[RankReport]:
 
 
 def _expand(paths: Sequence[str]) -> list[Path]:
-    """The files of paths and patterns."""
+    """The files of paths and glob patterns."""
     return [Path(name) for path in paths for name in (sorted(glob(path)) or [path])]  # noqa: PTH207 - a whole path
 
 

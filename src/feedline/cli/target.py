@@ -41,8 +41,9 @@ _NAME_ONE = "name a global that is a DataLoader, or a function without arguments
 def load(target: str) -> TorchDataLoader[Any]:
     """The loader that `target` names.
 
-    The name may be an attribute path, and a function that takes no arguments and returns the loader. Without a name,
-    the only loader among the globals is taken. Raises `TargetError`; an error of the script itself is its cause.
+    The name may be an attribute path, and may lead to a function without arguments that returns the loader. Without a
+    name, it is the only loader among the globals. Raises `TargetError`, whose cause is the error of the script, if it
+    raised one.
     """
     source, _, path = target.partition(":")
     found = _find(source, _globals_of(source), path)
@@ -65,15 +66,15 @@ def as_feedline(loader: TorchDataLoader[Any], **changes: Any) -> DataLoader[Any]
 
 
 def as_torch(loader: TorchDataLoader[Any], **changes: Any) -> TorchDataLoader[Any]:
-    """A loader of torch with the arguments of `loader`.
-
-    `changes` replace some of them.
-    """
+    """A loader of torch with the arguments of `loader`, except for `changes`."""
     return TorchDataLoader(loader.dataset, **_consistent({**_arguments(loader, changes), **changes}))
 
 
 def _arguments(loader: TorchDataLoader[Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of torch's constructor that give this loader."""
+    """Arguments of torch's constructor that make an equal loader.
+
+    A `batch_size` in `changes` replaces the batch sampler.
+    """
     arguments: dict[str, Any] = {name: getattr(loader, name, None) for name in _PLAIN}
     if loader.batch_size is None and loader.batch_sampler is not None and "batch_size" not in changes:
         return {**arguments, "batch_sampler": loader.batch_sampler}
@@ -82,7 +83,7 @@ def _arguments(loader: TorchDataLoader[Any], changes: dict[str, Any]) -> dict[st
 
 
 def _consistent(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments without those that need workers, if there are none."""
+    """The arguments; without workers, also without those that need them."""
     if arguments["num_workers"]:
         return arguments
     return {
@@ -128,7 +129,7 @@ def _import(name: str) -> dict[str, Any]:
 
 
 MOST_TRAINING_S = 5.0
-"""Seconds for which a script may read its loaders before it is examined: enough for a look at a batch."""
+"""Seconds for which a script may read its loaders before it is stopped. A look at a batch takes less."""
 
 
 class _TrainingStop(BaseException):
@@ -140,7 +141,7 @@ class _TrainingStop(BaseException):
 
 @contextmanager
 def _without_training(most_s: float) -> Iterator[None]:
-    """Stop a block that reads loaders for longer than `most_s`."""
+    """Raise `_TrainingStop` in a block that reads loaders for over `most_s`."""
     first_s: list[float] = []
 
     def stopping(take: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -160,7 +161,7 @@ def _without_training(most_s: float) -> Iterator[None]:
 
 
 def _globals_at(stop: _TrainingStop, source: str) -> dict[str, Any]:
-    """Globals of a script that was stopped; says so."""
+    """Globals of a stopped script; prints the line that was stopped."""
     frames = traceback.walk_tb(stop.__traceback__)
     frame, line = next((frame, line) for frame, line in frames if frame.f_globals.get("__name__") == SCRIPT)
     remedy = 'put the loop under if __name__ == "__main__":'
@@ -170,9 +171,9 @@ def _globals_at(stop: _TrainingStop, source: str) -> dict[str, Any]:
 
 @contextmanager
 def _like_python(script: Path) -> Iterator[None]:
-    """Path and arguments as `python script.py` sets them.
+    """Set `sys.path` and `sys.argv` as `python script.py` does.
 
-    The path stays changed, because loaders import later.
+    `sys.path` stays changed, because loaders import later.
     """
     sys.path.insert(0, str(script.resolve().parent))
     arguments, sys.argv = sys.argv, [str(script)]

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import re
+from math import isfinite
+
+DECIMAL = r"\d+(?:\.\d*)?|\.\d+"
+"""Pattern of a number without a sign, as `float` reads it."""
+
 
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 
@@ -19,4 +24,5 @@ def nbytes_of(text: str) -> int | None:
     if match is None:
         return None
     base = 1024 if match[3] else 1000
-    return int(float(match[1]) * base ** _POWERS[(match[2] or "").lower()])
+    nbytes = float(match[1]) * base ** _POWERS[(match[2] or "").lower()]
+    return int(nbytes) if isfinite(nbytes) else None

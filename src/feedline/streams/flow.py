@@ -15,7 +15,7 @@ from feedline.core.rng import addressed, derive, derive_each
 from feedline.errors import ArgumentError
 
 _KEYS_TOGETHER = 128
-"""Keys derived by one call of NumPy's functions."""
+"""Number of keys that are derived at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class FlowPlace:
     depth: int = 0
 
     def key(self, *more: int | str) -> int:
-        """The random key of an address within this flow."""
+        """Random key of an address within this flow."""
         return derive(self.seed, self.epoch, self.partition, self.depth, *more)
 
     def keys(self, *more: int | str) -> NumberedKeys:
-        """The random keys of numbered addresses: `keys(*more)[number]` is `key(*more, number)`."""
+        """Random keys of numbered addresses: `keys(*more)[number]` is `key(*more, number)`."""
         return NumberedKeys((self.seed, self.epoch, self.partition, self.depth, *more))
 
 
@@ -92,7 +92,7 @@ def check_count(name: str, value: Any) -> int:
 
 
 def describe(value: Any) -> str:
-    """Text of a source or step that is equal in every process."""
+    """Text that identifies a source or step, equal in every process."""
     if hasattr(value, "fingerprint"):
         return str(value.fingerprint())
     if is_dataclass(value) and not isinstance(value, type):
@@ -114,7 +114,7 @@ def _partitions(value: Any) -> str:
 
 
 OpenFlow = Callable[[int], SampleFlow]
-"""Function that opens the flow of the step before, in an epoch."""
+"""Function that opens the flow of the previous step in an epoch."""
 
 
 class ReadingFlow:

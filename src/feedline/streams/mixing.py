@@ -17,7 +17,7 @@ from feedline.streams.steps import Passes
 Stop = Literal["first_exhausted", "all_exhausted", "each_once"]
 
 WeightsAt = Callable[[int], Sequence[float]]
-"""Function of an epoch that returns its weights."""
+"""Function that returns the weights of an epoch."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,15 @@ class MixSource:
         return min(source.num_partitions for source in self.sources)
 
     def open(self, place: FlowPlace) -> SampleFlow:
-        """The mixture of one partition; `ArgumentError` for weights that make no mixture."""
+        """The mixture of one partition; `ArgumentError` for invalid weights."""
         weights = self.weights(place.epoch) if callable(self.weights) else self.weights
         return _Mixed(self, check_weights(weights, len(self.sources), place.epoch), place)
 
     def passes(self, number: int, place: FlowPlace) -> Passes:
-        """The samples of one source for a partition of the mixture."""
+        """Passes over one source's share of a partition of the mixture.
+
+        The share has every `num_partitions`-th partition of the source.
+        """
         source = self.sources[number]
         mine = range(place.partition, source.num_partitions, self.num_partitions)
 
@@ -100,7 +103,7 @@ class _Mixed:
         raise StopIteration
 
     def _has_ended(self, number: int) -> bool:
-        """Note the end of a first pass; True if all have ended."""
+        """Record the end of a source; True if all have ended once."""
         if number in self._again:
             self._again.remove(number)
         if not self._again:
@@ -132,7 +135,7 @@ class _Mixed:
 
 
 def check_weights(weights: Sequence[float], count: int, epoch: int | None = None) -> list[float]:
-    """The weights as floats; `ArgumentError` if they are invalid."""
+    """The weights, scaled to a sum of 1; `ArgumentError` if invalid."""
     where = "" if epoch is None else f" of epoch {epoch}"
     try:
         values = np.asarray(weights, np.float64)

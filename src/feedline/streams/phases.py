@@ -38,7 +38,7 @@ class ListedWeights:
 
 
 def weights_of(weights: Any, count: int, temperature: float) -> Sequence[float] | WeightsAt:
-    """The scaled weights of `count` streams, or of each epoch."""
+    """Scaled weights of `count` streams, or a function of the epoch."""
     if callable(weights):
         return weights if temperature == 1 else TemperedWeights(weights, temperature)
     rows = weights_by_epoch(weights)
@@ -77,7 +77,7 @@ class PhasedSource:
         return min(source.num_partitions for source in self.sources)
 
     def open(self, place: FlowPlace) -> SampleFlow:
-        """The mixture of one partition; `ArgumentError` for weights that make no mixture."""
+        """The mixture of one partition; `ArgumentError` for invalid weights."""
         return _Phased(self, place)
 
 
@@ -96,7 +96,7 @@ class _Phased:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin the current phase."""
+        """Set weights and times of the sources for the current phase."""
         weights = self._source.phases[self._phase].weights
         if callable(weights):
             weights = check_weights(weights(self._place.epoch), len(self._flows), self._place.epoch)
@@ -112,7 +112,7 @@ class _Phased:
         return (drawn + (self._keys[number][drawn] >> 11) * 2.0**-53) * self._periods[number]
 
     def _quota(self, phase: int) -> int:
-        """The samples of this partition in a phase."""
+        """Number of samples of this partition in a phase."""
         share, rest = divmod(self._source.phases[phase].samples, self._place.partitions)
         return share + (self._place.partition < rest)
 
@@ -168,7 +168,7 @@ class _Phased:
 def phases_of(
     phases: Sequence[tuple[int, Sequence[float]]], count: int, temperature: float, check: Callable[[str, object], int]
 ) -> tuple[Phase, ...]:
-    """The phases of `curriculum`; `ArgumentError` for those that make none."""
+    """The phases of `curriculum`; `ArgumentError` if they are invalid."""
     made = []
     for number, phase in enumerate(phases):
         try:

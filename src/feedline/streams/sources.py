@@ -23,7 +23,7 @@ _LOOKAHEAD = 1024
 
 
 _TOGETHER = 32
-"""Samples of a map-style dataset that are read at once, where it has `__getitems__`."""
+"""Number of samples read at once from a map-style dataset with `__getitems__`."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class _LiveMessages:
 def _check_ending(dataset: Any) -> None:
     """Raise `ArgumentError` for a live stream without an end.
 
-    Groups and `stop_after` are refused, too.
+    A live stream with a group or `stop_after` is refused, too.
     """
     terms = getattr(dataset, "terms", None)
     if not is_live(dataset) or not isinstance(terms, LiveTerms):
@@ -133,7 +133,7 @@ class _Positions:
         return sample
 
     def _read(self) -> list[Any]:
-        """The next samples, the last one first."""
+        """The next samples, in reverse order."""
         stop = min(self._stop, self._at + (_TOGETHER if self._many is not None else 1))
         if not self._first <= self._at <= stop <= self._first + len(self._indices):
             end = min(self._stop, self._at + _LOOKAHEAD)
@@ -173,10 +173,12 @@ def from_dataset(
 ) -> SampleStream:
     """A stream of any dataset.
 
-    The partitions of an `IterableDataset` are its own; one without partitions is a single one, which a single rank
-    reads. A live stream is read up to its `until`, from its `start` in each epoch. A map-style dataset is read in the
-    order of `sampler` (by default its own), cut into `partitions` runs: use as many as there will be ranks and workers,
-    or a multiple. `seed` fixes the random numbers of all steps. `ArgumentError` for a live stream without an end.
+    An `IterableDataset` keeps its partitions. Without any, all of it is one partition, which a single rank reads. A
+    live stream is read from its `start` to its `until` in each epoch. A map-style dataset is read in the order of
+    `sampler`, by default that of the indices, cut into `partitions` runs. Use as many runs as there will be workers on
+    all ranks, or a multiple. `seed` fixes the random numbers of all steps.
+
+    Raises `ArgumentError` for a live stream without an end, and for arguments that do not apply to the dataset.
     """
     if isinstance(dataset, IterableDataset):
         if sampler is not None or partitions is not None:
@@ -195,8 +197,9 @@ def from_dataset(
 def from_items(items: Sequence[Any], read: Callable[[Any], Iterable[Any]], *, seed: int = 0) -> SampleStream:
     """A stream of the samples of `read(item)` for each item.
 
-    Each item is a partition. `items` may be paths of files. If the iterator of `read(item)` has `state_dict` and
-    `load_state_dict`, a resume does not read its samples again. `seed` fixes the random numbers of all steps.
+    Each item, such as the path of a file, is a partition. A resume reads the samples of an item again from its start,
+    unless the iterator of `read(item)` has `state_dict` and `load_state_dict`. `seed` fixes the random numbers of all
+    steps. Raises `ArgumentError` without items.
     """
     if not items:
         raise ArgumentError("items is empty: a stream needs at least one thing to read")

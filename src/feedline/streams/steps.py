@@ -87,7 +87,7 @@ class _MappedSamples:
 
 @dataclass(frozen=True)
 class ShuffleStep:
-    """BlockFlow of `buffer` samples, each in random order."""
+    """Blocks of `buffer` samples, each in random order."""
 
     buffer: int
 
@@ -271,7 +271,7 @@ class Passes:
 
     @property
     def number(self) -> int:
-        """Passes begun before the current one."""
+        """Number of passes before the current one."""
         return self._number
 
     def __next__(self) -> Any:

@@ -49,15 +49,15 @@ class SampleStream(IterableDataset[Any]):
 
     @property
     def num_partitions(self) -> int:
-        """Partitions, which ranks and workers share."""
+        """Number of partitions, which ranks and workers share."""
         return self.source.num_partitions
 
     def partition(self, partition: int, epoch: int) -> SampleFlow:
-        """The samples of one partition in an epoch, with a state."""
+        """The flow of one partition in an epoch, an iterator with state."""
         return self.open(FlowPlace(self.seed, epoch, partition, self.num_partitions))
 
     def open(self, place: FlowPlace) -> SampleFlow:
-        """The flow of a partition, as part of another stream."""
+        """The flow of a partition, as a source of another stream."""
         place = replace(place, seed=derive(place.seed, self.seed), depth=0)
 
         def source(epoch: int) -> SampleFlow:
@@ -71,7 +71,7 @@ class SampleStream(IterableDataset[Any]):
     def fingerprint(self) -> str:
         """Text that identifies source and steps.
 
-        A state is only loaded into an equal stream. Functions count by name.
+        A state is only loaded into a stream with an equal text. Functions are identified by their names.
         """
         return f"SampleStream({describe((self.source, *self.steps))}, seed={self.seed})"
 
@@ -88,51 +88,60 @@ class SampleStream(IterableDataset[Any]):
         return chain.from_iterable(self.partition(partition, epoch) for partition in partitions)
 
     def then(self, step: StreamStep) -> Self:
-        """The stream with one more step."""
+        """Return the stream with one more step."""
         return type(self)(self.source, (*self.steps, step), seed=self.seed)
 
     def map(self, fn: Callable[..., Any]) -> Self:
-        """`fn(sample)` or `fn(sample, rng)` of each sample."""
+        """Apply `fn(sample)` or `fn(sample, rng)` to each sample."""
         return self.then(MapStep(fn))
 
     def filter(self, predicate: Callable[..., Any]) -> Self:
-        """The samples for which `predicate(sample)` or `predicate(sample, rng)` is true."""
+        """Keep samples for which `predicate(sample)` or `predicate(sample, rng)` is true."""
         return self.then(FilterStep(predicate))
 
     def shuffle(self, buffer: int) -> Self:
-        """Each block of `buffer` samples in random order.
+        """Shuffle each block of `buffer` samples of a partition.
 
-        A resume reads at most one block again.
+        One block per partition is in memory. A resume reads at most one block again.
         """
         return self.then(ShuffleStep(check_count("buffer", buffer)))
 
     def batch(
         self, size: int, *, drop_last: bool = False, collate_fn: Callable[[list[Any]], Any] | None = None
     ) -> Self:
-        """Batches, for steps that work on them; the loader then needs `batch_size=None`."""
+        """Collate every `size` samples of a partition, for steps on batches.
+
+        The loader then needs `batch_size=None`. The last batch of a partition may be smaller, unless `drop_last` is
+        true. `collate_fn` is by default `fl.collate.default`.
+        """
         return self.then(BatchStep(check_count("size", size), drop_last, collate_fn))
 
     def take(self, count: int) -> Self:
-        """The first `count` samples, an equal share of each partition.
+        """Keep the first `count` samples, an equal share from each partition.
 
-        They are fewer if a partition has less than its share.
+        Fewer are kept if a partition has less than its share.
         """
         return self.then(TakeStep(check_count("count", count)))
 
     def repeat(self, times: int | None = None) -> Self:
-        """Several passes over each partition as one epoch; endless for None.
+        """Read each partition `times` times in an epoch; endlessly for None.
 
-        Each has an order of its own.
+        Each pass has another random order. A pass without samples is the last one.
         """
         return self.then(RepeatStep(None if times is None else check_count("times", times)))
 
     def pack(self, max_tokens: int, *, buffer: int = 256, long: Long = "raise", value: Fill = 0) -> Self:
-        """Sequences packed into rows of `max_tokens`, in blocks of `buffer` sequences.
+        """Pack sequences into rows of `max_tokens`, by best fit.
 
-        Samples are 1-D sequences, or dicts of sequences of one length. Each row is a dict of tensors (max_tokens,): the
-        fields of the samples (or "tokens"), filled up with `value`; "positions", int64, the place within the document;
-        "segments", int64, the number of the document in the row from 1 on, 0 on padding. `long` is for sequences longer
-        than a row.
+        Each block of `buffer` sequences of a partition is packed by itself. Samples are 1-D sequences, or dicts of 1-D
+        sequences of equal length. Empty sequences are left out. A row is a dict of tensors (max_tokens,):
+
+        - the fields of the samples, or "tokens", padded with `value`, which may be a mapping from field to value;
+        - "positions", int64: place of a token within its sequence, 0 on padding;
+        - "segments", int64: number of the sequence within its row, from 1; 0 on padding.
+
+        A sequence longer than a row raises `CollateError`. With `long="truncate"` it is cut at its end; with "split" it
+        becomes several sequences.
         """
         check_one_of("long", long, get_args(Long))
         return self.then(PackStep(check_count("max_tokens", max_tokens), check_count("buffer", buffer), long, value))
@@ -148,19 +157,22 @@ def mix(
 ) -> SampleStream:  # fmt: skip
     """Streams mixed by weights, which are scaled to a sum of 1.
 
-    `weights` may hold a list for each epoch, whose last list applies to all later epochs, or be a function of the
-    epoch. Shares hold over any part of a partition to within one sample of each stream. `temperature` T scales each
-    weight w to w ** (1 / T): with sizes as weights, T > 1 draws more from small streams. The mixture has as many
-    partitions as the stream with the fewest. `seed` fixes the order of the streams, and the random numbers of steps.
-    `stop` is the end of a partition, or of an epoch:
+    `weights` is a list with a number for each stream, or a list of such lists, one for each epoch. The last of these
+    lists applies to all later epochs. `weights` may also be a function that returns the list of an epoch. In any part
+    of a partition, the share of each stream is exact to within one sample. `temperature` T scales each weight w to
+    w ** (1 / T): with sizes as weights, T > 1 draws more from small streams. The mixture has as many partitions as the
+    stream with the fewest. `seed` fixes the order of the streams, and the random numbers of steps.
 
-    - "first_exhausted": where one of its streams ends;
-    - "all_exhausted": when each has ended once. Streams that end earlier restart, in another order;
-    - "each_once": after each sample was given once. Streams that have ended are left out;
-    - a number: after that number of samples, which the partitions share. Streams that end begin again.
+    `stop` is the end of a partition, or with a number the length of an epoch:
 
-    `max_repeats` limits the repetitions of a sample in an epoch where streams begin again; the share of a stream that
-    would exceed it goes to the others. `ArgumentError` where they end before the number of samples is reached.
+    - "first_exhausted": when one of its streams ends;
+    - "all_exhausted": when each of its streams has ended once. Streams that end earlier restart, in another order;
+    - "each_once": after each sample was delivered once. Streams that have ended are left out;
+    - a number: after that number of samples, which the partitions share. Streams that end restart, in another order.
+
+    `max_repeats` limits how often an epoch has each sample, if streams restart. Other streams take over the share of a
+    stream that has reached the limit. With a number as `stop`, the iteration raises `ArgumentError` if all streams
+    reach the limit before that number of samples.
     """
     _check_streams("mix", streams)
     if max_repeats is not None and stop in ("first_exhausted", "each_once"):
@@ -182,10 +194,9 @@ def curriculum(
 ) -> SampleStream:  # fmt: skip
     """Streams mixed in phases of different weights.
 
-    A phase is a number of samples and a weight for each stream. It continues each stream where the earlier ones ended,
-    and its samples are shared by the partitions. An epoch is the sum of the phases; streams that end within it
-    begin again, in another order. Partitions, `temperature`, `max_repeats`, `seed` and errors are those of `mix` with a
-    number as `stop`.
+    A phase is a number of samples, which the partitions share, and a weight for each stream. A phase continues each
+    stream where the previous phase ended. An epoch has all phases. Streams that end within an epoch restart, in another
+    order. Partitions, `temperature`, `max_repeats`, `seed` and errors are those of `mix` with a number as `stop`.
     """
     _check_streams("curriculum", streams)
     repeats = None if max_repeats is None else check_count("max_repeats", max_repeats)

@@ -30,14 +30,15 @@ def check_dataset(
 ) -> None:
     """Raise `AssertionError` for the first promise that a dataset breaks.
 
-    It reads two dozen samples, and checks that:
+    It reads about two dozen samples, and checks that:
 
     - samples are the same at every read, and an index out of range raises `IndexError`;
     - `__getitems__` and `read_batch` return the same samples as `__getitem__`;
-    - the dataset can be pickled, and used by several threads if its traits have `thread_safe`;
+    - `read_batch` and `ranges` come with `traits`, without which they are ignored;
+    - the dataset can be pickled, and read by several threads at once if its traits have `thread_safe`;
     - a loader without workers gives these samples;
-    - loaders with workers of these `methods` give the same batches as a loader without, also after a resume in
-      mid-epoch.
+    - loaders with the worker methods `methods` give the same batches as a loader without workers, also after a resume
+      in mid-epoch.
 
     `collate_fn` is passed to the loaders.
     """
@@ -59,7 +60,7 @@ def check_dataset(
 
 
 def samples_of(dataset: Any, indices: Any) -> list[Any]:
-    """The samples, each read with its random address."""
+    """The samples of `indices`, each read with a fixed random address."""
     samples = []
     with addressed(_keys(indices).tolist()) as address:
         for row, index in enumerate(indices.tolist()):
@@ -95,7 +96,7 @@ def _check_many(dataset: Any, indices: Any, expected: Any) -> None:
 
 
 def samples_at_once(dataset: Any, indices: Any) -> list[Any]:
-    """The samples of `samples_of`, read by `__getitems__`."""
+    """The same samples as `samples_of`, read by `__getitems__`."""
     many = batch_getter(dataset)
     assert many is not None
     with addressed(_keys(indices).tolist()) as address:

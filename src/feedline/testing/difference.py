@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 
 def check_same(expected: Any, got: Any, promise: str) -> None:
-    """Raise `AssertionError` with the promise and the first difference."""
+    """Raise `AssertionError` with `promise` and the first difference, if any."""
     text = difference(expected, got)
     assert text is None, f"{promise}: {text}"
 
@@ -18,8 +19,9 @@ def check_same(expected: Any, got: Any, promise: str) -> None:
 def difference(one: Any, other: Any, place: str = "it") -> str | None:
     """Description of the first difference between two nested values.
 
-    None if they are equal. Containers must have equal types; tensors and arrays equal dtypes, shapes and values, and
-    NaN equals NaN. Other values, such as images, are compared with `==`.
+    None if they are equal. All values must have equal types. Mappings must have equal keys in the same order, and
+    tensors and arrays equal dtypes, shapes and values. Dataclasses are compared by fields. NaN equals NaN. Other
+    values, such as images, are compared with `==`. `place` names the values in the description.
     """
     if type(one) is not type(other):
         return f"{place} is {type(one).__name__} once and {type(other).__name__} once"
@@ -31,6 +33,10 @@ def difference(one: Any, other: Any, place: str = "it") -> str | None:
         return _between_mappings(one, other, place)
     if isinstance(one, Sequence) and not isinstance(one, (str, bytes, bytearray, range)):
         return _between_sequences(one, other, place)
+    if is_dataclass(one) and not isinstance(one, type):
+        names = [field.name for field in fields(one) if field.compare]
+        texts = (difference(getattr(one, name), getattr(other, name), f"{place}.{name}") for name in names)
+        return next((text for text in texts if text), None)
     if one == other or (one != one and other != other):  # noqa: PLR0124 - NaN
         return None
     return f"{place} is {_short(one)} once and {_short(other)} once"
@@ -39,9 +45,9 @@ def difference(one: Any, other: Any, place: str = "it") -> str | None:
 def _between_tensors(one: torch.Tensor, other: torch.Tensor, place: str) -> str | None:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return f"{place} is {one.dtype} {tuple(one.shape)} once and {other.dtype} {tuple(other.shape)} once"
-    if not torch.equal(one, other) and not torch.equal(one.nan_to_num(), other.nan_to_num()):
-        return f"{place} has other values"
-    return None
+    if torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all()):
+        return None
+    return f"{place} has other values"
 
 
 def _between_arrays(one: Any, other: Any, place: str) -> str | None:

@@ -21,7 +21,7 @@ from feedline.testing.datasets import check_dataset, samples_at_once, samples_of
 from feedline.testing.difference import check_same
 
 _SCHEME = "feedline-check"
-"""The scheme of addresses whose host is the name of a temporary folder."""
+"""Scheme of addresses whose host is the name of a temporary folder."""
 
 
 _PIECE_NBYTES = 1000
@@ -36,17 +36,19 @@ def check_format(
 ) -> None:
     """Raise `AssertionError` for the first promise that a format breaks.
 
-    `open_dataset(root, index_dir=...)` opens the files below a folder or an address, with `cache=` in some calls: the
-    class of the dataset, or a function. `files` are the contents of small files by path, with some samples each.
-    `collate_fn` is passed to loaders. With `checks_length=False`, a format need not notice a truncated file.
+    `open_dataset` is the class of the dataset, or a function. It is called as `open_dataset(root, index_dir=...)`, in
+    some calls with `cache=`, and opens the files below the folder or address `root`. `files` are the contents of small
+    files by path, with some samples each. `collate_fn` is passed to loaders. With `checks_length=False`, a format need
+    not notice a truncated file.
 
-    It checks that:
+    The function checks that:
 
-    - the dataset of files on this machine passes `check_dataset`, and so does that of the same files in a store;
+    - the dataset passes `check_dataset` for files on this machine, and for the same files in a store;
+    - both datasets give the same samples;
     - `shard_sizes` add up to the length, and `address` names a file;
-    - with a cache, `ranges` are all that is read for these samples, and nothing is requested for local files;
-    - an object that changed raises `ObjectChangedError`, a deleted one `FileNotFoundError`, and a truncated file
-      `SampleError`, each with its name.
+    - `ranges` name all data that are read from a store with a cache, and are empty for files on this machine;
+    - a changed object raises `ObjectChangedError`, an address without objects `FileNotFoundError`, and a truncated file
+      `SampleError`, each with the name.
     """
     with _places(files) as places:
         near, far = (open_dataset(root, index_dir=places.index_dir) for root in (places.near, places.far))
@@ -179,7 +181,7 @@ def _check_changes(
 
 
 def _check_raises(kind: type[Exception], read: Callable[[], Any], names: Sequence[str], what: str) -> None:
-    """Check that `read` raises such an error with one of the names."""
+    """Check that `read` raises an error of this class with a name."""
     try:
         read()
     except Exception as error:

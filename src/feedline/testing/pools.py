@@ -71,7 +71,7 @@ def check_pool(worker_method: str, *, num_workers: int = 2) -> None:
     """Raise `AssertionError` for the first promise that a worker pool breaks.
 
     `worker_method` is the name of the pool in `DataLoader(worker_method=...)`. On loaders with `num_workers` workers
-    and a seeded random dataset, it checks that:
+    and a seeded random dataset, the function checks that:
 
     - batches equal those without workers: over two epochs, with `persistent_workers`, after a resume in mid-epoch, and
       with `on_error="skip"`;

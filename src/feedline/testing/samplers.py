@@ -15,13 +15,14 @@ _MOST = 5000
 def check_sampler(sampler: Any) -> None:
     """Raise `AssertionError` for the first promise that a sampler breaks.
 
-    Accepts index samplers and batch samplers. It reads the first 5000 positions of two epochs, and
-    checks that:
+    `sampler` is an index sampler or a batch sampler. The function reads the first 5,000 indices or batches of two
+    epochs, and checks that:
 
+    - `take` or `take_batches` returns int64 arrays;
     - any division of an epoch into spans gives the same order, at any time and in any sequence;
     - the order ends with the epoch;
-    - iteration, `set_epoch` and pickling give the same order;
-    - equal samplers have equal fingerprints.
+    - iteration after `set_epoch` gives the same order, and so does an unpickled sampler;
+    - an unpickled sampler has the same fingerprint.
     """
     name = "take_batches" if hasattr(sampler, "take_batches") else "take"
     length = _length_of(sampler)

@@ -18,14 +18,15 @@ _MISSING = "feedline-check-store/no-such-object"
 def check_store(store: Any, contents: Mapping[str, bytes] | None = None) -> None:
     """Raise `AssertionError` for the first promise that a store breaks.
 
-    `contents` are objects of the store, by path. Without it, the first 20 objects of `list()` are compared with
-    themselves. They are read as a whole, so keep them small; one needs at least two bytes. It checks that:
+    `contents` are objects of the store, by path. Without `contents`, the first 20 objects of `list()` are compared with
+    themselves. Whole objects are read, so they should be small. One must have at least two bytes. The function checks
+    that:
 
     - `url`, `info`, `size`, `read`, `read_many` and `list` agree with each other and with `contents`;
     - views are read-only and stay valid;
     - listings are in the order of paths, and select by prefix;
-    - ranges past the end raise `RangeError`, missing objects `ObjectNotFoundError`, and other versions
-      `ObjectChangedError`, each naming the object;
+    - ranges past the end raise `RangeError`, negative and reversed ranges `ValueError`, missing objects
+      `ObjectNotFoundError`, and other versions `ObjectChangedError`, each with the name of the object;
     - the store can be pickled, and shared by threads.
     """
     absent = [name for name in ("url", "info", "size", "read", "read_many", "list") if not hasattr(store, name)]

@@ -22,9 +22,8 @@ _SIZES = ((96, 128), (128, 96), (112, 112), (150, 97))
 def check_transform(transform: Any) -> None:
     """Raise `AssertionError` for the first promise that a transform of images breaks.
 
-    `transform` is a `Transform`, or a callable that a `Compose` may hold. It gets RGB images of about 100 x 100 pixels.
-
-    It checks that:
+    `transform` is a `Transform`, or a callable that a `Compose` may hold. On RGB images of about 100 x 100 pixels, the
+    function checks that:
 
     - the result depends only on the image and the random key, after any other calls and in any thread;
     - the input image does not change, and shares no memory with the result;
@@ -45,7 +44,7 @@ def check_transform(transform: Any) -> None:
 
 
 def _image(number: int, size: tuple[int, int]) -> Any:
-    """Soft shapes with grain, as in a photograph."""
+    """RGB image, uint8 (height, width, 3), with smooth areas and noise."""
     rng = np.random.default_rng(number)
     height, width = size
     coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8))

@@ -162,7 +162,7 @@ def test_a_threshold_is_met_by_a_loader_that_does_not_run() -> None:
     assert Threshold.parse("wait_share > 5%").is_met(Trial(Setting(), error="ValueError"))
 
 
-@pytest.mark.parametrize("text", ["wait_share", "wait_share = 3", "> 3"])
+@pytest.mark.parametrize("text", ["wait_share", "wait_share = 3", "> 3", "wait_share > 1.2.3%", "wait_share > ."])
 def test_other_thresholds_are_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match="--fail-if takes a condition such as"):
         Threshold.parse(text)
@@ -170,9 +170,9 @@ def test_other_thresholds_are_refused(text: str) -> None:
         Threshold.parse("waiting > 3").is_met(trial(100))
 
 
-@pytest.mark.parametrize("wrong", ["fast", "20 m"])
+@pytest.mark.parametrize("wrong", ["fast", "20 m", "1.2.3", ".", "", "2h", "3601s", "9" * 400])
 def test_a_wrong_step_is_refused(wrong: str) -> None:
-    assert (command.parse_step("20ms"), command.parse_step("0.5")) == (0.02, 0.5)
+    assert list(map(command.parse_step, ["20ms", "0.5", "5.", ".5 s"])) == [0.02, 0.5, 5.0, 0.5]
     with pytest.raises(ArgumentError, match="--step takes a duration such as 20ms"):
         command.parse_step(wrong)
 

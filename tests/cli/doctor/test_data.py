@@ -5,18 +5,24 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import socket
+import sqlite3
 import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
+import lmdb
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from feedline.cli.doctor import data, machine
 from feedline.cli.doctor.findings import Finding, Severity
-from feedline.cli.doctor.loader import SampleProbe, errors, fork_hazards
+from feedline.cli.doctor.loader import SampleProbe, errors, fork_hazards, held_generators, held_handles
 
 
 class Sound(Dataset[Any]):
@@ -36,6 +42,13 @@ class Unsafe(Sound):
         self.position = index
         time.sleep(0.001)
         return torch.tensor(self.position)
+
+
+class UnsafeLabel(Unsafe):
+    """The shared position, next to an equal image."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"image": torch.zeros(2), "label": int(super().__getitem__(index))}
 
 
 class Refusing(Unsafe):
@@ -84,9 +97,9 @@ def severities(findings: Any) -> dict[str, Severity]:
     ("dataset", "expected"),
     [
         (Sound(), {"threads": Severity.GOOD}), (Unsafe(), {"threads": Severity.NOTE}),
-        (Refusing(), {"threads": Severity.NOTE}), (Random(), {}),
+        (UnsafeLabel(), {"threads": Severity.NOTE}), (Refusing(), {"threads": Severity.NOTE}), (Random(), {}),
     ],
-    ids=["sound", "unsafe", "refusing", "random"],
+    ids=["sound", "unsafe", "unsafe label", "refusing", "random"],
 )  # fmt: skip
 def test_datasets_that_threads_cannot_share_are_found(dataset: Any, expected: dict[str, Severity]) -> None:
     assert severities(data.threads(DataLoader(dataset))) == expected
@@ -131,6 +144,40 @@ def test_files_are_compared_with_memory_and_their_disk_is_measured(
     assert "to read them all" in found["files"].evidence
     assert list(data.files(Sound())) == []
     assert data.disk_rate([tmp_path / "missing"]) == 0
+
+
+class Holding(Sound):
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def opened(folder: Path) -> Iterator[Any]:
+    """One handle of each kind."""
+    yield (folder / "a").open("w")
+    yield socket.socket()
+    yield sqlite3.connect(":memory:")
+    yield h5py.File(folder / "c.h5", "w")
+    yield lmdb.open(str(folder / "d"))
+
+
+AROUND: dict[str, Callable[[Any], Any]] = {
+    "alone": lambda value: value, "list": lambda value: [value], "dict": lambda value: {"train": (1, value)},
+    "nested": lambda value: [{0: value}], "object": lambda value: [Holding(deque([value]))],
+    "torch": lambda value: ConcatDataset([Subset(Holding(value), [0])]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_open_handles_and_generators_are_found_in_containers_until_they_are_closed(tmp_path: Path, around: str) -> None:
+    for handle in opened(tmp_path):
+        dataset = Holding(AROUND[around](handle))
+        (found,) = held_handles(dataset)
+        assert found.severity is Severity.BAD
+        assert found.evidence.startswith("open when workers start: Holding.value")
+        handle.close()
+        assert list(held_handles(dataset)) == [], handle
+    (found,) = held_generators(Holding(AROUND[around](np.random.default_rng(0))))
+    assert found.severity is Severity.BAD
 
 
 def test_a_file_watcher_is_a_hazard_of_forks() -> None:

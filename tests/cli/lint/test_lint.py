@@ -138,6 +138,7 @@ def test_a_comment_switches_a_rule_off(tmp_path: Path, comment: str) -> None:
     text = f"{HEAD}DataLoader(data, num_workers=4)  {comment}\n"
     assert hits(tmp_path, text) == []
     assert len(hits(tmp_path, text.replace("workers-restart", "no-workers"))) == (1 if "[" in comment else 0)
+    assert hits(tmp_path, f"\f\n{text}") == [], "a form feed is no line"
 
 
 def test_notebooks_are_read_by_cells_and_folders_of_others_are_not(tmp_path: Path) -> None:
@@ -162,11 +163,31 @@ def test_files_that_cannot_be_parsed_are_listed_and_the_rest_is_read(tmp_path: P
     (tmp_path / "c.py").write_text("from torch.utils.data import DataLoader")
     (tmp_path / "d.ipynb").write_text("{ Dataset")
     (tmp_path / "e.py").write_text("def (: # nothing that loads data")
+    (tmp_path / "f.py").symlink_to(tmp_path / "gone")
+    (tmp_path / "g.ipynb").write_text('["Dataset"]')
+    (tmp_path / "h.py").write_text(f"for x in {'+'.join(['Dataset'] * 500)}: pass")  # deeper than ast can unparse
     survey = command.run([str(tmp_path)])
-    assert [Path(file.path).name for file in survey.unreadable] == ["a.py", "b.py", "d.ipynb"]
+    unreadable = [Path(file.path).name for file in survey.unreadable]
+    assert unreadable == ["a.py", "b.py", "d.ipynb", "f.py", "g.ipynb", "h.py"]
+    assert all(file.reason for file in survey.unreadable)
     assert [hit.code for hit in survey.hits] == ["torch-import"]
     with pytest.raises(ArgumentError, match="there is no file or folder nowhere"):
         command.run(["nowhere"])
+
+
+ODD = {
+    "sorted without arguments": "class A(Dataset):\n def __init__(self):\n  self.x = sorted(sorted())",
+    "bases in a circle": "class A(B): pass\nclass B(A): pass\nclass B(B): pass",
+    "a huge integer": f"for epoch in range(0x{'f' * 5000}):\n DataLoader(data)",
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_code_does_not_hide_the_mistakes_around_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.py").write_text(f"{HEAD}{ODD[name]}\nsampler = DistributedSampler(data)\n")
+    survey = command.run([str(tmp_path)])
+    assert survey.unreadable == []
+    assert "missing-set-epoch" in {hit.code for hit in survey.hits}
 
 
 @pytest.mark.parametrize("width", [40, 80])

@@ -397,6 +397,8 @@ def test_steps_need_an_end(servers: list[LineServer], more: dict[str, Any], said
     ("make", "said"),
     [
         (lambda: streams.SocketLines([]), "servers is empty"),
+        (lambda: streams.SocketLines("a:1", group="a b"), "group must be one word.*got 'a b'"),
+        (lambda: streams.SocketLines("a:1", group=""), "group must be one word"),
         (lambda: streams.SocketLines("a:1", start="now"), "start must be one of 'earliest', 'latest'; got 'now'"),
         (lambda: streams.SocketLines("a:1", max_wait_s=0), "max_wait_s must be above 0"),
         (lambda: streams.SocketLines("a:1", stop_after=0), "stop_after must be at least 1"),

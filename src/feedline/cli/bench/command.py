@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -18,8 +19,10 @@ from feedline.cli.bench.sweep import Sweep, Threshold, default_workers, recommen
 from feedline.cli.bench.trial import Trial
 from feedline.cli.doctor.findings import Marks
 from feedline.cli.progress import bars
+from feedline.core.units import DECIMAL
 from feedline.core.wrapping import wrap
 from feedline.errors import ArgumentError
+from feedline.workers.registry import AUTO, find_pool
 
 
 class Outcome(NamedTuple):
@@ -30,25 +33,38 @@ class Outcome(NamedTuple):
     failed: list[str]
 
 
+_LONGEST_STEP_S = 3600.0
+
+
 def parse_step(text: str) -> float:
-    """Seconds of a duration such as `20ms` or `0.02`."""
-    found = re.fullmatch(r"([0-9.]+)\s*(ms|s)?", text)
-    if found is None:
-        raise ArgumentError(f"--step takes a duration such as 20ms; got {text!r}")
-    return float(found[1]) * (1e-3 if found[2] == "ms" else 1.0)
+    """Seconds of a duration such as `20ms` or `0.02`; otherwise `ArgumentError`."""
+    found = re.fullmatch(rf"({DECIMAL})\s*(ms|s)?", text)
+    step_s = float(found[1]) * (1e-3 if found[2] == "ms" else 1.0) if found else inf
+    if step_s > _LONGEST_STEP_S:
+        raise ArgumentError(f"--step takes a duration such as 20ms, of at most an hour; got {text!r}")
+    return step_s
 
 
-def parse_numbers(text: str) -> list[int]:
-    """Numbers of a list such as `0,2,4`."""
+def parse_numbers(text: str, option: str, least: int) -> list[int]:
+    """Integers of a list such as `0,2,4`, from `least` on; otherwise `ArgumentError`."""
     try:
-        return [int(word) for word in text.split(",") if word.strip()]
+        numbers = [int(word) for word in text.split(",") if word.strip()]
     except ValueError:
-        raise ArgumentError(f"expected numbers separated by commas; got {text!r}") from None
+        numbers = [least - 1]
+    if any(number < least for number in numbers):
+        raise ArgumentError(f"{option} takes numbers from {least} on, such as 2,4; got {text!r}")
+    return numbers
 
 
 def run(target: str, sweep: Sweep, thresholds: Sequence[Threshold], console: Console) -> Outcome:
-    """Measure the loader that `target` names; a progress bar goes to `console`."""
-    loader = targets.load(target)
+    """Measure the loader that `target` names, and apply the thresholds.
+
+    Thresholds apply to the unchanged loader. `console` shows a progress bar. Raises `ArgumentError` for an unknown
+    worker method.
+    """
+    loader = targets.load(target)  # first: its script may register a pool
+    for method in {setting.worker_method for setting in sweep.settings} - {None, AUTO}:
+        find_pool(str(method))
     with bars(console) as step:
         trials = sweep.run(loader, step)
     own = trials[0]  # the first setting is the user's own: thresholds judge it
@@ -70,7 +86,7 @@ def print_outcome(outcome: Outcome, sweep: Sweep, console: Console) -> None:
 
 
 def _print(console: Console, *lines: str, style: str | None = None) -> None:
-    """Print lines unchanged: those that rich wraps end in blanks."""
+    """Print lines without rich's wrapping, which adds blanks at their ends."""
     for line in lines:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
@@ -94,7 +110,7 @@ def command(
     batch_size: Annotated[str, typer.Option(help="Batch sizes, such as 32,64.")] = "",
     step: StepOption = "0",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds through all settings.")] = 3,
-    seconds: Annotated[float, typer.Option(min=0.05, help="Seconds per round and setting.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0.05, max=86400, help="Seconds per round and setting.")] = 2.0,
     fail_if: Annotated[
         list[str] | None,
         typer.Option(help="Exit with 1 if this holds for the unchanged loader: 'wait_share > 5%'."),
@@ -110,8 +126,8 @@ def command(
     The script of the loader runs without its `if __name__ == "__main__"` block. Settings are measured in turn, round by
     round: other load on the machine then affects all of them.
     """
-    counts = default_workers() if workers is None else parse_numbers(workers)
-    sizes = parse_numbers(prefetch), parse_numbers(batch_size)
+    counts = default_workers() if workers is None else parse_numbers(workers, "--workers", 0)
+    sizes = parse_numbers(prefetch, "--prefetch", 1), parse_numbers(batch_size, "--batch-size", 1)
     thresholds = [Threshold.parse(text) for text in fail_if or ()]
     sweep = Sweep(settings_of(counts, method or (), *sizes), rounds, seconds, parse_step(step))
     outcome = run(target, sweep, thresholds, Console(stderr=True))

@@ -21,7 +21,7 @@ NARROW = 60
 
 
 def table(trials: Sequence[Trial], chosen: Trial | None, step_s: float, width: int, marks: Marks) -> list[str]:
-    """One line per setting; two in a narrow terminal."""
+    """One line per setting, or two in a narrow terminal."""
     is_wide = width >= NARROW and _bar_columns(trials, step_s, width) >= 0
     rows = _wide_rows(trials, chosen, step_s, width, marks) if is_wide else _narrow_rows(trials, chosen, width)
     return [marks.adapt(row).rstrip() for row in rows]
@@ -57,9 +57,9 @@ def _bar_columns(trials: Sequence[Trial], step_s: float, width: int) -> int:
 
 
 def _tail(trial: Trial | None, step_s: float) -> str:
-    """Last columns of a row, or their titles.
+    """Last columns of a row; their titles for None.
 
-    Without a step, waiting has no meaning.
+    Without a simulated step, there is no column for the wait share.
     """
     if trial is None:
         return f"{'waits' if step_s else '':>{8 if step_s else 0}}{'first':>8}{'memory':>9}"
@@ -73,7 +73,7 @@ def _rate(trial: Trial) -> str:
 
 
 def bar(part: float, columns: int, marks: Marks) -> str:
-    """A bar for a share of the columns, padded."""
+    """A bar for a share of the columns, padded with blanks."""
     sign = "█" if marks is Marks.UNICODE else "#"
     return f"{sign * max(1, round(part * columns)) if columns else '':<{columns}}"
 
@@ -97,7 +97,7 @@ def conclusion(trials: Sequence[Trial], chosen: Trial | None, step_s: float) -> 
 
 
 def details(trial: Trial) -> list[str]:
-    """Latency percentiles, CPU and bytes of one setting."""
+    """Lines with latency percentiles, CPU time and rate of one setting."""
     figures = trial.figures()
     latencies = {"wait for a batch": [figures[f"wait_p{part}_s"] for part in PERCENTILES], **stage_percentiles(trial)}
     sent = share(figures["serialization_share"])
@@ -116,7 +116,7 @@ def _in_words(values: Sequence[float]) -> str:
 
 
 def stage_percentiles(trial: Trial) -> dict[str, list[float]]:
-    """Seconds of a batch in each stage, at `PERCENTILES`."""
+    """Seconds per batch in each stage, at `PERCENTILES`."""
     return {
         stage: [quantile_s(counts, part / 100) for part in PERCENTILES] for stage, counts in trial.histograms().items()
     }

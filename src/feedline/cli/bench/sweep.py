@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.cli.bench.trial import Setting, Trial
+from feedline.core.units import DECIMAL
 from feedline.errors import ArgumentError
 from feedline.loader.monitoring.resources import usable_cpus
 
@@ -18,7 +19,7 @@ ENOUGH = 0.97
 
 
 KPI_WAIT = 0.05
-"""Waiting share up to which a loop keeps its device busy."""
+"""Wait share up to which a loop keeps its device busy."""
 
 
 class Sweep(NamedTuple):
@@ -34,7 +35,7 @@ class Sweep(NamedTuple):
     def run(self, loader: TorchDataLoader[Any], step: Callable[[str, int, int], None]) -> list[Trial]:
         """Measure all settings in turn, round by round.
 
-        A busy moment of the machine then affects all of them.
+        A busy moment of the machine thus affects all of them. A setting equal to the user's own is measured once.
         """
         own = loader.num_workers
         trials = [Trial(setting) for setting in self.settings if setting != Setting(own)]  # that is "as is"
@@ -51,7 +52,7 @@ def settings_of(
 ) -> tuple[Setting, ...]:
     """The user's own setting, torch's loader, and all combinations.
 
-    An empty list keeps the value of the user's loader.
+    An empty list keeps the value of the user's loader. Without workers, methods and prefetching are left out.
     """
     found = dict.fromkeys([Setting(), Setting(is_torch=True)])
     for count in workers or (None,):
@@ -64,7 +65,7 @@ def settings_of(
 
 
 def default_workers(cpus: int | None = None) -> list[int]:
-    """Powers of two up to twice the CPUs.
+    """Worker counts to measure: 0, powers of two, and twice the CPUs.
 
     More workers than CPUs help samples that wait.
     """
@@ -75,7 +76,8 @@ def default_workers(cpus: int | None = None) -> list[int]:
 def recommend(trials: Iterable[Trial], step_s: float) -> Trial | None:
     """The nearly fastest trial with the fewest workers; None if none ran.
 
-    With a step, the fewest workers with which the loop waits for at most `KPI_WAIT` of its time, if there are any.
+    With a simulated step, it is the trial with the fewest workers and a wait share of at most `KPI_WAIT`, if there is
+    one.
     """
     ran = [trial for trial in trials if trial.rounds and not trial.setting.is_torch]
     if not ran:
@@ -93,7 +95,7 @@ def _processes(setting: Setting) -> int:
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, "<": operator.lt}
 
 
-_THRESHOLD = re.compile(r"\s*(\w+)\s*([<>])\s*([0-9.]+)\s*(%|ms|s|MB|GB|MiB|GiB)?\s*")
+_THRESHOLD = re.compile(rf"\s*(\w+)\s*([<>])\s*({DECIMAL})\s*(%|ms|s|MB|GB|MiB|GiB)?\s*")
 
 
 _UNITS = {"%": 0.01, "ms": 1e-3, "s": 1.0, "MB": 1e6, "GB": 1e9, "MiB": 1 << 20, "GiB": 1 << 30, None: 1.0}
@@ -117,7 +119,10 @@ class Threshold(NamedTuple):
         return cls(text.strip(), name, comparison, float(number) * _UNITS[unit])
 
     def is_met(self, trial: Trial) -> bool:
-        """True if the run has to fail; ArgumentError for an unknown name."""
+        """True if the condition holds, or if the trial did not run.
+
+        Raises `ArgumentError` for an unknown name.
+        """
         figures = trial.figures()
         if figures and self.name not in figures:
             raise ArgumentError(f"--fail-if knows {', '.join(figures)}; got {self.name!r}")

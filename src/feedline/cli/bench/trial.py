@@ -36,7 +36,7 @@ class Setting(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments of the loader that differ from the user's."""
+        """Arguments of the setting that replace those of the user's loader."""
         changed = {name: value for name, value in zip(self._fields[:4], self[:4], strict=True) if value is not None}
         if self.num_workers == 0:
             changed.pop("prefetch_factor", None)
@@ -48,7 +48,7 @@ class Setting(NamedTuple):
         return ", ".join(words) or "as is"
 
     def make(self, loader: TorchDataLoader[Any]) -> TorchDataLoader[Any]:
-        """The loader to measure: a copy of the user's with this setting."""
+        """A copy of the user's loader with this setting."""
         changes = {**self.arguments, "persistent_workers": False}
         if self.is_torch:
             changes.pop("worker_method", None)
@@ -96,7 +96,7 @@ class Trial:
 
     @property
     def samples_per_s(self) -> float:
-        """Median over the rounds."""
+        """Median over the rounds; 0 without rounds."""
         return median(part.samples / part.seconds for part in self.rounds) if self.rounds else 0.0
 
     @property
@@ -106,7 +106,7 @@ class Trial:
         return (max(rates) - min(rates)) / 2 if rates else 0.0
 
     def histograms(self) -> dict[str, tuple[int, ...]]:
-        """Histogram of each stage over all rounds."""
+        """Histogram of the times of each stage, over all rounds."""
         names = dict.fromkeys(stage for part in self.rounds for stage in part.stages)
         return {
             name: add_counts([part.stages[name].histogram for part in self.rounds if name in part.stages])
@@ -114,7 +114,7 @@ class Trial:
         }
 
     def serialization_share(self) -> float:
-        """Share of the work on batches that packs and unpacks them."""
+        """Share of the work on batches that is packing and unpacking."""
         worked, sent = (
             sum(part.stages[stage].total_s for part in self.rounds for stage in stages if stage in part.stages)
             for stages in (_WORKED, _SENT)
@@ -122,7 +122,7 @@ class Trial:
         return sent / worked if worked else 0.0
 
     def figures(self) -> Mapping[str, float]:
-        """Figures by the names that thresholds use, in seconds, bytes and shares."""
+        """Figures by the names that thresholds use; empty without rounds."""
         if not self.rounds:
             return {}
         waits = np.array([wait for part in self.rounds for wait in part.waits_s])
@@ -149,7 +149,10 @@ class Trial:
         return f"torch, {self.setting.describe()}" if self.setting.is_torch else self.setting.describe()
 
     def run(self, loader: TorchDataLoader[Any], seconds: float, step_s: float) -> None:
-        """Add a round, or record the error of the loader."""
+        """Add a round, or record the error of the loader.
+
+        After an error, no further round is measured.
+        """
         if self.error:
             return
         try:
@@ -167,13 +170,12 @@ class Trial:
 def measure(
     loader: TorchDataLoader[Any], seconds: float, step_s: float, *, due_s: float = inf, over_s: float = inf
 ) -> Round:
-    """Iterate for about `seconds` after the warm-up.
+    """Iterate for about `seconds` after the warm-up, over several epochs if needed.
 
-    Short epochs follow one another.
-
-    Batches arrive in clusters of one per worker: the first cluster is the warm-up, and only whole clusters count. Each
-    step sleeps for `step_s`, like a loop that waits for a device. By the clock of `perf_counter`, the round ends with a
-    cluster from `due_s` on, and with any batch from `over_s` on: nothing counts then if no cluster was complete.
+    Batches arrive in clusters of one per worker. The first cluster is the warm-up, and only whole clusters count. Each
+    step sleeps for `step_s`, like a loop that waits for a device. `due_s` and `over_s` are times of `perf_counter`. The
+    round ends with the first whole cluster after `due_s`, or with the first batch after `over_s`, even if no whole
+    cluster was measured: the round then has no samples. Raises `ArgumentError` if the loader has no batches.
     """
     pid, began, cpu = os.getpid(), perf_counter(), proc.tree_cpu_s(os.getpid())
     cluster = max(1, loader.num_workers)
@@ -207,7 +209,7 @@ def measure(
 
 
 def _endless(loader: TorchDataLoader[Any]) -> Iterator[Any]:
-    """Batches of all epochs; `ArgumentError` if an epoch has none."""
+    """Batches of epoch after epoch; `ArgumentError` if an epoch has none."""
     while True:
         empty = True
         for batch in loader:
@@ -220,7 +222,7 @@ def _endless(loader: TorchDataLoader[Any]) -> Iterator[Any]:
 
 
 def _rows(batch: Any) -> int:
-    """Samples in a batch, by its first tensor or list."""
+    """Number of samples in a batch, from its first tensor or list."""
     if isinstance(batch, (torch.Tensor, np.ndarray)):
         return int(batch.shape[0]) if batch.ndim else 1
     if isinstance(batch, Mapping):

@@ -29,7 +29,7 @@ class Examination(NamedTuple):
 
     @property
     def is_healthy(self) -> bool:
-        """True if nothing stops or slows a run."""
+        """True if no finding stops or slows a run."""
         return all(finding.severity is not Severity.BAD for finding in self.findings)
 
     def summary(self) -> dict[str, Any]:
@@ -41,7 +41,10 @@ class Examination(NamedTuple):
 
 
 def run(target: str | None, *, ranks: int = 1) -> Examination:
-    """Examine the machine, and the loader that `target` names."""
+    """Examine the machine, and the loader that `target` names.
+
+    A `target` that leads to no loader is a finding. `ranks` is the number of training processes.
+    """
     findings = machine.examine()
     if target is None:
         return Examination("", findings, [])

@@ -15,15 +15,16 @@ from torch.utils.data import Dataset, IterableDataset
 
 from feedline.cli.doctor.findings import Finding, Severity
 from feedline.cli.doctor.search import attributes
-from feedline.core import tree
+from feedline.cli.plain import plain
 from feedline.core.proc import meminfo
 from feedline.core.rng_globals import restoring_globals
 from feedline.datasets.formats import FORMATS, register_installed
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.report.stats import seconds, size
+from feedline.testing import difference
 
 LOOKING_S = 0.5
-"""Seconds after which no further file is looked at."""
+"""Seconds after which no further file is examined or read."""
 
 
 PROBED_NBYTES = 32 << 20
@@ -44,14 +45,14 @@ class NamedFiles(NamedTuple):
     """Local files of a dataset."""
 
     paths: list[Path]
-    """Those that were looked at."""
+    """Files that were examined."""
     nbytes: int
-    """Size of all files, estimated from those that were examined."""
+    """Size of all files, estimated from the examined ones."""
     number: int
 
     @classmethod
     def of(cls, dataset: Any) -> NamedFiles:
-        """Files that attributes of the dataset name, singly or in lists."""
+        """Files named by attributes of the dataset, singly or in lists."""
         names = list(dict.fromkeys(_names(dataset)))
         sizes, paths, deadline = list[int](), list[Path](), monotonic() + LOOKING_S
         step = max(1, len(names) // 2000)
@@ -77,7 +78,7 @@ def _names(dataset: Any) -> Iterator[str]:
 
 
 def files(dataset: Any) -> Iterator[Finding]:
-    """Size of the data, against free memory; rate of its disk."""
+    """Data size compared with free memory, disk rate, and missing indexes."""
     found = NamedFiles.of(dataset)
     if not found.paths:
         return
@@ -97,9 +98,9 @@ def files(dataset: Any) -> Iterator[Finding]:
 
 
 def disk_rate(paths: list[Path]) -> float:
-    """Bytes per second of reading, past the page cache.
+    """Reading rate without the page cache, in bytes per second.
 
-    0 where this cannot be measured.
+    0 if less than 1 MiB could be read.
     """
     began, nbytes = monotonic(), 0
     for path in paths:
@@ -127,7 +128,7 @@ def _unindexed(paths: list[Path]) -> Iterator[Finding]:
 
 
 def threads(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
-    """Samples that several threads read at once."""
+    """Samples read by several threads at once, compared with one thread."""
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset) or not len(dataset):
         return
@@ -164,7 +165,7 @@ class _Same(Dataset[Any]):
 
 
 def random_numbers(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
-    """Random samples that are equal in two workers."""
+    """Random samples of two workers, compared with each other."""
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset) or not len(dataset):
         return
@@ -187,11 +188,8 @@ def _first(samples: list[Any]) -> Any:
 
 
 def is_equal(left: Any, right: Any) -> bool:
-    """True if two values have equal arrays and numbers."""
-    ours, theirs = list(tree.arrays(left)), list(tree.arrays(right))
-    if not ours and not theirs:
-        return repr(left) == repr(right)
-    return len(ours) == len(theirs) and all(
-        a.shape == b.shape and np.array_equal(np.asarray(a), np.asarray(b), equal_nan=a.dtype.kind in "fc")
-        for a, b in zip(map(np.asarray, ours), map(np.asarray, theirs), strict=True)
-    )
+    """True if two samples or batches are equal in all their parts.
+
+    NaN equals NaN. `plain` states how objects are compared.
+    """
+    return difference(plain(left), plain(right)) is None

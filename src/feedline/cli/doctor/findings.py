@@ -11,11 +11,11 @@ from rich.text import Text
 from feedline.core.wrapping import wrap
 
 NAME_COLUMNS = 11
-"""Width of the column of names, if the terminal has room for two columns."""
+"""Width of the column of names, in a terminal of at least `TWO_COLUMNS`."""
 
 
 TWO_COLUMNS = 60
-"""Width of a terminal that has room for a column of names."""
+"""Width of the narrowest terminal with a column of names."""
 
 
 class Severity(enum.Enum):
@@ -73,7 +73,7 @@ class Marks(enum.Enum):
         return cls.UNICODE
 
     def adapt(self, text: str) -> str:
-        """Text with the signs that this stream can write."""
+        """The text, with replacements for signs that the stream cannot write."""
         return (
             text
             if self is Marks.UNICODE
@@ -103,7 +103,7 @@ def render(findings: Sequence[Finding], width: int, marks: Marks = Marks.UNICODE
 
 
 def closing_line(findings: Iterable[Finding]) -> str:
-    """Sentence with the number of findings."""
+    """Sentence with the numbers of findings that need attention."""
     severities = [finding.severity for finding in findings]
     bad, notes = severities.count(Severity.BAD), severities.count(Severity.NOTE)
     if not bad and not notes:

@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset, RandomSampler
 
 from feedline.cli.doctor.data import files, is_equal, random_numbers, threads
 from feedline.cli.doctor.findings import Finding, Severity
-from feedline.cli.doctor.search import attributes, is_handle, kind_of
+from feedline.cli.doctor.search import is_handle, kind_of, parts
 from feedline.cli.target import as_feedline
 from feedline.core import tree
 from feedline.core.cgroups import Cgroup
@@ -46,11 +46,11 @@ SLOW_S = 0.02
 
 
 WAITING = 0.5
-"""Share of the time off the CPU above which samples wait rather than compute."""
+"""Share of time off the CPU above which samples count as waiting."""
 
 
 def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
-    """Run all checks; one that fails is a finding, too."""
+    """Run all checks; an error in a check is a finding, too."""
     sample = SampleProbe.read(loader) if not isinstance(loader.dataset, IterableDataset) else SampleProbe.none()
     checks: list[Callable[[], Iterator[Finding]]] = [
         lambda: describe(loader),
@@ -94,12 +94,15 @@ class SampleProbe(NamedTuple):
 
     @classmethod
     def none(cls) -> SampleProbe:
-        """No samples: those of a stream are not read."""
+        """A probe without samples, for streams."""
         return cls([], [], [], [], 0, False)
 
     @classmethod
     def read(cls, loader: TorchDataLoader[Any]) -> SampleProbe:
-        """Read at most `SAMPLES` samples in at most about `READING_S` seconds."""
+        """Read at most `SAMPLES` samples in about `READING_S` seconds.
+
+        Global random generators are restored.
+        """
         dataset, result = loader.dataset, cls.none()
         length = len(dataset)  # type: ignore[arg-type]
         deadline, largest, shapes = perf_counter() + READING_S, 0, set()
@@ -122,7 +125,7 @@ class SampleProbe(NamedTuple):
 
 
 def describe(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
-    """Name and length of the dataset."""
+    """Class, length and batch size; an empty dataset."""
     name = type(loader.dataset).__name__
     if isinstance(loader.dataset, IterableDataset):
         yield Finding("dataset", f"{name} (a stream)")
@@ -134,7 +137,7 @@ def describe(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
 
 
 def errors(samples: SampleProbe) -> Iterator[Finding]:
-    """Samples that raise."""
+    """Samples that raise; a length above the number of samples."""
     if samples.failures:
         index, error = samples.failures[0]
         read = len(samples.failures) + len(samples.indices)
@@ -149,7 +152,7 @@ def errors(samples: SampleProbe) -> Iterator[Finding]:
 
 
 def slow(samples: SampleProbe) -> Iterator[Finding]:
-    """Samples that take many times the median."""
+    """Samples that take many times the median; the median itself."""
     if not samples.wall_s:
         return
     median = float(np.median(samples.wall_s))
@@ -177,7 +180,7 @@ def storage(samples: SampleProbe) -> Iterator[Finding]:
 
 def held_handles(dataset: Any) -> Iterator[Finding]:
     """Open files, connections and sockets that forked workers would share."""
-    found = [f"{path} ({kind_of(value)})" for path, value in attributes(dataset) if is_handle(value)]
+    found = [f"{path} ({kind_of(value)})" for path, value in parts(dataset) if is_handle(value)]
     if found:
         evidence = f"open when workers start: {', '.join(found[:3])}; forked workers share its position"
         yield Finding(
@@ -188,7 +191,7 @@ def held_handles(dataset: Any) -> Iterator[Finding]:
 def held_generators(dataset: Any) -> Iterator[Finding]:
     """Random generators kept by the dataset, which every worker would copy."""
     kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-    found = [path for path, value in attributes(dataset) if isinstance(value, kinds)]
+    found = [path for path, value in parts(dataset) if isinstance(value, kinds)]
     if found:
         evidence = f"{', '.join(found[:3])}: a copy in every worker draws the same numbers"
         remedy = "feedline.sample_rng() in __getitem__ draws by seed, epoch and position; or seed it in worker_init_fn"
@@ -242,7 +245,7 @@ def _is_watcher(link: str) -> bool:
 
 
 def shards(loader: TorchDataLoader[Any], ranks: int) -> Iterator[Finding]:
-    """Shards or partitions too few for the ranks and workers."""
+    """Too few partitions for ranks and workers; shards in random order."""
     dataset, workers = loader.dataset, max(1, loader.num_workers)
     partitions = getattr(dataset, "num_partitions", None)
     if isinstance(dataset, IterableDataset) and isinstance(partitions, int) and partitions < ranks * workers:
@@ -257,7 +260,7 @@ def shards(loader: TorchDataLoader[Any], ranks: int) -> Iterator[Finding]:
 
 
 def batch_memory(loader: TorchDataLoader[Any], samples: SampleProbe) -> Iterator[Finding]:
-    """Memory of the batches in flight, compared with the limit."""
+    """Memory of batches in flight, compared with the limit; differing shapes."""
     if not samples.nbytes or not loader.batch_size:
         return
     batch = samples.nbytes * loader.batch_size
@@ -277,7 +280,7 @@ def batch_memory(loader: TorchDataLoader[Any], samples: SampleProbe) -> Iterator
 
 
 def worker_results(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
-    """First batches of two workers, compared with those of this process."""
+    """First batches of two runs with workers and one without, compared."""
     if isinstance(loader.dataset, IterableDataset):
         return
     state = torch.get_rng_state()
@@ -292,7 +295,7 @@ def worker_results(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
 
 
 def _first_batches(loader: TorchDataLoader[Any], workers: int, state: torch.Tensor) -> list[Any]:
-    """The first two batches, with addressed randomness."""
+    """The first two batches, with `seed=0` and torch's RNG state `state`."""
     with restoring_globals():
         torch.set_rng_state(state)
         changes = {"num_workers": workers, "seed": 0, "worker_method": "process", "persistent_workers": False}

@@ -55,7 +55,7 @@ def headline() -> str:
 
 
 def examine() -> list[Finding]:
-    """Run all checks; takes about `SAMPLE_S` seconds."""
+    """Run all checks, in about `SAMPLE_S`, plus `ANSWER_S` at most for Ray."""
     cgroup = Cgroup.of_process()
     return [
         *kernels(),
@@ -115,7 +115,7 @@ class CpuUse(NamedTuple):
 
     @classmethod
     def measure(cls, duration_s: float) -> CpuUse:
-        """Measure now; this program sleeps meanwhile."""
+        """Measure for `duration_s`, in which this thread sleeps."""
         before, began = cpu_ticks() or CpuTicks(), time.monotonic()
         time.sleep(duration_s)
         after, elapsed = cpu_ticks() or CpuTicks(), time.monotonic() - began
@@ -124,7 +124,7 @@ class CpuUse(NamedTuple):
 
 
 def load(use: CpuUse) -> Finding:
-    """CPUs that other programs take from a run."""
+    """CPUs that other programs or the hypervisor take from a run."""
     pressure = "" if use.pressure is None else f" (CPU pressure {share(use.pressure)})"
     if use.stolen >= OTHERS_CPUS:
         evidence = f"the hypervisor gives {use.stolen:.1f} CPUs to other machines{pressure}"
@@ -184,7 +184,7 @@ def shared_memory(directory: Path = Path("/dev") / "shm") -> Finding:
 
 
 def cache(folder: Path) -> Finding:
-    """Default folder of indexes and cached objects."""
+    """Free space and access of the default folder of caches."""
     present = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(present, os.W_OK | os.X_OK) or not present.is_dir():
         remedy = (
@@ -204,7 +204,7 @@ ANSWER_S = 2.0
 
 
 def ray(directory: Path = Path("/dev") / "shm") -> Iterator[Finding]:
-    """Ray's cluster, and the memory of its object store, if installed."""
+    """Ray's cluster and object store, if Ray is installed."""
     if find_spec("ray") is None:
         return
     address = os.environ.get("RAY_ADDRESS", "")
@@ -212,7 +212,7 @@ def ray(directory: Path = Path("/dev") / "shm") -> Iterator[Finding]:
         f"{version('ray')}, {f'cluster {address}' if address else 'RAY_ADDRESS is not set: a cluster of this machine'}"
     )
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit() and (trouble := _refusal(host, int(port))):
+    if host and port.isdecimal() and (trouble := _refusal(host, int(port))):
         remedy = "start it, or correct RAY_ADDRESS; needed for worker_method='ray' only"
         yield Finding("Ray", f"{evidence} does not answer ({trouble})", Severity.NOTE, remedy)
     else:
@@ -234,7 +234,7 @@ def _refusal(host: str, port: int) -> str:
 def available(name: str, use: Callable[[], object], purpose: str) -> Finding:
     """Availability of a system call.
 
-    `use` makes the call; `purpose` is a sentence that says why feedline needs it.
+    `use` makes the call. `purpose` is a sentence with the reason why feedline needs the call.
     """
     try:
         use()
@@ -261,7 +261,7 @@ def open_files(soft: int, hard: int) -> Finding:
 
 
 def huge_pages(folder: Path = Path("/sys/kernel/mm/transparent_hugepage")) -> Iterator[Finding]:
-    """Transparent huge pages, and stalls where the kernel makes room for them."""
+    """Setting of transparent huge pages; a note if allocations may stall."""
     chosen = {name: _chosen(folder / name) for name in ("enabled", "defrag")}
     if chosen["enabled"] is None:
         return
@@ -286,7 +286,7 @@ LEAST_LOCKED = 1 << 30
 
 
 def locked_memory(soft: int, hard: int, cards: Path = Path("/sys/class/infiniband")) -> Iterator[Finding]:
-    """Limit on locked memory, where a network card reads memory."""
+    """Limit on locked memory, if it is too small for RDMA cards."""
     if not cards.is_dir() or soft == resource.RLIM_INFINITY or soft >= LEAST_LOCKED:
         return
     names = ", ".join(sorted(card.name for card in cards.iterdir()))
@@ -296,7 +296,7 @@ def locked_memory(soft: int, hard: int, cards: Path = Path("/sys/class/infiniban
 
 
 def numa_nodes(root: Path = numa.SYS) -> Iterator[Finding]:
-    """Number of NUMA nodes, where there are several."""
+    """Number of NUMA nodes, if there are several."""
     nodes = numa.nodes(root)
     if len(nodes) > 1:
         evidence = f"{len(nodes)} nodes: memory of another node is slower"
@@ -320,5 +320,5 @@ def _describe_node(device: torch.device, root: Path) -> str:
 
 
 def _short(folder: Path) -> str:
-    """Path of a group as `systemd-cgls` and job schedulers show it."""
+    """Last two folders of a control group's path."""
     return "/" + "/".join(folder.parts[-2:])

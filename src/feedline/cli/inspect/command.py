@@ -41,8 +41,11 @@ class InspectOptions:
 def run(sources: Sequence[str], options: InspectOptions, console: Console) -> tuple[dict[str, Any], bool]:
     """Inspect the sources, and print the result.
 
-    Returns the summary as a JSON object, and False if a shard or an image cannot be read.
+    Returns the summary as a JSON object, and False if a shard, a class or an image cannot be read. Raises
+    `ArgumentError` for sources of no or several formats, and for a path of the sheet that is no image.
     """
+    if options.sheet is not None:
+        contact_sheet.check_path(options.sheet)
     sources = expand(sources, open_store)  # a pattern in quotes, as the datasets take it
     format_ = format_of(sources)
     if format_.list_samples is not None:

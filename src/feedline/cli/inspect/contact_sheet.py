@@ -20,8 +20,20 @@ _TILE, _GAP, _TEXT = 176, 8, 34
 _PAPER, _INK, _FAINT, _WARNING = (250, 250, 248), (28, 28, 30), (120, 120, 126), (176, 32, 32)
 
 
+def check_path(path: Path) -> None:
+    """Raise `ArgumentError` if a sheet cannot be written to this path."""
+    known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.SAVE}
+    if path.suffix.lower() not in known:
+        raise ArgumentError(f"--contact-sheet: the name {path.name} has no ending of an image format; use .png or .jpg")
+    if not path.parent.is_dir():
+        raise ArgumentError(f"--contact-sheet: there is no folder {path.parent}; make it, or name another one")
+
+
 def write(listing: SampleList, path: Path, number: int, columns: int = 6) -> int:
-    """Draw up to `number` evenly spaced samples, and return their number."""
+    """Draw up to `number` evenly spaced samples, and return their number.
+
+    Raises `ArgumentError` if no sample has an image.
+    """
     drawable = [sample for sample in listing.samples if _find_image(sample) is not None]
     if not drawable:
         raise ArgumentError("no image for a contact sheet: no sample contains an encoded image or an array of pixels")
@@ -70,7 +82,7 @@ def _tile(part: SamplePart) -> Image.Image:
 
 
 def _shorten(text: str, size: int, *, from_end: bool = False) -> str:
-    """The text, cut to the width of a tile."""
+    """The text, cut to the width of a tile with an ellipsis."""
     font, full = _font(size), text
     while text and font.getlength(text if text == full else f"{text}…") > _TILE:
         text = text[1:] if from_end else text[:-1]

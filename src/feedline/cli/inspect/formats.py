@@ -13,11 +13,11 @@ from feedline.stores import AccessDeniedError, ObjectNotFoundError, Store, Store
 from feedline.stores.urls import is_local, local_path, scheme_row
 
 _MOST_NAMES = 1000
-"""Limit for names of a folder that are examined."""
+"""Most names in a folder that are examined."""
 
 
 def format_of(sources: Sequence[str]) -> Format:
-    """The common format of all sources; ArgumentError if there is none."""
+    """The common format of all sources; `ArgumentError` if there is none."""
     register_installed()
     found = {source: _format_of(source) for source in sources}
     if len({format_.label for format_ in found.values()}) > 1:
@@ -53,7 +53,7 @@ def _by_marker(source: str, names: Sequence[str]) -> Format | None:
 
 
 def _content(format_: Format, source: str, name: str) -> bytes:
-    """The bytes of a marker, read only where they decide."""
+    """Contents of a marker file; empty if the format ignores them."""
     if format_.accepts is None:
         return b""
     if is_local(source):
@@ -62,14 +62,14 @@ def _content(format_: Format, source: str, name: str) -> bytes:
 
 
 def _by_names(names: Sequence[str]) -> Format | None:
-    """The format of highest precedence; of equals, that of the first file."""
+    """The format of highest precedence; among equals, of the first file."""
     formats = [each for each in FORMATS.values() if not each.named_only]
     found = [each for name in names for each in formats if each.matches(name) and not (each.top_only and "/" in name)]
     return max(found, key=lambda each: each.precedence, default=None)
 
 
 def _names(source: str) -> Iterator[str]:
-    """The paths of the files within a folder, in listing order."""
+    """Paths of files in a folder; only markers without a listing."""
     if is_local(source):
         yield from _files(local_path(source))
         return
@@ -85,7 +85,10 @@ def _markers() -> list[str]:
 
 
 def _found_markers(store: Store) -> list[str]:
-    """The markers in a folder of a store without listings."""
+    """The markers in a folder of a store without listings.
+
+    Raises the store's error if there is none.
+    """
     found, failures = list[str](), list[StoreError]()
     for marker in _markers():
         try:

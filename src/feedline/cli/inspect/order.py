@@ -76,7 +76,7 @@ class WindowComparison:
     ranks: RankShares | None = None
 
     def summary(self) -> dict[str, Any]:
-        """A JSON-serializable dict."""
+        """The comparison as a JSON object."""
         return asdict(self)
 
 
@@ -85,7 +85,7 @@ def compare_windows(
 ) -> WindowComparison | None:
     """Compare windows over the shards; None without shards.
 
-    With `ranks`, also divide the shards among them.
+    The windows are `window`, a few usual ones, and all shards. With `ranks`, the shards are also divided among ranks.
     """
     if not shards.unit or not sum(shards.sizes):
         return None
@@ -103,9 +103,9 @@ def compare_windows(
 
 
 def shares_of(shards: ShardSummary, window: int, batch_size: int, ranks: RankLayout) -> RankShares:
-    """Shares of the nodes, with one partition per rank.
+    """Reads of the nodes, with one partition per rank.
 
-    `batch_size` counts the samples of a rank.
+    `batch_size` is that of a rank. Raises `ArgumentError` if the nodes cannot have equal numbers of ranks.
     """
     world, nodes = ranks
     if world % nodes:

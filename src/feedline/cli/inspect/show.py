@@ -62,14 +62,14 @@ def summary(label: str, result: Survey, order: WindowComparison | None) -> dict[
 
 
 def quantiles(values: Sequence[int]) -> dict[str, float]:
-    """Five quantiles by name; empty without values."""
+    """The quantiles of `_QUANTILES` by name; empty without values."""
     if not values:
         return {}
     return dict(zip(_QUANTILES, np.quantile(values, list(_QUANTILES.values())).tolist(), strict=True))
 
 
 def shorter_sides(sizes: Sequence[tuple[int, int]]) -> dict[str, int]:
-    """Histogram of the shorter sides, without empty ranges at its ends."""
+    """Histogram of shorter sides, by range, without empty ranges at its ends."""
     numbers = np.histogram([min(size) for size in sizes], [*_SIDES, np.inf])[0].tolist()
     names = [f"{low}–{high - 1}" for low, high in pairwise(_SIDES)] + [f"{_SIDES[-1]}+"]
     occupied = [place for place, number in enumerate(numbers) if number]
@@ -82,7 +82,7 @@ def count_noun(number: int, noun: str) -> str:
 
 
 def shards_summary(label: str, shards: ShardSummary, order: WindowComparison | None) -> dict[str, Any]:
-    """The shards of a format with this label as a JSON object."""
+    """The shards of a format as a JSON object."""
     return {
         "format": label,
         "samples": sum(shards.sizes) or None,
@@ -94,7 +94,7 @@ def shards_summary(label: str, shards: ShardSummary, order: WindowComparison | N
 
 
 def render_shards(label: str, shards: ShardSummary, order: WindowComparison | None) -> RenderableType:
-    """The shards of a format whose samples are not examined."""
+    """The shards of a format that does not list its samples."""
     facts = [("format", label)]
     if shards.sizes:
         facts.append(("samples", _format_samples(sum(shards.sizes), sum(shards.nbytes))))
@@ -131,7 +131,7 @@ def _format_samples(samples: int, nbytes: int) -> str:
 
 
 def _format_sizes(sizes: Sequence[int], noun: str) -> str:
-    """Number and range of sizes."""
+    """Number of shards, and range of their sizes."""
     low, high = min(sizes), max(sizes)
     return f"{len(sizes):,}, of {'' if low == high else f'{low:,} to '}{count_noun(high, noun)}"
 
@@ -222,7 +222,7 @@ def _render_order(order: WindowComparison) -> RenderableType:
 
 
 def _explain_ranks(order: WindowComparison) -> Iterator[str]:
-    """Share of each node, where ranks own partitions of the shards."""
+    """Sentences on the reads of nodes and ranks that own partitions."""
     ranks = order.ranks
     if ranks is None:
         return

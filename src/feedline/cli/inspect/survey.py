@@ -27,9 +27,9 @@ _SAMPLES_AT_ONCE = 1024
 
 
 def with_headers(samples: Sequence[Sample]) -> Iterator[Sample]:
-    """Yield the samples with image headers and classes in memory.
+    """Yield the samples, with image headers and classes in memory.
 
-    Samples are fetched in groups.
+    They are fetched in groups of samples.
     """
     for first in range(0, len(samples), _SAMPLES_AT_ONCE):
         yield from _fetch_group(samples[first : first + _SAMPLES_AT_ONCE])
@@ -42,7 +42,7 @@ class _PartlyLoaded:
         self._blob, self._fetched = file, fetched
 
     def read(self, spans: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """One view for each span."""
+        """A view for each span; spans that were not fetched are read."""
         found = ((span, self._fetched.find(*span)) for span in spans)
         return [self._blob.read([span])[0] if view is None else view for span, view in found]
 
@@ -67,9 +67,9 @@ def _fetch_group(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _read(wanted: tuple[Readable, list[tuple[int, int]]]) -> FetchedRanges:
-    """The spans of an object; none if it is unreadable.
+    """Bytes of spans of an object; none if a read fails.
 
-    The error is reported for each part when the part is read.
+    Each part raises the error again when it is read.
     """
     file, spans = wanted
     ordered = sorted(set(spans))
@@ -88,11 +88,11 @@ def _beginning(part: SamplePart) -> tuple[int, int]:
 
 
 _HEADER_NBYTES = (BEGINNING_NBYTES, 1 << 16)
-"""Bytes of an image in a tar that are read first: headers with large profiles need all of them."""
+"""Bytes of an image in a tar to read at first, and for a header with a large profile."""
 
 
 _MOST_DIGITS = 18
-"""Limit for digits of a class number."""
+"""Most digits of a class number."""
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ class Survey:
 def survey(format_: Format, sources: Sequence[str], limit: int, step: ReportProgress) -> Survey:
     """Survey sources of a format that lists its samples.
 
-    `limit` samples are examined, 0 for all.
+    At most `limit` samples are examined; 0 is for all.
     """
     found = _count(load(format_.list_samples)(sources, step))
     samples = found.listing.samples
@@ -172,7 +172,7 @@ def _count(listing: SampleList) -> Survey:
 
 
 def summarize_listing(unit: str, sizes: Sequence[int], sample_nbytes: Sequence[int]) -> ShardSummary:
-    """Sizes and bytes of shards, from those of their samples in order."""
+    """Summary of shards, from the bytes of all samples in order."""
     bounds = [0, *accumulate(sizes)]
     return ShardSummary(unit, sizes, [sum(sample_nbytes[start:stop]) for start, stop in pairwise(bounds)])
 
@@ -205,9 +205,9 @@ def _header(part: SamplePart) -> Header:
 
 
 def label_of(sample: Sample, classes: Sequence[str] | None) -> str | None:
-    """Class of a sample by its folder, `cls` or `label` in `json`.
+    """Class of a sample, from its folder, `cls` field, or JSON `label`.
 
-    A number is replaced by its class name if names are known.
+    A number becomes its class name, if `classes` has one. None without a class.
     """
     label = sample.label if sample.label is not None else next(_labels(sample), None)
     number = str(label)

@@ -13,7 +13,7 @@ from rich.console import Console
 from feedline.cli.arguments import AsJson, print_json
 from feedline.cli.doctor.findings import Finding, Marks, Severity, render
 from feedline.cli.lint.rules import RULES
-from feedline.cli.lint.source import SourceFile, SourcePlace, UnreadableFile, package_of, parse, python_files
+from feedline.cli.lint.source import TOO_DEEP, SourceFile, SourcePlace, UnreadableFile, package_of, parse, python_files
 from feedline.errors import ArgumentError
 
 
@@ -48,7 +48,7 @@ class LintSurvey(NamedTuple):
 
     @property
     def is_clean(self) -> bool:
-        """True if no rule found a mistake; shorter ways do not count."""
+        """True if no hit is BAD; notes and simplifications do not count."""
         return all(hit.severity is not Severity.BAD for hit in self.hits)
 
     def summary(self) -> dict[str, Any]:
@@ -61,7 +61,10 @@ class LintSurvey(NamedTuple):
 
 
 def run(paths: Iterable[str]) -> LintSurvey:
-    """Apply all rules to the Python files and notebooks of these paths."""
+    """Apply all rules to the Python files and notebooks of these paths.
+
+    Raises `ArgumentError` for a path that does not exist. Files that cannot be parsed are listed.
+    """
     files, hits, unreadable = 0, list[Hit](), list[UnreadableFile]()
     found = set[tuple[Path, str]]()
     for path in paths:
@@ -72,20 +75,23 @@ def run(paths: Iterable[str]) -> LintSurvey:
             parsed = parse(file)
             if isinstance(parsed, UnreadableFile):
                 unreadable.append(parsed)
-            else:
+                continue
+            found |= {
+                (package_of(file), word) for word in ELSEWHERE.values() for source in parsed if word in source.text
+            }
+            try:
                 hits += [hit for source in parsed for hit in examine(source)]
-                found |= {
-                    (package_of(file), word) for word in ELSEWHERE.values() for source in parsed if word in source.text
-                }
+            except RecursionError:
+                unreadable.append(UnreadableFile(str(file), TOO_DEEP))
     return LintSurvey(files, [weighed for hit in hits for weighed in _weigh(hit, found)], unreadable)
 
 
 ELSEWHERE = {"missing-set-epoch": ".set_epoch(", "duplicate-stream": "get_worker_info"}
-"""Calls that may be in another file of the same package, by the rule that misses them."""
+"""Calls in another file of the package that weaken or drop a hit, by the rule's code."""
 
 
 def _weigh(hit: Hit, found: Container[tuple[Path, str]]) -> Iterator[Hit]:
-    """Soften or drop a hit whose remedy is in another file."""
+    """Weaken or drop a hit whose remedy is in another file."""
     word = ELSEWHERE.get(hit.code)
     if word is None or (package_of(Path(hit.place.path)), word) not in found:
         yield hit
@@ -94,7 +100,7 @@ def _weigh(hit: Hit, found: Container[tuple[Path, str]]) -> Iterator[Hit]:
 
 
 def examine(source: SourceFile) -> list[Hit]:
-    """Hits of all rules in one file, in order of lines."""
+    """Hits of all rules in one file, in the order of lines."""
     hits = [
         Hit(source.place(node), rule.code, rule.severity, text, remedy)
         for rule in RULES

@@ -142,7 +142,7 @@ def seed_per_sample(source: SourceFile) -> Iterator[Violation]:
         for name, call in source.calls(function):
             if name in SEEDS and call.args and isinstance(call.args[0], ast.Constant):
                 remedy = "remove it: feedline seeds every worker, and with seed= every sample, by itself"
-                yield Violation(call, f"{name}({ast.unparse(call.args[0])}) gives all workers the same numbers", remedy)
+                yield Violation(call, f"{name}({source.code(call.args[0])}) gives all workers the same numbers", remedy)
 
 
 def list_of_objects(source: SourceFile) -> Iterator[Violation]:
@@ -150,7 +150,7 @@ def list_of_objects(source: SourceFile) -> Iterator[Violation]:
     for definition in dataset_classes(source):
         seen = set[str]()
         for assignment in own_assignments(method_of(definition, "__init__")):
-            attribute = ast.unparse(assignment.targets[0] if isinstance(assignment, ast.Assign) else assignment.target)
+            attribute = source.code(assignment.targets[0] if isinstance(assignment, ast.Assign) else assignment.target)
             if attribute not in seen and attribute not in _FEW and makes_objects(source, assignment.value):
                 seen.add(attribute)
                 text = (
@@ -168,17 +168,17 @@ def device_in_getitem(source: SourceFile) -> Iterator[Violation]:
     for definition in dataset_classes(source):
         for function in filter(None, (method_of(definition, "__getitem__"), method_of(definition, "__iter__"))):
             for _, call in source.calls(function):
-                if moves_to_device(call):
+                if moves_to_device(source, call):
                     text = f"{definition.name} moves single samples to the device: one copy and one context per worker"
                     yield Violation(call, text, 'return CPU tensors, and pass device="cuda" to the loader')
 
 
 def swallowed_error(source: SourceFile) -> Iterator[Violation]:
-    """Samples replaced by others when they raise."""
+    """Broad handlers in `__getitem__` that hide errors of samples."""
     for definition in dataset_classes(source):
         method = method_of(definition, "__getitem__")
         for node in ast.walk(method) if method else ():
-            if isinstance(node, ast.ExceptHandler) and is_broad(node) and not raises(node) and returns(node):
+            if isinstance(node, ast.ExceptHandler) and is_broad(source, node) and not raises(node) and returns(node):
                 text = f"{definition.name}.__getitem__ hides errors of samples: the data may shrink unnoticed"
                 yield Violation(
                     node, text, 'let it raise, and pass on_error="skip" or "replace": they count and list it'
@@ -186,12 +186,12 @@ def swallowed_error(source: SourceFile) -> Iterator[Violation]:
 
 
 def duplicate_stream(source: SourceFile) -> Iterator[Violation]:
-    """Streams that do not share themselves out among workers."""
+    """Streams that do not divide themselves among workers."""
     for definition in source.classes:
         method = method_of(definition, "__iter__") if source.inherits(definition, *STREAMS) else None
         if method is None or "get_worker_info" in source.text or method_of(definition, "partition"):
             continue
-        if _WRAPS.search(ast.unparse(method)):  # its iterable decides
+        if _WRAPS.search(source.code(method)):  # its iterable decides
             continue
         text = f"each worker would read all of {definition.name}: every sample would be delivered num_workers times"
         remedy = "derive from feedline.PartitionedDataset, or use get_worker_info() in __iter__"
@@ -204,7 +204,7 @@ _WRAPS = re.compile(r"(\bin |\biter\()(self\.)?\w*(loader|dataset|stream)\b")
 def loader_per_epoch(source: SourceFile) -> Iterator[Violation]:
     """Loaders made inside a loop over epochs."""
     for name, call in source.calls():
-        loops = [node for node in loops_around(source, call) if "epoch" in ast.unparse(node.target)]
+        loops = [node for node in loops_around(source, call) if "epoch" in source.code(node.target)]
         if name in LOADERS and loops:
             text = "a new loader is made in every epoch: its workers start again"
             yield Violation(call, text, "make it before the loop, with persistent_workers=True")
@@ -215,8 +215,8 @@ def first_batch_in_loop(source: SourceFile) -> Iterator[Violation]:
     for name, call in source.calls():
         inner = call.args[0] if call.args else None
         is_first = name == "next" and isinstance(inner, ast.Call) and source.qualified_name(inner.func) == "iter"
-        if is_first and any(True for _ in loops_around(source, call)) and "load" in ast.unparse(call).lower():
-            text = f"{ast.unparse(call)} in a loop starts an epoch, and its workers, for every batch"
+        if is_first and any(True for _ in loops_around(source, call)) and "load" in source.code(call).lower():
+            text = f"{source.code(call)} in a loop starts an epoch, and its workers, for every batch"
             yield Violation(call, text, "make the iterator once before the loop: batches = iter(loader)")
 
 
@@ -231,7 +231,7 @@ def no_workers(source: SourceFile) -> Iterator[Violation]:
 
 
 def workers_restart(source: SourceFile) -> Iterator[Violation]:
-    """Workers that end after each epoch."""
+    """Loaders whose workers end after each epoch."""
     for name, call in source.calls():
         workers = constant_of(argument_of(call, "num_workers", 5))
         is_open = argument_of(call, "persistent_workers") is None and not has_star(call)
@@ -270,14 +270,16 @@ def small_buffer(source: SourceFile) -> Iterator[Violation]:
 
 
 def sync_per_step(source: SourceFile) -> Iterator[Violation]:
-    """`.item()` on each step, which waits for the device."""
+    """`.item()` in each step, which waits for the device."""
     for node in source.nodes:
-        if not isinstance(node, ast.For) or "load" not in ast.unparse(node.iter).lower() or not _uses_device(node):
+        if not isinstance(node, ast.For) or "load" not in source.code(node.iter).lower():
+            continue
+        if not _uses_device(source, node):
             continue
         for _, call in source.calls(node):
             is_item = isinstance(call.func, ast.Attribute) and call.func.attr == "item" and not call.args
             if is_item and not any(isinstance(outer, ast.If) for outer in nodes_between(source, call, node)):
-                text = f"{ast.unparse(call)} in each step waits for the device"
+                text = f"{source.code(call)} in each step waits for the device"
                 yield Violation(call, text, "sum tensors on the device, and call .item() every few hundred steps")
                 break
 
@@ -285,9 +287,9 @@ def sync_per_step(source: SourceFile) -> Iterator[Violation]:
 _DEVICE_WORDS = (".to(", ".cuda(", ".backward(", "model(", "net(")
 
 
-def _uses_device(loop: ast.For) -> bool:
+def _uses_device(source: SourceFile, loop: ast.For) -> bool:
     """True if the loop moves data or calls a model."""
-    text = ast.unparse(loop)
+    text = source.code(loop)
     return any(word in text for word in _DEVICE_WORDS)
 
 
@@ -301,7 +303,7 @@ def seeding_init_fn(source: SourceFile) -> Iterator[Violation]:
 
 
 def sharing_strategy(source: SourceFile) -> Iterator[Violation]:
-    """Work-arounds for torch's shared memory."""
+    """Workarounds for torch's shared memory."""
     for name, call in source.calls():
         if name.endswith("multiprocessing.set_sharing_strategy"):
             text = "a workaround for torch's shared memory"
@@ -331,4 +333,4 @@ RULES: tuple[Rule, ...] = (
     Rule("seeding-init-fn", Severity.GOOD, seeding_init_fn),
     Rule("sharing-strategy", Severity.GOOD, sharing_strategy),
 )
-"""All rules. GOOD marks correct code for which feedline has a shorter way."""
+"""All rules. GOOD marks correct code that feedline simplifies."""

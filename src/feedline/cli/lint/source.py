@@ -25,7 +25,7 @@ _IGNORED = re.compile(r"#\s*feedline:\s*ignore(?:\[([\w, -]+)\])?")
 
 
 _SUBJECT = re.compile(r"DataLoader|Dataset|Sampler|__getitem__|sharing_strategy|shuffle\(|next\(\s*iter|\.item\(")
-"""Words without which no rule finds anything."""
+"""A file without any of these words breaks no rule."""
 
 
 class SourcePlace(NamedTuple):
@@ -55,12 +55,12 @@ class SourceFile:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """All nodes, outer ones first."""
+        """All nodes; a node comes after its enclosing ones."""
         return list(ast.walk(self.tree))
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """The enclosing node of each node."""
+        """The directly enclosing node of each node."""
         return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
 
     @cached_property
@@ -71,6 +71,13 @@ class SourceFile:
     def place(self, node: ast.AST) -> SourcePlace:
         """Place of a node."""
         return SourcePlace(self.path, getattr(node, "lineno", 1), self.cell)
+
+    def code(self, node: ast.AST) -> str:
+        """Code of a node, in a uniform layout where Python has one."""
+        try:
+            return ast.unparse(node)
+        except ValueError:  # an integer of more digits than Python converts to text
+            return ast.get_source_segment(self.text, node) or ""
 
     def qualified_name(self, node: ast.AST | None) -> str:
         """Dotted name with imports resolved; empty except for names and attributes."""
@@ -104,22 +111,24 @@ class SourceFile:
 
         Base classes defined in this file are followed.
         """
-        for base in definition.bases:
-            plain = base.value if isinstance(base, ast.Subscript) else base  # Dataset[int]
-            name = self.qualified_name(plain)
-            if name in bases:
-                return True
-            inner = [known for known in self.classes if known.name == name and known is not definition]
-            if inner and self.inherits(inner[0], *bases):
-                return True
-        return False
+        names, seen = self._bases_of(definition), {id(definition)}
+        for name in names:  # grows
+            inner = next((known for known in self.classes if known.name == name and id(known) not in seen), None)
+            if inner is not None and name not in bases:
+                seen.add(id(inner))
+                names += self._bases_of(inner)
+        return any(name in bases for name in names)
+
+    def _bases_of(self, definition: ast.ClassDef) -> list[str]:
+        plain = (base.value if isinstance(base, ast.Subscript) else base for base in definition.bases)  # Dataset[int]
+        return [self.qualified_name(base) for base in plain]
 
     def ignores(self, line: int, code: str) -> bool:
         """True if a comment on the line switches the rule off.
 
-        It reads `# feedline: ignore[code]`.
+        `# feedline: ignore[code, ...]` names rules; `# feedline: ignore` switches off all of them.
         """
-        lines = self.text.splitlines()
+        lines = self.text.split("\n")  # not splitlines: a form feed ends no line of Python
         found = _IGNORED.search(lines[line - 1]) if 0 < line <= len(lines) else None
         return found is not None and (found[1] is None or code in re.split(r"[,\s]+", found[1]))
 
@@ -143,8 +152,15 @@ def python_files(root: Path) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if name not in SKIPPED_FOLDERS and not name.startswith("."))
         for name in sorted(files):
             path = Path(folder, name)
-            if path.suffix in (".py", ".ipynb") and path.stat().st_size <= LARGEST_NBYTES:
+            if path.suffix in (".py", ".ipynb") and _nbytes(path) <= LARGEST_NBYTES:
                 yield path
+
+
+def _nbytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # such as a link to a file that is gone: `parse` gives the reason
+        return 0
 
 
 def package_of(path: Path) -> Path:
@@ -161,7 +177,7 @@ def package_of(path: Path) -> Path:
 def parse(path: Path) -> list[SourceFile] | UnreadableFile:
     """The file, or the code cells of a notebook.
 
-    Files that do not load data are not parsed: their tree is empty.
+    A file to which no rule can apply is not parsed, and has an empty tree. Cells that are not Python are left out.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -170,8 +186,14 @@ def parse(path: Path) -> list[SourceFile] | UnreadableFile:
         if path.suffix == ".ipynb":
             return list(_cells(str(path), json.loads(text)))
         return [_parse_text(str(path), text)]
-    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+    except (OSError, SyntaxError, ValueError) as error:
         return UnreadableFile(str(path), str(error))
+    except (RecursionError, MemoryError):
+        return UnreadableFile(str(path), TOO_DEEP)
+
+
+TOO_DEEP = "an expression has too many parts or brackets within each other"
+"""Reason why a file cannot be read that is valid Python."""
 
 
 def _parse_text(path: str, text: str, cell: int | None = None, known: dict[str, str] | None = None) -> SourceFile:
@@ -183,17 +205,24 @@ def _parse_text(path: str, text: str, cell: int | None = None, known: dict[str, 
 
 def _cells(path: str, notebook: Any) -> Iterator[SourceFile]:
     known: dict[str, str] = {}
-    for number, cell in enumerate(notebook.get("cells", []), 1):
-        if cell.get("cell_type") != "code":
-            continue
-        text = "".join(cell.get("source", ()))
-        plain = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in text.splitlines())
+    for number, text in _code_of(notebook):
+        plain = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in text.split("\n"))
         try:
             source = _parse_text(path, plain, number, known)
         except SyntaxError:  # a cell of another language, or a cell magic
             continue
         known = source.names
         yield source
+
+
+def _code_of(notebook: Any) -> Iterator[tuple[int, str]]:
+    """Numbers and texts of the code cells."""
+    try:
+        for number, cell in enumerate(notebook["cells"], 1):
+            if cell["cell_type"] == "code":
+                yield number, "".join(cell["source"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a notebook of format 4 ({type(error).__name__}: {error})") from None
 
 
 def _imports(tree: ast.Module) -> dict[str, str]:

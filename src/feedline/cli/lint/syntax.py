@@ -26,7 +26,7 @@ def dataset_classes(source: SourceFile) -> Iterator[ast.ClassDef]:
 _NAMES = re.compile(
     r"data(?!base|loader|frame)|set$|reader|corpus|samples|images|photos|records|rows|files", re.IGNORECASE
 )
-"""Names of classes that give samples."""
+"""Class names of datasets, used for classes without a base class."""
 
 
 def method_of(definition: ast.ClassDef, name: str) -> ast.FunctionDef | None:
@@ -65,9 +65,9 @@ _OBJECT_SOURCES = ("json.load", "json.loads", "pickle.load", "sorted", "list", "
 def makes_objects(source: SourceFile, value: ast.AST | None) -> bool:
     """True for expressions that give long lists or dicts.
 
-    Maps of maps, and lists of distinct values, are mostly of classes and therefore short.
+    Mappings of mappings and lists of distinct values are excluded: they mostly concern classes, and are short.
     """
-    if isinstance(value, ast.DictComp) and ast.unparse(value.generators[0].iter).endswith((".items()", "_keys")):
+    if isinstance(value, ast.DictComp) and source.code(value.generators[0].iter).endswith((".items()", "_keys")):
         return False
     if isinstance(value, (ast.ListComp, ast.DictComp)):
         item = value.elt if isinstance(value, ast.ListComp) else value.value
@@ -84,36 +84,37 @@ def makes_objects(source: SourceFile, value: ast.AST | None) -> bool:
 
 
 def _is_short(source: SourceFile, value: ast.expr) -> bool:
-    """True for empty collections and distinct values."""
+    """True for literal, empty and distinct collections."""
     if not isinstance(value, ast.Call):
         return isinstance(value, (ast.List, ast.Tuple, ast.Set))
     name = source.qualified_name(value.func)
     is_empty = name in ("list", "tuple", "dict") and not value.args
-    return is_empty or name == "set" or (name in ("list", "sorted") and _is_short(source, value.args[0]))
+    inner = value.args[0] if value.args else None
+    return is_empty or name == "set" or (inner is not None and name in ("list", "sorted") and _is_short(source, inner))
 
 
-def moves_to_device(call: ast.Call) -> bool:
-    """True for `.cuda(...)` and `.to(device)`."""
+def moves_to_device(source: SourceFile, call: ast.Call) -> bool:
+    """True for `.cuda(...)`, `.to(device)` and `.to("cuda")`."""
     if not isinstance(call.func, ast.Attribute):
         return False
     if call.func.attr == "cuda":
         return True
-    words = [ast.unparse(part) for part in (*call.args, *(keyword.value for keyword in call.keywords))]
+    words = [source.code(part) for part in (*call.args, *(keyword.value for keyword in call.keywords))]
     return call.func.attr == "to" and any("cuda" in word or word.endswith("device") for word in words)
 
 
-def is_broad(handler: ast.ExceptHandler) -> bool:
-    """True if a handler takes all exceptions."""
-    return handler.type is None or ast.unparse(handler.type) in ("Exception", "BaseException")
+def is_broad(source: SourceFile, handler: ast.ExceptHandler) -> bool:
+    """True if a handler catches all exceptions."""
+    return handler.type is None or source.code(handler.type) in ("Exception", "BaseException")
 
 
 def raises(handler: ast.ExceptHandler) -> bool:
-    """True if a handler raises."""
+    """True if a handler raises an exception."""
     return any(isinstance(node, ast.Raise) for node in ast.walk(handler))
 
 
 def returns(handler: ast.ExceptHandler) -> bool:
-    """True if a handler continues with another value."""
+    """True if a handler returns, assigns or continues."""
     return any(isinstance(node, (ast.Return, ast.Assign, ast.AugAssign, ast.Continue)) for node in ast.walk(handler))
 
 
@@ -127,7 +128,7 @@ def loops_around(source: SourceFile, node: ast.AST) -> Iterator[ast.For]:
 
 
 def nodes_between(source: SourceFile, node: ast.AST, outer: ast.AST) -> Iterator[ast.AST]:
-    """The nodes around one node, up to an outer one."""
+    """Enclosing nodes of a node, inner ones first, up to `outer`."""
     for each in source.enclosing(node):
         if each is outer:
             return
@@ -149,7 +150,7 @@ def argument_of(call: ast.Call, name: str, position: int | None = None) -> ast.e
 
 
 def has_star(call: ast.Call) -> bool:
-    """True if some arguments cannot be seen."""
+    """True if a call has `*` or `**` arguments, which hide names."""
     return any(keyword.arg is None for keyword in call.keywords) or any(
         isinstance(part, ast.Starred) for part in call.args
     )

@@ -26,9 +26,9 @@ _MOST_SHOWN = 10
 
 
 def run(paths: Sequence[str], options: PackOptions, workers: int, console: Console) -> PackResult:
-    """Pack all paths but the last into the last.
+    """Pack all paths but the last into the last, a folder.
 
-    Shows progress and a summary on `console`.
+    `console` shows progress and a summary. Raises `ArgumentError` for fewer than two paths.
     """
     if len(paths) < 2:
         raise ArgumentError("feedline pack needs sources and a folder for the shards: feedline pack SOURCE... DEST")

@@ -39,7 +39,7 @@ class GridJPEG(NamedTuple):
 def rewrite_with_grid(jpeg: bytes) -> GridJPEG:
     """Rewrite a JPEG with a grid and exactly the same pixels.
 
-    Releases the GIL.
+    Releases the GIL. Raises `MissingExtraError` without the native kernels.
     """
     answer = _native().grid_rewrite(jpeg)
     if isinstance(answer, str):
@@ -82,9 +82,9 @@ class EncodedImage(NamedTuple):
 def encode_image(data: bytes, field: str, options: PackOptions) -> EncodedImage:
     """Encode an image as the options say.
 
-    For an unchanged image, only the header is checked. A resized JPEG (quality 90, unless the options name one) or PNG
-    keeps its format; other formats become PNG. Orientation and color profile are kept. ImageError or OSError if it
-    cannot be read.
+    Of an unchanged image, only the header is checked. A resized JPEG or PNG keeps its format; other formats become PNG.
+    The quality of a JPEG is 90, unless the options name one. Orientation and color profile are kept. With `decoded`,
+    the result is a `.npy` file of pixels. Raises `ImageError` or `OSError` if the image cannot be read.
     """
     header = images.probe(data)
     smaller = _smaller_size(header.width, header.height, options.shorter_side)
@@ -100,9 +100,9 @@ def encode_image(data: bytes, field: str, options: PackOptions) -> EncodedImage:
 
 
 def _smaller_size(width: int, height: int, shorter_side: int | None) -> tuple[int, int] | None:
-    """Width and height after shrinking, or None if small enough.
+    """Width and height after shrinking; None for a small image.
 
-    Rounded as torchvision does.
+    They are rounded as in torchvision.
     """
     if shorter_side is None or min(width, height) <= shorter_side:
         return None
@@ -124,7 +124,7 @@ def _pixels(data: bytes, size: tuple[int, int] | None) -> NDArray[np.uint8]:
 
 
 def _npy(pixels: NDArray[np.uint8]) -> bytes:
-    """A `.npy` file."""
+    """Contents of a `.npy` file."""
     # The header is padded so that the array begins at a multiple of 64 bytes. Tar blocks have 512 bytes, so the array
     # stays aligned in the shard, and readers use it where it is mapped.
     file = io.BytesIO()
@@ -184,7 +184,10 @@ class EncodedSample(NamedTuple):
 
 
 def encode_sample(sample: Sample, options: PackOptions) -> EncodedSample:
-    """Encode a sample; an unreadable part gives a result with `error`."""
+    """Encode a sample; an unreadable part gives a result with `error`.
+
+    Raises `ArgumentError` if the options do not name which of several images to change.
+    """
     try:
         return _encode_sample(sample, options)
     except SampleError as error:
@@ -208,7 +211,7 @@ def _encode_sample(sample: Sample, options: PackOptions) -> EncodedSample:
 
 
 def _fields_to_change(sample: Sample, options: PackOptions) -> Sequence[str]:
-    """The fields that the options name, or else the only image."""
+    """The image fields to change: those of the options, or all images."""
     # A grid leaves the pixels as they are, so all images get one unless fields are named.
     fields = [part.field for part in sample.parts if is_image(part.field)]
     if options.fields or not options.changes_pixels:

@@ -40,7 +40,7 @@ class FinishedShard:
     def is_intact(self, folder: Path) -> bool:
         """True if the tar in `folder` still has its size and checksum.
 
-        Reads all of it.
+        Reads the whole tar.
         """
         path = folder / self.name
         return path.is_file() and path.stat().st_size == self.nbytes and checksum(path) == self.sha256
@@ -61,7 +61,7 @@ class Manifest:
 
     @property
     def done(self) -> int:
-        """Number of samples of the list in finished shards, skipped ones included."""
+        """Number of listed samples in finished shards, including skipped ones."""
         return self.shards[-1].stop if self.shards else 0
 
     def with_shard(self, shard: FinishedShard) -> Manifest:
@@ -73,7 +73,7 @@ class Manifest:
         return replace(self, shards=self.shards[:shards], finished=self.finished and shards == len(self.shards))
 
     def check_same_run(self, other: Manifest, folder: Path) -> None:
-        """Raise StateError if `other` has other options or other sources."""
+        """Raise `StateError` if `other` has other options or other sources."""
         differing = [
             f"{name} was {self.options.get(name)!r} and is {value!r}"
             for name, value in other.options.items()
@@ -100,7 +100,7 @@ class Manifest:
     def load(cls, folder: Path) -> Manifest | None:
         """Read the manifest of a folder, or return None without one.
 
-        StateError if it is damaged.
+        Raises `StateError` if it is damaged or of another version.
         """
         place = folder / MANIFEST
         if not place.is_file():

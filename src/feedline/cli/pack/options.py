@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,6 +10,9 @@ from feedline.core.units import nbytes_of
 from feedline.errors import ArgumentError
 
 _LEAST_NBYTES = 1 << 16
+
+
+_SAMPLES = re.compile(r"0*[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +27,11 @@ class ShardSize:
 
     @classmethod
     def parse(cls, text: str) -> ShardSize:
-        """Read bytes (`256MB`, `1GiB`) or samples (`10000`); ArgumentError for other texts."""
-        if text.strip().isdecimal() and int(text) >= 1:
+        """Read bytes (`256MB`, `1GiB`) or samples (`10000`).
+
+        Raises `ArgumentError` for other texts, and for less than 64 KiB.
+        """
+        if _SAMPLES.fullmatch(text.strip()):
             return cls(samples=int(text))
         nbytes = nbytes_of(text) if text.strip().lower().endswith("b") else None
         if nbytes is not None and nbytes >= _LEAST_NBYTES:
@@ -34,7 +41,7 @@ class ShardSize:
         )
 
     def is_exceeded(self, samples: int, nbytes: int) -> bool:
-        """True if a shard of these samples and bytes is too large."""
+        """True if a shard of `samples` and `nbytes` is too large."""
         return samples > (self.samples or samples) or nbytes > (self.nbytes or nbytes)
 
 

@@ -45,7 +45,7 @@ def shard_name(number: int) -> str:
 def lock_folder(folder: Path) -> Iterator[None]:
     """Create the folder, and lock it for the block.
 
-    ArgumentError if another run holds the lock.
+    Raises `ArgumentError` if another run holds the lock. On a file system without locks, other runs are not detected.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
@@ -67,7 +67,7 @@ def _lock(descriptor: int, folder: Path) -> None:
 
 
 def check_outside(folder: Path, sources: Sequence[str]) -> None:
-    """Raise ArgumentError if the folder is inside a source."""
+    """Raise `ArgumentError` if the folder is inside a source."""
     # The next run would find its own shards among the samples.
     for source in map(Path, sources):
         place = (source if source.is_dir() else source.parent).resolve()
@@ -78,7 +78,7 @@ def check_outside(folder: Path, sources: Sequence[str]) -> None:
 def load_manifest(folder: Path) -> Manifest | None:
     """The manifest of an earlier run, or None in an empty folder.
 
-    ArgumentError in a folder of other files.
+    Raises `ArgumentError` if the folder has other files and no manifest, `StateError` if the manifest is damaged.
     """
     manifest = Manifest.load(folder)
     others = [] if manifest else sorted(e.name for e in folder.iterdir() if not _is_leftover(e.name))
@@ -102,7 +102,7 @@ def _is_leftover(name: str) -> bool:
 
 
 def write_classes(folder: Path, classes: Sequence[str]) -> None:
-    """Write `classes.json`, a list that labels index."""
+    """Write `classes.json`: the name of each class, by label."""
     # A folder's name may hold bytes that are not UTF-8, which JSON can only escape.
     is_text = all(name.isprintable() for name in classes)
     place, text = folder / CLASSES, json.dumps(list(classes), indent=1, ensure_ascii=not is_text) + "\n"
@@ -152,8 +152,10 @@ def pack(sources: Sequence[str], folder: Path, options: PackOptions, workers: in
     """Write samples as tar shards with indexes into `folder`.
 
     The bytes of the tars depend on sources and options alone. The folder of an interrupted run is completed: its
-    shards are compared with their checksums, and the work continues after the last intact one. A sample that cannot be
-    read raises SampleError, or is skipped and listed, as the options say. `report` is called in this thread.
+    shards are compared with their checksums, and the work continues at the first shard that is not intact. A sample
+    that cannot be read raises `SampleError`, or is skipped and listed, according to the options. `workers` is a number
+    of threads. `report` is called in this thread. Raises `ArgumentError` for an unusable folder, and `StateError` if
+    the earlier run had other sources or options.
     """
     if options.grid:
         encode.check_native()
@@ -186,7 +188,7 @@ def _shuffle(listing: SampleList, options: PackOptions) -> SampleList:
 def _keep_intact(old: Manifest | None, new: Manifest, folder: Path, workers: int, report: Report) -> Manifest:
     """The manifest of an earlier run up to its first damaged shard.
 
-    Lost indexes are rebuilt.
+    Without an earlier run, it is `new`. Missing indexes are rebuilt.
     """
     if old is None:
         return new

@@ -68,11 +68,11 @@ class ShardWriter:
         self._grids.update((member.name, member.lengths) for member in sample.members if member.lengths is not None)
 
     def size_with(self, blocks: list[bytes]) -> tuple[int, int]:
-        """Samples and bytes of the tar if one more sample ended it."""
+        """Samples and bytes of the tar if it ends after these blocks."""
         return self.samples + 1, self.nbytes + sum(map(len, blocks)) + len(_END)
 
     def finish(self) -> WrittenShard:
-        """End the tar, and rename it once its data is durable."""
+        """End the tar, and rename it after its data is durable."""
         self._write([_END])
         self._replacement.finish()
         return WrittenShard(self.nbytes, self._digest.hexdigest(), self.samples, self._grids)

@@ -27,14 +27,14 @@ _NOTHING = (
 
 
 def report(pid: int | None) -> list[tuple[LoaderReading, LoaderReading]]:
-    """Two readings of each loader, a moment apart."""
+    """Two readings of each loader, `FIRST_S` apart."""
     before = {reading.key: reading for reading in read_all(pid)}
     time.sleep(FIRST_S)
     return [(before.get(reading.key, reading), reading) for reading in read_all(pid)]
 
 
 def summary(readings: Sequence[tuple[LoaderReading, LoaderReading]]) -> list[dict[str, Any]]:
-    """The readings as JSON values."""
+    """The later readings as JSON objects."""
     return [
         {
             **now.figures,
@@ -58,7 +58,7 @@ def show(readings: Sequence[tuple[LoaderReading, LoaderReading]], console: Conso
 
 
 def follow(pid: int | None, console: Console, interval_s: float) -> None:
-    """Renew the screen until q, Ctrl-C, or the process's end."""
+    """Update the screen until the key q, or until all loaders end."""
     before: dict[tuple[int, str], LoaderReading] = {}
     now: list[LoaderReading] = read_all(pid)
     with keyboard() as keys, Live(console=console, auto_refresh=False, screen=False) as live:
@@ -89,7 +89,7 @@ def _screens(
 
 def command(
     pid: Annotated[int | None, typer.Argument(metavar="PID", help="A training process. Default: all.")] = None,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two screens.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two screens.")] = 1.0,
     once: Annotated[
         bool, typer.Option("--once", help="Print one screen and exit. The default where there is no terminal.")
     ] = False,

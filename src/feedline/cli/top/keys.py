@@ -28,10 +28,10 @@ class ScreenState:
     """Order of the workers: by number, or largest first."""
     has_all_advice: bool = False
     has_keys: bool = False
-    """True if there is a keyboard: the last line names the keys."""
+    """True if keys can be read. The last line then names them."""
 
     def after(self, key: str) -> ScreenState:
-        """The view once a key was pressed; most keys change nothing."""
+        """The state after a key; keys without a meaning change nothing."""
         if key in ("p", " "):
             return replace(self, is_paused=not self.is_paused)
         if key == "s":
@@ -41,7 +41,7 @@ class ScreenState:
         return self
 
     def help(self, width: int) -> str:
-        """The last line."""
+        """Last line of the screen: the keys, in full if they fit."""
         long = (
             f"[q]uit  [p]ause{'d' if self.is_paused else ''}  [s]ort by {self.order}  "
             f"[a]dvice{': all' if self.has_all_advice else ''}"
@@ -61,7 +61,7 @@ class Keyboard:
         return self._descriptor is not None
 
     def wait(self, seconds: float) -> str:
-        """The key that is pressed within `seconds`; empty if there is none."""
+        """The key pressed within `seconds`; empty if there is none."""
         if self._descriptor is None:
             time.sleep(seconds)
             return ""
@@ -75,11 +75,10 @@ class Keyboard:
 
 @contextmanager
 def keyboard(descriptor: int | None = None) -> Iterator[Keyboard]:
-    """The keyboard of standard input, read key by key.
+    """The keyboard of standard input, read key by key in the block.
 
-    Ctrl-C works as usual.
-
-    Where it is no terminal, or this process is in its background, there are no keys.
+    Ctrl-C still raises `KeyboardInterrupt`. There are no keys if standard input is not a terminal, or if this process
+    is in the terminal's background.
     """
     descriptor = _terminal() if descriptor is None else descriptor
     if descriptor is None:

@@ -25,7 +25,7 @@ class WorkerReading:
     nbytes: int
     """Resident memory."""
     busy_s: float | None
-    """Seconds since it got its batch; None if it is idle."""
+    """Seconds since the worker began its batch; None if it is idle."""
     batch: int
     index: int | None
 
@@ -48,7 +48,7 @@ class LoaderReading:
 
     @property
     def key(self) -> tuple[int, str]:
-        """Identity of the loader: the same at all its readings."""
+        """Identity of the loader, equal in all its readings."""
         return self.pid, str(self.figures.get("loader"))
 
 
@@ -61,7 +61,7 @@ def read_all(pid: int | None = None) -> list[LoaderReading]:
 
 
 def _read(page: FoundPage) -> LoaderReading | None:
-    """A reading; None if the loader has ended or not begun."""
+    """A reading; None if the loader has ended, or has no figures."""
     try:
         with PageReader(page.path) as reader:
             content = reader.read()
@@ -75,7 +75,7 @@ def _read(page: FoundPage) -> LoaderReading | None:
 
 
 def _workers(pid: int, figures: Mapping[str, Any], now_ns: int) -> Iterator[WorkerReading]:
-    """The live worker processes of a loader, as their table shows them."""
+    """Readings of a loader's live worker processes, from its status table."""
     status_fd = figures["status_fd"]
     if status_fd < 0:
         return
@@ -94,7 +94,7 @@ def _workers(pid: int, figures: Mapping[str, Any], now_ns: int) -> Iterator[Work
 
 
 def _worker(worker: int, status: StatusTable, now_ns: int) -> WorkerReading | None:
-    """One worker; None if it has not started, or has ended."""
+    """Reading of one worker; None if it is not running."""
     pid = status.pid(worker)
     stat = stat_of(pid)
     if stat is None:

@@ -27,20 +27,20 @@ _BAR = 10
 
 
 _LONG_S = 1.0
-"""Age above which a wait is shown."""
+"""Wait of the loop from which the screen shows its duration in place of rates."""
 
 
 _SLOW_S = 5.0
-"""Age above which a sample is marked as slow."""
+"""Time on one batch from which a worker is marked as slow."""
 
 
 _SHOWN_WORKERS = 16
 
 
 def screen(before: LoaderReading | None, now: LoaderReading, width: int, view: ScreenState | None = None) -> list[Text]:
-    """The lines for one loader.
+    """Lines of one loader, of at most `width` columns.
 
-    Rates cover the time since the reading `before`, or the last seconds if it is None.
+    Rates cover the time since the reading `before`, or the last seconds if `before` is None.
     """
     view = view or ScreenState()
     lines = [_head(now, width), _loop(before, now, width), _queue(now, width)]
@@ -70,7 +70,7 @@ def _head(now: LoaderReading, width: int) -> Text:
 
 
 def _time_left(now: LoaderReading) -> str:
-    """Time until the end of the epoch, at its speed so far."""
+    """Time left in the epoch at its speed so far, if known."""
     figures = now.figures
     epoch = figures.get("since_epoch", {})
     _, due = _due(now)
@@ -105,9 +105,9 @@ def _loop(before: LoaderReading | None, now: LoaderReading, width: int) -> Text:
 
 
 def _due(now: LoaderReading) -> tuple[int, int]:
-    """Epoch, and number of the batch that is due in it.
+    """Current epoch, and the number of the next batch in it.
 
-    The figures may be of an epoch before: the count of batches is always of now.
+    The figures may describe an earlier epoch, but `now.batches` is always current.
     """
     figures = now.figures
     number, due, length = (
@@ -137,7 +137,7 @@ def _series(history: Sequence[Any]) -> list[tuple[float, float]]:
 
 
 def sparkline(shares: Sequence[float]) -> str:
-    """One character per value between 0 and 1."""
+    """Bar chart with one character per value between 0 and 1."""
     return "".join(_STEPS[min(int(value * len(_STEPS)), len(_STEPS) - 1)] for value in shares)
 
 
@@ -160,7 +160,7 @@ def _queue(now: LoaderReading, width: int) -> Text:
 
 
 def _parts(now: LoaderReading, width: int) -> Text | None:
-    """Parts of building a batch, and bytes of a sample."""
+    """Share of each stage in building a batch, and bytes per sample."""
     figures = now.figures
     shares = part_shares({stage: times["total_s"] for stage, times in figures.get("stages", {}).items()})
     shown = [f"{stage} {share(part)}" for stage, part in shares.items() if part >= _SHOWN_SHARE]
@@ -177,7 +177,7 @@ def _parts(now: LoaderReading, width: int) -> Text | None:
 
 
 _SHOWN_SHARE = 0.03
-"""Share of building a batch below which a part is left out."""
+"""Share of building a batch below which a stage is left out."""
 
 
 def _bar(filled: float) -> str:

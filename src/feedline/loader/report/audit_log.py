@@ -26,6 +26,7 @@ from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.live import is_live
 from feedline.core.rng import derive_each
 from feedline.core.schedule import BatchSchedule, PartitionSchedule, Schedule, Share
+from feedline.errors import ArgumentError
 
 _log = logging.getLogger("feedline")
 
@@ -337,6 +338,21 @@ def _length(plan: Any) -> int | None:
 
 
 def read_audit_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of an audit log, in the order of the file."""
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines if line.strip()]
+    """The records of an audit log, in the order of the file.
+
+    Raises `ArgumentError` for a line that is none: without it, the log proves nothing.
+    """
+    records = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        if line.strip():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if not isinstance(record, dict) or record.get("event") != "span":
+                raise ArgumentError(
+                    f"{path}, line {number}: no record of an audit log. The file is damaged, or another one: pass the"
+                    " logs of DataLoader(log='run.jsonl') or FEEDLINE_LOG=run.jsonl"
+                )
+            records.append(record)
+    return records

@@ -103,7 +103,7 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Damaged lines are left out, such as an incomplete last line.
     """
     lines = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
+    for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             figures = json.loads(line)
         except ValueError:  # the process was killed while it wrote, or another one is writing

@@ -72,23 +72,23 @@ class LiveStream(IterableDataset[Any]):
     # Of subclasses.
 
     def open_client(self) -> LiveClient:
-        """A connection to the source."""
+        """Open a connection to the source."""
         raise NotImplementedError
 
     def address(self, partition: int, place: Place) -> str:
-        """Text that names the message before `place`, for errors."""
+        """Name of the message before `place`, for errors."""
         raise NotImplementedError
 
     def fingerprint(self) -> str:
         """Text that identifies the messages.
 
-        A state is only loaded into an equal stream.
+        A state is only loaded into a stream with an equal text.
         """
         raise NotImplementedError
 
     @property
     def num_partitions(self) -> int:
-        """Partitions, which ranks and workers share."""
+        """Number of partitions, which ranks and workers share."""
         raise NotImplementedError
 
     @staticmethod
@@ -99,22 +99,24 @@ class LiveStream(IterableDataset[Any]):
     # Of the loader.
 
     def place_key(self, state: Any) -> Any:
-        """JSON value that orders the places of a partition."""
+        """JSON value that orders the states of a partition by their places."""
         return self.order(state["place"])
 
     @property
     def traits(self) -> Traits:
-        """Random only if `decode` is a function of the user."""
+        """Traits of the samples: random only if `decode` is a user's function."""
         return Traits(is_random=not self.decode.is_pure)
 
     def partition(self, partition: int, epoch: int) -> LivePartition:
-        """The messages of one partition, with a state."""
+        """The messages of one partition: an iterator with a state."""
         return LivePartition(self, partition, epoch)
 
     def begin(self, epoch: int, states: Mapping[int, Any]) -> dict[int, Any]:
         """States of partitions at the start of an epoch.
 
-        `states` has earlier ones, or None. `OffsetLostError` if the source no longer has the messages after a state.
+        `states` maps each partition to its earlier state, or to None. If the source no longer has the messages after a
+        state, `OffsetLostError` is raised. With `lost="skip"`, a warning is given, and the epoch begins at the oldest
+        message.
         """
         try:
             client = self.open_client()
@@ -126,14 +128,14 @@ class LiveStream(IterableDataset[Any]):
             return {number: self._begin_partition(client, number, epoch, state) for number, state in states.items()}
 
     def is_over(self, epoch: int, states: Sequence[Any]) -> bool:
-        """True if the epoch ends here by `stop_after`."""
+        """True if `stop_after` ends the epoch at these states."""
         most = self.terms.stop_after
         return most is not None and sum(state["count"] for state in states if state["epoch"] == epoch) >= most
 
     def acknowledge(self, states: Mapping[int, Any], *, now: bool) -> None:
         """Commit the places of these states, if there is a group.
 
-        At most once per `commit_every_s`, unless `now` is true.
+        Commits are at least `commit_every_s` apart, unless `now` is true.
         """
         if self.terms.group is None:
             return
@@ -143,7 +145,10 @@ class LiveStream(IterableDataset[Any]):
             self._commit(commits)
 
     def commit(self, state: Mapping[str, Any]) -> None:
-        """Commit the places of a state, as after saving a checkpoint."""
+        """Commit the places of a loader's state, as after a checkpoint.
+
+        Raises `ArgumentError` without `group`.
+        """
         if self.terms.group is None:
             raise ArgumentError("commit() needs group=: the source keeps places by the name of a group")
         marks = {int(entry[0]): unpack(from_leaf(entry[3], "partitions")) for entry in state["partitions"]}
@@ -154,7 +159,7 @@ class LiveStream(IterableDataset[Any]):
         _disconnect(self._readers, self._commits, self._pid)
 
     def stop_waiting(self) -> None:
-        """End draws of this process that wait for messages."""
+        """End draws of this process that wait for messages. Thread-safe."""
         for reader in list(self._readers.values()):
             reader.stop()
 
@@ -167,7 +172,7 @@ class LiveStream(IterableDataset[Any]):
         return self._alone(list(mine), self._epoch, 1 if info is None else info.num_workers)
 
     def _alone(self, mine: list[int], epoch: int, sharers: int) -> Iterator[Any]:
-        """The messages of these partitions, as they arrive."""
+        """The samples of these partitions, as messages arrive."""
         begun = self.begin(epoch, {number: self._places.get(number) for number in mine})
         flows = {number: self.partition(number, epoch) for number in mine}
         for number, flow in flows.items():
@@ -282,7 +287,7 @@ class LivePartition:
         return self
 
     def __next__(self) -> Any:
-        """The next message, for steps of streams; waits for any time."""
+        """The next sample, for steps of streams; waits without a limit."""
         while not (drawn := self.draw(1)).samples:
             pass
         return drawn.samples[0]

@@ -29,7 +29,7 @@ _raw_decode = json.JSONDecoder().raw_decode
 
 
 def _json(message: bytes) -> Any:
-    """The value of a JSON text, as `json.loads` in less time."""
+    """The value of a JSON text, faster than `json.loads`."""
     try:
         text = message.decode()
         value, end = _raw_decode(text)
@@ -57,9 +57,10 @@ class MessageDecoder:
     def __call__(
         self, messages: Sequence[Any], name: Callable[[int], str], address: Address, *, skips: bool
     ) -> tuple[LiveDraw, int]:
-        """The samples of messages, and the number of messages that are done.
+        """The samples of messages, and the number of messages used.
 
-        `name(row)` names a message. Without `skips`, a message that fails ends them; it raises if it is the first.
+        `name(row)` names a message in errors. With `skips`, a message that fails is used, and listed as failed. Without
+        `skips`, its error is raised if it is the first message; otherwise the samples end before it.
         """
         if self.is_pure and (whole := self._all_at_once(messages)) is not None:
             return LiveDraw(whole), len(messages)
@@ -79,7 +80,7 @@ class MessageDecoder:
         return LiveDraw(samples, failed), len(messages)
 
     def _all_at_once(self, messages: Sequence[Any]) -> list[Any] | None:
-        """The samples of all messages; None if one of them fails."""
+        """The samples of all messages; None if a message fails."""
         try:
             size = _size_of_row if messages and isinstance(messages[0], dict) else len
             if max(map(size, messages), default=0) > self.largest:
@@ -106,7 +107,7 @@ def message_decoder(decode: MessageDecode, largest: int) -> MessageDecoder:
 
 
 def _size_of_row(message: Any) -> int:
-    """Bytes of texts and binaries in a row; 0 without one."""
+    """Total length of texts and binaries in a row; otherwise 0."""
     values = message.values() if isinstance(message, dict) else ()
     return sum(len(value) for value in values if isinstance(value, bytes | str))
 

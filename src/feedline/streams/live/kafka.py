@@ -34,7 +34,7 @@ _AWAY = (
 _NO_OFFSET = -1001
 
 _AT_ONCE = 1024
-"""Messages that are taken from the library at once."""
+"""Most messages taken from librdkafka by one call."""
 
 
 class Kafka(LiveStream):
@@ -55,7 +55,7 @@ class Kafka(LiveStream):
         super().__init__(LiveTerms(group, decode, start, max_wait_s, stop_after, until, lost, limits))
 
     def open_client(self) -> KafkaClient:
-        """A consumer without partitions."""
+        """Open a consumer without assigned partitions."""
         return KafkaClient(self)
 
     def address(self, partition: int, place: int) -> str:
@@ -68,7 +68,7 @@ class Kafka(LiveStream):
 
     @cached_property
     def num_partitions(self) -> int:
-        """Partitions of the topic when it was first queried."""
+        """Number of partitions of the topic when it was first queried."""
         client = self.open_client()
         try:
             return client.count_partitions()
@@ -104,7 +104,7 @@ class KafkaClient:
             raise ArgumentError(f"librdkafka refuses the settings of {stream.fingerprint()}: {error}") from None
 
     def count_partitions(self) -> int:
-        """Partitions of the topic; SourceError if there is none."""
+        """Number of partitions; `SourceError` if the topic does not exist."""
         topics = self._ask(lambda: self._consumer.list_topics(self._stream.topic, timeout=self._limit_s)).topics
         found = topics[self._stream.topic]
         if found.error is not None:
@@ -114,7 +114,7 @@ class KafkaClient:
         return len(found.partitions)
 
     def kept(self, partition: int) -> Kept:
-        """The first offset, and that of the next message."""
+        """Offsets of the oldest message, and of the next one."""
         at = self._place(partition)
         return Kept(*self._ask(lambda: self._consumer.get_watermark_offsets(at, timeout=self._limit_s)))
 
@@ -126,12 +126,12 @@ class KafkaClient:
         return not kept.first <= place <= kept.end
 
     def committed(self, partition: int) -> int | None:
-        """The group's offset."""
+        """The group's offset, or None."""
         (found,) = self._ask(lambda: self._consumer.committed([self._place(partition)], timeout=self._limit_s))
         return None if found.offset == _NO_OFFSET else int(found.offset)
 
     def commit(self, places: Mapping[int, int]) -> None:
-        """Commit the group's offsets."""
+        """Commit the group's offsets, and wait for the brokers."""
         offsets = [self._place(partition, place) for partition, place in places.items()]
         for done in self._ask(lambda: self._consumer.commit(offsets=offsets, asynchronous=False)):
             if done.error is not None:
@@ -146,7 +146,7 @@ class KafkaClient:
         self._paused.discard(partition)
 
     def poll(self, partitions: Sequence[int], most: int, timeout_s: float) -> list[MessageRun]:
-        """Messages, grouped by partition."""
+        """The next messages, as runs of one partition each."""
         self._pause_all_but(set(partitions))
         # What is there at once, in one call; otherwise the library waits for the whole number.
         messages = self._consumer.consume(_AT_ONCE, 0.0) or self._consumer.consume(max(1, most), timeout_s)
@@ -155,7 +155,7 @@ class KafkaClient:
         return [self._chunk(partition, list(run)) for partition, run in groupby(messages, _partition_of)]
 
     def close(self) -> None:
-        """Leave the brokers."""
+        """Close the consumer."""
         self._consumer.close()
 
     def _chunk(self, partition: int, run: list[Any]) -> MessageRun:
@@ -194,14 +194,14 @@ class KafkaClient:
             self._raise(error.args[0])
 
     def _check_noted(self, *, was_idle: bool) -> None:
-        """Raise fatal errors that the library noted in the background."""
+        """Raise fatal errors that librdkafka has reported in the background."""
         noted, self._noted[:] = list(self._noted), []
         for error in noted:
             if error.name() in _ACCESS or (was_idle and error.name() == "_ALL_BROKERS_DOWN"):
                 self._raise(error)
 
     def _raise(self, error: Any, partition: int | None = None) -> None:
-        """Raise one of our errors for one of the library."""
+        """Raise feedline's error for an error of librdkafka."""
         # A question that timed out has its cause among the errors in the background.
         causes = [each for each in self._noted if each.name() in _ACCESS] or [error]
         name, text = causes[0].name(), causes[0].str()

@@ -6,15 +6,18 @@ import select
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from feedline.errors import ArgumentError, MessageTooLargeError, SourceAccessError, SourceError, SourceUnavailableError
 from feedline.streams.live.base import LiveStream
 from feedline.streams.live.decoding import MessageDecode
 from feedline.streams.live.terms import Kept, LiveLimits, LiveTerms, MessageRun, Start, look_up
 
+_DONE = "OK"
+
+
 _RECEIVED = 1 << 18
-"""Bytes received at once."""
+"""Most bytes received by one call."""
 
 
 class SocketLines(LiveStream):
@@ -23,13 +26,14 @@ class SocketLines(LiveStream):
     `servers` are texts "host:port", or `env:NAME`. Places are numbers of lines, counted from 0. After it has connected,
     the stream sends one line, and the server answers:
 
-    - `READ n`: the lines from number n on, each with its line feed, as they become available.
+    - `READ n`: `OK`, then the lines from number n on, each with its line feed, as they become available.
     - `KEPT`: one line with the number of the oldest line that it still has, and that of the next.
     - `ACK n group`: `OK`, after it has noted that `group` is done with all lines before n; it may drop them.
     - `ACKED group`: the number of the last `ACK` of the group, or `-`.
 
-    A line `ERROR text` refuses the request; `ERROR access text` refuses the credentials. A `token` is sent first, as
-    `TOKEN text`, without an answer.
+    Instead, `ERROR text` refuses the request, and `ERROR access text` the credentials. Only the first line of a
+    connection is such an answer: later lines may begin with any word. A `token` is sent first, as `TOKEN text`, without
+    an answer.
     """
 
     def __init__(
@@ -42,12 +46,14 @@ class SocketLines(LiveStream):
         self.servers = [servers] if isinstance(servers, str) else list(servers)
         if not self.servers:
             raise ArgumentError("servers is empty: pass at least one 'host:port'")
+        if group is not None and group.split() != [group]:
+            raise ArgumentError(f"group must be one word, because it is part of a line; got {group!r}")
         self.token = token
         limits = limits or LiveLimits()
         super().__init__(LiveTerms(group, decode, start, max_wait_s, stop_after, until, lost, limits))
 
     def open_client(self) -> LinesClient:
-        """Connections, each opened when it is needed."""
+        """A client whose connections open when they are needed."""
         return LinesClient(self)
 
     def address(self, partition: int, place: int) -> str:
@@ -60,7 +66,7 @@ class SocketLines(LiveStream):
 
     @property
     def num_partitions(self) -> int:
-        """One for each server."""
+        """Number of servers."""
         return len(self.servers)
 
 
@@ -72,11 +78,15 @@ class LinesClient:
         self._reading: dict[int, socket.socket] = {}
         self._places: dict[int, int] = {}
         self._rests: dict[int, bytes] = {}
+        self._unanswered = set[int]()
 
     def kept(self, partition: int) -> Kept:
         """The server's answer to KEPT."""
-        first, end = self._ask(partition, "KEPT").split()
-        return Kept(int(first), int(end))
+        answer = self._ask(partition, "KEPT")
+        words = answer.split()
+        if len(words) != 2 or not all(word.isdecimal() for word in words):
+            self._refuse(partition, "KEPT", answer, "two numbers")
+        return Kept(int(words[0]), int(words[1]))
 
     def is_lost(self, partition: int, place: int, kept: Kept) -> bool:  # noqa: ARG002 - the protocol
         """True if the server does not have the lines from `place` on."""
@@ -84,19 +94,25 @@ class LinesClient:
 
     def committed(self, partition: int) -> int | None:
         """The server's answer to ACKED."""
-        answer = self._ask(partition, f"ACKED {self._stream.terms.group}")
+        question = f"ACKED {self._stream.terms.group}"
+        answer = self._ask(partition, question)
+        if answer != "-" and not answer.isdecimal():
+            self._refuse(partition, question, answer, "a number or -")
         return None if answer == "-" else int(answer)
 
     def commit(self, places: Mapping[int, int]) -> None:
         """Send ACK, and wait for the answer."""
         for partition, place in places.items():
-            self._ask(partition, f"ACK {place} {self._stream.terms.group}")
+            question = f"ACK {place} {self._stream.terms.group}"
+            if (answer := self._ask(partition, question)) != _DONE:
+                self._refuse(partition, question, answer, _DONE)
 
     def seek(self, partition: int, place: int) -> None:
-        """Connect again, and send READ."""
+        """Connect again, and send READ for the lines from `place` on."""
         self._drop(partition)
         connection = self._connect(partition)
         self._reading[partition], self._places[partition], self._rests[partition] = connection, place, b""
+        self._unanswered.add(partition)
         self._guarded(partition, connection.sendall, f"READ {place}\n".encode())
 
     def poll(self, partitions: Sequence[int], most: int, timeout_s: float) -> list[MessageRun]:  # noqa: ARG002 - the protocol
@@ -115,30 +131,41 @@ class LinesClient:
         if not received:
             raise SourceUnavailableError(f"{self._who(partition)} has closed the connection")
         *lines, rest = (self._rests[partition] + received).split(b"\n")
+        if lines and partition in self._unanswered:
+            if (answer := _text(lines.pop(0))) != _DONE:
+                self._refuse(partition, f"READ {self._places[partition]}", answer, _DONE)
+            self._unanswered.remove(partition)
         if len(rest) > self._limits.message_nbytes:
             raise MessageTooLargeError(
                 f"{self._who(partition)}: line {self._places[partition] + len(lines)} has more than"
                 f" LiveLimits.message_nbytes={self._limits.message_nbytes:,} bytes: raise the limit, or check that the"
                 " server ends its lines"
             )
-        if lines and lines[0].startswith(b"ERROR ") and not self._rests[partition]:
-            self._refused(partition, lines[0].decode())
         first = self._places[partition]
         self._rests[partition], self._places[partition] = rest, first + len(lines)
         return MessageRun(partition, lines, list(range(first + 1, first + len(lines) + 1)))
 
     def _ask(self, partition: int, question: str) -> str:
-        """The one line that answers a question."""
+        """Send a request on a new connection, and return the answer."""
         with self._connect(partition) as connection:
             self._guarded(partition, connection.sendall, f"{question}\n".encode())
             with connection.makefile("rb") as answers:
                 line = self._guarded(partition, answers.readline)
-        answer: str = line.decode().strip()
-        if not answer:
+        if not line:
             raise SourceUnavailableError(f"{self._who(partition)} has closed the connection instead of answering")
+        return _text(line)
+
+    def _refuse(self, partition: int, question: str, answer: str, expected: str) -> NoReturn:
+        """Raise a `SourceError` for an answer other than the expected one."""
+        who, text = self._who(partition), answer.removeprefix("ERROR ")
+        if answer.startswith("ERROR access"):
+            raise SourceAccessError(f"{who} refuses the credentials: {text}; check token=")
         if answer.startswith("ERROR "):
-            self._refused(partition, answer)
-        return answer
+            raise SourceError(f"{who} refuses {question!r}: {text}")
+        raise SourceError(
+            f"{who} answers {question!r} with {answer[:80]!r} instead of {expected}: check servers=, and that it has"
+            " the protocol of SocketLines"
+        )
 
     def _connect(self, partition: int) -> socket.socket:
         server = look_up(self._stream.servers[partition], "a server")
@@ -161,12 +188,6 @@ class LinesClient:
         except OSError as error:
             raise SourceUnavailableError(f"{self._who(partition)} does not answer ({error})") from None
 
-    def _refused(self, partition: int, answer: str) -> None:
-        text = answer.removeprefix("ERROR ")
-        if text.startswith("access"):
-            raise SourceAccessError(f"{self._who(partition)} refuses the credentials: {text}; check token=")
-        raise SourceError(f"{self._who(partition)} refuses: {text}")
-
     def _drop(self, partition: int) -> None:
         connection = self._reading.pop(partition, None)
         if connection is not None:
@@ -174,3 +195,7 @@ class LinesClient:
 
     def _who(self, partition: int) -> str:
         return f"the server {self._stream.servers[partition]}"
+
+
+def _text(answer: bytes) -> str:
+    return answer.decode(errors="replace").strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ from feedline.streams.live.decoding import MessageDecode
 from feedline.streams.live.terms import Kept, LiveLimits, LiveTerms, MessageRun, Start, look_up, without_secrets
 
 _IDLE_S = 300.0
-"""Time without a question after which the server forgets a consumer."""
+"""Time without a request after which the server deletes a consumer."""
 
 
 _EXPIRES_S = 30.0
@@ -26,7 +27,7 @@ _EXPIRES_S = 30.0
 
 
 _AT_ONCE = 512
-"""Messages of one request, at least."""
+"""Usual number of messages of one request."""
 
 
 _HEARTBEAT, _CONFLICT = "100", "409"
@@ -59,7 +60,7 @@ class NATS(LiveStream):
         super().__init__(LiveTerms(group, decode, start, max_wait_s, stop_after, until, lost, limits))
 
     def open_client(self) -> NATSClient:
-        """A connection, with a thread for its event loop."""
+        """Open a connection, with a thread for its event loop."""
         return NATSClient(self)
 
     def address(self, partition: int, place: int) -> str:
@@ -72,7 +73,7 @@ class NATS(LiveStream):
 
     @property
     def num_partitions(self) -> int:
-        """One for each subject."""
+        """Number of subjects."""
         return len(self.subjects)
 
 
@@ -91,7 +92,7 @@ class _Feed:
     problem: str = ""
 
     async def receive(self, message: Any) -> None:
-        """Keep a message, or the end of a request."""
+        """Keep a message, or apply a status message of the server."""
         if message.reply:
             self.messages.append(message)
             self.due -= 1
@@ -129,28 +130,28 @@ class NATSClient:
             raise
 
     def kept(self, partition: int) -> Kept:
-        """The first number of the stream, and the end of the subject."""
+        """The stream's first number, and that after the subject's last message."""
         return self._run(self._kept(self._stream.subjects[partition]))  # type: ignore[no-any-return]
 
     def is_lost(self, partition: int, place: int, kept: Kept) -> bool:  # noqa: ARG002 - the protocol
-        """True if messages from `place` on were deleted.
+        """True if messages of the stream from `place` on were deleted.
 
-        They may be those of other subjects.
+        They may be messages of other subjects.
         """
         state = self._run(self._jetstream.stream_info(self._stream.stream)).state
         return not state.first_seq <= place <= state.last_seq + 1
 
     def committed(self, partition: int) -> int | None:
-        """The number in the bucket."""
+        """The sequence number in the bucket, or None."""
         place: int | None = self._run(self._committed(self._key(partition)))
         return place
 
     def commit(self, places: Mapping[int, int]) -> None:
-        """Write the numbers into the bucket, which is made if needed."""
+        """Write sequence numbers into the bucket; creates it if needed."""
         self._run(self._commit({self._key(partition): place for partition, place in places.items()}))
 
     def seek(self, partition: int, place: int) -> None:
-        """Make a temporary consumer that begins at `place`."""
+        """Create a temporary consumer that begins at `place`."""
         self._run(self._leave(partition))
         self._run(self._subscribe(partition, place))
 
@@ -275,15 +276,15 @@ class NATSClient:
         return MessageRun(partition, [message.data for message in messages], places)
 
     def _key(self, partition: int) -> str:
-        """A key of the bucket, whose characters are few."""
+        """Key in the bucket, with characters escaped that keys cannot have."""
         text = f"{self._stream.terms.group}/{self._stream.stream}/{self._stream.subjects[partition]}"
-        return "".join(each if each.isalnum() or each in "-_/" else f"={ord(each):x}=" for each in text)
+        return re.sub(r"[^a-zA-Z0-9_/-]", lambda found: f"={ord(found[0]):x}=", text)
 
     def _who(self) -> str:
         return f"the servers {without_secrets(self._stream.servers)}, stream {self._stream.stream!r}:"
 
     def _run(self, question: Coroutine[Any, Any, Any], more_s: float = 0.0) -> Any:
-        """Run a coroutine in the event loop; translates errors."""
+        """Run a coroutine in the event loop, and translate its errors."""
         answer = asyncio.run_coroutine_threadsafe(question, self._loop)
         errors = self._nats.errors
         try:

@@ -16,7 +16,7 @@ from feedline.errors import FeedlineError, SourceUnavailableError
 from feedline.streams.live.terms import LiveClient, LiveTerms, Place
 
 _LOOK_EVERY_S = 0.2
-"""Longest wait at the source, after which a reader that was stopped ends."""
+"""Longest wait for the source, after which a draw notices `stop()`."""
 
 
 _RETRY_S = 0.25
@@ -28,12 +28,12 @@ class _Buffer:
     """Messages of one partition that were not drawn, and their places."""
 
     end: Any
-    """The place from which the source is read on."""
+    """Place up to which the source was read."""
     stop: Any
     messages: deque[Any] = field(default_factory=deque)
     places: deque[Any] = field(default_factory=deque)
     since_s: float = inf
-    """When the oldest message arrived."""
+    """Arrival time of the oldest message."""
     is_new: bool = True
 
     def take(self, size: int) -> tuple[list[Any], list[Any]]:
@@ -68,7 +68,7 @@ class LiveReader:
         self._closed = threading.Event()
 
     def open(self, partition: int, place: Any, stop: Any) -> None:
-        """Read a partition from `place` up to `stop`; None for no end."""
+        """Read a partition from `place` up to `stop`; without end for None."""
         self._buffers[partition] = _Buffer(place, stop)
         if self._client is not None:
             self._client.seek(partition, place)
@@ -76,7 +76,9 @@ class LiveReader:
     def draw(self, partition: int, size: int) -> tuple[list[Any], list[Any]]:
         """Up to `size` messages and their places, when they are due.
 
-        None if another partition has messages that are due, and maybe at the first call.
+        They are due when there are `size` of them, `max_wait_s` after the arrival of the first one, or at the end of
+        the partition. The lists are empty if no message is due within `max_wait_s`, if another partition has messages
+        that are due, or after `stop()`. The first call for a partition does not wait.
         """
         buffer, wait_s = self._buffers[partition], self._terms.max_wait_s
         # At first the others of this thread may not be open yet, and must not be delayed.
@@ -94,23 +96,23 @@ class LiveReader:
         return buffer.take(size) if self._is_due(buffer, size, monotonic()) else ([], [])
 
     def put_back(self, partition: int, messages: list[Any], places: list[Any]) -> None:
-        """Return drawn messages, to be drawn again."""
+        """Put drawn messages back, so that they are drawn again."""
         buffer = self._buffers[partition]
         buffer.messages.extendleft(reversed(messages))
         buffer.places.extendleft(reversed(places))
         buffer.since_s = min(buffer.since_s, monotonic())
 
     def is_at_end(self, partition: int) -> bool:
-        """True if all messages up to the stop were drawn."""
+        """True if all messages before the end were drawn, or after `stop()`."""
         buffer = self._buffers[partition]
         return self._closed.is_set() or (not buffer.messages and self._reaches_stop(buffer, buffer.end))
 
     def stop(self) -> None:
-        """End a waiting draw, soon. Any thread may call it."""
+        """End a waiting draw within `_LOOK_EVERY_S`. Thread-safe."""
         self._closed.set()
 
     def close(self) -> None:
-        """End waiting draws, and close the connection."""
+        """End the waiting draw, and close the connection."""
         self.stop()
         self._disconnect()
 
@@ -172,7 +174,7 @@ class LiveReader:
         return self._client
 
     def _reconnect(self, error: FeedlineError) -> None:
-        """Reach the source again; raise the latest error when patience ends."""
+        """Connect again; raise the latest error after `patience_s`."""
         give_up_s = monotonic() + self._terms.limits.patience_s
         while monotonic() < give_up_s and not self._closed.is_set():
             self._disconnect()

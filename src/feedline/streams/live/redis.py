@@ -38,7 +38,7 @@ class Redis(LiveStream):
         super().__init__(LiveTerms(group, decode, start, max_wait_s, stop_after, until, lost, limits))
 
     def open_client(self) -> RedisClient:
-        """A connection."""
+        """Open a connection."""
         return RedisClient(self)
 
     def address(self, partition: int, place: Any) -> str:
@@ -51,7 +51,7 @@ class Redis(LiveStream):
 
     @property
     def num_partitions(self) -> int:
-        """One for each key."""
+        """Number of keys."""
         return len(self.keys)
 
     @staticmethod
@@ -82,7 +82,7 @@ class RedisClient:
         self._field = None if stream.field is None else stream.field.encode()
 
     def kept(self, partition: int) -> Kept:
-        """The places before the first entry and after the last."""
+        """Places before the oldest entry, and after the newest."""
         info = self._about(partition)
         if info is None:
             return Kept(["0-0", 0], ["0-0", 0])
@@ -90,7 +90,7 @@ class RedisClient:
         return Kept(["0-0", deleted], [_text(info["last-generated-id"]), info["entries-added"]])
 
     def is_lost(self, partition: int, place: Any, kept: Kept) -> bool:
-        """True if entries that were not read were deleted."""
+        """True if unread entries were deleted."""
         info = self._about(partition)
         first = info and info.get("first-entry")
         if not first:  # empty: entries added since were deleted
@@ -99,7 +99,7 @@ class RedisClient:
         return bool(is_behind and kept.first[1] > place[1])
 
     def committed(self, partition: int) -> Any:
-        """The last delivered entry of the group."""
+        """Place of the group's last delivered entry, or None."""
         key = self._stream.keys[partition]
         if self._about(partition) is None:
             return None
@@ -111,7 +111,7 @@ class RedisClient:
         return None
 
     def commit(self, places: Mapping[int, Any]) -> None:
-        """Set the last entry of the group, which is made if needed."""
+        """Set the group's last delivered entry; creates the group if needed."""
         group = self._stream.terms.group
         for partition, (last, count) in places.items():
             key = self._stream.keys[partition]
@@ -124,7 +124,7 @@ class RedisClient:
                 self._ask(lambda: self._client.xgroup_create(key, group, mkstream=True, **set_to))  # noqa: B023
 
     def seek(self, partition: int, place: Any) -> None:
-        """Read the entries after an entry."""
+        """Read the entries after `place`."""
         self._places[partition] = list(place)
 
     def poll(self, partitions: Sequence[int], most: int, timeout_s: float) -> list[MessageRun]:
@@ -153,7 +153,7 @@ class RedisClient:
         return MessageRun(partition, messages, places)
 
     def _about(self, partition: int) -> dict[str, Any] | None:
-        """Facts about a stream; None if there is none."""
+        """Redis's facts about a stream; None if the stream does not exist."""
         key = self._stream.keys[partition]
         try:
             info: dict[str, Any] = self._ask(lambda: self._client.xinfo_stream(key))

@@ -18,6 +18,10 @@ from feedline.streams.live.base import LiveStream
 from feedline.streams.live.decoding import MessageDecode
 from feedline.streams.live.terms import Kept, LiveLimits, LiveTerms, MessageRun
 
+_BELOW = -(1 << 63) + 1
+"""The place in a table without rows: the next key may be any but the two least ones of 64 bits."""
+
+
 _ACCESS = ("password", "authentication", "permission denied", "role ")
 
 
@@ -53,11 +57,11 @@ class SQLRows(LiveStream):
         super().__init__(LiveTerms(None, read, start, max_wait_s, stop_after, until, "raise", limits or LiveLimits()))
 
     def open_client(self) -> SQLClient:
-        """A connection."""
+        """Open a connection."""
         return SQLClient(self)
 
     def address(self, partition: int, place: int) -> str:  # noqa: ARG002 - keys are those of all partitions
-        """The key of a row."""
+        """Column and value of a row's key."""
         return f"the row {self.key} = {place}"
 
     def fingerprint(self) -> str:
@@ -66,7 +70,7 @@ class SQLRows(LiveStream):
 
     @property
     def num_partitions(self) -> int:
-        """The number given."""
+        """The argument `partitions`."""
         return self._partitions
 
 
@@ -77,34 +81,37 @@ class SQLClient:
         self._stream = stream
         self._places: dict[int, int] = {}
         self._seen: list[tuple[float, int]] = []
-        """Largest keys, and when each was seen."""
+        """Times, and the largest key at each."""
         self._pause = threading.Event()  # never set: a wait that other threads do not delay
         self._connection: Any = None
         if isinstance(self._guarded(self._connect), sqlite3.Connection):
             self.close()
 
     def kept(self, partition: int) -> Kept:  # noqa: ARG002 - keys are those of all partitions
-        """The key before the first, and the largest."""
+        """One less than the smallest key, and the largest key.
+
+        Without rows, both are below all keys.
+        """
         query = f"SELECT MIN({self._key}), MAX({self._key}) FROM ({self._stream.query}) AS rows_"  # noqa: S608
         first, last = self._rows(query)[1][0]
-        return Kept(-1 if first is None else int(first) - 1, -1 if last is None else int(last))
+        return Kept(_BELOW if first is None else int(first) - 1, _BELOW if last is None else int(last))
 
     def is_lost(self, partition: int, place: int, kept: Kept) -> bool:  # noqa: ARG002 - the protocol
-        """False: rows that were deleted are not to be read."""
+        """False: deleted rows need not be read."""
         return False
 
     def committed(self, partition: int) -> None:
         """None: nothing is written to the database."""
 
     def commit(self, places: Mapping[int, int]) -> None:
-        """Nothing is written to the database."""
+        """Do nothing: nothing is written to the database."""
 
     def seek(self, partition: int, place: int) -> None:
         """Read keys above `place`."""
         self._places[partition] = place
 
     def poll(self, partitions: Sequence[int], most: int, timeout_s: float) -> list[MessageRun]:
-        """The next rows; queries until there are some."""
+        """The next rows; queries until there are some, or until `timeout_s`."""
         give_up_s = monotonic() + timeout_s
         while True:
             horizon = self._horizon()
@@ -131,7 +138,7 @@ class SQLClient:
         return self._stream.key
 
     def _horizon(self) -> int | None:
-        """The largest key that is settled."""
+        """The largest settled key, or None."""
         now_s, largest = monotonic(), self.kept(0).end
         if not self._seen or largest > self._seen[-1][1]:
             self._seen.append((now_s, largest))
@@ -141,7 +148,8 @@ class SQLClient:
 
     def _chunk(self, number: int, horizon: int, most: int) -> MessageRun:
         place, count = self._places[number], self._stream.num_partitions
-        share = "" if count == 1 else f" AND {self._key} % {count} = {number}"
+        # In SQL, the remainder of a negative key is negative.
+        share = "" if count == 1 else f" AND ({self._key} % {count} + {count}) % {count} = {number}"
         # The query is the user's own, and the rest are whole numbers and a checked name.
         within = f"{self._key} > {int(place)} AND {self._key} <= {int(horizon)}{share}"
         query = f"SELECT * FROM ({self._stream.query}) AS rows_ WHERE {within} ORDER BY {self._key}"  # noqa: S608
@@ -170,7 +178,7 @@ class SQLClient:
         return names, rows
 
     def _guarded(self, act: Callable[[], Any]) -> Any:
-        """The result of `act`; translates errors of the driver."""
+        """Return the result of `act`, and translate errors of the driver."""
         try:
             return act()
         except (FeedlineError, ImportError, FileNotFoundError):

@@ -15,7 +15,7 @@ from feedline.errors import ArgumentError
 from feedline.streams.live.decoding import MessageDecode
 
 Place = Any
-"""The place between two messages of a partition, as a JSON value; its meaning is that of the source."""
+"""A place between two messages of a partition: a JSON value, whose meaning depends on the source."""
 
 
 Start = Literal["earliest", "latest"]
@@ -47,7 +47,7 @@ class LiveClient(Protocol):
     """
 
     def kept(self, partition: int) -> Kept:
-        """The places that the source still has."""
+        """Places of the oldest message, and after the newest."""
 
     def is_lost(self, partition: int, place: Place, kept: Kept) -> bool:
         """True if messages after `place` are no longer kept."""
@@ -62,7 +62,7 @@ class LiveClient(Protocol):
         """Read the partition from `place` on."""
 
     def poll(self, partitions: Sequence[int], most: int, timeout_s: float) -> list[MessageRun]:
-        """The next messages of these partitions, about `most`; none after `timeout_s`."""
+        """The next messages, about `most`; none if none arrive within `timeout_s`."""
 
     def close(self) -> None: ...
 
@@ -116,12 +116,15 @@ class LiveTerms:
 
 
 def without_secrets(addresses: str) -> str:
-    """Addresses as errors show them: without user names and passwords."""
+    """The addresses without user names and passwords, for errors."""
     return re.sub(r"(?<=://)[^,\s]*@", "", addresses)
 
 
 def look_up(address: str, name: str) -> str:
-    """An address, or the value of the environment variable of `env:NAME`."""
+    """The address; for `env:NAME`, the value of that environment variable.
+
+    Raises `ArgumentError` for an empty address, and for a variable that is not set.
+    """
     if not address:
         raise ArgumentError(f"{name} must be a text, such as 'host:port'; got {address!r}")
     if not address.startswith("env:"):
