@@ -20,11 +20,11 @@ class InlineFuture:
         self._pool, self.request = pool, request
 
     def done(self) -> bool:
-        """Always True."""
+        """Always True: `result()` builds and never waits for a worker."""
         return True
 
     def result(self) -> BatchResult:
-        """Build the batch now."""
+        """Build the batch on the calling thread; each call builds it again."""
         return self._pool.build(self.request)
 
     def cancel(self) -> None:
@@ -41,7 +41,7 @@ class InlinePool:
         self._builder, self._isolate, self._allocate = builder, isolate, allocate
 
     def submit(self, request: Any) -> InlineFuture:
-        """Return a future; nothing is built yet."""
+        """Return a future whose `result()` builds the batch."""
         return InlineFuture(self, request)
 
     def build(self, request: Any) -> BatchResult:

@@ -108,14 +108,14 @@ class ThreadPool:
         self.resize(num_workers)
 
     def submit(self, request: Any) -> ThreadFuture:
-        """Queue the request for an idle thread, or its partition's."""
+        """Queue a request for an idle thread, or for its partition's thread."""
         future = ThreadFuture(self, request)
         partition = request.partition if self._round_robin else 0
         self._queues[partition % len(self._queues)].put(future)
         return future
 
     def wait_any(self, futures: Iterable[ThreadFuture]) -> ThreadFuture:
-        """Wait until one of these futures is done, and return it."""
+        """See `WorkerPool`; raises `WorkerStalledError` after `timeout_s`."""
         futures = list(futures)
         done: list[ThreadFuture] = []
 
@@ -158,7 +158,7 @@ class ThreadPool:
         )
 
     def close(self) -> None:
-        """Cancel reads from stores, then end and join every thread."""
+        """Cancel queued requests and reads from stores; end and join every thread."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -267,7 +267,7 @@ class GlobalRngCheck:
         self._first = threading.Lock()
 
     def __call__(self, request: Any, allocate: Allocator) -> BatchResult:
-        """Build the batch; only the very first call is checked."""
+        """Build the batch; only the first call is checked."""
         # Later calls run at the same time as others: a changed state could not be attributed to one of them.
         if not self._first.acquire(blocking=False):
             return self._builder(request, allocate)
