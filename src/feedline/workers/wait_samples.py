@@ -22,9 +22,9 @@ class WaitMoments:
         self._turn = 0
 
     def next_s(self) -> float:
-        """Time of the next sample, by `monotonic`, in a wait that begins now.
+        """Time of the sample in a wait that begins now.
 
-        Infinite if no sample is due in this wait.
+        By `monotonic`; infinite if no sample is due in this wait.
         """
         now_s = monotonic()
         if self._usual_s < _LEAST_WAIT_S or now_s < self._due_s:
@@ -37,7 +37,7 @@ class WaitMoments:
         self._usual_s += (elapsed_s - self._usual_s) / _REMEMBERED
 
     def _looked(self, began_s: float) -> None:
-        """Set the earliest time of the next sample, after one that began then."""
+        """Set the earliest time of the next sample."""
         ended_s = monotonic()
         self._due_s = ended_s + max(_LOOK_S, _SHARE * (ended_s - began_s))
 
@@ -88,10 +88,10 @@ class ThreadSamples(WaitMoments):
         self._waiters: dict[int, set[int]] = {}
 
     def wait(self, wait: Callable[[float], bool]) -> bool:
-        """Wait for a batch until a sample is due, then take the sample.
+        """Wait until a sample is due, and take it.
 
-        True if `wait(limit_s)` has returned True, which ends the wait without a sample. Returns False at once if no
-        sample is due.
+        Returns True if `wait(limit_s)` returns True: the batch has arrived before the sample. Returns False at once if
+        no sample is due.
         """
         began_s, look_s = monotonic(), self.next_s()
         if look_s == inf:
@@ -134,7 +134,7 @@ class ThreadSamples(WaitMoments):
 
     @property
     def outside_share(self) -> float | None:
-        """Share of building time spent on files, networks and the worker's own threads.
+        """Share of building time spent on files, networks and own threads.
 
         Waits for Python's lock do not count. None before enough samples.
         """
