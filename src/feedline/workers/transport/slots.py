@@ -84,7 +84,7 @@ class Slot:
         self._memory[0] = LENT
 
     def bytes(self) -> Bytes:
-        """Array of the whole slot; while alive, it keeps the slot in use."""
+        """Array of the whole slot; keeps the slot in use while alive."""
         # One array for all parts of a slot: it ends with the last of them, and so does the use of the slot.
         array = self._local()
         if array is None:
