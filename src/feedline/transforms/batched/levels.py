@@ -31,9 +31,10 @@ def luma(levels: torch.Tensor) -> torch.Tensor:
 
 
 def adjusted(images: torch.Tensor, changes: Sequence[Sequence[tuple[int, float]]]) -> torch.Tensor:
-    """Apply each row's adjustments (which, factor), in its order.
+    """Apply each row's adjustments (which, factor), in the row's order.
 
-    Rows that have the same kind of adjustment at the same place in their order are changed together.
+    Rows that have the same kind of adjustment at the same place in their order are changed together. Returns new
+    memory.
     """
     levels = images.to(torch.float32, copy=True)
     if levels.shape[1] == 1:  # gray has neither saturation nor hue

@@ -23,9 +23,9 @@ FLIPS = (RandomHorizontalFlip, RandomVerticalFlip)
 
 
 def leading_moves(steps: Sequence[PlannedStep]) -> list[PlannedStep]:
-    """The crops and flips at the beginning that one pass can do.
+    """Leading crops and flips that one pass can execute.
 
-    One crop at most, since each has its fill.
+    One crop at most, because a pass has one fill.
     """
     found: list[PlannedStep] = []
     for planned in takewhile(lambda planned: type(planned.step) in (*FLIPS, RandomCrop), steps):
@@ -36,14 +36,14 @@ def leading_moves(steps: Sequence[PlannedStep]) -> list[PlannedStep]:
 
 
 def one_key(keys: Keys) -> int | None:
-    """The key of all rows, if they have one."""
+    """Key that all rows share, or None."""
     # As bytes: the comparison of NumPy takes a tenth of a whole crop.
     is_one = len(keys) > 0 and keys.tobytes() == keys[:1].tobytes() * len(keys)
     return int(keys[0]) if is_one else None
 
 
 def moved(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> torch.Tensor:
-    """The images after crops and flips; a view if none is copied."""
+    """Images after crops and flips; may share memory with `images`."""
     key = one_key(keys)
     if key is not None:
         part = _shared_crop(steps, key, *images.shape[-2:])
@@ -91,7 +91,7 @@ class _AxisRun(NamedTuple):
         return self._replace(is_reversed=not self.is_reversed)
 
     def crop(self, start: int, length: int) -> _AxisRun:
-        """`length` of them from `start` on, padded beyond the edges."""
+        """Take `length` places from `start` on, with padding beyond the edges."""
         count = self.stop - self.start
         first, last = (min(max(at, 0), count) for at in (start, start + length))
         before = min(length, max(0, -start))
@@ -109,7 +109,7 @@ class _SharedCrop(NamedTuple):
     fill: float
 
     def of(self, images: torch.Tensor) -> torch.Tensor:
-        """A view unless it is padded or flipped."""
+        """Crop the images; a view unless padded or flipped."""
         lines, columns = self.lines, self.columns
         part = images[..., lines.start : lines.stop, columns.start : columns.stop]
         edges = columns.before, columns.behind, lines.before, lines.behind
@@ -120,7 +120,7 @@ class _SharedCrop(NamedTuple):
 
 
 def _shared_crop(steps: Sequence[PlannedStep], key: int, height: int, width: int) -> _SharedCrop | None:
-    """The crop of one draw; None if its padding has several levels."""
+    """Crop that all images share; None unless padding is one level."""
     lines, columns, fill = _AxisRun(0, height), _AxisRun(0, width), 0.0
     for planned in steps:
         step, draws = planned.step, Draws(planned.key(key))
@@ -142,7 +142,7 @@ def _shared_crop(steps: Sequence[PlannedStep], key: int, height: int, width: int
 def flip_in_place(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> bool:
     """Flip images within their memory.
 
-    Returns False, with nothing done, if a step is not a flip. Only the images that are flipped are read and written.
+    Returns False, and changes nothing, if a step is not a flip. Reads and writes only the images to be flipped.
     """
     if any(type(planned.step) not in FLIPS for planned in steps):
         return False
@@ -162,9 +162,9 @@ def flip_in_place(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys
 
 
 def cropped(step: RandomCrop, draws: DrawsEach, lines: Int64s, columns: Int64s) -> tuple[Int64s, Int64s]:
-    """Lines and columns, (batch, side), of a random crop.
+    """Positions of the lines and columns of a random crop.
 
-    They are -1 beyond the edges of constant padding.
+    Both have the shape (batch, side), and are -1 in constant padding.
     """
     corners = step.corner(draws, lines.shape[1], columns.shape[1])
     parts = []

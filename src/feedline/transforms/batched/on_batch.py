@@ -66,7 +66,10 @@ class OnBatch:
         )
 
     def __call__(self, batch: Any, keys: Keys | None = None) -> Any:
-        """The transformed batch, in the containers of `batch`."""
+        """Transform the batch; the result has the containers of `batch`.
+
+        Raises ArgumentError for `keys` of a wrong shape, and SampleError for a batch that the transforms cannot take.
+        """
         is_bare = _are_images(batch)
         images = batch if is_bare else self._field(batch, self.images)
         count = _check_images(images)
@@ -89,7 +92,7 @@ class OnBatch:
     def _owns(self, images: Any) -> bool:
         """True if the operators may write to these images.
 
-        Not to rows that share memory, as those of expanded tensors do.
+        False for rows that share memory, as those of expanded tensors do.
         """
         is_tensor = self.inplace and isinstance(images, torch.Tensor)
         return is_tensor and 0 not in images.stride() and not images.requires_grad
@@ -123,7 +126,7 @@ def uses_kernels(images: Any) -> bool:
 
 
 def _by_kernels(images: Any, plan: ImagePlan, keys: Keys) -> torch.Tensor:
-    """The plan on single images, which defines the result."""
+    """Apply the plan to single images, which defines the result."""
     sources = [image.permute(1, 2, 0).numpy() for image in images]
     if plan.batchable and sources[0].shape[2] == 3:
         done = plan.batch(sources, keys, allocate_tensor, threads=torch.get_num_threads())

@@ -142,13 +142,13 @@ def _resize(step: ResizeShortest, rows: ImageRows, keys: Keys) -> ImageRows:
 
 
 def _join(images: list[torch.Tensor]) -> ImageRows:
-    """One tensor if all sizes are equal."""
+    """Stack the images if all shapes are equal, else keep the list."""
     alike = len({image.shape for image in images}) == 1
     return ImageRows(torch.stack(images) if alike else images, is_owned=True)
 
 
 def stacked(rows: ImageRows, name: str) -> torch.Tensor:
-    """The images as one tensor; SampleError if their sizes differ."""
+    """Images as one tensor; SampleError if their sizes differ."""
     if isinstance(rows.images, torch.Tensor):
         return rows.images
     sizes = sorted(set(rows.sizes))
@@ -161,7 +161,7 @@ def stacked(rows: ImageRows, name: str) -> torch.Tensor:
 
 
 def _own_memory(rows: ImageRows, name: str) -> torch.Tensor:
-    """The images in memory that may be written."""
+    """Images as one tensor that may be written to; see `stacked`."""
     images = stacked(rows, name)
     return images if rows.is_owned or images is not rows.images else images.clone()
 
@@ -195,7 +195,7 @@ def _crop(step: RandomCrop, rows: ImageRows, keys: Keys) -> ImageRows:
 
 
 def _crop_all(step: RandomCrop, images: torch.Tensor, keys: Keys) -> torch.Tensor:
-    """One gather for all rows, each with its own corner."""
+    """Crop all rows by one gather, each at its own corner."""
     lines, columns = (np.arange(side)[None] for side in images.shape[-2:])
     places = cropped(step, DrawsEach(keys), lines, columns)
     fill = step.fill if isinstance(step.fill, tuple) else (step.fill,)
@@ -345,7 +345,7 @@ def _choose(step: RandomChoice, rows: ImageRows, keys: Keys) -> ImageRows:
 
 
 def _some(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray, keys: Keys) -> ImageRows:
-    """The steps, applied to the chosen rows alone."""
+    """Apply the steps to the chosen rows, and return only these."""
     if isinstance(rows.images, torch.Tensor):
         picked: Any = rows.images.index_select(0, torch.from_numpy(chosen).to(rows.images.device))
     else:
@@ -354,7 +354,7 @@ def _some(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray, key
 
 
 def _for_some(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray, keys: Keys) -> ImageRows:
-    """The batch, with the steps applied to the chosen rows."""
+    """Apply the steps to the chosen rows, and return the whole batch."""
     if not len(chosen):
         return rows
     images = _own_memory(rows, "RandomApply")
@@ -395,4 +395,4 @@ OPERATORS: dict[type[Step], Operator] = {
 
 
 _ON_LEVELS = {Window, ResizeShortest, ColorJitter, Grayscale, RandomGrayscale, GaussianBlur}
-"""Steps whose arithmetic is that of levels; the others also move or fill numbers."""
+"""Steps that take uint8 levels only; the others also take floating-point numbers."""
