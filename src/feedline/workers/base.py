@@ -151,7 +151,7 @@ class PoolOptions:
     recovery: Recovery = field(default_factory=Recovery)
     unseeded: bool = False
     """Random values come from the workers' own generators, as in torch: batch b belongs to worker b modulo
-    `num_workers`, and the replacement of a dead worker starts from the dead one's last reported states."""
+    `num_workers`, and the replacement of a dead worker starts from the last reported states of that worker."""
     base_seed: int = 0
     """Worker processes seed their global generators with `base_seed + worker_id`, as torch's do."""
     worker_init_fn: Callable[[int], object] | None = None
@@ -184,7 +184,7 @@ class PoolKind:
     hosts_partitions: bool = False
     """A worker can read several partitions of a stream that shards itself by `torch.utils.data.get_worker_info()`."""
     splits_batches: bool = False
-    """Several native threads may build one batch: a few workers with many threads each then beat many workers."""
+    """Native threads may build one batch together: two workers with many threads are then better than many workers."""
     resizable: bool = True
     """`resize` changes the number of workers, so `num_workers="auto"` may follow the load."""
     cpus: Callable[[], float] | None = None

@@ -156,7 +156,7 @@ _REMEMBERED = 8
 
 
 _GOLDEN = 0.6180339887
-"""Golden ratio: the fractional parts of its multiples cover the interval from 0 to 1 evenly."""
+"""Inverse of the golden ratio: the fractional parts of its multiples cover the interval from 0 to 1 evenly."""
 
 
 _LOOK_S = 0.02

@@ -270,7 +270,7 @@ MOST_WORKERS = 1024
 
 
 MOST_INDICES = 256
-"""Number of samples of a batch whose indices the status table holds."""
+"""Highest number of samples of a batch whose indices the status table holds."""
 
 
 _FIGURES = 6
@@ -344,7 +344,7 @@ class StatusTable:
         return self._cells[worker * _CELLS + _FIGURES + row]
 
     def clear(self, worker: int) -> None:
-        """Zero the row of an id before another process gets it."""
+        """Zero the row of an id that another process will get."""
         first = worker * _CELLS
         self._cells[first : first + _FIGURES] = memoryview(bytes(8 * _FIGURES)).cast("q")
 

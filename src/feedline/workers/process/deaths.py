@@ -160,7 +160,7 @@ class DeathCount:
         return self._count > self._limit
 
     def adjust(self, deaths: int) -> None:
-        """Add deaths to the count, or subtract them if negative."""
+        """Add a number of deaths, which may be negative, to the count."""
         self._count = max(0, self._count + deaths)
 
 

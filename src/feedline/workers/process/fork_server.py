@@ -142,7 +142,7 @@ class ForkServer(Forking):
     def check_exit(self) -> None:
         """Raise `WorkerDiedError` if the process has ended with a positive exit code.
 
-        Python ends so only if it cannot start.
+        Python exits with such a code only if it cannot start.
         """
         if (self._process.poll() or 0) > 0:
             raise WorkerDiedError(

@@ -37,7 +37,7 @@ class EncodedBatch(NamedTuple):
 
 
 def encode(value: Any) -> tuple[EncodedBatch, OutOfBandPickle]:
-    """Encode a value; its regions are views of the value's memory.
+    """Encode a value; the regions may be views of its memory.
 
     The caller keeps the second result until Ray has copied the regions. Raises NotPicklableError with the path of the
     part that cannot be pickled.

@@ -45,7 +45,7 @@ other uses.
 
 
 _MAIN_MODULES = {"__main__", "__mp_main__"}
-"""Module names of the user's script, the second in processes that multiprocessing has spawned."""
+"""Names of the module of the user's script; multiprocessing uses the second one in processes that it spawns."""
 
 
 class FileExtent(NamedTuple):

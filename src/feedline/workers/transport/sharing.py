@@ -92,7 +92,7 @@ def reduce_shared(array: NDArray[Any]) -> Any:
     """Reduce an array over a shared file to a view, for `reducer_override`.
 
     Otherwise `OutOfBandPickle` would copy arrays that are not contiguous, and NumPy some dtypes. Returns None for other
-    arrays, and for contiguous bytes, which need no view.
+    arrays, and for contiguous uint8 arrays of one dimension, which need no view.
     """
     if array.size == 0 or (array.dtype == np.uint8 and array.ndim == 1 and array.flags.c_contiguous):
         return None
