@@ -69,7 +69,7 @@ class ProcessGroup(Protocol):
     def pid_of(self, process: WorkerProcess) -> int | None:
         """Process id of a member; None before it has started.
 
-        Does not wait. Any thread may call it.
+        Thread-safe; does not wait.
         """
 
     def collect_exited(self) -> list[ExitedProcess]:

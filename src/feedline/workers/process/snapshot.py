@@ -33,7 +33,7 @@ _EXIT_S = 2.0
 
 
 _DRAIN_S = 1.5
-"""Seconds that workers then have: it takes a while to unmap the memory of a large process."""
+"""Seconds that workers have to end after their group is closed: unmapping the memory of a large process takes time."""
 
 
 Fresh = Callable[[Any, Callable[[int], object] | None], Launcher]

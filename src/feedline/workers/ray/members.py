@@ -214,7 +214,7 @@ class RayMembers:
                 self._lost.setdefault(node["NodeID"], now)
 
     def end(self, members: Iterable[RayMember], *, wait: bool = False) -> None:
-        """Kill actors; with `wait`, until those of this machine have ended."""
+        """Kill actors; with `wait`, wait until those of this machine have ended."""
         members = list(members)
         watched = [fd for member in members if wait and (fd := self._pidfd(member)) is not None]
         try:
