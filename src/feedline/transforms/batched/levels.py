@@ -18,7 +18,7 @@ from feedline.transforms.color import BRIGHTNESS, CONTRAST, HUE, SATURATION
 def by_rows(tensor: torch.Tensor) -> bool:
     """True on the CPU, where one call per row is faster.
 
-    A row fits into its cache; an accelerator prefers few large launches.
+    A row fits into the CPU's cache. An accelerator is faster with few large launches.
     """
     return tensor.is_cpu
 

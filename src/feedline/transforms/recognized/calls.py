@@ -34,8 +34,8 @@ Call = Callable[..., Any]
 def accelerate_compose() -> None:
     """Let `Compose` execute its steps by the kernels, in this process.
 
-    It does so for images opened by an accelerated Pillow, if all steps are torchvision's own and give a tensor.
-    Results and random draws are torchvision's. The modules may be imported later.
+    Applies to images opened by an accelerated Pillow, if all steps are torchvision's own and give a tensor. Results
+    and random draws are torchvision's. torchvision may be imported later.
     """
     if can_place():
         for module, method in _COMPOSES.items():

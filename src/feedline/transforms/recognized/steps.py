@@ -22,7 +22,10 @@ from feedline.transforms.color import SATURATION, adjust
 from feedline.transforms.recognized.frame import Frame, RefusedError
 
 Apply = Callable[[Any, Frame], bool]
-"""`apply(step, frame)` changes the frame, or returns False, unchanged and before any draw, to leave it to the step."""
+"""`apply(step, frame)` changes the frame and returns True, or returns False to leave the image to the step itself.
+
+If it returns False, the frame is unchanged and nothing was drawn.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,4 +371,4 @@ LIBRARY_STEPS = frozenset(
         _V2 + "_misc.GaussianBlur",
     }
 )
-"""Classes that run no code but the library's, and use nothing of a Pillow image but its pixels."""
+"""Classes that run only the library's code, and use only the pixels of a Pillow image."""
