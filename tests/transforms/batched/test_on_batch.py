@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,24 @@ def test_steps_behind_a_crop_with_one_draw_leave_the_batch_alone(count: int) -> 
     assert torch.equal(images, BATCH[:count])
     wanted = torch.cat([T.OnBatch(steps)(image[None], KEYS[:1]) for image in images])
     assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64], ids=str)
+def test_without_inplace_no_pair_of_steps_changes_the_batch(ways: Iterator[str], dtype: torch.dtype) -> None:
+    erase = T.RandomErasing(1.0)
+    last = [T.RandomVerticalFlip(), erase, NORMALIZE, T.RandomApply([erase, NORMALIZE])]
+    first = {name: part for name, part in (EXACT | CLOSE).items() if not isinstance(part, T.Compose)}
+    images = (BATCH[:2] if dtype == torch.uint8 else BATCH[:2] / 255).to(dtype)
+    before, done = images.clone(), set()
+    for way in ways:
+        for name, part in first.items():
+            for behind in last:
+                for keys in (KEYS[:2], KEYS[[0, 0]]):
+                    with suppress(ArgumentError, SampleError):  # some steps take levels only
+                        T.OnBatch([part, behind])(images, keys)
+                        done.add((way, name))
+                    assert torch.equal(images, before), (way, part, behind)
+    assert len(done) > 3 * 12
 
 
 def test_in_place_only_what_changes_is_written() -> None:

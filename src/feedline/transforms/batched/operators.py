@@ -30,7 +30,7 @@ class ImageRows(NamedTuple):
     """Images of a batch on their way through the operators.
 
     `images` is a tensor (batch, channels, height, width), or a list of images of different sizes. `is_owned`: the
-    operators may write into it.
+    operators may write into the tensor.
     """
 
     images: Any
@@ -66,9 +66,7 @@ def _move(moves: Sequence[PlannedStep], rows: ImageRows, keys: Keys) -> ImageRow
     before = stacked(rows, type(moves[0].step).__name__)
     if rows.is_owned and flip_in_place(before, moves, keys):
         return ImageRows(before, is_owned=True)
-    after = moved(before, moves, keys)
-    is_owned = rows.is_owned or after.untyped_storage().data_ptr() != before.untyped_storage().data_ptr()
-    return ImageRows(after, is_owned)
+    return _made_of(rows, moved(before, moves, keys))
 
 
 def _apply_step(planned: PlannedStep, rows: ImageRows, keys: Keys) -> ImageRows:
@@ -134,8 +132,7 @@ def _window(step: Window, rows: ImageRows, keys: Keys) -> ImageRows:
 def _resize(step: ResizeShortest, rows: ImageRows, keys: Keys) -> ImageRows:
     sizes = [step.resized(*size) for size in rows.sizes]
     if isinstance(rows.images, torch.Tensor):
-        images = resample.resized(rows.images, sizes[0], step.interpolation)
-        return ImageRows(images, is_owned=images is not rows.images)
+        return _made_of(rows, resample.resized(rows.images, sizes[0], step.interpolation))
     recipes = [whole(size, step.interpolation, step.scaled_decode) for size in sizes]
     each = zip(recipes, rows.images, strict=True)
     return _join([_window(Window(recipe), ImageRows(image[None]), keys[:1]).images[0] for recipe, image in each])
@@ -144,7 +141,7 @@ def _resize(step: ResizeShortest, rows: ImageRows, keys: Keys) -> ImageRows:
 def _join(images: list[torch.Tensor]) -> ImageRows:
     """Stack the images if all shapes are equal, else keep the list."""
     alike = len({image.shape for image in images}) == 1
-    return ImageRows(torch.stack(images) if alike else images, is_owned=True)
+    return ImageRows(torch.stack(images), is_owned=True) if alike else ImageRows(images)
 
 
 def stacked(rows: ImageRows, name: str) -> torch.Tensor:
@@ -158,6 +155,17 @@ def stacked(rows: ImageRows, name: str) -> torch.Tensor:
             " (height, width) among them: crop or resize to a fixed size before"
         )
     return torch.stack(list(rows.images))
+
+
+def _made_of(rows: ImageRows, images: torch.Tensor) -> ImageRows:
+    """Result of an operator on `rows`.
+
+    Owned unless it shares memory with images of the user.
+    """
+    if rows.is_owned or not isinstance(rows.images, torch.Tensor):  # a list has been stacked
+        return ImageRows(images, is_owned=True)
+    before, after = (each.untyped_storage().data_ptr() for each in (rows.images, images))
+    return ImageRows(images, is_owned=before != after)
 
 
 def _own_memory(rows: ImageRows, name: str) -> torch.Tensor:
@@ -226,9 +234,7 @@ def _to_gray(images: torch.Tensor, chosen: Sequence[int] | None = None) -> torch
 def _gray(step: Grayscale, rows: ImageRows, keys: Keys) -> ImageRows:  # noqa: ARG001 - not random
     images = stacked(rows, "Grayscale")
     gray = levels.luma(images.float()).to(images.dtype) if images.shape[1] == 3 else images
-    return ImageRows(
-        gray if step.num_output_channels == 1 else gray.repeat(1, 3, 1, 1), is_owned=gray is not rows.images
-    )
+    return _made_of(rows, gray if step.num_output_channels == 1 else gray.repeat(1, 3, 1, 1))
 
 
 def _random_gray(step: RandomGrayscale, rows: ImageRows, keys: Keys) -> ImageRows:
@@ -249,14 +255,14 @@ def _convert(step: Conversion, rows: ImageRows, keys: Keys) -> ImageRows:  # noq
     images = stacked(rows, "the conversion to numbers")
     if images.dtype == torch.uint8:
         if step.dtype == torch.uint8:
-            return ImageRows(_laid_out(images, step.layout), rows.is_owned)
+            return _made_of(rows, _laid_out(images, step.layout))
         images = images.to(torch.float32).div_(255.0)
     else:
         images = images.to(torch.float32, copy=step.mean is not None)
     if step.mean is not None and step.std is not None:
         mean, std = (_per_channel(values, images) for values in (step.mean, step.std))
         images.sub_(mean).div_(std)
-    return ImageRows(_laid_out(images.to(step.dtype), step.layout), is_owned=True)
+    return _made_of(rows, _laid_out(images.to(step.dtype), step.layout))
 
 
 def _per_channel(values: tuple[float, ...], images: torch.Tensor) -> torch.Tensor:
@@ -350,7 +356,7 @@ def _some(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray, key
         picked: Any = rows.images.index_select(0, torch.from_numpy(chosen).to(rows.images.device))
     else:
         picked = [rows.images[row] for row in chosen.tolist()]
-    return apply_steps(steps, ImageRows(picked, is_owned=True), keys[chosen])
+    return apply_steps(steps, ImageRows(picked, is_owned=isinstance(picked, torch.Tensor)), keys[chosen])
 
 
 def _for_some(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray, keys: Keys) -> ImageRows:
