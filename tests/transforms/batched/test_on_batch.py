@@ -63,6 +63,7 @@ EXACT: dict[str, T.Transform] = {
     "erase with noise": T.Compose([NORMALIZE, T.RandomErasing(0.8, value="random")]),
     "erase levels with noise": T.RandomErasing(0.8, value="random"),
     "apply": T.RandomApply([T.RandomVerticalFlip(), T.ColorJitter(0.5)], 0.5),
+    "apply to none": T.RandomApply([T.ColorJitter(0.5), T.ToTensor()], 0.0),
     "choice": T.RandomChoice([T.RandomVerticalFlip(), T.ColorJitter(0.5), T.RandomCrop((48, 64), padding=4)]),
     "chain": T.Compose([T.RandomCrop(32), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), NORMALIZE]),
 }

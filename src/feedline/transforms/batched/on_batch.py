@@ -17,7 +17,7 @@ from feedline.transforms.batched.mixing import SampleMixing
 from feedline.transforms.batched.operators import ImageRows, apply_steps, check_steps, has_step, stacked
 from feedline.transforms.color import ColorJitter, GaussianBlur, RandomGrayscale
 from feedline.transforms.compose import Compose
-from feedline.transforms.native_steps import Conversion, ResizeShortest, Window
+from feedline.transforms.native_steps import ResizeShortest, Window
 from feedline.transforms.plan import ImagePlan
 
 FieldName = int | str
@@ -128,13 +128,16 @@ def uses_kernels(images: Any) -> bool:
 def _by_kernels(images: Any, plan: ImagePlan, keys: Keys) -> torch.Tensor:
     """Apply the plan to single images, which defines the result."""
     sources = [image.permute(1, 2, 0).numpy() for image in images]
-    if plan.batchable and sources[0].shape[2] == 3:
+    if plan.spec is not None and plan.batchable and sources[0].shape[2] == 3:
         done = plan.batch(sources, keys, allocate_tensor, threads=torch.get_num_threads())
-    else:
-        samples = [plan.run(source, key) for source, key in zip(sources, keys.tolist(), strict=True)]
-        done = stacked(ImageRows([torch.as_tensor(sample) for sample in samples]), "OnBatch")
-    is_converted = has_step(plan.steps, (Conversion,)) or (plan.spec is not None and plan.spec.converted)
-    return done if is_converted else done.permute(0, 3, 1, 2).contiguous()
+        return done if plan.spec.converted else done.permute(0, 3, 1, 2).contiguous()
+    samples = [plan.run(source, key) for source, key in zip(sources, keys.tolist(), strict=True)]
+    return stacked(ImageRows([_channels_first(sample) for sample in samples]), "OnBatch").contiguous()
+
+
+def _channels_first(sample: Any) -> torch.Tensor:
+    """Levels (height, width, channels) as a tensor; converted samples are unchanged."""
+    return sample if isinstance(sample, torch.Tensor) else torch.as_tensor(sample).permute(2, 0, 1)
 
 
 def _are_images(batch: Any) -> bool:
