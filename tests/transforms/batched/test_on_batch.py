@@ -301,7 +301,7 @@ def test_steps_without_an_operator_are_named(transform: T.Transform) -> None:
         (
             T.OnBatch(NORMALIZE),
             [torch.zeros(3, 5, 4), torch.zeros(3, 4, 4)],
-            "needs images of one size, but the batch has 2",
+            "needs images of one shape and dtype, but the batch has 2",
         ),
         (T.OnBatch(NORMALIZE, images="image"), {"x": BATCH}, r"looks for the field 'image' in a dict of \['x'\]"),
         (T.OnBatch(T.MixUp(3)), BATCH, "MixUp mixes labels, too"),
@@ -342,6 +342,31 @@ def test_steps_without_an_operator_are_named(transform: T.Transform) -> None:
 def test_bad_batches_are_named(pipeline: T.OnBatch, batch: Any, message: str) -> None:
     with pytest.raises(SampleError, match=message):
         pipeline(batch)
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (
+            T.RandomChoice([T.RandomHorizontalFlip(), T.ToTensor()]),
+            r"RandomChoice makes torch.uint8 of .* with RandomHorizontalFlip, and torch.float32 of .* with ToTensor: ",
+        ),
+        (
+            T.RandomChoice([T.Compose([T.RandomVerticalFlip(), T.CenterCrop(30)]), T.CenterCrop(20)]),
+            r"\(3, 30, 30\) with RandomVerticalFlip and CenterCrop, and torch.uint8 of shape \(3, 20, 20\) with Cent",
+        ),
+        (
+            T.RandomApply([T.Grayscale()]),
+            r"makes torch.uint8 of .*1, 48, 64.* with Grayscale, and .*3, 48, 64.* without: .* behind RandomApply",
+        ),
+        (T.RandomApply([T.ColorJitter(0.4), T.ToTensor()]), r"with ColorJitter and ToTensor, and torch.uint8 of shape"),
+    ],
+)
+def test_unlike_results_of_a_random_step_are_named(ways: Iterator[str], transform: T.Transform, message: str) -> None:
+    for way in ways:
+        by_samples = way == "kernels" and T.OnBatch(transform)._suits_kernels
+        with pytest.raises(SampleError, match="OnBatch needs images of one shape and dtype" if by_samples else message):
+            T.OnBatch(transform)(BATCH, KEYS)
 
 
 def test_a_mixture_comes_last_and_needs_its_numbers() -> None:

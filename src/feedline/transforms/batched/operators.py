@@ -145,16 +145,21 @@ def _join(images: list[torch.Tensor]) -> ImageRows:
 
 
 def stacked(rows: ImageRows, name: str) -> torch.Tensor:
-    """Images as one tensor; SampleError if their sizes differ."""
+    """Images as one tensor; SampleError if their shapes or dtypes differ."""
     if isinstance(rows.images, torch.Tensor):
         return rows.images
-    sizes = sorted(set(rows.sizes))
-    if len(sizes) > 1:
+    kinds = sorted({_kind(image) for image in rows.images})
+    if len(kinds) > 1:
         raise SampleError(
-            f"{name} needs images of one size, but the batch has {len(sizes)} sizes, {sizes[0]} and {sizes[-1]}"
-            " (height, width) among them: crop or resize to a fixed size before"
+            f"{name} needs images of one shape and dtype, but the batch has {len(kinds)} kinds, {kinds[0]} and"
+            f" {kinds[-1]} (channels, height, width) among them: crop or resize all to one size, and convert all to"
+            " one dtype, before"
         )
     return torch.stack(list(rows.images))
+
+
+def _kind(image: torch.Tensor) -> str:
+    return f"{image.dtype} of shape {tuple(image.shape)}"
 
 
 def _made_of(rows: ImageRows, images: torch.Tensor) -> ImageRows:
@@ -340,14 +345,33 @@ def _choose(step: RandomChoice, rows: ImageRows, keys: Keys) -> ImageRows:
     picks = np.array([Draws(key).weighted_index(step.p or (1.0,) * count) for key in keys.tolist()])
     inner = derive_each((), keys, "chosen")
     parts = [(np.flatnonzero(picks == number), part.plan.steps) for number, part in enumerate(step.transforms)]
-    results = [(at, _some(steps, rows, at, inner)) for at, steps in parts if len(at)]
-    first = results[0][1].images
+    parts = [(at, steps) for at, steps in parts if len(at)]
+    results = [_some(steps, rows, at, inner) for at, steps in parts]
     if len(results) == 1:
-        return results[0][1]
-    out = first.new_empty((len(keys), *first.shape[1:]))
-    for at, result in results:
-        out.index_copy_(0, torch.from_numpy(at).to(out.device), stacked(result, "RandomChoice").to(out.dtype))
+        return results[0]
+    images = [stacked(result, "RandomChoice") for result in results]
+    out = images[0].new_empty((len(keys), *images[0].shape[1:]))
+    for (at, steps), some in zip(parts, images, strict=True):
+        _check_alike("RandomChoice", (images[0], _with(parts[0][1])), (some, _with(steps)))
+        out.index_copy_(0, torch.from_numpy(at).to(out.device), some)
     return ImageRows(out, is_owned=True)
+
+
+def _check_alike(name: str, *results: tuple[torch.Tensor, str]) -> None:
+    """Raise SampleError for two results that do not fit in one batch.
+
+    Each is given with its origin.
+    """
+    (one, first), (other, second) = ((_kind(images[0]), origin) for images, origin in results)
+    if one != other:
+        raise SampleError(
+            f"{name} makes {one} {first}, and {other} {second}: a batch needs images of one shape and dtype. Put crops,"
+            f" resizes and conversions before or behind {name}"
+        )
+
+
+def _with(steps: Sequence[PlannedStep]) -> str:
+    return f"with {' and '.join(planned.name for planned in steps)}"
 
 
 def _some(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray, keys: Keys) -> ImageRows:
@@ -367,11 +391,7 @@ def _for_some(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray,
     result = stacked(_some(steps, ImageRows(images), chosen, keys), "RandomApply")
     if len(chosen) == len(images):
         return ImageRows(result, is_owned=True)
-    if result.shape[1:] != images.shape[1:] or result.dtype != images.dtype:
-        raise SampleError(
-            f"RandomApply makes {result.dtype} of shape {tuple(result.shape[1:])} of some images, and leaves"
-            f" {images.dtype} of shape {tuple(images.shape[1:])}: a batch needs one shape and dtype"
-        )
+    _check_alike("RandomApply", (result, _with(steps)), (images, "without"))
     images.index_copy_(0, torch.from_numpy(chosen).to(images.device), result)
     return ImageRows(images, is_owned=True)
 
