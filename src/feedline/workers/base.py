@@ -28,7 +28,8 @@ class BatchFuture(Protocol):
         """Wait for the batch and return it.
 
         A second call returns the same batch, because an interrupt may arrive before the caller has stored it. Drop the
-        future to free the batch. Raises the exception of the builder, or a `WorkerError`.
+        future to free the batch. Raises the exception of the builder, or a `WorkerError`; a second call then raises
+        either of them.
         """
 
     def cancel(self) -> None:

@@ -25,7 +25,7 @@ from feedline.core.batch import BatchResult
 from feedline.core.rng_globals import SAMPLER_STEPS
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.core.threads import WAKE_S, CancelScope
-from feedline.errors import WorkerStalledError
+from feedline.errors import WorkerError, WorkerStalledError
 from feedline.workers.base import Builder, PoolStatistics
 from feedline.workers.wait_samples import ThreadSamples
 
@@ -64,11 +64,13 @@ class ThreadFuture:
         """Wait for the lock; see `BatchFuture`."""
         if self._gate.locked():
             self._pool._wait(self)
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-        assert self._result is not None
-        return self._result
+        error, self._error = self._error, None
+        if error is not None:
+            raise error  # not kept: the traceback that it gets refers to this future
+        built = self._result
+        if built is None:
+            raise WorkerError(f"{self.request} was canceled, or its error was raised before")
+        return built
 
     def cancel(self) -> None:
         """Skip the request, or drop its result."""
