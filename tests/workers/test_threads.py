@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -24,3 +25,43 @@ def test_a_second_result_after_an_error_says_what_has_happened() -> None:
             future.result()
         with pytest.raises(WorkerError, match="request 7 was canceled, or its error was raised before"):
             future.result()
+
+
+def test_close_ends_the_waits_for_queued_requests() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def build(request: Any, _: Any) -> Any:
+        begun.set()
+        go.wait(LIMIT_S)
+        return request
+
+    errors: list[BaseException] = []
+
+    def wait_for(future: Any) -> None:
+        try:
+            future.result()
+        except WorkerError as error:
+            errors.append(error)
+
+    pool = ThreadPool(build, 1)
+    running, queued, later = (pool.submit(number) for number in range(3))
+    begun.wait(LIMIT_S)
+    waiting = threading.Thread(target=wait_for, args=(queued,), daemon=True)
+    closing = threading.Thread(target=pool.close)
+    waiting.start()
+    closing.start()
+    try:
+        waiting.join(LIMIT_S)  # the thread still builds the first batch
+        assert [type(error) for error in errors] == [WorkerError]
+        assert later.done()
+        with pytest.raises(WorkerError, match="2 was canceled"):
+            later.result()
+    finally:
+        go.set()
+        closing.join()
+    assert running.result() == 0
+    running.cancel()
+    with pytest.raises(WorkerError, match="0 was canceled"):
+        running.result()
+    with pytest.raises(WorkerError, match="worker threads of this iterator have been closed"):
+        pool.submit(3)

@@ -29,7 +29,7 @@ class BatchFuture(Protocol):
 
         A second call returns the same batch, because an interrupt may arrive before the caller has stored it. Drop the
         future to free the batch. Raises the exception of the builder, or a `WorkerError`; a second call then raises
-        either of them.
+        either of them. After `cancel`, or once the pool is closed, it does not wait.
         """
 
     def cancel(self) -> None:

@@ -57,18 +57,18 @@ class ThreadFuture:
             self._gate.release()
 
     def done(self) -> bool:
-        """True once the lock is released."""
-        return not self._gate.locked()
+        """True once the lock is released, or the request canceled."""
+        return self._cancelled or not self._gate.locked()
 
     def result(self) -> BatchResult:
         """Wait for the lock; see `BatchFuture`."""
-        if self._gate.locked():
+        if not self.done():
             self._pool._wait(self)
         error, self._error = self._error, None
         if error is not None:
             raise error  # not kept: the traceback that it gets refers to this future
         built = self._result
-        if built is None:
+        if built is None or self._cancelled:  # its thread may have been building it
             raise WorkerError(f"{self.request} was canceled, or its error was raised before")
         return built
 
@@ -76,6 +76,11 @@ class ThreadFuture:
         """Skip the request, or drop its result."""
         self._cancelled = True
         self._result = self._error = None
+
+    def abandon(self) -> None:
+        """Cancel a request that no thread takes; ends waits for it."""
+        self.cancel()
+        self._gate.release()
 
 
 class ThreadPool:
@@ -111,6 +116,7 @@ class ThreadPool:
 
     def submit(self, request: Any) -> ThreadFuture:
         """Queue a request for an idle thread, or for its partition's thread."""
+        self._check()
         future = ThreadFuture(self, request)
         partition = request.partition if self._round_robin else 0
         self._queues[partition % len(self._queues)].put(future)
@@ -178,6 +184,10 @@ class ThreadPool:
         self._threads.append(thread)
         thread.start()
 
+    def _check(self) -> None:
+        if not self._finalizer.alive:
+            raise WorkerError("the worker threads of this iterator have been closed")
+
     def _wait(self, future: ThreadFuture) -> None:
         def wait(limit_s: float) -> bool:
             opened = future._gate.acquire(timeout=limit_s)
@@ -190,7 +200,7 @@ class ThreadPool:
     def _wait_until(self, wait: Callable[[float], bool], what: str) -> None:
         """Call `wait(limit_s)` until it returns True; log a stall once.
 
-        Raises `WorkerStalledError` after `timeout_s`.
+        Raises `WorkerStalledError` after `timeout_s`, and `WorkerError` if the pool is closed in the meantime.
         """
         started, has_logged = monotonic(), False
         if self._samples.wait(wait):
@@ -203,6 +213,7 @@ class ThreadPool:
             if opened:
                 self._samples.waited(waited)
                 return
+            self._check()  # an interrupt within `submit` may have closed it: no thread takes the request then
             if self._timeout_s and waited >= self._timeout_s:
                 limit = f"DataLoader timed out after {self._timeout_s} seconds"
                 raise WorkerStalledError(f"{limit} waiting for {what}.\n{self._stacks()}")
@@ -247,7 +258,7 @@ def _stop(threads: list[threading.Thread], queues: list[SimpleQueue[ThreadFuture
             while True:
                 future = queue.get_nowait()
                 if future is not None:
-                    future.cancel()
+                    future.abandon()
         for _ in threads:
             queue.put(None)
     scope.cancel()
