@@ -27,7 +27,7 @@ def test_a_second_result_after_an_error_says_what_has_happened() -> None:
             future.result()
 
 
-def test_close_ends_the_waits_for_queued_requests() -> None:
+def test_close_ends_the_waits_for_queued_requests_which_no_longer_count() -> None:
     begun, go = threading.Event(), threading.Event()
 
     def build(request: Any, _: Any) -> Any:
@@ -44,8 +44,11 @@ def test_close_ends_the_waits_for_queued_requests() -> None:
             errors.append(error)
 
     pool = ThreadPool(build, 1)
-    running, queued, later = (pool.submit(number) for number in range(3))
+    running, queued, later, canceled = (pool.submit(number) for number in range(4))
     begun.wait(LIMIT_S)
+    assert pool.statistics().in_flight == 4
+    canceled.cancel()
+    assert pool.statistics().in_flight == 3
     waiting = threading.Thread(target=wait_for, args=(queued,), daemon=True)
     closing = threading.Thread(target=pool.close)
     waiting.start()
@@ -60,6 +63,7 @@ def test_close_ends_the_waits_for_queued_requests() -> None:
         go.set()
         closing.join()
     assert running.result() == 0
+    assert pool.statistics().in_flight == 0
     running.cancel()
     with pytest.raises(WorkerError, match="0 was canceled"):
         running.result()

@@ -43,7 +43,7 @@ class PoolStatistics:
     workers: int = 0
     """Workers that are alive."""
     in_flight: int = 0
-    """Requests submitted and not yet answered."""
+    """Requests submitted, and neither answered nor canceled."""
     restarts: int = 0
     """Workers that died and were replaced since the pool was opened."""
     arena_nbytes: int = 0

@@ -107,6 +107,7 @@ class ThreadPool:
         self._round_robin = round_robin
         self._num_workers = 0
         self._threads: list[threading.Thread] = []
+        self._open: set[ThreadFuture] = set()
         self._building: set[int] = set()
         self._samples = ThreadSamples(self._building)
         self._finished = threading.Event()
@@ -119,6 +120,7 @@ class ThreadPool:
         self._check()
         future = ThreadFuture(self, request)
         partition = request.partition if self._round_robin else 0
+        self._open.add(future)
         self._queues[partition % len(self._queues)].put(future)
         return future
 
@@ -156,11 +158,11 @@ class ThreadPool:
         return []
 
     def statistics(self) -> PoolStatistics:
-        """Numbers of live threads and queued requests."""
+        """Numbers of live threads and of requests, queued or being built."""
         alive = sum(thread.is_alive() for thread in self._threads)
         return PoolStatistics(
             workers=alive,
-            in_flight=sum(queue.qsize() for queue in self._queues),
+            in_flight=sum(not future.done() for future in self._open.copy()),  # copied in one step: threads change it
             contended_share=self._samples.contended_share,
             outside_share=self._samples.outside_share,
         )
@@ -178,7 +180,7 @@ class ThreadPool:
     def _start(self, number: int) -> None:
         if self._round_robin and number > 0:
             self._queues.append(SimpleQueue())
-        shared = (self._finished, self._scope, self._building)
+        shared = (self._finished, self._scope, self._open, self._building)
         arguments = (self._queues[-1], *shared, self._builder, self._allocate, number)
         thread = threading.Thread(target=_run_worker, args=arguments, name=f"feedline-{number}", daemon=True)
         self._threads.append(thread)
@@ -235,6 +237,7 @@ def _run_worker(
     queue: SimpleQueue[ThreadFuture | None],
     finished: threading.Event,
     scope: CancelScope,
+    unanswered: set[ThreadFuture],
     building: set[int],
     builder: Builder,
     allocate: Allocator,
@@ -247,6 +250,7 @@ def _run_worker(
             building.add(thread)
             future.run(builder, allocate)
             building.discard(thread)
+            unanswered.discard(future)
             finished.set()
             del future  # frees a dropped result now, not when the next request arrives
 

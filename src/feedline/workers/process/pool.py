@@ -125,9 +125,10 @@ class ProcessPool(FuturePool):
         # Without the lock, which a thread holds while it waits for a batch: each figure is right, for its own moment.
         members = list(self._dispatch.worker_set.members.values())
         memory = [member.inbox.statistics() for member in members]
+        requested = [*self._dispatch.open.values(), *(future for future, _ in tuple(self._poisoned))]
         return PoolStatistics(
             workers=self._dispatch.num_workers,
-            in_flight=len(self._dispatch.open),
+            in_flight=sum(not (future.settled or future.trial) for future in requested),
             restarts=self._budget.restarts,
             arena_nbytes=sum(inbox.nbytes for inbox in memory),
             lent_nbytes=sum(inbox.lent_nbytes for inbox in memory),

@@ -144,7 +144,7 @@ class RayPool(FuturePool):
         members = list(self.members.all.values())
         return PoolStatistics(
             workers=sum(member.is_alive() for member in members),
-            in_flight=len(self._open),
+            in_flight=sum(not future.settled for future in list(self._open.values())),
             restarts=self._budget.restarts,
             arena_nbytes=self._stored.lent_nbytes,
             lent_nbytes=self._stored.lent_nbytes,
