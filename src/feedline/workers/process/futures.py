@@ -117,11 +117,11 @@ class FuturePool:
         return next(future for future in futures if future.settled)
 
     def poll(self, future: ProcessFuture) -> bool:
-        """Handle pending events; True if the future is settled then."""
+        """Handle pending events; True if settled, or the pool is closed."""
         with self._lock:
             if not self._closed and self._error is None:
                 self._step(0)
-        return future.settled
+        return future.settled or self._closed
 
     def wait_briefly(self, future: ProcessFuture, limit_s: float) -> bool:
         """Wait for at most `limit_s` seconds; True if the future is settled."""
