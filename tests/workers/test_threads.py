@@ -62,7 +62,8 @@ def test_close_ends_the_waits_for_queued_requests_which_no_longer_count() -> Non
     finally:
         go.set()
         closing.join()
-    assert running.result() == 0
+    built: Any = running.result()
+    assert built == 0
     assert pool.statistics().in_flight == 0
     running.cancel()
     with pytest.raises(WorkerError, match="0 was canceled"):
