@@ -17,7 +17,7 @@ import feedline as fl
 from feedline import transforms as T
 from feedline.core.rng import Draws, DrawsEach, batch_keys
 from feedline.errors import ArgumentError, SampleError
-from feedline.transforms.batched import levels, on_batch, operators, resample
+from feedline.transforms.batched import levels, moves, on_batch, operators, resample
 
 COUNT = 12
 KEYS = np.random.default_rng(5).integers(0, 2**64, COUNT, np.uint64)
@@ -141,19 +141,28 @@ SMALL = [random_image(9, 11, seed) for seed in range(2)]
 @given(
     key=st.integers(0, 2**64 - 1),
     flips=st.tuples(*[st.booleans()] * 4),
-    size=st.tuples(st.integers(1, 14), st.integers(1, 14)),
-    padding=st.sampled_from([0, (1, 4), (0, 9, 6, 2)]),
+    size=st.tuples(st.integers(1, 14), st.integers(1, 14)) | st.just(SMALL[0].shape[:2]),
+    padding=st.sampled_from([0, (1, 4), (0, 9, 6, 2), 30]),
+    fill=st.sampled_from([0, 90]),
 )
 def test_one_draw_moves_all_images_as_it_moves_each(
-    key: int, flips: tuple[bool, ...], size: tuple[int, int], padding: Any
+    key: int, flips: tuple[bool, ...], size: tuple[int, int], padding: Any, fill: int
 ) -> None:
     left, up, right, down = flips
     before = [T.RandomHorizontalFlip(float(left)), T.RandomVerticalFlip(float(up))]
     behind = [T.RandomHorizontalFlip(float(right)), T.RandomVerticalFlip(float(down))]
-    steps = T.Compose([*before, T.RandomCrop(size, padding, pad_if_needed=True, fill=90), *behind])
+    steps = T.Compose([*before, T.RandomCrop(size, padding, pad_if_needed=True, fill=fill), *behind])
     batch = torch.from_numpy(np.stack(SMALL)).permute(0, 3, 1, 2)
-    wanted = np.stack([steps.plan.run(image, key) for image in SMALL])
-    assert np.array_equal(T.OnBatch(steps)(batch, np.full(2, key, np.uint64)).permute(0, 2, 3, 1), wanted)
+    wanted = torch.from_numpy(np.stack([steps.plan.run(image, key) for image in SMALL])).permute(0, 3, 1, 2)
+    keys = np.full(2, key, np.uint64)
+    assert torch.equal(T.OnBatch(steps)(batch, keys), wanted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moves, "SHIFTED_NBYTES", 0)
+        for dtype in (torch.uint8, torch.bfloat16, torch.float64):
+            images = batch.to(dtype, memory_format=torch.contiguous_format)
+            got = T.OnBatch(steps)(images, keys)
+            assert torch.equal(got, wanted.to(dtype))
+            assert torch.equal(images, batch.to(dtype))
 
 
 def test_an_empty_batch_is_one_of_the_new_size() -> None:

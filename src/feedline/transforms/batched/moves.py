@@ -78,6 +78,10 @@ def moved(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> tor
     return _taken(images, lines, columns, fill, out)
 
 
+SHIFTED_NBYTES = 1 << 18
+"""Size of a batch from which one copy and the borders take less time than torch's pad, which is one call."""
+
+
 class _AxisRun(NamedTuple):
     """Neighboring lines or columns of an image, and padding around them."""
 
@@ -86,6 +90,11 @@ class _AxisRun(NamedTuple):
     before: int = 0
     behind: int = 0
     is_reversed: bool = False
+
+    @property
+    def length(self) -> int:
+        """Number of places, with those of the padding."""
+        return self.before + self.stop - self.start + self.behind
 
     def reverse(self) -> _AxisRun:
         return self._replace(is_reversed=not self.is_reversed)
@@ -111,12 +120,35 @@ class _SharedCrop(NamedTuple):
     def of(self, images: torch.Tensor) -> torch.Tensor:
         """Crop the images; a view unless padded or flipped."""
         lines, columns = self.lines, self.columns
-        part = images[..., lines.start : lines.stop, columns.start : columns.stop]
         edges = columns.before, columns.behind, lines.before, lines.behind
-        if any(edges):
-            part = functional.pad(part, edges, value=self.fill)
+        keeps_size = (lines.length, columns.length) == images.shape[2:]
+        if any(edges) and keeps_size and images.is_contiguous() and images.nbytes >= SHIFTED_NBYTES:
+            part = self._shifted(images)
+        else:
+            part = images[..., lines.start : lines.stop, columns.start : columns.stop]
+            part = functional.pad(part, edges, value=self.fill) if any(edges) else part
         axes = [axis for axis, span in ((-2, lines), (-1, columns)) if span.is_reversed]
         return part.flip(axes).contiguous() if axes else part
+
+    def _shifted(self, images: torch.Tensor) -> torch.Tensor:
+        """Crop contiguous images to their own size.
+
+        torch's pad would write most items twice.
+        """
+        lines, columns = self.lines, self.columns
+        out = torch.empty_like(images)
+        # One run moves the items of all images. Those that leave their line end in the borders, which are filled then.
+        shift = (lines.before - lines.start) * columns.length + columns.before - columns.start
+        count = max(0, out.numel() - abs(shift))
+        out.view(-1)[max(0, shift) :][:count].copy_(images.view(-1)[max(0, -shift) :][:count])
+        for axis, span in ((-2, lines), (-1, columns)):
+            for start, length in ((0, span.before), (span.length - span.behind, span.behind)):
+                if length:
+                    border = out.narrow(axis, start, length)
+                    # A few columns are faster one by one than as a block of short lines.
+                    for part in border.unbind(-1) if axis == -1 and length <= 8 else (border,):
+                        part.fill_(self.fill)
+        return out
 
 
 def _shared_crop(steps: Sequence[PlannedStep], key: int, height: int, width: int) -> _SharedCrop | None:
