@@ -165,10 +165,15 @@ def test_one_draw_moves_all_images_as_it_moves_each(
             assert torch.equal(images, batch.to(dtype))
 
 
-def test_an_empty_batch_is_one_of_the_new_size() -> None:
-    nothing, none = BATCH[:0], KEYS[:0]
-    assert T.OnBatch([T.RandomCrop(20), T.RandomHorizontalFlip()])(nothing, none).shape == (0, 3, 20, 20)
-    assert T.OnBatch(T.RandomErasing(1.0))(nothing, none).shape == nothing.shape
+def test_an_empty_batch_is_one_of_the_new_size_and_dtype(ways: Iterator[str]) -> None:
+    wanted = {name: T.OnBatch(transform)(BATCH[:1], KEYS[:1])[:0] for name, transform in (EXACT | CLOSE).items()}
+    for way in ways:
+        for name, transform in (EXACT | CLOSE).items():
+            got = T.OnBatch(transform)(BATCH[:0], KEYS[:0])
+            assert (got.shape, got.dtype) == (wanted[name].shape, wanted[name].dtype), (way, name)
+    for mix in (T.MixUp(3), T.CutMix(3)):
+        images, labels = T.OnBatch([NORMALIZE, mix])((BATCH[:0], torch.arange(0)), KEYS[:0])
+        assert (images.shape, labels.shape) == (BATCH[:0].shape, (0, 3))
 
 
 @pytest.mark.parametrize("count", [1, len(BATCH)])

@@ -94,7 +94,7 @@ class CutMix(SampleMixing):
 
     def mix(self, images: torch.Tensor, draws: list[Draws]) -> tuple[torch.Tensor, NDArray[np.float64]]:
         height, width = images.shape[-2:]
-        boxes = np.array([self._box(each, height, width) for each in draws])
+        boxes = np.array([self._box(each, height, width) for each in draws], np.int64).reshape(-1, 4)
         shares = 1.0 - (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) / (height * width)
         if levels.by_rows(images):
             return _paste(images, boxes), shares

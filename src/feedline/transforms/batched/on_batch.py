@@ -78,16 +78,20 @@ class OnBatch:
             raise ArgumentError(f"keys must be one uint64 per image: {count} images, but keys of shape {keys.shape}")
         if self._suits_kernels and uses_kernels(images):
             done = _by_kernels(images, self._plan, keys)
+        elif not count:  # with the shape and dtype that an image would have
+            done = self._by_operators(images.new_zeros((1, *images.shape[1:])), np.zeros(1, np.uint64))[:0]
         else:
-            done = stacked(
-                apply_steps(self._plan.steps, ImageRows(images, is_owned=self._owns(images)), keys), "OnBatch"
-            )
+            done = self._by_operators(images, keys)
         if is_bare:
             return self._mix(done, None, keys)[0]
         labels = self._field(batch, self.labels) if self._mixtures else None
         done, labels = self._mix(done, labels, keys)
         changes = {self.images: done, **({self.labels: labels} if self._mixtures else {})}
         return _replace(batch, changes)
+
+    def _by_operators(self, images: Any, keys: Keys) -> torch.Tensor:
+        rows = ImageRows(images, is_owned=self._owns(images))
+        return stacked(apply_steps(self._plan.steps, rows, keys), "OnBatch")
 
     def _owns(self, images: Any) -> bool:
         """True if the operators may write to these images.
