@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from typing import Any, Self
 
 import feedline as fl
@@ -22,7 +22,11 @@ class ExecutorFuture:
     def result(self) -> Any:
         try:
             return self.future.result(self._timeout_s)
+        except CancelledError as error:
+            raise fl.errors.WorkerError(f"{self.request} was canceled") from error
         except TimeoutError as error:
+            if self.done():  # the dataset has raised it
+                raise
             raise fl.errors.WorkerStalledError(f"no batch for {self._timeout_s} s") from error
 
     def cancel(self) -> None:
@@ -38,10 +42,13 @@ class ExecutorPool:
         self._builder, self._options = builder, options
         count, threads = (options.num_workers, 1) if options.partitions else (1, options.num_workers)
         self._executors = [ThreadPoolExecutor(threads) for _ in range(count)]
+        self._open: set[Future[Any]] = set()
 
     def submit(self, request: Any) -> ExecutorFuture:
         number = request.partition % len(self._executors) if self._options.partitions else 0
         future = self._executors[number].submit(self._builder, request, self._options.allocate)
+        self._open.add(future)
+        future.add_done_callback(self._open.discard)
         return ExecutorFuture(request, future, self._options.timeout_s or None)
 
     def wait_any(self, futures: Iterable[ExecutorFuture]) -> ExecutorFuture:
@@ -55,7 +62,8 @@ class ExecutorPool:
         raise NotImplementedError("an executor keeps its threads: the kind says resizable=False")
 
     def statistics(self) -> PoolStatistics:
-        return PoolStatistics(workers=self._options.num_workers)
+        in_flight = sum(not future.done() for future in self._open.copy())
+        return PoolStatistics(workers=self._options.num_workers, in_flight=in_flight)
 
     def close(self) -> None:
         for executor in self._executors:

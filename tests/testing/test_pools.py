@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from feedline.errors import WorkerError
 from feedline.testing import check_pool
-from feedline.workers import registry
+from feedline.testing.pools import check_futures
+from feedline.workers import PoolKind, PoolStatistics, registry
 from feedline.workers.threads import ThreadPool
 
 
@@ -73,3 +75,59 @@ def test_what_is_wrong_with_a_pool_is_named(pool: Any, complaint: str, monkeypat
     monkeypatch.setattr(registry, "ThreadPool", pool)
     with pytest.raises(AssertionError, match=complaint):
         check_pool("thread")
+
+
+def test_futures_without_workers_keep_the_promises() -> None:
+    check_futures(registry.INLINE)
+
+
+class Changed:
+    """A future with one other method."""
+
+    def __init__(self, future: Any) -> None:
+        self.future = future
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.future, name)
+
+
+class Copying(Changed):
+    def result(self) -> Any:
+        return self.future.result()._replace()
+
+
+class Silent(Changed):
+    def result(self) -> Any:
+        try:
+            return self.future.result()
+        except WorkerError:
+            return None
+
+
+class Waiting(Changed):
+    def done(self) -> Any:
+        return self.future.done() and not self.future._cancelled
+
+
+class QueueCounting(ThreadPool):
+    def statistics(self) -> Any:
+        return PoolStatistics(in_flight=sum(queue.qsize() for queue in self._queues))
+
+
+@pytest.mark.parametrize(
+    ("pool", "future", "complaint"),
+    [
+        (ThreadPool, Copying, r"a second result\(\) must return the same batch"),
+        (ThreadPool, Silent, "must raise it again, or a WorkerError, not None"),
+        (ThreadPool, Waiting, r"result\(\) must not wait after close"),
+        (QueueCounting, Changed, r"in_flight must be the number of .*: it is \d, but \d of \d futures are not done"),
+    ],
+)
+def test_what_is_wrong_with_a_future_is_named(pool: Any, future: Any, complaint: str) -> None:
+    class Changing(pool):  # type: ignore[misc]
+        def submit(self, request: Any) -> Any:
+            return future(super().submit(request))
+
+    kind = PoolKind(lambda builder, options: Changing(builder, options.num_workers))
+    with pytest.raises(AssertionError, match=complaint):
+        check_futures(kind)

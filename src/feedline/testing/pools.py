@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,13 +13,21 @@ import torch
 
 from feedline.core.dataset import Traits
 from feedline.core.rng import sample_rng
+from feedline.core.schedule import BatchRequest
+from feedline.errors import WorkerError
+from feedline.loader.building.builder import BatchBuilder
 from feedline.loader.dataloader import DataLoader
 from feedline.testing.difference import check_same
+from feedline.workers.base import BatchFuture, PoolKind, PoolOptions, WorkerPool
+from feedline.workers.registry import find_pool
 
 _SEED = 11
 _LENGTH = 60
 _BATCH_SIZE = 4
 _BROKEN = 37
+_REQUESTS = 8
+_LIMIT_S = 60.0
+"""Longest wait for a batch, which only a pool that breaks its promise reaches."""
 
 
 class _EpochOutcome(NamedTuple):
@@ -77,12 +86,15 @@ def check_pool(worker_method: str, *, num_workers: int = 2) -> None:
       with `on_error="skip"`;
     - an exception of the dataset keeps its type, its arguments and the note with the sample's address, and is raised
       after all earlier batches;
-    - closing a loader in mid-epoch ends every worker process and thread.
+    - closing a loader in mid-epoch ends every worker process and thread;
+    - a future keeps its batch, also for a second `result()`, raises again after an error, and does not wait once the
+      pool is closed; the statistics count the requests without an answer.
     """
     _check_batches(worker_method, num_workers)
     _check_resume(worker_method, num_workers)
     _check_errors(worker_method, num_workers)
     _check_closing(worker_method, num_workers)
+    check_futures(find_pool(worker_method), num_workers)
 
 
 def _loader(dataset: Any, method: str | None, num_workers: int, **options: Any) -> Any:
@@ -166,6 +178,61 @@ def _check_joined(method: str, places: set[tuple[int, int]]) -> None:
     idents = {ident for pid, ident in places if pid == os.getpid()} - {threading.get_ident()}
     names = [thread.name for thread in threading.enumerate() if thread.ident in idents]
     assert not names, f"close() must join every worker, but {method!r} workers still run as threads {names}"
+
+
+def check_futures(kind: PoolKind, num_workers: int = 2) -> None:
+    """Raise `AssertionError` for the first promise that a future breaks."""
+    options = PoolOptions(num_workers, timeout_s=_LIMIT_S)
+    try:
+        with kind.open(BatchBuilder(BrokenSamples(), reseeds=False), options) as pool:
+            _check_results(pool)
+            _check_count(pool)
+            left = [pool.submit(_request(number)) for number in range(_REQUESTS)]
+        for future in left:
+            assert future.done(), "result() must not wait after close(), but done() is False for a request in flight"
+            with suppress(WorkerError):
+                future.result()
+    finally:
+        options.retained.close()
+
+
+def _check_results(pool: WorkerPool) -> None:
+    future = pool.submit(_request(0))
+    assert future.result() is future.result(), (
+        "a second result() must return the same batch, because an interrupt may arrive before the first one is stored"
+    )
+    future = pool.submit(_request(1, _LENGTH))
+    errors = [_error_of(future), _error_of(future)]
+    assert isinstance(errors[0], BrokenSampleError), f"result() must raise the dataset's exception, not {errors[0]!r}"
+    assert isinstance(errors[1], (BrokenSampleError, WorkerError)), (
+        f"a second result() after an exception must raise it again, or a WorkerError, not {errors[1]!r}"
+    )
+
+
+def _error_of(future: BatchFuture) -> Exception | None:
+    try:
+        future.result()
+    except Exception as error:  # noqa: BLE001 - it is compared
+        return error
+    return None
+
+
+def _check_count(pool: WorkerPool) -> None:
+    """Compare the number of requests in flight with the futures."""
+    futures = [pool.submit(_request(number)) for number in range(_REQUESTS)]
+    while True:
+        count, waiting = pool.statistics().in_flight, sum(not future.done() for future in futures)
+        assert waiting <= count <= len(futures), (
+            f"statistics().in_flight must be the number of requests without an answer: it is {count}, but {waiting} of"
+            f" {len(futures)} futures are not done"
+        )
+        if not futures:
+            return
+        futures.pop(0).result()
+
+
+def _request(number: int, length: int = _BROKEN) -> BatchRequest:
+    return BatchRequest(0, number, 0, length, np.arange(length), range(length), _SEED)
 
 
 def _is_alive(pid: int) -> bool:

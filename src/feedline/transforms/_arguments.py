@@ -31,7 +31,7 @@ def argument_error(transform: object, argument: str, value: object, remedy: str)
 
 
 def check_size(transform: object, argument: str, value: Any) -> tuple[int, int]:
-    """Return a `Size` as (height, width)."""
+    """Return a `SizeArgument` as (height, width)."""
     sides = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value, value)
     if len(sides) not in (1, 2) or not all(map(_is_side, sides)):
         raise argument_error(transform, argument, value, "give one number of pixels, at least 1, or (height, width)")
@@ -43,7 +43,7 @@ def _is_side(value: Any) -> bool:
 
 
 def check_interval(transform: object, argument: str, value: Any, low: float = 0.0, high: float = math.inf) -> Interval:
-    """Return two numbers in order, within [low, high]."""
+    """Return two bounds as floats, in order and within [low, high]."""
     try:
         first, last = (float(end) for end in value)
     except (TypeError, ValueError):
@@ -57,7 +57,7 @@ def check_interval(transform: object, argument: str, value: Any, low: float = 0.
 
 
 def check_positive_interval(transform: object, argument: str, value: Any) -> Interval:
-    """Return two numbers in order, above 0."""
+    """Return two bounds as floats, in order and above 0."""
     first, last = check_interval(transform, argument, value, 0.0)
     if first == 0:
         raise argument_error(transform, argument, value, "the lower bound must be above 0")

@@ -48,7 +48,7 @@ class Transform(Step):
 
     @property
     def plan(self) -> ImagePlan:
-        """The compiled transform."""
+        """Compiled plan, cached by the transform."""
         try:
             return self._plan
         except AttributeError:

@@ -49,15 +49,15 @@ class BatchPlan:
     """
 
     head: PlannedStep | None
-    """Reads the sources."""
+    """Step that reads the sources."""
     levels: ImageSpec
     """Spec of the images after `head`."""
     each: tuple[PlannedStep, ...]
-    """Row by row, on images; on sources if there is no head."""
+    """Steps applied row by row: to images, or to sources if there is no head."""
     finish: PlannedStep | None
-    """Converts images to numbers."""
+    """Step that converts images to numbers."""
     tail: tuple[PlannedStep, ...]
-    """Row by row, in place on the rows that were written."""
+    """Steps applied row by row, in place on the rows that were written."""
 
     @classmethod
     def of(cls, steps: tuple[PlannedStep, ...]) -> BatchPlan:
@@ -80,7 +80,7 @@ class BatchPlan:
         return self.head is not None and not self.each and self.finish is None and not self.tail
 
     def write(self, job: BatchJob, out: torch.Tensor) -> None:
-        """Write the rows of `out`; an ImageError has the failed `row`."""
+        """Write the rows of `out`; an ImageError carries the failed `row`."""
         if self.head is not None and not self.each and self.finish is None:
             _apply_batch(self.head, job, job.sources, out)
         else:
@@ -140,7 +140,7 @@ def _apply_batch(planned: PlannedStep, job: BatchJob, sources: Sequence[Any], ou
 def _run_each(
     steps: tuple[PlannedStep, ...], samples: Iterable[Any], job: BatchJob, are_sources: bool = False
 ) -> Iterator[Any]:
-    """Apply the steps to every sample; errors become ImageErrors with its row."""
+    """Apply the steps to every sample; SampleErrors become ImageErrors with the row."""
     keys = np.stack([planned.keys(job.keys) for planned in steps], axis=1).tolist() if steps else [()] * len(job.keys)
     for row, sample in enumerate(samples):
         try:

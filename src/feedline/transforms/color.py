@@ -28,7 +28,7 @@ BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 
 
 NEUTRAL = (1.0, 1.0, 1.0, 0.0)
-"""Factors that change nothing."""
+"""Factor of each adjustment that changes nothing."""
 
 
 _ENHANCERS = {
@@ -42,7 +42,10 @@ _native: Any = kernels.native if hasattr(kernels.native, "adjust_colors") else N
 
 
 def adjust(image: ImageLevels, adjustments: list[tuple[int, float]]) -> ImageLevels:
-    """Apply adjustments of color, each (which, factor), in order."""
+    """Apply adjustments of color, each (which, factor), in order.
+
+    Returns a new array, or `image` itself if nothing is to change.
+    """
     if image.shape[2] == 1:  # gray has neither saturation nor hue
         adjustments = [(which, factor) for which, factor in adjustments if which in (BRIGHTNESS, CONTRAST)]
     if not adjustments:

@@ -26,7 +26,6 @@ EraseValue = float | tuple[float, ...] | str
 
 
 RowsAndColumns = tuple[slice, slice]
-"""Rows and columns."""
 
 
 @dataclass(frozen=True, slots=True, init=False)

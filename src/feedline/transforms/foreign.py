@@ -34,7 +34,7 @@ class Foreign(Transform):
 
     @property
     def is_random(self) -> bool:
-        """True if the callable takes an rng; global generators go unnoticed."""
+        """True if the callable takes an rng; global generators do not count."""
         return self._call.takes_rng
 
     def apply(self, image: Any, rng: Draws) -> Any:

@@ -150,7 +150,7 @@ class RandomCrop(Transform):
     def corner(self, rng: Any, height: int, width: int) -> tuple[Any, Any]:
         """Draw top and left of the part; negative within the padding.
 
-        Numbers for `Draws`, arrays of int64 for `DrawsEach`.
+        Returns numbers for `Draws`, and int64 arrays for `DrawsEach`. Raises SampleError for too small an image.
         """
         left, top, right, bottom = self._total_padding(height, width)
         tall, wide = height + top + bottom, width + left + right
@@ -224,7 +224,7 @@ def _crop_folded(image: ImageLevels, top: int, left: int, size: tuple[int, int],
 
 
 def fold(positions: NDArray[np.int64], length: int, mode: str) -> NDArray[np.int64]:
-    """Map positions on an endless line to `range(length)`."""
+    """Map positions beyond the edges to `range(length)`, as `np.pad` does."""
     if mode == "edge" or length == 1:
         return positions.clip(0, length - 1)
     period = 2 * length if mode == "symmetric" else 2 * length - 2
@@ -233,7 +233,7 @@ def fold(positions: NDArray[np.int64], length: int, mode: str) -> NDArray[np.int
 
 
 def _fuse_center_crop(before: PlannedStep, after: PlannedStep) -> PlannedStep:
-    """Resample only the central part."""
+    """Fuse a center crop into a resize of only the central part."""
     resize, crop = before.step, after.step
     assert isinstance(resize, ResizeShortest)
     assert isinstance(crop, CenterCrop)
@@ -242,10 +242,10 @@ def _fuse_center_crop(before: PlannedStep, after: PlannedStep) -> PlannedStep:
 
 
 def _fuse_flip(before: PlannedStep, after: PlannedStep) -> PlannedStep | None:
-    """Let the window also flip.
+    """Fuse a flip into the window before it.
 
-    The window has one key. If its crop is random, the flip takes the number after the crop's from that key, else the
-    key is the flip's own.
+    None if the window flips or converts already. A window has one key. If its crop is random, the key is the crop's,
+    and the flip takes the next number from it. Otherwise the key is the flip's.
     """
     window, flip = before.step, after.step
     assert isinstance(window, Window)

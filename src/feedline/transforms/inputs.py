@@ -50,7 +50,7 @@ def pixels(value: Any) -> ImageLevels:
 
 
 def open_image(value: Any) -> Any:
-    """As `pixels`, but float tensors stay unchanged."""
+    """Return float tensors unchanged, other images as `pixels` does."""
     return value if isinstance(value, torch.Tensor) and value.is_floating_point() else pixels(value)
 
 

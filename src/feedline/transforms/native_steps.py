@@ -189,7 +189,7 @@ def _size_of(source: images.ImageSource) -> tuple[int, int]:
 
 
 def _fuse_conversion(before: PlannedStep, after: PlannedStep) -> PlannedStep | None:
-    """Let the window write numbers."""
+    """Fuse a conversion into the window, which then writes numbers."""
     window, conversion = before.step, after.step
     assert isinstance(window, Window)
     assert isinstance(conversion, Conversion)

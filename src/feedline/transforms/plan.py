@@ -49,19 +49,19 @@ class ImagePlan:
         return self.batchable and BatchPlan.of(self.steps).is_one_call
 
     def sample(self, source: Any, rng: Rng | None = None, grid: Grid | None = None) -> Any:
-        """Make one sample: the row that `batch` makes with its key.
+        """Make one sample, equal to the row that `batch` makes of it.
 
-        `key_of` takes the key from `rng`. `source` is a path, the bytes of an image file, an array, a PIL image or a
-        uint8 tensor (channels first).
+        The key is `key_of(rng)`. `source` is a path, the bytes of an image file, an array, a PIL image or a uint8
+        tensor (channels first). The result has its own memory.
         """
         return own(self.run(source, key_of(rng), grid), source)
 
     def run(self, source: Any, key: int, grid: Grid | None = None) -> Any:
-        """As `sample`, for a key; the result may share memory with `source`."""
+        """Make one sample for a key; it may share memory with `source`."""
         return run_source(self.steps, source, self._keys(key), grid)
 
     def apply(self, sample: Any, key: int) -> Any:
-        """Apply the steps in the middle of another pipeline."""
+        """Apply the steps to a sample in the middle of another pipeline."""
         return run(self.steps, sample, self._keys(key))
 
     def batch(
@@ -94,7 +94,7 @@ class ImagePlan:
 
 
 def compile_steps(steps: Iterable[PlannedStep]) -> ImagePlan:
-    """Fuse the steps to a plan; ArgumentError if their order cannot work."""
+    """Fuse the steps into a plan; ArgumentError if their order is invalid."""
     fused = fuse_steps(steps) or (PlannedStep(Identity(), (), "Compose"),)
     return ImagePlan(fused, infer_spec(fused, ImageSpec()))
 

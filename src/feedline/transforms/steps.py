@@ -106,7 +106,7 @@ class PlannedStep:
         return key
 
     def keys(self, keys: Keys) -> Keys:
-        """Keys of this step for many samples."""
+        """Keys of this step for many samples; zeros if not random."""
         if not self.step.is_random:
             return np.zeros_like(keys)
         for position in self.path:
@@ -130,7 +130,7 @@ def run_source(steps: Sequence[PlannedStep], source: Any, keys: Sequence[int], g
 def infer_spec(steps: Iterable[PlannedStep], spec: ImageSpec | None) -> ImageSpec | None:
     """Spec of a sample after the steps.
 
-    ArgumentError if a step that takes images follows the conversion to a tensor.
+    Raises ArgumentError if a step that takes images follows the conversion to a tensor.
     """
     for planned in steps:
         if spec is not None and spec.converted and not planned.step.accepts_tensors:
@@ -154,7 +154,7 @@ def register_fusion(first: type[Step], second: type[Step], fuse: Fuse) -> None:
     `fuse(before, after)` takes both planned steps and returns one, or None to keep them separate. The fused step must
     give the pixels of the two for every key: keep the `path` of the step whose random numbers it draws. Classes match
     exactly; subclasses need rows of their own. Register before the first pipeline is built, in the module that
-    defines the class, so that worker processes do the same. ArgumentError if the pair has another function.
+    defines the class, so that worker processes do the same. Raises ArgumentError if the pair has another function.
     """
     _check_class(first)
     _check_class(second)
@@ -167,7 +167,7 @@ def register_fusion(first: type[Step], second: type[Step], fuse: Fuse) -> None:
 def unregister_fusion(first: type[Step], second: type[Step]) -> None:
     """Let plans run neighboring `first` and `second` one by one again.
 
-    Pixels do not change. Pipelines that were built before keep the fused step. ArgumentError if the pair has no
+    Pixels do not change. Pipelines that were built before keep the fused step. Raises ArgumentError if the pair has no
     function.
     """
     if FUSIONS.pop((first, second), None) is None:

@@ -27,8 +27,9 @@ class BatchFuture(Protocol):
     def result(self) -> BatchResult:
         """Wait for the batch and return it.
 
-        A second call returns the same batch: an interrupt may come before the caller has stored it. So drop the future
-        to free the batch. Raises the exception of the builder, or a `WorkerError`.
+        A second call returns the same batch, because an interrupt may arrive before the caller has stored it. Drop the
+        future to free the batch. Raises the exception of the builder, or a `WorkerError`; a second call then raises
+        either of them. After `cancel`, or once the pool is closed, it does not wait.
         """
 
     def cancel(self) -> None:
@@ -42,21 +43,21 @@ class PoolStatistics:
     workers: int = 0
     """Workers that are alive."""
     in_flight: int = 0
-    """Requests submitted and not yet answered."""
+    """Requests submitted, and neither answered nor canceled."""
     restarts: int = 0
     """Workers that died and were replaced since the pool was opened."""
     arena_nbytes: int = 0
     """Bytes of transport memory that the workers hold."""
     lent_nbytes: int = 0
-    """Bytes of it in batches that are in flight or that the training loop still references."""
+    """Part of `arena_nbytes` that is in use by batches in flight or still referenced by the training loop."""
     pids: tuple[int, ...] = ()
     """Process ids of the workers; empty for threads and inline."""
     status_fd: int = -1
     """Descriptor of the table with the activity of each worker process; -1 if there is none."""
     contended_share: float | None = None
-    """Share of the building of batches in which workers wait for a lock of another one; None if unknown."""
+    """Share of building time in which workers wait for a lock that another worker holds; None if unknown."""
     outside_share: float | None = None
-    """Share of it in which worker threads wait for files, networks and threads of their own; None if unknown."""
+    """Share of building time in which worker threads wait for files, networks or their own threads; None if unknown."""
 
 
 class WorkerPool(Protocol):
@@ -128,7 +129,7 @@ class RetainedResources:
         self._resources: dict[Callable[[], Any], Closeable] = {}
 
     def get(self, factory: Callable[[], C]) -> C:
-        """Return the factory's resource; call it only the first time."""
+        """Return the resource of a factory, which is called only once."""
         if factory not in self._resources:
             self._resources[factory] = factory()
         return self._resources[factory]  # type: ignore[return-value]
@@ -147,11 +148,11 @@ class PoolOptions:
     partitions: bool = False
     """Requests of one partition (`request.partition`) must be built in order, one at a time, by one worker."""
     timeout_s: float = 0
-    """The longest wait for one batch before `WorkerStalledError`; 0 for no limit."""
+    """Longest wait for a batch, after which `WorkerStalledError` is raised; 0 for no limit."""
     recovery: Recovery = field(default_factory=Recovery)
     unseeded: bool = False
     """Random values come from the workers' own generators, as in torch: batch b belongs to worker b modulo
-    `num_workers`, and the replacement of a dead worker continues with its generators."""
+    `num_workers`, and the replacement of a dead worker starts from the last reported states of that worker."""
     base_seed: int = 0
     """Worker processes seed their global generators with `base_seed + worker_id`, as torch's do."""
     worker_init_fn: Callable[[int], object] | None = None
@@ -163,9 +164,9 @@ class PoolOptions:
     restores_rng: bool = False
     """The builder seeds the global generators: a pool that builds in the training process must restore them."""
     register_memory: Callable[[int, int], object] | None = None
-    """Called with address and size in bytes of memory for batches, once, before the first batch is there."""
+    """Called once per block of batch memory, with address and size in bytes, before its first batch is delivered."""
     unregister_memory: Callable[[int], object] | None = None
-    """Called with the address of registered memory before it is unmapped, in any thread."""
+    """Called with the address of a registered block before the block is unmapped, in any thread."""
     retained: RetainedResources = field(default_factory=RetainedResources)
     """Resources that successive pools of the same loader share."""
 
@@ -176,22 +177,22 @@ class PoolKind:
 
     open: Callable[[Builder, PoolOptions], WorkerPool]
     shares_rng: bool = False
-    """Workers build at the same time in the training process: they share its random generators and Python's lock."""
+    """Workers run concurrently in the training process: they share its random generators and Python's lock."""
     needs_pickle: bool = False
-    """Builder and batches cross a process border: both are pickled."""
+    """Workers are other processes: builder and batches are pickled."""
     works_ahead: bool = True
     """Batches are built before the loop needs them. Only such kinds can be chosen by name."""
     hosts_partitions: bool = False
-    """A worker may serve several partitions of a stream that shards itself by `torch.utils.data.get_worker_info()`."""
+    """A worker can read several partitions of a stream that shards itself by `torch.utils.data.get_worker_info()`."""
     splits_batches: bool = False
-    """Native threads may work on one batch: two workers with many threads each are then better than many workers."""
+    """Native threads may build one batch together: two workers with many threads are then better than many workers."""
     resizable: bool = True
     """`resize` changes the number of workers, so `num_workers="auto"` may follow the load."""
     cpus: Callable[[], float] | None = None
-    """Number of CPUs that its workers may use; None for those of this machine."""
+    """Returns the number of CPUs that the workers may use; None for those of this machine."""
     accepts: frozenset[str] = frozenset()
     """Arguments of the loader that other kinds refuse: "worker_init_fn", "multiprocessing_context"."""
     prepare: Callable[[], object] | None = None
-    """Starts the resources of later pools in the background; called when a loader without a multiprocessing context is
-    made.
+    """Starts resources of later pools in the background. Called when a loader is created that has workers and no
+    multiprocessing context.
     """

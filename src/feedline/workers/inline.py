@@ -8,27 +8,48 @@ from typing import Any, Self
 from feedline.core.batch import BatchResult
 from feedline.core.rng_globals import restoring_globals
 from feedline.core.tensors import Allocator, allocate_tensor
+from feedline.errors import WorkerError
 from feedline.workers.base import Builder, PoolStatistics
 
 
 class InlineFuture:
-    """Future whose batch is built by `result()`."""
+    """Future whose batch is built by the first `result()`."""
 
-    __slots__ = ("_pool", "request")
+    __slots__ = ("_is_over", "_pool", "_result", "request")
 
     def __init__(self, pool: InlinePool, request: Any) -> None:
         self._pool, self.request = pool, request
+        self._result: BatchResult | None = None
+        self._is_over = False
 
     def done(self) -> bool:
-        """Always True."""
+        """Always True: `result()` builds and never waits for a worker."""
         return True
 
     def result(self) -> BatchResult:
-        """Build the batch now."""
-        return self._pool.build(self.request)
+        """Build the batch on the calling thread; see `BatchFuture`.
+
+        After an interrupt of the builder, the next call builds it again.
+        """
+        if self._result is None:
+            if self._is_over:
+                raise WorkerError(f"{self.request} was canceled, or its error was raised before")
+            try:
+                self._result = self._pool.build(self.request)
+            except Exception:
+                self._end()
+                raise
+        self._end()  # an interrupt may have come before it in an earlier call
+        return self._result
 
     def cancel(self) -> None:
-        """Do nothing: no work has begun."""
+        """See `BatchFuture`."""
+        self._result = None
+        self._end()
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._pool.unanswered.discard(self)
 
 
 class InlinePool:
@@ -39,10 +60,14 @@ class InlinePool:
 
     def __init__(self, builder: Builder, *, isolate: bool = False, allocate: Allocator = allocate_tensor) -> None:
         self._builder, self._isolate, self._allocate = builder, isolate, allocate
+        self.unanswered: set[InlineFuture] = set()
+        """Futures without a batch, an error or a cancellation."""
 
     def submit(self, request: Any) -> InlineFuture:
-        """Return a future; nothing is built yet."""
-        return InlineFuture(self, request)
+        """Return a future whose `result()` builds the batch."""
+        future = InlineFuture(self, request)
+        self.unanswered.add(future)
+        return future
 
     def build(self, request: Any) -> BatchResult:
         """Build the batch of a request on the calling thread."""
@@ -64,8 +89,8 @@ class InlinePool:
         return []
 
     def statistics(self) -> PoolStatistics:
-        """All zeros."""
-        return PoolStatistics()
+        """Number of requests; all other figures are zero."""
+        return PoolStatistics(in_flight=len(self.unanswered))
 
     def close(self) -> None:
         """Do nothing: there are no workers."""

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 
 _MOST_HOLDERS, _MOST_VALUES, _MOST_NBYTES = 64, 128, 2048
-"""Objects that are watched, and attributes or elements of each, and bytes of one value. Larger ones hold data."""
+"""Limits on watched objects, on attributes or elements of an object, and on bytes of a value. Larger ones hold data."""
 
 
 _MOST_SEEN = 1000
-"""Objects that are looked at in search of those to watch."""
+"""Limit on the objects that are searched for objects to watch."""
 
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, np.generic)
@@ -53,7 +53,7 @@ class _Opaque(NamedTuple):
 
     identity: int
     is_lazy: bool
-    """True for values that are opened on first use, and opened again by a replacement, such as a file."""
+    """True if a replacement can open the value again on first use, such as a file; False for iterators."""
 
 
 class _Generator(NamedTuple):
@@ -77,7 +77,7 @@ _GENERATORS: tuple[tuple[type, Any, Any], ...] = (
         lambda generator, state: generator.set_state(torch.from_numpy(state)),
     ),
 )
-"""Class, reader and writer of the states of generators; random values differ without them."""
+"""Class, reader and writer of the state of each kind of random generator."""
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class ObjectChanges:
         self._latest = b""
 
     def take(self) -> bytes:
-        """All changes, packed, for `restore_objects`; empty if there are none."""
+        """Packed changes, for `restore_objects`; empty if there are none."""
         state = getattr(self._builder, "dataset_state", None)
         if sum(holder.has_changed() for holder in self._holders) or state is not None:  # each updates its snapshots
             self._latest = self._pack(state)
@@ -166,18 +166,21 @@ class ObjectChanges:
 
 
 def pack_changes(generators: bytes, objects: bytes) -> bytes:
-    """Report of a worker in one answer; empty `generators` mean no draws."""
+    """Pack generator states and object changes into a worker's answer.
+
+    Empty `generators` mean that their states have not changed.
+    """
     return len(generators).to_bytes(8, "little") + generators + objects
 
 
 def unpack_changes(changes: bytes) -> tuple[bytes, bytes]:
-    """The arguments of `pack_changes`."""
+    """Return the arguments of `pack_changes`."""
     end = 8 + int.from_bytes(changes[:8], "little")
     return changes[8:end], changes[end:]
 
 
 def restore_objects(builder: Any, changes: bytes) -> None:
-    """Make changes that another process took here."""
+    """Apply the changes that `ObjectChanges.take` packed in another process."""
     if not changes:
         return
     roots = _roots(builder)
@@ -191,7 +194,7 @@ def restore_objects(builder: Any, changes: bytes) -> None:
 
 
 def lost_changes(changes: bytes | None) -> list[str]:
-    """Attributes whose changes are not restored."""
+    """Names of attributes whose changes cannot be restored."""
     return pickle.loads(changes)[0] if changes else []
 
 
@@ -237,7 +240,10 @@ class _ContainerKey(NamedTuple):
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    """The attributes of an object that is looked into."""
+    """Attributes of an object to watch.
+
+    None for functions, classes, objects of `_LIBRARIES`, and objects with too many attributes.
+    """
     if isinstance(value, (type, ModuleType, FunctionType)):
         return None
     module = type(value).__module__
@@ -266,7 +272,10 @@ def _generator_kind(value: Any) -> Any:
 
 
 def _is_plain(value: Any, left: list[int]) -> bool:
-    """True if a copy can replace it; at most `left[0]` elements."""
+    """True if a copy can replace the value.
+
+    `left[0]` is the number of elements that it may still have, and is counted down.
+    """
     left[0] -= 1
     if left[0] < 0:
         return False

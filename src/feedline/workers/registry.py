@@ -25,7 +25,7 @@ from feedline.workers.transport import Inbox
 from feedline.workers.wait_samples import ProcessSamples
 
 AUTO = "auto"
-"""The name that leaves the choice of a kind to the loader. No kind can have it."""
+"""Name that leaves the choice of a kind to the loader. No kind can be registered under it."""
 
 
 class LauncherCache:
@@ -37,11 +37,12 @@ class LauncherCache:
         self._has_warned = False
 
     def get(self, builder: Any, init_fn: Callable[[int], object] | None, context: Any) -> Launcher:
-        """Launcher for a builder: where torch would fork, a snapshot.
+        """Launcher for the workers of a builder.
 
-        Otherwise the user's context, or else a zygote. A builder that cannot be pickled for a zygote may still be sent
-        to workers that multiprocessing starts by the user's chosen method. Without such a choice, workers are forked
-        from this process, with a warning. Raises NotPicklableError if the system cannot fork.
+        Where torch would fork, it forks a snapshot, or after an inherited lock a zygote. Elsewhere it uses the user's
+        context, or without one a zygote. If the builder cannot be pickled for a zygote, multiprocessing starts the
+        workers by the method that the user has set. If none is set, workers are forked from this process, with a
+        warning. Raises NotPicklableError if the system cannot fork.
         """
         if _start_method(context) == "fork":
             return self._forking(builder, init_fn) if self._inherits else self._fresh(builder, init_fn)
@@ -73,7 +74,10 @@ class LauncherCache:
         return SnapshotLauncher(builder, init_fn, fresh=self._give_up_forking)
 
     def _give_up_forking(self, builder: Any, init_fn: Callable[[int], object] | None) -> ZygoteLauncher:
-        """Launcher after an inherited lock, which the next fork would inherit, too."""
+        """Launcher to use after a worker waited for an inherited lock.
+
+        This loader no longer forks the training process: later forks would inherit the lock, too.
+        """
         zygote = self._fresh(builder, init_fn)
         self._inherits = False
         return zygote
@@ -86,7 +90,7 @@ class LauncherCache:
 
 
 def _start_method(context: Any) -> str:
-    """Start method of torch's workers: the context's, or multiprocessing's default one."""
+    """Start method of torch's workers: that of the context, or the default."""
     if context is not None:
         return str(context.get_start_method())
     chosen: str | None = multiprocessing.get_start_method(allow_none=True)
@@ -149,7 +153,7 @@ _added: dict[str, PoolKind] = {}
 def register_pool(name: str, kind: PoolKind) -> None:
     """Let `DataLoader(worker_method=name)` open pools of this kind.
 
-    Raises `ArgumentError` if the name belongs to another kind, or if the loader could never choose this one.
+    Raises `ArgumentError` if another kind has this name, if an argument is invalid, or if `works_ahead` is False.
     """
     _check_row(name, kind)
     if not kind.works_ahead:
@@ -163,7 +167,10 @@ def register_pool(name: str, kind: PoolKind) -> None:
 
 
 def unregister_pool(name: str) -> None:
-    """Remove a kind of pool that was registered; ArgumentError for another."""
+    """Remove a kind of pool that `register_pool` has added.
+
+    Raises `ArgumentError` for other names.
+    """
     if name not in _added:
         raise ArgumentError(f"unregister_pool({name!r}): no such pool was registered; there are {sorted(_added)}")
     del POOLS[name], _added[name]
@@ -181,7 +188,10 @@ def _check_row(name: Any, kind: Any) -> None:
 
 
 def find_pool(name: str) -> PoolKind:
-    """The kind that `worker_method=name` chooses; raises `ArgumentError` for an unknown one."""
+    """Kind of pool that `worker_method=name` chooses.
+
+    Raises `ArgumentError` for an unknown name.
+    """
     kind = POOLS.get(name)
     if kind is None or not kind.works_ahead:
         remedy = "feedline.workers.register_pool adds a kind of pool"
@@ -190,5 +200,5 @@ def find_pool(name: str) -> PoolKind:
 
 
 def worker_methods() -> list[str]:
-    """The values that a loader's `worker_method` may have."""
+    """Valid values of a loader's `worker_method`."""
     return [AUTO, *(name for name, kind in POOLS.items() if kind.works_ahead)]

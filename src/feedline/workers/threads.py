@@ -25,7 +25,7 @@ from feedline.core.batch import BatchResult
 from feedline.core.rng_globals import SAMPLER_STEPS
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.core.threads import WAKE_S, CancelScope
-from feedline.errors import WorkerStalledError
+from feedline.errors import WorkerError, WorkerStalledError
 from feedline.workers.base import Builder, PoolStatistics
 from feedline.workers.wait_samples import ThreadSamples
 
@@ -57,23 +57,30 @@ class ThreadFuture:
             self._gate.release()
 
     def done(self) -> bool:
-        """True once the lock is released."""
-        return not self._gate.locked()
+        """True once the lock is released, or the request canceled."""
+        return self._cancelled or not self._gate.locked()
 
     def result(self) -> BatchResult:
         """Wait for the lock; see `BatchFuture`."""
-        if self._gate.locked():
+        if not self.done():
             self._pool._wait(self)
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-        assert self._result is not None
-        return self._result
+        error, self._error = self._error, None
+        if error is not None:
+            raise error  # not kept: the traceback that it gets refers to this future
+        built = self._result
+        if built is None or self._cancelled:  # its thread may have been building it
+            raise WorkerError(f"{self.request} was canceled, or its error was raised before")
+        return built
 
     def cancel(self) -> None:
         """Skip the request, or drop its result."""
         self._cancelled = True
         self._result = self._error = None
+
+    def abandon(self) -> None:
+        """Cancel a request that no thread takes; ends waits for it."""
+        self.cancel()
+        self._gate.release()
 
 
 class ThreadPool:
@@ -100,6 +107,7 @@ class ThreadPool:
         self._round_robin = round_robin
         self._num_workers = 0
         self._threads: list[threading.Thread] = []
+        self._open: set[ThreadFuture] = set()
         self._building: set[int] = set()
         self._samples = ThreadSamples(self._building)
         self._finished = threading.Event()
@@ -108,14 +116,16 @@ class ThreadPool:
         self.resize(num_workers)
 
     def submit(self, request: Any) -> ThreadFuture:
-        """Queue the request for an idle thread, or its partition's."""
+        """Queue a request for an idle thread, or for its partition's thread."""
+        self._check()
         future = ThreadFuture(self, request)
         partition = request.partition if self._round_robin else 0
+        self._open.add(future)
         self._queues[partition % len(self._queues)].put(future)
         return future
 
     def wait_any(self, futures: Iterable[ThreadFuture]) -> ThreadFuture:
-        """Wait until one of these futures is done, and return it."""
+        """See `WorkerPool`; raises `WorkerStalledError` after `timeout_s`."""
         futures = list(futures)
         done: list[ThreadFuture] = []
 
@@ -148,17 +158,17 @@ class ThreadPool:
         return []
 
     def statistics(self) -> PoolStatistics:
-        """Numbers of live threads and queued requests."""
+        """Numbers of live threads and of requests, queued or being built."""
         alive = sum(thread.is_alive() for thread in self._threads)
         return PoolStatistics(
             workers=alive,
-            in_flight=sum(queue.qsize() for queue in self._queues),
+            in_flight=sum(not future.done() for future in self._open.copy()),  # copied in one step: threads change it
             contended_share=self._samples.contended_share,
             outside_share=self._samples.outside_share,
         )
 
     def close(self) -> None:
-        """Cancel reads from stores, then end and join every thread."""
+        """Cancel queued requests and reads from stores; end and join every thread."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -170,11 +180,15 @@ class ThreadPool:
     def _start(self, number: int) -> None:
         if self._round_robin and number > 0:
             self._queues.append(SimpleQueue())
-        shared = (self._finished, self._scope, self._building)
+        shared = (self._finished, self._scope, self._open, self._building)
         arguments = (self._queues[-1], *shared, self._builder, self._allocate, number)
         thread = threading.Thread(target=_run_worker, args=arguments, name=f"feedline-{number}", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _check(self) -> None:
+        if not self._finalizer.alive:
+            raise WorkerError("the worker threads of this iterator have been closed")
 
     def _wait(self, future: ThreadFuture) -> None:
         def wait(limit_s: float) -> bool:
@@ -188,7 +202,7 @@ class ThreadPool:
     def _wait_until(self, wait: Callable[[float], bool], what: str) -> None:
         """Call `wait(limit_s)` until it returns True; log a stall once.
 
-        Raises `WorkerStalledError` after `timeout_s`.
+        Raises `WorkerStalledError` after `timeout_s`, and `WorkerError` if the pool is closed in the meantime.
         """
         started, has_logged = monotonic(), False
         if self._samples.wait(wait):
@@ -201,6 +215,7 @@ class ThreadPool:
             if opened:
                 self._samples.waited(waited)
                 return
+            self._check()  # an interrupt within `submit` may have closed it: no thread takes the request then
             if self._timeout_s and waited >= self._timeout_s:
                 limit = f"DataLoader timed out after {self._timeout_s} seconds"
                 raise WorkerStalledError(f"{limit} waiting for {what}.\n{self._stacks()}")
@@ -222,6 +237,7 @@ def _run_worker(
     queue: SimpleQueue[ThreadFuture | None],
     finished: threading.Event,
     scope: CancelScope,
+    unanswered: set[ThreadFuture],
     building: set[int],
     builder: Builder,
     allocate: Allocator,
@@ -234,6 +250,7 @@ def _run_worker(
             building.add(thread)
             future.run(builder, allocate)
             building.discard(thread)
+            unanswered.discard(future)
             finished.set()
             del future  # frees a dropped result now, not when the next request arrives
 
@@ -245,7 +262,7 @@ def _stop(threads: list[threading.Thread], queues: list[SimpleQueue[ThreadFuture
             while True:
                 future = queue.get_nowait()
                 if future is not None:
-                    future.cancel()
+                    future.abandon()
         for _ in threads:
             queue.put(None)
     scope.cancel()
@@ -267,7 +284,7 @@ class GlobalRngCheck:
         self._first = threading.Lock()
 
     def __call__(self, request: Any, allocate: Allocator) -> BatchResult:
-        """Build the batch; only the very first call is checked."""
+        """Build the batch; only the first call is checked."""
         # Later calls run at the same time as others: a changed state could not be attributed to one of them.
         if not self._first.acquire(blocking=False):
             return self._builder(request, allocate)

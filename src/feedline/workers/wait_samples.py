@@ -11,7 +11,7 @@ from feedline.core.proc import ThreadWait, wait_of_thread, waits_for_lock
 
 
 class WaitMoments:
-    """Moments for samples of workers, amid the loop's waits.
+    """Times for samples of workers, within the loop's waits.
 
     As a batch arrives, workers that wait for each other are always in the same state: one has just given the lock back,
     and the next one has it. Samples are therefore spread evenly over the usual time of a wait.
@@ -22,9 +22,9 @@ class WaitMoments:
         self._turn = 0
 
     def next_s(self) -> float:
-        """Time of the sample of the wait that begins now, by `monotonic`.
+        """Time of the sample in a wait that begins now.
 
-        Infinite if it has none.
+        By `monotonic`; infinite if no sample is due in this wait.
         """
         now_s = monotonic()
         if self._usual_s < _LEAST_WAIT_S or now_s < self._due_s:
@@ -33,11 +33,11 @@ class WaitMoments:
         return now_s + min(self._usual_s, _MOST_WAIT_S) * (self._turn * _GOLDEN % 1.0)
 
     def waited(self, elapsed_s: float) -> None:
-        """Learn how long a wait usually is."""
+        """Update the usual length of a wait."""
         self._usual_s += (elapsed_s - self._usual_s) / _REMEMBERED
 
     def _looked(self, began_s: float) -> None:
-        """Pause after a sample that was begun then."""
+        """Set the earliest time of the next sample."""
         ended_s = monotonic()
         self._due_s = ended_s + max(_LOOK_S, _SHARE * (ended_s - began_s))
 
@@ -52,7 +52,7 @@ class ProcessSamples(WaitMoments):
     def look(self, building: Iterable[int], workers: int) -> None:
         """Take a sample of the processes that are building a batch.
 
-        Another number of workers starts from zero.
+        `building` are their process ids. If `workers`, the number of workers, has changed, counting starts again.
         """
         began_s = monotonic()
         if workers != self._workers:
@@ -63,7 +63,10 @@ class ProcessSamples(WaitMoments):
 
     @property
     def contended_share(self) -> float | None:
-        """Share of building that waits for locks of other workers, if known."""
+        """Share of building time spent on locks of other workers.
+
+        None before enough samples.
+        """
         number = self._number  # another thread may start from zero meanwhile
         return min(self._contended / number, 1.0) if number >= _LEAST_SAMPLES else None
 
@@ -85,9 +88,10 @@ class ThreadSamples(WaitMoments):
         self._waiters: dict[int, set[int]] = {}
 
     def wait(self, wait: Callable[[float], bool]) -> bool:
-        """Take samples in the middle of a wait, if they are due.
+        """Wait until a sample is due, and take it.
 
-        Returns True if `wait(limit_s)` does.
+        Returns True if `wait(limit_s)` returns True: the batch has arrived before the sample. Returns False at once if
+        no sample is due.
         """
         began_s, look_s = monotonic(), self.next_s()
         if look_s == inf:
@@ -110,9 +114,9 @@ class ThreadSamples(WaitMoments):
             self._outside += 1
 
     def _is_shared(self, address: int, thread: int) -> bool:
-        """True for a lock for which several workers have waited.
+        """True if several workers have waited for the lock at this address.
 
-        A thread that waits for helpers of its own, such as those of a library, waits at an address of its own.
+        A thread that waits for its own helper threads, such as those of a library, waits at an address of its own.
         """
         if len(self._waiters) >= _MOST_LOCKS and address not in self._waiters:
             self._waiters.clear()
@@ -122,14 +126,17 @@ class ThreadSamples(WaitMoments):
 
     @property
     def contended_share(self) -> float | None:
-        """Share of building that waits for locks of other workers, if known."""
+        """Share of building time spent on locks of other workers.
+
+        None before enough samples.
+        """
         return self._contended / self._number if self._number >= _LEAST_SAMPLES else None
 
     @property
     def outside_share(self) -> float | None:
-        """Share of building that waits for anything else, if known.
+        """Share of building time spent on files, networks and own threads.
 
-        Files, networks, threads of its own; not Python's lock.
+        Waits for Python's lock do not count. None before enough samples.
         """
         return self._outside / self._number if self._number >= _LEAST_SAMPLES else None
 
@@ -145,19 +152,19 @@ _MOST_WAIT_S = 1.0
 
 
 _REMEMBERED = 8
-"""Latest waits that count for the usual one."""
+"""Number of latest waits that determine the usual length."""
 
 
 _GOLDEN = 0.6180339887
-"""Multiples of it, without their whole parts, cover the time between 0 and 1 evenly."""
+"""Inverse of the golden ratio: the fractional parts of its multiples cover the interval from 0 to 1 evenly."""
 
 
 _LOOK_S = 0.02
-"""Shortest time between two looks at the workers."""
+"""Shortest pause between two samples, in seconds."""
 
 
 _SHARE = 500
-"""Largest share of the time for them: after a slow one, the next is later."""
+"""Shortest pause after a sample, in multiples of the sample's duration: samples take at most 1/500 of the time."""
 
 
 _MOST_LOCKS = 256

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import feedline as fl
 from feedline import transforms as T
 from feedline.core.rng import Draws, DrawsEach, batch_keys
 from feedline.errors import ArgumentError, SampleError
-from feedline.transforms.batched import levels, on_batch, operators, resample
+from feedline.transforms.batched import levels, moves, on_batch, operators, resample
 
 COUNT = 12
 KEYS = np.random.default_rng(5).integers(0, 2**64, COUNT, np.uint64)
@@ -62,6 +63,7 @@ EXACT: dict[str, T.Transform] = {
     "erase with noise": T.Compose([NORMALIZE, T.RandomErasing(0.8, value="random")]),
     "erase levels with noise": T.RandomErasing(0.8, value="random"),
     "apply": T.RandomApply([T.RandomVerticalFlip(), T.ColorJitter(0.5)], 0.5),
+    "apply to none": T.RandomApply([T.ColorJitter(0.5), T.ToTensor()], 0.0),
     "choice": T.RandomChoice([T.RandomVerticalFlip(), T.ColorJitter(0.5), T.RandomCrop((48, 64), padding=4)]),
     "chain": T.Compose([T.RandomCrop(32), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4), NORMALIZE]),
 }
@@ -139,25 +141,39 @@ SMALL = [random_image(9, 11, seed) for seed in range(2)]
 @given(
     key=st.integers(0, 2**64 - 1),
     flips=st.tuples(*[st.booleans()] * 4),
-    size=st.tuples(st.integers(1, 14), st.integers(1, 14)),
-    padding=st.sampled_from([0, (1, 4), (0, 9, 6, 2)]),
+    size=st.tuples(st.integers(1, 14), st.integers(1, 14)) | st.just(SMALL[0].shape[:2]),
+    padding=st.sampled_from([0, (1, 4), (0, 9, 6, 2), 30]),
+    fill=st.sampled_from([0, 90]),
 )
 def test_one_draw_moves_all_images_as_it_moves_each(
-    key: int, flips: tuple[bool, ...], size: tuple[int, int], padding: Any
+    key: int, flips: tuple[bool, ...], size: tuple[int, int], padding: Any, fill: int
 ) -> None:
     left, up, right, down = flips
     before = [T.RandomHorizontalFlip(float(left)), T.RandomVerticalFlip(float(up))]
     behind = [T.RandomHorizontalFlip(float(right)), T.RandomVerticalFlip(float(down))]
-    steps = T.Compose([*before, T.RandomCrop(size, padding, pad_if_needed=True, fill=90), *behind])
+    steps = T.Compose([*before, T.RandomCrop(size, padding, pad_if_needed=True, fill=fill), *behind])
     batch = torch.from_numpy(np.stack(SMALL)).permute(0, 3, 1, 2)
-    wanted = np.stack([steps.plan.run(image, key) for image in SMALL])
-    assert np.array_equal(T.OnBatch(steps)(batch, np.full(2, key, np.uint64)).permute(0, 2, 3, 1), wanted)
+    wanted = torch.from_numpy(np.stack([steps.plan.run(image, key) for image in SMALL])).permute(0, 3, 1, 2)
+    keys = np.full(2, key, np.uint64)
+    assert torch.equal(T.OnBatch(steps)(batch, keys), wanted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moves, "SHIFTED_NBYTES", 0)
+        for dtype in (torch.uint8, torch.bfloat16, torch.float64):
+            images = batch.to(dtype, memory_format=torch.contiguous_format)
+            got = T.OnBatch(steps)(images, keys)
+            assert torch.equal(got, wanted.to(dtype))
+            assert torch.equal(images, batch.to(dtype))
 
 
-def test_an_empty_batch_is_one_of_the_new_size() -> None:
-    nothing, none = BATCH[:0], KEYS[:0]
-    assert T.OnBatch([T.RandomCrop(20), T.RandomHorizontalFlip()])(nothing, none).shape == (0, 3, 20, 20)
-    assert T.OnBatch(T.RandomErasing(1.0))(nothing, none).shape == nothing.shape
+def test_an_empty_batch_is_one_of_the_new_size_and_dtype(ways: Iterator[str]) -> None:
+    wanted = {name: T.OnBatch(transform)(BATCH[:1], KEYS[:1])[:0] for name, transform in (EXACT | CLOSE).items()}
+    for way in ways:
+        for name, transform in (EXACT | CLOSE).items():
+            got = T.OnBatch(transform)(BATCH[:0], KEYS[:0])
+            assert (got.shape, got.dtype) == (wanted[name].shape, wanted[name].dtype), (way, name)
+    for mix in (T.MixUp(3), T.CutMix(3)):
+        images, labels = T.OnBatch([NORMALIZE, mix])((BATCH[:0], torch.arange(0)), KEYS[:0])
+        assert (images.shape, labels.shape) == (BATCH[:0].shape, (0, 3))
 
 
 @pytest.mark.parametrize("count", [1, len(BATCH)])
@@ -168,6 +184,24 @@ def test_steps_behind_a_crop_with_one_draw_leave_the_batch_alone(count: int) -> 
     assert torch.equal(images, BATCH[:count])
     wanted = torch.cat([T.OnBatch(steps)(image[None], KEYS[:1]) for image in images])
     assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64], ids=str)
+def test_without_inplace_no_pair_of_steps_changes_the_batch(ways: Iterator[str], dtype: torch.dtype) -> None:
+    erase = T.RandomErasing(1.0)
+    last = [T.RandomVerticalFlip(), erase, NORMALIZE, T.RandomApply([erase, NORMALIZE])]
+    first = {name: part for name, part in (EXACT | CLOSE).items() if not isinstance(part, T.Compose)}
+    images = (BATCH[:2] if dtype == torch.uint8 else BATCH[:2] / 255).to(dtype)
+    before, done = images.clone(), set()
+    for way in ways:
+        for name, part in first.items():
+            for behind in last:
+                for keys in (KEYS[:2], KEYS[[0, 0]]):
+                    with suppress(ArgumentError, SampleError):  # some steps take levels only
+                        T.OnBatch([part, behind])(images, keys)
+                        done.add((way, name))
+                    assert torch.equal(images, before), (way, part, behind)
+    assert len(done) > 3 * 12
 
 
 def test_in_place_only_what_changes_is_written() -> None:
@@ -281,7 +315,7 @@ def test_steps_without_an_operator_are_named(transform: T.Transform) -> None:
         (
             T.OnBatch(NORMALIZE),
             [torch.zeros(3, 5, 4), torch.zeros(3, 4, 4)],
-            "needs images of one size, but the batch has 2",
+            "needs images of one shape and dtype, but the batch has 2",
         ),
         (T.OnBatch(NORMALIZE, images="image"), {"x": BATCH}, r"looks for the field 'image' in a dict of \['x'\]"),
         (T.OnBatch(T.MixUp(3)), BATCH, "MixUp mixes labels, too"),
@@ -322,6 +356,31 @@ def test_steps_without_an_operator_are_named(transform: T.Transform) -> None:
 def test_bad_batches_are_named(pipeline: T.OnBatch, batch: Any, message: str) -> None:
     with pytest.raises(SampleError, match=message):
         pipeline(batch)
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (
+            T.RandomChoice([T.RandomHorizontalFlip(), T.ToTensor()]),
+            r"RandomChoice makes torch.uint8 of .* with RandomHorizontalFlip, and torch.float32 of .* with ToTensor: ",
+        ),
+        (
+            T.RandomChoice([T.Compose([T.RandomVerticalFlip(), T.CenterCrop(30)]), T.CenterCrop(20)]),
+            r"\(3, 30, 30\) with RandomVerticalFlip and CenterCrop, and torch.uint8 of shape \(3, 20, 20\) with Cent",
+        ),
+        (
+            T.RandomApply([T.Grayscale()]),
+            r"makes torch.uint8 of .*1, 48, 64.* with Grayscale, and .*3, 48, 64.* without: .* behind RandomApply",
+        ),
+        (T.RandomApply([T.ColorJitter(0.4), T.ToTensor()]), r"with ColorJitter and ToTensor, and torch.uint8 of shape"),
+    ],
+)
+def test_unlike_results_of_a_random_step_are_named(ways: Iterator[str], transform: T.Transform, message: str) -> None:
+    for way in ways:
+        by_samples = way == "kernels" and T.OnBatch(transform)._suits_kernels
+        with pytest.raises(SampleError, match="OnBatch needs images of one shape and dtype" if by_samples else message):
+            T.OnBatch(transform)(BATCH, KEYS)
 
 
 def test_a_mixture_comes_last_and_needs_its_numbers() -> None:

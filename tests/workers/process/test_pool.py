@@ -146,6 +146,7 @@ def test_canceled_requests_are_not_built(open_pool: OpenPool, tmp_path: Path) ->
     gate.wait_for()
     for future in futures:
         future.cancel()
+    assert pool.statistics().in_flight == 0
     last = pool.submit(request(5))
     gate.open()
     assert squares_of(last.result().batch)[0] == 5 * BATCH_SIZE

@@ -54,7 +54,7 @@ class EncodedImages:
 
     @property
     def host_nbytes(self) -> int:
-        """Bytes that cross to the device."""
+        """Bytes that are copied to the device."""
         return self.data.nbytes + (0 if self.ready is None else self.ready.nbytes)
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class EncodedImages:
     def to(self, device: Any) -> torch.Tensor:
         """Decode and transform on the device.
 
-        ImageError carries the row of an unreadable file.
+        Raises ImageError with the `row` of an unreadable file.
         """
         done: Any
         try:
@@ -81,7 +81,7 @@ class EncodedImages:
         return out
 
     def _decode(self, device: torch.device) -> Any:
-        """The batch of `rows`; None without any."""
+        """Decode and transform the images of `rows`; None without any."""
         if not uses_native(device):
             count_in_workers(len(self) - len(self.rows), self.fallbacks)
         if not len(self.rows) and self.ready is not None:
@@ -121,9 +121,9 @@ class EncodingPlan(ImagePlan):
         grids: BatchGrids = None,
         threads: int = 1,
     ) -> Any:
-        """The encoded images.
+        """Collect the files into `EncodedImages` if the batch goes to a device.
 
-        The batch itself if it goes to no device, or if sources are pixels already.
+        Otherwise, or if a source is an array of pixels, returns the decoded and transformed batch.
         """
         if not is_for_device() or any(_is_pixels(source) for source in sources):
             return ImagePlan.batch(self, sources, keys, allocate, grids, threads)
@@ -154,21 +154,21 @@ class EncodingPlan(ImagePlan):
 def _is_sound(file: NDArray[np.uint8]) -> bool:
     """True for JPEGs that decode without an error, by their markers.
 
-    Workers decode all others, as a device may refuse them, and so `on_error` applies to damaged ones.
+    Workers decode all other files: a device may refuse these, and `on_error` applies to damaged ones.
     """
     return native.native is None or native.native.image_intact(file) is not None
 
 
 def is_here(file: NDArray[np.uint8], share: float) -> bool:
-    """True for the files that workers decode, a `share` of all.
+    """True for a `share` of all files, which workers decode.
 
-    A function of the content alone: an image is always decoded by the same decoder.
+    Depends on the content only, so an image is always decoded by the same decoder.
     """
     return share > 0 and zlib.crc32(file[-_TAIL:].data) < share * 2**32
 
 
 _TAIL = 4096
-"""Last bytes of a file that decide, because many files have equal headers."""
+"""Number of last bytes that decide about the decoder of a file: many files have equal headers."""
 
 
 def _is_pixels(source: Any) -> bool:
@@ -176,9 +176,9 @@ def _is_pixels(source: Any) -> bool:
 
 
 def _bytes_of(source: Any, row: int) -> NDArray[np.uint8]:
-    """The file, after a look at its header.
+    """Content of an image file whose header was checked.
 
-    So a worker finds files that are not images, and `on_error` applies.
+    Workers thus find files that are not images, and `on_error` applies.
     """
     content = Path(source).read_bytes() if isinstance(source, (str, os.PathLike)) else source
     try:
@@ -226,10 +226,11 @@ class DecodeOnDevice(Transform):
     def measured(
         cls, transform: Transform, files: Sequence[images.ImageSource], device: Device = "cuda", num_workers: int = 1
     ) -> DecodeOnDevice:
-        """Split so that `num_workers` CPUs and the device need equal times.
+        """Create the transform with a measured `cpu_share`.
 
-        `files` are some tens of encoded images, typical of the dataset, which both decode. Measure once, and pass the
-        `cpu_share` of the result to later runs: with another share, some images get another decoder.
+        With this share, `num_workers` CPUs and the device need equal times. `files` are some tens of encoded images,
+        typical of the dataset; CPU and device both decode all of them. Measure once, and pass the `cpu_share` of the
+        result to later runs: with another share, some images get another decoder.
         """
         there = cls(transform)
         if not len(files) or num_workers < 1:
@@ -249,7 +250,7 @@ class DecodeOnDevice(Transform):
 
     @property
     def plan(self) -> ImagePlan:
-        """The plan of the transform, with encoded batches."""
+        """Plan of the transform, with encoded batches."""
         inner = self.transform.plan
         return EncodingPlan(inner.steps, inner.spec, self.cpu_share)
 
@@ -259,10 +260,7 @@ class DecodeOnDevice(Transform):
 
 
 def _fastest(run: Callable[[], object]) -> float:
-    """Seconds of the fastest of three runs.
-
-    One run before loads the decoder.
-    """
+    """Seconds of the fastest of three runs, after one warm-up run."""
     run()
     times = []
     for _ in range(3):
@@ -273,7 +271,7 @@ def _fastest(run: Callable[[], object]) -> float:
 
 
 def decoded_on_device(transform: Any) -> Any:
-    """The transform, or dict of transforms, for `decode="device"`."""
+    """Transform, or dict of transforms, for a dataset's `decode="device"`."""
     if isinstance(transform, Mapping):
         return {name: _on_device_if_image(each) for name, each in transform.items()}
     if isinstance(transform, DecodeOnDevice):

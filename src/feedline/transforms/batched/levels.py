@@ -18,7 +18,7 @@ from feedline.transforms.color import BRIGHTNESS, CONTRAST, HUE, SATURATION
 def by_rows(tensor: torch.Tensor) -> bool:
     """True on the CPU, where one call per row is faster.
 
-    A row fits into its cache; an accelerator prefers few large launches.
+    A row fits into the CPU's cache. An accelerator is faster with few large launches.
     """
     return tensor.is_cpu
 
@@ -31,9 +31,10 @@ def luma(levels: torch.Tensor) -> torch.Tensor:
 
 
 def adjusted(images: torch.Tensor, changes: Sequence[Sequence[tuple[int, float]]]) -> torch.Tensor:
-    """Apply each row's adjustments (which, factor), in its order.
+    """Apply each row's adjustments (which, factor), in the row's order.
 
-    Rows that have the same kind of adjustment at the same place in their order are changed together.
+    Rows that have the same kind of adjustment at the same place in their order are changed together. Returns new
+    memory.
     """
     levels = images.to(torch.float32, copy=True)
     if levels.shape[1] == 1:  # gray has neither saturation nor hue

@@ -44,7 +44,7 @@ class SampleMixing:
         return mixed, self._mix_labels(labels, torch.from_numpy(shares).to(labels.device, torch.float32))
 
     def mix(self, images: torch.Tensor, draws: list[Draws]) -> tuple[torch.Tensor, NDArray[np.float64]]:
-        """The mixed images, and the share of each row's own image."""
+        """Mix the images; also return the share of each row's own image."""
         raise NotImplementedError
 
     def _mix_labels(self, labels: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
@@ -94,7 +94,7 @@ class CutMix(SampleMixing):
 
     def mix(self, images: torch.Tensor, draws: list[Draws]) -> tuple[torch.Tensor, NDArray[np.float64]]:
         height, width = images.shape[-2:]
-        boxes = np.array([self._box(each, height, width) for each in draws])
+        boxes = np.array([self._box(each, height, width) for each in draws], np.int64).reshape(-1, 4)
         shares = 1.0 - (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) / (height * width)
         if levels.by_rows(images):
             return _paste(images, boxes), shares
@@ -119,7 +119,7 @@ def _paste(images: torch.Tensor, boxes: NDArray[np.int64]) -> torch.Tensor:
 
 
 def beta(rng: Draws, alpha: float) -> float:
-    """A number of Beta(alpha, alpha).
+    """Draw a number from Beta(alpha, alpha).
 
     Sources: Jöhnk's algorithm up to 1, where it accepts most pairs; above it, Cheng's BB ("Generating beta variates
     with nonintegral shape parameters", 1978).

@@ -23,9 +23,9 @@ FLIPS = (RandomHorizontalFlip, RandomVerticalFlip)
 
 
 def leading_moves(steps: Sequence[PlannedStep]) -> list[PlannedStep]:
-    """The crops and flips at the beginning that one pass can do.
+    """Leading crops and flips that one pass can execute.
 
-    One crop at most, since each has its fill.
+    One crop at most, because a pass has one fill.
     """
     found: list[PlannedStep] = []
     for planned in takewhile(lambda planned: type(planned.step) in (*FLIPS, RandomCrop), steps):
@@ -36,14 +36,14 @@ def leading_moves(steps: Sequence[PlannedStep]) -> list[PlannedStep]:
 
 
 def one_key(keys: Keys) -> int | None:
-    """The key of all rows, if they have one."""
+    """Key that all rows share, or None."""
     # As bytes: the comparison of NumPy takes a tenth of a whole crop.
     is_one = len(keys) > 0 and keys.tobytes() == keys[:1].tobytes() * len(keys)
     return int(keys[0]) if is_one else None
 
 
 def moved(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> torch.Tensor:
-    """The images after crops and flips; a view if none is copied."""
+    """Images after crops and flips; may share memory with `images`."""
     key = one_key(keys)
     if key is not None:
         part = _shared_crop(steps, key, *images.shape[-2:])
@@ -78,6 +78,10 @@ def moved(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> tor
     return _taken(images, lines, columns, fill, out)
 
 
+SHIFTED_NBYTES = 1 << 18
+"""Size of a batch from which one copy and the borders take less time than torch's pad, which is one call."""
+
+
 class _AxisRun(NamedTuple):
     """Neighboring lines or columns of an image, and padding around them."""
 
@@ -87,11 +91,16 @@ class _AxisRun(NamedTuple):
     behind: int = 0
     is_reversed: bool = False
 
+    @property
+    def length(self) -> int:
+        """Number of places, with those of the padding."""
+        return self.before + self.stop - self.start + self.behind
+
     def reverse(self) -> _AxisRun:
         return self._replace(is_reversed=not self.is_reversed)
 
     def crop(self, start: int, length: int) -> _AxisRun:
-        """`length` of them from `start` on, padded beyond the edges."""
+        """Take `length` places from `start` on, with padding beyond the edges."""
         count = self.stop - self.start
         first, last = (min(max(at, 0), count) for at in (start, start + length))
         before = min(length, max(0, -start))
@@ -109,18 +118,41 @@ class _SharedCrop(NamedTuple):
     fill: float
 
     def of(self, images: torch.Tensor) -> torch.Tensor:
-        """A view unless it is padded or flipped."""
+        """Crop the images; a view unless padded or flipped."""
         lines, columns = self.lines, self.columns
-        part = images[..., lines.start : lines.stop, columns.start : columns.stop]
         edges = columns.before, columns.behind, lines.before, lines.behind
-        if any(edges):
-            part = functional.pad(part, edges, value=self.fill)
+        keeps_size = (lines.length, columns.length) == images.shape[2:]
+        if any(edges) and keeps_size and images.is_contiguous() and images.nbytes >= SHIFTED_NBYTES:
+            part = self._shifted(images)
+        else:
+            part = images[..., lines.start : lines.stop, columns.start : columns.stop]
+            part = functional.pad(part, edges, value=self.fill) if any(edges) else part
         axes = [axis for axis, span in ((-2, lines), (-1, columns)) if span.is_reversed]
         return part.flip(axes).contiguous() if axes else part
 
+    def _shifted(self, images: torch.Tensor) -> torch.Tensor:
+        """Crop contiguous images to their own size.
+
+        torch's pad would write most items twice.
+        """
+        lines, columns = self.lines, self.columns
+        out = torch.empty_like(images)
+        # One run moves the items of all images. Those that leave their line end in the borders, which are filled then.
+        shift = (lines.before - lines.start) * columns.length + columns.before - columns.start
+        count = max(0, out.numel() - abs(shift))
+        out.view(-1)[max(0, shift) :][:count].copy_(images.view(-1)[max(0, -shift) :][:count])
+        for axis, span in ((-2, lines), (-1, columns)):
+            for start, length in ((0, span.before), (span.length - span.behind, span.behind)):
+                if length:
+                    border = out.narrow(axis, start, length)
+                    # A few columns are faster one by one than as a block of short lines.
+                    for part in border.unbind(-1) if axis == -1 and length <= 8 else (border,):
+                        part.fill_(self.fill)
+        return out
+
 
 def _shared_crop(steps: Sequence[PlannedStep], key: int, height: int, width: int) -> _SharedCrop | None:
-    """The crop of one draw; None if its padding has several levels."""
+    """Crop that all images share; None unless padding is one level."""
     lines, columns, fill = _AxisRun(0, height), _AxisRun(0, width), 0.0
     for planned in steps:
         step, draws = planned.step, Draws(planned.key(key))
@@ -142,7 +174,7 @@ def _shared_crop(steps: Sequence[PlannedStep], key: int, height: int, width: int
 def flip_in_place(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> bool:
     """Flip images within their memory.
 
-    Returns False, with nothing done, if a step is not a flip. Only the images that are flipped are read and written.
+    Returns False, and changes nothing, if a step is not a flip. Reads and writes only the images to be flipped.
     """
     if any(type(planned.step) not in FLIPS for planned in steps):
         return False
@@ -162,9 +194,9 @@ def flip_in_place(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys
 
 
 def cropped(step: RandomCrop, draws: DrawsEach, lines: Int64s, columns: Int64s) -> tuple[Int64s, Int64s]:
-    """Lines and columns, (batch, side), of a random crop.
+    """Positions of the lines and columns of a random crop.
 
-    They are -1 beyond the edges of constant padding.
+    Both have the shape (batch, side), and are -1 in constant padding.
     """
     corners = step.corner(draws, lines.shape[1], columns.shape[1])
     parts = []

@@ -17,7 +17,7 @@ from feedline.transforms.batched.mixing import SampleMixing
 from feedline.transforms.batched.operators import ImageRows, apply_steps, check_steps, has_step, stacked
 from feedline.transforms.color import ColorJitter, GaussianBlur, RandomGrayscale
 from feedline.transforms.compose import Compose
-from feedline.transforms.native_steps import Conversion, ResizeShortest, Window
+from feedline.transforms.native_steps import ResizeShortest, Window
 from feedline.transforms.plan import ImagePlan
 
 FieldName = int | str
@@ -66,7 +66,10 @@ class OnBatch:
         )
 
     def __call__(self, batch: Any, keys: Keys | None = None) -> Any:
-        """The transformed batch, in the containers of `batch`."""
+        """Transform the batch; the result has the containers of `batch`.
+
+        Raises ArgumentError for `keys` of a wrong shape, and SampleError for a batch that the transforms cannot take.
+        """
         is_bare = _are_images(batch)
         images = batch if is_bare else self._field(batch, self.images)
         count = _check_images(images)
@@ -75,10 +78,10 @@ class OnBatch:
             raise ArgumentError(f"keys must be one uint64 per image: {count} images, but keys of shape {keys.shape}")
         if self._suits_kernels and uses_kernels(images):
             done = _by_kernels(images, self._plan, keys)
+        elif not count:  # with the shape and dtype that an image would have
+            done = self._by_operators(images.new_zeros((1, *images.shape[1:])), np.zeros(1, np.uint64))[:0]
         else:
-            done = stacked(
-                apply_steps(self._plan.steps, ImageRows(images, is_owned=self._owns(images)), keys), "OnBatch"
-            )
+            done = self._by_operators(images, keys)
         if is_bare:
             return self._mix(done, None, keys)[0]
         labels = self._field(batch, self.labels) if self._mixtures else None
@@ -86,10 +89,14 @@ class OnBatch:
         changes = {self.images: done, **({self.labels: labels} if self._mixtures else {})}
         return _replace(batch, changes)
 
+    def _by_operators(self, images: Any, keys: Keys) -> torch.Tensor:
+        rows = ImageRows(images, is_owned=self._owns(images))
+        return stacked(apply_steps(self._plan.steps, rows, keys), "OnBatch")
+
     def _owns(self, images: Any) -> bool:
         """True if the operators may write to these images.
 
-        Not to rows that share memory, as those of expanded tensors do.
+        False for rows that share memory, as those of expanded tensors do.
         """
         is_tensor = self.inplace and isinstance(images, torch.Tensor)
         return is_tensor and 0 not in images.stride() and not images.requires_grad
@@ -123,15 +130,18 @@ def uses_kernels(images: Any) -> bool:
 
 
 def _by_kernels(images: Any, plan: ImagePlan, keys: Keys) -> torch.Tensor:
-    """The plan on single images, which defines the result."""
+    """Apply the plan to single images, which defines the result."""
     sources = [image.permute(1, 2, 0).numpy() for image in images]
-    if plan.batchable and sources[0].shape[2] == 3:
+    if plan.spec is not None and plan.batchable and sources[0].shape[2] == 3:
         done = plan.batch(sources, keys, allocate_tensor, threads=torch.get_num_threads())
-    else:
-        samples = [plan.run(source, key) for source, key in zip(sources, keys.tolist(), strict=True)]
-        done = stacked(ImageRows([torch.as_tensor(sample) for sample in samples]), "OnBatch")
-    is_converted = has_step(plan.steps, (Conversion,)) or (plan.spec is not None and plan.spec.converted)
-    return done if is_converted else done.permute(0, 3, 1, 2).contiguous()
+        return done if plan.spec.converted else done.permute(0, 3, 1, 2).contiguous()
+    samples = [plan.run(source, key) for source, key in zip(sources, keys.tolist(), strict=True)]
+    return stacked(ImageRows([_channels_first(sample) for sample in samples]), "OnBatch").contiguous()
+
+
+def _channels_first(sample: Any) -> torch.Tensor:
+    """Levels (height, width, channels) as a tensor; converted samples are unchanged."""
+    return sample if isinstance(sample, torch.Tensor) else torch.as_tensor(sample).permute(2, 0, 1)
 
 
 def _are_images(batch: Any) -> bool:

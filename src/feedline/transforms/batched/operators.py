@@ -30,7 +30,7 @@ class ImageRows(NamedTuple):
     """Images of a batch on their way through the operators.
 
     `images` is a tensor (batch, channels, height, width), or a list of images of different sizes. `is_owned`: the
-    operators may write into it.
+    operators may write into the tensor.
     """
 
     images: Any
@@ -66,9 +66,7 @@ def _move(moves: Sequence[PlannedStep], rows: ImageRows, keys: Keys) -> ImageRow
     before = stacked(rows, type(moves[0].step).__name__)
     if rows.is_owned and flip_in_place(before, moves, keys):
         return ImageRows(before, is_owned=True)
-    after = moved(before, moves, keys)
-    is_owned = rows.is_owned or after.untyped_storage().data_ptr() != before.untyped_storage().data_ptr()
-    return ImageRows(after, is_owned)
+    return _made_of(rows, moved(before, moves, keys))
 
 
 def _apply_step(planned: PlannedStep, rows: ImageRows, keys: Keys) -> ImageRows:
@@ -134,34 +132,49 @@ def _window(step: Window, rows: ImageRows, keys: Keys) -> ImageRows:
 def _resize(step: ResizeShortest, rows: ImageRows, keys: Keys) -> ImageRows:
     sizes = [step.resized(*size) for size in rows.sizes]
     if isinstance(rows.images, torch.Tensor):
-        images = resample.resized(rows.images, sizes[0], step.interpolation)
-        return ImageRows(images, is_owned=images is not rows.images)
+        return _made_of(rows, resample.resized(rows.images, sizes[0], step.interpolation))
     recipes = [whole(size, step.interpolation, step.scaled_decode) for size in sizes]
     each = zip(recipes, rows.images, strict=True)
     return _join([_window(Window(recipe), ImageRows(image[None]), keys[:1]).images[0] for recipe, image in each])
 
 
 def _join(images: list[torch.Tensor]) -> ImageRows:
-    """One tensor if all sizes are equal."""
+    """Stack the images if all shapes are equal, else keep the list."""
     alike = len({image.shape for image in images}) == 1
-    return ImageRows(torch.stack(images) if alike else images, is_owned=True)
+    return ImageRows(torch.stack(images), is_owned=True) if alike else ImageRows(images)
 
 
 def stacked(rows: ImageRows, name: str) -> torch.Tensor:
-    """The images as one tensor; SampleError if their sizes differ."""
+    """Images as one tensor; SampleError if their shapes or dtypes differ."""
     if isinstance(rows.images, torch.Tensor):
         return rows.images
-    sizes = sorted(set(rows.sizes))
-    if len(sizes) > 1:
+    kinds = sorted({_kind(image) for image in rows.images})
+    if len(kinds) > 1:
         raise SampleError(
-            f"{name} needs images of one size, but the batch has {len(sizes)} sizes, {sizes[0]} and {sizes[-1]}"
-            " (height, width) among them: crop or resize to a fixed size before"
+            f"{name} needs images of one shape and dtype, but the batch has {len(kinds)} kinds, {kinds[0]} and"
+            f" {kinds[-1]} (channels, height, width) among them: crop or resize all to one size, and convert all to"
+            " one dtype, before"
         )
     return torch.stack(list(rows.images))
 
 
+def _kind(image: torch.Tensor) -> str:
+    return f"{image.dtype} of shape {tuple(image.shape)}"
+
+
+def _made_of(rows: ImageRows, images: torch.Tensor) -> ImageRows:
+    """Result of an operator on `rows`.
+
+    Owned unless it shares memory with images of the user.
+    """
+    if rows.is_owned or not isinstance(rows.images, torch.Tensor):  # a list has been stacked
+        return ImageRows(images, is_owned=True)
+    before, after = (each.untyped_storage().data_ptr() for each in (rows.images, images))
+    return ImageRows(images, is_owned=before != after)
+
+
 def _own_memory(rows: ImageRows, name: str) -> torch.Tensor:
-    """The images in memory that may be written."""
+    """Images as one tensor that may be written to; see `stacked`."""
     images = stacked(rows, name)
     return images if rows.is_owned or images is not rows.images else images.clone()
 
@@ -195,7 +208,7 @@ def _crop(step: RandomCrop, rows: ImageRows, keys: Keys) -> ImageRows:
 
 
 def _crop_all(step: RandomCrop, images: torch.Tensor, keys: Keys) -> torch.Tensor:
-    """One gather for all rows, each with its own corner."""
+    """Crop all rows by one gather, each at its own corner."""
     lines, columns = (np.arange(side)[None] for side in images.shape[-2:])
     places = cropped(step, DrawsEach(keys), lines, columns)
     fill = step.fill if isinstance(step.fill, tuple) else (step.fill,)
@@ -226,9 +239,7 @@ def _to_gray(images: torch.Tensor, chosen: Sequence[int] | None = None) -> torch
 def _gray(step: Grayscale, rows: ImageRows, keys: Keys) -> ImageRows:  # noqa: ARG001 - not random
     images = stacked(rows, "Grayscale")
     gray = levels.luma(images.float()).to(images.dtype) if images.shape[1] == 3 else images
-    return ImageRows(
-        gray if step.num_output_channels == 1 else gray.repeat(1, 3, 1, 1), is_owned=gray is not rows.images
-    )
+    return _made_of(rows, gray if step.num_output_channels == 1 else gray.repeat(1, 3, 1, 1))
 
 
 def _random_gray(step: RandomGrayscale, rows: ImageRows, keys: Keys) -> ImageRows:
@@ -249,14 +260,14 @@ def _convert(step: Conversion, rows: ImageRows, keys: Keys) -> ImageRows:  # noq
     images = stacked(rows, "the conversion to numbers")
     if images.dtype == torch.uint8:
         if step.dtype == torch.uint8:
-            return ImageRows(_laid_out(images, step.layout), rows.is_owned)
+            return _made_of(rows, _laid_out(images, step.layout))
         images = images.to(torch.float32).div_(255.0)
     else:
         images = images.to(torch.float32, copy=step.mean is not None)
     if step.mean is not None and step.std is not None:
         mean, std = (_per_channel(values, images) for values in (step.mean, step.std))
         images.sub_(mean).div_(std)
-    return ImageRows(_laid_out(images.to(step.dtype), step.layout), is_owned=True)
+    return _made_of(rows, _laid_out(images.to(step.dtype), step.layout))
 
 
 def _per_channel(values: tuple[float, ...], images: torch.Tensor) -> torch.Tensor:
@@ -334,38 +345,53 @@ def _choose(step: RandomChoice, rows: ImageRows, keys: Keys) -> ImageRows:
     picks = np.array([Draws(key).weighted_index(step.p or (1.0,) * count) for key in keys.tolist()])
     inner = derive_each((), keys, "chosen")
     parts = [(np.flatnonzero(picks == number), part.plan.steps) for number, part in enumerate(step.transforms)]
-    results = [(at, _some(steps, rows, at, inner)) for at, steps in parts if len(at)]
-    first = results[0][1].images
+    parts = [(at, steps) for at, steps in parts if len(at)]
+    results = [_some(steps, rows, at, inner) for at, steps in parts]
     if len(results) == 1:
-        return results[0][1]
-    out = first.new_empty((len(keys), *first.shape[1:]))
-    for at, result in results:
-        out.index_copy_(0, torch.from_numpy(at).to(out.device), stacked(result, "RandomChoice").to(out.dtype))
+        return results[0]
+    images = [stacked(result, "RandomChoice") for result in results]
+    out = images[0].new_empty((len(keys), *images[0].shape[1:]))
+    for (at, steps), some in zip(parts, images, strict=True):
+        _check_alike("RandomChoice", (images[0], _with(parts[0][1])), (some, _with(steps)))
+        out.index_copy_(0, torch.from_numpy(at).to(out.device), some)
     return ImageRows(out, is_owned=True)
 
 
+def _check_alike(name: str, *results: tuple[torch.Tensor, str]) -> None:
+    """Raise SampleError for two results that do not fit in one batch.
+
+    Each is given with its origin.
+    """
+    (one, first), (other, second) = ((_kind(images[0]), origin) for images, origin in results)
+    if one != other:
+        raise SampleError(
+            f"{name} makes {one} {first}, and {other} {second}: a batch needs images of one shape and dtype. Put crops,"
+            f" resizes and conversions before or behind {name}"
+        )
+
+
+def _with(steps: Sequence[PlannedStep]) -> str:
+    return f"with {' and '.join(planned.name for planned in steps)}"
+
+
 def _some(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray, keys: Keys) -> ImageRows:
-    """The steps, applied to the chosen rows alone."""
+    """Apply the steps to the chosen rows, and return only these."""
     if isinstance(rows.images, torch.Tensor):
         picked: Any = rows.images.index_select(0, torch.from_numpy(chosen).to(rows.images.device))
     else:
         picked = [rows.images[row] for row in chosen.tolist()]
-    return apply_steps(steps, ImageRows(picked, is_owned=True), keys[chosen])
+    return apply_steps(steps, ImageRows(picked, is_owned=isinstance(picked, torch.Tensor)), keys[chosen])
 
 
 def _for_some(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray, keys: Keys) -> ImageRows:
-    """The batch, with the steps applied to the chosen rows."""
+    """Apply the steps to the chosen rows, and return the whole batch."""
     if not len(chosen):
         return rows
     images = _own_memory(rows, "RandomApply")
     result = stacked(_some(steps, ImageRows(images), chosen, keys), "RandomApply")
     if len(chosen) == len(images):
         return ImageRows(result, is_owned=True)
-    if result.shape[1:] != images.shape[1:] or result.dtype != images.dtype:
-        raise SampleError(
-            f"RandomApply makes {result.dtype} of shape {tuple(result.shape[1:])} of some images, and leaves"
-            f" {images.dtype} of shape {tuple(images.shape[1:])}: a batch needs one shape and dtype"
-        )
+    _check_alike("RandomApply", (result, _with(steps)), (images, "without"))
     images.index_copy_(0, torch.from_numpy(chosen).to(images.device), result)
     return ImageRows(images, is_owned=True)
 
@@ -395,4 +421,4 @@ OPERATORS: dict[type[Step], Operator] = {
 
 
 _ON_LEVELS = {Window, ResizeShortest, ColorJitter, Grayscale, RandomGrayscale, GaussianBlur}
-"""Steps whose arithmetic is that of levels; the others also move or fill numbers."""
+"""Steps that take uint8 levels only; the others also take floating-point numbers."""

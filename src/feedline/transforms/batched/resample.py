@@ -23,7 +23,7 @@ Levels = torch.Tensor
 
 
 def geometries(recipe: Recipe, keys: NDArray[np.uint64], sizes: Sequence[tuple[int, int]]) -> list[Geometry]:
-    """The geometry of each row for images of `sizes` (height, width)."""
+    """Geometry of each row for images of `sizes` (height, width)."""
     plan = plan_of(recipe)
     each = zip(keys.tolist(), sizes, strict=True)
     if plan is None:
@@ -32,14 +32,14 @@ def geometries(recipe: Recipe, keys: NDArray[np.uint64], sizes: Sequence[tuple[i
 
 
 def resampled(images: Levels | Sequence[Levels], shown: Sequence[Geometry], interpolation: str) -> Levels:
-    """The windows of `shown`, as uint8 levels (batch, channels, height, width)."""
+    """Windows of `shown`, as uint8 levels (batch, channels, height, width)."""
     if isinstance(images, torch.Tensor) and not levels.by_rows(images):
         return resample_by_products(images, shown, interpolation)
     return resample_rows(images, shown, interpolation)
 
 
 def resample_rows(images: Levels | Sequence[Levels], shown: Sequence[Geometry], interpolation: str) -> Levels:
-    """One resize per row."""
+    """Resample the rows one by one; see `resampled`."""
     height, width = shown[0].window[3], shown[0].window[2]
     out = images[0].new_empty((len(images), images[0].shape[0], height, width))
     for row, image, each in zip(out, images, shown, strict=True):
@@ -60,7 +60,7 @@ def _resample_row(image: Levels, shown: Geometry, interpolation: str, out: Level
 
 
 def resized(images: Levels, size: tuple[int, int], interpolation: str) -> Levels:
-    """All images, resized in the same way."""
+    """Resize all images to `size`; returns them unchanged if they have it."""
     if tuple(images.shape[-2:]) == size:
         return images
     if levels.by_rows(images):
@@ -70,7 +70,10 @@ def resized(images: Levels, size: tuple[int, int], interpolation: str) -> Levels
 
 
 def cropped(images: Levels, top: int, left: int, size: tuple[int, int]) -> Levels:
-    """The part of `size` at (top, left), with zeros beyond the edges."""
+    """Part of `size` at (top, left), with zeros beyond the edges.
+
+    A view if the part lies within the images.
+    """
     height, width = images.shape[-2:]
     inside = images[..., max(0, top) : max(0, top + size[0]), max(0, left) : max(0, left + size[1])]
     if tuple(inside.shape[-2:]) == size:
@@ -83,14 +86,17 @@ def cropped(images: Levels, top: int, left: int, size: tuple[int, int]) -> Level
 def _is_down_first(shown: Geometry) -> bool:
     """True if Pillow resizes the height before the width.
 
-    The order decides where a bicubic filter overshoots, and is cut off between the two.
+    A bicubic filter overshoots, and its results are clipped between the two, so the order changes pixels.
     """
     lost = shown.box[3] - shown.full[0]
     return lost > 0 and lost > 2 * (shown.box[2] - shown.full[1])
 
 
 def resample_by_products(images: Levels, shown: Sequence[Geometry], interpolation: str) -> Levels:
-    """Two matrix products, in one of two orders for bicubic filters."""
+    """Resample by two matrix products; see `resampled`.
+
+    For bicubic filters, the order of the axes is Pillow's.
+    """
     down_first = np.array([interpolation == "bicubic" and _is_down_first(each) for each in shown])
     if down_first.all() or not down_first.any():
         return _products(images, shown, interpolation, down_first=bool(down_first[0]))

@@ -25,7 +25,7 @@ _COMPOSES = {f"{PACKAGE}.transforms.transforms": "__call__", f"{PACKAGE}.transfo
 
 
 _FEW = 4
-"""Calls after which it pays to look at the steps: some code makes a `Compose` for each sample."""
+"""Calls of a `Compose` before its steps are examined: some code makes a `Compose` for each sample."""
 
 
 Call = Callable[..., Any]
@@ -34,8 +34,8 @@ Call = Callable[..., Any]
 def accelerate_compose() -> None:
     """Let `Compose` execute its steps by the kernels, in this process.
 
-    It does so for images opened by an accelerated Pillow, if all steps are torchvision's own and give a tensor.
-    Results and random draws are torchvision's. The modules may be imported later.
+    Applies to images opened by an accelerated Pillow, if all steps are torchvision's own and give a tensor. Results
+    and random draws are torchvision's. torchvision may be imported later.
     """
     if can_place():
         for module, method in _COMPOSES.items():
@@ -71,7 +71,7 @@ class _Calls:
         self._suits = self._proven = self._disabled = False
 
     def __call__(self, image: Image.Image, original: Call) -> Any:
-        """The result of `original(image)`."""
+        """Result of `original(image)`, computed by the kernels where possible."""
         self._seen += 1
         if self._disabled or self._seen <= _FEW or not self._is_suitable():
             return original(image)
@@ -95,7 +95,7 @@ class _Calls:
         return self._suits
 
     def _prove(self, frame: Frame, image: Image.Image, original: Call) -> bool:
-        """Compare the first image with the library's own result."""
+        """Compare both results for the first image; True if they are equal."""
         assert self._chain is not None
         try:
             same = agree(partial(self._chain, _restart(frame), None), partial(original, image))
@@ -120,7 +120,7 @@ def _calls_of(transform: Any) -> _Calls:
 
 
 def _frame_of(image: Image.Image) -> Frame | None:
-    """Frame of a JPEG that is used for the first time."""
+    """Frame of an undecoded JPEG at its first use, else None."""
     found = undecoded_jpeg(image)
     if found is None:
         return None
@@ -131,5 +131,5 @@ def _frame_of(image: Image.Image) -> Frame | None:
 
 
 def _restart(frame: Frame) -> Frame:
-    """The frame without the steps so far."""
+    """New frame of the same source; `frame` must have no steps yet."""
     return Frame(frame.source, frame.width, frame.height, frame.limit)

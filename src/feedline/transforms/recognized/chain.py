@@ -94,7 +94,7 @@ class Chain:
         return value.given(with_info=True) if isinstance(value, Frame) else value
 
     def is_current(self, transform: Any) -> bool:
-        """False if the transform or its steps have changed since."""
+        """False if the transform or its steps have changed since construction."""
         if transform is not self.transform or torch.get_default_dtype() is not self._dtype:
             return False
         try:
@@ -116,7 +116,7 @@ def _attributes(step: Any) -> dict[str, Any]:
 
 
 def _sequences(step: Any) -> Iterator[Any]:
-    """The sequences in a transform, from outside to inside."""
+    """Sequences in a transform, from outside to inside."""
     if qualified_name(type(step)) in known.SEQUENCES:
         yield step
         for part in _parts_of(step):
@@ -124,14 +124,14 @@ def _sequences(step: Any) -> Iterator[Any]:
 
 
 def _parts_of(sequence: Any) -> Any:
-    """The steps of a `Compose`, or of a `torch.nn.Sequential`."""
+    """Steps of a `Compose`, or of a `torch.nn.Sequential`."""
     return sequence.transforms if hasattr(sequence, "transforms") else sequence
 
 
 def _flatten(step: Any) -> Iterator[tuple[Any, str | None]]:
     """Steps in order, without the sequences that hold them.
 
-    With each comes the reason why it is not known, or None.
+    Each step comes with the reason why it is not known, or None.
     """
     name = qualified_name(type(step))
     if name in known.SEQUENCES:
@@ -183,17 +183,17 @@ def _compile(flat: Sequence[tuple[Any, str | None]], findings: list[StepFinding]
 
 
 def _converted(flat: Sequence[tuple[Any, str | None]], numbers: ByMode, count: int) -> _ConvertedNumbers:
-    """The first `count` steps as one conversion."""
+    """Conversion that executes the first `count` steps."""
     steps = [step for step, _ in flat[:count]]
     is_last = all(_name(step) in known.ERASERS and reason is None for step, reason in flat[count:])
     return _ConvertedNumbers(numbers, steps, is_last, is_last and count == len(flat))
 
 
 def _on_tensor(flat: Sequence[tuple[Any, str | None]], count: int) -> tuple[list[Node], int] | None:
-    """Nodes of steps that begin with a tensor, and their number.
+    """Nodes for steps that begin with a tensor, and the steps' number.
 
-    The first `count` steps make a tensor of levels, which others move and convert. None if the kernels cannot execute
-    all of them into a row.
+    The first `count` steps make a tensor of levels, and the next ones move and convert it. None if the kernels cannot
+    execute all of these steps into a row of the batch.
     """
     end = count
     while end < len(flat) and flat[end][1] is None and _name(flat[end][0]) in known.TENSOR_STEPS:
@@ -229,7 +229,7 @@ def _name(step: Any) -> str:
 
 
 def _conversion(flat: Sequence[tuple[Any, str | None]]) -> tuple[ByMode, int]:
-    """The longest beginning that is one conversion, and its length."""
+    """Conversion of as many leading steps as possible, and their number."""
     count = 0
     while count < len(flat) and flat[count][1] is None and _name(flat[count][0]) in known.CONVERSIONS:
         count += 1
@@ -258,7 +258,7 @@ def _node(step: Any, reason: str | None, findings: list[StepFinding]) -> Node:
 
 
 def describe(step: Any) -> str:
-    """One line about a transform."""
+    """Short description of a transform, in one line."""
     if is_from(step, PACKAGE) or not hasattr(step, "__dict__") or hasattr(step, "__code__"):
         return getattr(step, "__qualname__", type(step).__name__)
     text = " ".join(repr(step).split())

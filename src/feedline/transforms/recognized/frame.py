@@ -21,7 +21,7 @@ _MOST = 1 << 16
 
 
 _ORDERS_PASSES = int(PIL.__version__.partition(".")[0]) >= 13
-"""Pillow since 13 shrinks tall images by lines first, as the kernels do."""
+"""True from Pillow 13 on, which shrinks tall images vertically first, as the kernels do."""
 
 
 class RefusedError(Exception):
@@ -87,7 +87,10 @@ class Frame:
             self.layout.copy()
 
     def crop(self, left: int, top: int, width: int, height: int) -> None:
-        """Take a part; black where it leaves the image."""
+        """Crop to a part of the image; black beyond the edges.
+
+        Raises RefusedError if the part shows nothing of the image.
+        """
         if self.layout is not None:
             self.layout.crop((left, top, width, height))
         if not self._reaches(left, top, width, height):
@@ -102,7 +105,7 @@ class Frame:
             raise RefusedError("a crop shows nothing of the image")
 
     def _reaches(self, left: int, top: int, width: int, height: int) -> bool:
-        """True if a crop shows no pixels that earlier crops removed."""
+        """True if a crop needs no pixels that earlier crops removed."""
         x, y, shown_width, shown_height = self.window
         full_height, full_width = self.full
         within = left >= 0 and top >= 0 and left + width <= shown_width and top + height <= shown_height
@@ -116,7 +119,10 @@ class Frame:
         return width > 0 and height > 0 and across > 0 and down > 0
 
     def resize(self, height: int, width: int, bicubic: bool) -> None:
-        """Resize as Pillow or torch does, antialiased."""
+        """Resize as Pillow or torch does, antialiased.
+
+        Raises RefusedError if the kernels cannot give the same pixels.
+        """
         if (height, width) == (self.height, self.width):
             return
         if not (0 < height <= _MOST and 0 < width <= _MOST):
@@ -135,7 +141,7 @@ class Frame:
             self.layout.resize(height, width)
 
     def _is_box(self) -> bool:
-        """True if the image is a plain part of its source."""
+        """True if the image is an unchanged part of its source."""
         x, y, width, height = self.window
         resized = self.full != (self.box[3], self.box[2])
         padded = x < 0 or y < 0 or x + width > self.full[1] or y + height > self.full[0]
@@ -146,9 +152,9 @@ class Frame:
         return [*self.box, self.flip, self.upended, *self.full, self.window[0], self.window[1]]
 
     def write(self, reader: PlacedReader, out: NDArray[Any]) -> None:
-        """Write the row `out`, of shape (1, ...).
+        """Write the image into `out`, of shape (1, ...).
 
-        RefusedError if the kernels cannot.
+        Raises RefusedError if the kernels cannot read the source.
         """
         unwritten = reader.read((self.source,), out, np.array([self.placement()], np.int64), self.limit)
         if unwritten:
@@ -167,9 +173,9 @@ class Frame:
         return self.source
 
     def pillow(self, *, with_info: bool) -> Image.Image:
-        """The image for a step that takes Pillow's.
+        """Pillow image of the levels so far.
 
-        `with_info` adds the attributes that Pillow reads from its file.
+        `with_info` adds the `info` that Pillow reads from the file.
         """
         levels = self.settle()
         image = Image.fromarray(np.ascontiguousarray(levels[:, :, 0] if self.gray else levels))
@@ -178,15 +184,12 @@ class Frame:
         return image
 
     def given(self, *, with_info: bool = False) -> Any:
-        """The image or tensor that the frame stands for."""
+        """Image or tensor that the frame stands for."""
         return self.pillow(with_info=with_info) if self.tensor_of is None else self.tensor_of(self)
 
 
 def frame_of(levels: NDArray[np.uint8]) -> Frame:
-    """Frame of levels.
-
-    Their shape is (height, width, 3), or (height, width) for a gray image.
-    """
+    """Frame over levels: (height, width, 3), or (height, width) for gray."""
     height, width = levels.shape[:2]
     if levels.ndim == 3:
         return Frame(levels, width, height)

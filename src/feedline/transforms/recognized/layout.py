@@ -27,13 +27,13 @@ class TensorLayout:
         self._offset, self._stored = 0, channels * height * width
 
     def crop(self, box: Box) -> None:
-        """Take a part, which lies within the image."""
+        """Crop to a part, which must lie within the image."""
         left, top, width, height = box
         self._offset += top * self._strides[1] + left * self._strides[2]
         self._shape = (self._shape[0], height, width)
 
     def copy(self) -> None:
-        """Take new memory, as a flip or a conversion does."""
+        """Become the layout of a copy, as a flip or conversion makes."""
         shape = self._shape
         if self._stored != shape[0] * shape[1] * shape[2] or 1 in shape:
             # torch decides in which order the copy of a part lies.
@@ -46,7 +46,7 @@ class TensorLayout:
         self._become((self._shape[0], height, width), self._stays_interleaved())
 
     def _stays_interleaved(self) -> bool:
-        """True if a resize gives memory ordered by lines and columns."""
+        """True if a resize gives memory ordered (height, width, channels)."""
         channels, _, width = self._shape
         if 1 not in self._shape:
             return self._strides == (1, channels * width, channels)
@@ -63,7 +63,7 @@ class TensorLayout:
         return True
 
     def empty(self, dtype: torch.dtype, copied: bool) -> torch.Tensor:
-        """New tensor for levels, or with `copied` for a copy."""
+        """New tensor with this layout, or with `copied` that of a copy."""
         if copied:
             self.copy()
         if self._stored == self._shape[0] * self._shape[1] * self._shape[2]:

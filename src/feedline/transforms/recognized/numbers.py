@@ -20,7 +20,7 @@ LevelFunction = Callable[[Any], Any]
 
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]
-"""Mean and std."""
+"""Mean and std, per channel."""
 
 
 PlacedImage = tuple[ImageSource, list[int], torch.Tensor]
@@ -54,9 +54,9 @@ class Numbers:
         return self.channels, frame.height, frame.width
 
     def fresh(self, frame: Frame, copied: bool) -> torch.Tensor:
-        """New tensor with the class and strides that the steps give.
+        """New tensor of a frame, with the steps' class and strides.
 
-        If the frame has a layout, the tensor has that layout, or with `copied` that of a copy.
+        If the frame has a layout, the tensor has that layout, or with `copied` the layout of a copy.
         """
         if frame.layout is None:
             tensor = empty_row(self.shape(frame), self.dtype, self.interleaved)
@@ -66,11 +66,11 @@ class Numbers:
         return tensor if self.kind is torch.Tensor else tensor.as_subclass(self.kind)
 
     def layout(self, frame: Frame) -> TensorLayout:
-        """Memory of the tensor that `fresh` gives for a frame without layout."""
+        """Layout of the tensor that `fresh` gives for a frame without one."""
         return TensorLayout(*self.shape(frame), self.interleaved)
 
     def write(self, frame: Frame, row: torch.Tensor) -> None:
-        """Write a row of any strides."""
+        """Write a frame into a row of any strides."""
         planar = row.is_contiguous()
         if self.channels == 1 or not (planar or row.permute(1, 2, 0).is_contiguous()):
             planes = torch.empty((1, 3, *row.shape[1:]), dtype=self.dtype)
@@ -81,9 +81,9 @@ class Numbers:
         frame.write(self.reader(planar, frame.resampling), memory[None])
 
     def deferred(self, resampling: Resampling) -> Callable[[list[PlacedImage]], list[int]]:
-        """Function that writes many rows at once.
+        """Function that writes many rows in one call.
 
-        It returns the positions of those refused, and is the same object each time.
+        The function returns the positions of the images that the kernels refused. Equal arguments give the same object.
         """
         write = self._deferred.get(resampling)
         if write is None:
@@ -123,9 +123,10 @@ def empty_row(shape: tuple[int, ...], dtype: torch.dtype, interleaved: bool) -> 
 
 
 def numbers_of(steps: Sequence[LevelFunction], mode: str) -> Numbers | None:
-    """The steps as one conversion of images in `mode`, "RGB" or "L".
+    """Conversion that equals the steps for images in `mode`, or None.
 
-    None if the kernels do not have it.
+    `mode` is "RGB" or "L". The steps run on two images with all levels. The result is None if they fail, or if a number
+    depends on more than level and channel.
     """
     channels = len(mode)
     try:
@@ -162,7 +163,7 @@ def _levels(channels: int, turn: int) -> bytes:
 
 
 def _specimen(mode: str, turn: int) -> Image.Image:
-    """Image of all levels in each channel, up or down."""
+    """Image with all levels in each channel; descending if `turn` is 1."""
     return Image.frombytes(mode, (256, _LINES), _levels(len(mode), turn))
 
 
@@ -184,7 +185,7 @@ def _is_known(tensor: Any, channels: int) -> bool:
 def _scale_of(steps: Sequence[Any]) -> Scale:
     """Mean and std by which the kernels may compute the table.
 
-    They check that the bits are equal.
+    The kernels check that the bits are equal.
     """
     for step in steps:
         mean, std = (_triple(getattr(step, name, None)) for name in ("mean", "std"))

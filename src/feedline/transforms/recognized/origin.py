@@ -14,7 +14,7 @@ _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 
 
 _replacements: set[object] = set()
-"""Functions of feedline in the place of a library's, with equal results."""
+"""Functions of feedline that replace those of a library, with equal results."""
 
 
 def note_replacement(function: object) -> None:
@@ -27,11 +27,9 @@ def qualified_name(kind: type) -> str:
 
 
 def why_modified(value: Any, package: str) -> str | None:
-    """Reason why `value` may run code from outside of `package`.
+    """Reason why `value` may run code from outside of `package`, or None.
 
-    None if it does not.
-
-    Checked are the class and its bases, attributes of the object that hide methods, and the hooks of modules.
+    Checks the class and its bases, attributes of the object that hide methods, and the hooks of modules.
     """
     kind = type(value)
     root = package_folder(package)
@@ -56,7 +54,7 @@ def is_from(function: Any, package: str) -> bool:
 
 
 def replaced_function(module: ModuleType, package: str, names: tuple[str, ...]) -> str | None:
-    """First of these functions that is not the package's own."""
+    """Name of the first function that is not the package's, or None."""
     return next((name for name in names if not is_from(getattr(module, name, None), package)), None)
 
 
@@ -66,7 +64,7 @@ def _folder_of(file: str) -> str:
 
 
 def package_folder(package: str) -> str | None:
-    """Folder of an imported package."""
+    """Folder of an imported package; None if it is not imported."""
     file = getattr(sys.modules.get(package), "__file__", None)
     return None if file is None else _folder_of(file)
 

@@ -16,7 +16,8 @@ from feedline.transforms.recognized.chain import PACKAGE
 def agree(ours: Callable[[], Any], theirs: Callable[[], Any]) -> bool:
     """True if two calls give equal results after equal random draws.
 
-    The generators stay as they were. Errors of both calls are raised.
+    Draws are compared by the state of torch's generator. All global generators are restored. Errors of both calls are
+    raised.
     """
     with restoring_globals():
         mine = ours()

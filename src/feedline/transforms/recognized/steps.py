@@ -22,7 +22,10 @@ from feedline.transforms.color import SATURATION, adjust
 from feedline.transforms.recognized.frame import Frame, RefusedError
 
 Apply = Callable[[Any, Frame], bool]
-"""`apply(step, frame)` changes the frame, or returns False, unchanged and before any draw, to leave it to the step."""
+"""`apply(step, frame)` changes the frame and returns True, or returns False to leave the image to the step itself.
+
+If it returns False, the frame is unchanged and nothing was drawn.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ def sized(frame: Frame) -> Image.Image:
 
 
 def parameters(step: Any, frame: Frame) -> dict[str, Any]:
-    """Parameters of a v2 transform, drawn by itself."""
+    """Parameters of a v2 transform, drawn by the transform's own method."""
     make = getattr(step, "make_params", None) or step._get_params  # the name until torchvision 0.21
     drawn: dict[str, Any] = make([sized(frame)])
     return drawn
@@ -56,7 +59,7 @@ _FILTERS = {"bilinear": False, "bicubic": True, 2: False, 3: True}
 
 
 def _bicubic(step: Any, frame: Frame) -> bool | None:
-    """True for bicubic, False for bilinear, None for Pillow's others."""
+    """True for bicubic, False for bilinear, None if the kernels lack it."""
     if step.antialias is False:  # a warning of torchvision
         return None
     if frame.tensor_of is not None and not step.antialias:  # None is True for images, and False for tensors
@@ -66,7 +69,7 @@ def _bicubic(step: Any, frame: Frame) -> bool | None:
 
 
 def _fails(size: tuple[int, int], frame: Frame) -> bool:
-    """True for the size that torch cannot give all tensors."""
+    """True for (1, 1): torch cannot resize all tensors to this size."""
     return frame.tensor_of is not None and size == (1, 1)
 
 
@@ -78,7 +81,7 @@ def _is_pair(size: Any) -> bool:
 
 
 def random_resized_crop(step: Any, frame: Frame) -> bool:
-    """Crop and resize, with the draws of v1 and v2, which agree."""
+    """Crop and resize; v1 and v2 draw the same numbers."""
     bicubic = _bicubic(step, frame)
     if bicubic is None or not _is_pair(step.size) or _fails((step.size[0], step.size[1]), frame):
         return False
@@ -131,7 +134,7 @@ def resize(step: Any, frame: Frame) -> bool:
 
 
 def _resized_shape(size: Any, most: Any, frame: Frame) -> tuple[int, int] | None:
-    """Height and width after Resize; None for arguments that torchvision refuses."""
+    """Height and width after `Resize`; None if torchvision refuses the arguments."""
     if _is_pair(size):
         return None if most is not None else (size[0], size[1])
     if isinstance(size, (list, tuple)) and len(size) == 1:
@@ -171,7 +174,7 @@ def _pads_with_black(step: Any) -> bool:
 
 
 def _sides(padding: Any) -> tuple[int, int, int, int] | None:
-    """Padding of v1 as (left, top, right, bottom)."""
+    """Padding of v1 as (left, top, right, bottom); None if not supported."""
     each = (padding,) if type(padding) is int else tuple(padding) if isinstance(padding, (list, tuple)) else ()
     if len(each) not in (1, 2, 4) or not all(type(side) is int and side >= 0 for side in each):
         return None
@@ -311,7 +314,7 @@ FRAME_STEPS: dict[str, FrameStep] = {
     _V2 + "_color.RandomGrayscale": FrameStep(random_grayscale),
     _V2 + "_color.ColorJitter": FrameStep(color_jitter_v2),
 }
-"""Function that executes a class of torchvision on a frame."""
+"""Functions that execute steps of torchvision on frames, by the name of the step's class."""
 
 
 _FLIPS = ("RandomHorizontalFlip", "RandomVerticalFlip")
@@ -320,7 +323,7 @@ _FLIPS = ("RandomHorizontalFlip", "RandomVerticalFlip")
 TENSOR_STEPS = frozenset(
     _V2 + "_geometry." + name for name in ("RandomResizedCrop", "Resize", "CenterCrop", "RandomCrop", *_FLIPS)
 )
-"""Classes that change a tensor like an image, except for the rounding of a resize."""
+"""Classes that change a tensor as they change an image, except for the rounding of a resize."""
 
 
 def resizes_tensors_of_levels() -> bool:
@@ -339,14 +342,14 @@ CONVERSIONS = frozenset(
         _V2 + "_deprecated.ToTensor",
     }
 )
-"""Classes that map each level to a number, wherever it is in the image."""
+"""Classes that map each level to a number that does not depend on the position in the image."""
 
 
 SEQUENCES = frozenset({_V1 + "Compose", _V2 + "_container.Compose", "torch.nn.modules.container.Sequential"})
 
 
 CHANCES = {_V1 + "RandomApply": True, _V2 + "_container.RandomApply": False}
-"""Classes that run their steps with a probability; True for those that also do at a draw equal to it."""
+"""Classes that run their steps with a probability; True for those that also run them at a draw equal to it."""
 
 
 ERASERS = frozenset({_V1 + "RandomErasing", _V2 + "_augment.RandomErasing"})
@@ -368,4 +371,4 @@ LIBRARY_STEPS = frozenset(
         _V2 + "_misc.GaussianBlur",
     }
 )
-"""Classes that run no code but the library's, and use nothing of a Pillow image but its pixels."""
+"""Classes that run only the library's code, and use only the pixels of a Pillow image."""

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple, Self
 from feedline.core.descriptors import Descriptors, opened
 
 MESSAGE_NBYTES = 1 << 17
-"""Longest message in bytes. Results (bounded by the transport) and all other messages (bounded by `spill`) are far
-smaller.
+"""Size of the receive buffer, in bytes. All messages are far smaller: the transport bounds answers, and `spill` bounds
+the others.
 """
 
 
 SPILL_NBYTES = 1 << 15
-"""Longer payloads are sent in a memfd attached to the message: a single message must never fill a socket's buffer."""
+"""Longer payloads are sent in a memfd, in bytes: a single message must never fill the buffer of a socket."""
 
 
 _ANCILLARY_NBYTES = socket.CMSG_SPACE(253 * 4)  # the most descriptors that the kernel puts into one message
@@ -43,9 +43,9 @@ class ReceiveBuffer:
         self._view = memoryview(self._buffer)
 
     def receive(self, channel: Channel, flags: int = 0) -> tuple[bytes, Descriptors]:
-        """Receive a message and its descriptors; b"" at the end.
+        """Receive a message and its descriptors.
 
-        Raises BlockingIOError as `recv` does.
+        The message is b"" once the other side has closed. Raises BlockingIOError as `recv` does.
         """
         # CLOEXEC by the call itself: another thread may start a program between receiving a descriptor and marking it.
         arguments = [self._buffer], _ANCILLARY_NBYTES, flags | socket.MSG_CMSG_CLOEXEC
@@ -91,7 +91,7 @@ _KIND = socket.AF_UNIX, socket.SOCK_SEQPACKET
 
 
 def pair() -> tuple[Channel, Channel]:
-    """Two connected ends."""
+    """Create two connected channels, which `close_inherited` closes in forks."""
     ends = list[Channel]()
     made = map(methodcaller("detach"), chain.from_iterable(starmap(_socket.socketpair, [_KIND])))
     ends.extend(map(partial(Channel, *_KIND, 0), made))
@@ -100,14 +100,14 @@ def pair() -> tuple[Channel, Channel]:
 
 
 def connect(fd: int) -> Channel:
-    """The end with this descriptor, which it owns."""
+    """Channel over a descriptor; takes ownership."""
     return Channel(*_KIND, 0, fd)
 
 
 def close_inherited(kept: Collection[int]) -> None:
-    """Close this forked process's copies of `pair` ends, except `kept`.
+    """Close this forked process's copies of channels of `pair`, except `kept`.
 
-    The other side of a socket is notified only when the last copy is closed.
+    `kept` holds descriptors. The other side of a socket is notified only when the last copy is closed.
     """
     for end in _pairs:
         if end.fileno() not in kept:
@@ -155,7 +155,7 @@ _HEADER = struct.Struct("<q")
 
 
 STOP = 0
-"""Task number that asks the worker that takes it to stop."""
+"""Task number of a request to stop, for the worker that takes it."""
 
 
 class QueuedRequest(NamedTuple):
@@ -206,7 +206,7 @@ class RequestQueue:
             backlog.popleft()
 
     def withdraw(self) -> None:
-        """Remove every request that no worker has taken; keep stop requests."""
+        """Remove all requests that no worker has taken, except stop requests."""
         if self._receive_buffer is None:
             self._receive_buffer = ReceiveBuffer()
         stopping = sum(request.task == STOP for request in self._backlog)
@@ -270,7 +270,7 @@ MOST_WORKERS = 1024
 
 
 MOST_INDICES = 256
-"""Samples of a batch that the status table names."""
+"""Highest number of samples of a batch whose indices the status table holds."""
 
 
 _FIGURES = 6
@@ -311,7 +311,7 @@ class StatusTable:
         return self._cells[worker * _CELLS + _TASK] or None
 
     def row(self, worker: int) -> int:
-        """Row of its request that the worker is fetching.
+        """Row of the request that the worker is fetching.
 
         -1 before the first row, and if many rows are fetched at once.
         """
@@ -344,7 +344,7 @@ class StatusTable:
         return self._cells[worker * _CELLS + _FIGURES + row]
 
     def clear(self, worker: int) -> None:
-        """Zero a row before another process gets it."""
+        """Zero the row of an id that another process will get."""
         first = worker * _CELLS
         self._cells[first : first + _FIGURES] = memoryview(bytes(8 * _FIGURES)).cast("q")
 
@@ -387,9 +387,9 @@ class StatusRow:
         cells[self._task] = task
 
     def describe(self, request: Any) -> None:
-        """Record batch and samples of the task.
+        """Record the batch number and sample indices of the task.
 
-        Readers in other processes do not have the request.
+        Processes that read the table may not have the request.
         """
         cells, first = self._cells, self._first
         cells[first + _COUNT] = 0

@@ -17,7 +17,7 @@ from feedline.workers.process.launch import ExitedProcess, WorkerProcess
 from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup, run_worker
 
 _EXIT_CODE_S = 2.0
-"""Seconds in which the exit code of a process that has ended must be known."""
+"""Longest wait for the exit code of a process that has ended, in seconds."""
 
 
 class ContextLauncher:
@@ -33,7 +33,7 @@ class ContextLauncher:
         self._init_fn, self._context, self._note = init_fn, context, note
 
     def matches(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> bool:
-        """True for the very same objects; a new launcher costs nothing."""
+        """True for the identical objects; a new launcher costs nothing."""
         return builder is self.builder and init_fn is self._init_fn
 
     def new_group(self) -> ContextProcessGroup:
@@ -41,7 +41,7 @@ class ContextLauncher:
         return ContextProcessGroup(self._context, self.builder, self._init_fn, self._note)
 
     def without_inheritance(self) -> ContextLauncher:
-        """See `Launcher`: the context is the user's choice."""
+        """Return this launcher: the context is the user's choice."""
         return self
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class ContextProcessGroup:
             process.kill()
 
     def inherited_locks(self) -> None:
-        """See `ProcessGroup`: not searched for."""
+        """See `ProcessGroup`: None, because workers of a context are not checked."""
 
     def close(self) -> None:
         """See `ProcessGroup`."""
@@ -119,7 +119,7 @@ class ContextProcessGroup:
 def _pidfd_of(process: BaseProcess) -> Descriptors:
     """Descriptor that becomes readable when the process ends.
 
-    Empty if the system has no such descriptors.
+    Empty if the system has no pidfds, or the process was already reaped.
     """
     with suppress(OSError):  # the system has no pidfds, or the process has already been reaped
         return opened(os.pidfd_open, process.pid)

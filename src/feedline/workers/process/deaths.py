@@ -106,7 +106,7 @@ def describe_work(request: Any, row: int) -> str:
 
 
 def describe_finding(request: Any, rows: Sequence[int]) -> str:
-    """Describe the rows that kill a worker on their own."""
+    """Describe the result of a search for rows that kill workers."""
     if request.partition is not None:
         return "The request kills every worker that gets it; batches of an iterable dataset cannot be divided further."
     if not rows:
@@ -160,7 +160,7 @@ class DeathCount:
         return self._count > self._limit
 
     def adjust(self, deaths: int) -> None:
-        """Add deaths to the count, or take them back."""
+        """Add a number of deaths, which may be negative, to the count."""
         self._count = max(0, self._count + deaths)
 
 
@@ -173,7 +173,7 @@ class RestartBudget(DeathCount):
         self._killed_by_oom: set[int | None] = set()
 
     def begin(self) -> None:
-        """Read the kernel's counter, before which nothing counts. Idempotent."""
+        """Read the kernel's counter of out-of-memory kills as the baseline. Idempotent."""
         if self._oom_kills is None:
             self._oom_kills = Cgroup.of_process().oom_kills()
 
@@ -187,7 +187,7 @@ class RestartBudget(DeathCount):
     def log(self, text: str, *, found: bool) -> None:
         """Log a death within the budget.
 
-        `found`: this is the second death by the same request.
+        `found` is True for the second death by the same request.
         """
         if found:
             _log.warning(
@@ -225,8 +225,8 @@ class RestartBudget(DeathCount):
 def find_poisonous(rows: Sequence[int], kills: Callable[[Sequence[int]], bool], *, every: bool) -> list[int]:
     """Find the first or every row that alone kills a worker.
 
-    It is known that the batch of all `rows` kills. The result is empty if no single row does: a batch may kill by its
-    size. Takes about 2 log2(len(rows)) trials per row found.
+    The batch of all `rows` must be known to kill. The result is empty if no single row kills: the size of a batch may
+    be the cause. Takes about 2 log2(len(rows)) trials per row found.
     """
     if len(rows) == 1:
         return list(rows)

@@ -53,11 +53,14 @@ class WorkerGenerators:
 
     @property
     def opening(self) -> bytes | None:
-        """Start states of a replacement; None means those of the base seed."""
+        """Generator states that a replacement starts from; None for `base_seed`."""
         return self.epoch_start if self.replays else self.latest
 
     def opening_objects(self, worker_id: int) -> bytes:
-        """Changes that a replacement starts from; logs the changes that are lost."""
+        """Object changes that a replacement starts from; logs those that are lost.
+
+        Empty if it replays a partition, because the replay holds the changes.
+        """
         if lost := lost_changes(self.objects):
             _log.warning(
                 "the replacement of worker %d starts without changes that the dead one made to %s: if batches depend "
@@ -69,7 +72,7 @@ class WorkerGenerators:
 
     @property
     def replay(self) -> PartitionReplay | None:
-        """For the replacement of a worker of partitions."""
+        """Replay for the replacement of a worker that reads partitions, else None."""
         if not self.replays or self.epoch is None or self.latest is None:
             return None
         return PartitionReplay(self.epoch, self.latest, self.objects_at_start, self.objects)
@@ -113,7 +116,7 @@ class Dispatch:
         self.worker_set = WorkerSet(launcher, new_inbox)
 
     def send(self, future: ProcessFuture) -> None:
-        """Queue the request of a future; may raise errors of its pickling."""
+        """Queue the request of a future; raises errors of pickling the request."""
         self.repair()
         payload = pickle.dumps(future.work, 5)
         self.open[future.task] = future
@@ -169,7 +172,7 @@ class Dispatch:
     def repair(self) -> None:
         """Start missing workers and resubmit lost requests.
 
-        They are missing after deaths, canceled futures and interrupts.
+        Deaths, canceled futures, interrupts and `resize` make this necessary.
         """
         while self.dropped:
             future = self.dropped.popleft()
@@ -295,9 +298,9 @@ class Dispatch:
                 queue.put(task, pickle.dumps(future.work, 5))
 
     def _open_after_built(self, future: ProcessFuture) -> None:
-        """Let another worker begin after the latest answer.
+        """Make the request of a live stream begin after the latest answer.
 
-        It cannot repeat the sizes of the batches before.
+        Another worker cannot repeat the sizes of the batches before.
         """
         epoch, mark = self._built.get(future.work.partition, (None, None))
         if epoch == future.work.epoch:

@@ -103,18 +103,18 @@ _F_SETSIG = 10
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_NBYTES, _MAPPED_NBYTES = 256 << 20, 32 << 20
-"""Most freed memory that a process keeps; size from which an array gets a mapping of its own: glibc's highest."""
+"""Limit on freed memory that a process keeps, and size from which an array gets its own mapping (glibc's maximum)."""
 
 
 _CHOSEN = re.compile(r"malloc[_.](trim_threshold|top_pad|mmap_threshold|mmap_max)")
-"""A variable, or part of `GLIBC_TUNABLES`."""
+"""Name of one of malloc's parameters: a variable, or a part of `GLIBC_TUNABLES`."""
 
 
 @cache
 def is_allocator_set() -> bool:
-    """True if the environment sets parameters of malloc.
+    """True if environment variables set parameters of malloc.
 
-    Looked up once: malloc, too, reads the environment when a process begins.
+    The result is cached: malloc reads the environment only when a process begins.
     """
     return _CHOSEN.search(" ".join(os.environ).lower() + os.environ.get("GLIBC_TUNABLES", "")) is not None
 

@@ -81,10 +81,10 @@ class Forking:
             channels.send(self._socket, [pickle.dumps(KillZygote(number))])
 
     def branch(self, modules: Iterable[str], fds: Sequence[int]) -> Forking:
-        """Fork a process that imports modules, and then forks zygotes itself.
+        """Fork a branch: a process that imports modules, and then forks zygotes.
 
-        It ends together with this process. `fds` are the pickled `ProcessContext`, standard output and standard error.
-        Raises ConnectionError.
+        The branch ends together with the process that it is forked from. `fds` are the pickled `ProcessContext`,
+        standard output and standard error. Raises ConnectionError if the process has died.
         """
         branch = Forking()
         try:
@@ -140,9 +140,9 @@ class ForkServer(Forking):
         return self._process.poll() is None
 
     def check_exit(self) -> None:
-        """Raise `WorkerDiedError` if the process has ended by itself.
+        """Raise `WorkerDiedError` if the process has ended with a positive exit code.
 
-        Python does so only if it cannot start.
+        Python exits with such a code only if it cannot start.
         """
         if (self._process.poll() or 0) > 0:
             raise WorkerDiedError(
@@ -151,7 +151,7 @@ class ForkServer(Forking):
             )
 
     def with_imports(self, imports: Imports, fds: Sequence[int]) -> Forking:
-        """The process that has imported these modules.
+        """Client of a process that has imported these modules.
 
         Forks a new branch if there is none. Raises ConnectionError.
         """
@@ -184,9 +184,9 @@ class ForkServer(Forking):
 
 
 def _find_executable() -> str:
-    """The interpreter that multiprocessing starts.
+    """Path of the interpreter that multiprocessing starts.
 
-    `WorkerError` if a program that embeds Python names none.
+    Raises `WorkerError` if a program that embeds Python names none.
     """
     executable = os.fsdecode(spawn.get_executable() or "")
     if not executable:
@@ -250,11 +250,11 @@ def start() -> ForkServer:
 
 
 def fork(fds: Sequence[int], imports: Imports, process_context: Sequence[int]) -> tuple[Forking, int]:
-    """Request a zygote from a process with these modules.
+    """Request a zygote from a process that has imported modules.
 
-    Replaces a fork server that has died.
-
-    See `Forking.fork` and `Forking.branch`.
+    Returns the client of that process, and the number of the zygote. If the process has died, the fork server, or a
+    new one, forks the zygote without the imports. `fds` are those of `Forking.fork`, and `process_context` those of
+    `Forking.branch`.
     """
     fork_server = start()
     try:
@@ -279,5 +279,8 @@ def stop() -> None:
 
 
 def close_at_exit(thing: Closeable) -> None:
-    """Close a pool at exit, while its workers can still finish."""
+    """Close a pool or launcher at exit, while its workers can finish.
+
+    Holds only a weak reference.
+    """
     _servers.close_at_exit(thing)

@@ -19,7 +19,7 @@ from feedline.workers.process.imports import import_all
 from feedline.workers.process.worker_main import STACK_SIGNAL, name_process
 
 _GRACE_S = 0.5
-"""Seconds that zygotes have to end after the training process. All processes must end within a second."""
+"""Seconds that zygotes have to end after the training process ends. All processes must end within a second."""
 
 
 def main(commands: int, parent: int) -> None:
@@ -77,7 +77,10 @@ class _ForkServerLoop:
         self._poll.register(parent_fd, select.POLLIN)
 
     def step(self) -> bool:
-        """Handle the next events; False when the training process has ended."""
+        """Handle the next events; False when the training process has ended.
+
+        Also False when the client has closed its socket.
+        """
         for fd, _ in self._poll.poll():
             if fd == self._commands.fileno():
                 message, fds = self._receive_buffer.receive(self._commands)

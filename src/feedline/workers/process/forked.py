@@ -27,7 +27,7 @@ _KILLED_S = 5.0
 
 
 _unreaped: list[Descriptors] = []
-"""Pidfds of killed children: an interrupt, or a time limit, ended the wait for them."""
+"""Pidfds of killed children that were not awaited, because of an interrupt or a time limit."""
 
 
 def _reap() -> None:
@@ -54,13 +54,13 @@ class ForkedProcess:
 
     @property
     def pid(self) -> int | None:
-        """Its process id; None before the fork and after the end."""
+        """Process id; None before the fork and once it was reaped."""
         return self._pids[0] if self._pids else None
 
     def start(self, program: Callable[[set[Any]], object]) -> None:
         """Fork a process that runs `program` and then ends.
 
-        The program begins with all signals blocked. Its argument is the set of signals that were blocked here.
+        The program begins with all signals blocked. Its argument is the set of signals that the parent had blocked.
         """
         _reap()
         _flush_standard_streams()
@@ -82,13 +82,13 @@ class ForkedProcess:
 
     @property
     def pidfds(self) -> list[int]:
-        """Its pidfd; none before the fork, and once it was reaped."""
+        """List with the pidfd; empty before the fork and after reaping."""
         return list(self._pidfd)
 
     def reap(self) -> int | None:
-        """Exit code of the ended child, as in `multiprocessing`.
+        """Reap the child if it has ended, and return its exit code.
 
-        None while it runs, and if unknown.
+        The code is negative for a signal; None while the child runs, and if unknown.
         """
         with suppress(ChildProcessError):  # the system, or the user, has reaped it
             ended = os.waitid(os.P_PIDFD, self._pidfd.fd, os.WEXITED | os.WNOHANG) if self._pidfd else None
@@ -100,7 +100,7 @@ class ForkedProcess:
         return None
 
     def end(self, within_s: float) -> None:
-        """Wait for its end; kill it after that time.
+        """Wait for the end of the child; kill it after `within_s` seconds.
 
         A killed child that the kernel cannot end at once, as in a read from a lost file server, is reaped later.
         """
@@ -124,7 +124,7 @@ class ForkedProcess:
         self._pidfd.close()
 
     def _open(self) -> None:
-        """Open its pidfd, unless it is open."""
+        """Open the child's pidfd, unless it is open."""
         if not self._pidfd:  # an interrupt may have come after the fork
             self._pidfd = opened(os.pidfd_open, self._pids[0])
 
@@ -141,7 +141,7 @@ class ForkedProcess:
 
 
 def has_ended(pidfd: int, within_s: float) -> bool:
-    """Wait for the end of a process; False if too late."""
+    """Wait up to `within_s` seconds; True if the process has ended."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(within_s * 1000))

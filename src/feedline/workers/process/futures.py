@@ -28,7 +28,7 @@ class ProcessFuture:
     def __init__(self, pool: FuturePool, task: int, request: Any, *, trial: bool = False) -> None:
         self._pool, self.task, self.request, self.trial = pool, task, request, trial
         self.work = request
-        """The request as sent to workers: without samples known to kill them."""
+        """Request to send to workers: without samples known to kill them."""
         self.settled = False
         self.strikes = 0
         self.skipped: tuple[SkippedSample, ...] = ()
@@ -41,7 +41,7 @@ class ProcessFuture:
         return self.settled or self._pool.poll(self)
 
     def wait(self, limit_s: float) -> bool:
-        """Wait for at most `limit_s` seconds; True if it is settled."""
+        """Wait for at most `limit_s` seconds; True if the future is settled."""
         return self.settled or self._pool.wait_briefly(self, limit_s)
 
     def result(self) -> BatchResult:
@@ -66,7 +66,7 @@ class ProcessFuture:
         self._pool.drop(self)
 
     def succeed(self, built: BatchResult, slots: Sequence[Any] = ()) -> None:
-        """Settle with a batch in these slots of shared memory."""
+        """Settle with a batch whose memory is in `slots`."""
         self._slots = slots
         self._result = built._replace(skipped=built.skipped + self.skipped) if self.skipped else built
         self.settled = True
@@ -94,7 +94,7 @@ class FuturePool:
         self._tasks = count(1)
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        """Handle events until `ready()`; exceptions of `_check` are raised."""
+        """Handle events until `ready()`; raises exceptions of `_check`."""
         raise NotImplementedError
 
     def _step(self, timeout_s: float) -> bool:
@@ -117,11 +117,11 @@ class FuturePool:
         return next(future for future in futures if future.settled)
 
     def poll(self, future: ProcessFuture) -> bool:
-        """Handle pending events; True if the future is settled then."""
+        """Handle pending events; True if settled, or the pool is closed."""
         with self._lock:
             if not self._closed and self._error is None:
                 self._step(0)
-        return future.settled
+        return future.settled or self._closed
 
     def wait_briefly(self, future: ProcessFuture, limit_s: float) -> bool:
         """Wait for at most `limit_s` seconds; True if the future is settled."""

@@ -24,14 +24,14 @@ _PRESENT = {"__main__", "__mp_main__", "feedline", "numpy", "torch"} | sys.stdli
 
 
 Imports = Mapping[str, ModuleSpec]
-"""Modules to import.
+"""Names and specs of modules to import.
 
 A module that this process has reloaded since has another spec, and other code.
 """
 
 
 def imports_of(names: Iterable[str]) -> Imports:
-    """The modules of these names that a fork server has to import."""
+    """Modules of these names that a fork server has to import."""
     found = {}
     for name in names:
         spec = getattr(sys.modules.get(name), "__spec__", None)
@@ -47,7 +47,7 @@ class ImportRecord:
         self._imported: dict[str, ModuleSpec] = {}
 
     def has(self, imports: Imports) -> bool:
-        """True if nothing is to be imported."""
+        """True if all of these modules are recorded with the same specs."""
         return all(self._imported.get(name) is spec for name, spec in imports.items())
 
     def is_outdated(self, imports: Imports) -> bool:
@@ -64,7 +64,10 @@ class ImportRecord:
 
 
 def import_all(names: Iterable[str]) -> None:
-    """Import modules as far as possible, before forks."""
+    """Import modules before forks; skip those that fail.
+
+    Freezes the garbage collector, and keeps numeric libraries single-threaded.
+    """
     os.environ.update(SINGLE_THREADED)
     for name in sorted(names):
         # Who unpickles the dataset runs into the same error, and reports it.

@@ -88,7 +88,7 @@ def describe_stuck(pid: int, inherited: InheritedLocks, workers: str) -> str:
 
 
 def _is_endless(call: list[str]) -> bool:
-    """True for an unlimited wait for memory of its own process."""
+    """True if a system call waits without limit for private memory."""
     if len(call) < 5 or call[0] != _FUTEX:
         return False
     # Memory that is not private may be written by another process. A limit is a pointer: none is zero.

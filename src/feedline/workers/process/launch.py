@@ -38,9 +38,9 @@ class ExitedProcess(NamedTuple):
     stderr: str = ""
     """Last lines written to standard error, if known."""
     orphaned: bool = False
-    """The process it was forked from was killed, and the whole group with it: this worker is not the cause."""
+    """True if the process that had forked it has ended, and the whole group with it: this worker is not the cause."""
     error: BaseException | None = None
-    """Reason why it could not be started; the same holds for all workers of this launcher."""
+    """Error that prevented its start; the same holds for all workers of this launcher."""
 
 
 class InheritedLocks(NamedTuple):
@@ -55,7 +55,7 @@ class ProcessGroup(Protocol):
     """Worker processes of one pool."""
 
     lost: bool
-    """True once the process from which it forks has ended; all members have then ended, too."""
+    """True once the process that forks the members has ended; all members have then ended, too."""
 
     def fileno(self) -> int:
         """Descriptor that is readable when `collect_exited()` may return something."""
@@ -69,7 +69,7 @@ class ProcessGroup(Protocol):
     def pid_of(self, process: WorkerProcess) -> int | None:
         """Process id of a member; None before it has started.
 
-        Does not wait. Any thread may call it.
+        Thread-safe; does not wait.
         """
 
     def collect_exited(self) -> list[ExitedProcess]:
@@ -79,9 +79,9 @@ class ProcessGroup(Protocol):
         """Send SIGKILL; `collect_exited` reports the end."""
 
     def abandon(self) -> None:
-        """Abandon the process from which workers are forked.
+        """Give up all members, and the process that forks them.
 
-        All members count as ended, and `lost` is true.
+        With such a process, all members count as ended, and `lost` is True. Otherwise the members are killed.
         """
 
     def inherited_locks(self) -> InheritedLocks | None:
@@ -102,14 +102,14 @@ class Launcher(Protocol):
     def matches(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> bool:
         """True if a new launcher with these arguments would start identical workers.
 
-        Compares all state of the builder.
+        Launchers that pickle the builder compare its whole state; others compare by identity.
         """
 
     def new_group(self) -> ProcessGroup:
         """Create an empty process group."""
 
     def without_inheritance(self) -> Launcher:
-        """Launcher to use instead, because a lock was inherited. Raises NotPicklableError."""
+        """Launcher to use after an inherited lock. Raises NotPicklableError."""
 
     def close(self) -> None:
-        """Release launcher resources once the last group is closed."""
+        """Release the launcher's resources once its last group is closed."""

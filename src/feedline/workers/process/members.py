@@ -41,11 +41,11 @@ class WorkerHandle:
         return self._stacks.fd
 
     def close_stacks(self) -> None:
-        """Close that pipe."""
+        """Close the pipe of the stacks."""
         self._stacks.close()
 
     def read_stacks(self) -> str:
-        """Read its Python stacks, as written since the last call."""
+        """Read the Python stacks written since the last call; does not wait."""
         with suppress(BlockingIOError):
             return os.read(self.stacks, _STACKS_NBYTES).decode(errors="replace")
         return ""
@@ -132,7 +132,7 @@ class WorkerSet:
         return member
 
     def wait(self, timeout_s: float | None) -> list[int]:
-        """Wait for events; pass the result to `receive`."""
+        """Wait for events; return their descriptors, for `receive`."""
         is_short = timeout_s is not None and timeout_s < _SHORT_S and self._poll.fileno() < _SELECTABLE
         if is_short and not select.select([self._poll], [], [], timeout_s)[0]:
             return []
@@ -165,7 +165,7 @@ class WorkerSet:
     def close(self, grace_s: float) -> None:
         """Shut down every worker; kill those that still run after `grace_s` seconds.
 
-        Their queues must have been closed before.
+        The queues of the workers must be closed before this call.
         """
         everyone = list(self.members.values())
         for member in self.members.values():
@@ -236,7 +236,7 @@ class WorkerSet:
 
     @property
     def group(self) -> ProcessGroup:
-        """The current process group."""
+        """Current process group; a lost one is replaced."""
         return self._group
 
     def _renew_group(self) -> None:

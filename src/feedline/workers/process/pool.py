@@ -40,7 +40,7 @@ _STUCK_FORKS = 2
 
 
 STRIKES = 2
-"""A request that has killed this many workers is not resubmitted as a whole."""
+"""Number of killed workers from which a request is not resubmitted as a whole."""
 
 
 class ProcessPool(FuturePool):
@@ -92,7 +92,7 @@ class ProcessPool(FuturePool):
 
     @property
     def processes(self) -> list[WorkerProcess]:
-        """Worker processes by id; after `close`, the last ones."""
+        """Worker processes in order of id; after `close`, the last ones."""
         return [process for worker, process in sorted(self._dispatch.worker_set.processes.items()) if worker != PROBE]
 
     def submit(self, request: Any) -> ProcessFuture:
@@ -125,9 +125,10 @@ class ProcessPool(FuturePool):
         # Without the lock, which a thread holds while it waits for a batch: each figure is right, for its own moment.
         members = list(self._dispatch.worker_set.members.values())
         memory = [member.inbox.statistics() for member in members]
+        requested = [*self._dispatch.open.values(), *(future for future, _ in tuple(self._poisoned))]
         return PoolStatistics(
             workers=self._dispatch.num_workers,
-            in_flight=len(self._dispatch.open),
+            in_flight=sum(not (future.settled or future.trial) for future in requested),
             restarts=self._budget.restarts,
             arena_nbytes=sum(inbox.nbytes for inbox in memory),
             lent_nbytes=sum(inbox.lent_nbytes for inbox in memory),
@@ -176,7 +177,7 @@ class ProcessPool(FuturePool):
         self._samples.waited(monotonic() - began_s)
 
     def _limit_wait(self, timeout_s: float | None, look_s: float) -> float | None:
-        """Limit a wait to the next look at workers, or at locks."""
+        """Limit a wait to the next sample of workers, or lock check."""
         limits = [] if timeout_s is None else [timeout_s]
         if look_s < inf:
             limits.append(max(look_s - monotonic(), 0.0))
@@ -273,9 +274,9 @@ class ProcessPool(FuturePool):
         self._poisoned.clear()
 
     def _narrow_down(self) -> None:
-        """Test a suspicious request; fail it or leave out samples.
+        """Test the oldest suspicious request; fail it or leave out samples.
 
-        `on_error` decides which.
+        `on_error` decides between the two. A request that does not kill its probe is resubmitted.
         """
         future, death = self._poisoned[-1]
         if not future.settled:
@@ -311,7 +312,7 @@ class ProcessPool(FuturePool):
         return find_poisonous(range(len(request.positions)), kills, every=every)
 
     def _kills(self, request: Any) -> bool:
-        """True if a worker that gets only this request dies of it."""
+        """True if a worker that builds only this request dies."""
         future = ProcessFuture(self, next(self._tasks), request, trial=True)
         # In a process of its own: the other workers keep their requests, and the death has one possible cause.
         self._until(self._dispatch.start_probe(future))

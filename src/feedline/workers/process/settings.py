@@ -77,7 +77,7 @@ class LibrarySettings(NamedTuple):
 
 
 def _determinism() -> tuple[bool, bool]:
-    """True if torch has to be deterministic, and if it only warns."""
+    """Two flags of torch: deterministic algorithms required, and warn only."""
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 

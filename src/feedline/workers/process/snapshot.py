@@ -33,7 +33,7 @@ _EXIT_S = 2.0
 
 
 _DRAIN_S = 1.5
-"""Seconds that workers then have: it takes a while to unmap the memory of a large process."""
+"""Seconds that workers have to end after their group is closed: unmapping the memory of a large process takes time."""
 
 
 Fresh = Callable[[Any, Callable[[int], object] | None], Launcher]
@@ -53,7 +53,7 @@ class SnapshotLauncher:
         self._init_fn, self._fresh = init_fn, fresh
 
     def matches(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> bool:
-        """True for the very same objects; a new launcher costs nothing."""
+        """True for the identical objects; a new launcher costs nothing."""
         return builder is self.builder and init_fn is self._init_fn
 
     def new_group(self) -> SnapshotProcessGroup:
@@ -62,7 +62,7 @@ class SnapshotLauncher:
         return SnapshotProcessGroup(SharedWork(self.builder, self._init_fn))
 
     def without_inheritance(self) -> Launcher:
-        """See `Launcher`."""
+        """Create a launcher of workers that inherit nothing; see `Launcher`."""
         return self._fresh(self.builder, self._init_fn)
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class SnapshotProcessGroup(ZygoteProcessGroup):
     def close(self) -> None:
         """See `ProcessGroup`.
 
-        Waits for the end of the snapshot, and kills it if that takes too long.
+        Waits for the snapshot to end, and kills it after `_EXIT_S` seconds.
         """
         super().close()
         self._theirs.close()
@@ -160,7 +160,7 @@ class FirstWorker(NamedTuple):
 
     serial: int
     pidfds: list[int]
-    """Its pidfd; none if it was reaped already."""
+    """Pidfd of the worker, in a list; empty if it was reaped already."""
     stderr: int
     not_mine: tuple[int, ...]
     """Inherited descriptors that only the worker may hold."""
@@ -176,7 +176,7 @@ class Origin(NamedTuple):
     pid: int
     name: str
     handlers: dict[int, Any]
-    """Python functions, and ignored signals, by signal number."""
+    """Handlers by signal number: Python functions, and `SIG_IGN`."""
     collects: bool
     """True if the garbage collector is on."""
     in_main_thread: bool

@@ -50,7 +50,7 @@ class StallTimer:
         return self._clock() >= self._fail_at
 
     def is_log_due(self) -> bool:
-        """True once, after `stall_s`."""
+        """True for the first call after `stall_s` seconds, then False."""
         if self._clock() < self._log_at:
             return False
         self._log_at = float("inf")
@@ -83,7 +83,7 @@ def _activity(member: WorkerHandle, status: StatusTable, requests: Mapping[int, 
 
 
 def _stacks(members: list[WorkerHandle], status: StatusTable) -> dict[int, str]:
-    """Ask all workers for their Python stacks, at once."""
+    """Python stacks of all workers by id, requested together."""
     asked = {member.stacks: member for member in members if status.is_ready(member.worker_id) and _ask(member)}
     texts = {member.worker_id: "" for member in members}
     poll = select.poll()

@@ -45,9 +45,9 @@ class PartitionReplay(NamedTuple):
     """Needs of a replacement beyond the states at the epoch's start."""
 
     epoch: tuple[int, int]
-    """Run and epoch that it may have to replay; a request of another one finds the latest states."""
+    """Run and epoch to replay. If the first request is of another epoch, the latest states are restored instead."""
     generators: bytes
-    """States after the last answered batch, to restore once the earlier batches have been replayed."""
+    """Generator states after the last answered batch, to restore after the replay."""
     objects_at_start: bytes
     objects: bytes
 
@@ -61,11 +61,11 @@ class WorkerSetup(NamedTuple):
     reports_generators: bool = False
     """True if answers carry the states of the worker's random generators."""
     opening_generators: bytes | None = None
-    """States to start from, instead of those set by `base_seed` and `worker_init_fn`."""
+    """Generator states to start from, instead of those that `base_seed` and `worker_init_fn` set."""
     opening_objects: bytes = b""
     """Changes of dataset and `collate_fn` to start from."""
     replay: PartitionReplay | None = None
-    """For partitions, whose builder restores the objects itself."""
+    """Given for a replacement that reads partitions: the builder of partitions restores objects itself."""
 
 
 class WorkerChannels(NamedTuple):
@@ -80,7 +80,7 @@ class WorkerChannels(NamedTuple):
 def run_worker(
     builder: Any, init_fn: Callable[[int], object] | None, setup: WorkerSetup, worker_channels: WorkerChannels
 ) -> None:
-    """Answer requests until the pool closes the queue.
+    """Answer requests until the pool closes the queue or stops this worker.
 
     Takes over the process: signals, global random generators, torch's threads.
     """
@@ -99,10 +99,11 @@ def run_worker(
 def open_builder(
     builder: Any, init_fn: Callable[[int], object] | None, setup: WorkerSetup, progress: Callable[[int], None]
 ) -> tuple[Callable[..., Any], Callable[[], bytes]]:
-    """Make this process a worker of torch's kind; return its builder.
+    """Make this process a worker as torch does, and return its builder.
 
-    Seeds the global generators, sets torch's worker information, and runs `init_fn`, whose error every request raises.
-    Also returns a function whose result is for `WorkerGenerators.add`.
+    Seeds the global generators, sets torch's worker information, and runs `init_fn`. If `init_fn` raises, the returned
+    builder raises that error for every request. Also returns a function that packs changed states, for
+    `WorkerGenerators.add`.
     """
     keep_freed_memory()
     _seed(setup)
@@ -128,7 +129,7 @@ def open_builder(
 
 
 def _changes_of(builder: Any) -> Callable[[], bytes]:
-    """A function that returns changed state after a batch, or b""."""
+    """Function that packs the states that a batch has changed, if any."""
     take_generators, take_objects = _generators_of(builder), ObjectChanges(builder).take
     reported = b""
 
@@ -184,7 +185,7 @@ def _accelerate(module: str, function: str) -> None:
 def import_for_workers(builder: Any) -> None:
     """Import and look up everything that each forked worker would need.
 
-    Nothing is accelerated here.
+    Accelerates nothing in the calling process.
     """
     is_allocator_set()
     if getattr(builder, "accelerate", False):
@@ -260,8 +261,8 @@ def _install_signal_handlers(stacks: int) -> None:
 def _without_stacks() -> Iterator[None]:
     """Let `traceback.format_stack` return nothing, in a process with one thread.
 
-    torch formats the stack of a call that seeds, once for each kind of device, with its lines of source. In a forked
-    worker it is the stack of the training process, which takes longer to format than all else before the first batch.
+    torch formats the stack of a call that seeds, with source lines, once for each kind of device. In a forked worker,
+    this is the stack of the training process. Its formatting takes longer than all other work before the first batch.
     """
     former = traceback.format_stack
     traceback.format_stack = lambda *_, **__: []
@@ -272,7 +273,7 @@ def _without_stacks() -> Iterator[None]:
 
 
 def _seed(setup: WorkerSetup) -> None:
-    """Seed as torch seeds its workers, for the same draws."""
+    """Seed the global generators as torch's workers do; use one thread."""
     torch.set_num_threads(1)
     random.seed(setup.base_seed + setup.worker_id)
     with _without_stacks():

@@ -100,7 +100,7 @@ class ZygoteProcessGroup:
             self._mark_lost()
 
     def inherited_locks(self) -> InheritedLocks | None:
-        """See `ProcessGroup`: the fork server has no threads."""
+        """See `ProcessGroup`: None, because the fork server has no threads."""
         return None
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class ZygoteProcessGroup:
             channels.disconnect(self._zygote)
 
     def wait(self) -> None:
-        """Wait briefly for a report on any process, outside the pool's thread."""
+        """Wait up to `_REPORT_MS` for a report; any thread may call it."""
         poll = select.poll()
         with held_off, self._lock:
             if self.lost:
@@ -131,7 +131,7 @@ class ZygoteProcessGroup:
         return report.exitcode
 
     def _wake_pool(self) -> None:
-        """Wake the pool, whose reports were taken from the socket."""
+        """Wake the pool if its reports were taken from the socket."""
         if self._exited:
             self._send(Wakeup())
 
@@ -140,7 +140,7 @@ class ZygoteProcessGroup:
             channels.send(self._zygote, [pickle.dumps(command)], worker_channels)
 
     def _receive(self) -> bool:
-        """Receive one report; False if there is none."""
+        """Receive and record one report; False if there is none."""
         if self.lost:
             return False
         try:
@@ -191,29 +191,29 @@ class ZygoteProcess:
 
     @property
     def started_pid(self) -> int | None:
-        """Process id as far as it is known; does not wait."""
+        """Process id; None if not known yet. Does not wait."""
         return self._pid
 
     @property
     def pid(self) -> int | None:
-        """Process id; waits for the fork. None if that failed."""
+        """Process id; waits for the fork. None if the fork failed."""
         while self._pid is None and not self._over:
             self._group.wait()
         return self._pid
 
     @property
     def exitcode(self) -> int | None:
-        """As in `multiprocessing`: None while it runs, negative for a signal."""
+        """Exit code, negative for a signal; None while the process runs."""
         while not self.is_alive() and not self._over:
             self._group.wait()
         return self._exitcode
 
     def is_alive(self) -> bool:
-        """True while it runs, and before it has started."""
+        """True while the process runs, and before it has started."""
         return not self._over and not (self._pidfd.fd >= 0 and self._wait(0))
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, for at most `timeout` seconds."""
+        """Wait until the process has ended, for at most `timeout` seconds."""
         if self.pid is not None:
             self._wait(None if timeout is None else timeout * 1000)
 
@@ -226,17 +226,17 @@ class ZygoteProcess:
         self._signal(signal.SIGKILL)
 
     def mark_started(self, pid: int, pidfd: Descriptors) -> None:
-        """Record that it runs."""
+        """Record that the process runs; takes ownership of `pidfd`."""
         self._pid, self._pidfd = pid, pidfd
 
     def mark_exited(self, exitcode: int | None) -> None:
-        """Record that it has ended, or that the pool has closed."""
+        """Record that the process has ended, or that the pool has closed."""
         with held_off, self._lock:
             self._exitcode, self._over = exitcode, True
             self._pidfd.close()
 
     def _wait(self, timeout_ms: float | None) -> bool:
-        """Wait for the end; False if it did not come in time."""
+        """Wait for the end of the process; False after `timeout_ms`."""
         with held_off, self._lock:
             if self._over:
                 return True
@@ -296,7 +296,7 @@ class ZygoteLauncher:
         return group
 
     def without_inheritance(self) -> ZygoteLauncher:
-        """See `Launcher`: this one."""
+        """Return this launcher: its workers inherit nothing."""
         return self
 
     def close(self) -> None:
@@ -349,7 +349,7 @@ class ZygoteClient:
     def close(self, *, kill: bool) -> None:
         """Let the zygote end once its groups are closed.
 
-        With `kill`, kill it if it does not answer in time: it cannot answer while it unpickles a dataset.
+        With `kill`, a zygote that does not answer in time is killed: it cannot answer while it unpickles a dataset.
         """
         poll = select.poll()
         poll.register(self._control, select.POLLIN)

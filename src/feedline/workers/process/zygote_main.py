@@ -61,7 +61,7 @@ class ForkedWorker(ForkProcess):
         return _UnflushedPopen(process)
 
     def run_here(self, parent: int, parent_name: str) -> NoReturn:
-        """Be the calling process, which process `parent` has forked; it then ends."""
+        """Run in the calling process, which `parent` has forked, and end it."""
         self._parent_pid, self._parent_name = parent, parent_name
         code = 1
         try:
@@ -85,7 +85,7 @@ class SharedWork(NamedTuple):
     builder: Any
     worker_init_fn: Callable[[int], object] | None
     collates: dict[Any, Callable[..., Any]] = {}  # noqa: RUF012 - never written
-    """Functions registered with torch's `default_collate`, for processes that do not inherit them."""
+    """Functions registered with torch's `default_collate`, for processes that do not inherit the registrations."""
 
 
 class ProcessContext(NamedTuple):
@@ -171,7 +171,8 @@ def main(fork_server: int, fds: Sequence[int]) -> None:
 def take_over(fork_server: int, process_context: ProcessContext, stdout: int, stderr: int) -> None:
     """Prepare a child of the fork server for the user's code.
 
-    It dies with the fork server.
+    From then on, the calling process dies with the fork server. `stdout` and `stderr` replace its own streams, and are
+    closed.
     """
     # First of all: unpickling a dataset may take minutes, in which the training process may end.
     die_with_parent(fork_server)
@@ -200,10 +201,10 @@ def _load_target(arrays: Sequence[int], skeleton: bytes) -> Callable[..., None] 
 def serve_forked(
     work: SharedWork, parent: int | None, setup: WorkerSetup, worker_channels: WorkerChannels, stderr: int | None
 ) -> None:
-    """Program of a worker that `parent` has forked.
+    """Program of a forked worker, which dies with process `parent`.
 
-    It dies with that process; with None, others take care of that. `stderr` is a pipe to it; None leaves descriptor 2
-    as it is.
+    If `parent` is None, the caller arranges for that death. `stderr` is a pipe for standard error, and is closed; None
+    leaves descriptor 2 as it is.
     """
     if parent is not None:
         die_with_parent(parent)
@@ -228,7 +229,7 @@ class _WatchedWorker:
         os.set_blocking(stderr, False)
 
     def relay(self) -> bool:
-        """Forward some of its standard error; False if there is none."""
+        """Forward pending standard error; False if there is none."""
         try:
             text = os.read(self.stderr, 1 << 16)
         except BlockingIOError:
@@ -246,7 +247,7 @@ class _WatchedWorker:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def reap(self) -> Exited:
-        """Report its end and close its descriptors."""
+        """Close the worker's descriptors; return the report of its end."""
         while self.relay():
             pass
         exitcode = self.exit_code()
@@ -267,7 +268,7 @@ class _WorkerChild(_WatchedWorker):
         self.process, self.pid = process, process.pid
 
     def exit_code(self) -> int | None:
-        """Wait for its exit code, as a parent must."""
+        """Wait for the exit code of the child, and reap it."""
         self.process.join()
         exitcode = self.process.exitcode
         self.process.close()
@@ -301,7 +302,7 @@ class WorkerForker:
     def adopt(self, group: Channel, serial: int, pidfds: Sequence[int], stderr: int) -> None:
         """Watch a worker that another process has forked.
 
-        Its standard error is relayed. Only its parent knows its exit code. No pidfd means that it has ended already.
+        Its standard error is relayed. Only its parent knows its exit code. Empty `pidfds` mean that it has ended.
         """
         if pidfds:
             self._watch(_WatchedWorker(serial, group, pidfds[0], stderr))
@@ -311,7 +312,7 @@ class WorkerForker:
     def end_with(self, pidfd: int) -> None:
         """End when the process of a pidfd ends.
 
-        Copies of its sockets may still be open in other processes.
+        The end of its sockets would not suffice, because other processes may hold copies of them.
         """
         self._on(pidfd, partial(self._stop, pidfd))
 
@@ -323,9 +324,9 @@ class WorkerForker:
         return self._open_sockets > 0
 
     def drain(self, within_s: float = _GRACE_S) -> None:
-        """Wait briefly for the workers, and kill the remaining ones.
+        """Wait up to `within_s` seconds for the workers, then kill the rest.
 
-        Their queues are closed, too.
+        Workers end by themselves, because their queues are closed, too.
         """
         deadline = monotonic() + within_s
         while self._workers and (left := deadline - monotonic()) > 0:

@@ -53,7 +53,7 @@ class WorkerPlace(NamedTuple):
     host: str
     pid: int
     boot_id: str
-    """Identity of the running kernel: the clocks of equal ones agree."""
+    """Identity of the running kernel. Processes under one kernel have the same clock."""
     status_fd: int
     stacks_fd: int
 
@@ -112,9 +112,10 @@ class BatchActor:
     def open(
         self, opening: WorkerOpening, skeleton: bytes, contents: Sequence[Bytes], peer: Sequence[NodeFile]
     ) -> ActorAnswer:
-        """Load the builder; return the files of its arrays.
+        """Load the builder; answer with the files of its arrays.
 
-        The arrays come from the files of another actor of this node, or else from `contents`.
+        The arrays come from the files of `peer`, an actor of this node, or else from `contents`. The answer is `STALE`
+        if files of `peer` no longer exist.
         """
         try:
             try:
@@ -182,8 +183,8 @@ class BatchActor:
 def actor_class() -> type[Any]:
     """Class of an actor that names its node, then imports feedline.
 
-    It is pickled with its code. The import takes seconds, and minutes on a busy machine: in this time an actor has its
-    place in the cluster, and must not be taken for one without.
+    The class is pickled with its code. The import takes seconds, and minutes on a busy machine. During the import, the
+    actor already has its place in the cluster, and must not count as an actor without one.
     """
 
     class FeedlineWorker:
@@ -192,7 +193,7 @@ def actor_class() -> type[Any]:
         actor: BatchActor
 
         def node(self) -> str:
-            """The node of this actor."""
+            """Id of the actor's node."""
             import ray
 
             node_id: str = ray.get_runtime_context().get_node_id()
@@ -219,7 +220,7 @@ def boot_id() -> str:
 def inspect(place: WorkerPlace) -> tuple[int, int, float, str]:
     """Task, row, busy seconds and Python stacks of an actor.
 
-    Runs on its node.
+    Must run on the actor's node. The task is 0 if the actor is idle.
     """
     with io.FileIO(f"/proc/{place.pid}/fd/{place.stacks_fd}") as stacks:
         status = StatusTable(os.open(f"/proc/{place.pid}/fd/{place.status_fd}", os.O_RDWR))
@@ -239,7 +240,7 @@ def inspect(place: WorkerPlace) -> tuple[int, int, float, str]:
 
 
 def _open_peer(file: NodeFile) -> Descriptors:
-    """The file of another actor; OSError if it no longer exists."""
+    """Open the file of another actor; OSError if it no longer exists."""
     own = opened(os.open, f"/proc/{file.pid}/fd/{file.fd}", os.O_RDWR)  # maps of feedline.share are writable
     found = os.fstat(own.fd)
     if (found.st_dev, found.st_ino) != (file.device, file.inode):
@@ -248,7 +249,7 @@ def _open_peer(file: NodeFile) -> Descriptors:
 
 
 def _new_file(part: Bytes) -> Descriptors:
-    """An anonymous file with this content."""
+    """Create an anonymous file with this content."""
     file = opened(os.memfd_create, "feedline", os.MFD_CLOEXEC)
     view, done = np.ascontiguousarray(part).data, 0
     while done < len(view):  # Linux writes at most 2 GiB at once

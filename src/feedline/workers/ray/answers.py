@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from feedline.workers.transport.views import Bytes
 
 COPIED_NBYTES = 256 * 1024
-"""A smaller batch is copied: Ray sends it inside of its messages, or the copy costs less than an object that stays."""
+"""Size in bytes below which a batch is copied: Ray sends it inside its messages, or a copy is cheaper."""
 
 LENT_SHARE = 0.3
-"""Share of the node's object store that batches of the loop may hold; more of them are copied out of it."""
+"""Share of the node's object store that delivered batches may hold; further batches are copied out of the store."""
 
 
 class EncodedBatch(NamedTuple):
@@ -37,10 +37,10 @@ class EncodedBatch(NamedTuple):
 
 
 def encode(value: Any) -> tuple[EncodedBatch, OutOfBandPickle]:
-    """Encode a value.
+    """Encode a value; the regions may be views of its memory.
 
-    The memory of the regions lives as long as the second result. Raises NotPicklableError with the path of the part
-    that cannot be pickled.
+    The caller keeps the second result until Ray has copied the regions. Raises NotPicklableError with the path of the
+    part that cannot be pickled.
     """
     stream, oob = pickle_batch(value)
     layout = oob.layout(lambda _: False)
@@ -58,7 +58,10 @@ def encode(value: Any) -> tuple[EncodedBatch, OutOfBandPickle]:
 
 
 def _bytes_of(span: AddressRange) -> Bytes:
-    """The bytes of a span, from the preceding multiple of `GRAIN` on."""
+    """Bytes of a span, from the preceding multiple of `GRAIN` on.
+
+    A view if the span begins at a multiple, else a copy.
+    """
     if span.start % GRAIN:
         return np.frombuffer(span.copy(), np.uint8)
     memory = memoryview((ctypes.c_ubyte * (span.stop - span.start)).from_address(span.start))
@@ -82,13 +85,13 @@ class StoredBatches:
 
     @property
     def lent_nbytes(self) -> int:
-        """Bytes of the object store in batches of the loop."""
+        """Bytes of the object store that batches of the loop hold."""
         while self._freed:
             self._lent_nbytes -= self._freed.popleft()
         return self._lent_nbytes
 
     def decode(self, encoded: EncodedBatch) -> Any:
-        """The value; its large tensors and arrays are writable."""
+        """Decode a batch; its tensors and arrays are writable."""
         nbytes = sum(len(region) for region in encoded.regions)
         if nbytes < COPIED_NBYTES or self.lent_nbytes + nbytes > self._limit:
             self.copied += nbytes >= COPIED_NBYTES

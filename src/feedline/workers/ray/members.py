@@ -42,16 +42,19 @@ class RayMember:
     setup: WorkerSetup
     handle: Any
     ref: Any
-    """Answer that its start waits for; None once it is ready, and while another actor of its node opens the arrays."""
+    """Reference of the answer that the start waits for.
+
+    None once the actor is ready, and while another actor of its node opens the arrays.
+    """
     node_id: str | None = None
-    """Its node; None while it has no place in the cluster."""
+    """Id of its node; None while it has no place in the cluster."""
     place: WorkerPlace | None = None
     """None until its process has imported feedline."""
     files: list[NodeFile] = field(default_factory=list)
     is_ready: bool = False
     stopping: bool = False
     queue: deque[tuple[ProcessFuture, Any]] = field(default_factory=deque)
-    """Requests that it has, in order, each with the reference of its answer."""
+    """Requests sent to the actor, in order, each with the reference of its answer."""
     began: float = field(default_factory=monotonic)
     _ahead_ns: float | None = None
 
@@ -66,13 +69,14 @@ class RayMember:
         return None if self.place is None else self.place.pid
 
     def is_alive(self) -> bool:
-        """True until the pool knows that it has ended."""
+        """True while the actor is ready, and is not being stopped."""
         return self.is_ready and not self.stopping
 
     def shift_ns(self, ended_ns: int, *, here: bool) -> int:
-        """Nanoseconds to subtract from its clock; 0 if it is `here`.
+        """Nanoseconds to subtract from the actor's clock; 0 if it is `here`.
 
-        The clock of another machine is compared with the arrival of its answers: the fastest one is the best estimate.
+        The clock of another machine is compared with the arrival of the actor's answers. The fastest answer gives the
+        best estimate.
         """
         if here:
             return 0
@@ -113,11 +117,14 @@ class RayMembers:
         self._actor = self.ray.remote(max_restarts=0, max_task_retries=0)(actor_class())
         self.all: dict[int, RayMember] = {}
         self._lost: dict[str, float] = {}
-        """When each dead node was first seen to be dead."""
+        """Time at which each dead node was first noticed, by `monotonic`; -inf if that was before the pool."""
         self._note_lost(-inf)
 
     def start(self, setup: WorkerSetup) -> RayMember:
-        """Ask Ray for an actor; does not wait."""
+        """Ask Ray for an actor; does not wait.
+
+        Raises ArgumentError if Ray refuses the options of the worker.
+        """
         try:
             handle = self._actor.options(**self._of_worker(setup.worker_id)).remote()
         except (TypeError, ValueError) as error:
@@ -129,7 +136,10 @@ class RayMembers:
         self.all[setup.worker_id] = self.start(setup)
 
     def advance(self, member: RayMember, value: Any) -> BaseException | None:
-        """Take the next step of a start; return its error."""
+        """Take the next step of a start with the latest answer.
+
+        Returns the error of a failed start, else None.
+        """
         if member.node_id is None:
             member.node_id, member.ref = value, member.handle.place.remote()
             return None
@@ -150,7 +160,7 @@ class RayMembers:
         return None
 
     def open_waiting(self) -> None:
-        """Open the members that waited for another one of their node."""
+        """Open the members that wait for another actor of their node."""
         for member in self.all.values():
             if member.place is not None and member.ref is None and not member.is_ready:
                 self._open(member)
@@ -169,7 +179,7 @@ class RayMembers:
         member.ref = member.handle.open.remote(opening, self._skeleton, contents or (), peer)
 
     def send(self, member: RayMember, future: ProcessFuture) -> None:
-        """Give a request to a member; may raise errors of its pickling."""
+        """Send a request to a member; raises errors of pickling the request."""
         payload = pickle.dumps(future.work, 5)
         member.queue.append((future, member.handle.build.remote(future.task, payload)))
 
@@ -180,17 +190,17 @@ class RayMembers:
             self.ray.wait(far, num_returns=len(far), timeout=0)
 
     def is_here(self, member: RayMember) -> bool:
-        """True if it runs under this kernel."""
+        """True if the actor runs under this process's kernel."""
         return member.place is not None and member.place.boot_id == self._boot_id
 
     def own_capacity(self) -> float:
-        """Bytes of the object store of this node."""
+        """Bytes of the object store of this node; 0 if unknown."""
         own = self.ray.get_runtime_context().get_node_id()
         nodes = [node["Resources"] for node in self.ray.nodes() if node["NodeID"] == own]
         return float(nodes[0].get("object_store_memory", 0)) if nodes else 0.0
 
     def is_node_dead(self, node_id: str | None) -> bool:
-        """True if the cluster has given up the node."""
+        """True if Ray has found the node dead."""
         return any(node["NodeID"] == node_id and not node["Alive"] for node in self.ray.nodes())
 
     def has_lost_node(self, since: float) -> bool:
@@ -204,7 +214,7 @@ class RayMembers:
                 self._lost.setdefault(node["NodeID"], now)
 
     def end(self, members: Iterable[RayMember], *, wait: bool = False) -> None:
-        """Kill actors; with `wait`, until those of this machine have ended."""
+        """Kill actors; with `wait`, wait until those of this machine have ended."""
         members = list(members)
         watched = [fd for member in members if wait and (fd := self._pidfd(member)) is not None]
         try:
@@ -229,7 +239,7 @@ class RayMembers:
         return None
 
     def no_place(self, member: RayMember) -> WorkerError:
-        """The error about a worker that Ray cannot place."""
+        """Error about a worker that Ray cannot place."""
         demands = self._of_worker(member.worker_id)
         nodes = [node for node in self.ray.nodes() if node["Alive"]]
         total, free = self.ray.cluster_resources(), self.ray.available_resources()
@@ -279,7 +289,7 @@ class RayMembers:
 
 
 def _await_ends(pidfds: list[int]) -> None:
-    """Wait until processes have ended, `END_S` seconds at most."""
+    """Wait until processes have ended, for at most `END_S` seconds."""
     poll, left = select.poll(), set(pidfds)
     for fd in left:
         poll.register(fd, select.POLLIN)
@@ -291,7 +301,10 @@ def _await_ends(pidfds: list[int]) -> None:
 
 
 def _await_reaped(pid: int | None) -> None:
-    """Wait until the raylet has collected a process that has ended."""
+    """Wait until the raylet has reaped an ended process.
+
+    For at most `END_S` seconds.
+    """
     deadline = monotonic() + END_S
     with suppress(ProcessLookupError, PermissionError):
         while pid is not None and monotonic() < deadline:

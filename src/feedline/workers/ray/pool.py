@@ -35,7 +35,7 @@ _LOOK_S = 1.0
 """Longest single wait for Ray, after which the pool looks for workers without a place."""
 
 _FEWEST_EACH = 2
-"""Requests that a worker has at least: one that it builds, one that follows."""
+"""Fewest requests of a worker: one that it builds, and the next one."""
 
 
 _NODE_S = 60.0
@@ -48,13 +48,13 @@ class _DeathBudget(DeathCount):
     def __init__(self, recovery: Recovery) -> None:
         super().__init__(recovery)
         self._nodes: dict[str, float] = {}
-        """When the latest death was counted of each node that was lost, or out of reach."""
+        """Time of the latest counted death on each node that was lost or out of reach, by `monotonic`."""
 
     def add(self, workers: int, lost_node: str | None) -> None:
-        """Count the death of these workers, which ended together.
+        """Count `workers` deaths that were found together, as one.
 
-        Connections to the actors of a lost node break before Ray finds that it is dead: deaths on one `lost_node` count
-        once a minute.
+        Connections to the actors of a lost node break before Ray finds that the node is dead. Deaths on one `lost_node`
+        therefore count once a minute.
         """
         self.restarts += workers
         if lost_node is not None:
@@ -122,7 +122,7 @@ class RayPool(FuturePool):
         return future
 
     def drop(self, future: ProcessFuture) -> None:
-        """See `FuturePool`. Its worker builds it if it has it already."""
+        """See `FuturePool`. A worker that already has the request builds it."""
 
     def resize(self, num_workers: int) -> None:
         """See `WorkerPool`. Surplus workers finish their requests."""
@@ -140,11 +140,11 @@ class RayPool(FuturePool):
             self._repair()
 
     def statistics(self) -> PoolStatistics:
-        """See `WorkerPool`. Bytes are those of the object store of this node."""
+        """See `WorkerPool`. Bytes are those in the object store of this node."""
         members = list(self.members.all.values())
         return PoolStatistics(
             workers=sum(member.is_alive() for member in members),
-            in_flight=len(self._open),
+            in_flight=sum(not future.settled for future in list(self._open.values())),
             restarts=self._budget.restarts,
             arena_nbytes=self._stored.lent_nbytes,
             lent_nbytes=self._stored.lent_nbytes,
@@ -152,9 +152,9 @@ class RayPool(FuturePool):
         )
 
     def _close(self) -> None:
-        """See `FuturePool`. Actors are killed.
+        """Kill all actors; see `FuturePool`.
 
-        Actors of this machine have ended when it returns.
+        Waits up to `END_S` seconds for the actors of this machine to end.
         """
         with self._lock:
             self._open.clear()
@@ -206,7 +206,7 @@ class RayPool(FuturePool):
         return answered
 
     def _awaited(self) -> list[RayMember]:
-        """Members that owe an answer."""
+        """Members with an unanswered call."""
         return [member for member in self.members.all.values() if member.ref is not None or member.queue]
 
     def _handle(self, member: RayMember, ref: Any) -> bool:
@@ -273,7 +273,7 @@ class RayPool(FuturePool):
             self._send(idlest, future)
 
     def _next(self, turn: int) -> ProcessFuture | None:
-        """The next waiting request that must be built."""
+        """Remove and return the next request that must be built, if any."""
         queue = self._waiting[turn]
         while queue:
             future = queue.popleft()
@@ -335,7 +335,7 @@ class RayPool(FuturePool):
     def _replace_dead(self, member: RayMember, reason: BaseException) -> None:
         """Count a death, and take back the requests of the dead.
 
-        A node dies with all of its actors.
+        If the node of the actor has died, all actors of that node are dead.
         """
         if member.node_id is None and self.members.has_lost_node(member.began):
             # Ray had given it to a node that it then found dead: it never ran, so no request is to blame.
@@ -376,13 +376,16 @@ class RayPool(FuturePool):
         member.queue.clear()
 
     def _open_after_built(self, future: ProcessFuture) -> None:
-        """Let another worker begin after the latest answer, which it cannot repeat."""
+        """Make the request of a live stream begin after the latest answer.
+
+        Another worker cannot build the earlier batches again.
+        """
         epoch, mark = self._built.get(future.work.partition, (None, None))
         if epoch == future.work.epoch:
             future.work = future.work.opened_at(mark)
 
     def _judge(self) -> None:
-        """Try suspicious requests alone: fail them, or leave out samples."""
+        """Test suspicious requests alone; fail them or leave out samples."""
         while self._suspects:
             future, verdict = self._suspects.judge()
             if verdict is None:  # it does not kill

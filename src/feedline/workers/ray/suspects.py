@@ -15,7 +15,7 @@ from feedline.workers.process.worker_main import WorkerSetup
 from feedline.workers.ray.members import RayMember, RayMembers
 
 STRIKES = 2
-"""A request that has killed this many actors is not resubmitted as a whole."""
+"""Number of killed actors from which a request is not resubmitted as a whole."""
 
 _LOOK_S = 1.0
 
@@ -38,13 +38,13 @@ class SuspectRequests:
         return bool(self._found)
 
     def add(self, future: ProcessFuture, text: str) -> None:
-        """Suspect a request; `text` describes the latest death."""
+        """Add a suspicious request; `text` describes its latest death."""
         self._found.append((future, text))
 
     def judge(self) -> tuple[ProcessFuture, bool | None]:
-        """Try the first suspect; its future fails if it cannot be saved.
+        """Test the first suspicious request; fail it or leave out samples.
 
-        The second value is None if the request does not kill.
+        Returns its future, and True, or None if the request does not kill or was canceled.
         """
         future, self.latest = self._found[0]
         verdict = None if future.settled else self._resolve(future)
@@ -80,7 +80,7 @@ class SuspectRequests:
             future.work = self._builder.without(request, rows)
 
     def _kills(self, request: Any) -> bool:
-        """True if an actor that gets only this request dies of it."""
+        """True if an actor that builds only this request dies."""
         errors = self._members.ray.exceptions
         while True:
             probe = self._members.start(self._setup())
@@ -101,7 +101,10 @@ class SuspectRequests:
                 raise error
 
     def _take(self, ref: Any, starting: RayMember | None = None) -> Any:
-        """Wait for an answer."""
+        """Wait for an actor's answer and return it.
+
+        Raises the actor's error, that of `check`, and WorkerError if Ray has no place for the actor `starting`.
+        """
         while not self._members.ray.wait([ref], timeout=_LOOK_S)[0]:
             self._check()
             late = starting is not None and monotonic() > starting.began + self._members.start_timeout_s

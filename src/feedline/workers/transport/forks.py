@@ -37,16 +37,16 @@ class ForkRecord:
         self._local = threading.local()
 
     def add_delivered(self, slots: Iterable[weakref.ref[Bytes]]) -> None:
-        """Record the slots of a batch that the loop gets now."""
+        """Record the slots of a batch that is delivered to the loop."""
         self._delivered.extend(slots)
         if len(self._delivered) > _PRUNE_AT + 2 * len(self._live()):
             self._delivered = [slot for slot in self._delivered if slot() is not None]
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
-        """Let a child that this thread forks share the batches.
+        """Let children that this thread forks share delivered batches.
 
-        Workers do so, as in torch.
+        Workers share the batches, as in torch.
         """
         self._local.shares = True
         try:
@@ -55,14 +55,14 @@ class ForkRecord:
             self._local.shares = False
 
     def before(self) -> None:
-        """Prepare a fork."""
+        """Open a pipe for the child's report, if batches must be copied."""
         shares = getattr(self._local, "shares", False)
         self._local.pipe = pipe() if self._live() and not shares else None
 
     def after_in_parent(self) -> None:
-        """Wait until the child has its copies.
+        """Wait until the child has copied the batches, or 20 seconds.
 
-        Only then may this process write to its batches.
+        Before the copies exist, this process must not write to its batches.
         """
         self.count += 1
         if ends := self._take_pipe():
@@ -74,7 +74,7 @@ class ForkRecord:
                 poll.poll(_COPY_S * 1000)  # also the end of the pipe, if the child was killed
 
     def after_in_child(self) -> None:
-        """Copy the memory of all delivered batches."""
+        """Replace the memory of all delivered batches by private copies."""
         if ends := self._take_pipe():
             for memory in self._live():
                 make_private(memory)
@@ -95,7 +95,7 @@ class ForkRecord:
 
 
 forks = ForkRecord()
-"""The record of this process."""
+"""Record of this process."""
 
 
 if hasattr(os, "register_at_fork"):

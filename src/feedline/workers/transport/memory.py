@@ -68,7 +68,7 @@ class Backing(Protocol):
     def create(self, nbytes: int) -> tuple[Mapping, Handle]:
         """Allocate and commit memory; raise OSError if the machine cannot hold it.
 
-        Uncommitted memory would raise SIGBUS on a later write. The caller owns a descriptor.
+        Uncommitted memory would raise SIGBUS on a later write. If the handle is a descriptor, the caller owns it.
         """
         ...
 
@@ -113,7 +113,7 @@ def default_backing() -> Backing:
 def attach(handle: Handle, nbytes: int) -> Mapping:
     """Map the memory of a handle, shared by both sides.
 
-    A descriptor stays open. A name is removed.
+    A descriptor stays open, and the caller still owns it. A name is removed.
     """
     if isinstance(handle, int):
         return _map_descriptor(handle, nbytes, _MAP_SHARED)
@@ -130,8 +130,8 @@ def attach_private(fd: int, nbytes: int) -> Mapping:
 def fixed_file(nbytes: int) -> Descriptors:
     """Create an anonymous, committed file of zeros.
 
-    Where memfd exists its size is sealed: no process can shrink it under the mapping of another, which would then get
-    SIGBUS.
+    Where memfd exists, the size is sealed: no process can shrink the file under a mapping of another process, whose
+    access would raise SIGBUS.
     """
     if has_anonymous_files():
         memory = opened(os.memfd_create, _NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -156,7 +156,7 @@ class MemoryPiece(NamedTuple):
 
 
 def sealed_file(nbytes: int, pieces: Iterable[MemoryPiece]) -> Descriptors:
-    """Create an anonymous file with this content.
+    """Create an anonymous file of `nbytes` bytes with these pieces.
 
     All seals are set: no process can change the memory that workers share.
     """
@@ -179,7 +179,7 @@ def _write(fd: int, piece: MemoryPiece) -> None:
 def make_private(memory: NDArray[np.uint8]) -> None:
     """Replace mapped pages by a private copy at the same address.
 
-    `memory` is a whole mapping. If it raises OSError, nothing has changed.
+    `memory` is a whole mapping. After an OSError, nothing has changed.
     """
     library = _c_library()
     address, nbytes = memory.ctypes.data, memory.nbytes
@@ -257,7 +257,7 @@ def _map_descriptor(fd: int, nbytes: int, sharing: int) -> Mapping:
 
 
 def _check_mapped(address: int, nbytes: int) -> int:
-    """The address; OSError if mapping has failed."""
+    """Return the address; raise OSError if mapping has failed."""
     if address == ctypes.c_void_p(-1).value:
         code = ctypes.get_errno()
         raise OSError(code, f"{os.strerror(code)}: {nbytes} bytes of shared memory could not be mapped")

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 INLINE_NBYTES = 16 * 1024
-"""Memory below this size stays inside the message: sending it out of band would cost more."""
+"""Size in bytes below which memory stays inside the message: sending it out of band would cost more."""
 
 
 GRAIN = 16
-"""Alignment of regions: the largest element of any torch dtype, so that offsets in elements are whole numbers."""
+"""Alignment of regions in bytes: the largest element size of torch's dtypes, so that offsets are whole elements."""
 
 
 _SLACK_NBYTES = 4096
@@ -89,17 +89,18 @@ class OutOfBandPickle:
         self._scattered: dict[int, torch.Tensor] = {}
 
     def reduce(self, obj: object) -> Any:
-        """Take the memory of a plain CPU object; NotImplemented for others.
+        """Take the memory of a tensor, array or storage, for `reducer_override`.
 
-        For `reducer_override`.
+        Returns NotImplemented for objects that are not plain or not on the CPU. Raises PicklingError for a tensor that
+        is part of an autograd graph.
         """
         take = _TAKERS.get(type(obj))
         return NotImplemented if take is None else take(self, obj)
 
     def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """Take a large foreign buffer; True leaves a small one inline.
+        """Take the memory of another object's large buffer, for `buffer_callback`.
 
-        For `buffer_callback`.
+        Returns True for a small buffer, which stays inline.
         """
         if buffer is _MARK:
             return False
@@ -198,7 +199,7 @@ _TAKERS: dict[type, Callable[[OutOfBandPickle, Any], Any]] = {
 
 
 def restore(thing: Thing) -> Thing:
-    """Return the object of a mark; called from pickle streams."""
+    """Return the object that replaces a mark; called from pickle streams."""
     return thing
 
 
@@ -208,10 +209,7 @@ def typed_storage(untyped: UntypedStorage, dtype: str) -> TypedStorage:
 
 
 def _reduce_quantized(tensor: torch.Tensor) -> Any:
-    """Reduction of a quantized tensor.
-
-    torch's own warns when it is loaded.
-    """
+    """Reduction of a quantized tensor; loading torch's own would warn."""
     if vars(tensor):
         return NotImplemented
     if tensor.qscheme() == torch.per_tensor_affine:
@@ -225,7 +223,7 @@ def _reduce_quantized(tensor: torch.Tensor) -> Any:
 def quantized(storage: UntypedStorage, dtype: str, place: tuple[Any, ...], numbers: tuple[Any, ...]) -> torch.Tensor:
     """Rebuild a quantized tensor.
 
-    `numbers` are its scales and zero points, and for several their axis.
+    `numbers` are scale and zero point, or per channel: scales, zero points and the axis.
     """
     size, kind = place[1], torch_dtypes()[dtype]
     if len(numbers) == 2:
@@ -350,7 +348,7 @@ class MappedArray(NamedTuple):
     plain: bool
 
     def open(self) -> NDArray[Any]:
-        """Map the array; as a plain array if it was one."""
+        """Map the array; a plain `ndarray` stays one."""
         file = np.memmap(self.filename, np.uint8, self.mode, self.position, (self.nbytes,))  # type: ignore[call-overload]
         first = file[self.offset : self.offset + self.dtype.itemsize].view(self.dtype)
         array = as_strided(first, self.shape, self.strides, subok=True)
@@ -358,12 +356,10 @@ class MappedArray(NamedTuple):
 
 
 def reduce_file(array: NDArray[Any]) -> Any:
-    """Reduce a file-mapped array to a call that maps it again.
+    """Reduce a file-mapped array to a call that maps the file again.
 
-    Returns None for other arrays.
-
-    For `reducer_override`. Also returns None if the file no longer has these bytes. An array of mode "c" is reopened
-    with mode "c", without the data written to it.
+    For `reducer_override`. Returns None for other arrays, and if the file has become too short. An array of mode "c" is
+    reopened with mode "c", without the data written to it.
     """
     if array.size == 0 or type(array) not in (np.ndarray, np.memmap) or (file := file_of(array)) is None:
         return None
@@ -389,7 +385,7 @@ def reduce_file(array: NDArray[Any]) -> Any:
 
 
 def file_of(array: NDArray[Any]) -> np.memmap[Any, Any] | None:
-    """The memmap that the array is or views, or None."""
+    """Memmap that the array is or views, or None."""
     owner: object = array
     while isinstance(owner, np.ndarray):
         if isinstance(owner, np.memmap) and owner._mmap is not None:  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ class InboxStatistics:
     """Memory of one worker that this process has mapped."""
 
     slots: int
-    """Slots that are mapped."""
+    """Slots that this process has mapped."""
     nbytes: int
     """Bytes of all mapped slots."""
     lent_nbytes: int
@@ -68,7 +68,7 @@ class Inbox:
         """Decode a message. Large tensors and arrays are writable views into slots.
 
         The worker reuses a slot only when its last view has been dropped, in any thread. Closes `fds`. If unpickling
-        raises, the slots are freed.
+        raises, the slots are freed. Raises WorkerError if descriptors were lost because too many files are open.
         """
         contents, stream = self._open(payload, fds)
         leases = self._leases(contents)
@@ -76,7 +76,7 @@ class Inbox:
         return pickle.loads(stream, buffers=contents.build(leases))
 
     def discard(self, payload: bytes, fds: Iterable[int] = ()) -> None:
-        """Skip a message and free its slots."""
+        """Skip a message and free its slots; closes `fds`."""
         contents, _ = self._open(payload, fds)
         self._leases(contents)
 
@@ -86,7 +86,7 @@ class Inbox:
         return InboxStatistics(len(slots), sum(slot.mapping.nbytes for slot in slots), lent, self._peak_nbytes)
 
     def close(self) -> None:
-        """Forget all slots; live batches stay valid and are unmapped when dropped."""
+        """Drop all slots; batches in use keep their mappings."""
         self._slots.clear()
 
     def _open(self, payload: bytes, fds: Iterable[int]) -> tuple[MessageContents, memoryview]:

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 UNSENT_LIMIT = 64
-"""`Arena.empty` creates no slot while this many are unsent."""
+"""Number of unsent slots from which `Arena.empty` uses ordinary memory."""
 
 
 _APART_LIMIT = 32
-"""A message with more large regions than this puts them all in one slot."""
+"""Highest number of large regions with slots of their own; the regions of a message with more share slots."""
 
 
 MAX_FDS = UNSENT_LIMIT + _APART_LIMIT + 4
@@ -74,7 +74,7 @@ class OutgoingMessage:
         self.copied_nbytes = 0
 
     def place(self, regions: Sequence[AddressRange]) -> list[SlotRange | bytearray]:
-        """Place every region inline, in its slot, or in a new slot."""
+        """Place every region: inline, in its slot, or copied to a slot."""
         placed: dict[int, SlotRange | bytearray] = {}
         inline_nbytes = 0
         copied = []
@@ -150,7 +150,7 @@ class ArenaStatistics:
     created: int
     """Slots created so far. While this is constant, no fresh memory is touched."""
     copied_nbytes: int
-    """Bytes copied into slots so far; 0 if all batches were allocated with `allocate`."""
+    """Bytes copied into slots so far; 0 if the memory of all batches came from `Arena.empty`."""
 
 
 class Arena:
@@ -170,9 +170,10 @@ class Arena:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Allocate an uninitialized tensor that `dumps` sends without a copy.
 
-        The same holds for views of it. Its memory is reused once it is dropped here and, if it was sent, in the
-        training process. A worker that keeps a sent tensor shares it with the training process, as with torch's shared
-        memory. Small tensors are in ordinary memory.
+        Views of the tensor are sent without a copy, too. The memory is reused once the tensor is dropped here and, if
+        it was sent, in the training process. A worker that keeps a sent tensor shares it with the training process, as
+        with torch's shared memory. Tensors below 16 KiB are in ordinary memory, and so are all while `UNSENT_LIMIT`
+        slots are unsent.
         """
         shape = tuple(shape)
         nbytes = math.prod(shape) * dtype.itemsize
@@ -186,10 +187,9 @@ class Arena:
     def dumps(self, obj: Any) -> Message:
         """Encode `obj` for the `Inbox` of this worker.
 
-        The inbox must read every message, in order.
-
-        Memory outside slots is copied into one. Raises NotPicklableError with the path of the part that cannot be
-        pickled, and SlotMemoryError if there is no memory for another slot.
+        The inbox must read every message, in order. Memory outside slots is copied: large memory into slots, and small
+        memory into the message. Raises NotPicklableError with the path of the part that cannot be pickled, and
+        SlotMemoryError if there is no memory for another slot.
         """
         stream, oob = pickle_batch(obj)
         layout = oob.layout(lambda span: self._pool.find(span) is not None)
@@ -209,13 +209,16 @@ class Arena:
         return ArenaStatistics(len(pool), pool.nbytes, lent, pool.peak_nbytes, pool.created, self._copied_nbytes)
 
     def close(self) -> None:
-        """Forget all slots; tensors in the training process and here stay valid."""
+        """Drop all slots; their tensors stay valid in both processes."""
         self._allocator.finish()
         self._pool.close()
 
 
 def pickle_batch(obj: Any) -> Pickling:
-    """Pickle a batch by name or value; NotPicklableError names its path."""
+    """Pickle a batch, with functions and classes by name, else by value.
+
+    Raises NotPicklableError with the path of the part that cannot be pickled.
+    """
     try:
         return dump_out_of_band(obj, ReferencePickler)
     except Exception as error:  # noqa: BLE001 - reported below, unless the other pickler knows better

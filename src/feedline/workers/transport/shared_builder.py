@@ -1,4 +1,4 @@
-"""Builders pickled once for many workers that share its arrays."""
+"""Builders pickled once for many workers that share their arrays."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ other uses.
 
 
 _MAIN_MODULES = {"__main__", "__mp_main__"}
-"""Module names of the user's script: the usual one, and the one in processes that multiprocessing has spawned."""
+"""Names of the module of the user's script; multiprocessing uses the second one in processes that it spawns."""
 
 
 class FileExtent(NamedTuple):
@@ -68,11 +68,11 @@ class SharedBuilder:
         self._file = file
         self.nbytes = 0 if file is None else plan.nbytes
         self.modules = plan.modules
-        """Modules that it refers to, and those of its classes and functions."""
+        """Names of the modules that the builder refers to, and of those that define its classes and functions."""
 
     @property
     def fd(self) -> int | None:
-        """Descriptor of the file of array memory."""
+        """Descriptor of the file of array memory; this object owns it."""
         return None if self._file is None else self._file.fd
 
     @property
@@ -126,7 +126,8 @@ def dump_builder(obj: object, name: str = "builder") -> SharedBuilder:
 
     Lambdas, closures and definitions of `__main__` are pickled by value. Arrays and tensors of at least 16 KiB are put
     into the anonymous file. Each worker maps file-mapped arrays again, and those of `feedline.share`. Raises
-    NotPicklableError with the path, below `name`, of the part that cannot be pickled.
+    NotPicklableError with the path, below `name`, of the part that cannot be pickled, and SlotMemoryError if there is
+    no memory for the file.
     """
     plan = _build_plan(obj, name)
     if len(plan.shared) > _MOST_SHARED:

@@ -37,7 +37,7 @@ class SharedFile:
 
     @property
     def fd(self) -> int:
-        """Its descriptor."""
+        """Descriptor of the file; this object owns it."""
         return self._file.fd
 
     @property
@@ -59,12 +59,10 @@ def share(array: Array) -> Array:
     The copy has the same shape, dtype and values, in C order. Worker processes receive its file descriptor and no
     bytes: there is one copy for any number of workers, also if they get views of it. All processes see what one of them
     writes; concurrent writes are not synchronized. The memory is freed with the last array, loader or worker that uses
-    it.
+    it. Processes of a `spawn` or `forkserver` context, and other uses of pickle, copy the array as usual.
 
-    Processes of a `spawn` or `forkserver` context, and other uses of pickle, copy the array as usual.
-
-    Raises ArgumentError for dtypes that hold Python objects, and for other objects than arrays (`np.memmap` included)
-    and plain tensors; SlotMemoryError if there is not enough memory.
+    Accepts NumPy arrays, `np.memmap` included, and dense CPU tensors. Raises ArgumentError for other objects and for
+    dtypes that hold Python objects, and SlotMemoryError if there is not enough memory.
     """
     source: Any = array
     if type(source) in (np.ndarray, np.memmap):
@@ -85,18 +83,16 @@ def share(array: Array) -> Array:
 
 
 def file_at(address: int) -> SharedFile | None:
-    """Shared file that is mapped at this address, or None."""
+    """Shared file whose mapping contains the address, or None."""
     files = (reference() for reference in _files.valuerefs())
     return next((file for file in files if file and 0 <= address - file.address < file.nbytes), None)
 
 
 def reduce_shared(array: NDArray[Any]) -> Any:
-    """Reduce an array over a shared file to a view.
+    """Reduce an array over a shared file to a view, for `reducer_override`.
 
-    Returns None for other arrays.
-
-    For `reducer_override`. Also returns None for the bytes themselves. Without this, `OutOfBandPickle` would copy
-    arrays that are not contiguous, and NumPy would copy some dtypes.
+    Otherwise `OutOfBandPickle` would copy arrays that are not contiguous, and NumPy some dtypes. Returns None for other
+    arrays, and for contiguous uint8 arrays of one dimension, which need no view.
     """
     if array.size == 0 or (array.dtype == np.uint8 and array.ndim == 1 and array.flags.c_contiguous):
         return None

@@ -40,7 +40,7 @@ FREE, LENT, RETIRED = 0, 1, 2
 
 
 IDLE_MESSAGES = 256
-"""A slot is freed when this many messages in a row did not need it."""
+"""Number of messages in a row without use after which a slot is freed."""
 
 
 _PAGE_NBYTES = 4096
@@ -84,7 +84,7 @@ class Slot:
         self._memory[0] = LENT
 
     def bytes(self) -> Bytes:
-        """Array of the whole slot, which is in use while it lives."""
+        """Array of the whole slot; keeps the slot in use while alive."""
         # One array for all parts of a slot: it ends with the last of them, and so does the use of the slot.
         array = self._local()
         if array is None:
@@ -125,7 +125,7 @@ class SlotPool:
     def take(self, nbytes: int) -> Slot:
         """Return a free slot, at most twice as large, or create one.
 
-        It stays free until `Slot.bytes` is called.
+        The slot counts as free until `Slot.bytes` is called. Raises SlotMemoryError if there is no memory for it.
         """
         slot = self._find_free(size_class(nbytes)) or self._create(size_class(nbytes))
         slot.used_at = self.clock
@@ -142,7 +142,7 @@ class SlotPool:
     def hand_over(self, slot: Slot) -> Handle | None:
         """Give the handle to the caller, to send it once.
 
-        None if the training process already has the handle.
+        The caller owns the handle. None if it was handed over before.
         """
         handle, slot.handle = slot.handle, None
         self.unsent -= handle is not None
@@ -151,7 +151,7 @@ class SlotPool:
     def tick(self) -> list[int]:
         """Count a message, and drop outdated slots at intervals.
 
-        Returns the numbers of the dropped slots, which the training process has to drop, too.
+        Returns the numbers of the dropped slots that the training process has mapped, and must drop, too.
         """
         self.clock += 1
         # Not for each message: there may be a thousand slots to check.
@@ -296,11 +296,11 @@ def align(nbytes: int) -> int:
 
 
 LARGE_NBYTES = 4 << 20
-"""Smaller tensors come from torch's allocator, which reuses such memory itself."""
+"""Size in bytes below which tensors come from torch's allocator, which reuses such memory itself."""
 
 
 IDLE_BATCHES = 256
-"""A block is freed when this many large tensors in a row did not need it."""
+"""Number of large tensors in a row without use after which a block is freed."""
 
 
 class _PooledBlock:

@@ -23,7 +23,7 @@ class Region:
 
     @property
     def storage(self) -> torch.UntypedStorage:
-        """The one torch storage over the region, for all its tensors."""
+        """Storage over the region, the same for all of its tensors."""
         if self._storage is None:
             self._storage = torch.from_numpy(self.memory).untyped_storage()
         return self._storage
@@ -68,13 +68,13 @@ class BufferView(NamedTuple):
 
 
 View = TensorView | ArrayView | StorageView | BufferView
-"""Description of one object without its bytes; `offset` is the byte offset of its first element."""
+"""Description of one object without its bytes. `build(region, offset)` takes the byte offset of the first element."""
 
 
 def watchable(buffer: memoryview) -> Bytes:
     """Array over the buffer that lives until its last view is dropped.
 
-    A weak reference to it therefore reports the end of the last view.
+    A weak reference to the array therefore reports the end of its last view.
     """
     # Made from a buffer: views of an array that is a view itself would refer to the original array, not to it.
     return np.frombuffer(buffer, np.uint8)
@@ -82,7 +82,7 @@ def watchable(buffer: memoryview) -> Bytes:
 
 @functools.cache
 def torch_dtypes() -> dict[str, torch.dtype]:
-    """Every dtype of this torch by its printed name."""
+    """All dtypes of the installed torch, by printed name."""
     return {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 

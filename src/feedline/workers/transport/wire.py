@@ -66,11 +66,11 @@ class MessageContents(NamedTuple):
 
     @property
     def slots(self) -> set[int]:
-        """Numbers of the slots it needs."""
+        """Numbers of the slots that hold the regions."""
         return {region.number for region in self.regions if isinstance(region, SlotRange)}
 
     def build(self, slots: Mapping[int, Bytes]) -> list[Any]:
-        """Build the objects of the marks, as `buffers` for unpickling.
+        """Build the objects that replace the marks, as `buffers` for unpickling.
 
         The opcode NEXT_BUFFER pushes the next item of `buffers`, which need not be a buffer.
         """
