@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,18 @@ from feedline.errors import SampleIndexError
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 """`allocate(shape, dtype)` returns an uninitialized, contiguous CPU tensor."""
+
+
+def expect_torch_load(torch_version: str) -> None:
+    """Ignore the warning of torch 2.4 and 2.5 about their own way to unpickle tensors.
+
+    Tensors reach workers in pickles, as samples or indices do. A user's own calls of `torch.load` still warn.
+    """
+    if tuple(map(int, torch_version.split(".")[:2])) < (2, 6):
+        warnings.filterwarnings("ignore", "You are using `torch.load` with", FutureWarning, r"torch\.storage")
+
+
+expect_torch_load(torch.__version__)
 
 
 def uses_allocator(allocate: Allocator | None, nbytes: int) -> bool:
