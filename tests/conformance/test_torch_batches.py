@@ -322,6 +322,16 @@ def test_nested_tensors(make_loader: Make, num_workers: int) -> None:
         list(make_loader(dataset, num_workers=num_workers))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@workers
+def test_sparse_tensors(make_loader: Make, num_workers: int, layout: torch.layout) -> None:
+    samples = [(i * torch.eye(3)).to_sparse(layout=layout) for i in range(4)]
+    batches = list(make_loader(Returning(samples), batch_size=2, collate_fn=list, num_workers=num_workers))
+    assert [sample.layout for batch in batches for sample in batch] == [layout] * 4
+    assert [sample.sum().item() for batch in batches for sample in batch] == [0, 3, 6, 9]
+
+
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="states what happens without an accelerator")
 @workers
 def test_pinning_without_an_accelerator_warns_and_works(make_loader: Make, num_workers: int) -> None:

@@ -20,7 +20,7 @@ from feedline.core.rng import derive_each
 from feedline.core.tree import leaves, map_leaves
 from feedline.core.units import nbytes_of
 from feedline.errors import ArgumentError, note
-from feedline.loader.device.stage import Depth, moves_itself
+from feedline.loader.device.stage import Depth, host_nbytes, moves_itself
 
 _profiler_enabled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
@@ -119,7 +119,7 @@ class DeliverySteps:
                 raise
 
     def _explain_memory(self, batch: Any) -> str:
-        nbytes = sum(leaf.nbytes for leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
+        nbytes = host_nbytes(batch)
         ahead = self._delivery.prefetch
         fewer = f"pass Delivery(..., prefetch={ahead - 1})" if isinstance(ahead, int) and ahead > 1 else None
         less = fewer or ("pass a smaller Delivery(..., prefetch=)" if isinstance(ahead, str) else "make it smaller")
