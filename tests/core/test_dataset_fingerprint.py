@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from pyarrow import feather
 from torch.utils.data import ConcatDataset, Subset
 
 import feedline as fl
 from feedline.core.listing import digest_of, listing_fingerprint_of
-from feedline.datasets import Arrow, Files, Map, Parquet, TarShards, TokenFile, Zip
+from feedline.datasets import Arrow, Files, Filter, Map, Parquet, TarShards, TokenFile, Zip
 from feedline.errors import StateError
 
 Make = Callable[[list[Path]], Any]
@@ -39,6 +40,10 @@ def _tar(path: Path, number: int) -> Path:
             member.size = 1
             tar.addfile(member, io.BytesIO(b"x"))
     return path
+
+
+def _subset(data: TarShards, keys: tuple[str, ...]) -> Subset[Any]:
+    return Subset(data, torch.tensor([at for at in range(len(data)) if data.address(at)[1] in keys]))  # type: ignore[arg-type]
 
 
 def _identity(sample: Any) -> Any:
@@ -72,6 +77,21 @@ def test_files_in_another_order_are_refused_and_the_same_elsewhere_are_not(
         loader(copies[::-1]).load_state_dict(state)
     del state["fingerprint"]["listing"]  # as the message says; and as older versions wrote it
     loader(copies[::-1]).load_state_dict(state)
+
+
+@pytest.mark.parametrize("choose", [lambda data, keys: Filter(data, lambda x: x["__key__"] in keys), _subset])
+def test_other_samples_of_the_same_files_are_refused(choose: Any, tars: list[Path]) -> None:
+    data = TarShards(tars)
+
+    def loader(*keys: str) -> fl.DataLoader[Any]:
+        return fl.DataLoader(choose(data, keys), 1, seed=1)
+
+    first = loader("0-0", "1-1", "3-2")
+    next(iter(first))
+    state = json.loads(json.dumps(first.state_dict()))
+    loader("0-0", "1-1", "3-2").load_state_dict(state)
+    with pytest.raises(StateError, match="a Filter or Subset chose other samples"):
+        loader("0-0", "1-1", "3-1").load_state_dict(state)
 
 
 def _parquets(folder: Path) -> list[Path]:

@@ -49,7 +49,8 @@ class Fingerprint:
         if None not in (self.listing, theirs) and self.listing != theirs:
             raise StateError(
                 "this state belongs to another loader: its dataset had as many samples, but listed other files or the "
-                "same files in another order. os.listdir has no fixed order: sort its result. If only the names of the "
+                "same files in another order, or a Filter or Subset chose other samples of them. os.listdir has no "
+                "fixed order: sort its result. If only the names of the "
                 "files have changed, remove 'listing' from the 'fingerprint' of the state."
             )
         theirs = saved.get("cpu_share")
