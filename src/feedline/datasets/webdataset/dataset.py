@@ -74,9 +74,10 @@ class TarShards(torch.utils.data.Dataset[Any]):
     decoded images. The images of one sample share its random key, so they get the same boxes and flips. With
     `apply_exif_orientation`, images are turned upright.
 
-    A truncated tar raises ShardError; with `allow_truncated`, its complete samples are read. Compressed
-    tars, which have no random access, are decompressed once, into the folder `cache` or the user's cache folder: those
-    that end in `.gz`, `.tgz`, `.zst`, `.tzst`, `.bz2`, `.tbz2`, `.xz` or `.txz`.
+    A truncated tar raises ShardError; with `allow_truncated`, its complete samples are read, without the last one if
+    the cut may have taken a member from it. Samples are complete only if the members of each follow one another.
+    Compressed tars, which have no random access, are decompressed once, into the folder `cache` or the user's cache
+    folder: those that end in `.gz`, `.tgz`, `.zst`, `.tzst`, `.bz2`, `.tbz2`, `.xz` or `.txz`.
 
     The index of each tar is built on first use and stored: next to a file (see `open_index`), for an object in the
     user's cache folder, unless one is next to the object; or in the folder `index_dir`. Each process keeps at most
