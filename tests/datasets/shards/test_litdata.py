@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 import shutil
@@ -28,6 +29,8 @@ from feedline.datasets.shards.litdata import LeafTree
 from feedline.datasets.shards.litdata_types import decode_function, decode_nested
 from feedline.errors import ArgumentError, MissingExtraError, SampleError
 from feedline.stores import ObjectNotFoundError
+from feedline.stores.cache.folder import Folder
+from feedline.stores.files import Extent
 from formats.records import arrow_chunk
 
 SAMPLES = ["leaves", "tuples", "bare", "rows", "mixed", "batch", "chunk", "sample"]
@@ -268,6 +271,18 @@ class TestDamage:
             dataset[8]
         with pytest.raises(ObjectNotFoundError, match=missing):
             LitData(copy)
+
+    def test_another_missing_file_is_not_taken_for_a_chunk(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def get(*_: Any) -> None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", "piece")
+
+        dataset = LitData(folder / "chunk", cache=tmp_path)
+        monkeypatch.setattr(Folder, "get", get)
+        for read in (lambda: dataset[0], lambda: dataset._files.read([Extent(0, 0, 9)])):
+            with pytest.raises(FileNotFoundError, match="No such file or directory: 'piece'"):
+                read()
 
     def test_tokens_that_are_not_there(self, folder: Path, tmp_path: Path) -> None:
         copy = Path(shutil.copytree(folder / "tokens", tmp_path / "copy"))
