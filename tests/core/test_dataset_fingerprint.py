@@ -90,7 +90,7 @@ def test_other_samples_of_the_same_files_are_refused(choose: Any, tars: list[Pat
     next(iter(first))
     state = json.loads(json.dumps(first.state_dict()))
     loader("0-0", "1-1", "3-2").load_state_dict(state)
-    with pytest.raises(StateError, match="a Filter or Subset chose other samples"):
+    with pytest.raises(StateError, match="or a Filter, filters= or a Subset chose"):
         loader("0-0", "1-1", "3-1").load_state_dict(state)
 
 
@@ -121,6 +121,14 @@ def test_shards_of_other_sizes_are_refused(write: Any, read: Any, tmp_path: Path
     assert len(first) == len(other)
     assert listing_fingerprint_of(first) != listing_fingerprint_of(other)
     assert listing_fingerprint_of(first) == listing_fingerprint_of(read(paths))
+
+
+def test_other_rows_of_the_same_files_are_refused(tmp_path: Path) -> None:
+    paths = _parquets(tmp_path)
+    pq.write_table(pa.table({"x": [0, 1]}), paths[0])
+    zeros, ones = (listing_fingerprint_of(Parquet(paths[0], filters=[("x", "==", value)])) for value in (0, 1))
+    assert None not in (zeros, ones)
+    assert zeros != ones
 
 
 def test_any_order_of_many_is_distinguished() -> None:

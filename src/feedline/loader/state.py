@@ -49,7 +49,7 @@ class Fingerprint:
         if None not in (self.listing, theirs) and self.listing != theirs:
             raise StateError(
                 "this state belongs to another loader: its dataset had as many samples, but listed other files or the "
-                "same files in another order, or a Filter or Subset chose other samples of them. os.listdir has no "
+                "same files in another order, or a Filter, filters= or a Subset chose other samples. os.listdir has no "
                 "fixed order: sort its result. If only the names of the "
                 "files have changed, remove 'listing' from the 'fingerprint' of the state."
             )
