@@ -45,8 +45,11 @@ def listing_fingerprint_of(dataset: Any) -> str | None:
     return None
 
 
-def selection_digest(whole: str | None, indices: Sequence[int] | NDArray[np.int64]) -> str:
-    """A digest of samples of a dataset with the fingerprint `whole`, in their order."""
+def selection_digest(whole: str | None, indices: Sequence[int] | NDArray[Any]) -> str:
+    """A digest of chosen samples in their order.
+
+    `whole` is the fingerprint of their dataset.
+    """
     chosen = [indices[place] for place in _spread(len(indices))]
     return _digest(whole, len(indices), [int(each) if hasattr(each, "__index__") else each for each in chosen])
 

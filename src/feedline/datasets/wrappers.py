@@ -110,7 +110,7 @@ class Map(WrappedDataset):
 
 
 def _maps_within(dataset: Any) -> int:
-    """The largest number of `Map`s around one another, also in wrappers of others."""
+    """The largest number of nested `Map`s, through any wrappers."""
     if isinstance(dataset, Map):
         return dataset._depth
     held = getattr(dataset, "__dict__", {})  # not the attributes, which other classes may compute

@@ -124,7 +124,7 @@ class Parquet(DecodedTable[RowGroups]):
 
     @property
     def listing_fingerprint(self) -> str | None:
-        """A digest of file names in order, and of the matching rows of each row group."""
+        """A digest of ordered file names and matching rows."""
         whole = super().listing_fingerprint
         return whole if self._matching is None else selection_digest(whole, self._matching)
 
