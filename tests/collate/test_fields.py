@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import UserDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,11 @@ from feedline.errors import ArgumentError, CollateError
 class Sample(NamedTuple):
     tokens: torch.Tensor
     label: int
+
+
+@dataclass
+class Part:
+    values: torch.Tensor
 
 
 def ranges(*lengths: int) -> list[torch.Tensor]:
@@ -165,6 +171,10 @@ class TestRagged:
             each.mul_(2)
         assert [value.tolist() for value in values[:-1]] == [was.tolist() for was in before]
         assert torch.equal(values[-1].to_dense(), tensor)
+
+    def test_objects_are_passed_on(self) -> None:
+        part = Part(torch.ones(2))
+        assert collate.ragged(["part"])([{"part": part}])["part"][0] is part
 
     def test_strings_and_gradients_stay(self) -> None:
         weight, names = torch.ones(2, requires_grad=True), np.array(["a", "b"])

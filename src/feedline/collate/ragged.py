@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,8 @@ def ragged(keys: Sequence[Key] | None = None) -> RaggedCollator:
     Such a field becomes a list with one entry per sample; all other fields are collated as by `default`. These are the
     fields named by `keys`, of any type (a dict of boxes and labels stays a dict). Without `keys`, they are all tensors
     and arrays of at least one dimension. For `(image, target)` samples with images of one size, `ragged([1])` gives
-    stacked images and a list of targets. Entries are copies in writable memory, as stacked fields are.
+    stacked images and a list of targets. Entries are copies in writable memory, as stacked fields are; dataclasses and
+    other objects are passed on.
     """
     return RaggedCollator(as_key_set(keys))
 
@@ -46,7 +47,7 @@ class _RaggedWalk(FieldWalk):
         return isinstance(batch[0], (torch.Tensor, np.ndarray)) and batch[0].ndim > 0
 
     def collate_field(self, batch: Sequence[Any], path: KeyPath) -> list[Any]:  # noqa: ARG002 - has no error to place
-        copies = map_leaves(partial(_copy, allocate=self.empty), list(batch))
+        copies = map_leaves(partial(_copy, allocate=self.empty), list(batch), is_dataclass)
         return [default_convert(value) for value in copies]  # type: ignore[no-untyped-call]
 
 

@@ -401,10 +401,8 @@ def _transforms_of(spec: str, given: Mapping[str, TransformFunction]) -> dict[st
     names = [each.strip() for each in spec.split(";")]
     own = [each for each in names if each in given]
     missing = [each for each in names if each not in given]
-    shared = given.get(spec)
-    if shared is None and len(own) == 1:
-        shared = given[own[0]]
-    elif shared is None and own and missing:
+    shared = given.get(own[0] if len(own) == 1 and spec not in given else spec)
+    if len(own) > 1 and missing and spec not in given:
         raise ArgumentError(
             f"transform names {' and '.join(map(repr, own))} of the column {spec!r}, but not {missing[0]!r}: give each "
             f"alternative a transform, or {spec!r} one for all"
