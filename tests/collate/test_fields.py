@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 from collections import UserDict
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +21,11 @@ from feedline.errors import ArgumentError, CollateError
 class Sample(NamedTuple):
     tokens: torch.Tensor
     label: int
+
+
+@dataclass
+class Part:
+    values: torch.Tensor
 
 
 def ranges(*lengths: int) -> list[torch.Tensor]:
@@ -144,8 +151,38 @@ class TestRagged:
         empty = Recorder()
         samples = [(torch.ones(3, 4, 4), {"boxes": torch.ones(i, 4), "labels": torch.ones(i)}) for i in (2, 1)]
         images, targets = collate.ragged([1])(samples, allocate=empty)
-        assert empty.holds(images)
+        assert empty.holds([images, targets])
         assert [sorted(target) for target in targets] == [["boxes", "labels"]] * 2
+
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("keys", [None, ["x"]])
+    @pytest.mark.parametrize("allocate", [None, Recorder()])
+    def test_writing_to_a_batch_changes_no_sample(self, tmp_path: Path, keys: Any, allocate: Any) -> None:
+        np.save(tmp_path / "x.npy", np.arange(6.0).reshape(2, 3))
+        read_only, private = np.load(tmp_path / "x.npy", mmap_mode="r"), np.load(tmp_path / "x.npy", mmap_mode="c")
+        tensor = torch.from_numpy(private.copy())
+        channels_last = torch.arange(6.0, dtype=torch.float64).reshape(1, 3, 1, 2).to(memory_format=torch.channels_last)
+        values = [read_only[0], private[0], private[1, ::-1], tensor[1], tensor.T, channels_last, tensor.to_sparse()]
+        before = [torch.tensor(value.tolist(), dtype=torch.float64) for value in values[:-1]]
+        batch = collate.ragged(keys)([{"x": value} for value in values], allocate=allocate)["x"]
+        assert all(map(torch.equal, batch[:-1], before))
+        assert batch[5].stride() == channels_last.stride()
+        for each in batch:
+            each.mul_(2)
+        assert [value.tolist() for value in values[:-1]] == [was.tolist() for was in before]
+        assert torch.equal(values[-1].to_dense(), tensor)
+
+    def test_objects_are_passed_on(self) -> None:
+        part = Part(torch.ones(2))
+        assert collate.ragged(["part"])([{"part": part}])["part"][0] is part
+
+    def test_strings_and_gradients_stay(self) -> None:
+        weight, names = torch.ones(2, requires_grad=True), np.array(["a", "b"])
+        batch = collate.ragged()([weight, weight])
+        assert batch[0] is weight
+        (kept,) = collate.ragged()([names])
+        assert kept.tolist() == ["a", "b"]
+        assert kept is not names
 
     def test_travels_to_workers(self) -> None:
         assert pickle.loads(pickle.dumps(collate.ragged(["boxes"]))) == collate.ragged(["boxes"])
@@ -174,9 +211,10 @@ class TestTokenBudget:
         assert packed.values["ids"].tolist() == [[1, 2, 1, 2, 0]]
         assert packed.values["labels"].tolist() == [[-1, -2, -1, -2, -100]]
 
-    def test_fields_of_different_lengths_are_refused(self) -> None:
+    @pytest.mark.parametrize(("max_tokens", "truncate"), [(5, False), (1, True)])
+    def test_fields_of_different_lengths_are_refused(self, max_tokens: int, truncate: bool) -> None:
         with pytest.raises(CollateError, match=r"sample 0 .* 2 tokens in batch\['a'\], but 1 in batch\['b'\]"):
-            collate.token_budget(5)([{"a": [1, 2], "b": [1]}])
+            collate.token_budget(max_tokens, truncate=truncate)([{"a": [1, 2], "b": [1]}])
 
     def test_a_sequence_that_no_row_holds_is_refused_or_cut(self) -> None:
         with pytest.raises(CollateError, match="sample 1 of the batch has 5 tokens, more than max_tokens=4"):

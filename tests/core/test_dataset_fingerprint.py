@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from pyarrow import feather
 from torch.utils.data import ConcatDataset, Subset
 
 import feedline as fl
 from feedline.core.listing import digest_of, listing_fingerprint_of
-from feedline.datasets import Arrow, Files, Map, Parquet, TarShards, TokenFile, Zip
+from feedline.datasets import Arrow, Files, Filter, Map, Parquet, TarShards, TokenFile, Zip
 from feedline.errors import StateError
 
 Make = Callable[[list[Path]], Any]
@@ -39,6 +40,10 @@ def _tar(path: Path, number: int) -> Path:
             member.size = 1
             tar.addfile(member, io.BytesIO(b"x"))
     return path
+
+
+def _subset(data: TarShards, keys: tuple[str, ...]) -> Subset[Any]:
+    return Subset(data, torch.tensor([at for at in range(len(data)) if data.address(at)[1] in keys]))  # type: ignore[arg-type]
 
 
 def _identity(sample: Any) -> Any:
@@ -74,6 +79,21 @@ def test_files_in_another_order_are_refused_and_the_same_elsewhere_are_not(
     loader(copies[::-1]).load_state_dict(state)
 
 
+@pytest.mark.parametrize("choose", [lambda data, keys: Filter(data, lambda x: x["__key__"] in keys), _subset])
+def test_other_samples_of_the_same_files_are_refused(choose: Any, tars: list[Path]) -> None:
+    data = TarShards(tars)
+
+    def loader(*keys: str) -> fl.DataLoader[Any]:
+        return fl.DataLoader(choose(data, keys), 1, seed=1)
+
+    first = loader("0-0", "1-1", "3-2")
+    next(iter(first))
+    state = json.loads(json.dumps(first.state_dict()))
+    loader("0-0", "1-1", "3-2").load_state_dict(state)
+    with pytest.raises(StateError, match="or a Filter, filters= or a Subset chose"):
+        loader("0-0", "1-1", "3-1").load_state_dict(state)
+
+
 def _parquets(folder: Path) -> list[Path]:
     for number in range(SHARDS):
         pq.write_table(pa.table({"x": [number] * (number + 1)}), folder / f"{number}.parquet")
@@ -101,6 +121,14 @@ def test_shards_of_other_sizes_are_refused(write: Any, read: Any, tmp_path: Path
     assert len(first) == len(other)
     assert listing_fingerprint_of(first) != listing_fingerprint_of(other)
     assert listing_fingerprint_of(first) == listing_fingerprint_of(read(paths))
+
+
+def test_other_rows_of_the_same_files_are_refused(tmp_path: Path) -> None:
+    paths = _parquets(tmp_path)
+    pq.write_table(pa.table({"x": [0, 1]}), paths[0])
+    zeros, ones = (listing_fingerprint_of(Parquet(paths[0], filters=[("x", "==", value)])) for value in (0, 1))
+    assert None not in (zeros, ones)
+    assert zeros != ones
 
 
 def test_any_order_of_many_is_distinguished() -> None:

@@ -16,7 +16,7 @@ from combining_writers import cached, heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from recorder import Recorder
-from torch.utils.data import DataLoader, Subset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
 
 import feedline as fl
 from feedline.collate.batch_reads import reader_of
@@ -94,6 +94,33 @@ class TestMap:
         assert first == second
         assert all(len({a, b, c}) == 3 for _, a, b, c in (zip(*first[0], strict=True)))
 
+    @pytest.mark.parametrize(
+        "wrap",
+        [
+            lambda inner: Filter(inner, lambda x: True),
+            lambda inner: Subset(Subset(inner, range(N)), [3, 5]),
+            lambda inner: ConcatDataset([numbers(), inner]),
+            lambda inner: Zip(numbers(), inner),
+            lambda inner: Zip(x=inner),
+        ],
+    )
+    def test_draws_differ_from_those_within_other_wrappers(self, wrap: Any) -> None:
+        within, outside = list[int](), list[int]()
+
+        def drawing(draws: list[int]) -> Any:
+            return lambda sample, rng: (sample, draws.append(int(rng.integers(1 << 40))))[0]
+
+        inner = Map(Map(numbers(), drawing(within)), drawing(within))
+        outer = Map(Map(wrap(inner), drawing(outside)), drawing(outside))
+        within.clear()
+        list(fl.DataLoader(outer, 8, seed=1))
+        assert len({*within, *outside}) == len(within) + len(outside)
+
+    def test_parts_of_a_zip_draw_alike(self) -> None:
+        parts = [Map(numbers(), lambda x, rng: rng.integers(1 << 40)) for _ in range(2)]
+        image, mask = next(iter(fl.DataLoader(Zip(*parts), 4, seed=1)))
+        assert image.tolist() == mask.tolist()
+
     def test_what_is_no_function_is_refused(self) -> None:
         with pytest.raises(ArgumentError, match="fn must be callable, got int"):
             Map(numbers(), 3)
@@ -160,6 +187,16 @@ class TestFilter:
             case "file":
                 np.save(tmp_path / "x.npy", np.arange(N) + 2)
                 assert kept(ArrayFile(tmp_path / "x.npy"), below(3)) == [0]
+
+    @pytest.mark.parametrize("find", ["filter", "cached"])
+    def test_finding_it_draws_nothing(self, tmp_path: Path, find: str) -> None:
+        before = torch.get_rng_state()
+        for _ in range(2):
+            if find == "filter":
+                Filter(numbers(), even, index_dir=tmp_path)
+            else:
+                CachedMap(numbers(), scaled, tmp_path).fill()
+            assert torch.equal(torch.get_rng_state(), before)
 
     def test_a_damaged_index_is_found_again(self, tmp_path: Path) -> None:
         Filter(numbers(), even, index_dir=tmp_path)
@@ -369,6 +406,6 @@ class TestCachedMap:
             CachedMap(numbers(), lambda x, rng: x, tmp_path)
 
     def test_torchs_subset_and_concat_suffice(self, tmp_path: Path) -> None:
-        dataset = torch.utils.data.ConcatDataset([Subset(numbers(), [3, 4]), numbers()])
+        dataset = ConcatDataset([Subset(numbers(), [3, 4]), numbers()])
         assert reader_of(dataset) is not None
         assert CachedMap(dataset, scaled, tmp_path)[1].item() == 8

@@ -43,7 +43,7 @@ def nested_row(i: int) -> dict[str, Any]:
 def write_nested(place: Path) -> None:
     """Two chunks of nested rows in several record batches, one of them compressed."""
     rows = [nested_row(i) for i in range(NESTED)]
-    chunks = [_arrow_chunk(rows[:400], 256), _arrow_chunk(rows[400:], 60, "zstd")]
+    chunks = [arrow_chunk(rows[:400], 256), arrow_chunk(rows[400:], 60, "zstd")]
     leaves = [{"type": None, "context": None, "children_spec": []}] * 2
     spec = [1, {"type": "builtins.dict", "context": '["id", "more"]', "children_spec": leaves}]
     index = {
@@ -58,7 +58,7 @@ def write_nested(place: Path) -> None:
         (place / f"chunk-{n}.bin").write_bytes(chunk)
 
 
-def _arrow_chunk(rows: list[dict[str, Any]], size: int, compression: str | None = None) -> bytes:
+def arrow_chunk(rows: list[dict[str, Any]], size: int, compression: str | None = None) -> bytes:
     """A chunk in LitData's form for nested rows, in record batches of this size."""
     table, sink = pa.Table.from_pylist(rows), pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:

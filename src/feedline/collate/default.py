@@ -30,7 +30,8 @@ _shape_of = attrgetter("shape")
 _strides_of = attrgetter("strides")
 
 
-_ARRAY_TYPES = {np.ndarray, np.memmap}
+ARRAY_TYPES = {np.ndarray, np.memmap}
+"""Types of arrays that are nothing but memory."""
 
 
 # Without np.uint64: torch raises for a list of such scalars.
@@ -90,7 +91,7 @@ def stack_arrays(batch: Sequence[NDArray[Any]], allocate: Allocator | None) -> t
 def _are_alike(batch: Sequence[NDArray[Any]]) -> bool:
     return (
         batch[0].ndim > 0
-        and set(map(type, batch)) <= _ARRAY_TYPES
+        and set(map(type, batch)) <= ARRAY_TYPES
         and len(set(map(_dtype_of, batch))) == 1
         and len(set(map(_shape_of, batch))) == 1
         # torch refuses negative strides

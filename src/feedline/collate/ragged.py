@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import torch
 from torch.utils.data import default_convert
 
 from feedline.collate.base import Collator, FieldWalk, Key, as_key_set
-from feedline.collate.default import KeyPath
-from feedline.core.tensors import Allocator
+from feedline.collate.default import ARRAY_TYPES, KeyPath
+from feedline.core.tensors import Allocator, allocate_tensor, torch_dtype, uses_allocator
+from feedline.core.tree import map_leaves
 
 
 def ragged(keys: Sequence[Key] | None = None) -> RaggedCollator:
@@ -21,7 +23,8 @@ def ragged(keys: Sequence[Key] | None = None) -> RaggedCollator:
     Such a field becomes a list with one entry per sample; all other fields are collated as by `default`. These are the
     fields named by `keys`, of any type (a dict of boxes and labels stays a dict). Without `keys`, they are all tensors
     and arrays of at least one dimension. For `(image, target)` samples with images of one size, `ragged([1])` gives
-    stacked images and a list of targets.
+    stacked images and a list of targets. Entries are copies in writable memory, as stacked fields are; dataclasses and
+    other objects are passed on.
     """
     return RaggedCollator(as_key_set(keys))
 
@@ -44,7 +47,40 @@ class _RaggedWalk(FieldWalk):
         return isinstance(batch[0], (torch.Tensor, np.ndarray)) and batch[0].ndim > 0
 
     def collate_field(self, batch: Sequence[Any], path: KeyPath) -> list[Any]:  # noqa: ARG002 - has no error to place
-        return [default_convert(value) for value in batch]  # type: ignore[no-untyped-call]
+        copies = map_leaves(partial(_copy, allocate=self.empty), list(batch), is_dataclass)
+        return [default_convert(value) for value in copies]  # type: ignore[no-untyped-call]
+
+
+def _copy(value: Any, allocate: Allocator | None) -> Any:
+    """An array or tensor in memory of its own; other values unchanged.
+
+    Samples may be views of the dataset's memory, or of a file that is mapped read-only.
+    """
+    if isinstance(value, np.ndarray):
+        dtype = torch_dtype(value.dtype) if type(value) in ARRAY_TYPES else None
+        if dtype is None:
+            return value.copy()
+        out = _empty(value.shape, dtype, value.nbytes, allocate)
+        out.numpy()[...] = value
+        return out
+    if not isinstance(value, torch.Tensor) or value.requires_grad:  # torch refuses writes to leaves with a gradient
+        return value
+    if type(value) is not torch.Tensor or not _is_dense(value):
+        return value.clone()
+    return _empty(tuple(value.shape), value.dtype, value.nbytes, allocate).copy_(value)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """True if the elements alone, in their order, make the tensor."""
+    if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return False
+    return tensor.is_contiguous()
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, nbytes: int, allocate: Allocator | None) -> torch.Tensor:
+    if allocate is None or not uses_allocator(allocate, nbytes):
+        return allocate_tensor(shape, dtype)
+    return allocate(shape, dtype)
 
 
 def detection(samples: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:

@@ -62,13 +62,15 @@ class PackCollator(Collator):
 
     def __call__(self, samples: Sequence[Any], *, allocate: Allocator | None = None) -> Packed:
         """All samples, in as few rows as best fit finds."""
-        fields = {path: self._fit(column, path) for path, column in _fields(samples).items()}
-        plan = _PackPlan(_common_lengths(fields), self.max_tokens, allocate or allocate_tensor)
+        whole = {path: self._checked(column, path) for path, column in _fields(samples).items()}
+        lengths = [min(length, self.max_tokens) for length in _common_lengths(whole)]
+        plan = _PackPlan(lengths, self.max_tokens, allocate or allocate_tensor)
+        fields = {path: cut(rows, self.max_tokens) for path, rows in whole.items()}
         values = {path: plan.pack(rows, path, fill_for(self.value, path)) for path, rows in fields.items()}
         packed = values[()] if () in values else {path[-1]: value for path, value in values.items()}
         return Packed(packed, plan.positions(), plan.segments(), plan.bounds(), plan.order)
 
-    def _fit(self, column: Sequence[Any], path: KeyPath) -> Sequence[torch.Tensor]:
+    def _checked(self, column: Sequence[Any], path: KeyPath) -> Sequence[torch.Tensor]:
         rows = as_rows(column, path)
         for number, row in enumerate(rows):
             if row.ndim != 1:
@@ -78,7 +80,7 @@ class PackCollator(Collator):
                     f"{place(path)}: sample {number} of the batch has {row.size(0)} tokens, more than max_tokens="
                     f"{self.max_tokens}. Raise it, split such sequences, or pass truncate=True to cut them at the end."
                 )
-        return cut(rows, self.max_tokens)
+        return rows
 
 
 def _fields(samples: Sequence[Any]) -> dict[KeyPath, Sequence[Any]]:

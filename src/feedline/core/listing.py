@@ -37,11 +37,21 @@ def listing_fingerprint_of(dataset: Any) -> str | None:
     if isinstance(own, str) and has_traits(dataset):
         return own
     if isinstance(dataset, Subset):
-        return listing_fingerprint_of(dataset.dataset)
+        whole = listing_fingerprint_of(dataset.dataset)
+        return None if whole is None else selection_digest(whole, dataset.indices)
     if isinstance(dataset, (ConcatDataset, StackDataset)):
         digests = list(map(listing_fingerprint_of, parts_of(dataset)))
         return _digest(digests) if any(digests) else None
     return None
+
+
+def selection_digest(whole: str | None, indices: Sequence[int] | NDArray[Any]) -> str:
+    """A digest of chosen samples in their order.
+
+    `whole` is the fingerprint of their dataset.
+    """
+    chosen = [indices[place] for place in _spread(len(indices))]
+    return _digest(whole, len(indices), [int(each) if hasattr(each, "__index__") else each for each in chosen])
 
 
 def _spread(length: int) -> range:

@@ -276,7 +276,13 @@ class CachedMap(WrappedDataset):
     def fill(self, num_workers: int = 0) -> None:
         """Compute all missing results now, in `num_workers` processes."""
         if len(self):
-            loader = torch.utils.data.DataLoader(_FillingPass(self), _BATCH, num_workers=num_workers, collate_fn=len)
+            loader = torch.utils.data.DataLoader(
+                _FillingPass(self),
+                _BATCH,
+                num_workers=num_workers,
+                collate_fn=len,
+                generator=torch.Generator(),  # the global generator does not change
+            )
             for _ in loader:
                 pass
 

@@ -18,7 +18,7 @@ from torch.utils.data import StackDataset
 from feedline.collate.batch_reads import READERS, stack_reader, subset_reader
 from feedline.core.dataset import Ranges, Traits, TransformFunction, traits_of
 from feedline.core.kernels import Int64s
-from feedline.core.listing import listing_fingerprint_of
+from feedline.core.listing import listing_fingerprint_of, selection_digest
 from feedline.core.paths import Pathlike
 from feedline.core.rng import SampleRng, derive, sample_rng
 from feedline.core.sample_transform import SampleTransform
@@ -83,7 +83,8 @@ class WrappedDataset(torch.utils.data.Dataset[Any]):
 class Map(WrappedDataset):
     """`fn(sample)`, or `fn(sample, rng)`, of each sample on access.
 
-    `rng` depends on (seed, epoch, position) only, and is independent of that of a transform or `Map` within.
+    `rng` depends on (seed, epoch, position) only, and is independent of that of a transform or `Map` within, also one
+    within other wrappers. Parts of a `Zip` draw equal numbers, so that an image and its mask get the same crop.
     """
 
     def __init__(self, dataset: Any, fn: TransformFunction) -> None:
@@ -92,7 +93,7 @@ class Map(WrappedDataset):
         super().__init__(dataset)
         self.fn = fn
         self._step = SampleTransform(fn)
-        self._depth: int = 1 + getattr(dataset, "_depth", 0) if isinstance(dataset, Map) else 1
+        self._depth: int = 1 + _maps_within(dataset)
 
     def __getitem__(self, index: int) -> Any:
         """The result for sample `index`."""
@@ -106,6 +107,17 @@ class Map(WrappedDataset):
         # Each has its own key, so that nested ones draw different numbers.
         own = SampleRng(derive(sample_rng(row).key, "map", self._depth)) if self._step.takes_rng else None
         return self._step.apply(sample, own)
+
+
+def _maps_within(dataset: Any) -> int:
+    """The largest number of nested `Map`s, through any wrappers."""
+    if isinstance(dataset, Map):
+        return dataset._depth
+    held = getattr(dataset, "__dict__", {})  # not the attributes, which other classes may compute
+    several = held.get("datasets", ())
+    several = several.values() if isinstance(several, dict) else several if isinstance(several, (list, tuple)) else ()
+    one = [held["dataset"]] if "dataset" in held else []
+    return max((_maps_within(part) for part in (*one, *several)), default=0)
 
 
 def samples_of(dataset: Any, indices: Sequence[int]) -> list[Any]:
@@ -152,6 +164,11 @@ class Filter(WrappedDataset):
         """
         kept = self._kept
         return cast("NDArray[np.int64]", kept.arrays["indices"]) if isinstance(kept, BuiltIndex) else kept
+
+    @property
+    def listing_fingerprint(self) -> str:
+        """Digest of the fingerprint of the wrapped dataset and of the indices."""
+        return selection_digest(super().listing_fingerprint, self.indices)
 
     @property
     def shard_sizes(self) -> NDArray[np.int64]:
@@ -204,7 +221,13 @@ def _find_indices(dataset: Any, predicate: Predicate, num_workers: int) -> NDArr
     if not len(dataset):
         return np.empty(0, np.int64)
     judged = _Judged(dataset, predicate)
-    loader = torch.utils.data.DataLoader(judged, _BATCH, num_workers=num_workers, collate_fn=np.array)
+    loader = torch.utils.data.DataLoader(
+        judged,
+        _BATCH,
+        num_workers=num_workers,
+        collate_fn=np.array,
+        generator=torch.Generator(),  # the global generator must not depend on whether the indices were stored
+    )
     return np.flatnonzero(np.concatenate(list(loader)))
 
 

@@ -49,8 +49,9 @@ class Fingerprint:
         if None not in (self.listing, theirs) and self.listing != theirs:
             raise StateError(
                 "this state belongs to another loader: its dataset had as many samples, but listed other files or the "
-                "same files in another order. os.listdir has no fixed order: sort its result. If only the names of the "
-                "files have changed, remove 'listing' from the 'fingerprint' of the state."
+                "same files in another order, or a Filter, filters= or a Subset chose other samples. os.listdir has no "
+                "fixed order: sort its result. If only the names of the files have changed, remove 'listing' from the "
+                "'fingerprint' of the state."
             )
         theirs = saved.get("cpu_share")
         if None not in (self.cpu_share, theirs) and self.cpu_share != theirs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,25 @@ def test_images_with_a_grid_are_counted(tmp_path: Path) -> None:
 def test_labels_come_from_cls_or_json(tmp_path: Path) -> None:
     members = {"0.cls": b"3\n", "1.json": b'{"label": "dog"}', "2.json": b"[1]", "3.json": b"{", "4.txt": b"none"}
     assert inspected(write_tar(tmp_path / "a.tar", members))["classes"] == {"3": 1, "dog": 1}
+
+
+@pytest.mark.parametrize("way", ["files", "compressed", "far"])
+@pytest.mark.parametrize(("other", "label"), [('["cat", "dog"]', "dog"), ('["dog", "cat"]', "1"), (None, "1")])
+def test_class_names_are_those_of_all_folders(
+    tmp_path: Path, memory: Any, way: str, other: str | None, label: str
+) -> None:
+    for name, classes in (("a", '["cat", "dog"]'), ("b", other)):
+        (tmp_path / name).mkdir()
+        path = write_tar(tmp_path / name / "x.tar", {"0.cls": b"1"})
+        if classes is not None:
+            (tmp_path / name / "classes.json").write_text(classes)
+        if way == "compressed":
+            path.with_suffix(".tar.gz").write_bytes(gzip.compress(path.read_bytes()))
+            path.unlink()
+        for each in (tmp_path / name).iterdir():
+            memory.pipe(f"/far/{name}/{each.name}", each.read_bytes())
+    folder = "memory://far" if way == "far" else tmp_path
+    assert inspected(f"{folder}/a", f"{folder}/b")["classes"] == {label: 2}
 
 
 def test_what_is_broken_is_named_and_fails(images: Path, tmp_path: Path) -> None:

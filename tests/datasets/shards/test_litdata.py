@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 import shutil
@@ -28,6 +29,9 @@ from feedline.datasets.shards.litdata import LeafTree
 from feedline.datasets.shards.litdata_types import decode_function, decode_nested
 from feedline.errors import ArgumentError, MissingExtraError, SampleError
 from feedline.stores import ObjectNotFoundError
+from feedline.stores.cache.folder import Folder
+from feedline.stores.files import Extent
+from formats.records import arrow_chunk
 
 SAMPLES = ["leaves", "tuples", "bare", "rows", "mixed", "batch", "chunk", "sample"]
 _LEAF = {"type": None, "context": None, "children_spec": []}
@@ -51,6 +55,14 @@ def tree_of(sample: Any) -> LeafTree:
     children = tuple(map(tree_of, sample.values() if isinstance(sample, dict) else sample)) if kind is not int else ()
     keys = tuple(sample) if isinstance(sample, dict) else ()
     return LeafTree("" if kind is int else f"{kind.__module__}.{kind.__name__}", keys, children)
+
+
+def spec_of(sample: Any) -> dict[str, Any]:
+    """The structure of a sample as in `index.json`."""
+    if not isinstance(sample, (dict, list)):
+        return _LEAF
+    keys, parts = (json.dumps([*sample]), sample.values()) if isinstance(sample, dict) else (None, sample)
+    return {"type": f"builtins.{type(sample).__name__}", "context": keys, "children_spec": [*map(spec_of, parts)]}
 
 
 def edit_index(folder: Path, change: Any) -> None:
@@ -113,6 +125,18 @@ class TestSamples:
         assert LitData(folder / "bare", transform=lambda x, rng: x.sum() + rng.integers(1))[3] == 12
         with pytest.raises(ArgumentError, match=r"transform= names 'y'; known fields of a sample are x, id"):
             LitData(folder / "batch", transform={"y": len})
+
+    def test_transforms_of_leaves_in_table_rows(self, tmp_path: Path) -> None:
+        rows: list[dict[str, Any]] = [{"view": [{"x": 1}, {"x": 2}], "a.b": 3, "a": {"c": 4}}] * 2
+        chunk = arrow_chunk([*rows, {**rows[0], "view": []}], 3)
+        config = {"data_format": ["int"] * 4, "data_spec": json.dumps([1, spec_of(rows[0])])}
+        chunks = [{"filename": "chunk-0.bin", "chunk_bytes": len(chunk), "chunk_size": 3, "dim": None}]
+        (tmp_path / "chunk-0.bin").write_bytes(chunk)
+        (tmp_path / "index.json").write_text(json.dumps({"chunks": chunks, "config": config}))
+        data = LitData(tmp_path, transform={"view.1.x": str, "a.b": lambda x, rng: -x, "a.c": float})
+        assert data[0] == data[1] == {"view": [{"x": 1}, {"x": "2"}], "a.b": -3, "a": {"c": 4.0}}
+        with pytest.raises(SampleError, match=r"sample 2 of .*chunk-0.bin does not have the structure .*IndexError"):
+            data[2]
 
     def test_pickle_is_never_read(self, folder: Path) -> None:
         with pytest.raises(
@@ -247,6 +271,18 @@ class TestDamage:
             dataset[8]
         with pytest.raises(ObjectNotFoundError, match=missing):
             LitData(copy)
+
+    def test_another_missing_file_is_not_taken_for_a_chunk(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def get(*_: Any) -> None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", "piece")
+
+        dataset = LitData(folder / "chunk", cache=tmp_path)
+        monkeypatch.setattr(Folder, "get", get)
+        for read in (lambda: dataset[0], lambda: dataset._files.read([Extent(0, 0, 9)])):
+            with pytest.raises(FileNotFoundError, match="No such file or directory: 'piece'"):
+                read()
 
     def test_tokens_that_are_not_there(self, folder: Path, tmp_path: Path) -> None:
         copy = Path(shutil.copytree(folder / "tokens", tmp_path / "copy"))

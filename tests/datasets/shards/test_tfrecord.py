@@ -334,10 +334,39 @@ class TestFeatures:
         assert TFRecord(tmp_path / "a.tfrecord", {"x": dtype})[0]["x"].item() == np.float32(number)
 
     @pytest.mark.parametrize(
+        ("number", "dtype", "taken"),
+        [
+            *((2**53, "float64", True), (2**53 + 1, "float64", False), (-(2**53) - 1, "complex128", False)),
+            *((2**24, "float32", True), (2**24 + 1, "float32", False), (-(2**63), "float32", True)),
+            *((2**63 - 1, "float64", False), (70_000, "float16", False), (-(2**63), "float16", False)),
+            *((-1, "uint64", False), (2**63, "int64", False), (2**63, "float32", True), (2**64 - 1, "float64", False)),
+        ],
+    )
+    def test_integers_are_never_rounded(self, tmp_path: Path, number: int, dtype: str, taken: bool) -> None:
+        default = {"defaults": {"x": number}} if number >= 2**63 else {}
+        features = {} if default else {"x": field(3, field(1, varint(number % 2**64)))}
+        (tmp_path / "a.tfrecord").write_bytes(records(example(features)))
+        if taken:
+            assert TFRecord(tmp_path / "a.tfrecord", {"x": dtype}, **default)[0]["x"].item() == number
+            return
+        with pytest.raises((SampleError, ArgumentError), match=rf"holds numbers that {dtype} cannot represent"):
+            TFRecord(tmp_path / "a.tfrecord", {"x": dtype}, **default)[0]
+
+    @pytest.mark.parametrize("raw", [True, False])
+    def test_no_numbers_make_an_empty_tensor(self, tmp_path: Path, raw: bool) -> None:
+        value = field(1, field(1, b"")) if raw else field(2, b"")
+        (tmp_path / "a.tfrecord").write_bytes(records(example({"x": value})))
+        for shape in ((-1, 4), (0, 4), (-1,)):
+            sample = TFRecord(tmp_path / "a.tfrecord", {"x": ("float32", shape)})[0]
+            assert equal(sample["x"], torch.empty([max(side, 0) for side in shape]))
+        with pytest.raises(SampleError, match=r"holds 0 .*, which do not make float32 of shape \(\)"):
+            TFRecord(tmp_path / "a.tfrecord", {"x": "float32"})[0]
+
+    @pytest.mark.parametrize(
         "feature",
         [
             *("imag", "datetime64[s]", object, ("int64",), ("int64", (2,), 3)),
-            *(("int64", shape) for shape in ((-1, -1), 3, "3", (2.0,), (-2,), None)),
+            *(("int64", shape) for shape in ((-1, -1), (-1, 0), 3, "3", (2.0,), (-2,), None)),
         ],
     )
     def test_impossible_types(self, files: list[Path], feature: Any) -> None:

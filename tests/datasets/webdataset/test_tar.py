@@ -226,6 +226,23 @@ class TestTruncation:
             list(members(path))
         assert [name for name, *_ in members(path, allow_truncated=True)] == kept
 
+    @pytest.mark.parametrize("form", ["pax", "gnu"])
+    @pytest.mark.parametrize("end", [b"", bytes(1024)])
+    def test_after_the_header_of_a_long_name(self, tmp_path: Path, form: str, end: bytes) -> None:
+        path = write_tar(tmp_path / "x.tar", {"a.txt": b"1", LONG: b"2"}, format=FORMATS[form])
+        path.write_bytes(path.read_bytes()[:2048] + end)
+        with pytest.raises(ShardError, match=r"x.tar is truncated: member 'after a.txt' ends at byte 2,560, .* 2,048"):
+            list(members(path))
+        assert [name for name, *_ in members(path, allow_truncated=True)] == ["a.txt"]
+
+    def test_a_global_header_may_be_the_last(self, tmp_path: Path) -> None:
+        path = write_tar(tmp_path / "x.tar", {"a.txt": b"1", "b.txt": b"9 note=b\n"}, format=tarfile.GNU_FORMAT)
+        data = bytearray(path.read_bytes())
+        data[1024 + 156 : 1024 + 157] = b"g"
+        block = resealed(tmp_path / "block", data[1024:2048]).read_bytes()
+        path.write_bytes(data[:1024] + block + data[2048:])
+        assert contents(path) == {"a.txt": b"1"}
+
 
 @pytest.mark.parametrize(
     ("name", "place"),

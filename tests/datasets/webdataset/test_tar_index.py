@@ -126,6 +126,33 @@ class TestGrouping:
         assert glance(str(path)) is None
         assert glance(str(path), allow_truncated=True) is not None
 
+    @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+    @pytest.mark.parametrize("order", ["by sample", "by field"])
+    def test_no_cut_leaves_a_part_of_a_sample(self, tmp_path: Path, form: int, order: str) -> None:
+        keys, fields = [f"{'folder/' * 16}{number}" for number in range(3)], ("txt", "cls")
+        names = [f"{key}.{name}" for key in keys for name in fields]
+        if order == "by field":
+            names.sort(key=lambda name: fields.index(name[-3:]))
+        path = write_tar(tmp_path / "x.tar", dict.fromkeys(names, b"1" * 700), format=form)
+        with tarfile.open(path) as tar:
+            stops = [member.offset_data + 700 for member in tar]
+        data = path.read_bytes()[: stops[-1]]
+        for nbytes in range(256, len(data), 256):
+            path.write_bytes(data[:nbytes])
+            held = sum(stop <= nbytes for stop in stops)
+            if held and nbytes - stops[held - 1] < 512:  # whole members are a tar, without an end mark too
+                assert np.count_nonzero(build_index(path).blocks) == held
+                continue
+            with pytest.raises(ShardError, match="is truncated"):
+                build_index(path)
+            index = build_index(path, allow_truncated=True)
+            kept = [index.present(row) for row in range(len(index))]
+            if order == "by sample":
+                assert kept == [[*fields]] * len(kept)
+                assert held // 2 - 1 <= len(kept) <= held // 2
+            else:
+                assert all(each == kept[0] for each in kept)
+
 
 class TestIndexFile:
     def test_is_built_once_and_mapped_from_then_on(self, tar: Path, monkeypatch: pytest.MonkeyPatch) -> None:

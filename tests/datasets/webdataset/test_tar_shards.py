@@ -112,7 +112,7 @@ class TestSamples:
         assert TarShards(kinds, ("jpg",), transform={"jpg": CENTER}, decode=False)[0][0].shape == (32, 32, 3)
 
     def test_decoders_of_ones_own(self, kinds: Path) -> None:
-        own = {"flac": len, "seg.png": lambda data: (type(data), data[:4]), "json": bytes.decode}
+        own = {"FLAC": len, "seg.png": lambda data: (type(data), data[:4]), "json": bytes.decode}
         sample = TarShards(kinds, decode=own)[0]
         assert sample["flac"] == 4
         assert sample["seg.png"] == (bytes, b"\x89PNG")
@@ -161,6 +161,23 @@ class TestTransforms:
             size, (number, key) = sample if isinstance(sample, tuple) else (sample["jpg"], sample["cls"])
             assert (size, number) == ((64, 48), 17)
             assert key == keys_of(5)[0]
+
+    def test_of_alternatives(self, tmp_path: Path) -> None:
+        path = write_tar(tmp_path / "x.tar", {"0.jpg": jpeg(8, 8), "1.png": jpeg(8, 8), "2.txt": b"word"})
+        spec, own = "JPG; png;txt", {"JPG": lambda _: "A", "png": lambda _, rng: ("B", rng.key), "txt": str.upper}
+        data = TarShards(path, (spec,), transform=own)
+        [batch] = fl.DataLoader(data, batch_size=3, seed=5, collate_fn=list)
+        assert batch == [("A",), (("B", keys_of(5, 2)[1]),), ("WORD",)]
+        assert reader_of(data) is None
+        shared = TarShards(path, (spec,), transform={spec: type, "png": own["png"]})
+        assert [shared[at][0] for at in (0, 2)] == [Image.Image, str]
+        for every in ({spec: type}, {"txt": type}, dict.fromkeys(own, type)):
+            data = TarShards(path, (spec,), transform=every)
+            assert [data[at][0] for at in range(3)] == [Image.Image, Image.Image, str]
+        with pytest.raises(
+            ArgumentError, match=r"transform names 'JPG' and 'txt' of the column .* but not 'png': give"
+        ):
+            TarShards(path, (spec,), transform={"JPG": type, "txt": type})
 
     def test_ours_alone_is_for_all_images_and_they_share_their_draws(self, kinds: Path) -> None:
         sample = TarShards(kinds, transform=T.RandomResizedCrop(24))[0]

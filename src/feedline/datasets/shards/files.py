@@ -252,6 +252,8 @@ class ShardFiles:
         except ObjectNotFoundError:
             raise
         except FileNotFoundError as error:
+            if error.filename not in self.names:  # a file of the cache
+                raise
             raise self._missing_error(self.names.index(error.filename)) from error
 
     def file(self, number: int) -> File:
@@ -263,6 +265,8 @@ class ShardFiles:
         try:
             return self._files[number]
         except FileNotFoundError as error:
+            if error.filename not in (None, self.where(number)):
+                raise
             raise self._missing_error(number) from error
 
     def ranges(self, extents: Sequence[Extent]) -> list[tuple[CachedStore, ObjectRange]]:

@@ -218,7 +218,8 @@ class LitData(ShardFileFields):
         by_leaf, whole = split_transform(transform, [*compress(self._names, wanted)])
         super().__init__(ShardFiles([(folder, shard) for shard in index.shards()], chunk_ends, "litdata", cache))
         FieldRecords.__init__(self, whole)
-        self._steps = {name: SampleTransform(each) for name, each in by_leaf.items()}
+        leaves = zip(index.tree.paths(), self._names, strict=True)
+        self._steps = [(path, SampleTransform(by_leaf[name])) for path, name in leaves if name in by_leaf]
         caches = PerProcess(partial(LoadingCache[Any, Any], _CACHE_NBYTES))
         self._items = LazyList(partial(_open_items, self._files, index.wrapped, caches), len(index.chunks))
         self._leaves = self._leaf_decoders(wanted, by_leaf)
@@ -258,7 +259,7 @@ class LitData(ShardFileFields):
         if isinstance(item, memoryview):
             leaves = [decoding(data, row, where) for decoding, data, where in self._leaves_in(item, record)]
             return self._step(self._tree.fill(leaves[::-1]), row)
-        return self._step(self._select_from_row(self._transform_row(item, row), record), row)
+        return self._step(self._select_from_row(self._transform_row(item, record, row), record), row)
 
     def _fields_in(self, record: Record) -> dict[str, Field]:
         item = self._item(record)
@@ -296,24 +297,25 @@ class LitData(ShardFileFields):
         """Wanted leaves of a sample that is a table row."""
         if self._paths is None:
             return sample
+        leaves = [self._part_of_row(sample, path, record) for path in self._paths]
+        return self._tree.fill(leaves[::-1])
+
+    def _transform_row(self, sample: Any, record: Record, row: int | None) -> Any:
+        """Apply the transforms of leaves to a table row, in place."""
+        for path, step in self._steps:
+            value = step(self._part_of_row(sample, path, record), row)
+            self._part_of_row(sample, path[:-1], record)[path[-1]] = value
+        return sample
+
+    def _part_of_row(self, sample: Any, path: tuple[Any, ...], record: Record) -> Any:
+        """The part of a table row at a path; SampleError without one."""
         try:
-            leaves = [reduce(getitem, path, sample) for path in self._paths]
+            return reduce(getitem, path, sample)
         except (LookupError, TypeError) as error:
             raise SampleError(
                 f"{self._where(record)} does not have the structure in its index ({type(error).__name__}: {error});"
-                " read it without columns="
+                " read it without columns= and transforms of leaves"
             ) from error
-        return self._tree.fill(leaves[::-1])
-
-    def _transform_row(self, sample: Any, row: int | None) -> Any:
-        """Apply the transforms of leaves to a table row, in place."""
-        for name, step in self._steps.items():
-            *path, last = name.split(".")
-            parent = sample
-            for key in path:
-                parent = parent[key]
-            parent[last] = step(parent[last], row)
-        return sample
 
     def _where(self, record: Record) -> str:
         return f"sample {record.row} of {self._files.where(record.shard)}"

@@ -233,7 +233,7 @@ def _is_decode(feature: Any) -> TypeGuard[Decode]:
 def _is_shape(shape: Any) -> bool:
     if not isinstance(shape, Sequence) or not all(isinstance(side, int) and side >= -1 for side in shape):
         return False
-    return shape.count(-1) <= 1
+    return shape.count(-1) <= (0 not in shape)  # the size of a side is unknown if another one is zero
 
 
 @dataclass(frozen=True)
@@ -279,14 +279,15 @@ class _NumbersDecoder(Decoder):
             )
         if numbers.dtype.kind == "f" and self.dtype.kind in "iub":
             _check_integers(numbers, self.dtype, where)
-        converted = numbers.astype(self.dtype)
-        if numbers.dtype.kind == "i" and (converted != numbers).any():
+        with np.errstate(over="ignore"):
+            converted = numbers.astype(self.dtype)
+        if numbers.dtype.kind in "iu" and _are_changed(numbers, converted):
             raise SampleError(f"{where()} holds numbers that {self.dtype} cannot represent; request a wider dtype")
         return torch.from_numpy(converted.reshape(self.shape))
 
     def _raw_numbers(self, value: list[bytes], where: Where) -> NDArray[Any]:
-        joined = value[0] if len(value) == 1 else b""
-        if not joined or len(joined) % self.dtype.itemsize:
+        joined = value[0] if len(value) == 1 else None
+        if joined is None or len(joined) % self.dtype.itemsize:
             raise SampleError(
                 f"{where()} holds {_describe(value)}, which do not make {self.dtype} of shape {self.shape}"
             )
@@ -340,6 +341,17 @@ def _check_integers(numbers: NDArray[Any], dtype: np.dtype[Any], where: Where) -
         raise SampleError(
             f"{where()} holds {numbers[~fit][0]:g}, which {dtype} cannot represent; request a floating-point dtype"
         )
+
+
+def _are_changed(numbers: NDArray[Any], converted: NDArray[Any]) -> bool:
+    """True if not all integers are equal to the converted numbers."""
+    if converted.dtype.kind not in "fc":
+        return bool((converted != numbers).any())
+    # NumPy would round both for a comparison. Floats are compared as integers, if they are in the range of integers.
+    wide = converted.real.astype(np.float64)
+    least, most = np.iinfo(numbers.dtype).min, np.iinfo(numbers.dtype).max
+    inside = (wide >= float(least)) & (wide < float(most + 1))
+    return not inside.all() or bool((wide.astype(numbers.dtype) != numbers).any())
 
 
 def _describe(value: FeatureValue) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from feedline.core.dataset import TransformFunction
 from feedline.core.kernels import Int64s
+from feedline.core.listing import selection_digest
 from feedline.core.paths import Pathlike
 from feedline.datasets.decoding import Decode
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
@@ -120,6 +121,12 @@ class Parquet(DecodedTable[RowGroups]):
             )
         self._matching = np.concatenate([np.empty(0, np.int32), *matching])
         return np.array([len(rows) for rows in matching], np.int64)
+
+    @property
+    def listing_fingerprint(self) -> str | None:
+        """A digest of ordered file names and matching rows."""
+        whole = super().listing_fingerprint
+        return whole if self._matching is None else selection_digest(whole, self._matching)
 
     def _places(self, inside: Int64s) -> tuple[Int64s, Int64s]:
         which, rows = super()._places(inside)

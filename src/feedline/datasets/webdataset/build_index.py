@@ -156,6 +156,8 @@ class SampleTable:
     rows: dict[str, int] = field(default_factory=dict)
     columns: dict[str, int] = field(default_factory=dict)
     cells: dict[Cell, TarMember] = field(default_factory=dict)
+    latest: int = 0
+    """Row of the latest member."""
 
     def add(self, member: TarMember) -> Cell | None:
         """Add a member and return its cell; None outside of samples.
@@ -166,7 +168,7 @@ class SampleTable:
         if place is None:
             return None
         key, name = place
-        row = self.rows.setdefault(key, len(self.rows))
+        row = self.latest = self.rows.setdefault(key, len(self.rows))
         column = self.columns.setdefault(name, len(self.columns))
         if len(self.columns) > _MOST_FIELDS:
             raise ShardError(
@@ -181,13 +183,15 @@ class SampleTable:
             )
         return row, column
 
-    def forget(self, name: str) -> None:
-        """Remove the last, incomplete sample if member `name` belongs to it."""
-        key, _ = names.split(name) or ("", "")
-        last = len(self.rows) - 1
-        if self.rows.get(key) == last:
-            del self.rows[key]
-            self.cells = {place: member for place, member in self.cells.items() if place[0] != last}
+    def forget(self, name: str | None) -> None:
+        """Remove samples that may be incomplete because member `name` is truncated.
+
+        They begin with the sample of that member, or, if it is unknown, with that of the latest member.
+        """
+        place = None if name is None else names.split(name)
+        first = self.latest if place is None else self.rows.get(place[0], len(self.rows))
+        self.rows = {key: row for key, row in self.rows.items() if row < first}
+        self.cells = {cell: member for cell, member in self.cells.items() if cell[0] < first}
 
     def array(self, attribute: str) -> NDArray[np.int64]:
         """`start` or `size` of each member, (samples, fields); 0 for absent fields."""
@@ -220,7 +224,7 @@ def compute_index(
     if walk.cut is not None:
         if not allow_truncated:
             raise walk.cut.error(source.name)
-        table.forget(walk.cut.name)
+        table.forget(walk.cut_name)
     starts, sizes = table.array("start"), table.array("size")
     image_columns = [number for name, number in table.columns.items() if may_be_image(name)]
     metadata = {

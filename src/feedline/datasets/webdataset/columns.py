@@ -323,6 +323,33 @@ class TarColumn(Decoder):
         return rgb(io.BytesIO(data), apply_exif_orientation=self._settings.apply_exif_orientation)
 
 
+class TransformedAlternatives(TarColumn):
+    """The first present of alternatives, each with its transform.
+
+    Samples are read one by one.
+    """
+
+    def __init__(self, spec: str, transforms: Mapping[str, TransformFunction | None], settings: TarDecoding) -> None:
+        super().__init__(spec, None, settings)
+        self._each = {name: TarColumn(name, transforms[name], settings) for name in self.names}
+
+    @property
+    def batchable(self) -> bool:
+        return False
+
+    @property
+    def uses_keys(self) -> bool:
+        return any(column.uses_keys for column in self._each.values())
+
+    @property
+    def supports_threads(self) -> bool:
+        return any(column.supports_threads for column in self._each.values())
+
+    def value(self, place: MemberPlace, rng: SampleRng | None) -> Any:
+        """The value of one sample, by the column of the member's field."""
+        return self._each[place.field].value(place, rng)
+
+
 def _integer(data: memoryview) -> int:
     value = integer(data)
     if not _MIN_INT64 <= value <= -_MIN_INT64 - 1:

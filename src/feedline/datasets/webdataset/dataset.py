@@ -31,6 +31,7 @@ from feedline.datasets.webdataset.columns import (
     ShardPart,
     TarColumn,
     TarDecoding,
+    TransformedAlternatives,
     decode_function,
 )
 from feedline.errors import ArgumentError
@@ -69,14 +70,16 @@ class TarShards(torch.utils.data.Dataset[Any]):
     Members are decoded by their extension (`webdataset.columns.DECODERS`; images become PIL images in RGB).
     `decode={"flac": function_of_the_bytes}` adds or replaces decoders, `decode=False` leaves all members as bytes.
     `decode="device"` wraps image transforms in `transforms.DecodeOnDevice`.
-    `transform` takes the whole sample, or is a dict of transforms by field. A feedline image transform, given for a
+    `transform` takes the whole sample, or is a dict of transforms by field; one of the alternatives of a column stands
+    for all of them, unless others have transforms, too. A feedline image transform, given for a
     field or by itself for all images, is fused with decoding, and takes uint8 `.npy` members (height, width, 3) as
     decoded images. The images of one sample share its random key, so they get the same boxes and flips. With
     `apply_exif_orientation`, images are turned upright.
 
-    A truncated tar raises ShardError; with `allow_truncated`, its complete samples are read. Compressed
-    tars, which have no random access, are decompressed once, into the folder `cache` or the user's cache folder: those
-    that end in `.gz`, `.tgz`, `.zst`, `.tzst`, `.bz2`, `.tbz2`, `.xz` or `.txz`.
+    A truncated tar raises ShardError; with `allow_truncated`, its complete samples are read, without the last one if
+    the cut may have taken a member from it. Samples are complete only if the members of each follow one another.
+    Compressed tars, which have no random access, are decompressed once, into the folder `cache` or the user's cache
+    folder: those that end in `.gz`, `.tgz`, `.zst`, `.tzst`, `.bz2`, `.tbz2`, `.xz` or `.txz`.
 
     The index of each tar is built on first use and stored: next to a file (see `open_index`), for an object in the
     user's cache folder, unless one is next to the object; or in the folder `index_dir`. Each process keeps at most
@@ -117,7 +120,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
             raise ArgumentError(
                 f'decode={decode!r}: give a dict of functions by field or extension, False, or "device"'
             )
-        own = decode if isinstance(decode, Mapping) else {}
+        own = {str(name).lower(): each for name, each in decode.items()} if isinstance(decode, Mapping) else {}
         self._settings = TarDecoding(decode is not False, own, apply_exif_orientation)
         self._known: dict[tuple[str, bool], TarColumn] = {}
         self._prepare(transform)
@@ -193,9 +196,13 @@ class TarShards(torch.utils.data.Dataset[Any]):
         as_image = self._image_transform is not None and _takes_image_transform(name, fields)
         column = self._known.get((name, as_image))
         if column is None:
-            given = (self._field_transforms[each] for each in _spellings(name) if each in self._field_transforms)
-            transform = self._image_transform if as_image else next(given, None)
-            column = self._known[name, as_image] = TarColumn(name, transform, self._settings)
+            each = _transforms_of(name, self._field_transforms)
+            first, *others = each.values()
+            if as_image or all(other == first for other in others):
+                column = TarColumn(name, self._image_transform if as_image else first, self._settings)
+            else:
+                column = TransformedAlternatives(name, each, self._settings)
+            self._known[name, as_image] = column
         return column
 
     def __len__(self) -> int:
@@ -384,6 +391,23 @@ def _unknown(argument: str, name: str, known: Iterable[str]) -> ArgumentError:
 def _spellings(name: str) -> tuple[str, ...]:
     """Names by which `transform` may refer to this field."""
     return name, *(each.strip() for each in name.split(";"))
+
+
+def _transforms_of(spec: str, given: Mapping[str, TransformFunction]) -> dict[str, TransformFunction | None]:
+    """The transform of each alternative of a column.
+
+    A transform for the column, or for a single alternative, is that of all alternatives without one of their own.
+    """
+    names = [each.strip() for each in spec.split(";")]
+    own = [each for each in names if each in given]
+    missing = [each for each in names if each not in given]
+    shared = given.get(own[0] if len(own) == 1 and spec not in given else spec)
+    if len(own) > 1 and missing and spec not in given:
+        raise ArgumentError(
+            f"transform names {' and '.join(map(repr, own))} of the column {spec!r}, but not {missing[0]!r}: give each "
+            f"alternative a transform, or {spec!r} one for all"
+        )
+    return {each.lower(): given.get(each, shared) for each in names}
 
 
 def _takes_image_transform(name: str, fields: Sequence[str]) -> bool:

@@ -41,9 +41,8 @@ def list_samples(sources: Sequence[str], progress: ReportProgress) -> SampleList
             unreadable.append(problem(tar, error))
         progress("shards", number, len(tars))
     samples = [sample for group in groups for sample in group.samples]
-    named = [group.classes for group in groups if group.classes]
     shards = [size for group in groups for size in group.shards]
-    classes = named[0] if named else None
+    classes = _common([group.classes for group in groups])
     return SampleList(samples, classes, shards=shards, unreadable=unreadable).with_unique_keys()
 
 
@@ -58,11 +57,14 @@ def _list_remote(sources: Sequence[str], progress: ReportProgress) -> SampleList
                 groups.append(result)
             progress("shards", number, len(tars))
     samples = [sample for group in groups for sample in group]
-    try:
-        classes = _classes(tars[0])
-    except Exception as error:  # noqa: BLE001 - as of a tar
-        classes = None
-        unreadable.append(problem(f"{CLASSES} next to {tars[0].name}", error))
+    named: list[list[str] | None] = []
+    for tar in {tar.name.rpartition("/")[0]: tar for tar in reversed(tars)}.values():
+        try:
+            named.append(_parse(_read_adjacent(tar)))
+        except Exception as error:  # noqa: BLE001 - as of a tar
+            named.append(None)
+            unreadable.append(problem(f"{CLASSES} next to {tar.name}", error))
+    classes = _common(named)
     return SampleList(samples, classes, shards=list(map(len, groups)), unreadable=unreadable).with_unique_keys()
 
 
@@ -76,13 +78,15 @@ def _samples_in(tar: TarTarget) -> list[Sample] | str:
         return problem(tar.name, error)
 
 
-def _classes(tar: TarTarget) -> list[str] | None:
-    """Class names from the file next to a remote tar."""
+def _read_adjacent(tar: TarTarget) -> str | None:
+    """The class names next to a remote or compressed tar."""
     file = tar.file
+    if "://" not in tar.name:
+        return _read_text(Path(tar.name).parent / CLASSES)
     if file is None:
         return None
     try:
-        return list(map(str, json.loads(bytes(file.read_adjacent(CLASSES)))))
+        return str(file.read_adjacent(CLASSES), "utf-8")
     except ObjectNotFoundError:
         return None
 
@@ -119,9 +123,17 @@ def _read_classes(tars: Sequence[str]) -> list[str] | None:
 
     None unless the files next to all tars are equal.
     """
-    texts = {_read_text(Path(tar).parent / CLASSES) for tar in tars}
-    text = texts.pop()
-    return None if texts or text is None else list(map(str, json.loads(text)))
+    text, *others = {_read_text(Path(tar).parent / CLASSES) for tar in tars}
+    return None if others else _parse(text)
+
+
+def _parse(text: str | None) -> list[str] | None:
+    return None if text is None else list(map(str, json.loads(text)))
+
+
+def _common(named: Sequence[list[str] | None]) -> list[str] | None:
+    """The class names of all folders, or None unless they are equal."""
+    return named[0] if named and all(each == named[0] for each in named) else None
 
 
 def _read_text(path: Path) -> str | None:

@@ -67,7 +67,7 @@ _NOTE_NBYTES = 1 << 20  # longer than any name; a hostile header may claim a len
 _CHUNK = 1 << 20
 
 
-_REGULAR, _FOLDERS, _PAX, _LABEL = b"\x0007", b"5D", b"xX", b"V"
+_REGULAR, _FOLDERS, _PAX, _LABEL, _NOTES = b"\x0007", b"5D", b"xX", b"V", b"xXgLK"
 
 
 _REFUSED = {
@@ -134,40 +134,56 @@ class Cut(NamedTuple):
 class TarWalk:
     """Iterates once over the regular files of an open tar.
 
-    Afterwards `.cut` describes a truncated tar; it is None for a complete one. Folders and volume labels are skipped.
-    A tar without an end marker is complete if its last member is.
+    Afterwards `.cut` describes a truncated tar; it is None for a complete one. `.cut_name` is the name of the truncated
+    member, or None where its header is missing, too. Folders and volume labels are skipped. A tar without an end marker
+    is complete if its last member is.
     """
 
     def __init__(self, source: TarSource) -> None:
         self.tar = source.name
         self._source = source
         self.cut: Cut | None = None
+        self.cut_name: str | None = None
         self._notes: dict[str, str] = {}  # fields of pax and GNU headers for the next member
 
     def __iter__(self) -> Iterator[TarMember]:
         source, nbytes = self._source, self._source.nbytes
         self._check_format(source.read(0, 8))
-        offset, before = 0, "(none)"
+        offset, before, is_noted = 0, "(none)", False
         while offset < nbytes:
             block = source.read(offset, BLOCK)
             if not block.lstrip(b"\0"):
                 self._check_end(offset, nbytes)
-                return
+                if not is_noted:
+                    return
+                nbytes = offset  # zeros in place of a member, as of a copy into allocated space
+                break
             if len(block) < BLOCK:
                 self._check_is_tar(block, offset)
-                self.cut = Cut(f"after {before}", offset + BLOCK, nbytes)
+                self._cut_header(before, offset, nbytes)
                 return
             kind, size, name = self._header(block, offset)
+            is_header = kind in _NOTES
             start = offset + BLOCK
             # Checked before any member is yielded: views past the end of a mapping are shorter, without an error.
             if start + size > nbytes:
-                self.cut = Cut(name, start + size, nbytes)
+                self.cut = Cut(f"after {before}" if is_header else name, start + size, nbytes)
+                self.cut_name = None if is_header else name
                 return
             if kind in _REGULAR and not name.endswith("/"):
                 yield TarMember(name, start, size)
             elif kind in b"xXL":
                 self._note(kind, source.read(start, size), name)
-            offset, before = start + -(-size // BLOCK) * BLOCK, name
+            offset = start + -(-size // BLOCK) * BLOCK
+            # A global header may be the last one.
+            before, is_noted = (before, is_noted or kind != b"g") if is_header else (name, False)
+        if is_noted:
+            self._cut_header(before, offset, nbytes)
+
+    def _cut_header(self, before: str, offset: int, nbytes: int) -> None:
+        """Record that the header at `offset`, after member `before`, is truncated."""
+        self.cut = Cut(f"after {before}", offset + BLOCK, nbytes)
+        self.cut_name = self._notes.get("path")
 
     def _header(self, block: bytes, offset: int) -> tuple[bytes, int, str]:
         """Parse a header into kind, data size and name; ShardError if refused."""
@@ -175,7 +191,7 @@ class TarWalk:
             self._check_is_tar(block, offset)
             raise ShardError(f"{self.tar} is damaged: no tar header at byte {offset:,}. Create or copy the tar again")
         kind, size, name = block[156:157], _number(block[124:136]), _name(block)
-        if kind in b"xXgLK":
+        if kind in _NOTES:
             self._check_note_size(size, name)
             return kind, size, name
         name, size = self._notes.pop("path", name), self._noted_size(name, size)
