@@ -127,6 +127,22 @@ def test_all_frames_of_a_clip_get_one_crop(videos: Path, tmp_path: Path) -> None
     assert torch.equal(frames[0], frames[2])
 
 
+@pytest.mark.parametrize("settings", [{"sampling": "sliding", "step": 2}, {"clips_per_file": 3}])
+def test_overlapping_clips_do_not_share_what_a_transform_writes(
+    videos: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    rows = [{"path": "h264.mp4", "start": 0.5, "stop": 0.8}]
+    given: dict[str, Any] = {"manifest": rows, "frames": 4, "index_dir": tmp_path, **settings}
+    clips, plain = Clips(videos, transform=lambda frames: frames.add_(100), **given), Clips(videos, **given)
+    each, together, unchanged = (
+        [clip["frames"] for batch in fl.DataLoader(data, size, seed=1, collate_fn=list) for clip in batch]
+        for data, size in [(clips, 1), (clips, len(clips)), (plain, 1)]
+    )
+    for alone, beside, frames in zip(each, together, unchanged, strict=True):
+        assert torch.equal(alone, frames + 100)
+        assert torch.equal(beside, alone)
+
+
 def test_a_fork_decodes_by_itself(videos: Path, tmp_path: Path) -> None:
     clips = Clips(videos / "h264.mp4", frames=2, sampling="regular", clips_per_file=5, index_dir=tmp_path)
     first = clips[3]["frames"]

@@ -196,7 +196,10 @@ class Clips(MediaClips[VideoReader]):
             with self._naming(self.paths[one.piece.file]), self._decoders.use(one.piece.file) as reader, DECODING:
                 frames = self._frames(reader, one, then, kept)
                 clip, kept = self._copy(one, frames, to) if self._images is None else self._transform(one, frames, to)
-            kept = kept if then is not None else {}
+            kept = {} if then is None else {number: kept[number] for number in set(then.frames.tolist()) & kept.keys()}
+            if self._images is None and self._step.transform is not None:
+                # They are views of the clip, which the transform may change in place before they are used again.
+                kept = {number: pixels.copy() for number, pixels in kept.items()}
             yield row, clip
 
     def _frames(
