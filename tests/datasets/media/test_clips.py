@@ -127,6 +127,36 @@ def test_all_frames_of_a_clip_get_one_crop(videos: Path, tmp_path: Path) -> None
     assert torch.equal(frames[0], frames[2])
 
 
+def _as_float_array(image: Any) -> Any:
+    return np.asarray(image, np.float32) / 255
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        fl.transforms.ToTensor(),
+        fl.transforms.ToTensor(layout="HWC"),
+        fl.transforms.ToTensor(torch.uint8),
+        fl.transforms.ToTensor(torch.uint8, layout="HWC"),
+        fl.transforms.RandomHorizontalFlip(0),
+        lambda image: image,
+        lambda image: torch.from_numpy(np.array(image)).movedim(-1, 0),
+        _as_float_array,
+    ],
+    ids=["float", "float-HWC", "uint8", "uint8-HWC", "levels", "Pillow", "tensor", "array"],
+)
+def test_channels_of_transformed_frames_come_first_in_any_layout(videos: Path, tmp_path: Path, last: Any) -> None:
+    settings: dict[str, Any] = {"frames": 2, "sampling": "regular", "index_dir": tmp_path}
+    parts = [fl.transforms.CenterCrop((20, 28)), last]
+    sized = Clips(videos / "h264.mp4", transform=fl.transforms.Compose(parts), **settings)
+    whole = Clips(videos / "h264.mp4", transform=fl.transforms.Compose(parts[1:]), **settings)
+    plain = Clips(videos / "h264.mp4", **settings)[0]["frames"]
+    [batch] = fl.DataLoader(sized, 1)
+    for frames in (sized[0]["frames"], batch["frames"][0], whole[0]["frames"][..., 22:42, 34:62]):
+        levels = frames * 255 if frames.is_floating_point() else frames
+        assert torch.equal(levels.round().to(torch.uint8), plain[..., 22:42, 34:62])
+
+
 @pytest.mark.parametrize("settings", [{"sampling": "sliding", "step": 2}, {"clips_per_file": 3}])
 def test_overlapping_clips_do_not_share_what_a_transform_writes(
     videos: Path, tmp_path: Path, settings: dict[str, Any]
@@ -138,9 +168,9 @@ def test_overlapping_clips_do_not_share_what_a_transform_writes(
         [clip["frames"] for batch in fl.DataLoader(data, size, seed=1, collate_fn=list) for clip in batch]
         for data, size in [(clips, 1), (clips, len(clips)), (plain, 1)]
     )
-    for alone, beside, frames in zip(each, together, unchanged, strict=True):
+    for alone, joint, frames in zip(each, together, unchanged, strict=True):
         assert torch.equal(alone, frames + 100)
-        assert torch.equal(beside, alone)
+        assert torch.equal(joint, alone)
 
 
 def test_a_fork_decodes_by_itself(videos: Path, tmp_path: Path) -> None:
