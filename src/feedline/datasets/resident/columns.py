@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from feedline.core import kernels
 from feedline.core.devices import finish_in_thread, has_streams, take_rows
 from feedline.core.kernels import Int64s
-from feedline.core.tensors import Allocator, numpy_view
+from feedline.core.tensors import Allocator, numpy_view, torch_dtype
 from feedline.errors import SampleError
 
 
@@ -148,3 +148,36 @@ def check_alike(name: str, column: Column, values: Any) -> None:
         f"{name} has shape {got} in some sample, and {shape} in the first: a DeviceDataset holds samples of one shape."
         " Crop, resize or pad them in the source"
     )
+
+
+def dtype_of(value: Any) -> torch.dtype | None:
+    """The dtype that default collation gives a value; None for text."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype
+    if isinstance(value, (np.ndarray, np.generic)):
+        return torch_dtype(value.dtype.newbyteorder("="))
+    kinds = ((bool, torch.bool), (int, torch.int64), (float, torch.float64))
+    return next((dtype for kind, dtype in kinds if isinstance(value, kind)), None)
+
+
+def stored_dtype(dtype: torch.dtype, floating: torch.dtype | None) -> torch.dtype:
+    """The dtype of a column; `floating` replaces all floating-point ones."""
+    return floating if floating is not None and dtype.is_floating_point else dtype
+
+
+def check_dtype(name: str, dtype: torch.dtype | None, first: torch.dtype | None, floating: torch.dtype | None) -> None:
+    """Raise SampleError if the dtype of the first value changes another."""
+    if dtype is first:
+        return
+    if dtype is not None and first is not None:
+        column = stored_dtype(first, floating)
+        if torch.promote_types(column, stored_dtype(dtype, floating)) is column:
+            return
+    raise SampleError(
+        f"{name} is {_kind(dtype)}, and {_kind(first)} in the first sample: a DeviceDataset holds values of one dtype,"
+        " that of the first sample. Convert them in the source"
+    )
+
+
+def _kind(dtype: torch.dtype | None) -> str:
+    return "not a number" if dtype is None else str(dtype)
