@@ -166,7 +166,7 @@ class ImageFolder(GroupedRecords):
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
-        return self._tree.ranges(self._samples, within(indices, len(self), "ImageFolder"))
+        return self._tree.ranges(self._samples, within(indices, len(self), "ImageFolder"), self._folder)
 
     def _read_samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[tuple[Any, Any]]:
         paths = self._samples.files(places, self._folder)
