@@ -243,6 +243,17 @@ def test_a_video_that_cannot_be_read_is_named_and_can_be_skipped(
         assert loader.stats().skipped == 1
 
 
+def test_names_may_be_any_bytes(videos: Path, tmp_path: Path) -> None:
+    names = [os.fsdecode(name) for name in (b"a\xff.mkv", b"b\xff.mkv")]
+    (tmp_path / names[0]).write_bytes((videos / "open-gop.mkv").read_bytes())
+    (tmp_path / names[1]).write_bytes(b"no video" * 100)
+    for _ in range(2):
+        clips = Clips(tmp_path, frames=2, sampling="regular", index_dir=tmp_path / "index")
+        assert clips[0]["frames"].shape == (2, 3, 64, 96)
+        with pytest.raises(SampleError, match=r"b\udcff\.mkv"):
+            clips[1]
+
+
 def test_a_changed_or_lost_file_is_noticed(tmp_path: Path) -> None:
     path = write_video(tmp_path, "x.mp4", seconds=1)
     clips = Clips(path, frames=2, index_dir=tmp_path / "index")

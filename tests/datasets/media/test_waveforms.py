@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,17 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     rows = [{"path": "b.wav", "start": 9.0}]
     with pytest.raises(SampleError, match=r"b\.wav has no sample between 9 s and its end"):
         Waveforms(tmp_path, manifest=rows, index_dir=tmp_path)[0]
+
+
+def test_names_may_be_any_bytes(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", np.full(100, 0.5), 8_000)
+    (tmp_path / "a.wav").rename(tmp_path / os.fsdecode(b"a\xff.wav"))
+    (tmp_path / os.fsdecode(b"b\xff.wav")).write_bytes(b"no sound" * 99)
+    for _ in range(2):
+        data = Waveforms(tmp_path, index_dir=tmp_path / "index")
+        assert data[0]["waveform"].sum().item() == 50
+        with pytest.raises(SampleError, match=r"b\udcff\.wav cannot be decoded"):
+            data[1]
 
 
 def test_missing_packages_and_wrong_settings_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,14 +172,14 @@ class KnownFiles:
     def parsed(self, entry: bytes) -> Any:
         """The parsed description; SampleError for a damaged file."""
         if entry[:1] == _BAD:
-            raise SampleError(entry[1:].decode())
+            raise SampleError(entry[1:].decode("utf-8", "surrogateescape"))
         return self._parse(entry[1:])
 
     def _guarded(self, number: int) -> bytes:
         try:
             return _GOOD + self._describe(number)
         except SampleError as error:
-            return _BAD + str(error).encode()
+            return _BAD + str(error).encode("utf-8", "surrogateescape")  # as the names of files
 
     def _key(self, number: int) -> bytes | None:
         return key_of(self._media.files.name(number), self._media.files.info(number))
