@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from feedline.core.arguments import whole_numbers
 from feedline.core.caches import LRUCache
 from feedline.core.paths import Pathlike
 from feedline.datasets.file_objects import BlockFile
@@ -111,13 +112,17 @@ class MediaFiles:
 
     def _pieces(self, rows: list[Mapping[str, Any]], files: list[int]) -> list[Piece]:
         labels = [row.get("label") for row in rows]
-        missing = next((number for number, label in enumerate(labels) if label is None), None)
+        missing = next((number for number, label in enumerate(labels) if _is_missing(label)), None)
         if missing is not None and any(label is not None for label in labels):
-            raise ArgumentError(f"row {missing} of the manifest has no label, but others have one: give all or none")
+            raise ArgumentError(
+                f"row {missing} of the manifest has no label ({labels[missing]}): give all rows one, or none of them"
+            )
         if any(isinstance(label, str) for label in labels):
             self.classes = sorted(set(map(str, labels)))
             numbers = {name: number for number, name in enumerate(self.classes)}
             labels = [numbers[str(label)] for label in labels]
+        if missing is None:
+            labels = whole_numbers("row {} of the manifest: label".format, labels, np.int64).tolist()
         pieces = []
         for number, (row, file, label) in enumerate(zip(rows, files, labels, strict=True)):
             start, stop = _seconds(row, "start", number), _seconds(row, "stop", number)
@@ -125,7 +130,7 @@ class MediaFiles:
                 raise ArgumentError(
                     f"row {number} of the manifest: start={start} and stop={stop} must be seconds, 0 <= start < stop"
                 )
-            pieces.append(Piece(file, None if label is None else int(label), start, stop))
+            pieces.append(Piece(file, label, start, stop))
         return pieces
 
     @property
@@ -265,6 +270,10 @@ def _cell(row: Mapping[str, Any], name: str, number: int) -> Any:
             f"row {number} of the manifest has no {name!r}: give mappings with 'path', and where they apply 'label', "
             "'start' and 'stop' in seconds"
         ) from error
+
+
+def _is_missing(cell: Any) -> bool:
+    return cell is None or (isinstance(cell, (float, np.floating)) and bool(np.isnan(cell)))
 
 
 def _seconds(row: Mapping[str, Any], name: str, number: int) -> float | None:
