@@ -208,6 +208,25 @@ def test_labels_come_from_folders_or_from_a_manifest(videos: Path, tmp_path: Pat
         Clips(tmp_path, frames=2, index_dir=tmp_path)
     with pytest.raises(ArgumentError, match="row 0 of the manifest has no 'path'"):
         Clips(tmp_path, manifest=[{"file": "a"}], index_dir=tmp_path)
+    for name in ("", "a", "."):
+        with pytest.raises(ArgumentError, match=f"row 1 of the manifest: path='{name}' is not a file in"):
+            Clips(tmp_path, manifest=[{"path": "a/x.MP4"}, {"path": name}], index_dir=tmp_path)
+
+
+def test_labels_of_a_manifest_are_whole_numbers(videos: Path, tmp_path: Path) -> None:
+    def labels(*given: Any) -> list[int | None]:
+        rows = [{"path": "h264.mp4", "label": label} for label in given]
+        return Clips(videos, manifest=rows, frames=2, index_dir=tmp_path).targets
+
+    assert labels(np.int64(2**31), 1.0, True, -3) == [2**31, 1, 1, -3]
+    for label in (1.7, float("inf"), 2**63):
+        with pytest.raises(ArgumentError, match=rf"row 1 of the manifest: label={label}: give whole numbers"):
+            labels(0, label)
+    for given in [(0, float("nan")), ("a", float("nan")), (0, None)]:
+        with pytest.raises(
+            ArgumentError, match=r"row 1 of the manifest has no label \((nan|None)\): give all rows one"
+        ):
+            labels(*given)
 
 
 @pytest.mark.parametrize(
@@ -274,6 +293,8 @@ def test_a_changed_or_lost_file_is_noticed(tmp_path: Path) -> None:
         {"sampling": "uniform", "fps": 3.0},
         {"step": 2},
         {"sampling": "sliding", "step": 0.5},
+        {"sampling": "sliding", "step": float("inf")},
+        {"fps": float("inf")},
         {"short": "no"},
         {"clips_per_file": 0},
     ],

@@ -145,7 +145,14 @@ def test_names_may_be_any_bytes(tmp_path: Path) -> None:
 
 def test_missing_packages_and_wrong_settings_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     soundfile.write(tmp_path / "a.wav", np.zeros(100), 8_000)
-    for settings in [{"seconds": -1.0}, {"sampling": "no"}, {"sampling": "random"}, {"step": 1.0}, {"mel": {}}]:
+    for settings in [
+        {"seconds": -1.0},
+        {"seconds": float("inf")},
+        {"sampling": "no"},
+        {"sampling": "random"},
+        {"step": 1.0},
+        {"mel": {}},
+    ]:
         with pytest.raises(ArgumentError):
             Waveforms(tmp_path / "a.wav", **settings)
     broken = tmp_path / "of-another-build" / "torchaudio.py"

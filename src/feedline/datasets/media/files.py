@@ -106,7 +106,14 @@ class MediaFiles:
         distinct = {name: number for number, name in enumerate(dict.fromkeys(names))}
         root = self.given[0].rstrip("/")
         # Each name is literal, and may contain any characters.
-        several = finding([_joined(root, name) for name in distinct], "*")
+        places = [_joined(root, name) for name in distinct]
+        several = finding(places, "*")
+        for name, place, found in zip(distinct, places, several, strict=True):
+            # A folder stands for its files; the store of an object may spell its name in another way.
+            if len(found) != 1 or (is_local(root) and not _is_path(place, found[0])):
+                raise ArgumentError(
+                    f"row {names.index(name)} of the manifest: path={name!r} is not a file in {self.given[0]}"
+                )
         self.pieces = self._pieces(rows, [distinct[name] for name in names])
         return [one for (one,) in several]
 

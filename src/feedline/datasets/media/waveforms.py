@@ -94,8 +94,8 @@ class Waveforms(MediaClips[AudioReader]):
         if (self._seconds is None) != (self._sampling == "whole"):
             raise ArgumentError("seconds=None and sampling='whole' belong together: pass both or neither")
         for name, value in [("seconds", self._seconds), ("step", self._spacing), ("rate", self.rate)]:
-            if value is not None and not value > 0:
-                raise ArgumentError(f"{name}={value!r} must be positive")
+            if value is not None and not 0 < value < np.inf:
+                raise ArgumentError(f"{name}={value!r} must be positive and finite")
         if self._spacing is not None and self._sampling != "sliding":
             raise ArgumentError("step= is only for sampling='sliding'")
         for name, count in (("clips_per_file", self._clips_per_file), ("channels", self._channels)):
