@@ -46,6 +46,11 @@ def soundfile() -> Any:
     return optional.load("soundfile", "audio", WHAT)
 
 
+def libsndfile_version() -> str:
+    """Versions of soundfile and libsndfile."""
+    return f"{soundfile().__version__} {soundfile().__libsndfile_version__}"
+
+
 class _QuietFile:
     """A file object for libsndfile, whose callbacks cannot raise.
 

@@ -21,7 +21,7 @@ from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, within
 from feedline.datasets.decoding import ImageDecoder, naming_images
 from feedline.datasets.media.base import MediaClips, sampling_of
 from feedline.datasets.media.files import MediaFiles, Piece
-from feedline.datasets.media.frame_table import FrameTable, pyav, scan_frames
+from feedline.datasets.media.frame_table import FrameTable, ffmpeg_build, pyav, scan_frames
 from feedline.datasets.media.sampling import ClipRule, Short, Times, TooShortError
 from feedline.datasets.media.video import Frames, VideoReader
 from feedline.errors import SampleError
@@ -99,7 +99,9 @@ class Clips(MediaClips[VideoReader]):
         sampling = sampling_of(sampling, frames)
         self._rule = ClipRule(frames, 1 if stride is None else stride, fps, sampling, clips_per_file, step, short)
         media = MediaFiles(paths, manifest, VIDEO_EXTENSIONS, cache, options, index_dir)
-        super().__init__(media, "video-frames-and-bytes", FrameTable.parse, index_dir, open_files, transform)
+        super().__init__(
+            media, "video-frames-and-bytes", ffmpeg_build(), FrameTable.parse, index_dir, open_files, transform
+        )
         image_plan = plan(transform)
         self._images = ImageDecoder(transform, np.asarray) if image_plan is not None else None
         self._layout = "HWC" if image_plan is None else image_plan.layout

@@ -15,7 +15,7 @@ from feedline.core.arguments import whole_numbers
 from feedline.core.caches import LRUCache
 from feedline.core.paths import Pathlike
 from feedline.datasets.file_objects import BlockFile
-from feedline.datasets.indexes import MetadataCache, key_of, place_of
+from feedline.datasets.indexes import Description, MetadataCache, key_of, place_of
 from feedline.datasets.inflated import inflated
 from feedline.datasets.media.members import TAR_ENDINGS, TarMembers
 from feedline.datasets.paths import find_each, paths_of
@@ -148,19 +148,23 @@ class MediaFiles:
 class KnownFiles:
     """A description of each file, kept in one index file.
 
-    `describe(number)` makes the bytes of a file's description, and `parse` an object of them. SampleErrors of damaged
-    files are kept, too, and raised when such a file is used: one of a million must not prevent the others' use.
+    All manifests of a folder share it. `describe(number)` makes the bytes of a file's description, and `parse` an
+    object of them. SampleErrors of damaged files are kept, too, and raised when such a file is used: one of a million
+    must not prevent the others' use. They hold for one `library`: another version or build of the decoder may read the
+    file.
     """
 
     def __init__(
         self,
         media: MediaFiles,
         kind: str,
+        library: str,
         index_dir: Pathlike | None,
         describe: Callable[[int], bytes],
         parse: Callable[[bytes], Any],
     ) -> None:
         self._media, self._describe, self._parse = media, describe, parse
+        self._bad = _BAD + library.encode() + b"\0"
         self._index = MetadataCache(place_of(kind, media.given, index_dir))
         self._recent: LRUCache[int, Any] = LRUCache(256)
         self._kind = kind
@@ -169,7 +173,9 @@ class KnownFiles:
         """The descriptions of all files; missing ones are built, several at once."""
         files = self._media.files
         keys = [self._key(number) for number in range(len(files))]
-        entries = self._index.collect(self._kind, files.names, keys, self._guarded)
+        entries = self._index.collect(
+            self._kind, files.names, keys, self._guarded, is_usable=self._is_usable, keeps_others=True
+        )
         return [bytes(entry) for entry in entries]
 
     def __getitem__(self, number: int) -> Any:
@@ -177,21 +183,26 @@ class KnownFiles:
         known = self._recent.get(number)
         if known is None:
             entry = self._index.get(self._key(number))
-            entry = self._guarded(number) if entry is None else bytes(entry)
-            known = self._recent.put(number, self.parsed(entry))
+            if entry is None or not self._is_usable(entry):
+                entry = self._guarded(number)
+            known = self._recent.put(number, self.parsed(bytes(entry)))
         return known
 
     def parsed(self, entry: bytes) -> Any:
         """The parsed description; SampleError for a damaged file."""
         if entry[:1] == _BAD:
-            raise SampleError(entry[1:].decode("utf-8", "surrogateescape"))
+            raise SampleError(entry[len(self._bad) :].decode("utf-8", "surrogateescape"))
         return self._parse(entry[1:])
 
     def _guarded(self, number: int) -> bytes:
         try:
             return _GOOD + self._describe(number)
         except SampleError as error:
-            return _BAD + str(error).encode("utf-8", "surrogateescape")  # as the names of files
+            return self._bad + str(error).encode("utf-8", "surrogateescape")  # as the names of files
+
+    def _is_usable(self, entry: Description) -> bool:
+        """False for an error of another library."""
+        return entry[:1] != _BAD or entry[: len(self._bad)] == self._bad
 
     def _key(self, number: int) -> bytes | None:
         return key_of(self._media.files.name(number), self._media.files.info(number))
