@@ -202,10 +202,11 @@ BYTES = [np.zeros(2, np.uint8), np.array([300, -1], np.int16)]
         (BYTES, r"sample 1 is torch\.int16, and torch\.uint8 in the first"),
         ([True, 2], r"sample 1 is torch\.int64, and torch\.bool in the first"),
         ([np.float32(1), np.float64(0.1)], r"sample 1 is torch\.float64, and torch\.float32 in the first"),
+        ([np.uint16(1), np.int32(2)], r"sample 1 is torch\.int32, and torch\.uint16 in the first"),
         (["1", 2], r"sample 1 is torch\.int64, and not a number in the first"),
         (Wider(), r"leaf 0 of some sample is torch\.float64, and torch\.int64 in the first"),
     ],
-    ids=["price", "bytes", "bool", "precision", "text", "batches"],
+    ids=["price", "bytes", "bool", "precision", "unsigned", "text", "batches"],
 )
 def test_values_that_the_dtype_of_the_first_would_change_are_refused(
     source: Any, message: str, room: dict[str, Any]
@@ -227,6 +228,14 @@ def test_values_that_fit_into_the_dtype_of_the_first_are_exact_in_any_batch() ->
     assert [number.item() for number in data.__getitems__([1, 2, 3, 0])] == [1, 2.1, 1, 0.5]
     halves = DeviceDataset([np.float32(1), np.float64(0.5), 2], device="cpu", dtype=torch.bfloat16)
     assert torch.equal(torch.stack(halves.__getitems__([1, 2, 0])), torch.tensor([0.5, 2, 1], dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.float8_e4m3fn, torch.complex64, torch.bool])
+def test_every_dtype_can_be_stored(dtype: torch.dtype, room: str) -> None:
+    source = [torch.full((3,), float(number)).to(dtype) for number in range(13)]
+    data = DeviceDataset(source, device="cpu", **ROOMS[room])
+    check_same([torch.stack(source)], list(fl.DataLoader(data, batch_size=13)), "values must be those of the source")
 
 
 @pytest.mark.parametrize("room", ROOMS)

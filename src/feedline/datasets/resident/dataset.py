@@ -52,8 +52,8 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
 
     `source` is a tensor, an array, a tuple or dict of these with rows for samples, a TensorDataset, or any other
     map-style dataset. Each sample of a dataset is read once: on first access, or by `fill`. Its tensors, arrays and
-    numbers become tensors of one shape and dtype per leaf; text stays on the host. A dataset with a random transform
-    that feedline knows raises an ArgumentError, because the first results would be repeated.
+    numbers become tensors with shape and dtype of the first sample's; text stays on the host. A dataset with a random
+    transform that feedline knows raises an ArgumentError, because the first results would be repeated.
 
     - `device`: where samples and batches are. A shuffled batch is one gather there.
     - `budget`: memory to use there: bytes, an amount ("20 GB"), or a share of the free memory ("80%").
@@ -127,8 +127,8 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         missing = np.flatnonzero(~self._filled)
         if not len(missing):
             return
-        # torch's own loader: its workers return host tensors, and this class itself delivers to the device.
         assert self._rows is not None
+        # torch's own loader: its workers return host tensors, and this class itself delivers to the device.
         blocks = np.array_split(missing, -(-len(missing) // _BLOCK))
         loader = torch.utils.data.DataLoader(
             ReadBlocks(self._rows, blocks),
