@@ -17,7 +17,7 @@ from feedline.core.dataset import BatchRead
 from feedline.core.tensors import allocate_tensor
 from feedline.datasets import ImageFolder, array_container
 from feedline.errors import SampleError
-from feedline.stores import ObjectChangedError, ObjectNotFoundError
+from feedline.stores import ObjectChangedError, ObjectNotFoundError, ObjectRange
 from formats.files import COUNT, CROP, FORMATS, manifest, write_images, write_texts
 from formats.places import Memory, small_pieces
 
@@ -127,9 +127,10 @@ class TestImageFolder:
     def test_samples_can_be_assigned_below_the_root(self, memory: Memory, folder: Path, tmp_path: Path) -> None:
         write_images(folder)
         data = ImageFolder(memory.put(folder), CROP, cache=small_pieces(tmp_path, 4 << 20))
+        names = [part.path for _, part in data.ranges(np.array([7, 8]))]
         data.samples = [*data.samples[7:9], ("memory://elsewhere/x.jpg", 3)]
         assert data[1][1] == data.samples[1][1]
-        assert data.ranges(np.array([0]))[0][1].stop is None
+        assert [part for _, part in data.ranges(np.array([0, 1]))] == [ObjectRange(name) for name in names]
         with pytest.raises(SampleError, match=r"memory://elsewhere/x.jpg is outside memory://far"):
             data[2]
 

@@ -395,6 +395,8 @@ def test_threads_that_share_an_image_see_one_core(path: Path) -> None:
             first, core, second, same = pool.map(use, range(4))
         assert core is same is image.im
         assert first == second == expected
+        # As a thread that found no core just before another one set it:
+        assert vars(Image.Image)[accelerate._CORE].__get__(image) is core
 
 
 @pytest.mark.usefixtures("accelerated")

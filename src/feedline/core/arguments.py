@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from feedline.errors import ArgumentError
 
@@ -30,3 +33,28 @@ def check_one_of(name: str, value: Any, allowed: Iterable[Any]) -> None:
     """Raise `ArgumentError` unless `value` is allowed."""
     if value not in (allowed := tuple(allowed)):
         raise one_of_error(name, value, allowed)
+
+
+def whole_numbers(
+    name: Callable[[int], str], values: Sequence[Any], dtype: type[np.signedinteger[Any]]
+) -> NDArray[Any]:
+    """The values as an array; ArgumentError for fractions and NaN.
+
+    Numbers that do not fit into `dtype` are refused, too. `name(number)` names a value.
+    """
+    limits = np.iinfo(dtype)
+    kinds = set(map(type, values))
+    if kinds == {int} and limits.min <= min(values) <= max(values) <= limits.max:
+        return np.array(values, dtype)
+    for number, value in enumerate(values):
+        if not _is_whole(value, limits):
+            raise ArgumentError(f"{name(number)}={value!r}: give whole numbers, from {limits.min} to {limits.max}")
+    return np.array([*map(int, values)], dtype)
+
+
+def _is_whole(value: Any, limits: np.iinfo[Any]) -> bool:
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return bool(value == number) and limits.min <= number <= limits.max  # "1" differs from 1

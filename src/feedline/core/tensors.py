@@ -74,7 +74,12 @@ def numpy_view(tensor: torch.Tensor) -> NDArray[Any]:
     """
     if _has_numpy(tensor.dtype):
         return tensor.numpy()
-    return tensor.view(_STAND_INS[tensor.itemsize]).numpy()
+    return stand_in(tensor).numpy()
+
+
+def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory with a dtype that every operator supports."""
+    return tensor.view(_STAND_INS[tensor.itemsize])
 
 
 if TYPE_CHECKING:

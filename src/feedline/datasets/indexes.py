@@ -210,6 +210,7 @@ class BuiltIndex(IndexFile):
 
 
 _KEY_NBYTES = 16
+_NAME_NBYTES = 8
 
 
 Description = bytes | memoryview
@@ -218,12 +219,13 @@ Description = bytes | memoryview
 def key_of(name: str, info: ObjectInfo) -> bytes | None:
     """Key of the current state of a file or object.
 
-    None without a version.
+    None without a version. Keys of all versions of a name begin with the same `_NAME_NBYTES`.
     """
     if not info.is_versioned:
         return None
-    text = f"{name}\0{info.version}".encode("utf-8", "surrogateescape")
-    return hashlib.blake2b(text, digest_size=_KEY_NBYTES).digest()
+    sizes = (_NAME_NBYTES, _KEY_NBYTES - _NAME_NBYTES)
+    texts = (text.encode("utf-8", "surrogateescape") for text in (name, info.version))
+    return b"".join(hashlib.blake2b(text, digest_size=size).digest() for text, size in zip(texts, sizes, strict=True))
 
 
 def place_of(kind: str, given: Iterable[str], index_dir: Pathlike | None) -> str:
@@ -287,11 +289,16 @@ class MetadataCache:
         held = self._in_memory.get(key)
         return self._mapped().of(self.path).get(key) if held is None else held
 
-    def replace(self, found: Mapping[bytes | None, Description]) -> None:
-        """Replace all entries; entries without a key are dropped."""
+    def replace(self, found: Mapping[bytes | None, Description], *, keeps_others: bool = False) -> None:
+        """Replace all entries; entries without a key are dropped.
+
+        `keeps_others` keeps the entries of other names.
+        """
         described = {key: each for key, each in found.items() if key is not None}
         if not described:
             return
+        if keeps_others:
+            described = self._others(described) | described
         data = [np.frombuffer(each, np.uint8) for each in described.values()]
         bounds = np.cumsum([0, *map(len, data)]).astype("<u8")
         keys = np.frombuffer(b"".join(described), np.uint8)
@@ -300,6 +307,13 @@ class MetadataCache:
             self._in_memory = described
         self._mapped().forget()
 
+    def _others(self, described: Mapping[bytes, Description]) -> dict[bytes, Description]:
+        """The entries of names that are not described, in the current file."""
+        self._mapped().forget()  # another process may have added some
+        names = {key[:_NAME_NBYTES] for key in described}
+        known = {**self._mapped().of(self.path), **self._in_memory}
+        return {key: entry for key, entry in known.items() if key[:_NAME_NBYTES] not in names}
+
     def collect(
         self,
         what: str,
@@ -307,13 +321,17 @@ class MetadataCache:
         keys: Sequence[bytes | None],
         build: Callable[[int], Description],
         at_once: int = INDEX_THREADS,
+        *,
+        is_usable: Callable[[Description], bool] | None = None,
+        keeps_others: bool = False,
     ) -> list[Description]:
         """The entry of each file; missing ones are built, several at once.
 
-        `build(number)` makes the entry of file `number`. `what` names the entries in the log. With many files, the
-        first entry is built before the others.
+        Unusable entries count as missing. `build(number)` makes the entry of file `number`. `what` names the entries in
+        the log. With many files, the first entry is built before the others. `keeps_others` is that of `replace`.
         """
-        entries = {number: entry for number, key in enumerate(keys) if (entry := self.get(key)) is not None}
+        known = {number: entry for number, key in enumerate(keys) if (entry := self.get(key)) is not None}
+        entries = known if is_usable is None else {at: entry for at, entry in known.items() if is_usable(entry)}
         missing = [number for number in range(len(keys)) if number not in entries]
         if missing:
             _log.info("reading the %s of %d files, beginning with %s", what, len(missing), names[missing[0]])
@@ -322,7 +340,7 @@ class MetadataCache:
                 entries[first] = build(first)
             with DaemonPool(at_once, "feedline-index") as pool:
                 entries |= zip(missing, pool.map(build, missing), strict=True)
-            self.replace({key: entries[number] for number, key in enumerate(keys)})
+            self.replace({key: entries[number] for number, key in enumerate(keys)}, keeps_others=keeps_others)
         return [entries[number] for number in range(len(keys))]
 
     def __reduce__(self) -> tuple[type[MetadataCache], tuple[str]]:

@@ -166,13 +166,16 @@ class _AbsentCore:
     """
 
     def __get__(self, image: Any, owner: type | None = None) -> Any:
-        deferred = None if image is None else vars(image).get(_DEFERRED)
+        state: dict[str, Any] = {} if image is None else vars(image)
+        deferred = state.get(_DEFERRED)
+        # Another thread may have been faster, and may have changed the pixels since then. It sets the core first.
         if deferred is None:
+            if _CORE in state:
+                return state[_CORE]
             raise AttributeError(f"{type(image).__name__!r} object has no attribute {_CORE!r}")
         core = Image.frombytes(deferred.mode, deferred.size, _content(deferred.mode, deferred.read())).im
-        # Another thread may have been faster, and may have changed the pixels since then.
-        core = vars(image).setdefault(_CORE, core)
-        vars(image).pop(_DEFERRED, None)
+        core = state.setdefault(_CORE, core)
+        state.pop(_DEFERRED, None)
         return core
 
 

@@ -39,6 +39,15 @@ class ImagePlan:
         return self.spec is not None and self.spec.shape is not None
 
     @property
+    def layout(self) -> str:
+        """Layout of samples that are tensors; the rest are arrays in "HWC"."""
+        for planned in reversed(self.steps):
+            spec = planned.step.infer(ImageSpec())
+            if spec is None or spec.converted:
+                return "CHW" if spec is None else spec.layout  # tensors of foreign callables have channels first
+        return "HWC"
+
+    @property
     def is_random(self) -> bool:
         """True if samples depend on their keys."""
         return any(planned.step.is_random for planned in self.steps)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,13 @@ class TestListing:
         assert data.targets == [1, 1, 7]
         assert data[2][1] == 7
         assert data[2][0].size == (109, 80)
+        data.samples = [(path, label) for (path, _), label in zip(data.samples, [np.int64(-1), 2.0, True], strict=True)]
+        assert data.targets == [-1, 2, 1]
+        for label in (0.75, float("nan"), 2**31, np.float32(2**31), "1", None):
+            message = re.escape(f"class index of sample 1={label!r}: give whole numbers, from -2")
+            with pytest.raises(ArgumentError, match=message):
+                data.samples = [data.samples[0], ("x.jpg", label)]
+        assert data.targets == [-1, 2, 1]
 
     def test_memory(self, tmp_path: Path) -> None:
         (tmp_path / "c").mkdir()

@@ -127,6 +127,52 @@ def test_all_frames_of_a_clip_get_one_crop(videos: Path, tmp_path: Path) -> None
     assert torch.equal(frames[0], frames[2])
 
 
+def _as_float_array(image: Any) -> Any:
+    return np.asarray(image, np.float32) / 255
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        fl.transforms.ToTensor(),
+        fl.transforms.ToTensor(layout="HWC"),
+        fl.transforms.ToTensor(torch.uint8),
+        fl.transforms.ToTensor(torch.uint8, layout="HWC"),
+        fl.transforms.RandomHorizontalFlip(0),
+        lambda image: image,
+        lambda image: torch.from_numpy(np.array(image)).movedim(-1, 0),
+        _as_float_array,
+    ],
+    ids=["float", "float-HWC", "uint8", "uint8-HWC", "levels", "Pillow", "tensor", "array"],
+)
+def test_channels_of_transformed_frames_come_first_in_any_layout(videos: Path, tmp_path: Path, last: Any) -> None:
+    settings: dict[str, Any] = {"frames": 2, "sampling": "regular", "index_dir": tmp_path}
+    parts = [fl.transforms.CenterCrop((20, 28)), last]
+    sized = Clips(videos / "h264.mp4", transform=fl.transforms.Compose(parts), **settings)
+    whole = Clips(videos / "h264.mp4", transform=fl.transforms.Compose(parts[1:]), **settings)
+    plain = Clips(videos / "h264.mp4", **settings)[0]["frames"]
+    [batch] = fl.DataLoader(sized, 1)
+    for frames in (sized[0]["frames"], batch["frames"][0], whole[0]["frames"][..., 22:42, 34:62]):
+        levels = frames * 255 if frames.is_floating_point() else frames
+        assert torch.equal(levels.round().to(torch.uint8), plain[..., 22:42, 34:62])
+
+
+@pytest.mark.parametrize("settings", [{"sampling": "sliding", "step": 2}, {"clips_per_file": 3}])
+def test_overlapping_clips_do_not_share_what_a_transform_writes(
+    videos: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    rows = [{"path": "h264.mp4", "start": 0.5, "stop": 0.8}]
+    given: dict[str, Any] = {"manifest": rows, "frames": 4, "index_dir": tmp_path, **settings}
+    clips, plain = Clips(videos, transform=lambda frames: frames.add_(100), **given), Clips(videos, **given)
+    each, together, unchanged = (
+        [clip["frames"] for batch in fl.DataLoader(data, size, seed=1, collate_fn=list) for clip in batch]
+        for data, size in [(clips, 1), (clips, len(clips)), (plain, 1)]
+    )
+    for alone, joint, frames in zip(each, together, unchanged, strict=True):
+        assert torch.equal(alone, frames + 100)
+        assert torch.equal(joint, alone)
+
+
 def test_a_fork_decodes_by_itself(videos: Path, tmp_path: Path) -> None:
     clips = Clips(videos / "h264.mp4", frames=2, sampling="regular", clips_per_file=5, index_dir=tmp_path)
     first = clips[3]["frames"]
@@ -162,6 +208,25 @@ def test_labels_come_from_folders_or_from_a_manifest(videos: Path, tmp_path: Pat
         Clips(tmp_path, frames=2, index_dir=tmp_path)
     with pytest.raises(ArgumentError, match="row 0 of the manifest has no 'path'"):
         Clips(tmp_path, manifest=[{"file": "a"}], index_dir=tmp_path)
+    for name in ("", "a", "."):
+        with pytest.raises(ArgumentError, match=f"row 1 of the manifest: path='{name}' is not a file in"):
+            Clips(tmp_path, manifest=[{"path": "a/x.MP4"}, {"path": name}], index_dir=tmp_path)
+
+
+def test_labels_of_a_manifest_are_whole_numbers(videos: Path, tmp_path: Path) -> None:
+    def labels(*given: Any) -> list[int | None]:
+        rows = [{"path": "h264.mp4", "label": label} for label in given]
+        return Clips(videos, manifest=rows, frames=2, index_dir=tmp_path).targets
+
+    assert labels(np.int64(2**31), 1.0, True, -3) == [2**31, 1, 1, -3]
+    for label in (1.7, float("inf"), 2**63):
+        with pytest.raises(ArgumentError, match=rf"row 1 of the manifest: label={label}: give whole numbers"):
+            labels(0, label)
+    for given in [(0, float("nan")), ("a", float("nan")), (0, None)]:
+        with pytest.raises(
+            ArgumentError, match=r"row 1 of the manifest has no label \((nan|None)\): give all rows one"
+        ):
+            labels(*given)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +262,17 @@ def test_a_video_that_cannot_be_read_is_named_and_can_be_skipped(
         assert loader.stats().skipped == 1
 
 
+def test_names_may_be_any_bytes(videos: Path, tmp_path: Path) -> None:
+    names = [os.fsdecode(name) for name in (b"a\xff.mkv", b"b\xff.mkv")]
+    (tmp_path / names[0]).write_bytes((videos / "open-gop.mkv").read_bytes())
+    (tmp_path / names[1]).write_bytes(b"no video" * 100)
+    for _ in range(2):
+        clips = Clips(tmp_path, frames=2, sampling="regular", index_dir=tmp_path / "index")
+        assert clips[0]["frames"].shape == (2, 3, 64, 96)
+        with pytest.raises(SampleError, match=r"b\udcff\.mkv"):
+            clips[1]
+
+
 def test_a_changed_or_lost_file_is_noticed(tmp_path: Path) -> None:
     path = write_video(tmp_path, "x.mp4", seconds=1)
     clips = Clips(path, frames=2, index_dir=tmp_path / "index")
@@ -217,6 +293,8 @@ def test_a_changed_or_lost_file_is_noticed(tmp_path: Path) -> None:
         {"sampling": "uniform", "fps": 3.0},
         {"step": 2},
         {"sampling": "sliding", "step": 0.5},
+        {"sampling": "sliding", "step": float("inf")},
+        {"fps": float("inf")},
         {"short": "no"},
         {"clips_per_file": 0},
     ],

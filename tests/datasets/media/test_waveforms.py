@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -131,9 +132,75 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         Waveforms(tmp_path, manifest=rows, index_dir=tmp_path)[0]
 
 
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the files that are described."""
+    numbers, own = list[int](), Waveforms._describe
+    monkeypatch.setattr(Waveforms, "_describe", lambda self, number: numbers.append(number) or own(self, number))
+    return numbers
+
+
+def test_each_file_is_described_once_for_all_manifests_of_a_folder(tmp_path: Path, described: list[int]) -> None:
+    for number in range(5):
+        soundfile.write(tmp_path / f"{number}.wav", np.zeros(100), 8_000)
+
+    def of(*names: str) -> Waveforms:
+        described.clear()
+        return Waveforms(tmp_path, manifest=[{"path": name} for name in names], index_dir=tmp_path / "index")
+
+    train = of("0.wav", "1.wav", "2.wav")
+    assert len(described) == 3
+    test = of("2.wav", "3.wav")
+    assert described == [1]
+    assert len(of("0.wav", "1.wav", "2.wav")) + len(of("2.wav", "3.wav")) == 5
+    assert len([*train.__getitems__(range(3)), *test.__getitems__(range(2))]) == 5
+    assert not described
+    [index] = (tmp_path / "index").iterdir()
+    nbytes = index.stat().st_size
+    soundfile.write(tmp_path / "0.wav", np.zeros(200), 8_000)
+    of("0.wav")
+    assert described == [0]
+    assert index.stat().st_size == nbytes  # the former version is not kept
+    assert len(of("4.wav", "1.wav")[0]["waveform"][0]) == 100
+    assert described == [0]
+
+
+def test_an_error_of_another_library_is_not_kept(
+    tmp_path: Path, described: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.wav").write_bytes(b"no sound" * 99)
+
+    def described_by(version: str) -> list[int]:
+        described.clear()
+        monkeypatch.setattr(soundfile, "__libsndfile_version__", version)
+        with pytest.raises(SampleError, match=r"^\S*a\.wav cannot be decoded"):
+            Waveforms(tmp_path / "a.wav", index_dir=tmp_path / "index")[0]
+        return described
+
+    assert [len(described_by(version)) for version in ("1.2", "1.2", "1.2.2", "1.2.2")] == [1, 0, 1, 0]
+
+
+def test_names_may_be_any_bytes(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.wav", np.full(100, 0.5), 8_000)
+    (tmp_path / "a.wav").rename(tmp_path / os.fsdecode(b"a\xff.wav"))
+    (tmp_path / os.fsdecode(b"b\xff.wav")).write_bytes(b"no sound" * 99)
+    for _ in range(2):
+        data = Waveforms(tmp_path, index_dir=tmp_path / "index")
+        assert data[0]["waveform"].sum().item() == 50
+        with pytest.raises(SampleError, match=r"b\udcff\.wav cannot be decoded"):
+            data[1]
+
+
 def test_missing_packages_and_wrong_settings_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     soundfile.write(tmp_path / "a.wav", np.zeros(100), 8_000)
-    for settings in [{"seconds": -1.0}, {"sampling": "no"}, {"sampling": "random"}, {"step": 1.0}, {"mel": {}}]:
+    for settings in [
+        {"seconds": -1.0},
+        {"seconds": float("inf")},
+        {"sampling": "no"},
+        {"sampling": "random"},
+        {"step": 1.0},
+        {"mel": {}},
+    ]:
         with pytest.raises(ArgumentError):
             Waveforms(tmp_path / "a.wav", **settings)
     broken = tmp_path / "of-another-build" / "torchaudio.py"

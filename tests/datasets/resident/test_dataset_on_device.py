@@ -81,6 +81,7 @@ def test_a_sample_that_is_stored_is_read_once(room: str) -> None:
     stored = data.statistics().stored
     assert stored == {"a part read again": 10, "nothing in memory": 0}.get(room, LENGTH)
     assert all(source.reads[index] == 1 for index in range(1, stored))
+    assert data.statistics().read == 1 + source.reads.total()
     assert all(source.reads[index] == 2 for index in range(stored, LENGTH) if index)
 
 
@@ -180,6 +181,72 @@ def test_samples_of_another_shape_are_named() -> None:
     assert any("sample 20 of DeviceDataset" in note for note in caught.value.__notes__)
 
 
+class Wider(Decoded):
+    """Batches have another dtype than samples."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+    def read_batch(self, request: BatchRead) -> Any:
+        return torch.from_numpy(request.indices / 2)
+
+
+BYTES = [np.zeros(2, np.uint8), np.array([300, -1], np.int16)]
+
+
+@pytest.mark.parametrize("room", [{}, {"budget": 1}, {"budget": 1, "spill": False}], ids=["device", "host", "source"])
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ([{"price": 3}, {"price": 2.5}], r"leaf 0 of sample 1 is torch\.float64, and torch\.int64 in the first"),
+        (BYTES, r"sample 1 is torch\.int16, and torch\.uint8 in the first"),
+        ([True, 2], r"sample 1 is torch\.int64, and torch\.bool in the first"),
+        ([np.float32(1), np.float64(0.1)], r"sample 1 is torch\.float64, and torch\.float32 in the first"),
+        ([np.uint16(1), np.int32(2)], r"sample 1 is torch\.int32, and torch\.uint16 in the first"),
+        (["1", 2], r"sample 1 is torch\.int64, and not a number in the first"),
+        (Wider(), r"leaf 0 of some sample is torch\.float64, and torch\.int64 in the first"),
+    ],
+    ids=["price", "bytes", "bool", "precision", "unsigned", "text", "batches"],
+)
+def test_values_that_the_dtype_of_the_first_would_change_are_refused(
+    source: Any, message: str, room: dict[str, Any]
+) -> None:
+    data = DeviceDataset(source, device="cpu", **room)
+    with pytest.raises(SampleError, match=message):
+        data[1]
+    with pytest.raises(SampleError, match="in the first"):
+        data.fill() if data.statistics().stored == len(data) else data.__getitems__(range(1, len(data)))
+
+
+def test_a_process_that_fills_refuses_them_too() -> None:
+    with pytest.raises(SampleError, match=r"sample 1 is torch\.int16"):
+        DeviceDataset(BYTES, device="cpu").fill(num_workers=1)
+
+
+def test_values_that_fit_into_the_dtype_of_the_first_are_exact_in_any_batch() -> None:
+    data = DeviceDataset([0.5, 1, 2.1, True], device="cpu")
+    assert [number.item() for number in data.__getitems__([1, 2, 3, 0])] == [1, 2.1, 1, 0.5]
+    halves = DeviceDataset([np.float32(1), np.float64(0.5), 2], device="cpu", dtype=torch.bfloat16)
+    assert torch.equal(torch.stack(halves.__getitems__([1, 2, 0])), torch.tensor([0.5, 2, 1], dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.float8_e4m3fn, torch.complex64, torch.bool])
+def test_every_dtype_can_be_stored(dtype: torch.dtype, room: str) -> None:
+    source = [torch.full((3,), float(number)).to(dtype) for number in range(13)]
+    data = DeviceDataset(source, device="cpu", **ROOMS[room])
+    check_same([torch.stack(source)], list(fl.DataLoader(data, batch_size=13)), "values must be those of the source")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_samples_with_a_gradient_are_stored_without_it(room: str) -> None:
+    source = [torch.full((3,), float(number), requires_grad=True) for number in range(4)]
+    data = DeviceDataset(source, device="cpu", **ROOMS[room])
+    [batch] = fl.DataLoader(data, batch_size=4)
+    assert not batch.requires_grad
+    assert batch[:, 0].tolist() == [0, 1, 2, 3]
+
+
 def test_samples_of_another_shape_can_be_left_out() -> None:
     loader = fl.DataLoader(DeviceDataset(Ragged(), device="cpu"), batch_size=4, on_error="skip")
     assert sum(map(len, loader)) == 20
@@ -190,6 +257,8 @@ def test_samples_of_another_shape_can_be_left_out() -> None:
     ("source", "arguments", "message"),
     [
         ([], {}, "is empty"),
+        ((), {}, "is empty"),
+        ({}, {}, "is empty"),
         ((torch.zeros(3), torch.zeros(4)), {}, r"equally many rows, but have \[3, 4\]"),
         (torch.zeros(3), {"budget": "lots"}, "budget='lots': give bytes"),
         (torch.zeros(3), {"budget": "180%"}, "budget='180%'"),
@@ -197,7 +266,7 @@ def test_samples_of_another_shape_can_be_left_out() -> None:
         (torch.zeros(3), {"device": "cuda:7"}, r"cuda.*pass device=\"cpu\""),
         (Noisy(), {}, r"samples of this Noisy are random.*OnBatch"),
     ],
-    ids=["empty", "lengths", "budget", "share", "dtype", "device", "random"],
+    ids=["empty", "no columns", "no fields", "lengths", "budget", "share", "dtype", "device", "random"],
 )
 def test_bad_arguments_are_named(source: Any, arguments: dict[str, Any], message: str) -> None:
     budget = {} if isinstance(source, list) else {"budget": 8}

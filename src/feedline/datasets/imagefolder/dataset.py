@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feedline.core.arguments import whole_numbers
 from feedline.core.dataset import BatchRead, Traits, TransformFunction, check_reads_batches
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike, expand_user, missing
@@ -149,7 +150,8 @@ class ImageFolder(GroupedRecords):
     @samples.setter
     def samples(self, samples: Sequence[tuple[str, int]]) -> None:
         paths = PackedBytes.of(os.fsencode(path) for path, _ in samples)
-        self._samples = Samples("", paths, np.array([target for _, target in samples], np.int32))
+        targets = whole_numbers("class index of sample {}".format, [target for _, target in samples], np.int32)
+        self._samples = Samples("", paths, targets)
         self._folder = b""
         self.__dict__.pop("targets", None)
 
@@ -166,7 +168,7 @@ class ImageFolder(GroupedRecords):
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
-        return self._tree.ranges(self._samples, within(indices, len(self), "ImageFolder"))
+        return self._tree.ranges(self._samples, within(indices, len(self), "ImageFolder"), self._folder)
 
     def _read_samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[tuple[Any, Any]]:
         paths = self._samples.files(places, self._folder)

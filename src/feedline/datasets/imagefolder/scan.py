@@ -205,11 +205,16 @@ class ImageTree:
         assert self.store is not None
         return self._objects.result(self.store, fetched)
 
-    def ranges(self, samples: Samples, places: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
-        """Cache and byte range of every read for these samples."""
+    def ranges(
+        self, samples: Samples, places: NDArray[np.int64], folder: bytes
+    ) -> list[tuple[CachedStore, ObjectRange]]:
+        """Cache and byte range of every read for these samples.
+
+        Their paths are below `folder`.
+        """
         if cache_of(self.store) is None:
             return []
-        return self._objects.ranges(self._identify(samples, places, samples.files(places, self.folder)))
+        return self._objects.ranges(self._identify(samples, places, samples.files(places, folder)))
 
     def _identify(self, samples: Samples, places: NDArray[np.int64], paths: Sequence[str]) -> Sequence[KnownObject]:
         if self.store is None:

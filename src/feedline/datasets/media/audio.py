@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +44,11 @@ class AudioInfo:
 def soundfile() -> Any:
     """The module `soundfile`; MissingExtraError without it."""
     return optional.load("soundfile", "audio", WHAT)
+
+
+def libsndfile_version() -> str:
+    """Versions of soundfile and libsndfile."""
+    return f"{soundfile().__version__} {soundfile().__libsndfile_version__}"
 
 
 class _QuietFile:
@@ -101,10 +108,13 @@ class AudioReader:
         self._is_mpeg = self._file.subtype.startswith("MPEG_LAYER")
 
     def _open(self) -> Any:
-        if not isinstance(self._given, str):
+        if isinstance(self._given, str):
+            opened: Any = _name_of(self._given)
+        else:
             self._given.seek(0)
+            opened = self._source
         with _damage(self._name, self._source):
-            return soundfile().SoundFile(self._source or self._given)
+            return soundfile().SoundFile(opened)
 
     def close(self) -> None:
         self._file.close()
@@ -154,6 +164,11 @@ class AudioReader:
         place = max(0, start - _MPEG_LEAD) // _MPEG_PERIOD * _MPEG_PERIOD
         self._file.seek(place)
         return start - place
+
+
+def _name_of(path: str) -> str | bytes:
+    """A path for soundfile: bytes where names may be any bytes."""
+    return path if sys.platform == "win32" else os.fsencode(path)
 
 
 _PASSED_AT_ONCE = 1 << 18

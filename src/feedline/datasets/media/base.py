@@ -46,7 +46,8 @@ class MediaClips(GroupedRecords, Generic[D]):
     """Clips of media files, read by decoders of type `D`.
 
     Subclasses define the description of a file (`_describe`, parsed by `parse`), its number of clips (`_count`), its
-    decoder (`_open`) and `_read_samples`. At most `most_open` decoders stay open in a process.
+    decoder (`_open`) and `_read_samples`. `library` names version and build of the decoder's library. At most
+    `most_open` decoders stay open in a process.
     """
 
     _clip = "clip"
@@ -56,13 +57,14 @@ class MediaClips(GroupedRecords, Generic[D]):
         self,
         media: MediaFiles,
         kind: str,
+        library: str,
         parse: Callable[[bytes], Any],
         index_dir: Pathlike | None,
         most_open: int,
         transform: TransformFunction | None,
     ) -> None:
         self._media = media
-        self._known = KnownFiles(media, kind, index_dir, self._describe, parse)
+        self._known = KnownFiles(media, kind, library, index_dir, self._describe, parse)
         self.paths = media.files.names
         """The path or address of each file."""
         self.classes = media.classes

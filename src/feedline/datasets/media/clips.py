@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
+import PIL.Image
 import torch
 from numpy.typing import NDArray
 
@@ -20,7 +21,7 @@ from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, within
 from feedline.datasets.decoding import ImageDecoder, naming_images
 from feedline.datasets.media.base import MediaClips, sampling_of
 from feedline.datasets.media.files import MediaFiles, Piece
-from feedline.datasets.media.frame_table import FrameTable, pyav, scan_frames
+from feedline.datasets.media.frame_table import FrameTable, ffmpeg_build, pyav, scan_frames
 from feedline.datasets.media.sampling import ClipRule, Short, Times, TooShortError
 from feedline.datasets.media.video import Frames, VideoReader
 from feedline.errors import SampleError
@@ -66,7 +67,8 @@ class Clips(MediaClips[VideoReader]):
 
     `short` is the rule for a video shorter than a clip: an "error", or frames that are completed by "repeat_last" or
     "wrap". A transform of `fl.transforms` is applied to each frame, with the same random numbers for all frames of a
-    clip; another one gets the clip, `transform(frames)` or `transform(frames, rng)`.
+    clip; in any `layout` of it, "frames" is as above. Another one gets the clip, `transform(frames)` or
+    `transform(frames, rng)`.
 
     Each video is scanned once for the times of its frames and keyframes, which are kept in one file in `index_dir`, or
     in the user's cache folder. A process keeps at most `open_files` decoders, of one thread each. Objects are read by
@@ -97,8 +99,12 @@ class Clips(MediaClips[VideoReader]):
         sampling = sampling_of(sampling, frames)
         self._rule = ClipRule(frames, 1 if stride is None else stride, fps, sampling, clips_per_file, step, short)
         media = MediaFiles(paths, manifest, VIDEO_EXTENSIONS, cache, options, index_dir)
-        super().__init__(media, "video-frames-and-bytes", FrameTable.parse, index_dir, open_files, transform)
-        self._images = ImageDecoder(transform, np.asarray) if plan(transform) is not None else None
+        super().__init__(
+            media, "video-frames-and-bytes", ffmpeg_build(), FrameTable.parse, index_dir, open_files, transform
+        )
+        image_plan = plan(transform)
+        self._images = ImageDecoder(transform, np.asarray) if image_plan is not None else None
+        self._layout = "HWC" if image_plan is None else image_plan.layout
         self._has_one_shape = self._images.batchable if self._images is not None else self._has_one_size()
 
     @property
@@ -126,7 +132,10 @@ class Clips(MediaClips[VideoReader]):
         for row, clip in self._read_clips(chosen, allocate):
             assert clip.data_ptr() == out[0][row].data_ptr()
         seconds = np.stack([_seconds(each) for each in chosen])
-        batch = {"frames": _channels_first(out[0]), "seconds": request.allocate(seconds.shape, torch.float64)}
+        batch = {
+            "frames": _channels_first(out[0], self._layout),
+            "seconds": request.allocate(seconds.shape, torch.float64),
+        }
         numpy_view(batch["seconds"])[...] = seconds
         if self._media.has_labels:
             batch["label"] = request.allocate((len(chosen),), torch.int64)
@@ -154,7 +163,7 @@ class Clips(MediaClips[VideoReader]):
         chosen = self._choose(places, [0 if rng is None else rng.key for rng in rngs])
         samples: list[dict[str, Any]] = [{} for _ in chosen]
         for row, pixels in self._read_clips(chosen, lambda _, shape, dtype: allocate_tensor(shape, dtype)):
-            each, clip = chosen[row], _channels_first(pixels)
+            each, clip = chosen[row], _channels_first(pixels, self._layout)
             if self._images is None:
                 clip = self._step.apply(clip, rngs[row])
             samples[row] = {"frames": clip, "seconds": torch.from_numpy(_seconds(each))}
@@ -183,8 +192,7 @@ class Clips(MediaClips[VideoReader]):
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """Row and pixels of each clip, video by video.
 
-        `allocate(row, shape, dtype)` creates the tensors. Channels are last, unless a transform of the project has put
-        them first.
+        `allocate(row, shape, dtype)` creates the tensors, whose frames have the layout `_layout`.
         """
         order = sorted(range(len(chosen)), key=lambda row: (chosen[row].piece.file, int(chosen[row].frames.min())))
         kept: Frames = {}
@@ -196,7 +204,10 @@ class Clips(MediaClips[VideoReader]):
             with self._naming(self.paths[one.piece.file]), self._decoders.use(one.piece.file) as reader, DECODING:
                 frames = self._frames(reader, one, then, kept)
                 clip, kept = self._copy(one, frames, to) if self._images is None else self._transform(one, frames, to)
-            kept = kept if then is not None else {}
+            kept = {} if then is None else {number: kept[number] for number in set(then.frames.tolist()) & kept.keys()}
+            if self._images is None and self._step.transform is not None:
+                # They are views of the clip, which the transform may change in place before they are used again.
+                kept = {number: pixels.copy() for number, pixels in kept.items()}
             yield row, clip
 
     def _frames(
@@ -249,7 +260,7 @@ class Clips(MediaClips[VideoReader]):
         pixels = [np.ascontiguousarray(kept[number]) for number in chosen.frames.tolist()]
         if not self._images.batchable:
             each = [self._images.value(one, SampleRng(chosen.key)) for one in pixels]
-            return torch.stack([torch.as_tensor(one) for one in each]), kept
+            return torch.stack([_tensor_of(one, self._layout) for one in each]), kept
         keys: Keys = np.full(len(pixels), chosen.key, np.uint64)
         with naming_images(lambda _: self.paths[chosen.piece.file]):
             return self._images.decode_batch(pixels, keys, allocate), kept
@@ -304,6 +315,16 @@ def _row(
     return out[0][row]
 
 
-def _channels_first(frames: torch.Tensor) -> torch.Tensor:
+def _channels_first(frames: torch.Tensor, layout: str) -> torch.Tensor:
     """Frames as (..., channels, height, width)."""
-    return frames if frames.is_floating_point() else frames.movedim(-1, -3)
+    return frames if layout == "CHW" else frames.movedim(-1, -3)
+
+
+def _tensor_of(frame: Any, layout: str) -> torch.Tensor:
+    """A frame as a tensor; arrays and Pillow images are "HWC"."""
+    if isinstance(frame, torch.Tensor):
+        return frame
+    levels = np.require(frame, requirements="W")
+    if isinstance(frame, PIL.Image.Image) and levels.ndim == 2:  # gray
+        levels = levels[..., None]
+    return torch.from_numpy(levels if layout == "HWC" or levels.ndim < 3 else np.moveaxis(levels, -1, -3))

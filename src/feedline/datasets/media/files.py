@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from feedline.core.arguments import whole_numbers
 from feedline.core.caches import LRUCache
 from feedline.core.paths import Pathlike
 from feedline.datasets.file_objects import BlockFile
-from feedline.datasets.indexes import MetadataCache, key_of, place_of
+from feedline.datasets.indexes import Description, MetadataCache, key_of, place_of
 from feedline.datasets.inflated import inflated
 from feedline.datasets.media.members import TAR_ENDINGS, TarMembers
 from feedline.datasets.paths import find_each, paths_of
@@ -105,19 +106,30 @@ class MediaFiles:
         distinct = {name: number for number, name in enumerate(dict.fromkeys(names))}
         root = self.given[0].rstrip("/")
         # Each name is literal, and may contain any characters.
-        several = finding([_joined(root, name) for name in distinct], "*")
+        places = [_joined(root, name) for name in distinct]
+        several = finding(places, "*")
+        for name, place, found in zip(distinct, places, several, strict=True):
+            # A folder stands for its files; the store of an object may spell its name in another way.
+            if len(found) != 1 or (is_local(root) and not _is_path(place, found[0])):
+                raise ArgumentError(
+                    f"row {names.index(name)} of the manifest: path={name!r} is not a file in {self.given[0]}"
+                )
         self.pieces = self._pieces(rows, [distinct[name] for name in names])
         return [one for (one,) in several]
 
     def _pieces(self, rows: list[Mapping[str, Any]], files: list[int]) -> list[Piece]:
         labels = [row.get("label") for row in rows]
-        missing = next((number for number, label in enumerate(labels) if label is None), None)
+        missing = next((number for number, label in enumerate(labels) if _is_missing(label)), None)
         if missing is not None and any(label is not None for label in labels):
-            raise ArgumentError(f"row {missing} of the manifest has no label, but others have one: give all or none")
+            raise ArgumentError(
+                f"row {missing} of the manifest has no label ({labels[missing]}): give all rows one, or none of them"
+            )
         if any(isinstance(label, str) for label in labels):
             self.classes = sorted(set(map(str, labels)))
             numbers = {name: number for number, name in enumerate(self.classes)}
             labels = [numbers[str(label)] for label in labels]
+        if missing is None:
+            labels = whole_numbers("row {} of the manifest: label".format, labels, np.int64).tolist()
         pieces = []
         for number, (row, file, label) in enumerate(zip(rows, files, labels, strict=True)):
             start, stop = _seconds(row, "start", number), _seconds(row, "stop", number)
@@ -125,7 +137,7 @@ class MediaFiles:
                 raise ArgumentError(
                     f"row {number} of the manifest: start={start} and stop={stop} must be seconds, 0 <= start < stop"
                 )
-            pieces.append(Piece(file, None if label is None else int(label), start, stop))
+            pieces.append(Piece(file, label, start, stop))
         return pieces
 
     @property
@@ -136,19 +148,23 @@ class MediaFiles:
 class KnownFiles:
     """A description of each file, kept in one index file.
 
-    `describe(number)` makes the bytes of a file's description, and `parse` an object of them. SampleErrors of damaged
-    files are kept, too, and raised when such a file is used: one of a million must not prevent the others' use.
+    All manifests of a folder share it. `describe(number)` makes the bytes of a file's description, and `parse` an
+    object of them. SampleErrors of damaged files are kept, too, and raised when such a file is used: one of a million
+    must not prevent the others' use. They hold for one `library`: another version or build of the decoder may read the
+    file.
     """
 
     def __init__(
         self,
         media: MediaFiles,
         kind: str,
+        library: str,
         index_dir: Pathlike | None,
         describe: Callable[[int], bytes],
         parse: Callable[[bytes], Any],
     ) -> None:
         self._media, self._describe, self._parse = media, describe, parse
+        self._bad = _BAD + library.encode() + b"\0"
         self._index = MetadataCache(place_of(kind, media.given, index_dir))
         self._recent: LRUCache[int, Any] = LRUCache(256)
         self._kind = kind
@@ -157,7 +173,9 @@ class KnownFiles:
         """The descriptions of all files; missing ones are built, several at once."""
         files = self._media.files
         keys = [self._key(number) for number in range(len(files))]
-        entries = self._index.collect(self._kind, files.names, keys, self._guarded)
+        entries = self._index.collect(
+            self._kind, files.names, keys, self._guarded, is_usable=self._is_usable, keeps_others=True
+        )
         return [bytes(entry) for entry in entries]
 
     def __getitem__(self, number: int) -> Any:
@@ -165,21 +183,26 @@ class KnownFiles:
         known = self._recent.get(number)
         if known is None:
             entry = self._index.get(self._key(number))
-            entry = self._guarded(number) if entry is None else bytes(entry)
-            known = self._recent.put(number, self.parsed(entry))
+            if entry is None or not self._is_usable(entry):
+                entry = self._guarded(number)
+            known = self._recent.put(number, self.parsed(bytes(entry)))
         return known
 
     def parsed(self, entry: bytes) -> Any:
         """The parsed description; SampleError for a damaged file."""
         if entry[:1] == _BAD:
-            raise SampleError(entry[1:].decode())
+            raise SampleError(entry[len(self._bad) :].decode("utf-8", "surrogateescape"))
         return self._parse(entry[1:])
 
     def _guarded(self, number: int) -> bytes:
         try:
             return _GOOD + self._describe(number)
         except SampleError as error:
-            return _BAD + str(error).encode()
+            return self._bad + str(error).encode("utf-8", "surrogateescape")  # as the names of files
+
+    def _is_usable(self, entry: Description) -> bool:
+        """False for an error of another library."""
+        return entry[:1] != _BAD or entry[: len(self._bad)] == self._bad
 
     def _key(self, number: int) -> bytes | None:
         return key_of(self._media.files.name(number), self._media.files.info(number))
@@ -265,6 +288,10 @@ def _cell(row: Mapping[str, Any], name: str, number: int) -> Any:
             f"row {number} of the manifest has no {name!r}: give mappings with 'path', and where they apply 'label', "
             "'start' and 'stop' in seconds"
         ) from error
+
+
+def _is_missing(cell: Any) -> bool:
+    return cell is None or (isinstance(cell, (float, np.floating)) and bool(np.isnan(cell)))
 
 
 def _seconds(row: Mapping[str, Any], name: str, number: int) -> float | None:

@@ -132,6 +132,12 @@ def pyav() -> Any:
     return optional.load("av", "video", WHAT)
 
 
+def ffmpeg_build() -> str:
+    """Versions of PyAV and FFmpeg, and the number of codecs."""
+    av = pyav()
+    return f"{av.__version__} {av.library_versions} {len(av.codecs_available)}"
+
+
 class _BytesFile:
     """A file object for PyAV, which takes bytes only."""
 

@@ -86,16 +86,18 @@ class ClipRule:
         for name, count in (("frames", self.frames), ("stride", self.stride), ("clips_per_file", self.per_video)):
             if count is not None and count < 1:
                 raise ArgumentError(f"{name}={count!r} must be at least 1")
-        if self.fps is not None and (self.stride != 1 or not self.fps > 0):
-            raise ArgumentError(f"fps={self.fps!r} must be positive, and replaces stride=: pass only one of them")
+        if self.fps is not None and (self.stride != 1 or not 0 < self.fps < np.inf):
+            raise ArgumentError(
+                f"fps={self.fps!r} must be positive and finite, and replaces stride=: pass only one of them"
+            )
         if self.sampling in ("uniform", "segments") and (self.fps is not None or self.stride != 1):
             raise ArgumentError(f"sampling={self.sampling!r} spreads the frames over the video: omit stride= and fps=")
         if self.sampling in ("sliding", "whole") and self.per_video != 1:
             raise ArgumentError(
                 f"with sampling={self.sampling!r}, the length of a video determines its clips: omit clips_per_file="
             )
-        if self.step is not None and (self.sampling != "sliding" or not self.step > 0):
-            raise ArgumentError(f"step={self.step!r} must be positive, and is only for sampling='sliding'")
+        if self.step is not None and (self.sampling != "sliding" or not 0 < self.step < np.inf):
+            raise ArgumentError(f"step={self.step!r} must be positive and finite, and is only for sampling='sliding'")
         if self.step is not None and self.fps is None and self.step != int(self.step):
             raise ArgumentError(f"step={self.step!r} counts frames: give a whole number, or fps= to count seconds")
 

@@ -15,7 +15,15 @@ from feedline.core.dataset import Traits, TransformFunction
 from feedline.core.paths import Pathlike
 from feedline.core.rng import Draws, derive, sample_rng
 from feedline.core.stage_parts import DECODING
-from feedline.datasets.media.audio import WHAT, AudioInfo, AudioReader, resampled, soundfile, with_channels
+from feedline.datasets.media.audio import (
+    WHAT,
+    AudioInfo,
+    AudioReader,
+    libsndfile_version,
+    resampled,
+    soundfile,
+    with_channels,
+)
 from feedline.datasets.media.base import MediaClips, sampling_of
 from feedline.datasets.media.files import MediaFiles, Piece
 from feedline.errors import ArgumentError, MissingExtraError, SampleError
@@ -87,15 +95,15 @@ class Waveforms(MediaClips[AudioReader]):
         self._check()
         self._mel = None if mel is None else _mel_of(mel, rate)
         media = MediaFiles(paths, manifest, AUDIO_EXTENSIONS, cache, options, index_dir)
-        super().__init__(media, "audio-files", AudioInfo.parse, index_dir, open_files, transform)
+        super().__init__(media, "audio-files", libsndfile_version(), AudioInfo.parse, index_dir, open_files, transform)
 
     def _check(self) -> None:
         check_one_of("sampling", self._sampling, _PLACES)
         if (self._seconds is None) != (self._sampling == "whole"):
             raise ArgumentError("seconds=None and sampling='whole' belong together: pass both or neither")
         for name, value in [("seconds", self._seconds), ("step", self._spacing), ("rate", self.rate)]:
-            if value is not None and not value > 0:
-                raise ArgumentError(f"{name}={value!r} must be positive")
+            if value is not None and not 0 < value < np.inf:
+                raise ArgumentError(f"{name}={value!r} must be positive and finite")
         if self._spacing is not None and self._sampling != "sliding":
             raise ArgumentError("step= is only for sampling='sliding'")
         for name, count in (("clips_per_file", self._clips_per_file), ("channels", self._channels)):

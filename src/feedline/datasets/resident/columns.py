@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from feedline.core import kernels
 from feedline.core.devices import finish_in_thread, has_streams, take_rows
 from feedline.core.kernels import Int64s
-from feedline.core.tensors import Allocator, numpy_view
+from feedline.core.tensors import Allocator, numpy_view, stand_in, torch_dtype
 from feedline.errors import SampleError
 
 
@@ -74,7 +74,7 @@ class TensorColumn:
         at = np.flatnonzero(places < on_device)
         if len(at):
             kept = self.resident.index_select(0, torch.from_numpy(places[at]).to(device))
-            out.index_copy_(0, torch.from_numpy(at).to(device), kept)
+            _copy_rows(kept, out, at)
         at = np.flatnonzero((places >= on_device) & (places < stored))
         if len(at):
             self._upload(out, at, _gather(self.spilled, places[at] - on_device, self._staging))
@@ -87,7 +87,7 @@ class TensorColumn:
     def _upload(self, out: torch.Tensor, at: Int64s, rows: torch.Tensor) -> None:
         # torch does not reuse its page-locked memory before the copy has ended, so the rows may be dropped at once.
         there = rows.to(out.device, non_blocking=has_streams(out.device))
-        out.index_copy_(0, torch.from_numpy(at).to(out.device), there.to(out.dtype))
+        _copy_rows(there.to(out.dtype), out, at)
 
     def _staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=self.resident.is_cuda)
@@ -133,7 +133,13 @@ def _write(rows: torch.Tensor, places: Int64s, values: torch.Tensor, chosen: NDA
         return
     at = torch.from_numpy(np.flatnonzero(chosen))
     picked = values if chosen.all() else values.index_select(0, at.to(values.device))
-    rows.index_copy_(0, torch.from_numpy(places[chosen]).to(rows.device), picked.to(rows.device, rows.dtype))
+    _copy_rows(picked.to(rows.device, rows.dtype), rows, places[chosen])
+
+
+def _copy_rows(values: torch.Tensor, rows: torch.Tensor, places: Int64s) -> None:
+    """Copy values of the same dtype and device to these rows."""
+    at = torch.from_numpy(places).to(rows.device)
+    stand_in(rows).index_copy_(0, at, stand_in(values))  # torch has none for uint16 and some others
 
 
 def check_alike(name: str, column: Column, values: Any) -> None:
@@ -148,3 +154,41 @@ def check_alike(name: str, column: Column, values: Any) -> None:
         f"{name} has shape {got} in some sample, and {shape} in the first: a DeviceDataset holds samples of one shape."
         " Crop, resize or pad them in the source"
     )
+
+
+def dtype_of(value: Any) -> torch.dtype | None:
+    """The dtype that default collation gives a value; None for text."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype
+    if isinstance(value, (np.ndarray, np.generic)):
+        return torch_dtype(value.dtype.newbyteorder("="))
+    kinds = ((bool, torch.bool), (int, torch.int64), (float, torch.float64))
+    return next((dtype for kind, dtype in kinds if isinstance(value, kind)), None)
+
+
+def stored_dtype(dtype: torch.dtype, floating: torch.dtype | None) -> torch.dtype:
+    """The dtype of a column; `floating` replaces all floating-point ones."""
+    return floating if floating is not None and dtype.is_floating_point else dtype
+
+
+def check_dtype(name: str, dtype: torch.dtype | None, first: torch.dtype | None, floating: torch.dtype | None) -> None:
+    """Raise SampleError if the dtype of the first value changes another."""
+    if dtype is first:
+        return
+    if dtype is not None and first is not None and _holds(stored_dtype(first, floating), stored_dtype(dtype, floating)):
+        return
+    raise SampleError(
+        f"{name} is {_kind(dtype)}, and {_kind(first)} in the first sample: a DeviceDataset holds values of one dtype,"
+        " that of the first sample. Convert them in the source"
+    )
+
+
+def _holds(column: torch.dtype, dtype: torch.dtype) -> bool:
+    try:
+        return torch.promote_types(column, dtype) is column
+    except RuntimeError:  # float8 and wide unsigned integers have no promotion
+        return column is dtype
+
+
+def _kind(dtype: torch.dtype | None) -> str:
+    return "not a number" if dtype is None else str(dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -11,20 +11,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
 from feedline import collate
-from feedline.collate.batch_reads import BatchReader, reader_of
 from feedline.core.dataset import Batch, BatchRead, Ranges, Traits, traits_of
 from feedline.core.devices import Device, budget_nbytes, free_nbytes, target
 from feedline.core.kernels import Int64s
 from feedline.core.listing import listing_fingerprint_of
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, one_within, within
 from feedline.core.torch_wrappers import ranges_of
-from feedline.core.tree import leaves, map_leaves
-from feedline.datasets.resident.columns import Column, HostColumn, TensorColumn, check_alike
-from feedline.datasets.wrappers import samples_of
+from feedline.core.tree import map_leaves
+from feedline.datasets.resident.columns import Column, HostColumn, TensorColumn, check_alike, stored_dtype
+from feedline.datasets.resident.source_rows import ReadBlocks, SourceRows, number_leaves
 from feedline.errors import ArgumentError, NotPicklableError, note
 
 _BLOCK = 256
@@ -54,8 +52,8 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
 
     `source` is a tensor, an array, a tuple or dict of these with rows for samples, a TensorDataset, or any other
     map-style dataset. Each sample of a dataset is read once: on first access, or by `fill`. Its tensors, arrays and
-    numbers become tensors of one shape and dtype per leaf; text stays on the host. A dataset with a random transform
-    that feedline knows raises an ArgumentError, because the first results would be repeated.
+    numbers become tensors with shape and dtype of the first sample's; text stays on the host. A dataset with a random
+    transform that feedline knows raises an ArgumentError, because the first results would be repeated.
 
     - `device`: where samples and batches are. A shuffled batch is one gather there.
     - `budget`: memory to use there: bytes, an amount ("20 GB"), or a share of the free memory ("80%").
@@ -84,13 +82,12 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         self._length = len(source) if tables is None else _common_length(tables)
         if not self._length:
             raise ArgumentError("the source of a DeviceDataset is empty: give at least one sample")
-        self._reader = _reader(source) if tables is None else None
+        self._rows = SourceRows(source, self._dtype) if tables is None else None
         self._lock = _Lock()
-        self._read = 0
-        sample = _first_sample(source) if tables is None else _rows_of(source)
-        self._template = _number_leaves(sample)
+        self._read = 0 if tables is not None else 1  # the first sample, for the shapes
+        self._template = number_leaves(_rows_of(source)) if self._rows is None else self._rows.template
         self._batch_template = map_leaves(int, collate.default([self._template]))
-        values = list(_pick_leaves(self._batch_template, collate.default([sample]))) if tables is None else tables
+        values: list[Any] = (tables or []) if self._rows is None else self._rows.first()
         self._names = [f"leaf {number} of the sample" for number in range(len(values))]
         self._resident = self._room(values)
         self._stored = self._length if spill else self._resident
@@ -102,7 +99,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
             self._columns = [self._table_column(table) for table in tables]
         self._filled = np.full(self._stored, tables is not None)
         self._missing = 0 if tables is not None else self._length
-        if tables is None and self._stored:  # the first sample was read for the shapes
+        if tables is None and self._stored:
             self._put(np.zeros(1, np.int64), values)
 
     def __len__(self) -> int:
@@ -130,16 +127,17 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         missing = np.flatnonzero(~self._filled)
         if not len(missing):
             return
+        assert self._rows is not None
         # torch's own loader: its workers return host tensors, and this class itself delivers to the device.
         blocks = np.array_split(missing, -(-len(missing) // _BLOCK))
         loader = torch.utils.data.DataLoader(
-            _CollatedBlocks(self.source, self._reader, blocks),
+            ReadBlocks(self._rows, blocks),
             batch_size=None,
             num_workers=num_workers,
             generator=torch.Generator(),  # the loop's own generator does not change
         )
-        for block, batch in zip(blocks, loader, strict=True):
-            self._put(block, self._values(batch))
+        for block, values in zip(blocks, loader, strict=True):
+            self._put(block, self._checked(values, len(block)))
 
     @property
     def traits(self) -> Traits:
@@ -207,18 +205,21 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         return np.unique(places[~stored])
 
     def _fetch(self, places: Int64s) -> list[Any]:
+        assert self._rows is not None
         with self._source_lock():
-            return self._values(_read_rows(self.source, self._reader, places))
+            values = self._rows.read(places)
+        return self._checked(values, len(places))
 
     def _source_lock(self) -> AbstractContextManager[Any]:
         # Threads that lack samples at the same time read them concurrently if the source allows it.
         return nullcontext() if traits_of(self.source).thread_safe else self._lock
 
-    def _values(self, batch: Any) -> list[Any]:
-        """The columns of a collated batch, checked."""
-        values = list(_pick_leaves(self._batch_template, batch))
+    def _checked(self, values: list[Any], count: int) -> list[Any]:
+        """The values of `count` samples that were read, checked."""
         for name, column, value in zip(self._names, self._columns, values, strict=True):
             check_alike(name, column, value)
+        with self._lock:
+            self._read += count
         return values
 
     def _put(self, places: Int64s, values: list[Any]) -> None:
@@ -229,7 +230,6 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         with self._lock:
             self._missing -= int((~self._filled[places]).sum())
             self._filled[places] = True
-            self._read += len(places)
 
     def _room(self, values: Sequence[Any]) -> int:
         """Rows that fit into the budget."""
@@ -243,7 +243,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
 
     def _row_nbytes(self, values: Sequence[Any]) -> int:
         tensors = (value for value in values if isinstance(value, torch.Tensor))
-        return sum(value[:1].numel() * self._stored_dtype(value.dtype).itemsize for value in tensors)
+        return sum(value[:1].numel() * stored_dtype(value.dtype, self._dtype).itemsize for value in tensors)
 
     def _check_host(self, values: Sequence[Any]) -> None:
         """Raise ArgumentError rather than allocate more host memory than is free."""
@@ -255,13 +255,10 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
                 " samples beyond the budget from the source each time"
             )
 
-    def _stored_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return self._dtype if self._dtype is not None and dtype.is_floating_point else dtype
-
     def _empty_column(self, value: Any) -> Column:
         if not isinstance(value, torch.Tensor):
             return HostColumn(self._stored, type(value))
-        shape, dtype = value.shape[1:], self._stored_dtype(value.dtype)
+        shape, dtype = value.shape[1:], stored_dtype(value.dtype, self._dtype)
         resident = self._allocate((self._resident, *shape), dtype)
         return TensorColumn(resident, torch.empty((self._stored - self._resident, *shape), dtype=dtype))
 
@@ -273,7 +270,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
             raise
 
     def _table_column(self, table: torch.Tensor) -> TensorColumn:
-        dtype, on_device = self._stored_dtype(table.dtype), self._resident
+        dtype, on_device = stored_dtype(table.dtype, self._dtype), self._resident
         try:
             resident = table[:on_device].to(self.device, dtype)
         except RuntimeError as error:
@@ -296,54 +293,6 @@ class _Lock:
 
     def __reduce__(self) -> tuple[type[_Lock], tuple[()]]:
         return _Lock, ()
-
-
-class _CollatedBlocks(torch.utils.data.Dataset[Any]):
-    """Collated blocks of samples of the source."""
-
-    def __init__(self, source: Any, reader: BatchReader | None, blocks: list[NDArray[np.int64]]) -> None:
-        self._source, self._blocks = source, blocks
-        self._reader = reader
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def __getitem__(self, number: int) -> Any:
-        return _read_rows(self._source, self._reader, self._blocks[number])
-
-
-def _read_rows(source: Any, reader: BatchReader | None, places: Int64s) -> Any:
-    if reader is not None:
-        return reader(BatchRead(places, allocate_tensor))
-    return collate.default(samples_of(source, places.tolist()))
-
-
-def _reader(source: Any) -> BatchReader | None:
-    reader = reader_of(source)
-    if reader is not None and reader.uses_keys:
-        raise _random_error(source)
-    return reader
-
-
-def _first_sample(source: Any) -> Any:
-    """Sample 0; ArgumentError if a second read gives another sample."""
-    sample, again = source[0], source[0]
-    if not all(map(_is_same, leaves(sample), leaves(again))):
-        raise _random_error(source)
-    return sample
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)) if one.shape == other.shape else False
-    return bool(np.array_equal(np.asarray(one), np.asarray(other), equal_nan=np.asarray(one).dtype.kind in "fc"))
-
-
-def _random_error(source: Any) -> ArgumentError:
-    return ArgumentError(
-        f"samples of this {type(source).__name__} are random, and a DeviceDataset would repeat the first ones: leave"
-        " out the random transform, and apply it to batches on the device (fl.transforms.OnBatch)"
-    )
 
 
 def _tables(source: Any) -> list[torch.Tensor] | None:
@@ -369,31 +318,13 @@ def _common_length(tables: Sequence[torch.Tensor]) -> int:
     lengths = [len(table) if table.ndim else None for table in tables]
     if None in lengths or len(set(lengths)) > 1:
         raise ArgumentError(f"tensors of a DeviceDataset must have equally many rows, but have {lengths}")
-    return lengths[0] or 0
+    return lengths[0] or 0 if lengths else 0
 
 
 def _floating(dtype: torch.dtype | None) -> torch.dtype | None:
     if dtype is not None and not dtype.is_floating_point:
         raise ArgumentError(f"dtype={dtype!r}: give a floating-point dtype such as torch.bfloat16, or None")
     return dtype
-
-
-def _number_leaves(sample: Any) -> Any:
-    """The containers of a sample, with the number of each leaf."""
-    numbers = iter(range(len(list(leaves(sample)))))
-    return map_leaves(lambda _: next(numbers), sample)
-
-
-def _pick_leaves(template: Any, batch: Any) -> Iterator[Any]:
-    """The parts of a batch at the leaves of the template."""
-    if isinstance(template, int):
-        yield batch
-    elif isinstance(template, Mapping):
-        for key, part in template.items():
-            yield from _pick_leaves(part, batch[key])
-    else:
-        for part, value in zip(template, batch, strict=True):
-            yield from _pick_leaves(part, value)
 
 
 def _row(columns: Sequence[Any], row: int, number: int) -> Any:
