@@ -19,7 +19,7 @@ Allocator = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 def expect_torch_load(torch_version: str) -> None:
-    """Ignore the warning of torch 2.4 and 2.5 about their own way to unpickle tensors.
+    """Ignore a warning of torch 2.4 and 2.5 about unpickled tensors.
 
     Tensors reach workers in pickles, as samples or indices do. A user's own calls of `torch.load` still warn.
     """
