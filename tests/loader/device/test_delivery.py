@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -60,6 +62,68 @@ def test_augmentation_in_place_leaves_the_data_alone(kind: str) -> None:
         for _ in range(2):
             check_same(list(copying), list(writing), "batches must be the same in place")
     assert torch.equal(IMAGES, before)
+
+
+@dataclass
+class Levels:
+    """A batch whose constructor scales it."""
+
+    x: torch.Tensor
+    mask: torch.Tensor | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.x = self.x / 255
+
+
+def as_levels(samples: list[Any]) -> Levels:
+    levels = Levels(torch.stack([image for image, _ in samples]))
+    levels.mask = levels.x > 0.5
+    return levels
+
+
+@pytest.mark.parametrize("device", ["cpu", fl.Delivery("cpu", static=True)], ids=["plain", "static"])
+def test_a_dataclass_arrives_as_it_was_collated(device: Any) -> None:
+    plain = fl.DataLoader(DATA, 11, collate_fn=as_levels)
+    delivered = fl.DataLoader(DATA, 11, collate_fn=as_levels, device=device)
+    for expected, batch in zip(plain, delivered, strict=True):
+        assert type(batch) is Levels
+        assert torch.equal(batch.x, expected.x)
+        assert expected.mask is not None
+        assert batch.mask is not None
+        assert torch.equal(batch.mask, expected.mask)
+
+
+class Sample(MutableMapping[str, Any]):
+    """A mapping that keeps its items in a dict, which `copy.copy` shares."""
+
+    def __init__(self, items: Any) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._items[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._items[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+def test_a_conversion_leaves_cached_samples_alone() -> None:
+    cached = [Sample({"x": torch.ones(2)})]
+    loader = fl.DataLoader(
+        cached, batch_size=None, collate_fn=lambda sample: sample, device=fl.Delivery("cpu", dtype=torch.float64)
+    )
+    (delivered,) = loader
+    assert type(delivered) is Sample
+    assert delivered["x"].dtype == torch.float64
+    assert cached[0]["x"].dtype == torch.float32
 
 
 def test_the_numbers_of_a_row_are_its_own_for_every_batch_size() -> None:
