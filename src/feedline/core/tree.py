@@ -107,9 +107,9 @@ def _like_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 def _copied_mapping(original: MutableMapping[Any, Any]) -> MutableMapping[Any, Any] | None:
-    """A copy with the same other attributes; None if it might share items.
+    """A copy with the same attributes; None if it might share items.
 
-    Attributes are, for example, the factory of a defaultdict.
+    An attribute is, for example, the factory of a defaultdict.
     """
     if _copies_items(original, dict):
         return copy.copy(original)
