@@ -382,7 +382,8 @@ class BatchBuilder:
         if request.seed is None or not self.reseeds:
             return
         if isinstance(row, str) or not len(request.positions):
-            key = derive(request.seed, request.epoch, request.start, row)
+            first = next(iter(request.positions), request.start)  # of this rank; all ranks have one start
+            key = derive(request.seed, request.epoch, int(first), row)
         else:
             key = derive(request.seed, request.epoch, int(request.positions[row]), "global")
         seed_globals(key)

@@ -143,6 +143,8 @@ class PartitionBuilder:
         recorder.end("fetch")
         if self.batch_size is None:
             samples = samples[0]
+        if request.stride[1] > 1 and self.collate_fn is not None:
+            self._reseed(request, *partition.rows[:1], "collate")  # all ranks have drawn the same until here
         batch = self._collate(samples, allocate)
         spans = recorder.finish("collate", None)
         digest = self._digest(request, samples)
@@ -335,9 +337,9 @@ class PartitionBuilder:
             return collate.convert(samples)  # type: ignore[no-untyped-call]
         return collate.default(samples, allocate=None if allocate is allocate_tensor else allocate)
 
-    def _reseed(self, request: PartitionRequest, number: int) -> None:
+    def _reseed(self, request: PartitionRequest, *place: int | str) -> None:
         if request.seed is not None and self.reseeds:
-            seed_globals(derive(request.seed, request.epoch, request.partition, number, "partition"))
+            seed_globals(derive(request.seed, request.epoch, request.partition, *place, "partition"))
 
     @contextmanager
     def _as_partition(self, request: PartitionRequest) -> Iterator[None]:
