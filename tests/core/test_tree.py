@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from held_items import HeldItems
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,28 +78,6 @@ class Scaled:
     @cached_property
     def twice(self) -> Any:
         return 2 * self.x
-
-
-class Rows(MutableMapping[str, Any]):
-    """A mapping that keeps its items in another object, which a copy shares."""
-
-    def __init__(self, items: Any, kept: Any = dict, name: str = "") -> None:
-        self._items, self.name = kept(items), name
-
-    def __getitem__(self, key: str) -> Any:
-        return self._items[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._items[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self._items[key]
-
-    def __iter__(self) -> Any:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
 
 
 class Locked(UserDict):
@@ -188,12 +167,12 @@ def test_constructors_do_not_run_again() -> None:
     assert (type(doubled), doubled, doubled.unit) == (Doubled, [-2], "m")
 
 
-@pytest.mark.parametrize("kept", [dict, Rows], ids=["dict", "another mapping"])
-def test_a_mapping_that_keeps_its_items_in_another_object_does_not_change(kept: Any) -> None:
-    rows = Rows({"a": 1}, kept, "name")
+@pytest.mark.parametrize("holder", [dict, HeldItems], ids=["dict", "another mapping"])
+def test_a_mapping_that_keeps_its_items_in_another_object_does_not_change(holder: Any) -> None:
+    rows = HeldItems({"a": 1}, holder, "name")
     negated = map_leaves(lambda leaf: -leaf, rows)
-    assert (type(negated), negated["a"], rows["a"]) == (Rows, -1, 1)
-    assert negated.name == ("name" if kept is dict else "")
+    assert (type(negated), negated["a"], rows["a"]) == (HeldItems, -1, 1)
+    assert negated.name == ("name" if holder is dict else "")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from held_items import HeldItems
 from torch.utils.data import TensorDataset
 
 import feedline as fl
@@ -95,35 +95,13 @@ def test_a_dataclass_arrives_as_it_was_collated(device: Any) -> None:
         assert torch.equal(batch.mask, expected.mask)
 
 
-class Sample(MutableMapping[str, Any]):
-    """A mapping that keeps its items in a dict, which `copy.copy` shares."""
-
-    def __init__(self, items: Any) -> None:
-        self._items = dict(items)
-
-    def __getitem__(self, key: str) -> Any:
-        return self._items[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._items[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self._items[key]
-
-    def __iter__(self) -> Any:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-
 def test_a_conversion_leaves_cached_samples_alone() -> None:
-    cached = [Sample({"x": torch.ones(2)})]
+    cached = [HeldItems({"x": torch.ones(2)})]
     loader = fl.DataLoader(
         cached, batch_size=None, collate_fn=lambda sample: sample, device=fl.Delivery("cpu", dtype=torch.float64)
     )
     (delivered,) = loader
-    assert type(delivered) is Sample
+    assert type(delivered) is HeldItems
     assert delivered["x"].dtype == torch.float64
     assert cached[0]["x"].dtype == torch.float32
 
