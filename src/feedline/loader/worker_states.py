@@ -183,7 +183,7 @@ def merge_workers(parts: Sequence[dict[str, Any] | None]) -> dict[str, Any] | No
     ranks: dict[str, Any] = {}
     for part in parts:
         if part is not None:
-            ranks = {**part.get(_RANKS, {str(part.get("rank", 0)): part}), **ranks}
+            ranks = {**_by_rank(part), **ranks}
     return next(iter(ranks.values())) if len(ranks) == 1 else {_RANKS: ranks} if ranks else None
 
 
@@ -231,13 +231,15 @@ def resume_workers(
 
 def _of_rank(packed: dict[str, Any], rank: int) -> dict[str, Any]:
     """The packed workers of a rank, or else of another one."""
-    ranks = packed.get(_RANKS, {"": packed})
-    if not isinstance(ranks, dict) or not ranks:
-        raise StateError(f"the field 'workers' of this state is damaged: {ranks!r} for the ranks")
-    found = ranks.get(str(rank)) or ranks[min(ranks)]
-    if not isinstance(found, dict):
-        raise StateError(f"the field 'workers' of this state is damaged: {found!r} for a rank")
-    return found
+    ranks = _by_rank(packed)
+    return ranks.get(str(rank)) or ranks[min(ranks)]
+
+
+def _by_rank(packed: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    ranks = packed.get(_RANKS, {str(packed.get("rank", 0)): packed})
+    if not isinstance(ranks, dict) or not ranks or not all(isinstance(each, dict) for each in ranks.values()):
+        raise StateError(f"the field 'workers' of this state is damaged: {ranks!r} are not the workers of ranks")
+    return ranks
 
 
 def of_dataset(dataset_state: Any) -> bytes:
