@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -31,7 +31,7 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], boo
     if isinstance(tree, Mapping):
         return _like_mapping(tree, {key: map_leaves(fn, value, is_leaf) for key, value in tree.items()})
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return _like_named_tuple(tree, [map_leaves(fn, value, is_leaf) for value in tree])
+        return like_named_tuple(tree, [map_leaves(fn, value, is_leaf) for value in tree])
     if type(tree) in (list, tuple):
         return type(tree)([map_leaves(fn, value, is_leaf) for value in tree])
     if isinstance(tree, Sequence) and not isinstance(tree, range):
@@ -84,7 +84,8 @@ def _is_cached(instance: Any, name: str) -> bool:
     return isinstance(getattr(type(instance), name, None), cached_property)
 
 
-def _like_named_tuple(original: Any, values: list[Any]) -> Any:
+def like_named_tuple(original: Any, values: Iterable[Any]) -> Any:
+    """A named tuple with other values, without its constructor."""
     clone = tuple.__new__(type(original), values)
     if hasattr(original, "__dict__"):
         clone.__dict__.update(original.__dict__)
