@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    default_convert,
+)
 from torch_datasets import (
     Counting,
     CustomBatch,
@@ -201,6 +210,21 @@ def test_a_custom_collate_gets_the_list_of_samples(make_loader: Make, num_worker
 def test_a_custom_collate_also_serves_single_samples(make_loader: Make, num_workers: int) -> None:
     loader = make_loader(Counting(3), batch_size=None, collate_fn=str, num_workers=num_workers)
     assert list(loader) == ["0", "1", "2"]
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(SAMPLES["list"])
+
+
+@pytest.mark.parametrize("collate_fn", [default_collate, default_convert])
+@pytest.mark.parametrize("batch_size", [2, None])
+@pytest.mark.parametrize("dataset", [Returning(SAMPLES["list"]), Stream()], ids=["map", "stream"])
+def test_each_default_collate_function_may_be_passed(
+    loader_class: type[DataLoader[Any]], dataset: Any, batch_size: int | None, collate_fn: Any
+) -> None:
+    how: dict[str, Any] = {"batch_size": batch_size, "collate_fn": collate_fn}
+    assert_same(list(loader_class(dataset, **how)), list(DataLoader(dataset, **how)))
 
 
 def pairs() -> TensorDataset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
+    Dataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -241,6 +243,40 @@ def test_a_subset_of_a_split_gets_plain_integers(make_loader: Make, num_workers:
 @workers
 def test_getitems_is_used_for_whole_batches(make_loader: Make, num_workers: int) -> None:
     assert flat(make_loader(Many(10), batch_size=4, num_workers=num_workers)) == list(range(0, 100, 10))
+
+
+CONTAINERS: dict[str, Any] = {
+    "array": np.array([1, 2]),
+    "array-int32": np.array([1, 2], np.int32),
+    "tensor": torch.tensor([1, 2]),
+    "tuple": (1, 2),
+    "range": range(1, 3),
+    "deque": deque([1, 2]),
+    "texts": ("a", "b"),
+    "matrix": torch.tensor([[1], [2]]),
+}
+
+
+class Asked(Dataset[Any]):
+    """The types of the indices of a batch, and what they give when doubled."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: Any) -> Any:
+        raise NotImplementedError
+
+    def __getitems__(self, indices: Any) -> list[Any]:
+        doubled = indices * 2 if isinstance(indices, (np.ndarray, torch.Tensor, list)) else indices
+        return [(type(indices).__name__, str(doubled), type(index).__name__) for index in indices]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_getitems_gets_what_the_batch_sampler_yields(make_loader: Make, num_workers: int) -> None:
+    batches = [*CONTAINERS.values(), [1, 2]]
+    how: dict[str, Any] = {"batch_sampler": batches, "collate_fn": list}
+    assert list(make_loader(Asked(), num_workers=num_workers, **how)) == list(DataLoader(Asked(), **how))
+    assert CONTAINERS["array"].tolist() == [1, 2]
 
 
 @workers

@@ -152,3 +152,33 @@ def test_resuming_with_processes(
 @pytest.mark.parametrize("kind", [Drawing, Shuffling, Counting])
 def test_persistent_workers_without_a_batch_of_the_rest_of_an_epoch_keep_their_states(kind: Any) -> None:
     check(kind, 1, [1, 2], 3, {"batch_size": 3, "persistent_workers": True})
+
+
+def on_rank(rank: int, state: Any = None) -> tuple[list[Any], Any]:
+    """The batches of a rank, and the state after the first of them."""
+    seed_everything(5 + rank if state is None else 77)
+    with fl.DataLoader(
+        Drawing(), 2, num_workers=1, worker_method="process", collate_fn=collated, distributed=(rank, 2)
+    ) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        iterator = iter(loader)
+        received = [next(iterator)]
+        after_first = json.loads(json.dumps(loader.state_dict()))
+        received += iterator
+    return [batch.tolist() for batch in received], after_first
+
+
+def test_ranks_never_share_their_random_values() -> None:
+    (first, state), (second, own) = on_rank(0), on_rank(1)
+    elsewhere, _ = on_rank(1, state)
+    assert indices_of(elsewhere) == indices_of(second[1:])
+    assert not {sample[1] for batch in elsewhere for sample in batch} & {s[1] for batch in first for s in batch}
+    assert on_rank(1, own)[0] == second[1:]
+    merged = fl.merge_states([own, fl.merge_states([state, own])])
+    assert on_rank(0, merged)[0] == first[1:]
+    assert on_rank(1, merged)[0] == second[1:]
+
+
+def indices_of(batches: list[Any]) -> list[float]:
+    return [sample[0] for batch in batches for sample in batch]

@@ -186,3 +186,29 @@ def test_a_batch_sampler_is_dealt_out_by_whole_batches(world: int) -> None:
         loader = fl.DataLoader(indices, batch_sampler=batches, distributed=(rank, world))
         assert [batch.tolist() for batch in loader] == padded[rank::world]
         assert len(loader) == len(padded[rank::world])
+
+
+class Counted(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(12))
+
+
+def draw(_samples: list[Any]) -> float:
+    return torch.rand(()).item()
+
+
+@pytest.mark.filterwarnings("ignore:.*has no partitions. each of")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"dataset": range(12), "batch_size": 2},
+        {"dataset": range(12), "batch_sampler": [[2 * n, 2 * n + 1] for n in range(6)]},
+        {"dataset": Counted(), "batch_size": 2},
+        {"dataset": fl.streams.from_items([6, 6], range), "batch_size": 2},
+    ],
+    ids=["rows", "batches", "strided", "partitions"],
+)
+def test_collate_functions_draw_other_numbers_on_each_rank(arguments: Any) -> None:
+    ranks = [list(fl.DataLoader(**arguments, collate_fn=draw, seed=3, distributed=(rank, 2))) for rank in range(2)]
+    assert [len(draws) for draws in ranks] == [3, 3]
+    assert len({*ranks[0], *ranks[1]}) == 6

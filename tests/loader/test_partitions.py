@@ -106,6 +106,26 @@ def test_a_new_worker_continues_from_any_mark(length: int, size: int, cut: int, 
         assert torch.equal(again.batch, expected[first])
 
 
+class Breaking(Numbers):
+    """Numbers from an iterator that raises at 3 and goes on."""
+
+    def __iter__(self) -> Any:
+        return map(except_3, range(self.length))
+
+
+def except_3(number: int) -> int:
+    if number == 3:
+        raise ValueError(number)
+    return number
+
+
+def test_a_new_worker_passes_a_batch_that_raised() -> None:
+    """The error was delivered in its turn: it must not take the turn of a later batch."""
+    built = drawn(PartitionBuilder(Breaking(9), None, 2), 0, PartitionOffset())
+    assert built.mark is not None
+    assert drawn(PartitionBuilder(Breaking(9), None, 2), 2, built.mark).batch.tolist() == [4, 5]
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_the_last_batch_is_kept_or_dropped(drop_last: bool) -> None:
     sizes = [len(batch) for batch in whole(Numbers(7), 3, drop_last=drop_last)]

@@ -94,6 +94,54 @@ def test_ranks_share_one_order_and_go_on_as_others(kind: Any, n: int, legs: list
     assert all(row in seen[:n] for row in seen[n:]), "the last round is filled with its own samples"
 
 
+class Breaking(Plain):
+    """An iterator that raises at one number and goes on."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(17)
+        self.at = at
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.read, range(self.n))
+
+    def read(self, number: int) -> Any:
+        if number == self.at:
+            raise ValueError(number)
+        return number, float(fl.sample_rng().random())
+
+
+def survive(loader: Any, steps: int | None = None) -> list[Any]:
+    """The batches of some steps; None for each that has raised."""
+    received: list[Any] = []
+    iterator = iter(loader)
+    while steps is None or len(received) < steps:
+        try:
+            received.append(rows(next(iterator)))
+        except ValueError:
+            received.append(None)
+        except StopIteration:
+            break
+    return received
+
+
+@pytest.mark.parametrize("at", [4, 5])
+def test_a_stream_that_raised_and_continues_resumes_exactly(at: int) -> None:
+    everything: list[Any] = []
+    for rank in range(2):
+        whole = survive(loader(Breaking, at, rank, 2, 2))
+        assert whole[1] is None
+        everything += [row for batch in whole if batch is not None for row in batch]
+        for steps in range(1, len(whole)):
+            cut, resumed = loader(Breaking, at, rank, 2, 2), loader(Breaking, at, rank, 2, 2)
+            begun = survive(cut, steps)
+            resumed.load_state_dict(json.loads(json.dumps(cut.state_dict())))
+            left = survive(resumed)
+            assert left == whole[steps - (begun[-1] is None) :], (rank, steps)
+    numbers = sorted(number for number, _ in everything)
+    assert [*dict.fromkeys(numbers)] == [*range(4), *range(at + 1, 17)]
+    assert len({draw for _, draw in everything}) == len(set(numbers))
+
+
 def test_draws_do_not_depend_on_the_number_of_ranks() -> None:
     values = []
     for world in (2, 3):

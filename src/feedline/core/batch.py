@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from feedline.core.cursor import PartitionOffset
@@ -48,6 +48,8 @@ class BatchResult(NamedTuple):
     """Result of the builder's `capture()` in the worker after this batch; None if it is not reported."""
     padding: tuple[int, int] | None = None
     """Padded places and all places of the batch; None if they are unknown."""
+    rows: Sequence[int] | None = None
+    """Numbers of the samples in their partition; None for map-style datasets."""
 
 
 def new_result(batch: Any, spans: list[SpanTuple]) -> BatchResult:
@@ -55,4 +57,4 @@ def new_result(batch: Any, spans: list[SpanTuple]) -> BatchResult:
 
     The constructor of tuple takes a third of the time of the named tuple's constructor.
     """
-    return tuple.__new__(BatchResult, (batch, spans, (), None, None, None, None, None))
+    return tuple.__new__(BatchResult, (batch, spans, (), None, None, None, None, None, None))

@@ -96,6 +96,57 @@ class ScalarIndices(IndexArray):
     """Indices that a sampler yields as `np.int64`."""
 
 
+class BatchIndices(IndexArray):
+    """Indices of a batch from another sequence than a list."""
+
+    container: Any = None
+    """The object of the batch sampler; None for views and copies."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return super().__reduce_ex__(protocol) if self.container is None else (with_container, (self.container,))
+
+
+class BatchList(list[Any]):
+    """The same for indices that are not integers."""
+
+    container: Any = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return super().__reduce_ex__(protocol) if self.container is None else (with_container, (self.container,))
+
+
+def with_container(container: Sequence[Any] | NDArray[Any] | torch.Tensor) -> BatchIndices | BatchList:
+    """The indices of a container, which `as_container` returns."""
+    numbers = as_integers(list(container))
+    indices = BatchList(container) if numbers is None else numbers.view(BatchIndices)
+    indices.container = container
+    return indices
+
+
+def as_container(indices: Any) -> Any:
+    """The object of the batch sampler, or else a list."""
+    container = getattr(indices, "container", None)
+    return as_yielded(indices) if container is None else container
+
+
+def as_integers(items: list[Any]) -> NDArray[np.int64] | None:
+    """The items as int64, or None.
+
+    All must be `int`, `np.int64` or int64 tensors; the class of the array shows which of the three types they have.
+    """
+    types = set(map(type, items))
+    if types <= {int}:
+        try:
+            return np.array(items, np.int64)
+        except OverflowError:
+            return None
+    if types == {np.int64}:
+        return np.array(items).view(ScalarIndices)
+    if types == {torch.Tensor} and {(item.dtype, item.ndim) for item in items} == {(torch.int64, 0)}:
+        return torch.stack(items).numpy(force=True).view(TensorIndices)
+    return None
+
+
 def as_yielded(indices: Any) -> Any:
     """Indices of the type that the sampler yields.
 
@@ -106,6 +157,8 @@ def as_yielded(indices: Any) -> Any:
     if type(indices) is np.ndarray:
         plain_ints: list[Any] = indices.tolist()
         return plain_ints
+    if isinstance(indices, BatchIndices):
+        return indices.tolist() if indices.container is None else list(indices.container)
     plain = np.array(indices)
     return list(torch.from_numpy(plain)) if isinstance(indices, TensorIndices) else list(plain)
 

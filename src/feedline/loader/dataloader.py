@@ -285,7 +285,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         check_version(state)
         plan = self._fl_make_plan(state)
-        plan.with_workers_of(state, self.num_workers)
+        plan.with_workers_of(state, self.num_workers, self._fl_rank)
         plan.check_order(state)
         check_process(part_of(state, "random"))
         resume_quarantine(self._fl_policy, None, state)

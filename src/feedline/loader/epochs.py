@@ -115,7 +115,7 @@ def _restored_plan(loader: Any, state: Mapping[str, Any] | None) -> Plan:
     Restores the generators of this process and the dataset from `state`.
     """
     restore_process(part_of(state, "random"))
-    plan: Plan = loader._fl_make_plan(state).with_workers_of(state, loader.num_workers)
+    plan: Plan = loader._fl_make_plan(state).with_workers_of(state, loader.num_workers, loader._fl_rank)
     if state is not None and not loader._fl_repeats:
         loader._fl_pools.close()  # persistent workers have other states than the loaded ones
     if plan.workers.dataset is not None:

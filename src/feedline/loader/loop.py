@@ -183,8 +183,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
                 raise
         if self.last_steps is None:
             return batch
-        due = self._staged_head or self._taken
-        delivered = Delivered(request, result, (due or self._progress).cursor)
+        delivered = Delivered(request, result)
         try:
             return self._clocks.timed("device_transform", self.last_steps, batch, delivered)
         except Exception:

@@ -6,7 +6,7 @@ A partition is a forward-only stream of samples. It can be opened at any batch f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -66,33 +66,45 @@ class StridedSamples:
         self._watch = watch
         self._read: Callable[[Iterator[Any]], Any] = self._read_first
         self.count = 0
+        """Samples that were read, in all rounds."""
+        self.number = 0
+        """Number of the latest sample of this rank."""
         self.is_over = False
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        taken = []
-        address, row = self._address, self._address.row
+        taken: list[Any] = []
+        address, row, first = self._address, self._address.row, self.count
         try:
-            for number in range(self.count, self.count + self._world_size):
+            for number in range(first, first + self._world_size):
                 address.row = number
                 taken.append(self._read(self._samples))
         except StopIteration:
             self.is_over = True
             if not taken:
                 raise
+        except Exception:
+            self.count += len(taken) + 1  # the iterator goes on after the sample that it could not read
+            raise
         finally:
             address.row = row
         self.count += self._world_size
-        return taken[self._rank % len(taken)]
+        place = self._rank % len(taken)
+        self.number = first + place
+        return taken[place]
 
     def skip(self, count: int) -> None:
         """Read and drop the first `count` samples, delivered before a resume."""
-        with suppress(Exception):  # the first run raised it as well
-            for number in range(count):
-                self._address.row = number
+        for number in range(count):
+            self._address.row = number
+            try:
                 self._read(self._samples)
+            except StopIteration:
+                break
+            except Exception:  # noqa: BLE001, S112 - the first run raised it as well, and went on
+                continue
         self.count = count
 
     def _read_first(self, samples: Iterator[Any]) -> Any:

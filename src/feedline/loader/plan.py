@@ -79,8 +79,8 @@ class Plan:
             return self.workers.with_openings(self.schedule.requests(cursor, delivered, run))
         return self.workers.with_openings(self.schedule.requests(cursor))
 
-    def with_workers_of(self, state: Mapping[str, Any] | None, count: int) -> Plan:
-        """The same plan with the workers of a saved state."""
+    def with_workers_of(self, state: Mapping[str, Any] | None, count: int, rank: int) -> Plan:
+        """The same plan with the workers of a saved state, on `rank`."""
         partitions = self.schedule.mine if isinstance(self.schedule, PartitionSchedule) else None
         cursor = None if state is None else self.unpack(state)
         place = 0 if not isinstance(cursor, Cursor) else cursor.position
@@ -88,7 +88,9 @@ class Plan:
             cursor.is_begun if isinstance(cursor, PartitionCursor) else cursor != self.start_of(cursor.epoch)
         )
         saved = states.part_of(state, "workers")
-        return replace(self, workers=resume_workers(saved, count, place, partitions, begun=begun))
+        is_strided = isinstance(self.schedule, PartitionSchedule) and self.schedule.stride[1] > 1
+        workers = resume_workers(saved, count, place, partitions, begun=begun, rank=rank, is_strided=is_strided)
+        return replace(self, workers=workers)
 
     @property
     def allows_lookahead(self) -> bool:

@@ -94,9 +94,12 @@ def _starts_threads(context: Any) -> bool:
 def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
     """The batch builder for the arguments of a loader.
 
-    torch's default collate functions are replaced by feedline's.
+    torch's collate function for these arguments is replaced by feedline's. The other one stays, as
+    `collate_fn=default_convert` for lists of samples.
     """
-    collate_fn = None if loader.collate_fn in (default_collate, default_convert) else loader.collate_fn
+    batched = loader.batch_sampler is not None
+    usual = default_collate if batched or loader.batch_size is not None else default_convert
+    collate_fn = None if loader.collate_fn in (None, usual) else loader.collate_fn
     if isinstance(loader.dataset, IterableDataset):
         dataset = partitioned(loader.dataset, loader._fl_world_size)
         arguments = dataset, collate_fn, loader.batch_size, loader.drop_last
@@ -104,7 +107,6 @@ def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
         return PartitionBuilder(
             *arguments, accelerate=loader._fl.accelerate, skips_failed=skips, reads_all=loader._fl_ranks.reads_all
         )
-    batched = loader.batch_sampler is not None
     return BatchBuilder(
         loader.dataset, collate_fn, batched, loader._fl_policy.action,
         accelerate=loader._fl.accelerate, for_device=loader._fl.device is not None,

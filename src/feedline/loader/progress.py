@@ -73,7 +73,8 @@ class Progress:
         self.cursor, samples = request.advance(self.cursor, result.mark, result.batch is not EMPTY_BATCH)
         if result.worker_state is not None:
             self.workers.add(request.turn, result.worker_state)
-        delivered = int(samples) - left_out
+        # Marks also count samples that could not be read.
+        delivered = int(samples) - left_out if result.rows is None else len(result.rows)
         if self.samples is not None:
             self.samples += delivered
         return delivered

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -19,6 +19,10 @@ from feedline.core.schedule import Opening
 from feedline.errors import StateError
 from feedline.loader.building.captures import is_stateful, split_capture
 from feedline.samplers.generator_state import PROCESS, GeneratorState, select_states
+
+_RANKS = "ranks"
+"""Key of the workers of several ranks in a merged state, by rank."""
+
 
 _CACHED_NBYTES = 1 << 16
 """Packed states are cached up to this size: random generators, and not the data of a dataset's state."""
@@ -116,7 +120,8 @@ def pack_workers(loader: Any, workers: WorkerStates, *, over: bool) -> dict[str,
     is_stream = isinstance(loader.dataset, IterableDataset)
     if loader.num_workers:
         keeps = not over or loader.persistent_workers
-        return workers.pack(starts=is_stream and not over) if keeps and not loader._fl_repeats else None
+        packed = workers.pack(starts=is_stream and not over) if keeps and not loader._fl_repeats else None
+        return None if packed is None else {**packed, "rank": loader._fl_rank}
     held = {} if is_stream or not is_stateful(loader.dataset) else {0: of_dataset(loader.dataset.state_dict())}
     has_drawn = is_stream and not over and workers.starts.get(0) != global_states()
     base_seed = None if over or loader._fl_repeats else workers.base_seed
@@ -173,24 +178,46 @@ def _as_array(content: bytes) -> Any:
     return np.frombuffer(content, np.uint8).copy()
 
 
+def merge_workers(parts: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """The packed workers of all ranks, or None."""
+    ranks: dict[str, Any] = {}
+    for part in parts:
+        if part is not None:
+            ranks = {**_by_rank(part), **ranks}
+    return next(iter(ranks.values())) if len(ranks) == 1 else {_RANKS: ranks} if ranks else None
+
+
 def resume_workers(
-    packed: dict[str, Any] | None, count: int, place: int, partitions: tuple[int, ...] | None, *, begun: bool
+    packed: dict[str, Any] | None,
+    count: int,
+    place: int,
+    partitions: tuple[int, ...] | None,
+    *,
+    begun: bool,
+    rank: int = 0,
+    is_strided: bool = False,
 ) -> WorkerStates:
     """The states of `count` workers that resume at a saved place.
 
     With another number of workers, the saved generators do not fit: the workers start from a new seed, derived from
-    `place`. Dataset states are distributed round-robin. `partitions` is None for map-style datasets. `begun` is false
-    at the start of an epoch.
+    `place`. So do those of another `rank`, whose random values would otherwise equal those of the rank that saved the
+    state. If streams are strided, these values may decide the order, which all ranks share: they stay. Dataset states
+    are distributed round-robin. `partitions` is None for map-style datasets. `begun` is false at the start of an epoch.
     """
     if packed is None:
         return WorkerStates(count)
+    packed = _of_rank(packed, rank)
     former, base_seed, held, starts = _read(packed)
+    is_own = is_strided or packed.get("rank", rank) == rank
     states = WorkerStates(count, base_seed, former=former)
-    if former == count:
+    if former == count and is_own:
         states.held, states.starts = dict(held), starts
     elif base_seed is not None:
-        states.base_seed = derive(base_seed, place, count, "workers") >> 1 if begun else None
-    if partitions is not None:
+        key = (place, count) if is_own else (place, count, rank)
+        states.base_seed = derive(base_seed, *key, "workers") >> 1 if begun else None
+    if partitions is not None and not is_own:
+        states.replayed = dict.fromkeys(partitions) if begun else {}
+    elif partitions is not None:
         states.latest = held if count else {}
         if begun:
             start = {worker: _start(worker, former, count, starts, base_seed) for worker in range(max(1, former))}
@@ -198,8 +225,21 @@ def resume_workers(
     elif count == 0:
         states.dataset = next((split_capture(each)[1] for _, each in sorted(held.items())), None)
     else:
-        states.latest = held if former == count else _distribute_states(held, count)
+        states.latest = held if former == count and is_own else _distribute_states(held, count)
     return states
+
+
+def _of_rank(packed: dict[str, Any], rank: int) -> dict[str, Any]:
+    """The packed workers of a rank, or else of another one."""
+    ranks = _by_rank(packed)
+    return ranks.get(str(rank)) or ranks[min(ranks)]
+
+
+def _by_rank(packed: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    ranks = packed.get(_RANKS, {str(packed.get("rank", 0)): packed})
+    if not isinstance(ranks, dict) or not ranks or not all(isinstance(each, dict) for each in ranks.values()):
+        raise StateError(f"the field 'workers' of this state is damaged: {ranks!r} are not the workers of ranks")
+    return ranks
 
 
 def of_dataset(dataset_state: Any) -> bytes:

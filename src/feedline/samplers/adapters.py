@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, Sampler, SequentialSampler
 
-from feedline.core.tensors import ScalarIndices, TensorIndices, as_yielded
+from feedline.core.tensors import as_integers, as_yielded, with_container
 from feedline.errors import ArgumentError, StateError
 from feedline.samplers.base import BatchIndexSampler, IndexSampler, Indices, clip_span
 from feedline.samplers.basic import Sequential
@@ -89,29 +91,14 @@ class ItemBuffer:
 def as_batch(item: Iterable[Any]) -> Indices | list[Any]:
     """A copy of one batch, as int64 if all are integers.
 
-    A copy, because a sampler may yield the same list again with other items.
+    A copy, because a sampler may yield the same list again with other items. It keeps the type of other sequences for
+    `as_container`.
     """
+    if type(item) is not list and isinstance(item, (Sequence, np.ndarray, torch.Tensor)):
+        return with_container(item.clone() if isinstance(item, torch.Tensor) else copy.copy(item))
     indices = list(item)
     numbers = as_integers(indices)
     return indices if numbers is None else numbers
-
-
-def as_integers(items: list[Any]) -> Indices | None:
-    """The items as int64, or None.
-
-    All must be `int`, `np.int64` or int64 tensors; the class of the array shows which of the three types they have.
-    """
-    types = set(map(type, items))
-    if types <= {int}:
-        try:
-            return np.array(items, np.int64)
-        except OverflowError:
-            return None
-    if types == {np.int64}:
-        return np.array(items).view(ScalarIndices)
-    if types == {torch.Tensor} and {(item.dtype, item.ndim) for item in items} == {(torch.int64, 0)}:
-        return torch.stack(items).numpy(force=True).view(TensorIndices)
-    return None
 
 
 class MaterializedSampler(Sampler[Any]):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from held_items import HeldItems
 from torch.utils.data import TensorDataset
 
 import feedline as fl
 from feedline import transforms
 from feedline.errors import ArgumentError
+from feedline.loader.ranks.agreement import Agreement
+from feedline.loader.rebuilding import batches_from
 from feedline.testing.difference import check_same
 
 LENGTH = 22
@@ -62,6 +66,46 @@ def test_augmentation_in_place_leaves_the_data_alone(kind: str) -> None:
     assert torch.equal(IMAGES, before)
 
 
+@dataclass
+class Levels:
+    """A batch whose constructor scales it."""
+
+    x: torch.Tensor
+    mask: torch.Tensor | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.x = self.x / 255
+
+
+def as_levels(samples: list[Any]) -> Levels:
+    levels = Levels(torch.stack([image for image, _ in samples]))
+    levels.mask = levels.x > 0.5
+    return levels
+
+
+@pytest.mark.parametrize("device", ["cpu", fl.Delivery("cpu", static=True)], ids=["plain", "static"])
+def test_a_dataclass_arrives_as_it_was_collated(device: Any) -> None:
+    plain = fl.DataLoader(DATA, 11, collate_fn=as_levels)
+    delivered = fl.DataLoader(DATA, 11, collate_fn=as_levels, device=device)
+    for expected, batch in zip(plain, delivered, strict=True):
+        assert type(batch) is Levels
+        assert torch.equal(batch.x, expected.x)
+        assert expected.mask is not None
+        assert batch.mask is not None
+        assert torch.equal(batch.mask, expected.mask)
+
+
+def test_a_conversion_leaves_cached_samples_alone() -> None:
+    cached = [HeldItems({"x": torch.ones(2)})]
+    loader = fl.DataLoader(
+        cached, batch_size=None, collate_fn=lambda sample: sample, device=fl.Delivery("cpu", dtype=torch.float64)
+    )
+    (delivered,) = loader
+    assert type(delivered) is HeldItems
+    assert delivered["x"].dtype == torch.float64
+    assert cached[0]["x"].dtype == torch.float32
+
+
 def test_the_numbers_of_a_row_are_its_own_for_every_batch_size() -> None:
     flip = transforms.OnBatch(transforms.RandomErasing(1.0))
     delivery = fl.Delivery("cpu", transform=flip)
@@ -87,6 +131,68 @@ def test_streams_draw_by_the_place_in_their_partition() -> None:
     begun = list(islice(cut, 2))
     resumed.load_state_dict(json.loads(json.dumps(cut.state_dict())))
     check_same(expected, begun + list(resumed), "a resumed stream must go on with the same numbers")
+
+
+class Breaking(torch.utils.data.IterableDataset[int]):
+    """Numbers from an iterator that raises at 3 and goes on."""
+
+    def __iter__(self) -> Any:
+        return map(self.check, range(12))
+
+    def check(self, number: int) -> int:
+        if number == 3:
+            raise ValueError(number)
+        return number
+
+
+class Repeating(Agreement):
+    """A rank that repeats batches until others have ended."""
+
+    def __init__(self, loader: Any, steps: int) -> None:
+        self._again = lambda: batches_from(loader, loader._fl_plan, loader._fl_plan.start_of(0))
+        self._repeated, self._left = None, steps
+
+    def go_on(self, *, has_batch: bool) -> bool:
+        self._left -= 1
+        return self._left >= 0
+
+
+def keys_of_rows(loader: fl.DataLoader[Any], repeats_to: int | None = None) -> list[tuple[int, int]]:
+    """Each row with its key, from a loader whose transform gives both."""
+    found: list[tuple[int, int]] = []
+    iterator: Any = iter(loader)
+    if repeats_to is not None:
+        iterator.agreement = Repeating(loader, repeats_to)
+    while True:
+        try:
+            numbers, keys = next(iterator)
+        except StopIteration:
+            return found
+        except ValueError:
+            continue
+        found += zip(numbers.tolist(), keys, strict=True)
+
+
+def with_their_keys(numbers: Any, keys: Any) -> Any:
+    return numbers, keys.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:.*has no partitions. each of")
+def test_each_row_of_a_stream_has_its_own_key() -> None:
+    delivery = fl.Delivery("cpu", transform=with_their_keys)
+    alone = keys_of_rows(fl.DataLoader(Breaking(), 2, seed=3, device=delivery))
+    assert [number for number, _ in alone] == [0, 1, *range(4, 12)]
+    ranks = [
+        keys_of_rows(fl.DataLoader(Breaking(), 2, seed=3, device=delivery, distributed=(rank, 2))) for rank in range(2)
+    ]
+    assert ranks == [[(number, key) for number, key in alone[2:] if number % 2 == rank] for rank in range(2)]
+    assert len({key for _, key in alone}) == len(alone)
+    twice = keys_of_rows(fl.DataLoader(range_stream(6), 2, seed=3, device=delivery), repeats_to=5)
+    assert twice[6:] == twice[:4]
+
+
+def range_stream(length: int) -> Any:
+    return fl.streams.from_items([length], range)
 
 
 class Gaps(TensorDataset):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch.utils.data import Dataset
 
 import feedline as fl
+from feedline.loader.monitoring import monitor as monitor_module
 from feedline.loader.monitoring import sending as sending_module
 from feedline.loader.monitoring.monitor import LOOK_NS
 from feedline.loader.monitoring.sending import MOST_NBYTES, SHARE, SendingMeasurement, sending_cost
@@ -92,6 +95,88 @@ def test_a_loop_without_processes_measures_one_batch(method: str, monkeypatch: p
         if sending is not None:
             assert with_processes(model) < with_processes(with_cost(model, 0.0))
             assert with_processes(with_cost(model, 1000.0)) < 0.1
+
+
+@dataclass
+class Halved:
+    """A batch whose constructor changes its tensor in place."""
+
+    x: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.x.div_(2)
+
+
+@dataclass
+class Scaled:
+    x: torch.Tensor
+    scale: InitVar[float]
+
+    def __post_init__(self, scale: float) -> None:
+        self.x = self.x * scale
+
+
+@dataclass
+class Masked:
+    x: torch.Tensor
+    mask: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mask = self.x > 1
+
+
+class Single(NamedTuple("Single", [("x", Any), ("y", Any)])):
+    __slots__ = ()
+
+    def __new__(cls, x: torch.Tensor) -> Any:
+        return super().__new__(cls, x, x + 1)
+
+
+class Matched(Sequence[Any]):
+    """A sequence whose constructor refuses lists."""
+
+    def __init__(self, items: Any) -> None:
+        if not isinstance(items, tuple):
+            raise ValueError("a tuple is needed")
+        self._items = items
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._items[place]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+def in_class(kind: type, samples: list[Any]) -> Any:
+    x = torch.stack(samples).double()
+    return kind(x, 3.0) if kind is Scaled else kind((x,)) if kind is Matched else kind(x)
+
+
+def fields_of(batch: Any) -> list[Any]:
+    return list(batch) if isinstance(batch, (Matched, Single)) else list(vars(batch).values())
+
+
+@pytest.mark.parametrize("kind", [Halved, Scaled, Masked, Single, Matched])
+def test_a_measurement_builds_no_batch_of_the_loop_again(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[type] = []
+    original = SendingMeasurement.measure
+
+    def measure(self: SendingMeasurement, batch: Any, *arguments: Any, **named: Any) -> None:
+        original(self, batch, *arguments, **named)
+        measured.append(type(batch))
+
+    monkeypatch.setattr(SendingMeasurement, "measure", measure)
+    monkeypatch.setattr(sending_module, "SHARE", 0)
+    monkeypatch.setattr(monitor_module, "LOOK_NS", 0)
+    monkeypatch.setattr(monitor_module._early, "due_ns", 0)  # the first publication is followed by a look
+    arguments: dict[str, Any] = {"batch_size": 2, "collate_fn": partial(in_class, kind)}
+    data = torch.arange(400)
+    with fl.DataLoader(data, **arguments) as loader:
+        batches = list(loader)
+    assert measured == [kind]
+    for batch, expected in zip(batches, torch.utils.data.DataLoader(data, **arguments), strict=True):
+        assert type(batch) is kind
+        assert all(map(torch.equal, fields_of(batch), fields_of(expected)))
 
 
 def with_cost(model: Model, seconds: float) -> Model:

@@ -130,3 +130,11 @@ def test_each_rank_of_a_stream_without_partitions_has_the_state_of_all() -> None
     assert len(numbers([rank_of(rank, 3, states[1], Plain) for rank in range(3)])) == 12
     with pytest.raises(fl.errors.StateError, match="step is 3 in one and 2 in another"):
         fl.merge_states([states[0], saved(1, 2, 2, stream=Plain)])
+
+
+def test_damaged_workers_are_named() -> None:
+    state = saved(0, 2, 1)
+    for ranks in ('{"ranks":[]}', '{"ranks":{}}', '{"ranks":{"0":1}}'):
+        for use in (lambda damaged: fl.merge_states([damaged, saved(1, 2, 1)]), lambda damaged: rank_of(0, 2, damaged)):
+            with pytest.raises(fl.errors.StateError, match="the field 'workers' of this state is damaged"):
+                use({**state, "workers": ranks})

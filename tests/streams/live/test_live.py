@@ -184,6 +184,11 @@ def test_commits_are_at_most_so_frequent(servers: list[LineServer]) -> None:
     assert servers[0].commits in ([100], [4, 100])  # the first may be due at once
 
 
+def with_a_key_each(batch: Any, keys: Any) -> Any:
+    assert len(set(keys.tolist())) == len(batch)
+    return batch
+
+
 @pytest.mark.parametrize("hands", HANDS[::2], ids=NAMES[::2])
 def test_messages_that_do_not_parse_go_to_the_quarantine(
     servers: list[LineServer], hands: dict[str, Any], tmp_path: Path
@@ -191,7 +196,8 @@ def test_messages_that_do_not_parse_go_to_the_quarantine(
     servers[1].send([b"1", b"two", b"3", b"{", b"5"])
     quarantine = tmp_path / "bad.jsonl"
     policy = fl.ErrorPolicy("skip", quarantine=quarantine)
-    with fl.DataLoader(lines(servers, decode="json"), 2, on_error=policy, seed=0, **hands) as loader:
+    device = fl.Delivery("cpu", transform=with_a_key_each)
+    with fl.DataLoader(lines(servers, decode="json"), 2, on_error=policy, seed=0, device=device, **hands) as loader:
         assert received(loader) == [1, 3, 5]
         assert loader.stats().skipped == 2
     found = [json.loads(line) for line in quarantine.read_text().splitlines()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -421,3 +421,19 @@ def test_an_operator_that_the_backend_lacks_is_named(monkeypatch: pytest.MonkeyP
     assert "RandomVerticalFlip" in note
     assert "on cpu" in note
     assert "leave it in the dataset's transform" in note
+
+
+class Counted(NamedTuple("Counted", [("images", Any), ("count", Any)])):
+    """A batch whose constructor takes other arguments than its fields."""
+
+    __slots__ = ()
+
+    def __new__(cls, images: torch.Tensor) -> Any:
+        return super().__new__(cls, images, len(images))
+
+
+def test_a_named_tuple_keeps_its_type_without_its_constructor() -> None:
+    got = T.OnBatch(EXACT["center crop"])(Counted(BATCH), KEYS)
+    assert type(got) is Counted
+    assert got.count == COUNT
+    assert got.images.shape[2:] == (30, 40)

@@ -27,7 +27,7 @@ from feedline.core.rng import Address, RowKeys, addressed, derive, derive_each, 
 from feedline.core.rng_globals import global_states, restore_globals, seed_globals
 from feedline.core.schedule import BatchRequest
 from feedline.core.telemetry import Recorder, SpanTuple, recorder_of_thread
-from feedline.core.tensors import Allocator, allocate_tensor, as_yielded
+from feedline.core.tensors import Allocator, allocate_tensor, as_container, as_yielded
 from feedline.core.torch_wrappers import batch_getter, stack_getter
 from feedline.errors import SampleIndexError, note
 from feedline.loader.building.captures import is_stateful, split_capture, traveling_schemes
@@ -97,8 +97,8 @@ class BatchBuilder:
         if self.batched and self.collate_fn is None:
             self._reader = reader_of(adapt(self.dataset) if self.accelerate else self.dataset)
         if self.batched and self.action == "raise":
-            many = plain_samples(self.dataset) if self.accelerate and self._reader is None else None
-            self._many = many or batch_getter(self.dataset)
+            table = plain_samples(self.dataset) if self.accelerate and self._reader is None else None
+            self._many = batch_getter(self.dataset) if table is None else lambda indices: table(list(indices))
             self._columns = stack_getter(self.dataset)
         if self.accelerate and self._reader is None and self._many is None and may_be_recognized(self.dataset):
             self._samples = recognize(self.dataset).reader
@@ -234,7 +234,7 @@ class BatchBuilder:
         many = self._many or (self._columns if request.seed is None else None)
         if many is not None:
             address.row = None
-            return self._fetch_many(many, request, indices, address)
+            return self._fetch_many(many, request, address)
         if request.seed is None and self.action == "raise":
             if rows is None:
                 return self._fetch_plain(request, indices, get)
@@ -277,12 +277,10 @@ class BatchBuilder:
             self._address(error, request, rows.reading, "fetch")
             raise
 
-    def _fetch_many(
-        self, many: Callable[..., Any], request: BatchRequest, indices: Sequence[Any], address: Address
-    ) -> Any:
+    def _fetch_many(self, many: Callable[..., Any], request: BatchRequest, address: Address) -> Any:
         self._reseed(request, 0)
         try:
-            return many(indices)
+            return many(as_container(request.indices))
         except Exception as error:
             self._address(error, request, self._failing_row(error, request, address), "fetch")
             raise
@@ -382,7 +380,8 @@ class BatchBuilder:
         if request.seed is None or not self.reseeds:
             return
         if isinstance(row, str) or not len(request.positions):
-            key = derive(request.seed, request.epoch, request.start, row)
+            first = next(iter(request.positions), request.start)  # of this rank; all ranks have one start
+            key = derive(request.seed, request.epoch, int(first), row)
         else:
             key = derive(request.seed, request.epoch, int(request.positions[row]), "global")
         seed_globals(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -47,6 +47,8 @@ class _OpenPartition:
     samples: Iterator[Any]
     source: StreamSource
     mark: PartitionOffset
+    rows: Sequence[int] = ()
+    """Numbers of the samples of the latest batch."""
 
 
 @dataclass(slots=True)
@@ -141,9 +143,12 @@ class PartitionBuilder:
         recorder.end("fetch")
         if self.batch_size is None:
             samples = samples[0]
+        if request.stride[1] > 1 and self.collate_fn is not None:
+            self._reseed(request, *partition.rows[:1], "collate")  # all ranks have drawn the same until here
         batch = self._collate(samples, allocate)
         spans = recorder.finish("collate", None)
-        return BatchResult(batch, spans, failed, mark=partition.mark, digest=self._digest(request, samples))
+        digest = self._digest(request, samples)
+        return BatchResult(batch, spans, failed, mark=partition.mark, digest=digest, rows=partition.rows)
 
     def _partition(self, request: PartitionRequest, address: Address) -> _OpenPartition:
         """The open partition, positioned before batch `request.number`."""
@@ -161,7 +166,7 @@ class PartitionBuilder:
             partition.mark = replace(partition.mark, batches=request.number)
         # A replaced worker had built the batches between the mark and the request; skip them.
         while partition.mark.batches < request.number:
-            if self._replay(partition, request, address, self.batch_size or 1) is EMPTY_BATCH:
+            if not self._replay(partition, request, address, self.batch_size or 1):
                 break
         if self.replay is not None:
             restore_globals(self.replay.generators)
@@ -226,9 +231,8 @@ class PartitionBuilder:
             return _OpenPartition(iter(()) if request.mark.ended else samples, source, request.mark)
         partition = _OpenPartition(samples, source, PartitionOffset())
         while (left := request.mark.samples - partition.mark.samples) > 0:
-            with suppress(Exception):  # the first run raised it as well
-                if self._replay(partition, request, address, min(left, self.batch_size or 1)) is EMPTY_BATCH:
-                    break
+            if not self._replay(partition, request, address, min(left, self.batch_size or 1)):
+                break
         partition.mark = replace(partition.mark, batches=request.mark.batches)
         return partition
 
@@ -251,35 +255,33 @@ class PartitionBuilder:
 
     def _draw(self, partition: _OpenPartition, request: PartitionRequest, address: Address, size: int) -> Any:
         """The next samples, or EMPTY_BATCH at the end; advances the mark."""
-        number = partition.mark.batches
-        world_size = request.stride[1]
+        number, first = partition.mark.batches, partition.mark.samples
+        strided = partition.samples if isinstance(partition.samples, StridedSamples) else None
         address.keys = None if request.seed is None else _keys_of(request, number)
         self._reseed(request, number)
         drawn: list[Any] = []
+        rows: list[int] = []
         for address.row in range(size):
             if self.progress is not None:
                 self.progress(address.row)
             try:
                 drawn.append(next(partition.samples))
+                rows.append(first + len(rows) if strided is None else strided.number)
             except StopIteration:
                 partition.samples = iter(())  # a further call might restart an iterator
                 break
             except Exception:
                 # The loop gets the error in place of this batch; the next batch begins after the failed sample.
-                partition.mark = PartitionOffset(
-                    number + 1, partition.mark.samples + (len(drawn) + 1) * world_size, self._state(partition)
-                )
+                read = first + len(drawn) + 1 if strided is None else strided.count
+                partition.mark = PartitionOffset(number + 1, read, self._state(partition))
                 raise
         if not drawn or (self.drop_last and len(drawn) < size):
             return EMPTY_BATCH
-        ended = len(drawn) < size or (isinstance(partition.samples, StridedSamples) and partition.samples.is_over)
         # A short batch means the end. The mark says so, because the dataset may have reset its state there.
-        partition.mark = PartitionOffset(
-            number + 1,
-            partition.mark.samples + len(drawn) * world_size,
-            self._state(partition),
-            ended=ended,
-        )
+        ended = len(drawn) < size or (strided is not None and strided.is_over)
+        read = first + len(drawn) if strided is None else strided.count
+        partition.mark = PartitionOffset(number + 1, read, self._state(partition), ended=ended)
+        partition.rows = rows
         return drawn
 
     def _draw_live(self, partition: _OpenPartition, request: PartitionRequest) -> tuple[Any, tuple[SkippedSample, ...]]:
@@ -297,23 +299,30 @@ class PartitionBuilder:
             return EMPTY_BATCH, ()
         count = mark.samples + len(drawn.samples) + len(drawn.failed)
         partition.mark = PartitionOffset(request.number + 1, count, self._state(partition))
+        partition.rows = range(mark.samples, mark.samples + len(drawn.samples))
         failed = (
             SkippedSample(request.epoch, mark.samples + row, each.address, each.error, content=each.content)
             for row, each in enumerate(drawn.failed)
         )
         return drawn.samples, tuple(failed)
 
-    def _replay(self, partition: _OpenPartition, request: PartitionRequest, address: Address, size: int) -> Any:
+    def _replay(self, partition: _OpenPartition, request: PartitionRequest, address: Address, size: int) -> bool:
         """Draw samples again, to advance the iterator and the random generators.
 
-        The samples are also collated if a collate function may draw from the same generators.
+        The samples are also collated if a collate function may draw from the same generators. False at the end.
         """
-        samples = self._draw(partition, request, address, size)
+        mark = partition.mark
+        try:
+            samples = self._draw(partition, request, address, size)
+        except Exception:
+            if partition.mark is mark:
+                raise
+            return True  # the first run raised it as well, and went on after the failed sample
         draws_again = self._redraws or self.replay is not None
         if samples is not EMPTY_BATCH and draws_again and self.collate_fn is not None:
             with suppress(Exception):  # the first run raised it as well
                 self._collate(samples if self.batch_size is not None else samples[0], allocate_tensor)
-        return samples
+        return samples is not EMPTY_BATCH
 
     def _state(self, partition: _OpenPartition) -> Any:
         state = partition.source.state_dict()
@@ -328,9 +337,9 @@ class PartitionBuilder:
             return collate.convert(samples)  # type: ignore[no-untyped-call]
         return collate.default(samples, allocate=None if allocate is allocate_tensor else allocate)
 
-    def _reseed(self, request: PartitionRequest, number: int) -> None:
+    def _reseed(self, request: PartitionRequest, *place: int | str) -> None:
         if request.seed is not None and self.reseeds:
-            seed_globals(derive(request.seed, request.epoch, request.partition, number, "partition"))
+            seed_globals(derive(request.seed, request.epoch, request.partition, *place, "partition"))
 
     @contextmanager
     def _as_partition(self, request: PartitionRequest) -> Iterator[None]:

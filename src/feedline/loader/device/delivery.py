@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.batch import BatchResult
-from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.devices import Device, target
 from feedline.core.numa import Cpus, placement
 from feedline.core.rng import derive_each
@@ -87,11 +86,10 @@ class Delivery:
 
 
 class Delivered(NamedTuple):
-    """Request and result of a batch, and the cursor before it."""
+    """Request and result of a batch."""
 
     request: Any
     result: BatchResult
-    cursor: Cursor | PartitionCursor
 
 
 class DeliverySteps:
@@ -171,12 +169,11 @@ def _keys(batch: Delivered) -> NDArray[np.uint64] | None:
 
     None without a seed. Rows that were left out have no key.
     """
-    request, result, cursor = batch
+    request, result = batch
     if request.seed is None:
         return None
-    if isinstance(cursor, PartitionCursor):
-        assert result.mark is not None
-        places = np.arange(cursor.mark(request.partition).samples, result.mark.samples)
+    if result.rows is not None:
+        places = np.asarray(result.rows, np.int64)
         return derive_each((request.seed, request.epoch, request.partition), places, "batch")
     gone = {skip.position for skip in result.skipped if skip.replaced_by is None}
     places = np.array([place for place in np.asarray(request.positions).tolist() if place not in gone], np.int64)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
 import torch
 
-from feedline.core.tree import map_leaves
+from feedline.core.tree import leaves
 from feedline.loader.monitoring.heartbeat import NEVER_NS
 from feedline.loader.report.context import SendingCost
 from feedline.loader.report.replay import Task
@@ -43,9 +43,16 @@ class SendingMeasurement:
         return now_ns >= self._due_ns
 
     def measure(self, batch: Any, now_ns: int, *, collated: bool) -> None:
-        """Measure the cost if the loop has run long enough for it."""
+        """Measure the cost if the loop has run long enough for it.
+
+        A batch that cannot be read has no cost: its error would end a loop that needs no measurement.
+        """
         began_ns = now_ns if self._began_ns is None else self._began_ns
-        self._due_ns = began_ns + int(SHARE * _expected_ns(batch, collated=collated))
+        try:
+            self._due_ns = began_ns + int(SHARE * _expected_ns(batch, collated=collated))
+        except Exception:  # noqa: BLE001 - the containers are the user's
+            self._due_ns = NEVER_NS
+            return
         if now_ns >= self._due_ns:
             self._due_ns = NEVER_NS
             self.cost = sending_cost(batch, collated=collated)
@@ -62,7 +69,7 @@ def sending_cost(batch: Any, *, collated: bool) -> SendingCost | None:
             return None
         cost = None
         for _ in range(2):  # the first one opens slots
-            sent = map_leaves(lambda leaf: _in_arena(arena, leaf), batch) if collated else batch
+            sent = _in_arena(arena, batch) if collated else batch
             cost = _once(arena, inbox, sent)
         return cost
     return None
@@ -89,28 +96,18 @@ def _timed(act: Callable[[], Any]) -> tuple[Any, Task]:
 def _expected_ns(batch: Any, *, collated: bool) -> float:
     """Expected time of a measurement, from the size of the batch."""
     expected_ns = _LEAST_NS
-
-    def add(leaf: Any) -> Any:
-        nonlocal expected_ns
+    for leaf in leaves(batch):
         shared = collated and isinstance(leaf, torch.Tensor)
         expected_ns += _LEAF_NS + _nbytes_of(leaf) * (_COLLATED_NS if shared else _COPY_NS)
-        return leaf
-
-    map_leaves(add, batch)
     return expected_ns
 
 
 def _is_small(batch: Any) -> bool:
     """True if a batch may be copied for a measurement."""
     nbytes = 0
-
-    def add(leaf: Any) -> Any:
-        nonlocal nbytes
+    for leaf in leaves(batch):
         on_device = isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"
         nbytes += MOST_NBYTES + 1 if on_device else _nbytes_of(leaf)
-        return leaf
-
-    map_leaves(add, batch)
     return nbytes <= MOST_NBYTES
 
 
@@ -119,11 +116,16 @@ def _nbytes_of(leaf: Any) -> int:
     return len(leaf) if isinstance(leaf, (bytes, str)) else int(getattr(leaf, "nbytes", 0))
 
 
-def _in_arena(arena: Arena, leaf: Any) -> Any:
-    """Tensor of the same shape in memory of the arena.
+def _in_arena(arena: Arena, batch: Any) -> Any:
+    """The batch in dicts and lists, with tensors of the arena.
 
-    Other leaves stay unchanged.
+    Other leaves stay unchanged. Containers of the user's own classes are not built again: their constructors may
+    change the batch.
     """
-    if type(leaf) is torch.Tensor and leaf.is_contiguous() and not leaf.requires_grad:
-        return arena.empty(leaf.shape, leaf.dtype)
-    return leaf
+    if isinstance(batch, Mapping):
+        return {key: _in_arena(arena, value) for key, value in batch.items()}
+    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes, bytearray, range)):
+        return [_in_arena(arena, value) for value in batch]
+    if type(batch) is torch.Tensor and batch.is_contiguous() and not batch.requires_grad:
+        return arena.empty(batch.shape, batch.dtype)
+    return batch

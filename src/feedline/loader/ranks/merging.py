@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from feedline.core.packing import to_leaf
 from feedline.errors import StateError
 from feedline.loader.error_policy import REMEMBERED
 from feedline.loader.ranks.contract import named_ranks
-from feedline.loader.state import check_version, field_of, owner_of, short
+from feedline.loader.state import check_version, field_of, owner_of, part_of, short
+from feedline.loader.worker_states import merge_workers
 
 _State = Mapping[str, Any]
 
@@ -18,9 +20,10 @@ def merge_states(states: Sequence[_State]) -> dict[str, Any]:
     """Merge the states that all ranks saved at the same step.
 
     The result loads on any number of ranks, and may be merged again. States of map-style datasets are equal on all
-    ranks. Those of partitioned datasets each hold the partitions of their rank: all of them are needed, each once. A
-    rank whose partitions have all ended may be some steps behind. Raises `StateError` if the state of a rank is missing
-    or given twice, if epochs, steps, positions or fingerprints differ, and for an empty list; it names the ranks.
+    ranks, but for the generators of workers, which are kept for each rank. Those of partitioned datasets each hold the
+    partitions of their rank: all of them are needed, each once. A rank whose partitions have all ended may be some
+    steps behind. Raises `StateError` if the state of a rank is missing or given twice, if epochs, steps, positions or
+    fingerprints differ, and for an empty list; it names the ranks.
     """
     if not states:
         raise StateError("merge_states() needs at least one state")
@@ -30,6 +33,7 @@ def merge_states(states: Sequence[_State]) -> dict[str, Any]:
     for field in ("fingerprint",) if is_stream else ("fingerprint", "epoch", "position", "delivered_ahead"):
         _check_equal(field, [state.get(field) for state in states])
     merged = {**first, **_merge_partitions(states)} if is_stream else dict(first)
+    merged["workers"] = to_leaf(merge_workers([part_of(state, "workers") for state in states]))
     merged["skipped"] = _merge_skips([field_of(state, "skipped", dict) for state in states])
     return merged
 

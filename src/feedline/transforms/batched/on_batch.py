@@ -11,6 +11,7 @@ import torch
 from feedline.core.dataset import Keys
 from feedline.core.rng import batch_keys, derive_each
 from feedline.core.tensors import allocate_tensor
+from feedline.core.tree import like_named_tuple
 from feedline.errors import ArgumentError, SampleError
 from feedline.transforms.base import Transform
 from feedline.transforms.batched.mixing import SampleMixing
@@ -173,5 +174,5 @@ def _replace(batch: Any, changes: Mapping[Any, Any]) -> Any:
     if isinstance(batch, Mapping):
         return {**batch, **changes}
     if hasattr(batch, "_fields"):
-        return type(batch)(*(changes.get(place, part) for place, part in enumerate(batch)))
+        return like_named_tuple(batch, (changes.get(place, part) for place, part in enumerate(batch)))
     return type(batch)(changes.get(place, part) for place, part in enumerate(batch))
