@@ -234,9 +234,21 @@ def test_distributed_sampler_is_followed_and_its_epoch_advances_by_itself() -> N
         theirs = DistributedSampler(range(10), num_replicas=2, rank=1, seed=4)
         theirs.set_epoch(epoch)
         assert mine == list(theirs)
-    sampler.set_epoch(0)
-    again = [index for batch in loader for index in batch.tolist()]
-    assert again == list(DistributedSampler(range(10), num_replicas=2, rank=1, seed=4))
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_an_epoch_set_again_is_read_again(ours: bool) -> None:
+    def order() -> Any:
+        return fl.samplers.Shuffled(10, 4) if ours else DistributedSampler(range(10), num_replicas=2, rank=1, seed=4)
+
+    sampler, theirs = order(), order()
+    loader = fl.DataLoader(list(range(10)), 2, sampler=sampler)
+    for epoch in (0, 0, 1, 1, 0):  # a trainer that evaluates twice per epoch
+        sampler.set_epoch(epoch)
+        theirs.set_epoch(epoch)
+        assert [index for batch in loader for index in batch.tolist()] == list(theirs)
+    theirs.set_epoch(1)
+    assert [index for batch in loader for index in batch.tolist()] == list(theirs)
 
 
 def test_two_ways_to_split_the_data_contradict_each_other() -> None:

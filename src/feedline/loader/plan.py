@@ -55,6 +55,11 @@ class Plan:
         elif isinstance(self.sampler, _WITH_EPOCHS):
             self.sampler.begin(epoch)
 
+    def confirm(self, epoch: int) -> None:
+        """Record that the epoch set on the sampler is read already."""
+        if isinstance(self.sampler, _WITH_EPOCHS):
+            self.sampler.begin(epoch)
+
     def end(self) -> None:
         """End the epoch of the sampler."""
         if isinstance(self.sampler, MaterializedSampler):

@@ -62,7 +62,7 @@ class IndexSampler(Sampler[int]):
     length: int | None = _MissingLength()  # type: ignore[assignment]
     """Indices per epoch; None for an endless epoch."""
 
-    _begun: int = 0
+    _begun: int | None = 0  # None for an epoch that was set since, whose number may be the same
 
     def upcoming(self, following: int) -> int:
         """The epoch that a loader reads next.
@@ -103,7 +103,7 @@ class IndexSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` yields."""
-        self.epoch = _arguments.integer("epoch", epoch, 0)
+        self.epoch, self._begun = _arguments.integer("epoch", epoch, 0), None
 
     def __iter__(self) -> Iterator[int]:
         return self._integers(self.epoch)
@@ -135,7 +135,7 @@ class BatchIndexSampler(Sampler[list[int]]):
     length: int = _MissingLength()  # type: ignore[assignment]
     """Batches per epoch."""
 
-    _begun: int = 0
+    _begun: int | None = 0
 
     def upcoming(self, following: int) -> int:
         """See `IndexSampler.upcoming`."""
@@ -167,7 +167,7 @@ class BatchIndexSampler(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` yields."""
-        self.epoch = _arguments.integer("epoch", epoch, 0)
+        self.epoch, self._begun = _arguments.integer("epoch", epoch, 0), None
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._lists(self.epoch)
