@@ -8,6 +8,7 @@ import json
 import pickle
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -523,6 +524,15 @@ def test_bad_samples_of_gathered_datasets_follow_the_policy_too() -> None:
 def test_padded_rows_of_a_rank_are_plain_integers_that_can_be_replaced() -> None:
     loader = fl.DataLoader(Faulty(), 8, sampler=fl.samplers.Subset([5, 6, 3]), distributed=(1, 2), on_error="replace")
     assert lists(loader) == [[5, 5]]
+
+
+def test_ranks_divide_an_endless_order() -> None:
+    order = fl.samplers.Infinite(fl.samplers.Shuffled(5, 1))
+    ranks = [fl.DataLoader(list(range(5)), 2, sampler=order, distributed=(rank, 2)) for rank in range(2)]
+    batches = [[batch.tolist() for batch in islice(rank, 4)] for rank in ranks]
+    assert [row for step in zip(*batches, strict=True) for batch in step for row in batch] == order.take(
+        0, 0, 16
+    ).tolist()
 
 
 def test_the_epoch_set_on_a_sampler_of_ours_counts() -> None:
