@@ -36,6 +36,7 @@ SECRET = "hunter2-very-secret"
         ("abfss://container@account.dfs.core.windows.net/x", "abfss://container@account.dfs.core.windows.net", "x"),
         ("https://host:8080/dir/file", "https://host:8080", "dir/file"),
         ("https://host/my%20data/a%3Fb%2525%.tar", "https://host", "my data/a?b%25%.tar"),
+        ("https://host/o/a%2Fb%2bc%1F.jpg", "https://host", "o/a\x1e2Fb\x1e2bc\x1e1F.jpg"),
         ("s3://bucket/my%20data?", "s3://bucket", "my%20data?"),
         ("hdfs://node:8020/d/0.tar", "hdfs://node:8020", "d/0.tar"),
         ("sftp://me@host/d/0.tar", "sftp://me@host", "d/0.tar"),
