@@ -32,7 +32,7 @@ LONGEST = 1 << 62
 _LARGEST_BLOCK = 4096
 
 
-_WIDEST = {"i": "<i8", "f": "<f8"}  # equal numbers of any dtype have equal digests
+_WIDEST = {"i": "<i8", "u": "<i8", "f": "<f8"}  # equal numbers of any dtype have equal digests
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -274,7 +274,7 @@ def _describe(value: Any) -> str | None:
         value = value.detach().cpu().numpy()
     if isinstance(value, (list, tuple, range)) and value and set(map(type, value)) <= {int, float, bool}:
         value = np.asarray(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "OSU" and not _exceeds_int64(value):
         wide = value.astype(_WIDEST.get(value.dtype.kind, value.dtype))
         return _digest("x".join(map(str, wide.shape)), wide.tobytes())
     if isinstance(value, np.ndarray):
@@ -283,6 +283,10 @@ def _describe(value: Any) -> str | None:
         return _describe_container(value)
     text = repr(value)
     return None if _ADDRESS.search(text) else text
+
+
+def _exceeds_int64(array: NDArray[Any]) -> bool:
+    return array.dtype.kind == "u" and array.size > 0 and bool(array.max() > np.iinfo(np.int64).max)
 
 
 def _describe_container(value: Any) -> str | None:
