@@ -96,6 +96,9 @@ def test_the_indices_of_a_subset_are_read_again() -> None:
     assert read is not None
     subset.indices[1] = 4
     assert read(BatchRead(np.array([1]), Recorder()))[1].tolist() == [4]
+    subset.indices = np.array([0, 2**64 - 1], np.uint64)  # type: ignore[assignment]
+    with pytest.raises(IndexError, match="index 18446744073709551615 is out of range"):  # -1 as int64
+        read(BatchRead(np.array([1]), Recorder()))
 
 
 class Doubled(TensorDataset):

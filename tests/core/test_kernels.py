@@ -141,6 +141,8 @@ def test_other_integers_serve_as_indices(kernels: Any) -> None:
     assert kernels.gather_rows(array, np.arange(10)[::-3]).tolist() == [9, 6, 3, 0]
     with pytest.raises(TypeError, match="Cannot cast"):
         kernels.gather_rows(array, np.array([0.5]))
+    with pytest.raises(IndexError, match="index 18446744073709551615 is out of range"):  # -1 as int64
+        kernels.gather_rows(array, np.array([2**64 - 1], np.uint64))
 
 
 @pytest.mark.parametrize("wrong", [5, -6, 1 << 40])

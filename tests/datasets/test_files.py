@@ -46,6 +46,11 @@ def test_a_file_with_an_address_below_file(folder: Path) -> None:
     assert Files(f"file://{folder}/2.txt".removeprefix("file://"), decode="text")[0] == "text 2"
 
 
+def test_an_index_above_int64_is_not_counted_from_the_end(folder: Path) -> None:
+    with pytest.raises(IndexError, match="index 18446744073709551615 is out of range"):
+        Files(folder / "*.txt").__getitems__(np.array([0, 2**64 - 1], np.uint64))  # type: ignore[arg-type]
+
+
 def test_it_pickles_by_path(folder: Path) -> None:
     dataset = Files(folder / "*.txt", decode="text", transform=str.upper)
     assert pickle.loads(pickle.dumps(dataset))[3] == "TEXT 3"

@@ -405,6 +405,35 @@ class TestCachedMap:
         with pytest.raises(ArgumentError, match="use Map for random functions"):
             CachedMap(numbers(), lambda x, rng: x, tmp_path)
 
+    @pytest.mark.parametrize(
+        ("dataset", "fn"),
+        [
+            (Arrays(np.arange(N), transform=lambda x, rng: x), scaled),
+            (Subset(Map(numbers(), lambda x, rng: x), range(N)), scaled),
+            (numbers(), lambda x: x * (fl.sample_rng().key % 7)),
+        ],
+        ids=["transform", "map", "fn"],
+    )
+    def test_random_samples_are_refused(self, dataset: Any, fn: Any, tmp_path: Path) -> None:
+        cached_samples = CachedMap(dataset, fn, tmp_path)
+        for read in (lambda: cached_samples[1], lambda: cached_samples.__getitems__([1, 2]), cached_samples.fill):
+            with pytest.raises(ArgumentError, match="are random, and a CachedMap would repeat the first ones"):
+                read()
+        with pytest.raises(ArgumentError, match="are random"):
+            list(fl.DataLoader(cached_samples, 4, seed=0))
+
+    def test_each_place_of_a_batch_has_a_sample_of_its_own(self, tmp_path: Path) -> None:
+        dataset = Map(CachedMap(numbers(), scaled, tmp_path), lambda x: x.add_(1))
+        for _ in range(2):  # computed, then stored
+            assert [int(x) for x in dataset.__getitems__([1, 1, 2, 1])] == [3, 3, 5, 3]
+
+    def test_views_of_tensors_are_cached_by_value(self, tmp_path: Path) -> None:
+        seen = torch.tensor([1 + 2j, 3 - 1j]).conj()
+        dataset = CachedMap(numbers(), lambda x: (seen, seen.imag, x), tmp_path)
+        for _ in range(2):
+            assert torch.equal(dataset[2][0], seen)
+            assert torch.equal(dataset[2][1], seen.imag)
+
     def test_torchs_subset_and_concat_suffice(self, tmp_path: Path) -> None:
         dataset = ConcatDataset([Subset(numbers(), [3, 4]), numbers()])
         assert reader_of(dataset) is not None

@@ -8,6 +8,7 @@ import json
 import pickle
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -234,9 +235,21 @@ def test_distributed_sampler_is_followed_and_its_epoch_advances_by_itself() -> N
         theirs = DistributedSampler(range(10), num_replicas=2, rank=1, seed=4)
         theirs.set_epoch(epoch)
         assert mine == list(theirs)
-    sampler.set_epoch(0)
-    again = [index for batch in loader for index in batch.tolist()]
-    assert again == list(DistributedSampler(range(10), num_replicas=2, rank=1, seed=4))
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_an_epoch_set_again_is_read_again(ours: bool) -> None:
+    def order() -> Any:
+        return fl.samplers.Shuffled(10, 4) if ours else DistributedSampler(range(10), num_replicas=2, rank=1, seed=4)
+
+    sampler, theirs = order(), order()
+    loader = fl.DataLoader(list(range(10)), 2, sampler=sampler)
+    for epoch in (0, 0, 1, 1, 0):  # a trainer that evaluates twice per epoch
+        sampler.set_epoch(epoch)
+        theirs.set_epoch(epoch)
+        assert [index for batch in loader for index in batch.tolist()] == list(theirs)
+    theirs.set_epoch(1)
+    assert [index for batch in loader for index in batch.tolist()] == list(theirs)
 
 
 def test_two_ways_to_split_the_data_contradict_each_other() -> None:
@@ -511,6 +524,15 @@ def test_bad_samples_of_gathered_datasets_follow_the_policy_too() -> None:
 def test_padded_rows_of_a_rank_are_plain_integers_that_can_be_replaced() -> None:
     loader = fl.DataLoader(Faulty(), 8, sampler=fl.samplers.Subset([5, 6, 3]), distributed=(1, 2), on_error="replace")
     assert lists(loader) == [[5, 5]]
+
+
+def test_ranks_divide_an_endless_order() -> None:
+    order = fl.samplers.Infinite(fl.samplers.Shuffled(5, 1))
+    ranks = [fl.DataLoader(list(range(5)), 2, sampler=order, distributed=(rank, 2)) for rank in range(2)]
+    batches = [[batch.tolist() for batch in islice(rank, 4)] for rank in ranks]
+    assert [row for step in zip(*batches, strict=True) for batch in step for row in batch] == order.take(
+        0, 0, 16
+    ).tolist()
 
 
 def test_the_epoch_set_on_a_sampler_of_ours_counts() -> None:

@@ -190,6 +190,12 @@ def test_an_epoch_set_after_iter_counts_until_the_first_batch(workers: int) -> N
         sampler.set_epoch(2)
         assert [batch.tolist() for batch in batches] == whole[2]
         assert [batch.tolist() for batch in again] == whole[3]
+        sampler.begin(0)
+        sampler.set_epoch(1)
+        batches = iter(again)
+        sampler.set_epoch(1)
+        assert [batch.tolist() for batch in batches] == whole[1]
+        assert [batch.tolist() for batch in again] == whole[2]
     loader.close()
 
 

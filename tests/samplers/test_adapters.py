@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 import feedline as fl
-from feedline.core.packing import OpaqueState, pack, unpack
+from feedline.core.packing import OpaqueState, pack, pack_or_keep, unpack
 from feedline.core.tensors import as_yielded
 from feedline.errors import ArgumentError, StateError
 from feedline.samplers import (
@@ -404,6 +404,24 @@ def test_a_state_of_something_else_is_refused_when_it_is_restored(sampler: Any, 
 )  # fmt: skip
 def test_states_come_back_from_json(value: Any) -> None:
     assert unpack(json.loads(json.dumps(pack(value)))) == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(np.dtype(each).type(1) for each in "?bBhHiIlLefdgFDG"), np.datetime64("2020-02-03T04:05", "ns"),
+        np.timedelta64(5, "D"), np.str_("text"), np.bytes_(b"text"), np.float32("nan"),
+    ],
+)  # fmt: skip
+def test_scalars_come_back_from_json_with_their_type(value: Any) -> None:
+    back = unpack(json.loads(json.dumps(pack([value]))))[0]
+    assert (type(back), back.dtype, str(back)) == (type(value), value.dtype, str(value))
+
+
+@pytest.mark.parametrize("value", [np.str_(""), np.str_("zero\0"), np.longlong(1), np.void(b"1")])
+def test_every_scalar_comes_back_from_a_state(value: Any) -> None:
+    back = unpack(pack_or_keep(value))
+    assert (type(back), back) == (type(value), value)
 
 
 @pytest.mark.parametrize("dtype", ["uint32", "int64", "float32", "bool"])

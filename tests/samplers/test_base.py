@@ -103,9 +103,11 @@ def test_variadic_arguments_that_are_kept_are_in_the_fingerprint() -> None:
     [
         ([1, 2, 3], np.array([1, 2, 3], np.int32)),
         ([1, 2, 3], torch.tensor([1, 2, 3])),
+        ([1, 2, 3], np.array([1, 2, 3], np.uint8)),
         ((0.5, 1), np.array([0.5, 1.0])),
         ({"b", "a"}, {"a", "b"}),
         (np.array(["x", "y"], object), ["x", "y"]),
+        (np.array(["x", "y"], "U5"), ["x", "y"]),
     ],
 )
 def test_equal_values_of_other_types_have_equal_fingerprints(one: Any, other: Any) -> None:
@@ -122,6 +124,7 @@ def test_equal_values_of_other_types_have_equal_fingerprints(one: Any, other: An
         ("1", 1),
         (None, 0),
         ([[1, 2], [3]], [[1], [2, 3]]),
+        (np.array([2**64 - 1], np.uint64), [-1]),
     ],
 )
 def test_other_values_have_other_fingerprints(one: Any, other: Any) -> None:

@@ -400,6 +400,7 @@ def wrong(match: str, make: Any) -> Any:
         wrong(r"phases\[1\]: weights .*weights\[0\] is -1", lambda: Curriculum([5], [(3, [1]), (3, [-1])])),
         wrong(r"phases\[0\]: 2 weights for 1 datasets", lambda: Curriculum([5], [(3, [1, 2])])),
         wrong(r"phases\[0\]: weights are all zero: at least one dataset needs", lambda: Curriculum([5], [(3, [0])])),
+        wrong(r"phases\[0\]: the weights are lists", lambda: Curriculum([5, 5], [(9, [[1, 0], [0, 1]])])),  # type: ignore[list-item]
         wrong(r"phases\[1\] is 3: pass \(samples, weights\)", lambda: Curriculum([5], [(3, [1]), 3])),  # type: ignore[list-item]
         wrong(r"weights must be finite and not negative, but weights\[1\] is -1", lambda: Mixture([5, 5], [1, -1])),
         wrong(r"weights\[0\] is nan", lambda: Mixture([5, 5], [float("nan"), 1])),
@@ -414,6 +415,10 @@ def wrong(match: str, make: Any) -> Any:
         wrong("leaves no sample of 3 for 4 ranks: omit it", lambda: Distributed(Sequential(3), 0, 4, drop_last=True)),
         wrong("Distributed takes samplers of indices", lambda: DistributedBatches(Sequential(3), 0, 1)),  # type: ignore[arg-type]
         wrong("counts up to 5, but there are 2 indices", lambda: Subset([1, 2], Sequential(5))),
+        wrong(
+            r"below 2\*\*63, but indices\[1\] is 9223372036854775813",
+            lambda: Subset(np.array([1, 2**63 + 5], np.uint64)),
+        ),  # type: ignore[arg-type]
         wrong("start must be at least 0, but is -1", lambda: Sequential(5).take(0, -1, 2)),
         wrong("epoch must be at least 0, but is -1", lambda: Sequential(5).set_epoch(-1)),
     ],

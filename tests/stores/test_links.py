@@ -151,6 +151,17 @@ def test_presigned_links_are_files(server: Server, tmp_path: Path) -> None:
     assert list(fl.datasets.Lines(links[1])) == ["zero"]
 
 
+@pytest.mark.parametrize("query", ["", "?alt=media"])
+def test_escapes_with_a_meaning_are_sent_as_written(server: Server, query: str) -> None:
+    """Servers of objects tell `images%2Fa.txt`, one name, from a path of two parts, and some read + as a space."""
+    server.state.objects |= {"images/a+b c.txt": b"found"}
+    written = f"/plain/images%2Fa%2Bb%20c.txt{query}"
+    assert fl.datasets.Files(server.url + written, decode="text")[0] == "found"
+    assert set(server.state.asked) == {written}
+    with pytest.raises(FileNotFoundError, match=r"images%2Fz%2B\.txt"):
+        fl.datasets.Files(f"{server.url}/plain/images%2Fz%2B.txt{query}", decode="text")[0]
+
+
 def test_ranges_of_a_link(server: Server) -> None:
     root, path = stores.split(link(server, "a%20b.bin"))
     store = stores.open_store(root)

@@ -84,6 +84,32 @@ def test_listing(store: stores.Store) -> None:
     assert all(info == store.info(info.path) for info in store.list())
 
 
+def test_a_listing_of_linked_folders(tmp_path: Path) -> None:
+    filled(tmp_path / "outside")
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    (tmp_path / "data" / "a" / "own").touch()
+    (tmp_path / "data" / "a" / "up").symlink_to("..")
+    (tmp_path / "data" / "a" / "itself").symlink_to(".")
+    (tmp_path / "data" / "linked").symlink_to("../outside/a")
+    listed = [info.path for info in stores.open_store(tmp_path / "data").list()]
+    assert listed == ["a/own", "linked/0.bin", "linked/1.bin", "linked/b/2.bin"]
+    assert stores.expand(tmp_path / "data" / "linked" / "**") == [str(tmp_path / "data" / each) for each in listed[1:]]
+    assert [info.path for info in stores.open_store(tmp_path / "data").list("linked/b")] == listed[3:]
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path) -> None:
+    place = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(20):  # longer than a path may be; root can read any other folder
+        os.mkdir("x" * 250, dir_fd=place)
+        inner = os.open("x" * 250, os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = inner
+    os.close(place)
+    with pytest.raises(OSError, match=r"too long: .*/xxx"):
+        list(stores.open_store(tmp_path).list())
+    assert list(stores.open_store(tmp_path).list("y")) == []
+
+
 def test_missing_files_are_named(store: stores.Store) -> None:
     for ask in (store.info, store.size, store.read, lambda path: store.read(path, 0, 1)):
         with pytest.raises(stores.ObjectNotFoundError, match=r"a/nothing") as caught:

@@ -114,7 +114,9 @@ def subset_reader(dataset: Any) -> BatchReader | None:
 def _map_indices(choice: Any, indices: Int64s) -> Int64s:
     # Converted for each batch, because the user may change the list.
     if isinstance(choice, (np.ndarray, torch.Tensor)):
-        return np.asarray(choice)[indices].astype(np.int64, copy=False)
+        chosen = np.asarray(choice)[indices]
+        kernels.check_int64(chosen)
+        return chosen.astype(np.int64, copy=False)
     return np.fromiter(map(choice.__getitem__, indices.tolist()), np.int64, len(indices))
 
 

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from feedline.errors import SampleIndexError
+
 Array = NDArray[Any]
 
 
@@ -230,8 +232,15 @@ def _widening(source: np.dtype[Any], target: np.dtype[Any]) -> int | None:
     return number
 
 
+def check_int64(values: NDArray[Any]) -> None:
+    """Raise `SampleIndexError` for unsigned numbers that int64 would make negative."""
+    if values.dtype.kind == "u" and values.size and (largest := values.max()) > np.iinfo(np.int64).max:
+        raise SampleIndexError(f"index {largest} is out of range: indices are below 2**63")
+
+
 def _int64s(values: NDArray[Any]) -> Int64s:
     if values.dtype != np.int64:
+        check_int64(values)
         values = values.astype(np.int64, casting="same_kind")
     return np.ascontiguousarray(values)
 

@@ -28,8 +28,8 @@ def pack(value: Any, where: str = "state") -> Any:
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
-    if isinstance(value, np.generic):
-        return pack(value.item(), where)
+    if isinstance(value, np.generic) and (packed := _pack_scalar(value)) is not None:
+        return packed
     if kind is list:
         return [pack(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if kind is dict and _KIND not in value and all(type(key) is str for key in value):
@@ -99,6 +99,23 @@ def _pack_tensor(tensor: torch.Tensor) -> dict[str, Any]:
     return {_KIND: "tensor", "dtype": dtype, "shape": list(tensor.shape), "data": to_text(content)}
 
 
+def _pack_scalar(scalar: np.generic) -> dict[str, Any] | None:
+    """A scalar of NumPy, by its dtype and memory.
+
+    None if these do not give an equal scalar of the same type.
+    """
+    if scalar.dtype.hasobject or scalar.dtype.fields or not scalar.dtype.itemsize:
+        return None
+    packed = {_KIND: "scalar", "dtype": scalar.dtype.str, "data": to_text(scalar.tobytes())}
+    back = _unpack_scalar(packed)
+    return packed if type(back) is type(scalar) and back.tobytes() == scalar.tobytes() else None
+
+
+def _unpack_scalar(packed: dict[str, Any]) -> Any:
+    (scalar,) = np.frombuffer(from_text(packed["data"]), packed["dtype"])
+    return scalar
+
+
 def _unpack_array(packed: dict[str, Any]) -> Any:
     return np.frombuffer(from_text(packed["data"]), packed["dtype"]).reshape(packed["shape"]).copy()
 
@@ -118,6 +135,7 @@ _UNPACK: dict[str, Any] = {
         for name, kind in _CONTAINERS.items()
     },
     "bytes": lambda packed: from_text(packed["data"]),
+    "scalar": _unpack_scalar,
     "ndarray": _unpack_array,
     "tensor": _unpack_tensor,
 }

@@ -110,6 +110,36 @@ def is_special(path: str) -> bool:
         return False
 
 
+def files_below(folder: str, beginning: str = "") -> Iterator[str]:
+    """The paths of all files below a folder, in no order.
+
+    Links to folders are followed, except to a folder that contains the link. `beginning` selects the entries of
+    `folder`. OSError for a folder that cannot be read.
+    """
+    return _files_below(folder, beginning, frozenset())
+
+
+def _files_below(folder: str, beginning: str, outer: frozenset[tuple[int, int]]) -> Iterator[str]:
+    status = os.stat(folder)  # noqa: PTH116 - for each of many folders
+    identity = status.st_dev, status.st_ino
+    if identity in outer:
+        return
+    with os.scandir(folder) as found:
+        entries = [entry for entry in found if entry.name.startswith(beginning)]
+    for entry in entries:
+        if _is_folder(entry):
+            yield from _files_below(entry.path, "", outer | {identity})
+        else:
+            yield entry.path
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # such as a link to itself: the attempt to read it reports the reason
+        return False
+
+
 def special_entry(entry: os.DirEntry[str]) -> bool:
     """`is_special` of a directory entry; only links need a system call."""
     return not entry.is_file(follow_symlinks=False) and (not entry.is_symlink() or is_special(entry.path))

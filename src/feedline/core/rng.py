@@ -261,7 +261,9 @@ def batch_keys(count: int) -> NDArray[np.uint64]:
     keys = _address.keys
     if keys is None:
         return torch_keys(count)
-    return derive_each((), np.array([keys[row] for row in range(min(count, len(keys)))], np.uint64), "batch")
+    own = derive_each((), np.array([keys[row] for row in range(min(count, len(keys)))], np.uint64), "batch")
+    more = range(1, -(-count // max(1, len(keys))))  # a collate function may make several rows of a sample
+    return np.concatenate([own, *(derive_each((), own, turn) for turn in more)])[:count] if more else own
 
 
 def takes_rng(fn: Callable[..., Any]) -> bool:

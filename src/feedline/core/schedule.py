@@ -206,6 +206,8 @@ class Schedule:
     share: Share = Share()
     seed: int | None = None
     lookahead: int = LOOKAHEAD
+    forgets_delivered: bool = False
+    """True if the source may free indices before the cursor."""
 
     @property
     def span(self) -> int:
@@ -237,7 +239,7 @@ class Schedule:
         while limit is None or position < limit:
             stop = position + ahead if limit is None else min(limit, position + ahead)
             block = self.source.take(epoch, position, stop)
-            if not self.lookahead:
+            if self.forgets_delivered:
                 self.source.forget(position)  # type: ignore[union-attr]
             for offset in range(0, len(block), size):
                 start = position + offset
@@ -289,9 +291,11 @@ class Schedule:
 
         The length of a foreign sampler may be wrong, so this reads its indices.
         """
-        if self.lookahead:
-            return max(0, min(stop, len(self.source)) - start)  # type: ignore[arg-type]
-        return len(self.source.take(epoch, start, stop))
+        if not self.lookahead:
+            return len(self.source.take(epoch, start, stop))
+        if getattr(self.source, "length", 0) is None:  # endless
+            return stop - start
+        return max(0, min(stop, len(self.source)) - start)  # type: ignore[arg-type]
 
     def _take_wrapped(self, epoch: int, places: range, end: int | None) -> tuple[Any, Sequence[int]]:
         """Indices and positions at `places`.

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feedline.core.kernels import check_int64
 from feedline.errors import SampleIndexError
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
@@ -164,10 +165,14 @@ def as_yielded(indices: Any) -> Any:
 
 
 def as_indices(indices: Sequence[int]) -> NDArray[np.int64]:
-    """Indices as int64; TypeError unless it is a list of integers."""
+    """Indices as int64; TypeError unless it is a list of integers.
+
+    SampleIndexError for one that exceeds int64.
+    """
     array = np.asarray(indices)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise TypeError(f"indices must be a list of integers, not {array.ndim}-D {array.dtype}")
+    check_int64(array)
     return array.astype(np.int64, copy=False)
 
 

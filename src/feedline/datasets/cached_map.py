@@ -13,7 +13,7 @@ import struct
 import warnings
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -27,7 +27,7 @@ from feedline.core.caches import PerProcess
 from feedline.core.dataset import Ranges
 from feedline.core.kernels import Int64s
 from feedline.core.paths import Pathlike
-from feedline.core.rng import takes_rng
+from feedline.core.rng import addressed, takes_rng
 from feedline.core.tensors import as_indices, numpy_view, one_within, torch_dtype, within
 from feedline.datasets.fingerprints import fingerprint
 from feedline.datasets.wrappers import WrappedDataset, samples_of
@@ -76,7 +76,7 @@ def _describe(value: Any, buffers: list[bytes], where: str) -> Any:
     if kind is bytes:
         return {"b": _append(value, buffers)}
     if kind is torch.Tensor and value.layout is torch.strided and not value.is_quantized:
-        plain = value.detach().cpu().contiguous()
+        plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
         return {"T": [str(value.dtype), list(value.shape), *_append(numpy_view(plain).tobytes(), buffers)]}
     if isinstance(value, np.ndarray) and kind is np.ndarray and torch_dtype(value.dtype) is not None:
         return {"A": [value.dtype.str, list(value.shape), *_append(value.tobytes(), buffers)]}
@@ -257,8 +257,8 @@ class CachedMap(WrappedDataset):
     to, and of the dataset. When one of them changes, results are computed again in a new subfolder. ArgumentError if
     changes of the dataset cannot be detected, as for objects of a store without versions. Several workers and jobs may
     share a folder; if a process is killed, only the sample that it was computing is lost. `fn` returns tensors, arrays,
-    numbers, str, bytes, and dicts, lists and tuples of these. A function that takes an `rng` raises an ArgumentError,
-    because its results vary.
+    numbers, str, bytes, and dicts, lists and tuples of these. A function or a dataset that draws from the generator of
+    the sample raises an ArgumentError, because its results vary.
     """
 
     def __init__(self, dataset: Any, fn: Any, folder: Pathlike) -> None:
@@ -290,7 +290,7 @@ class CachedMap(WrappedDataset):
         """The result for sample `index`."""
         at = one_within(index, len(self), "CachedMap")
         data = self._store.get(at)
-        return decode(data) if data is not None else self._compute(at, self.dataset[at])
+        return decode(self._computed([at], lambda _: [self.dataset[at]])[at] if data is None else data)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The results for these samples.
@@ -298,14 +298,22 @@ class CachedMap(WrappedDataset):
         The samples of missing results are fetched together if the dataset supports it.
         """
         places = within(as_indices(indices), len(self), "CachedMap").tolist()
-        stored = {at: self._store.get(at) for at in places}
-        missing = [at for at, data in stored.items() if data is None]
-        fetched = dict(zip(missing, samples_of(self.dataset, missing) if missing else [], strict=True))
-        computed = {at: self._compute(at, sample) for at, sample in fetched.items()}
-        return [computed[at] if data is None else decode(data) for at, data in ((at, stored[at]) for at in places)]
+        found = {at: self._store.get(at) for at in places}
+        missing = [at for at, data in found.items() if data is None]
+        computed = self._computed(missing, partial(samples_of, self.dataset)) if missing else {}
+        # Decoded for each place, not for each index: a loop may write into its samples.
+        return [decode(computed[at] if data is None else data) for at, data in ((at, found[at]) for at in places)]
 
-    def _compute(self, at: int, sample: Any) -> Any:
-        data = encode(self.fn(sample))
+    def _computed(self, missing: list[int], fetch: Callable[[list[int]], list[Any]]) -> dict[int, bytes]:
+        """Results that were missing, encoded; each is stored at once."""
+        results = {}
+        with addressed(_RefusedKeys(self.dataset)):
+            for at, sample in zip(missing, fetch(missing), strict=True):
+                results[at] = encode(self.fn(sample))
+                self._keep(at, results[at])
+        return results
+
+    def _keep(self, at: int, data: bytes) -> None:
         try:
             self._store.put(at, data)
         except OSError as error:
@@ -313,9 +321,24 @@ class CachedMap(WrappedDataset):
                 f"results cannot be stored in {self.folder} ({error.strerror}), and are computed each time: free space"
                 " there, or give another folder",
                 CacheWriteWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
-        return decode(data)
+
+
+class _RefusedKeys(Sequence[int]):
+    """Keys of samples whose random numbers would be stored."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, row: Any) -> Any:
+        raise ArgumentError(
+            f"samples of this {type(self._dataset).__name__}, or the results of fn, are random, and a CachedMap would"
+            " repeat the first ones: leave out what is random, and apply it to the stored results (Map)"
+        )
 
 
 class _FillingPass(torch.utils.data.Dataset[None]):

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from feedline.core.paths import files_below
 from feedline.core.threads import DaemonPool
 from feedline.datasets.file_root import FileRoot
 from feedline.errors import ArgumentError
@@ -37,10 +38,7 @@ def digest_of_files(paths: Iterable[str]) -> str:
 
 def digest_of_folder(folder: str) -> str:
     """Digest of a file, or of all files below a folder."""
-    if not Path(folder).is_dir():
-        return digest_of_files([folder])
-    found = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)  # noqa: PTH118
-    return digest_of_files(sorted(found))
+    return digest_of_files(sorted(files_below(folder)) if Path(folder).is_dir() else [folder])
 
 
 def digest_of_objects(store: Store, paths: Sequence[str] | None = None) -> str:

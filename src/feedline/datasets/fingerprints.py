@@ -204,7 +204,7 @@ def _module(module: types.ModuleType) -> Any:
 
 
 def _tensor(tensor: torch.Tensor) -> Any:
-    return "tensor", str(tensor.dtype), numpy_view(tensor.detach().cpu())
+    return "tensor", str(tensor.dtype), numpy_view(tensor.detach().resolve_conj().resolve_neg().cpu())
 
 
 def _array(array: NDArray[Any]) -> Any:

@@ -99,7 +99,10 @@ def _late_start(loader: Any, plan: Plan, progress: Progress) -> Callable[[], Ite
         if owner is None:
             return None
         epoch = plan.upcoming(cursor.epoch)
-        if epoch == cursor.epoch or cursor != plan.start_of(cursor.epoch) or owner._fl_progress is not progress:
+        if cursor != plan.start_of(cursor.epoch) or owner._fl_progress is not progress:
+            return None
+        if epoch == cursor.epoch:
+            plan.confirm(epoch)
             return None
         progress.cursor = plan.start_of(epoch)
         plan.begin(epoch, None)

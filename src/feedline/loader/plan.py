@@ -55,6 +55,11 @@ class Plan:
         elif isinstance(self.sampler, _WITH_EPOCHS):
             self.sampler.begin(epoch)
 
+    def confirm(self, epoch: int) -> None:
+        """Record that the epoch set on the sampler is read already."""
+        if isinstance(self.sampler, _WITH_EPOCHS):
+            self.sampler.begin(epoch)
+
     def end(self) -> None:
         """End the epoch of the sampler."""
         if isinstance(self.sampler, MaterializedSampler):
@@ -287,14 +292,29 @@ def plan_of(loader: Any, rank: int, world_size: int, former: Plan | None = None,
     if inner is not None and type(inner) is not BatchSampler:
         return _batch_plan(loader, rank, world_size)
     source = _adapt_sampler(loader.sampler if inner is None else inner.sampler, former)
+    share = _share(source, rank, world_size, pad=inner is None or not inner.drop_last)
     lookahead = 0 if isinstance(source, MaterializedSampler) else LOOKAHEAD
+    schedule = Schedule(
+        source,
+        share=share,
+        seed=loader._fl.seed,
+        lookahead=lookahead,
+        forgets_delivered=_forgets(loader, source, share),
+    )
     if inner is None:
-        share = _share(source, rank, world_size, pad=True)
-        schedule = Schedule(source, batched=False, share=share, seed=loader._fl.seed, lookahead=lookahead)
+        schedule = replace(schedule, batched=False)
     else:
-        share = _share(source, rank, world_size, pad=not inner.drop_last)
-        schedule = Schedule(source, inner.batch_size, True, inner.drop_last, share, loader._fl.seed, lookahead)
+        schedule = replace(schedule, batch_size=inner.batch_size, drop_last=inner.drop_last)
     return Plan(schedule, source, _fingerprint(loader, "samples", source), lists_at_once=inner is None)
+
+
+def _forgets(loader: Any, source: Any, share: Share) -> bool:
+    """True if no item of a foreign sampler is read again.
+
+    Ranks complete their last batch with the first items of the epoch, or repeat all of them.
+    """
+    is_repeated = share.world_size > 1 or loader._fl_ranks.uneven == "repeat"
+    return isinstance(source, MaterializedSampler) and not is_repeated
 
 
 def _adapt_sampler(sampler: Any, former: Plan | None) -> Any:
@@ -317,8 +337,8 @@ def _share(source: Any, rank: int, world_size: int, *, pad: bool) -> Share:
 def _batch_plan(loader: Any, rank: int, world_size: int) -> Plan:
     source: Any = as_index_sampler(loader.batch_sampler, batches=True)
     drop_last = bool(getattr(loader.batch_sampler, "drop_last", False))
-    forgets_delivered = isinstance(source, MaterializedSampler) and world_size == 1
-    schedule = BatchSchedule(source, Share(rank, world_size), loader._fl.seed, drop_last, forgets_delivered)
+    share = Share(rank, world_size)
+    schedule = BatchSchedule(source, share, loader._fl.seed, drop_last, _forgets(loader, source, share))
     return Plan(schedule, source, _fingerprint(loader, "batches", source), lists_at_once=True)
 
 

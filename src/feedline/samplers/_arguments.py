@@ -71,6 +71,9 @@ def integers(name: str, values: Any, low: int) -> NDArray[np.int64]:
     if array.min() < low:
         at = int(array.argmin())
         raise ArgumentError(f"{name} must be at least {low}, but {name}[{at}] is {array[at]}")
+    if array.max() > np.iinfo(np.int64).max:
+        at = int(array.argmax())
+        raise ArgumentError(f"{name} must be below 2**63, but {name}[{at}] is {array[at]}")
     return array.astype(np.int64)
 
 

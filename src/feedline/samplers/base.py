@@ -32,7 +32,7 @@ LONGEST = 1 << 62
 _LARGEST_BLOCK = 4096
 
 
-_WIDEST = {"i": "<i8", "f": "<f8"}  # equal numbers of any dtype have equal digests
+_WIDEST = {"i": "<i8", "u": "<i8", "f": "<f8"}  # equal numbers of any dtype have equal digests
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -62,7 +62,7 @@ class IndexSampler(Sampler[int]):
     length: int | None = _MissingLength()  # type: ignore[assignment]
     """Indices per epoch; None for an endless epoch."""
 
-    _begun: int = 0
+    _begun: int | None = 0  # None for an epoch that was set since, whose number may be the same
 
     def upcoming(self, following: int) -> int:
         """The epoch that a loader reads next.
@@ -103,7 +103,7 @@ class IndexSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` yields."""
-        self.epoch = _arguments.integer("epoch", epoch, 0)
+        self.epoch, self._begun = _arguments.integer("epoch", epoch, 0), None
 
     def __iter__(self) -> Iterator[int]:
         return self._integers(self.epoch)
@@ -135,7 +135,7 @@ class BatchIndexSampler(Sampler[list[int]]):
     length: int = _MissingLength()  # type: ignore[assignment]
     """Batches per epoch."""
 
-    _begun: int = 0
+    _begun: int | None = 0
 
     def upcoming(self, following: int) -> int:
         """See `IndexSampler.upcoming`."""
@@ -167,7 +167,7 @@ class BatchIndexSampler(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` yields."""
-        self.epoch = _arguments.integer("epoch", epoch, 0)
+        self.epoch, self._begun = _arguments.integer("epoch", epoch, 0), None
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._lists(self.epoch)
@@ -274,7 +274,7 @@ def _describe(value: Any) -> str | None:
         value = value.detach().cpu().numpy()
     if isinstance(value, (list, tuple, range)) and value and set(map(type, value)) <= {int, float, bool}:
         value = np.asarray(value)
-    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "OSU" and not _exceeds_int64(value):
         wide = value.astype(_WIDEST.get(value.dtype.kind, value.dtype))
         return _digest("x".join(map(str, wide.shape)), wide.tobytes())
     if isinstance(value, np.ndarray):
@@ -283,6 +283,10 @@ def _describe(value: Any) -> str | None:
         return _describe_container(value)
     text = repr(value)
     return None if _ADDRESS.search(text) else text
+
+
+def _exceeds_int64(array: NDArray[Any]) -> bool:
+    return array.dtype.kind == "u" and array.size > 0 and bool(array.max() > np.iinfo(np.int64).max)
 
 
 def _describe_container(value: Any) -> str | None:

@@ -11,7 +11,7 @@ from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
 from feedline.samplers.base import IndexSampler, Indices
 from feedline.samplers.dataset_shares import SpanDraws
-from feedline.samplers.mixture import Mixture
+from feedline.samplers.mixture import Mixture, weights_by_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +50,11 @@ class Curriculum(IndexSampler):
 
     def _mixture(self, first: Mixture, number: int) -> Mixture:
         count, weights = self.phases[number]
+        if weights_by_epoch(weights) is not None:
+            raise ArgumentError(
+                f"phases[{number}]: the weights are lists, but phases are the same in every epoch: pass one weight for"
+                " each dataset, and more phases for more weights"
+            )
         try:
             return Mixture(first.samplers, weights, derive(self.seed, "phase", number), count, first.sizes.tolist())
         except ArgumentError as error:

@@ -90,6 +90,10 @@ class DistributedBatches(BatchIndexSampler):
         return [self.sampler.take_batches(epoch, number, number + 1)[0] for number in numbers]
 
 
+class _BegunEpoch(int):
+    """An epoch that a loader began; those of users are `int`."""
+
+
 class TorchDistributed(IndexSampler):
     """The global order of a `torch.utils.data.DistributedSampler`.
 
@@ -107,12 +111,14 @@ class TorchDistributed(IndexSampler):
 
     def upcoming(self, following: int) -> int:
         """See `IndexSampler.upcoming`; the epoch is the epoch of torch's sampler."""
-        return self.sampler.epoch if self.sampler.epoch != self._begun else following
+        epoch = self.sampler.epoch
+        is_kept = isinstance(epoch, _BegunEpoch) or not isinstance(self._begun, _BegunEpoch)
+        return following if is_kept and epoch == self._begun else int(epoch)
 
     def begin(self, epoch: int) -> None:
         """See `IndexSampler.begin`; updates the epoch of torch's sampler too."""
-        super().begin(epoch)
-        self.sampler.set_epoch(epoch)
+        super().begin(_BegunEpoch(epoch))
+        self.sampler.set_epoch(self.epoch)
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)

@@ -296,7 +296,7 @@ def _with_epoch(sampler: Any) -> list[tuple[str, Any]]:
     holders = (
         (path, holder) for path, holder in nested_samplers(sampler) if callable(getattr(holder, "set_epoch", None))
     )
-    return [(path, holder) for path, holder in holders if type(getattr(holder, "epoch", None)) is int]
+    return [(path, holder) for path, holder in holders if isinstance(getattr(holder, "epoch", None), int)]
 
 
 def is_stateful(thing: Any) -> bool:

@@ -172,22 +172,43 @@ class ShardShuffled(IndexSampler):
         """Numbers, int64, of the shards from which a rank reads in `epoch`.
 
         With one partition, these are all shards. With several, the global batches must have `global_batch_size`
-        samples; for the shards of a node, pass its number among equal nodes as `rank`, and their count as `world_size`.
+        samples; those of an incomplete last one count, too, and so do the samples that complete it. For a node, pass
+        its number among equal nodes as `rank`, and their count as `world_size`; the last batch is then divided as if
+        the node were one rank.
         """
         world_size = _arguments.integer("world_size", world_size, 1)
         rank = _arguments.integer("rank", rank, 0)
         if rank >= world_size:
             raise ArgumentError(f"rank must be below world_size={world_size}; got {rank}")
         layout: _EpochShards = self._layout(epoch)
+        if self.partitions == 1:
+            return layout.shards.copy()
+        whole, last = self._shards_of_whole_batches(layout, rank, world_size), self._last_batch(epoch, rank, world_size)
+        more = np.unique(self._firsts.searchsorted(last, side="right") - 1)
+        return np.concatenate([whole, more[~np.isin(more, whole)]])
+
+    def _shards_of_whole_batches(self, layout: _EpochShards, rank: int, world_size: int) -> Indices:
         each = -(-self._stripe // world_size)
         low, high = min(rank * each, self._stripe), min((rank + 1) * each, self._stripe)
-        if self.partitions == 1 or low >= high:
-            return layout.shards.copy() if self.partitions == 1 else layout.shards[:0].copy()
+        if low >= high or not self._stripes:
+            return layout.shards[:0]
         first, last = (int(self._rows.starts.searchsorted(row, side="right")) - 1 for row in (low, high - 1))
         start, stop = layout.partitions[first], layout.partitions[last + 1]
         begin = int(layout.starts.searchsorted(start, side="right")) - 1
         end = int(layout.starts[:-1].searchsorted(stop, side="left"))
-        return layout.shards[begin:end].copy()
+        return layout.shards[begin:end]
+
+    def _last_batch(self, epoch: int, rank: int, world_size: int) -> Indices:
+        """The indices that a rank reads for an incomplete last batch.
+
+        It is completed with the first indices of the epoch.
+        """
+        whole = self._stripes * self._stripe
+        each = -(-(len(self) - whole) // world_size)
+        start, stop = whole + rank * each, whole + (rank + 1) * each
+        beyond = range(max(start, len(self)), stop)
+        wrapped = [self.take(epoch, place % len(self), place % len(self) + 1) for place in beyond]
+        return np.concatenate([self.take(epoch, start, stop), *wrapped])
 
     def mixing(self, batch_size: int = 256, epoch: int = 0, *, drop_last: bool = False) -> Mixing:
         """Predict how well the batches of `epoch` are mixed.

@@ -198,7 +198,7 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 def glob_regex(pattern: str) -> re.Pattern[str]:
     """Translate a glob into a regular expression.
 
-    `*` and `?` stay within one part of a path, `**/` is any number of parts.
+    `*`, `?` and `[...]` stay within one part of a path, `**/` is any number of parts.
     """
     out, at = [], 0
     while at < len(pattern):
@@ -209,7 +209,7 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
             out.append(".*")
             at += 2
         elif (group := _GROUP.match(pattern, at)) is not None:
-            out.append(f"[{'^' if group[1] else ''}{_character_set(group[2])}]")
+            out.append(f"(?!/)[{'^' if group[1] else ''}{_character_set(group[2])}]")
             at = group.end()
         else:
             out.append({"*": "[^/]*", "?": "[^/]"}.get(pattern[at], re.escape(pattern[at])))

@@ -1,4 +1,4 @@
-"""Paths of links with a query.
+"""Paths in addresses of web servers, and links with a query.
 
 The query may be a signature that grants access. Such a path contains the query after a marker. `unsigned(path)` is the
 part to show, store or compare.
@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import re
 from hashlib import blake2b
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 _LINK = "\x1f"
 """Separator of path and query of a link: a character that no written address contains."""
+
+
+_ESCAPE = "\x1e"
+"""Stands for the percent sign of a character that stays escaped in a path."""
+
+
+_KEPT = re.compile(r"%(?=2[FfBb]|1[EeFf])")
+"""Escapes of `/` and `+`, which servers tell from the characters themselves, and of the two separators above."""
 
 
 _SIGNING = re.compile(
@@ -19,6 +27,29 @@ _SIGNING = re.compile(
     r"|sig|se|st|sp|sv|sr|si|sip|spr|ss|srt|sks|skt|ske|skv|skoid|sktid|sdd|saoid|suoid|scid"
 )
 """Parameters of signatures, which differ each time the same link is signed."""
+
+
+def decoded(written: str) -> str:
+    """The path that is written in an address.
+
+    `%20` becomes a space; `%2F` and `%2B` stay apart from `/` and `+`.
+    """
+    return unquote(_KEPT.sub(_ESCAPE, written))
+
+
+def encoded(path: str, safe: str) -> str:
+    """The inverse of `decoded`; the characters of `safe` are not escaped."""
+    return quote(path, safe=safe + _ESCAPE).replace(_ESCAPE, "%")
+
+
+def shown(path: str) -> str:
+    """A path without a query, as messages write it."""
+    return path.replace("%", "%25").replace("?", "%3F").replace(_ESCAPE, "%")
+
+
+def keeps_escapes(path: str) -> bool:
+    """True if a path has escapes that are sent as written."""
+    return _ESCAPE in path
 
 
 def as_link(name: str, query: str) -> str:
@@ -40,8 +71,8 @@ def unsigned(path: str) -> str:
     """
     name, query = split_link(path)
     given = [each.partition("=") for each in query.split("&") if each]
-    shown = [f"{key}=~{_digest(value)}" for key, _, value in given if not _SIGNING.fullmatch(unquote(key))]
-    return f"{name}{_LINK}{'&'.join(shown)}" if query else name
+    named = [f"{key}=~{_digest(value)}" for key, _, value in given if not _SIGNING.fullmatch(unquote(key))]
+    return f"{name}{_LINK}{'&'.join(named)}" if query else name
 
 
 def _digest(text: str) -> str:

@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from feedline.core.caches import LRUCache, PerProcess
-from feedline.core.paths import expand_user, is_special
+from feedline.core.paths import expand_user, files_below, is_special
 from feedline.core.stage_parts import READ_FILES
 from feedline.errors import ObjectNotFoundError
 from feedline.stores.base import FileVersion, ObjectInfo, Range, Views, check_version
@@ -128,12 +128,16 @@ class LocalStore:
         return views
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """List every file whose path begins with `prefix`, sorted by path."""
-        check_path(prefix)
-        folder = Path(self._file(prefix[: prefix.rfind("/") + 1]))
-        files = (Path(top, name) for top, _, names in os.walk(folder) for name in names)
-        for path in sorted(file.relative_to(self._folder).as_posix() for file in files):
-            if path.startswith(prefix) and not is_special(self._file(path)):
+        """List every file whose path begins with `prefix`, sorted by path.
+
+        Links to folders are followed, except to a folder that contains the link. OSError for a folder that cannot be
+        read.
+        """
+        folder, slash, beginning = check_path(prefix).rpartition("/")
+        top = Path(self._file(folder + slash))
+        files = files_below(str(top), beginning) if top.is_dir() else ()
+        for path in sorted(Path(file).relative_to(self._folder).as_posix() for file in files):
+            if not is_special(self._file(path)):
                 yield self.info(path)
 
     def _file(self, path: str) -> str:

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from feedline.core.paths import Pathlike, expand_user
 from feedline.errors import ArgumentError
-from feedline.stores.links import as_link, split_link, unsigned
+from feedline.stores.links import as_link, decoded, shown, split_link, unsigned
 from feedline.stores.schemes import OTHERS, SCHEMES, Scheme
 
 _SIGNED = re.compile(r"[?&](x-amz-|x-goog-|awsaccesskeyid=|signature=|sig=|token=)", re.IGNORECASE)
@@ -44,9 +44,9 @@ def split(address: Pathlike) -> Location:
     """Split an address into store and object; local paths become absolute.
 
     `split("s3://bucket/train/0.tar")` is `("s3://bucket", "train/0.tar")`. Objects of one bucket or server share a
-    root, and all local files have `/`. `%20` in the address of a web server is a space. The path of a link with a query
-    contains the query, which `join` does not show. ArgumentError for credentials in the address, or for no bucket or
-    server.
+    root, and all local files have `/`. `%20` in the address of a web server is a space; `%2F` and `%2B` are other
+    characters than `/` and `+`. The path of a link with a query contains the query, which `join` does not show.
+    ArgumentError for credentials in the address, or for no bucket or server.
     """
     check_no_secrets(address, is_object=True)
     if is_local(address):
@@ -62,7 +62,7 @@ def split(address: Pathlike) -> Location:
     if not row.links:
         return Location(f"{scheme}://{host}", unquote(path) if row.quoted else path)
     name, _, query = path.partition("?")
-    return Location(f"{scheme}://{host}", as_link(unquote(name), query))
+    return Location(f"{scheme}://{host}", as_link(decoded(name), query))
 
 
 def split_query(address: str) -> tuple[str, str]:
@@ -119,7 +119,7 @@ def join(root: str, path: str) -> str:
     """
     if scheme_row(root).quoted:
         name, query = split_link(unsigned(path))
-        path = name.replace("%", "%25").replace("?", "%3F") + (f"?{query}" if split_link(path)[1] else "")
+        path = shown(name) + (f"?{query}" if split_link(path)[1] else "")
     return f"{root}{path}" if root.endswith("/") else f"{root}/{path}" if path else root
 
 

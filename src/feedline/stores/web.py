@@ -1,7 +1,7 @@
 """Requests to web servers that obstore cannot make.
 
-These are for links with a query, which may be a signature, and for bodies without a length. No part of a query is ever
-shown.
+These are for links with a query, which may be a signature, for names with escapes that are sent as written, and for
+bodies without a length. No part of a query is ever shown.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from itertools import count as numbers
 from time import monotonic
 from typing import Any, NamedTuple
 from urllib.error import HTTPError, URLError
-from urllib.parse import quote
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
 from feedline.core.caches import LRUCache
 from feedline.core.store_metrics import count
 from feedline.errors import ArgumentError, NoLengthError, NoRangesError, StoreError, TransientError
 from feedline.stores.base import ByteRange, ObjectInfo, unversioned
-from feedline.stores.links import split_link
+from feedline.stores.links import encoded, keeps_escapes, split_link
 from feedline.stores.obstore_client import WEB, Client, RangeAnswer
 from feedline.stores.options import StoreOptions
 from feedline.stores.partial import PartialRange, check_complete
@@ -191,7 +190,7 @@ class WebReader:
 
     def _address(self, key: str) -> str:
         path, query = split_link(key)
-        return f"{self._root}/{quote(path, safe='/~!$&()*+,;=:@')}" + (f"?{query}" if query else "")
+        return f"{self._root}/{encoded(path, '/~!$&()*+,;=:@')}" + (f"?{query}" if query else "")
 
 
 class WebClient(Client):
@@ -239,7 +238,7 @@ class WebClient(Client):
 
 def _is_beyond_obstore(key: str) -> bool:
     name, query = split_link(key)
-    return bool(query) or any(part in ("", ".") for part in name.split("/"))
+    return bool(query) or keeps_escapes(name) or any(part in ("", ".") for part in name.split("/"))
 
 
 class _EmptyError(Exception):

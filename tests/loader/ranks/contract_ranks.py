@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import feedline as fl
+from feedline.loader.ranks.agreement import Agreement
 
 RANK = int(sys.argv[3])
 
@@ -126,6 +129,9 @@ def report_uneven() -> dict[str, Any]:
     seen["speaks"] = of_methods(Speaking(), fl.RankPolicy(reads_all=True))
     own = fl.DataLoader(numbers(4 + RANK), distributed=fl.RankPolicy((0, 1), uneven="stop"))
     seen["own"] = len(list(own))
+    n = 5000 + 500 * RANK  # more than a foreign sampler keeps
+    own = fl.DataLoader(numbers(n), 500, sampler=range(n), distributed=fl.RankPolicy((0, 1), uneven="repeat"))
+    seen["own repeat"] = [int(batch[0]) for (batch,) in own]
     if RANK != 2:  # the last case: from here on, rank 2 has one loader less
         seen["absent"] = error_of(shuffled(ranks=fl.RankPolicy(wait_s=0.2)))
     return seen
@@ -135,6 +141,9 @@ if __name__ == "__main__":
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message=".*cannot share equally|.*has no partitions. each of")
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=RANK, world_size=int(sys.argv[2]))
-    print(json.dumps({**report(), **report_uneven()}))
+    seen = {**report(), **report_uneven()}
+    group = weakref.ref(Agreement("stop", lambda: iter(()))._group)
     dist.barrier()
     dist.destroy_process_group()
+    gc.collect()
+    print(json.dumps({**seen, "kept": group() is not None}))

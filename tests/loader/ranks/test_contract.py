@@ -120,6 +120,13 @@ def test_a_rank_that_skips_a_whole_batch_does_not_hang_the_others(reported: list
 
 def test_ranks_that_share_their_data_themselves_may_agree_on_steps(reported: list[dict[str, Any]]) -> None:
     assert [rank["own"] for rank in reported] == [4, 4, 4]
+    firsts = list(range(0, 6000, 500))
+    assert [rank["own repeat"] for rank in reported] == [firsts[:10] + firsts[:2], firsts[:11] + firsts[:1], firsts]
+
+
+def test_a_group_ends_with_the_default_group(reported: list[dict[str, Any]]) -> None:
+    """A later default group may have the address of this one."""
+    assert not any(rank["kept"] for rank in reported)
 
 
 def test_a_stream_that_divides_its_samples_itself_is_refused(reported: list[dict[str, Any]]) -> None:

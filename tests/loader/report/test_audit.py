@@ -126,6 +126,19 @@ def test_complete_epochs_are_proven_against_the_schedule(tmp_path: Path) -> None
     assert found.proven == {("TensorDataset", 0): N, ("TensorDataset", 1): N}
 
 
+@pytest.mark.parametrize(("n", "size", "world"), [(5, 4, 2), (3, 2, 4), (1, 1, 3)])
+@pytest.mark.parametrize("batched", [False, True])
+def test_an_epoch_of_one_padded_batch_is_proven(n: int, size: int, world: int, batched: bool, tmp_path: Path) -> None:
+    order = fl.samplers.LengthBuckets([1] * n, batch_size=size)
+    kind = {"batch_sampler": order} if batched else {"batch_size": size, "shuffle": True}
+    for rank in range(world):
+        ours: Any = fl.DataLoader(list(range(n)), seed=3, distributed=(rank, world), log=tmp_path / "run", **kind)
+        for _ in range(2):
+            list(ours)
+    found = audited(tmp_path)
+    assert (found.faults, len(found.proven)) == ([], 2)
+
+
 @pytest.mark.filterwarnings("ignore:.*has no partitions")
 def test_a_stream_without_partitions_is_proven(tmp_path: Path) -> None:
     class Plain(torch.utils.data.IterableDataset[int]):

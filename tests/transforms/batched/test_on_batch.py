@@ -286,11 +286,16 @@ def test_keys_of_a_collate_function_are_not_those_of_samples() -> None:
 
     def collated(samples: list[Any]) -> Any:
         seen.append((fl.sample_rng(0).key, int(batch_keys(len(samples))[0])))
+        more = batch_keys(7)  # such as several crops of each sample
+        assert more[:2].tolist() == batch_keys(2).tolist()
+        crops.extend(more.tolist())
         return samples
 
+    crops: list[int] = []
     list(fl.DataLoader(range(4), 2, seed=0, collate_fn=collated))
     assert all(key != other for key, other in seen)
     assert len({other for _, other in seen}) == 2
+    assert len(crops) == len({*crops}) == 14
 
 
 class OwnFlip(T.RandomHorizontalFlip):

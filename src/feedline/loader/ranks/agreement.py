@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
 from os import getpid
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ class Agreement:
 
     def __init__(self, uneven: Uneven, again: Callable[[], Iterator[tuple[Any, BatchResult]]]) -> None:
         self._uneven, self._again = uneven, again
-        self._group = _gloo(getpid(), id(dist.group.WORLD))
+        self._group = _gloo()
         self._repeated: Iterator[tuple[Any, BatchResult]] | None = None
         self._steps = 0
 
@@ -82,8 +82,17 @@ class Agreement:
         return following
 
 
-# Process and default group are the key: a group survives neither a fork nor the end of its default group.
-@cache
-def _gloo(_pid: int, _world: int) -> Any:
-    """A gloo group of all ranks, made once for each default group."""
-    return dist.new_group(backend="gloo")
+_groups: WeakKeyDictionary[Any, tuple[int, Any]] = WeakKeyDictionary()
+"""The gloo group made for each default group, and the process that made it."""
+
+
+def _gloo() -> Any:
+    """A gloo group of all ranks, made once for each default group.
+
+    A group survives neither a fork nor the end of its default group.
+    """
+    world, pid = dist.group.WORLD, getpid()
+    made = _groups.get(world)
+    if made is None or made[0] != pid:
+        made = _groups[world] = pid, dist.new_group(backend="gloo")
+    return made[1]

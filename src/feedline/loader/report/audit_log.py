@@ -81,8 +81,10 @@ def pair_digest(positions: NDArray[np.int64], indices: NDArray[np.int64]) -> int
     return int(derive_each((), pairs).sum())
 
 
-def own_pairs(requests: Sequence[Any], *, batches: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Positions and indices of requests, without those that pad.
+def own_pairs(
+    requests: Sequence[Any], share: Share, *, batches: bool = False
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """Positions and indices of a share's requests, without those that pad.
 
     With `batches`, a position is a whole batch, as for a batch sampler. The indices are then None, and also if one of
     them is not an integer.
@@ -94,12 +96,13 @@ def own_pairs(requests: Sequence[Any], *, batches: bool = False) -> tuple[NDArra
             rows, mine = range(rows.start >> 32, (rows.start >> 32) + 1), None
         if isinstance(mine, int | np.int64 | torch.Tensor):  # of a request without batching
             mine = np.array([int(mine)])
-        if isinstance(rows, range) and rows[0] >= request.start and rows[-1] < request.stop:
+        # Not by the positions: in the first global batch, those that pad are positions of the batch, too.
+        places = share.positions(request.start, len(rows))
+        if isinstance(rows, range) and places[-1] < request.stop:
             positions.append(np.arange(rows.start, rows.stop, rows.step))
         else:
-            places = np.array(rows)
-            own = (places >= request.start) & (places < request.stop)
-            positions.append(places[own])
+            own = np.array(places) < request.stop
+            positions.append(np.array(rows)[own])
             mine = mine[own] if isinstance(mine, np.ndarray) else None
         indices.append(mine)
     if any(getattr(mine, "dtype", None) != np.int64 for mine in indices):
@@ -130,10 +133,10 @@ class DeliveredRun:
     places: tuple[Any, Any] | None = None
     """Start and end of the run of a live partition."""
 
-    def settle(self, *, batches: bool) -> None:
+    def settle(self, share: Share, *, batches: bool) -> None:
         """Add the pending requests to the sums and the digest."""
         if self.pending:
-            positions, indices = own_pairs(self.pending, batches=batches)
+            positions, indices = own_pairs(self.pending, share, batches=batches)
             self.sums = added(self.sums, power_sums(positions))
             if self.digest is not None:
                 self.digest = None if indices is None else (self.digest + pair_digest(positions, indices)) & _MASK
@@ -163,6 +166,7 @@ class AuditLog:
         self.unwritten_resume = resumed
         """True if a state was loaded, and no record says so yet."""
         self._each, self._batches = self._fixed["batch"], self._fixed["unit"] == "batch"
+        self._share = getattr(plan.schedule, "share", Share())
         self._mine = frozenset(getattr(plan.schedule, "mine", ()))
         self._runs: list[DeliveredRun] = []
         self._free: list[int] = []
@@ -191,7 +195,7 @@ class AuditLog:
         try:
             for run in self._runs:
                 run.ended = run.ended or ended
-                run.settle(batches=self._batches)
+                run.settle(self._share, batches=self._batches)
                 self._write(run)
         except OSError as error:
             self._fail(error)
@@ -218,7 +222,7 @@ class AuditLog:
         run.stop, run.batches = stop, run.batches + 1
         run.pending.append(request)
         if len(run.pending) >= _PENDING:
-            run.settle(batches=self._batches)
+            run.settle(self._share, batches=self._batches)
             run.head = b""
         if len(runs) > 1:
             self._join(run)
@@ -233,7 +237,7 @@ class AuditLog:
         if following is None:
             return
         for each in (run, following):
-            each.settle(batches=self._batches)
+            each.settle(self._share, batches=self._batches)
         run.absorb(following)
         self._write(run)
         self._runs.remove(following)
