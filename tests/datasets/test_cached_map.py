@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partialmethod
+from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,8 +23,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from preloaded import Preloaded
 from tar_cases import write_tar
 
-from feedline.datasets import CachedMap, Files, Filter, ImageFolder, Map, TarShards, Zarr
-from feedline.datasets.fingerprints import fingerprint
+import feedline
+from feedline.datasets import CachedMap, Files, Filter, ImageFolder, Map, PackedStrings, TarShards, Zarr
+from feedline.datasets.fingerprints import _distributed_version, fingerprint
 from feedline.errors import ArgumentError
 from formats.files import manifest, write_texts
 from formats.suite import FORMATS
@@ -67,6 +70,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path / "data"
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+class Times:
+    """An instance that a class holds."""
+
+    def __init__(self, by: int) -> None:
+        self.by = by
 
 
 def _texts(folder: Path, number: int) -> None:
@@ -177,7 +187,7 @@ import numpy as np
 import lent
 import package.inner
 from feedline.datasets import Arrays, CachedMap, Filter, Map
-from feedline.datasets.fingerprints import fingerprint
+from feedline.datasets.fingerprints import _distributed_version, fingerprint
 from lent import Scale as Taken
 
 
@@ -327,21 +337,78 @@ class TestCodeOfTheUsersOwn:
             (torch.arange(3), torch.arange(3) + 1),
             (np.float32(1), np.float32(2)),
             (torch.float32, torch.float16),
+            (Times(2), Times(3)),
+            (lru_cache(lambda self: 2), lru_cache(lambda self: 3)),
+            (partialmethod(max, 2), partialmethod(max, 3)),
+            (Path("here"), Path("there")),
+            (re.compile("a"), re.compile("b")),
         ],
     )
     def test_values_of_classes_count(self, before: Any, after: Any) -> None:
-        class Settings:
+        class Kind(type):
             value = before
 
+        class Settings(metaclass=Kind):
+            value = before
+            __value__ = before
+
+        def named() -> None: ...
+
+        named.value = before  # type: ignore[attr-defined]
+
         def used(x: Any) -> Any:
-            return Settings.value, x
+            return Settings.value, named.value, x  # type: ignore[attr-defined]
 
         reported = fingerprint(used)
         assert fingerprint(used) == reported
-        Settings.value = after
-        assert fingerprint(used) != reported
-        Settings.value = before
-        assert fingerprint(used) == reported
+        for holder, name in ((Settings, "value"), (Settings, "__value__"), (Kind, "value"), (named, "value")):
+            setattr(holder, name, after)
+            assert fingerprint(used) != reported
+            setattr(holder, name, before)
+            assert fingerprint(used) == reported
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [(np.arange(1), np.arange(2)), (torch.tensor(1), torch.tensor(2)), (lambda x: x, lambda x: -x), (int, str)],
+    )
+    def test_it_counts_which_of_the_known_things_is_used(self, first: Any, second: Any) -> None:
+        assert fingerprint([first, second, first]) != fingerprint([first, second, second])
+
+    def test_the_parameters_of_functions_count(self) -> None:
+        kinds: list[Any] = [lambda x, y=1: x, lambda *x, y=1: x, lambda x, *, y=1: x, lambda x, y=1, /: x]
+        assert len(set(map(fingerprint, kinds))) == len(kinds)
+
+    @pytest.mark.parametrize(("thing", "package"), [(PIL.Image.Image, PIL), (PIL.Image.open, PIL), (Files, feedline)])
+    def test_the_versions_of_packages_count(self, thing: Any, package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = fingerprint(thing)
+        monkeypatch.setattr(package, "__version__", "another one", raising=False)
+        assert fingerprint(thing) != before
+
+    def test_the_version_of_a_package_is_also_known_to_its_installer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(PIL, "__version__")
+        _distributed_version.cache_clear()
+        before = fingerprint(PIL.Image.open)
+        _distributed_version.cache_clear()
+        monkeypatch.setattr(metadata, "version", lambda name: f"another {name}")
+        assert fingerprint(PIL.Image.open) != before
+        _distributed_version.cache_clear()
+
+    @pytest.mark.parametrize("kind", [str, Path, lambda path: PackedStrings([str(path)]), lambda path: {str(path)}])
+    @pytest.mark.parametrize("place", ["", "below", "..", "absolute"])
+    def test_the_path_of_a_file_is_the_file_as_it_is(
+        self, kind: Callable[[Path], Any], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path / "here" / place if place == "below" else tmp_path / ".." / tmp_path.name / "here"
+        (tmp_path / "here" / "below").mkdir(parents=True)
+        (tmp_path / "here" / "up").mkdir()
+        monkeypatch.chdir(tmp_path / "here" / ("up" if place == ".." else ""))
+        file = folder / "a.txt"
+        named = kind({"": Path("a.txt"), "..": Path("../a.txt"), "below": Path("below/a.txt")}.get(place, file))
+        file.write_text("one")
+        before = fingerprint(named, lambda: named)
+        assert fingerprint(named, lambda: named) == before
+        file.write_text("longer")
+        assert fingerprint(named, lambda: named) != before
 
     def test_attributes_that_python_and_decorators_add_to_classes_do_not_matter(self) -> None:
         @dataclass
