@@ -8,12 +8,13 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property, lru_cache, partialmethod
+from functools import cached_property, lru_cache, partial, partialmethod
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import fsspec
+import h5py
 import numpy as np
 import PIL.Image
 import pytest
@@ -21,10 +22,11 @@ import torch
 import zarr
 from fsspec.implementations.memory import MemoryFileSystem
 from preloaded import Preloaded
+from record_files import filled
 from tar_cases import write_tar
 
 import feedline
-from feedline.datasets import CachedMap, Files, Filter, ImageFolder, Map, PackedStrings, TarShards, Zarr
+from feedline.datasets import HDF5, LMDB, CachedMap, Files, Filter, ImageFolder, Map, PackedStrings, TarShards, Zarr
 from feedline.datasets.fingerprints import _distributed_version, fingerprint
 from feedline.errors import ArgumentError
 from formats.files import manifest, write_texts
@@ -93,11 +95,45 @@ def _chunks(folder: Path, number: int) -> None:
     zarr.create_array(folder / "a.zarr", data=np.full(9, number), chunks=(1,), compressors=None, overwrite=True)
 
 
+def _environments(folder: Path, number: int) -> None:
+    (folder / "a").mkdir(exist_ok=True)
+    for path in (folder / "a" / "data.mdb", folder / "a.lmdb"):
+        filled(folder / "new", {b"0": b"0", b"1": b"%d" % number}, subdir=False).replace(path)  # the other may be open
+
+
+def _other_files(folder: Path, number: int) -> None:
+    """Rows of `0.h5` and `raw`, by a link, virtual datasets and as external data."""
+    with h5py.File(folder / "new", "w") as file:
+        file["x"] = np.full(4, number)
+    (folder / "new").replace(folder / "0.h5")  # the other may be open
+    np.full(4, number).tofile(folder / "raw")
+    if not (folder.parent / "all.h5").exists():  # itself unchanged
+        with h5py.File(folder.parent / "all.h5", "w") as file:
+            file["link"] = h5py.ExternalLink("data/0.h5", "x")
+            layout = h5py.VirtualLayout((4,), "i8")
+            layout[:] = h5py.VirtualSource("data/0.h5", "x", (4,))
+            file.create_virtual_dataset("virtual", layout)
+            blocks = h5py.h5s.create_simple((4,), (h5py.h5s.UNLIMITED,))
+            blocks.select_hyperslab((0,), (h5py.h5s.UNLIMITED,), (4,), (4,))
+            form = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            form.set_virtual(blocks, b"data/%b.h5", b"x", h5py.h5s.create_simple((4,)))
+            h5py.h5d.create(file.id, b"pattern", h5py.h5t.NATIVE_INT64, blocks, form)
+            file.create_dataset("external", (4,), "i8", external=str(folder / "raw"))
+
+
 def _tar(folder: Path, number: int) -> None:
     _tars(folder)
     with open(folder / "a.tar", "r+b") as file:  # within a member, which no index covers
         file.seek((7 * 3 + 1) * 512)
         file.write(f"{number}".encode())
+
+
+def _opened_environment(name: str, keys: Any, root: str, **more: Any) -> LMDB:
+    return LMDB(f"{root}/{name}", keys, **more)
+
+
+def _opened_hdf5(name: str, root: str) -> HDF5:
+    return HDF5(f"{root}/../all.h5", name)
 
 
 CHANGED: dict[str, tuple[Callable[[Path, int], None], Callable[..., Any], Callable[[Any], str]]] = {
@@ -109,13 +145,27 @@ CHANGED: dict[str, tuple[Callable[[Path, int], None], Callable[..., Any], Callab
         lambda sample: str(sample[0].getpixel((0, 0))),
     ),
     "zarr": (_chunks, lambda root, **more: Zarr(f"{root}/a.zarr", **more), str),
+    **{
+        f"lmdb {name} {keys}": (_environments, partial(_opened_environment, name, keys), bytes.decode)
+        for name in ("a", "a.lmdb")
+        for keys in (None, "{}", ("0", "1"))
+    },
+    **{
+        f"hdf5 {name}": (_other_files, partial(_opened_hdf5, name), str)
+        for name in ("link", "virtual", "pattern", "external")
+    },
     "tars": (_tar, lambda root, **more: TarShards(f"{root}/*.tar", **more), lambda sample: sample["txt"]),
 }
+
+LOCAL = {name for name in CHANGED if name.startswith(("lmdb", "hdf5"))}
 
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    [*((name, place) for name in CHANGED for place in ("here", "away")), ("files", "cached"), ("tars", "cached")],
+    [
+        *((name, place) for name in CHANGED for place in ("here", "away") if place == "here" or name not in LOCAL),
+        *((name, "cached") for name in ("files", "tars", "lmdb a.lmdb {}")),
+    ],
 )
 def test_results_are_those_of_the_data_as_they_are(name: str, place: str, folder: Path, tmp_path: Path) -> None:
     write, opened, seen = CHANGED[name]
@@ -126,10 +176,12 @@ def test_results_are_those_of_the_data_as_they_are(name: str, place: str, folder
             os.utime(path, ns=(number, number))  # as if long ago, or at the same moment
         dataset = opened((Here(folder) if place == "here" else Away(folder)).root, **more)
         wanted = [seen(dataset[at]) for at in range(len(dataset))]
+        assert any(str(number) in text for text in wanted)
         kept = CachedMap(dataset, seen, tmp_path / "kept")
         assert [kept[at] for at in range(len(kept))] == wanted
         with_four = Filter(Map(dataset, seen), lambda text: "4" in text, index_dir=tmp_path / "chosen").indices.tolist()
         assert with_four == [at for at, text in enumerate(wanted) if "4" in text]
+        del dataset, kept  # HDF5 reads sources as they were while a virtual dataset of them is open
 
 
 class TestObjectsWithoutVersions:
