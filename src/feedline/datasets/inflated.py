@@ -76,7 +76,7 @@ class _InOrder(io.RawIOBase):
 
 
 class _ZlibStream:
-    """A decompressor of zlib with the interface of those of bz2 and lzma."""
+    """A decompressor of zlib, used like those of bz2 and lzma."""
 
     def __init__(self) -> None:
         self._stream = zlib.decompressobj()
@@ -129,7 +129,7 @@ class _Streams(io.RawIOBase):
         return len(data)
 
     def _behind(self, piece: bytes) -> bytes:
-        """What follows a stream and the zeros behind it."""
+        """Data behind a stream and its zeros."""
         piece = piece.lstrip(b"\0")
         while not piece and (more := self._file.read(PART_NBYTES)):
             piece = more.lstrip(b"\0")

@@ -60,7 +60,7 @@ class PackedStrings(Sequence[str]):
 
     @classmethod
     def from_lines(cls, path: str | os.PathLike[str]) -> Self:
-        """Read the lines of a UTF-8 text file, without line ends, as `Lines` does."""
+        """Read the lines of a UTF-8 text file as `Lines` does."""
         with open(path, encoding="utf-8-sig", newline="\n") as file:
             return cls(line.removesuffix("\n").removesuffix("\r") for line in file)
 

@@ -121,7 +121,7 @@ def test_avro_types_that_tables_lack_are_refused(tmp_path: Path, kind: Any, mess
         Avro(path)
 
 
-def test_types_of_one_name_are_told_apart_by_their_namespaces(tmp_path: Path) -> None:
+def test_types_of_one_name_are_distinguished_by_their_namespaces(tmp_path: Path) -> None:
     def kind(member: str, **more: Any) -> Any:
         return {"type": "record", "name": "R", "fields": [{"name": member, "type": "long"}], **more}
 

@@ -266,9 +266,10 @@ def check_in_one_file(dataset: Any, path: str) -> None:
 
 
 def check_sources(dataset: Any, path: str) -> set[str]:
-    """Raise unless all data of a dataset can be opened and decoded; return their files.
+    """Paths of all files with data of a dataset.
 
-    HDF5 itself substitutes the fill value for a missing source of a virtual dataset.
+    Raises unless all data can be opened and decoded. HDF5 itself substitutes the fill value for a missing source of a
+    virtual dataset.
     """
     looked_at = set[tuple[str, str]]()  # virtual datasets may refer to each other
     files = set[str]()

@@ -98,7 +98,10 @@ class _HDF5Source:
             ]
 
     def local_paths(self, shapes: Sequence[Shape]) -> list[str]:
-        """Files of this machine that hold rows; the file set has the versions of objects."""
+        """Files of this machine that hold rows.
+
+        None for an object: the file set has its version.
+        """
         if self.is_remote:
             return []
         opened = self._open()

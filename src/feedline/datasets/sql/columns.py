@@ -112,7 +112,10 @@ class SQLTexts:
 
 
 def narrowed(column: SQLColumn, kind: str) -> SQLColumn:
-    """The column as it was packed before rows of a wider type were added, if it is of such values."""
+    """The column as packed before values of other types were added.
+
+    Returned as it is if its values are not of this kind.
+    """
     if kind != "int64" or column.kind == kind:
         return column
     if column.nulls is not None and column.nulls.all():  # only nulls, which are packed as integers

@@ -247,7 +247,10 @@ class _Types:
         return kind
 
     def _full_name(self, schema: Mapping[str, Any]) -> str:
-        """The name of a type with its namespace, by default that of the enclosing type."""
+        """The name of a type with its namespace.
+
+        Without one of its own, a type has the namespace of the enclosing type.
+        """
         name: str = schema.get("name", "")
         space = schema.get("namespace", self._namespace)
         return name if "." in name or not space else f"{space}.{name}"

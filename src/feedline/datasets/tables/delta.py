@@ -190,7 +190,7 @@ def _arrow_type(folder: TableFolder, field: DeltaAction) -> Any:
 
 
 def _plain_type(name: Any) -> Any:
-    """The Arrow type of a type that is not nested; None for others."""
+    """The Arrow type of a plain type; None for others."""
     arrow = pyarrow(_WHAT)
     if name == "timestamp":
         return arrow.timestamp("us", "UTC")

@@ -45,9 +45,10 @@ class Partitions:
         self._of_some: dict[str, tuple[Any, Sequence[bool]]] = {}
 
     def choose(self, stored: Iterable[str], wanted: Iterable[str] | None) -> None:
-        """Keep the wanted columns that the files do not store themselves, and those of a table.
+        """Keep the wanted columns that folders or a table define.
 
-        `wanted` is None for all columns. SampleError if only some files have a wanted column. Call this method once.
+        Columns that files store themselves are kept only if they are partitions of a table. `wanted` is None for all
+        columns. SampleError if only some files have a wanted column. Call this method once.
         """
         requested = None if wanted is None else set(wanted)
         available: dict[str, None] = {name: None for values in self._values for name in values}
@@ -100,7 +101,10 @@ class Partitions:
         return pyarrow("datasets.Parquet").repeat(self._table.column(name)[file], rows)
 
     def absent(self, name: str, file: int, rows: int) -> Any:
-        """A column that a file does not store: its partition of a table, or nulls."""
+        """Rows of a column that a file does not store.
+
+        They have the value of the file's partition of a table, or are null.
+        """
         arrow = pyarrow("datasets.Parquet")
         column, known = self._of_some.get(name, (None, []))
         return arrow.repeat(column[file], rows) if column is not None and known[file] else arrow.nulls(rows)

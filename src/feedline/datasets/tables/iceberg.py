@@ -81,7 +81,10 @@ def read_snapshot(folder: TableFolder, name: str | None = None) -> Snapshot:
 
 
 def _partitions(metadata: ManifestEntry, columns: TableColumns) -> dict[int, dict[str, str]]:
-    """The fields of each partition spec that are values of columns, by column."""
+    """Names of partition fields by column, for each partition spec.
+
+    Only of fields whose values are those of the column.
+    """
     old = {"spec-id": 0, "fields": metadata.get("partition-spec", ())}
     names = {columns.ids[name].number: name for name in columns.types}
     return {
@@ -163,7 +166,7 @@ def _member_ids(kind: Any) -> dict[str, FieldId]:
 
 
 def _arrow_type(name: Any) -> Any:
-    """The Arrow type of a type that is not nested; None for rare ones."""
+    """The Arrow type of a plain type; None for others."""
     arrow = pyarrow("datasets.Parquet")
     if isinstance(name, str) and (match := re.fullmatch(r"decimal\((\d+), *(\d+)\)", name)):
         return arrow.decimal128(int(match[1]), int(match[2]))
@@ -173,7 +176,10 @@ def _arrow_type(name: Any) -> Any:
 
 
 def _entries(folder: TableFolder, snapshot: ManifestEntry, location: str) -> Iterator[tuple[int, ManifestEntry]]:
-    """The entries of all manifests that are not deleted, with the number of their partition spec."""
+    """The entries of all manifests that are not deleted.
+
+    Each with the number of its partition spec.
+    """
     manifests = [{"manifest_path": path} for path in snapshot.get("manifests", ())]
     if "manifest-list" in snapshot:
         manifests = _read_avro(folder, folder.relative(snapshot["manifest-list"], location))

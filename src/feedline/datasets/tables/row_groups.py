@@ -271,7 +271,10 @@ def _kind_of_table(
 
 
 def _schema_of_young(names: Sequence[str], table: TableColumns, path: str) -> Any:
-    """The schema of columns that no file has yet; ArgumentError if a type is unknown."""
+    """The schema of columns that no file has yet.
+
+    ArgumentError for a column whose type is unknown.
+    """
     unknown = [name for name in names if name not in table.types]
     if unknown:
         raise ArgumentError(
