@@ -219,13 +219,15 @@ def _code(code: types.CodeType) -> Any:
     return code.co_code, code.co_exceptiontable, constants, parameters, names
 
 
-_OF_PYTHON = {
+_DERIVED = {
     *("__module__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__"),
     *("__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"),
     *("__abstractmethods__", "_abc_impl"),
     "_value2member_map_",  # grows with each combination of flags that is used
+    # Made of the fields by pydantic, and different in each process.
+    *("__pydantic_core_schema__", "__pydantic_validator__", "__pydantic_serializer__", "__signature__"),
 }
-"""Members that Python adds to classes; the others, also those added by decorators, may be of influence."""
+"""Members that Python adds to classes; most others, also those added by decorators, may be of influence."""
 
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -237,7 +239,7 @@ def _class(cls: type) -> Any:
     if release is not None and "<locals>" not in cls.__qualname__:
         return "of", release, cls.__module__, cls.__qualname__
     members = {
-        name: value for name, value in vars(cls).items() if name not in _OF_PYTHON and not isinstance(value, _LOCKS)
+        name: value for name, value in vars(cls).items() if name not in _DERIVED and not isinstance(value, _LOCKS)
     }
     return cls.__qualname__, members, cls.__bases__, type(cls)
 
