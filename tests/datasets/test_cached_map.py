@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial, partialmethod
+from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import fsspec
+import h5py
 import numpy as np
 import PIL.Image
 import pytest
@@ -19,10 +22,12 @@ import torch
 import zarr
 from fsspec.implementations.memory import MemoryFileSystem
 from preloaded import Preloaded
+from record_files import filled
 from tar_cases import write_tar
 
-from feedline.datasets import CachedMap, Files, Filter, ImageFolder, Map, TarShards, Zarr
-from feedline.datasets.fingerprints import fingerprint
+import feedline
+from feedline.datasets import HDF5, LMDB, CachedMap, Files, Filter, ImageFolder, Map, PackedStrings, TarShards, Zarr
+from feedline.datasets.fingerprints import _distributed_version, fingerprint
 from feedline.errors import ArgumentError
 from formats.files import manifest, write_texts
 from formats.suite import FORMATS
@@ -69,6 +74,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
+class Times:
+    """An instance that a class holds."""
+
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+
 def _texts(folder: Path, number: int) -> None:
     write_texts(folder)
     (folder / "07.txt").write_text(f"text {number}")
@@ -83,11 +95,45 @@ def _chunks(folder: Path, number: int) -> None:
     zarr.create_array(folder / "a.zarr", data=np.full(9, number), chunks=(1,), compressors=None, overwrite=True)
 
 
+def _environments(folder: Path, number: int) -> None:
+    (folder / "a").mkdir(exist_ok=True)
+    for path in (folder / "a" / "data.mdb", folder / "a.lmdb"):
+        filled(folder / "new", {b"0": b"0", b"1": b"%d" % number}, subdir=False).replace(path)  # the other may be open
+
+
+def _other_files(folder: Path, number: int) -> None:
+    """Rows of `0.h5` and `raw`, by a link, virtual datasets and as external data."""
+    with h5py.File(folder / "new", "w") as file:
+        file["x"] = np.full(4, number)
+    (folder / "new").replace(folder / "0.h5")  # the other may be open
+    np.full(4, number).tofile(folder / "raw")
+    if not (folder.parent / "all.h5").exists():  # itself unchanged
+        with h5py.File(folder.parent / "all.h5", "w") as file:
+            file["link"] = h5py.ExternalLink("data/0.h5", "x")
+            layout = h5py.VirtualLayout((4,), "i8")
+            layout[:] = h5py.VirtualSource("data/0.h5", "x", (4,))
+            file.create_virtual_dataset("virtual", layout)
+            blocks = h5py.h5s.create_simple((4,), (h5py.h5s.UNLIMITED,))
+            blocks.select_hyperslab((0,), (h5py.h5s.UNLIMITED,), (4,), (4,))
+            form = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            form.set_virtual(blocks, b"data/%b.h5", b"x", h5py.h5s.create_simple((4,)))
+            h5py.h5d.create(file.id, b"pattern", h5py.h5t.NATIVE_INT64, blocks, form)
+            file.create_dataset("external", (4,), "i8", external=str(folder / "raw"))
+
+
 def _tar(folder: Path, number: int) -> None:
     _tars(folder)
     with open(folder / "a.tar", "r+b") as file:  # within a member, which no index covers
         file.seek((7 * 3 + 1) * 512)
         file.write(f"{number}".encode())
+
+
+def _opened_environment(name: str, keys: Any, root: str, **more: Any) -> LMDB:
+    return LMDB(f"{root}/{name}", keys, **more)
+
+
+def _opened_hdf5(name: str, root: str) -> HDF5:
+    return HDF5(f"{root}/../all.h5", name)
 
 
 CHANGED: dict[str, tuple[Callable[[Path, int], None], Callable[..., Any], Callable[[Any], str]]] = {
@@ -99,13 +145,27 @@ CHANGED: dict[str, tuple[Callable[[Path, int], None], Callable[..., Any], Callab
         lambda sample: str(sample[0].getpixel((0, 0))),
     ),
     "zarr": (_chunks, lambda root, **more: Zarr(f"{root}/a.zarr", **more), str),
+    **{
+        f"lmdb {name} {keys}": (_environments, partial(_opened_environment, name, keys), bytes.decode)
+        for name in ("a", "a.lmdb")
+        for keys in (None, "{}", ("0", "1"))
+    },
+    **{
+        f"hdf5 {name}": (_other_files, partial(_opened_hdf5, name), str)
+        for name in ("link", "virtual", "pattern", "external")
+    },
     "tars": (_tar, lambda root, **more: TarShards(f"{root}/*.tar", **more), lambda sample: sample["txt"]),
 }
+
+LOCAL = {name for name in CHANGED if name.startswith(("lmdb", "hdf5"))}
 
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    [*((name, place) for name in CHANGED for place in ("here", "away")), ("files", "cached"), ("tars", "cached")],
+    [
+        *((name, place) for name in CHANGED for place in ("here", "away") if place == "here" or name not in LOCAL),
+        *((name, "cached") for name in ("files", "tars", "lmdb a.lmdb {}")),
+    ],
 )
 def test_results_are_those_of_the_data_as_they_are(name: str, place: str, folder: Path, tmp_path: Path) -> None:
     write, opened, seen = CHANGED[name]
@@ -116,10 +176,12 @@ def test_results_are_those_of_the_data_as_they_are(name: str, place: str, folder
             os.utime(path, ns=(number, number))  # as if long ago, or at the same moment
         dataset = opened((Here(folder) if place == "here" else Away(folder)).root, **more)
         wanted = [seen(dataset[at]) for at in range(len(dataset))]
+        assert any(str(number) in text for text in wanted)
         kept = CachedMap(dataset, seen, tmp_path / "kept")
         assert [kept[at] for at in range(len(kept))] == wanted
         with_four = Filter(Map(dataset, seen), lambda text: "4" in text, index_dir=tmp_path / "chosen").indices.tolist()
         assert with_four == [at for at, text in enumerate(wanted) if "4" in text]
+        del dataset, kept  # HDF5 reads sources as they were while a virtual dataset of them is open
 
 
 class TestObjectsWithoutVersions:
@@ -177,7 +239,7 @@ import numpy as np
 import lent
 import package.inner
 from feedline.datasets import Arrays, CachedMap, Filter, Map
-from feedline.datasets.fingerprints import fingerprint
+from feedline.datasets.fingerprints import _distributed_version, fingerprint
 from lent import Scale as Taken
 
 
@@ -327,21 +389,78 @@ class TestCodeOfTheUsersOwn:
             (torch.arange(3), torch.arange(3) + 1),
             (np.float32(1), np.float32(2)),
             (torch.float32, torch.float16),
+            (Times(2), Times(3)),
+            (lru_cache(lambda self: 2), lru_cache(lambda self: 3)),
+            (partialmethod(max, 2), partialmethod(max, 3)),
+            (Path("here"), Path("there")),
+            (re.compile("a"), re.compile("b")),
         ],
     )
     def test_values_of_classes_count(self, before: Any, after: Any) -> None:
-        class Settings:
+        class Kind(type):
             value = before
 
+        class Settings(metaclass=Kind):
+            value = before
+            __value__ = before
+
+        def named() -> None: ...
+
+        named.value = before  # type: ignore[attr-defined]
+
         def used(x: Any) -> Any:
-            return Settings.value, x
+            return Settings.value, named.value, x  # type: ignore[attr-defined]
 
         reported = fingerprint(used)
         assert fingerprint(used) == reported
-        Settings.value = after
-        assert fingerprint(used) != reported
-        Settings.value = before
-        assert fingerprint(used) == reported
+        for holder, name in ((Settings, "value"), (Settings, "__value__"), (Kind, "value"), (named, "value")):
+            setattr(holder, name, after)
+            assert fingerprint(used) != reported
+            setattr(holder, name, before)
+            assert fingerprint(used) == reported
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [(np.arange(1), np.arange(2)), (torch.tensor(1), torch.tensor(2)), (lambda x: x, lambda x: -x), (int, str)],
+    )
+    def test_it_counts_which_of_the_known_things_is_used(self, first: Any, second: Any) -> None:
+        assert fingerprint([first, second, first]) != fingerprint([first, second, second])
+
+    def test_the_parameters_of_functions_count(self) -> None:
+        kinds: list[Any] = [lambda x, y=1: x, lambda *x, y=1: x, lambda x, *, y=1: x, lambda x, y=1, /: x]
+        assert len(set(map(fingerprint, kinds))) == len(kinds)
+
+    @pytest.mark.parametrize(("thing", "package"), [(PIL.Image.Image, PIL), (PIL.Image.open, PIL), (Files, feedline)])
+    def test_the_versions_of_packages_count(self, thing: Any, package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = fingerprint(thing)
+        monkeypatch.setattr(package, "__version__", "another one", raising=False)
+        assert fingerprint(thing) != before
+
+    def test_the_version_of_a_package_is_also_known_to_its_installer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(PIL, "__version__")
+        _distributed_version.cache_clear()
+        before = fingerprint(PIL.Image.open)
+        _distributed_version.cache_clear()
+        monkeypatch.setattr(metadata, "version", lambda name: f"another {name}")
+        assert fingerprint(PIL.Image.open) != before
+        _distributed_version.cache_clear()
+
+    @pytest.mark.parametrize("kind", [str, Path, lambda path: PackedStrings([str(path)]), lambda path: {str(path)}])
+    @pytest.mark.parametrize("place", ["", "below", "..", "absolute"])
+    def test_the_path_of_a_file_is_the_file_as_it_is(
+        self, kind: Callable[[Path], Any], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path / "here" / place if place == "below" else tmp_path / ".." / tmp_path.name / "here"
+        (tmp_path / "here" / "below").mkdir(parents=True)
+        (tmp_path / "here" / "up").mkdir()
+        monkeypatch.chdir(tmp_path / "here" / ("up" if place == ".." else ""))
+        file = folder / "a.txt"
+        named = kind({"": Path("a.txt"), "..": Path("../a.txt"), "below": Path("below/a.txt")}.get(place, file))
+        file.write_text("one")
+        before = fingerprint(named, lambda: named)
+        assert fingerprint(named, lambda: named) == before
+        file.write_text("longer")
+        assert fingerprint(named, lambda: named) != before
 
     def test_attributes_that_python_and_decorators_add_to_classes_do_not_matter(self) -> None:
         @dataclass
@@ -365,6 +484,9 @@ class TestCodeOfTheUsersOwn:
         for thing in (Point, Point(3), Point.Inner, Point.Inner.TWO, Pair, Pair(1)):
             assert fingerprint(thing) == fingerprint(thing)
         assert fingerprint(Point.Inner.ONE) != fingerprint(Point.Inner.TWO)
+        before = fingerprint(Point)
+        Point.__pydantic_core_schema__ = {"ref": f"Point:{id(Point)}"}  # type: ignore[attr-defined]
+        assert fingerprint(Point) == before
 
     def test_a_function_that_remembers_is_the_function(self) -> None:
         def remembering(by: int) -> Any:

@@ -5,12 +5,14 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.datasets import PackedStrings
-from feedline.errors import SampleError
+from feedline.datasets import Lines, PackedStrings
+from feedline.datasets.strings import PackedBytes
+from feedline.errors import SampleError, StateError
 
 TEXTS = ["", "a", "häßlich", "日本語", "", "line\nbreak"]
 any_text = st.text(st.characters(exclude_categories=[]), max_size=8)  # lone surrogates too
@@ -62,6 +64,14 @@ def test_pickles_out_of_band() -> None:
     assert len(buffers) == 2
 
 
+@pytest.mark.parametrize("length", [8, 9])
+def test_keys_of_one_length_pickle_once(length: int) -> None:
+    packed = PackedBytes.of(bytes(8) if number else bytes(length) for number in range(10_000))
+    data = pickle.dumps(packed)
+    assert len(data) < packed.nbytes + 1000
+    assert pickle.loads(data).many(np.array([0, 7])) == [bytes(length), bytes(8)]
+
+
 class TestFiles:
     def test_saved_and_mapped(self, tmp_path: Path) -> None:
         PackedStrings(TEXTS).save(tmp_path / "texts")
@@ -75,6 +85,17 @@ class TestFiles:
         assert len(data) < 500
         assert pickle.loads(data)[999] == "999"
 
+    @pytest.mark.parametrize("texts", [TEXTS[::-1], TEXTS[1:]])
+    def test_one_that_was_saved_again_is_not_taken_for_the_first(self, tmp_path: Path, texts: list[str]) -> None:
+        PackedStrings(TEXTS).save(tmp_path / "texts")
+        mapped = PackedStrings.open(tmp_path / "texts")
+        data = pickle.dumps(mapped)
+        PackedStrings(texts).save(tmp_path / "texts")
+        os.utime(tmp_path / "texts", ns=(1, 1))
+        assert list(mapped) == TEXTS
+        with pytest.raises(StateError, match=r"texts has changed since it was opened: it was saved again; open it"):
+            pickle.loads(data)
+
     def test_none_at_all(self, tmp_path: Path) -> None:
         PackedStrings().save(tmp_path / "none")
         assert list(PackedStrings.open(tmp_path / "none")) == []
@@ -82,6 +103,10 @@ class TestFiles:
     def test_lines_of_a_text_file(self, tmp_path: Path) -> None:
         (tmp_path / "lines.txt").write_text("first\n\nthird ß", encoding="utf-8")
         assert list(PackedStrings.from_lines(tmp_path / "lines.txt")) == ["first", "", "third ß"]
+
+    def test_lines_are_those_of_the_dataset(self, tmp_path: Path) -> None:
+        (tmp_path / "lines.txt").write_bytes(b"\xef\xbb\xbfa\rb\r\nc\xc2\x85\n\r\n\n\xef\xbb\xbfd\r")
+        assert list(PackedStrings.from_lines(tmp_path / "lines.txt")) == list(Lines(tmp_path / "lines.txt"))
 
     def test_a_damaged_file_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "texts"

@@ -163,6 +163,16 @@ class TestBadInput:
             with pytest.raises(ArgumentError, match="cannot represent all values of the stored uint16"):
                 TokenFile(folder / "a.bin", 4, out_dtype=dtype)
 
+    @pytest.mark.parametrize("stored", ["int64", "uint64", "uint32"])
+    def test_floats_that_cannot_hold_them(self, folder: Path, stored: str) -> None:
+        np.full(9, 2**31 + 1, stored).tofile(folder / "large.bin")
+        for out_dtype in ("float32", "float64", "complex128"):
+            if stored == "uint32" and out_dtype != "float32":
+                assert TokenFile(folder / "large.bin", 4, dtype=stored, out_dtype=out_dtype)[0][0] == 2**31 + 1
+            else:
+                with pytest.raises(ArgumentError, match=f"cannot represent all values of the stored {stored}"):
+                    TokenFile(folder / "large.bin", 4, dtype=stored, out_dtype=out_dtype)
+
     @pytest.mark.parametrize("out_dtype", ["text", "U4", 64, ["int64"]])
     def test_an_output_of_no_dtype(self, folder: Path, out_dtype: Any) -> None:
         with pytest.raises(ArgumentError, match=r"out_dtype=.* is not a torch dtype: give torch.int64, or its name"):

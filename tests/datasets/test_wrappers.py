@@ -151,18 +151,19 @@ class TestFilter:
         kept = Filter(fl.datasets.Lines(tmp_path), lambda line: line == "a")
         assert kept.shard_sizes.tolist() == [0, 1, 2]
 
-    def test_the_index_is_found_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)
+    def test_the_index_is_found_once(self, tmp_path: Path) -> None:
+        folder = tmp_path / "seen"  # the fingerprint covers files, not folders
+        folder.mkdir()
 
         def reported(x: Any) -> bool:
-            with open("seen", "a") as file:
+            with open(folder / "log", "a") as file:
                 file.write(".")
             return bool(x < 3)
 
         for _ in range(2):
             dataset = Filter(numbers(), reported, index_dir=tmp_path / "cache")
             assert dataset.indices.tolist() == [0, 1, 2]
-        assert len(Path("seen").read_text()) == N
+        assert len((folder / "log").read_text()) == N
         assert pickle.loads(pickle.dumps(Filter(numbers(), even, index_dir=tmp_path)))[2].item() == 4
 
     @pytest.mark.parametrize("change", ["predicate", "closure", "data", "file"])
@@ -308,11 +309,9 @@ class TestPlainValues:
 
 
 class TestCachedMap:
-    def test_each_sample_is_computed_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)
-
+    def test_each_sample_is_computed_once(self, tmp_path: Path) -> None:
         def reported(x: Any) -> Any:
-            with open("calls", "a") as file:
+            with open(tmp_path / "calls", "a") as file:  # the fingerprint covers files, not folders
                 file.write(f"{int(x)} ")
             return {"x": x, "twice": x * 2}
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import dis
 import functools
 import hashlib
 import os
 import pickle
+import platform
 import stat
 import sys
+import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
+from importlib import import_module, metadata
 from io import RawIOBase
 from pathlib import Path
 from typing import Any
@@ -35,10 +39,10 @@ def fingerprint(*things: Any) -> str:
 
     Contributions by type:
 
-    - a function: its code, defaults, closure, and the functions and values that it names, in any module;
-    - a class: its methods and values;
+    - a function: its code, defaults, closure, attributes, and the functions and values that it names, in any module;
+    - a class: its members, bases and metaclass;
     - functions, classes and modules of Python or of installed packages: name and version;
-    - the path of a file: size and time of change;
+    - the path of a file, absolute or from the working directory: size and time of change;
     - an object in a store: its version;
     - anything else: its pickle.
 
@@ -47,15 +51,36 @@ def fingerprint(*things: Any) -> str:
     contains more than its data depend on has a method `__fingerprint__`, whose result replaces the object.
     ArgumentError if something cannot be pickled, or if its changes cannot be detected.
     """
+    return _fingerprint(_WorkingDirectory(), *things)
+
+
+def _fingerprint(here: _WorkingDirectory, *things: Any) -> str:
     digest = _Digest()
     try:
-        _Fingerprinter(digest).dump(things)
+        _Fingerprinter(digest, here).dump(things)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise ArgumentError(
             f"no fingerprint can be computed ({error}): objects that a function or dataset refers to must be picklable,"
             " to identify cached results"
         ) from error
     return digest.hash.hexdigest()
+
+
+class _WorkingDirectory:
+    """The names in the working directory, listed once.
+
+    A lookup of every text of a large dataset would take minutes on a file server.
+    """
+
+    @functools.cached_property
+    def _names(self) -> frozenset[str]:
+        with suppress(OSError):
+            return frozenset((*os.listdir(), ".", ".."))  # noqa: PTH208 - names only
+        return frozenset()
+
+    def may_hold(self, path: str) -> bool:
+        """True for a relative path whose first part exists."""
+        return path.partition("/")[0] in self._names
 
 
 class _Digest(RawIOBase):
@@ -75,25 +100,34 @@ class _Digest(RawIOBase):
 class _Fingerprinter(pickle.Pickler):
     """Pickles into a digest, with global names resolved to objects."""
 
-    def __init__(self, digest: _Digest) -> None:
+    def __init__(self, digest: _Digest, here: _WorkingDirectory) -> None:
         super().__init__(digest, protocol=5, buffer_callback=lambda buffer: digest.hash.update(buffer.raw()))
-        self._seen: set[int] = set()
+        self._seen: dict[int, int] = {}
         self._kept: list[Any] = []
+        self._here = here
 
     def persistent_id(self, thing: Any) -> Any:
-        describe = _DESCRIPTIONS.get(type(thing)) or _by_base(thing)
+        if type(thing) is str:
+            return _text(self._here, thing)
+        describe = self._description(thing)
         if describe is None:
             return None
-        if id(thing) in self._seen and not isinstance(thing, str):
-            return "again", getattr(thing, "__qualname__", "")
-        self._seen.add(id(thing))
+        if id(thing) in self._seen:
+            return "again", self._seen[id(thing)]
+        self._seen[id(thing)] = len(self._seen)
         self._kept.append(thing)  # the reference prevents reuse of its id
         return describe(thing)
+
+    def _description(self, thing: Any) -> Callable[[Any], Any] | None:
+        with_paths = _WITH_PATHS.get(type(thing))
+        if with_paths is not None:
+            return functools.partial(with_paths, self._here)
+        return _DESCRIPTIONS.get(type(thing)) or _by_base(thing)
 
 
 def _by_base(thing: Any) -> Callable[[Any], Any] | None:
     if isinstance(thing, type):
-        return None if _release(thing.__module__) else _class
+        return _class
     if hasattr(type(thing), "__fingerprint__"):
         return _stand_in
     if isinstance(thing, torch.Tensor):
@@ -111,12 +145,18 @@ def _release(module: str) -> tuple[str, str] | None:
     All modules are the user's, except those of Python, feedline and installed packages.
     """
     root = module.partition(".")[0]
-    if root == "feedline" or root in sys.stdlib_module_names:
-        return root, ""
+    if root in sys.stdlib_module_names:
+        return root, platform.python_version()
     loaded = sys.modules.get(root)
-    if any(part in (getattr(loaded, "__file__", None) or "") for part in _INSTALLED):
-        return root, str(getattr(loaded, "__version__", ""))
+    if root == "feedline" or any(part in (getattr(loaded, "__file__", None) or "") for part in _INSTALLED):
+        return root, str(getattr(loaded, "__version__", None) or _distributed_version(root))
     return None
+
+
+@functools.cache
+def _distributed_version(root: str) -> str:
+    """Versions of the distributions that installed a package without `__version__`."""
+    return ", ".join(f"{name} {metadata.version(name)}" for name in metadata.packages_distributions().get(root, ()))
 
 
 def _function(function: types.FunctionType) -> Any:
@@ -129,7 +169,8 @@ def _function(function: types.FunctionType) -> Any:
     imported = [module for each in codes for module in _imported(each, function.__globals__.get("__package__"))]
     further = [_through(each, names) for each in (*imported, *map(_content, function.__closure__ or ()))]
     named = _resolve_names(function.__globals__, names)
-    return function.__qualname__, _code(code), function.__defaults__, function.__kwdefaults__, further, named
+    values = function.__defaults__, function.__kwdefaults__, vars(function)
+    return function.__qualname__, _code(code), values, further, named
 
 
 def _resolve_names(
@@ -172,33 +213,47 @@ def _imported(code: types.CodeType, package: str | None) -> list[types.ModuleTyp
 
 def _code(code: types.CodeType) -> Any:
     constants = [_code(each) if isinstance(each, types.CodeType) else each for each in code.co_consts]
-    return code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars
+    parameters = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    # As bytes, because texts may be paths of files.
+    names = repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)).encode()
+    return code.co_code, code.co_exceptiontable, constants, parameters, names
 
 
-_METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
+_DERIVED = {
+    *("__module__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__"),
+    *("__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"),
+    *("__abstractmethods__", "_abc_impl"),
+    "_value2member_map_",  # grows with each combination of flags that is used
+    # Made of the fields by pydantic, and different in each process.
+    *("__pydantic_core_schema__", "__pydantic_validator__", "__pydantic_serializer__", "__signature__"),
+}
+"""Members that Python adds to classes; most others, also those added by decorators, may be of influence."""
 
 
-_VALUES = (
-    *(str, bytes, int, float, complex, type(None), type, tuple, list, dict, set, frozenset, functools.partial),
-    *(np.ndarray, np.generic, np.dtype, torch.Tensor, torch.dtype),
-)
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+"""Types of members without a value."""
 
 
 def _class(cls: type) -> Any:
-    members = {name: value for name, value in vars(cls).items() if _counts(name, value)}
-    return cls.__qualname__, members, cls.__bases__
+    release = _release(cls.__module__)
+    if release is not None and "<locals>" not in cls.__qualname__:
+        return "of", release, cls.__module__, cls.__qualname__
+    members = {
+        name: value for name, value in vars(cls).items() if name not in _DERIVED and not isinstance(value, _LOCKS)
+    }
+    return cls.__qualname__, members, cls.__bases__, type(cls)
 
 
-def _counts(name: str, member: Any) -> bool:
-    """True for members that the user defines; Python sets dunder values itself."""
-    return isinstance(member, _METHODS) or (isinstance(member, _VALUES) and not name.startswith("__"))
+def _dataclass_field(field: dataclasses.Field[Any]) -> Any:
+    # The type is an annotation; the default is a member of the class, or a value of its `__init__`.
+    return "field", {name: getattr(field, name) for name in field.__slots__ if name not in {"type", "default"}}
 
 
 def _module(module: types.ModuleType) -> Any:
     """Version of an installed module, or source of a user's module."""
     release = _release(module.__name__)
     if release is not None:
-        return "module", module.__name__, getattr(module, "__version__", None)
+        return "module", module.__name__, release
     source = getattr(module, "__file__", None)
     return "module", module.__name__, Path(source).read_bytes() if source else None
 
@@ -229,9 +284,13 @@ def _with_content(dataset: Any) -> Any:
     return "content", type(dataset), dataset.content_fingerprint, dataset.__getstate__()
 
 
-def _strings(strings: PackedStrings) -> Any:
+def _set(here: _WorkingDirectory, things: Iterable[Any]) -> Any:
+    return "set", sorted(_fingerprint(here, thing) for thing in things)
+
+
+def _strings(here: _WorkingDirectory, strings: PackedStrings) -> Any:
     """The strings, and the versions of files that they may name."""
-    paths = [text for text in strings if text.startswith("/")]
+    paths = [text for text in strings if text.startswith("/") or (here.may_hold(text) and _file(text))]
     return "strings", strings.__getstate__(), digest_of_files(paths) if paths else None
 
 
@@ -239,21 +298,25 @@ def _object(info: ObjectInfo) -> Any:
     return "object", versioned(info).path, info.size, info.version
 
 
-def _text(text: str) -> Any:
+def _text(here: _WorkingDirectory, text: str) -> Any:
     # Separate bytes: a pickle shows if two equal strings are one object, which a copy may change.
-    return _file(text) or text.encode("utf-8", "surrogatepass")
+    file = _file(text) if text.startswith("/") or here.may_hold(text) else None
+    return file or text.encode("utf-8", "surrogatepass")
 
 
 def _file(path: Any) -> Any:
-    """The version of the file if the text is its absolute path."""
+    """The version of the file of a path."""
     text = os.fspath(path)
-    if not isinstance(text, str) or not text.startswith("/"):
+    if not isinstance(text, str):
         return None
     with suppress(OSError, ValueError):
-        status = os.stat(text)  # noqa: PTH116 - called for every string
+        status = os.stat(text)  # noqa: PTH116 - called for many strings
         if stat.S_ISREG(status.st_mode):  # a folder changes with every file in it
-            return "file", text.encode(), *FileVersion.of(status)
+            return "file", text.encode("utf-8", "surrogatepass"), *FileVersion.of(status)
     return None
+
+
+_VARIABLES = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)
 
 
 _DESCRIPTIONS: dict[type, Callable[[Any], Any]] = {
@@ -263,12 +326,18 @@ _DESCRIPTIONS: dict[type, Callable[[Any], Any]] = {
     functools._lru_cache_wrapper: lambda cached: ("cached", cached.__wrapped__),
     staticmethod: lambda method: ("static", method.__func__),
     classmethod: lambda method: ("class", method.__func__),
-    property: lambda prop: (prop.fget, prop.fset),
+    property: lambda prop: (prop.fget, prop.fset, prop.fdel),
     functools.cached_property: lambda prop: ("cached", prop.func),
-    set: lambda things: ("set", sorted(map(fingerprint, things))),
-    frozenset: lambda things: ("set", sorted(map(fingerprint, things))),
+    functools.singledispatchmethod: lambda method: ("dispatched", method.func, method.dispatcher.registry),
+    dataclasses.Field: _dataclass_field,
+    types.MappingProxyType: lambda proxy: ("mapping", dict(proxy)),
+    **dict.fromkeys(_VARIABLES, lambda variable: ("variable", variable.__name__)),
     **dict.fromkeys((np.ndarray, np.memmap), _array),
-    str: _text,
-    PackedStrings: _strings,
     ObjectInfo: _object,
+}
+
+
+_WITH_PATHS: dict[type, Callable[[_WorkingDirectory, Any], Any]] = {
+    **dict.fromkeys((set, frozenset), _set),
+    PackedStrings: _strings,
 }

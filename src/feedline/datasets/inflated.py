@@ -75,12 +75,38 @@ class _InOrder(io.RawIOBase):
         return count
 
 
-class _Zlib(io.RawIOBase):
-    """The plain content of a zlib stream."""
+class _ZlibStream:
+    """A decompressor of zlib, used like those of bz2 and lzma."""
 
-    def __init__(self, file: io.BufferedReader) -> None:
+    def __init__(self) -> None:
+        self._stream = zlib.decompressobj()
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._stream.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._stream.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        return self._stream.decompress(self._stream.unconsumed_tail or data, max_length)
+
+
+class _Streams(io.RawIOBase):
+    """The plain content of a file of one or more compressed streams.
+
+    Raises an error for anything else behind a stream, which the classes of bz2 and lzma ignore; zeros may fill up the
+    file.
+    """
+
+    def __init__(self, file: io.BufferedReader, begin: Callable[[], Any]) -> None:
         super().__init__()
-        self._file, self._stream = file, zlib.decompressobj()
+        self._file, self._begin, self._stream = file, begin, begin()
 
     def readable(self) -> bool:
         return True
@@ -88,34 +114,61 @@ class _Zlib(io.RawIOBase):
     def readinto(self, buffer: Any, /) -> int:
         data = b""
         # A piece of the input may produce no output yet, which must not count as the end.
-        while not data and not self._stream.eof:
-            piece = self._stream.unconsumed_tail or self._file.read(PART_NBYTES)
-            if not piece:
-                raise EOFError("the stream ends before its end mark")
+        while not data:
+            if self._stream.eof:
+                piece = self._behind(self._stream.unused_data)
+                if not piece:
+                    break
+                self._stream = self._begin()
+            else:
+                piece = self._file.read(PART_NBYTES) if self._stream.needs_input else b""
+                if not piece and self._stream.needs_input:
+                    raise EOFError("the stream ends before its end mark")
             data = self._stream.decompress(piece, len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
+    def _behind(self, piece: bytes) -> bytes:
+        """Data behind a stream and its zeros."""
+        piece = piece.lstrip(b"\0")
+        while not piece and (more := self._file.read(PART_NBYTES)):
+            piece = more.lstrip(b"\0")
+        return piece
+
+
+def _open_streams(file: io.BufferedReader, begin: Callable[[], Any]) -> Any:
+    return io.BufferedReader(_Streams(file, begin), PART_NBYTES)
+
+
+def _not_empty(file: io.BufferedReader) -> io.BufferedReader:
+    if not file.peek(1):  # for the classes of gzip and zstd, a file of no streams
+        raise EOFError("it is empty")
+    return file
+
+
+def _open_gzip(file: io.BufferedReader) -> Any:
+    return gzip.open(_not_empty(file))
+
 
 def _open_zlib(file: io.BufferedReader) -> Any:
-    return io.BufferedReader(_Zlib(file), PART_NBYTES)
+    return _open_streams(file, _ZlibStream)
 
 
 def _open_bz2(file: io.BufferedReader) -> Any:
-    return optional.load_standard("bz2", "a file compressed by bzip2").open(file)
+    return _open_streams(file, optional.load_standard("bz2", "a file compressed by bzip2").BZ2Decompressor)
 
 
 def _open_xz(file: io.BufferedReader) -> Any:
-    return optional.load_standard("lzma", "a file compressed by xz").open(file)
+    return _open_streams(file, optional.load_standard("lzma", "a file compressed by xz").LZMADecompressor)
 
 
 def _zstd(file: io.BufferedReader) -> Any:
     arrow = optional.load("pyarrow", "arrow", "a file compressed by zstd")
-    return arrow.CompressedInputStream(arrow.PythonFile(file, "r"), "zstd")
+    return arrow.CompressedInputStream(arrow.PythonFile(_not_empty(file), "r"), "zstd")
 
 
 OPENERS: Mapping[str, Opener] = {
-    ".gz": gzip.open,
+    ".gz": _open_gzip,
     ".bz2": _open_bz2,
     ".xz": _open_xz,
     ".zst": _zstd,

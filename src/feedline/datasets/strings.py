@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from feedline.core.dataset import READS_SAMPLES
 from feedline.core.paths import replacing
 from feedline.core.tensors import one_within
-from feedline.errors import SampleError
+from feedline.errors import SampleError, StateError
+from feedline.stores.base import FileVersion, changed_error
 
 _MAGIC = b"feedline strings 1\n"
 
@@ -38,7 +39,7 @@ class PackedStrings(Sequence[str]):
 
     Each string takes 8 bytes plus its UTF-8. A list takes about 57 bytes more for each, and its reference counts make
     every worker process copy it page by page. Pickles as two arrays, out of band where the pickler supports it; if
-    opened from a file, as its path.
+    opened from a file, as its path and version: StateError if the file has changed since then.
     """
 
     traits = READS_SAMPLES
@@ -52,22 +53,23 @@ class PackedStrings(Sequence[str]):
                 offsets.append(position)
             buffer += b"".join(block)
         self._path: str | None = None
+        self._version: FileVersion | None = None
         # Only arrays that own their memory can share its pages with worker processes.
         self._offsets = np.array(offsets, np.int64)
         self._buffer = np.array(buffer, np.uint8)
 
     @classmethod
     def from_lines(cls, path: str | os.PathLike[str]) -> Self:
-        """Read the lines of a UTF-8 text file, without line ends."""
-        with open(path, encoding="utf-8") as file:
-            return cls(line.removesuffix("\n") for line in file)
+        """Read the lines of a UTF-8 text file as `Lines` does."""
+        with open(path, encoding="utf-8-sig", newline="\n") as file:
+            return cls(line.removesuffix("\n").removesuffix("\r") for line in file)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """Memory-map a file written by `save`, without reading the strings."""
         self = cls.__new__(cls)
         self._path = str(Path(path).resolve())
-        self._map()
+        self._version = self._map()
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -118,26 +120,32 @@ class PackedStrings(Sequence[str]):
         return f"<PackedStrings: {len(self)} strings, {self.nbytes} bytes>"
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ if self._path is None else {"_path": self._path}
+        return self.__dict__ if self._path is None else {"_path": self._path, "_version": self._version}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self._path is not None:
-            self._map()
+        if self._path is not None and self._map() != self._version:
+            raise changed_error(
+                StateError, self._path, "it was saved again", since="it was opened", remedy="open it again"
+            )
 
-    def _map(self) -> None:
+    def _map(self) -> FileVersion:
+        """Map the file, and return its version."""
         assert self._path is not None
         with open(self._path, "rb") as file:
-            header = file.read(_HEADER_NBYTES)
-        if not header.startswith(_MAGIC) or len(header) < _HEADER_NBYTES:
-            raise SampleError(f"{self._path} is not a file of PackedStrings.save; write it with that method")
-        count, nbytes = map(int, header[len(_MAGIC) :].split())
-        found, wanted = Path(self._path).stat().st_size, _HEADER_NBYTES + 8 * (count + 1) + nbytes
-        if found != wanted:
-            raise SampleError(f"{self._path} is damaged: the file has {found} bytes, its header describes {wanted}")
-        mapped: NDArray[np.uint8] = np.memmap(self._path, np.uint8, "r", _HEADER_NBYTES).view(np.ndarray)
+            header, version = file.read(_HEADER_NBYTES), FileVersion.of(os.fstat(file.fileno()))
+            if not header.startswith(_MAGIC) or len(header) < _HEADER_NBYTES:
+                raise SampleError(f"{self._path} is not a file of PackedStrings.save; write it with that method")
+            count, nbytes = map(int, header[len(_MAGIC) :].split())
+            wanted = _HEADER_NBYTES + 8 * (count + 1) + nbytes
+            if version.nbytes != wanted:
+                raise SampleError(
+                    f"{self._path} is damaged: the file has {version.nbytes} bytes, its header describes {wanted}"
+                )
+            mapped: NDArray[np.uint8] = np.memmap(file, np.uint8, "r", _HEADER_NBYTES).view(np.ndarray)
         self._offsets = mapped[: 8 * (count + 1)].view(np.int64)
         self._buffer = mapped[8 * (count + 1) :]
+        return version
 
 
 class PackedBytes:
@@ -152,6 +160,9 @@ class PackedBytes:
         lengths = np.diff(offsets)
         width = int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else 0
         self._fixed: NDArray[Any] | None = buffer.view(f"V{width}") if width else None
+
+    def __reduce__(self) -> tuple[type[PackedBytes], tuple[NDArray[np.int64], NDArray[np.uint8]]]:
+        return PackedBytes, (self.offsets, self.buffer)  # without the view, which would become a copy
 
     @classmethod
     def of(cls, strings: Iterable[bytes]) -> PackedBytes:

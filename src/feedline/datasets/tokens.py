@@ -163,9 +163,12 @@ def _parse_dtype(out_dtype: DTypeLike) -> torch.dtype:
 
 def _holds(wanted: torch.dtype, stored: np.dtype[Any]) -> bool:
     try:
-        return np.can_cast(stored, torch.empty(0, dtype=wanted).numpy().dtype, "safe")
+        dtype = torch.empty(0, dtype=wanted).numpy().dtype
     except TypeError:  # NumPy has no bfloat16
         return False
+    if dtype.kind in "fc" and np.iinfo(stored).max > 2 ** (np.finfo(dtype).nmant + 1):
+        return False  # NumPy takes float64 to be safe for int64
+    return np.can_cast(stored, dtype, "safe")
 
 
 class TokenFile(TokenStream):

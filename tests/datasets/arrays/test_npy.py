@@ -234,6 +234,10 @@ class TestBadInput:
         with pytest.raises(ArgumentError, match="array 0 must be"):
             Arrays(source)
 
+    def test_a_mask_is_not_dropped(self) -> None:
+        with pytest.raises(ArgumentError, match=r"x is a masked array, .*; pass array\.filled\(value\)"):
+            Arrays({"x": np.ma.masked_array([1, 2], [False, True])})
+
     @pytest.mark.parametrize("source", [(), {}])
     def test_nothing(self, source: Any) -> None:
         with pytest.raises(ArgumentError, match="at least one"):

@@ -127,6 +127,7 @@ class TestKeys:
             ([1, 2], r"keys= holds 1, but a key must be bytes or str; for numbers, pass a pattern"),
             ([b"0001", None], r"keys= holds None, but a key must be bytes or str"),
             (b"0001", r"keys= holds 48, but a key must be bytes or str"),
+            ({"0001"}, r"keys= is a set, whose order differs .*: pass a list"),
             (5, r"keys=5 is neither a pattern, nor a list of keys, nor None for all"),
         ],
     )
@@ -138,6 +139,11 @@ class TestKeys:
     def test_a_length_that_is_none(self, texts: Path, length: Any) -> None:
         with pytest.raises(ArgumentError, match=r"length=.*: pass the number of samples, or None"):
             LMDB(texts, "{:04d}", length=length)
+
+    @pytest.mark.parametrize("keys", [None, ["0001", "0002"]])
+    def test_a_length_of_other_keys_than_numbers(self, texts: Path, keys: Any) -> None:
+        with pytest.raises(ArgumentError, match=r"length=1 is the number of samples for a pattern; leave it out"):
+            LMDB(texts, keys, length=1)
 
     def test_keys_that_the_library_does_not_take(self, texts: Path) -> None:
         with pytest.raises(SampleError, match=r"texts cannot be read: .*BAD_VALSIZE.*; correct keys="):
@@ -183,6 +189,23 @@ class TestIndexFile:
         assert len(LMDB(texts)) == COUNT
         filled(texts, {b"9999": b"more"})
         assert LMDB(texts)[-1] == b"more"
+
+    @pytest.mark.parametrize("index_dir", [None, "own", "own.keys"])
+    @pytest.mark.parametrize("first", [None, "main"])
+    def test_each_database_has_its_own(self, tmp_path: Path, first: str | None, index_dir: str | None) -> None:
+        path = filled(filled(tmp_path / "both", {b"k": b"named"}, database=b"main"), {b"k": b"plain"})
+        kept = None if index_dir is None else tmp_path / index_dir
+        for database in (first, None, "main"):
+            if database is None:
+                with pytest.raises(ArgumentError, match=r"both holds named databases"):
+                    LMDB(path, index_dir=kept)
+            else:
+                assert list(LMDB(path, database="main", index_dir=kept)) == [b"named"]
+
+    def test_it_is_next_to_the_data_whatever_the_database_is_called(self, tmp_path: Path) -> None:
+        path = filled(tmp_path / "named", {b"k": b"v"}, database=b"../x")
+        assert LMDB(path, database="../x")[0] == b"v"
+        assert [each.name for each in path.glob("*.keys")] == ["data.mdb.named-..%2Fx.keys"]
 
     @pytest.mark.parametrize("rest", [0, 10, 100])
     def test_a_damaged_one_is_made_again(self, texts: Path, rest: int) -> None:

@@ -229,10 +229,29 @@ class TestRefresh:
         ):
             dataset.refreshed().as_of(state)
 
-    def test_nulls_and_fractions_that_come_later_change_nothing_before(self, database: Path) -> None:
-        state = manifest(database).state_dict()
-        changed(database, "INSERT INTO samples VALUES (99, '00.txt', NULL, NULL, 'train')")
-        assert len(manifest(database).as_of(state)) == 15
+    @pytest.mark.parametrize("added", ["NULL, NULL", "0.5, 1", "7, 'text'", "'text', 'text'", "x'00', 1"])
+    @pytest.mark.parametrize("before", ["label", "NULL"])
+    def test_values_of_other_types_that_come_later_change_nothing_before(
+        self, database: Path, added: str, before: str
+    ) -> None:
+        changed(database, f"UPDATE samples SET weight = {before}, label = {before}")
+        dataset = manifest(database)
+        changed(database, f"INSERT INTO samples VALUES (99, '00.txt', {added}, 'train')")
+        if before == "NULL" or "'" not in added:
+            now = manifest(database).as_of(pickle.loads(pickle.dumps(dataset.state_dict())))
+            columns = [
+                [each.column(name)[at] for name in ("label", "weight") for at in range(15)] for each in (now, dataset)
+            ]
+            assert str(columns[0]) == str(columns[1])
+        else:
+            with pytest.raises(SampleError, match="cast the column to one of them in the query"):
+                manifest(database)
+
+    def test_another_column_is_named(self, database: Path) -> None:
+        dataset = manifest(database, query="SELECT * FROM samples WHERE split = ?")
+        changed(database, "ALTER TABLE samples ADD COLUMN extra INTEGER")
+        with pytest.raises(ArgumentError, match=r"returned id, .*split, and returns id, .*extra now: name the columns"):
+            dataset.refreshed()
 
 
 class TestProcesses:

@@ -112,12 +112,25 @@ def test_types_of_avro(tmp_path: Path) -> None:
             ["null", {"type": "record", "name": "tree", "fields": [{"name": "up", "type": ["null", "tree"]}]}],
             r"column 'x\.up' of .* is the record tree, which contains itself",
         ),
+        (["null", "row"], r"column 'x' of .* is the record row, which contains itself"),
     ],
 )
 def test_avro_types_that_tables_lack_are_refused(tmp_path: Path, kind: Any, message: str) -> None:
     path = write_avro(tmp_path / "a.avro", record(x=kind), [{"x": None if kind[0] == "null" else 1}])
     with pytest.raises(ArgumentError, match=message):
         Avro(path)
+
+
+def test_types_of_one_name_are_distinguished_by_their_namespaces(tmp_path: Path) -> None:
+    def kind(member: str, **more: Any) -> Any:
+        return {"type": "record", "name": "R", "fields": [{"name": member, "type": "long"}], **more}
+
+    columns = {"x": kind("x", namespace="a"), "y": kind("y", namespace="b"), "z": kind("z"), "a": "a.R", "r": "R"}
+    inner = {"type": "record", "name": "I", "namespace": "b", "fields": [{"name": "y", "type": "R"}]}
+    schema = {**record(**columns, i=inner), "namespace": "own"}
+    row = {"x": {"x": 1}, "y": {"y": 2}, "z": {"z": 3}, "a": {"x": 4}, "r": {"z": 5}, "i": {"y": {"y": 6}}}
+    (sample,) = Avro(write_avro(tmp_path / "a.avro", schema, [row]), nulls=0)
+    assert sample == row
 
 
 def test_avro_values_that_are_no_records_are_refused(tmp_path: Path) -> None:

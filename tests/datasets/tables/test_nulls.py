@@ -174,6 +174,14 @@ class TestCheck:
         with pytest.raises(ArgumentError, match=r"nulls: no column can hold .*; (i is int8|s is string)"):
             Arrow(self.TABLE, columns, nulls=nulls)
 
+    def test_a_float_that_would_be_infinite_is_refused(self) -> None:
+        table = pa.table({"f": pa.array([None], pa.float32())})
+        for value in (1e300, -1e39, 10**400):
+            with pytest.raises(ArgumentError, match=r"nulls: no column can hold .*; f is float$"):
+                Arrow(table, nulls=value)
+        for value in (float("inf"), -(2.0**120), "nan"):
+            assert np.isclose(Arrow(table, nulls=value)[0]["f"], float(value), equal_nan=True)
+
     @pytest.mark.parametrize("nulls", [{"i": "nan"}, {"i": None}, {"i": 1000}, {"i": ("", 0)}])
     def test_what_the_column_cannot_hold_is_refused(self, nulls: Any) -> None:
         with pytest.raises(ArgumentError, match=r"nulls: column 'i' cannot hold .*; i is int8$"):

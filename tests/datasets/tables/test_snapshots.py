@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +147,25 @@ def test_columns_that_are_younger_than_a_file_are_null_there(delta: Table) -> No
     with pytest.raises(SampleError, match=r"0\.parquet, row 0 .*column 'y' is null"):
         delta.read()
     assert [row["y"] for row in delta.read(nulls=-1)] == [-1, -1, -1, -1, 1.5]
+    assert delta.values("z", nulls=-1) == [row["z"] for row in delta.read(nulls=-1)] == [-1] * 5  # in no file yet
     assert delta.values() == [0, 1, 20, 21, 30]
     with pytest.raises(ArgumentError, match="column 'none' is not in"):
         delta.read(["x", "none"])
+
+
+def test_a_column_of_a_nested_type_that_no_file_has_is_named(delta: Table) -> None:
+    nested: Any = {"type": "array", "elementType": "long", "containsNull": True}
+    commit(delta, 2, metadata({"x": "long", "y": nested}))
+    with pytest.raises(ArgumentError, match=r"column 'y' of the table is in none of its files yet.*; leave it out"):
+        delta.read()
+    assert delta.values() == [0, 1, 20, 21]
+
+
+def test_a_partition_column_of_a_delta_table_may_be_stored_in_some_files(table: Table) -> None:
+    table.rows("0.parquet", xs(0, y=pa.array([5])))
+    table.rows("1.parquet", xs(1))
+    commit(table, 0, metadata({"x": "long", "y": "long"}, ["y"]), add("0.parquet", y="5"), add("1.parquet", y="6"))
+    assert table.values("y", nulls=0) == [5, 6]
 
 
 @pytest.mark.parametrize(
@@ -209,11 +226,25 @@ def avro(records: Sequence[Mapping[str, Any]], name: str, **fields: Any) -> byte
     return file.getvalue()
 
 
+DATE = {"type": "int", "logicalType": "date"}
+
+
+PARTITION = {
+    "type": "record",
+    "name": "r102",
+    "fields": [{"name": name, "type": ["null", kind]} for name, kind in (("y", "long"), ("day", DATE))],
+}
+
+
 FILE = {
     "type": "record",
     "name": "r2",
     "fields": [
-        {"name": n, "type": k} for n, k in (("content", "int"), ("file_path", "string"), ("file_format", "string"))
+        {"name": name, "type": kind}
+        for name, kind in (
+            *(("content", "int"), ("file_path", "string"), ("file_format", "string")),
+            ("partition", ["null", PARTITION]),
+        )
     ],
 }
 
@@ -225,19 +256,41 @@ class Iceberg:
         self.table, self.location, self.snapshots = table, location, 0
 
     def version(
-        self, number: int, files: Mapping[str, int], *, content: int = 0, form: str = "PARQUET", **metadata: Any
+        self,
+        number: int,
+        files: Mapping[str, int],
+        values: Mapping[str, Any] | None = None,
+        *,
+        content: int = 0,
+        form: str = "PARQUET",
+        **metadata: Any,
     ) -> None:
-        """Write version `number`, whose manifest has these files and states."""
+        """Write version `number`, whose manifests have these files and states.
+
+        Files with `values` of their partition are in the manifest of another spec.
+        """
         self.snapshots += 1
-        of_file = {"content": content, "file_format": form}
-        entries = [
-            {"status": status, "data_file": {**of_file, "file_path": f"{self.location}/data/{name}"}}
-            for name, status in files.items()
-        ]
-        manifest, listing = (f"metadata/{kind}-{number}.avro" for kind in ("m0", "snap"))
-        self.table.put(manifest, avro(entries, "manifest_entry", status="int", data_file=FILE))
-        lists = [{"manifest_path": f"{self.location}/{manifest}", "content": content}]
-        self.table.put(listing, avro(lists, "manifest_file", manifest_path="string", content="int"))
+        values, lists = values or {}, []
+        for spec in (0, 1):
+            manifest = f"metadata/m{spec}-{number}.avro"
+            entries = [
+                {
+                    "status": status,
+                    "data_file": {
+                        "content": content,
+                        "file_format": form,
+                        "partition": values.get(name),
+                        "file_path": f"{self.location}/data/{name}",
+                    },
+                }
+                for name, status in files.items()
+                if (name in values) == spec
+            ]
+            self.table.put(manifest, avro(entries, "manifest_entry", status="int", data_file=FILE))
+            lists += [{"manifest_path": f"{self.location}/{manifest}", "content": content, "partition_spec_id": spec}]
+        listing = f"metadata/snap-{number}.avro"
+        fields = {"manifest_path": "string", "content": "int", "partition_spec_id": "int"}
+        self.table.put(listing, avro(lists, "manifest_file", **fields))
         described = {
             "location": self.location,
             "current-snapshot-id": number,
@@ -315,6 +368,60 @@ def test_columns_of_iceberg_are_those_of_their_ids(table: Table) -> None:
     assert table.values() == [1, 1]
     with pytest.raises(SampleError, match=r"column 'renamed' of the table was renamed or replaced since .*0\.parquet"):
         table.read()
+
+
+@pytest.mark.parametrize("stored", [(), (1,), (0, 1, 2)])
+@pytest.mark.parametrize("younger", [False, True])
+def test_partitions_by_the_value_of_a_column_are_its_values(table: Table, stored: Sequence[int], younger: bool) -> None:
+    """Files that were added to the table may lack the column; a spec may be younger than some files."""
+    for number in range(3):
+        more = {"y": pa.array([number]), "day": pa.array([number + 1], pa.date32())} if number in stored else {}
+        table.rows(f"data/{number}.parquet", xs(number, **more))
+    types = {"x": "long", "y": "long", "day": "date"}
+    fields = [{"id": number, "name": name, "type": kind} for number, (name, kind) in enumerate(types.items())]
+    parts = [{"source-id": number, "transform": "identity", "name": name} for number, name in ((1, "y"), (2, "day"))]
+    values = {f"{number}.parquet": {"y": number, "day": date(1970, 1, number + 2)} for number in range(3)}
+    if younger:
+        del values["1.parquet"]
+    Iceberg(table).version(
+        0,
+        dict.fromkeys([f"{number}.parquet" for number in range(3)], 1),
+        values,
+        schemas=[{"schema-id": 0, "fields": fields}],
+        **{"partition-specs": [{"spec-id": 0, "fields": []}, {"spec-id": 1, "fields": parts}]},
+    )
+    if younger and not stored:
+        with pytest.raises(SampleError, match=r"0\.parquet is in a folder y=\.\.\., but .*1\.parquet is not"):
+            table.read()
+    else:
+        assert table.read() == [{"x": number, "y": number, "day": number + 1} for number in range(3)]
+        assert table.values(filters=[("y", ">", 0)] if len(stored) == 3 or not younger else None)[-2:] == [1, 2]
+
+
+def test_members_of_iceberg_are_those_of_their_ids(table: Table) -> None:
+    def member(number: int, name: str = "a") -> Any:
+        return pa.field(name, pa.int64(), metadata={"PARQUET:field_id": str(number)})
+
+    kinds = {"s": pa.struct([member(3), member(9, "b")]), "t": pa.list_(pa.field("element", pa.struct([member(5)])))}
+    rows = {"s": [{"a": 1, "b": 2}], "t": [[{"a": 1}]]}
+    table.rows("data/0.parquet", pa.table(rows, schema=pa.schema(kinds.items())))
+
+    def described(number: int) -> Any:
+        return {"type": "struct", "fields": [{"id": number, "name": "a", "type": "long"}]}
+
+    whole = {"type": "struct", "fields": [*described(3)["fields"], {"id": 9, "name": "b", "type": "long"}]}
+    replaced = {"type": "struct", "fields": [*described(4)["fields"], {"id": 9, "name": "b", "type": "long"}]}
+    iceberg = Iceberg(table)
+    for version, s, t in ((0, whole, 5), (1, replaced, 5), (2, whole, 6)):
+        of_list = {"type": "list", "element-id": 7, "element": described(t)}
+        fields = [{"id": 1, "name": "s", "type": s}, {"id": 2, "name": "t", "type": of_list}]
+        iceberg.version(version, {"0.parquet": 1}, schemas=[{"schema-id": 0, "fields": fields}])
+        for column, wrong in (("s", version == 1), ("s.b", False), ("t", version == 2)):
+            if wrong:
+                with pytest.raises(SampleError, match=rf"column '{column}.*a' of the table was renamed or replaced"):
+                    Parquet(table.root, [column])
+            else:
+                assert len(Parquet(table.root, [column])) == 1
 
 
 def test_damage_of_iceberg_metadata_is_named(iceberg: Iceberg) -> None:

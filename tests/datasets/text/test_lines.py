@@ -140,6 +140,11 @@ class TestJSONL:
         with pytest.raises(SampleError, match=r"t\.jsonl, line 3, is not JSON .*on_error='skip'"):
             dataset[1]
 
+    @pytest.mark.parametrize("line", ['{"a":1}{"a":2}', '{"a": tru}', "[1] [2]", '{"a": "1'])
+    def test_a_malformed_first_line_is_no_array(self, tmp_path: Path, line: str) -> None:
+        with pytest.raises(SampleError, match=r"t\.jsonl, line 1, is not JSON .*on_error='skip'"):
+            JSONL(written(tmp_path / "t.jsonl", f"{line}\n{{}}\n"))[0]
+
     def test_a_missing_key_names_the_existing_ones(self, tmp_path: Path) -> None:
         dataset = JSONL(written(tmp_path / "t.jsonl", '{"a": 1}\n[1]\n'), ["b"])
         with pytest.raises(SampleError, match=r"t\.jsonl, line 1, has no key 'b'; it has a"):
@@ -342,6 +347,8 @@ class TestCSV:
             SampleError, match=r"line 2, column 'y': cannot convert 'a\\nb' to bool \(neither true nor false\)"
         ):
             CSV(tmp_path / "t.csv", {"y": bool})[0]
+        with pytest.raises(SampleError, match=r"line 4, column 'x': cannot convert 'oops' to __getitem__ \('oops'\)"):
+            CSV(tmp_path / "t.csv", {"x": {"1": 0, "3": 1}.__getitem__})[1]
 
     def test_a_row_of_another_length_is_named(self, tmp_path: Path) -> None:
         dataset = CSV(written(tmp_path / "t.csv", "x,y\n1\n1,2\n"))

@@ -9,6 +9,7 @@ import lzma
 import pickle
 import shutil
 import subprocess
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +32,7 @@ CODECS: dict[str, Callable[[bytes], bytes]] = {
     "bz2": bz2.compress,
     "xz": lzma.compress,
     "zst": zstd,
+    "zlib": zlib.compress,
     "GZ": lambda data: gzip.compress(data[:50]) + gzip.compress(data[50:]),  # members that follow each other
 }
 ROWS = [{"x": i, "text": f"text {i}"} for i in range(100)]
@@ -76,6 +78,17 @@ def test_a_folder_stands_for_its_compressed_files(tmp_path: Path, request: pytes
         assert list(data) == ["a.txt", "b.txt", "deep/c.txt.bz2"]
         assert data.paths == [f"{place.rstrip('/')}/{text}" for text in data]
         assert data.address(-1)[0].endswith("/texts/deep/c.txt.bz2")
+
+
+@pytest.mark.parametrize("suffix", [name for name in CODECS if name.islower()])
+def test_all_of_a_compressed_file_is_read(tmp_path: Path, suffix: str) -> None:
+    path, packed = tmp_path / f"a.txt.{suffix}", CODECS[suffix](TEXT)
+    path.write_bytes(packed * 2)
+    assert len(Lines(path)) == 2 * len(ROWS)
+    for data in (b"", packed + b"garbage", packed + packed[:-9]):
+        path.write_bytes(data)
+        with pytest.raises(SampleError, match=r"a\.txt\..* cannot be decompressed: it is damaged, truncated, or not"):
+            Lines(path)
 
 
 @pytest.mark.parametrize("data", [gzip.compress(TEXT)[:-20], b"no gzip", gzip.compress(TEXT)[:20] + b"damage" * 9])

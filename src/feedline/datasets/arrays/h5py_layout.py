@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from glob import escape, glob
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -264,20 +265,23 @@ def check_in_one_file(dataset: Any, path: str) -> None:
         )
 
 
-def check_sources(dataset: Any, path: str) -> None:
-    """Raise unless all data of a dataset can be opened and decoded.
+def check_sources(dataset: Any, path: str) -> set[str]:
+    """Paths of all files with data of a dataset.
 
-    HDF5 itself substitutes the fill value for a missing source of a virtual dataset.
+    Raises unless all data can be opened and decoded. HDF5 itself substitutes the fill value for a missing source of a
+    virtual dataset.
     """
     looked_at = set[tuple[str, str]]()  # virtual datasets may refer to each other
+    files = set[str]()
     waiting = [dataset]
     while waiting:
         each = waiting.pop()
+        files.add(each.file.filename)  # that of a link, if the dataset is linked
         check_filters(each, path)
-        for name, _, _ in each.external or ():
-            _first_existing(_raw_places(name, each), dataset, path)
+        files |= {_first_existing(_raw_places(name, each), dataset, path) for name, _, _ in each.external or ()}
         for source in each.virtual_sources() if each.is_virtual else ():
             if "%b" in source.file_name + source.dset_name:  # a printf pattern: it may match any number of files
+                files |= _matching(source.file_name, each)
                 continue
             file = each.file.filename
             if source.file_name != _ITSELF:
@@ -285,6 +289,15 @@ def check_sources(dataset: Any, path: str) -> None:
             if (file, source.dset_name) not in looked_at:
                 looked_at.add((file, source.dset_name))
                 waiting.append(_open_source(file, source.dset_name, dataset, path))
+    return files
+
+
+def _matching(pattern: str, dataset: Any) -> set[str]:
+    """Files for a printf pattern of a virtual dataset."""
+    if pattern == _ITSELF:
+        return set()
+    places = _source_places(pattern, dataset)
+    return {found for place in places for found in glob("*".join(map(escape, str(place).split("%b"))))}  # noqa: PTH207
 
 
 def _open_source(file: str, name: str, dataset: Any, path: str) -> Any:

@@ -27,6 +27,7 @@ from feedline.datasets.arrays.chunked import (
 from feedline.datasets.arrays.h5py_checks import LocalHeapFile, RemoteHeapFile
 from feedline.datasets.arrays.rows import FileArrays
 from feedline.datasets.arrays.stored_arrays import CHUNK_CACHE_NBYTES, StoredArrays
+from feedline.datasets.content_digest import digest_of_files
 from feedline.datasets.formats import FORMATS, ShardSummary
 from feedline.datasets.paths import Paths, find
 from feedline.datasets.shard_summaries import summarize_arrays
@@ -56,7 +57,17 @@ class HDF5(StoredArrays):
         self, paths: Paths, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
     ) -> Sequence[ArraySource]:
         files = find(paths, FORMATS["hdf5"].pattern, cache=cache, options=options)
-        return [_HDF5Source(files, number) for number in range(len(files))]
+        self._sources = [_HDF5Source(files, number) for number in range(len(files))]
+        return self._sources
+
+    @property
+    def content_fingerprint(self) -> str:
+        """Digest of the files that hold rows, for cached results.
+
+        Includes the files of links, of virtual datasets and of external data.
+        """
+        pairs = zip(self._sources, self._shapes, strict=True)
+        return digest_of_files([path for source, shapes in pairs for path in source.local_paths(shapes)])
 
 
 class _HDF5Source:
@@ -85,6 +96,18 @@ class _HDF5Source:
             return [
                 self._rows(opened, _reopen_dataset(opened.file, shape, self.name), shape, cache) for shape in shapes
             ]
+
+    def local_paths(self, shapes: Sequence[Shape]) -> list[str]:
+        """Files of this machine that hold rows.
+
+        None for an object: the file set has its version.
+        """
+        if self.is_remote:
+            return []
+        opened = self._open()
+        with h5py_layout.naming_damage(self.name):
+            datasets = [h5py_layout.dataset_in(opened.file, shape.name, self.name) for shape in shapes]
+            return sorted(set[str]().union(*(h5py_layout.check_sources(each, self.name) for each in datasets)))
 
     def _open(self) -> _OpenHDF5:
         # A file of this machine is opened by its path. Through a file object of Python, h5py takes twice as long for

@@ -159,6 +159,8 @@ def _column(array: Any, label: str) -> tuple[NDArray[Any], ArrayColumn]:
             )
         rows = numpy_view(array)
         return rows, ArrayColumn(rows.shape[1:], rows.dtype, rows.dtype, array.dtype)
+    if isinstance(array, np.ma.MaskedArray):
+        raise ArgumentError(f"{label} is a masked array, whose mask no tensor has; pass array.filled(value)")
     try:
         if isinstance(array, np.ndarray) and array.ndim:
             return np.asarray(array), ArrayColumn.of(array.dtype, array.shape[1:])

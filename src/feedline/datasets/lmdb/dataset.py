@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from feedline.core.paths import Pathlike
 from feedline.core.stage_parts import READ_FILES
 from feedline.core.tensors import Allocator, as_indices, within
 from feedline.datasets.base import DecodedRecords
+from feedline.datasets.content_digest import digest_of_files, versioned
 from feedline.datasets.decoding import Decode, decoder_of
 from feedline.datasets.indexes import BuiltIndex, Columns, index_path
 from feedline.datasets.lmdb.environment import Environment, data_in, fetch_environment, open_environment
@@ -80,8 +82,13 @@ class LMDB(DecodedRecords):
     ) -> None:
         location = _find_environment(os.fspath(path), cache, options)
         self.path = location.name
+        self._location = location
         self._decoder = decoder_of(_ViewGuard(decode) if callable(decode) else decode, transform)
         self._environment = PerProcess(partial(location.open, database, readahead))
+        if length is not None and not isinstance(keys, str):
+            raise ArgumentError(
+                f"length={length!r} is the number of samples for a pattern; leave it out, or shorten the list of keys"
+            )
         if keys is None:
             self._environment()  # opened first, so that errors name the environment, not the index
             build = partial(_enumerate_keys, self._environment)
@@ -92,6 +99,11 @@ class LMDB(DecodedRecords):
         else:
             self._keys = _pack_keys(keys)
         self._check_keys()
+
+    @property
+    def content_fingerprint(self) -> str:
+        """The version of the environment, for cached results."""
+        return self._location.content_fingerprint()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -169,12 +181,22 @@ class _EnvironmentLocation(NamedTuple):
 
     def key_index(self, database: str | None, index_dir: Pathlike | None, build: Callable[[], Columns]) -> BuiltIndex:
         """The keys, in a file next to local data or in `index_dir`."""
-        ending = f"{database or 'main'}.keys"
-        path = index_path(self.name, f"{self.name.rpartition('/')[2]}.{ending}", index_dir)
+        ending = "main.keys" if database is None else f"named-{quote(database, safe='')}.keys"
+        path: Pathlike = index_path(self.name, f"{self.name.rpartition('/')[2]}.{ending}", index_dir)
         if self.files is not None:
-            return BuiltIndex(path, self.files.info(0).state, build)
-        data = data_in(self.name)
-        return BuiltIndex(f"{data}.{ending}" if index_dir is None else path, local_info(str(data)).state, build)
+            state = self.files.info(0).state
+        else:
+            data = data_in(self.name)
+            state = local_info(str(data)).state
+            path = f"{data}.{ending}" if index_dir is None else path
+        if database is not None:  # the path may be one file that the user has chosen for several databases
+            state = state._replace(tag=f"{state.tag} {database}")
+        return BuiltIndex(path, state, build)
+
+    def content_fingerprint(self) -> str:
+        if self.files is None:
+            return digest_of_files([str(data_in(self.name))])
+        return versioned(self.files.info(0)).version
 
 
 def _find_environment(
@@ -317,6 +339,8 @@ def _check_not_databases(environment: Environment, keys: Sequence[bytes]) -> Non
 def _pack_keys(keys: Any) -> PackedBytes:
     if not isinstance(keys, Iterable):
         raise ArgumentError(f"keys={keys!r} is neither a pattern, nor a list of keys, nor None for all")
+    if isinstance(keys, (set, frozenset)):
+        raise ArgumentError("keys= is a set, whose order differs between processes: pass a list, such as sorted(keys)")
     return PackedBytes.of(_encode(key) for key in keys)
 
 

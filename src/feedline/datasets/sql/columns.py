@@ -26,6 +26,8 @@ class SQLColumn(Protocol):
 
     nulls: NDArray[np.bool_] | None
 
+    @property
+    def kind(self) -> str: ...
     def __len__(self) -> int: ...
     def __getitem__(self, at: int) -> Any: ...
     def take(self, places: NDArray[np.int64]) -> SQLColumn: ...
@@ -39,6 +41,10 @@ class SQLNumbers:
 
     def __init__(self, values: NDArray[Any], nulls: NDArray[np.bool_] | None = None) -> None:
         self.values, self.nulls = values, nulls
+
+    @property
+    def kind(self) -> str:
+        return self.values.dtype.name
 
     def __len__(self) -> int:
         return len(self.values)
@@ -68,6 +74,10 @@ class SQLTexts:
 
     def __init__(self, values: PackedBytes, is_text: bool, nulls: NDArray[np.bool_] | None = None) -> None:
         self.values, self.is_text, self.nulls = values, is_text, nulls
+
+    @property
+    def kind(self) -> str:
+        return "text" if self.is_text else "bytes"
 
     def __len__(self) -> int:
         return len(self.values)
@@ -99,6 +109,21 @@ class SQLTexts:
         """The arrays that hold the column."""
         arrays: list[NDArray[Any]] = [self.values.offsets, self.values.buffer]
         return arrays if self.nulls is None else [*arrays, self.nulls]
+
+
+def narrowed(column: SQLColumn, kind: str) -> SQLColumn:
+    """The column as packed before values of other types were added.
+
+    Returned as it is if its values are not of this kind.
+    """
+    if kind != "int64" or column.kind == kind:
+        return column
+    if column.nulls is not None and column.nulls.all():  # only nulls, which are packed as integers
+        return SQLNumbers(np.zeros(len(column), np.int64), column.nulls)
+    if isinstance(column, SQLNumbers) and (np.abs(column.values) <= _EXACT).all():
+        whole = column.values.astype(np.int64)
+        return SQLNumbers(whole, column.nulls) if np.array_equal(whole, column.values) else column
+    return column
 
 
 def _take_nulls(nulls: NDArray[np.bool_] | None, places: NDArray[np.int64]) -> NDArray[np.bool_] | None:

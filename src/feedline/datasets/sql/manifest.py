@@ -20,7 +20,7 @@ from feedline.datasets.base import Field, FieldRecords
 from feedline.datasets.content_digest import digest_below
 from feedline.datasets.decoding import Decode, Decoder, ValueDecoder, split_transform
 from feedline.datasets.file_root import FileDecoder, FileRoot
-from feedline.datasets.sql.columns import SQLColumn
+from feedline.datasets.sql.columns import SQLColumn, narrowed
 from feedline.datasets.sql.connection import Connect, Params, Query, normalize_source
 from feedline.errors import ArgumentError, SampleError, StateError
 from feedline.stores import Cache, CachedStore, ObjectRange
@@ -88,15 +88,23 @@ class SQLManifest(FieldRecords):
         return self._columns[name]
 
     def state_dict(self) -> dict[str, Any]:
-        """Number and fingerprint of the rows, for `as_of`."""
-        return {"rows": len(self), "fingerprint": _fingerprint(self._columns)}
+        """Number, types and fingerprint of the rows, for `as_of`."""
+        types = {name: column.kind for name, column in self._columns.items()}
+        return {"rows": len(self), "types": types, "fingerprint": _fingerprint(self._columns)}
 
     def refreshed(self) -> Self:
         """Run the query again; returns a dataset that includes new rows.
 
         This dataset and any epoch over it do not change. Pass the new dataset to the loader of the next epoch.
+        ArgumentError if the query returns other columns now.
         """
-        return self._with(_query_rows(self._query, self._key, self._path, self._into))
+        columns = _query_rows(self._query, self._key, self._path, self._into)
+        if columns.keys() != self._columns.keys():
+            raise ArgumentError(
+                f"{self._query} returned {', '.join(self._columns)}, and returns {', '.join(columns)} now: name the"
+                " columns in the query, or create the dataset again"
+            )
+        return self._with(columns)
 
     def as_of(self, state: Mapping[str, Any]) -> Self:
         """Dataset of the rows that existed when `state_dict` returned this state.
@@ -105,7 +113,8 @@ class SQLManifest(FieldRecords):
         otherwise rows were changed or deleted, or new keys are not greater than the old ones.
         """
         rows = int(state["rows"])
-        first = {name: column.take(np.arange(min(rows, len(self)))) for name, column in self._columns.items()}
+        places, types = np.arange(min(rows, len(self))), state.get("types", {})
+        first = {name: narrowed(column.take(places), types.get(name, "")) for name, column in self._columns.items()}
         if rows > len(self) or _fingerprint(first) != state["fingerprint"]:
             raise StateError(
                 f"{self._query} returns {len(self)} rows, of which the first {rows} are not those of the state: some"

@@ -210,7 +210,7 @@ def _record_schema(schema: Any, name: str) -> Any:
     types = _Types(name)
     if not isinstance(schema, Mapping) or schema.get("type") != "record":
         raise ArgumentError(f"{name} holds values that are not records, such as {schema!r:.60}; write them as records")
-    return pyarrow(_WHAT).schema([types.field(field) for field in schema["fields"]])
+    return pyarrow(_WHAT).schema(types.fields(schema))
 
 
 class _Types:
@@ -219,10 +219,16 @@ class _Types:
     def __init__(self, file: str) -> None:
         self._file, self._arrow = file, pyarrow(_WHAT)
         self._named: dict[str, Any] = {}
+        """By full name."""
         self._open: set[str] = set()
+        self._namespace = ""
 
-    def field(self, field: Mapping[str, Any]) -> Any:
-        return self._arrow.field(field["name"], self.of(field["type"], field["name"]))
+    def fields(self, schema: Mapping[str, Any]) -> list[Any]:
+        """The columns of the outermost record."""
+        name = self._full_name(schema)
+        self._namespace = name.rpartition(".")[0]
+        self._open.add(name)
+        return [self._arrow.field(each["name"], self.of(each["type"], each["name"])) for each in schema["fields"]]
 
     def of(self, schema: Any, column: str) -> Any:
         """The type of a schema."""
@@ -232,11 +238,22 @@ class _Types:
             return self._plain(schema, column)
         if isinstance(schema["type"], (list, Mapping)):
             return self.of(schema["type"], column)
-        arrow = self._logical(schema)
-        kind = self._complex(schema, column) if arrow is None else arrow
+        arrow, namespace, name = self._logical(schema), self._namespace, self._full_name(schema)
+        self._namespace = name.rpartition(".")[0] if "name" in schema else namespace
+        kind = self._complex(schema, column, name) if arrow is None else arrow
+        self._namespace = namespace
         if "name" in schema:
-            self._named[schema["name"].rpartition(".")[2]] = kind
+            self._named[name] = kind
         return kind
+
+    def _full_name(self, schema: Mapping[str, Any]) -> str:
+        """The name of a type with its namespace.
+
+        Without one of its own, a type has the namespace of the enclosing type.
+        """
+        name: str = schema.get("name", "")
+        space = schema.get("namespace", self._namespace)
+        return name if "." in name or not space else f"{space}.{name}"
 
     def _union(self, choices: list[Any], column: str) -> Any:
         kinds = [each for each in choices if each != "null"]
@@ -245,17 +262,18 @@ class _Types:
         return self.of(kinds[0], column) if kinds else self._arrow.null()
 
     def _plain(self, name: str, column: str) -> Any:
-        arrow, last = self._arrow, name.rpartition(".")[2]
+        arrow = self._arrow
         plain = {"int": "int32", "long": "int64", "boolean": "bool", "bytes": "binary"}.get(name, name)
         if name in {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}:
             return arrow.type_for_alias(plain)
-        if last in self._open:
-            raise self._unsupported_error(column, f"the record {last}, which contains itself")
-        if last not in self._named:
+        full = self._full_name({"name": name})
+        if full in self._open:
+            raise self._unsupported_error(column, f"the record {name}, which contains itself")
+        if full not in self._named:
             raise self._unsupported_error(column, f"the unknown type {name}")
-        return self._named[last]
+        return self._named[full]
 
-    def _complex(self, schema: Mapping[str, Any], column: str) -> Any:
+    def _complex(self, schema: Mapping[str, Any], column: str, name: str) -> Any:
         arrow, kind = self._arrow, schema["type"]
         if kind == "array":
             return arrow.list_(self.of(schema["items"], column))
@@ -267,12 +285,11 @@ class _Types:
             return arrow.binary(schema["size"])
         if kind not in {"record", "error"}:
             return self._plain(kind, column)
-        last = schema["name"].rpartition(".")[2]
-        self._open.add(last)
+        self._open.add(name)
         fields = [
             arrow.field(each["name"], self.of(each["type"], f"{column}.{each['name']}")) for each in schema["fields"]
         ]
-        self._open.discard(last)
+        self._open.discard(name)
         return arrow.struct(fields)
 
     def _logical(self, schema: Mapping[str, Any]) -> Any:

@@ -53,7 +53,7 @@ _TYPES = {
     "date": "date32",
     "timestamp_ntz": "timestamp[us]",
 }
-"""Arrow's names of the types of partition columns."""
+"""Arrow's names of types."""
 
 
 DeltaAction = Mapping[str, Any]
@@ -81,7 +81,9 @@ def read_snapshot(folder: TableFolder) -> Snapshot:
     types = {field["name"]: _arrow_type(folder, field) for field in fields if field["name"] in partitions}
     values = {path: dict(add.get("partitionValues") or {}) for (path, _), add in files.items()}
     by_path = {_path(folder, path): {name: each.get(name) or None for name in types} for path, each in values.items()}
-    return Snapshot(by_path, types, TableColumns([field["name"] for field in fields], {}))
+    known = {field["name"]: _plain_type(field["type"]) for field in fields}
+    simple = {name: kind for name, kind in known.items() if kind is not None}
+    return Snapshot(by_path, types, TableColumns(list(known), {}, simple))
 
 
 def _replay(folder: TableFolder) -> tuple[dict[tuple[str, str | None], DeltaAction], DeltaAction | None]:
@@ -181,11 +183,17 @@ def _check_mapping(folder: TableFolder, metadata: DeltaAction) -> None:
 
 
 def _arrow_type(folder: TableFolder, field: DeltaAction) -> Any:
-    arrow, name = pyarrow(_WHAT), field["type"]
+    kind = _plain_type(field["type"])
+    if kind is None:
+        raise folder.refusal("a Delta", f"with a partition column {field['name']!r} of type {field['type']}")
+    return kind
+
+
+def _plain_type(name: Any) -> Any:
+    """The Arrow type of a plain type; None for others."""
+    arrow = pyarrow(_WHAT)
     if name == "timestamp":
         return arrow.timestamp("us", "UTC")
     if isinstance(name, str) and (match := re.fullmatch(r"decimal\((\d+), *(-?\d+)\)", name)):
         return arrow.decimal128(int(match[1]), int(match[2]))
-    if name not in _TYPES:
-        raise folder.refusal("a Delta", f"with a partition column {field['name']!r} of type {name}")
-    return arrow.type_for_alias(_TYPES[name])
+    return arrow.type_for_alias(_TYPES[name]) if isinstance(name, str) and name in _TYPES else None

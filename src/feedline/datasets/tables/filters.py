@@ -42,15 +42,18 @@ class Partitions:
     ) -> None:
         self._files, self._values, self._types = names, values, types or {}
         self._table: Any = None
+        self._of_some: dict[str, tuple[Any, Sequence[bool]]] = {}
 
     def choose(self, stored: Iterable[str], wanted: Iterable[str] | None) -> None:
-        """Keep the wanted columns that the files do not store themselves.
+        """Keep the wanted columns that folders or a table define.
 
-        `wanted` is None for all columns. SampleError if only some files have a wanted column. Call this method once.
+        Columns that files store themselves are kept only if they are partitions of a table. `wanted` is None for all
+        columns. SampleError if only some files have a wanted column. Call this method once.
         """
         requested = None if wanted is None else set(wanted)
         available: dict[str, None] = {name: None for values in self._values for name in values}
-        own = set(stored)
+        # A table has the values of its partitions, whether or not its files store them.
+        own = set(stored) - {name for name in self._types if all(name in values for values in self._values)}
         chosen = [name for name in available if name not in own and (requested is None or name in requested)]
         if requested is not None and not requested <= own | available.keys():
             # A requested column does not exist. The error for it lists the columns, so keep the columns of all files.
@@ -63,6 +66,9 @@ class Partitions:
                 name: _column(name, [values[name] for values in self._values], self._types.get(name)) for name in chosen
             }
             self._table = pyarrow("datasets.Parquet").table(columns)
+        for name in (own & available.keys() & self._types.keys()) - set(chosen):
+            texts = [values.get(name) for values in self._values]
+            self._of_some[name] = _column(name, texts, self._types[name]), [name in values for values in self._values]
         self._files, self._values = [], []
 
     def _check_in_all_files(self, name: str) -> None:
@@ -80,9 +86,10 @@ class Partitions:
         return [] if self._table is None else list(self._table.column_names)
 
     def extended(self, schema: Any) -> Any:
-        """Append the chosen columns to the Arrow schema of a file."""
+        """Set the chosen columns in the Arrow schema of a file."""
         for field in () if self._table is None else self._table.schema:
-            schema = schema.append(field)
+            at = schema.get_field_index(field.name)
+            schema = schema.append(field) if at < 0 else schema.set(at, field)
         return schema
 
     def table(self) -> Any:
@@ -92,6 +99,15 @@ class Partitions:
     def column(self, name: str, file: int, rows: int) -> Any:
         """The column of a file: an Arrow array of `rows` equal values."""
         return pyarrow("datasets.Parquet").repeat(self._table.column(name)[file], rows)
+
+    def absent(self, name: str, file: int, rows: int) -> Any:
+        """Rows of a column that a file does not store.
+
+        They have the value of the file's partition of a table, or are null.
+        """
+        arrow = pyarrow("datasets.Parquet")
+        column, known = self._of_some.get(name, (None, []))
+        return arrow.repeat(column[file], rows) if column is not None and known[file] else arrow.nulls(rows)
 
     def values(self, file: int) -> dict[str, Any]:
         """The values of a file by column; None for null."""

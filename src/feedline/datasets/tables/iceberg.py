@@ -6,11 +6,14 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, time
+from decimal import Decimal
 from typing import Any
 
 from feedline.core import optional
-from feedline.datasets.tables.snapshots import Snapshot, TableColumns, TableFolder
+from feedline.datasets.tables.snapshots import ELEMENT, FieldId, Snapshot, TableColumns, TableFolder
+from feedline.datasets.tables.types import pyarrow
 from feedline.errors import SampleError
 
 # https://iceberg.apache.org/spec/
@@ -21,6 +24,20 @@ _METADATA = re.compile(r"v?(\d+)(?:-[0-9a-f-]+)?(?:\.gz)?\.metadata\.json(?:\.gz
 
 
 _HINT = "version-hint.text"
+
+
+_TYPES = {
+    "boolean": "bool",
+    "int": "int32",
+    "long": "int64",
+    "float": "float",
+    "double": "double",
+    "date": "date32",
+    "time": "time64[us]",
+    "timestamp": "timestamp[us]",
+    "string": "string",
+}
+"""Arrow's names of types."""
 
 
 _DATA = 0
@@ -47,14 +64,52 @@ def read_snapshot(folder: TableFolder, name: str | None = None) -> Snapshot:
     metadata = _read_json(folder, f"{_FOLDER}{name or _latest(folder)}")
     location, current = metadata["location"], metadata.get("current-snapshot-id")
     snapshot = next((each for each in metadata.get("snapshots", ()) if each["snapshot-id"] == current), None)
+    columns = _columns(folder, metadata)
+    partitions = _partitions(metadata, columns)
     files: dict[str, dict[str, str | None]] = {}
-    for entry in () if snapshot is None else _entries(folder, snapshot, location):
+    for spec, entry in () if snapshot is None else _entries(folder, snapshot, location):
         file = entry["data_file"]
         if file["file_format"].upper() != "PARQUET":
             raise folder.refusal("an Iceberg", f"with files of the format {file['file_format']}")
-        # Partition columns are derived from columns that the files store, so no columns are added.
-        files[folder.relative(file["file_path"], location)] = {}
-    return Snapshot(files, {}, _columns(folder, metadata))
+        # Files that were not written by Iceberg, but added to the table, may lack the columns of their partition.
+        own, values = partitions.get(spec, {}), file.get("partition") or {}
+        files[folder.relative(file["file_path"], location)] = {
+            column: _text(values[name]) for column, name in own.items() if name in values
+        }
+    types = {column: columns.types[column] for own in partitions.values() for column in own}
+    return Snapshot(files, types, columns)
+
+
+def _partitions(metadata: ManifestEntry, columns: TableColumns) -> dict[int, dict[str, str]]:
+    """Names of partition fields by column, for each partition spec.
+
+    Only of fields whose values are those of the column.
+    """
+    old = {"spec-id": 0, "fields": metadata.get("partition-spec", ())}
+    names = {columns.ids[name].number: name for name in columns.types}
+    return {
+        spec["spec-id"]: {
+            names[field["source-id"]]: field["name"]
+            for field in spec["fields"]
+            if field["transform"] == "identity" and field["source-id"] in names
+        }
+        for spec in metadata.get("partition-specs") or [old]
+    }
+
+
+def _text(value: Any) -> str | None:
+    """A value of a partition as Arrow parses it."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return str(value).lower()
+    return (
+        value.isoformat()
+        if isinstance(value, (date, time))
+        else f"{value:f}"
+        if isinstance(value, Decimal)
+        else str(value)
+    )
 
 
 def _latest(folder: TableFolder) -> str:
@@ -91,11 +146,40 @@ def _columns(folder: TableFolder, metadata: ManifestEntry) -> TableColumns:
     for field in fields:
         if field.get("initial-default") is not None:
             raise folder.refusal("an Iceberg", f"whose column {field['name']!r} has a default for older files")
-    return TableColumns([field["name"] for field in fields], {field["name"]: field["id"] for field in fields})
+    types = {field["name"]: _arrow_type(field["type"]) for field in fields}
+    plain = {name: kind for name, kind in types.items() if kind is not None}
+    return TableColumns(list(types), _ids(fields), plain)
 
 
-def _entries(folder: TableFolder, snapshot: ManifestEntry, location: str) -> Iterator[ManifestEntry]:
-    """The entries of all manifests that are not deleted."""
+def _ids(fields: Iterable[ManifestEntry]) -> dict[str, FieldId]:
+    return {field["name"]: FieldId(field["id"], _member_ids(field["type"])) for field in fields}
+
+
+def _member_ids(kind: Any) -> dict[str, FieldId]:
+    """The numbers of the members of a type."""
+    if not isinstance(kind, Mapping):
+        return {}
+    if kind["type"] == "struct":
+        return _ids(kind["fields"])
+    names = {"element": ELEMENT} if kind["type"] == "list" else {"key": "key", "value": "value"}
+    return {ours: FieldId(kind[f"{name}-id"], _member_ids(kind[name])) for name, ours in names.items()}
+
+
+def _arrow_type(name: Any) -> Any:
+    """The Arrow type of a plain type; None for others."""
+    arrow = pyarrow("datasets.Parquet")
+    if isinstance(name, str) and (match := re.fullmatch(r"decimal\((\d+), *(\d+)\)", name)):
+        return arrow.decimal128(int(match[1]), int(match[2]))
+    if name == "timestamptz":
+        return arrow.timestamp("us", "UTC")
+    return arrow.type_for_alias(_TYPES[name]) if isinstance(name, str) and name in _TYPES else None
+
+
+def _entries(folder: TableFolder, snapshot: ManifestEntry, location: str) -> Iterator[tuple[int, ManifestEntry]]:
+    """The entries of all manifests that are not deleted.
+
+    Each with the number of its partition spec.
+    """
     manifests = [{"manifest_path": path} for path in snapshot.get("manifests", ())]
     if "manifest-list" in snapshot:
         manifests = _read_avro(folder, folder.relative(snapshot["manifest-list"], location))
@@ -105,7 +189,7 @@ def _entries(folder: TableFolder, snapshot: ManifestEntry, location: str) -> Ite
                 continue
             if manifest.get("content", _DATA) != _DATA or entry["data_file"].get("content", _DATA) != _DATA:
                 raise folder.refusal("an Iceberg", f"with delete files, such as {entry['data_file']['file_path']}")
-            yield entry
+            yield manifest.get("partition_spec_id") or 0, entry
 
 
 def _read_avro(folder: TableFolder, path: str) -> list[Any]:

@@ -118,12 +118,14 @@ def _as_fill(kind: ColumnType, value: Any) -> NullValue:
     value = np.nan if isinstance(value, str) and value == "nan" else value
     if not isinstance(kind, NumberType) or not isinstance(value, (int, float)):
         return None
-    return value if kind.dtype.kind == "f" or _fits(value, kind.dtype) else None
+    return value if _fits(value, kind.dtype) else None
 
 
 def _fits(value: float, dtype: np.dtype[Any]) -> bool:
     if dtype == np.bool_:
         return value in {0, 1}
+    if dtype.kind == "f":
+        return not float(np.finfo(dtype).max) < abs(value) < np.inf
     bounds = np.iinfo(dtype)
     return value == value // 1 and bounds.min <= value <= bounds.max
 

@@ -35,7 +35,7 @@ from feedline.datasets.tables.types import (
     present,
     pyarrow,
 )
-from feedline.errors import SampleError
+from feedline.errors import ArgumentError, SampleError
 from feedline.stores import ObjectNotFoundError, StoreError
 from feedline.stores.base import Range
 from feedline.stores.files import Extent
@@ -145,8 +145,9 @@ class RowGroups(FileChunks[ParquetFiles]):
         rows, arrow = int(self.sizes[group]), pyarrow(WHAT)
         for name in partitioned & set(names):
             found[name] = arrow.chunked_array([self._partitions.column(name, file, rows)])
-        # A file that is older than a column of its table has nulls in that column.
-        return {name: found[name] if name in found else arrow.chunked_array([arrow.nulls(rows)]) for name in names}
+        for name in set(names) - found.keys():  # the file is older than a column of its table, or was added to it
+            found[name] = arrow.chunked_array([self._partitions.absent(name, file, rows)])
+        return {name: found[name] for name in names}
 
     def _table(self, group: int, names: Sequence[str]) -> Any:
         file, number = self.in_file(group)
@@ -200,7 +201,11 @@ class RowGroups(FileChunks[ParquetFiles]):
     def _make_plan(self, group: int, names: Sequence[str]) -> _RowGroupPlan:
         file, number = self.in_file(group)
         metadata = self._footers.metadata(file)
-        schema, row_group, wanted = metadata.schema, metadata.row_group(number), set(names)
+        schema, row_group, wanted = (
+            metadata.schema,
+            metadata.row_group(number),
+            set(names) - set(self._partitions.names),
+        )
         # Only chosen columns are examined, because others may be encrypted.
         leaves = [leaf for leaf in range(row_group.num_columns) if _is_of(schema.column(leaf).path, wanted)]
         with naming(self._describe(group)):
@@ -250,16 +255,33 @@ def _kind_of_table(
     """The type of a sample if older files may lack columns."""
     wanted = list(table.names if columns is None else columns)
     for schema, path in zip(schemas, paths, strict=True):
-        table.check(schema, column_names(wanted, table.names), path)
+        table.check(schema, wanted, path)
+    young = [name for name in column_names(wanted, table.names) if not any(name in each.names for each in schemas)]
+    if young:
+        schemas, paths = [*schemas, _schema_of_young(young, table, paths[0])], [*paths, "the schema of the table"]
     known = [present(wanted, schema) for schema in schemas]
     missing = set(wanted).difference(*known)
-    if columns is not None and missing:
+    if missing:
         kinds_of(schemas[0], [*missing], paths[0])  # raises: no file has the column
     kinds = [
         kinds_of(schema, names, path) if names else StructType(())
         for schema, names, path in zip(schemas, known, paths, strict=True)
     ]
     return merge_columns(kinds, paths, column_names(wanted, table.names))
+
+
+def _schema_of_young(names: Sequence[str], table: TableColumns, path: str) -> Any:
+    """The schema of columns that no file has yet.
+
+    ArgumentError for a column whose type is unknown.
+    """
+    unknown = [name for name in names if name not in table.types]
+    if unknown:
+        raise ArgumentError(
+            f"column {unknown[0]!r} of the table is in none of its files yet, such as {path}, and its type is not a"
+            " plain one; leave it out with columns=[...]"
+        )
+    return pyarrow(WHAT).schema([(name, table.types[name]) for name in names])
 
 
 def _read(opened: Any, number: int, names: list[str]) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from feedline.datasets.tables.types import pyarrow
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import ObjectNotFoundError, Store
 from feedline.stores.cache import without_cache
@@ -19,6 +20,20 @@ PartitionValues = Mapping[str, str | None]
 _FIELD_ID = b"PARQUET:field_id"
 
 
+ELEMENT = "[]"
+"""Name of the elements of a list."""
+
+
+class FieldId(NamedTuple):
+    """Number by which a table identifies a column or member.
+
+    The member of a list is its `ELEMENT`, those of a map are `key` and `value`.
+    """
+
+    number: int
+    members: Mapping[str, FieldId]
+
+
 class TableColumns(NamedTuple):
     """The current columns of a table.
 
@@ -26,18 +41,49 @@ class TableColumns(NamedTuple):
     """
 
     names: Sequence[str]
-    ids: Mapping[str, int]
-    """Numbers by which the table identifies columns; empty if names identify them."""
+    ids: Mapping[str, FieldId]
+    """Empty if names identify columns."""
+    types: Mapping[str, Any]
+    """Arrow types, except those of nested and rare types."""
 
     def check(self, schema: Any, columns: Sequence[str], path: str) -> None:
-        """Raise SampleError if one of `columns` is another column in a file."""
-        names = {self.ids[name]: name for name in columns if name in self.ids}
-        for field in schema:
-            number = int((field.metadata or {}).get(_FIELD_ID, -1))
-            if number >= 0 and names.get(number, field.name) != field.name:
-                raise _renamed_error(names[number], path)
-            if number >= 0 and field.name in columns and self.ids.get(field.name, number) != number:
-                raise _renamed_error(field.name, path)
+        """Raise SampleError if one of `columns` is another column in a file.
+
+        `columns` may name members of columns.
+        """
+        _check_ids([(field.name, field) for field in schema], self.ids, "", columns, path)
+
+
+def _check_ids(
+    fields: Iterable[tuple[str, Any]], ids: Mapping[str, FieldId], above: str, columns: Sequence[str], path: str
+) -> None:
+    chosen = {name: each for name, each in ids.items() if name == ELEMENT or _is_chosen(f"{above}{name}", columns)}
+    names = {each.number: name for name, each in chosen.items()}
+    for name, field in fields:
+        number = int((field.metadata or {}).get(_FIELD_ID, -1))
+        if number >= 0 and names.get(number, name) != name:
+            raise _renamed_error(f"{above}{names[number]}", path)
+        if name not in chosen:
+            continue
+        if number not in {-1, chosen[name].number}:
+            raise _renamed_error(f"{above}{name}", path)
+        # A path of columns= leads through the elements of lists.
+        below = above if name == ELEMENT else f"{above}{name}."
+        _check_ids(_members(field.type), chosen[name].members, below, columns, path)
+
+
+def _is_chosen(path: str, columns: Sequence[str]) -> bool:
+    return any(f"{path}.".startswith(f"{each}.") or f"{each}.".startswith(f"{path}.") for each in columns)
+
+
+def _members(kind: Any) -> list[tuple[str, Any]]:
+    """The named members of an Arrow type."""
+    types = pyarrow("datasets.Parquet").types
+    if types.is_struct(kind):
+        return [(field.name, field) for field in map(kind.field, range(kind.num_fields))]
+    if types.is_map(kind):
+        return [("key", kind.key_field), ("value", kind.item_field)]
+    return [(ELEMENT, kind.value_field)] if hasattr(kind, "value_field") else []
 
 
 def _renamed_error(column: str, path: str) -> SampleError:

@@ -153,10 +153,11 @@ class CSV(TextRecords):
             return text
         try:
             return to(text)
-        except (ValueError, TypeError, ArithmeticError) as error:
+        except (ValueError, TypeError, ArithmeticError, LookupError) as error:
             kind = getattr(to, "__name__", type(to).__name__)
             raise SampleError(
-                f"{self._describe(file, at)} column {name!r}: cannot convert {text!r} to {kind.removeprefix('_')}"
+                f"{self._describe(file, at)} column {name!r}: cannot convert {text!r} to"
+                f" {kind if kind.startswith('__') else kind.removeprefix('_')}"
                 f" ({error})"
             ) from error
 

@@ -200,8 +200,9 @@ class JSONL(TextRecords):
                     f"{self.paths[file]} is a JSON text sequence (RFC 7464), whose values follow the character RS, not"
                     " one value per line; convert it once: jq --seq -c . OLD | tr -d '\\036' > NEW"
                 ) from error
-            # A shuffled loader may read any line first.
-            if (at == 0 and text.lstrip()[:1] in ("[", "{")) or text.rstrip().endswith(("},", "],")):
+            # A shuffled loader may read any line first. Other damage of the first line is that of a line.
+            broken_after = ("[", "{", ",", ":") if at == 0 and text.lstrip()[:1] in ("[", "{") else ("},", "],")
+            if text.rstrip().endswith(broken_after):
                 raise self._array_error(file) from error
             raise SampleError(
                 f"{self._describe(file, at)} is not JSON ({error}); repair the line, or pass on_error='skip' to the"
