@@ -17,6 +17,7 @@ CLI = Path(feedline.__file__).parent / "cli"
 
 PACK = "`feedline pack` writes tar shards of WebDataset from folders of files, and nothing else"
 WORD = "an English word here, not the format"
+DRAWN = "the image that `feedline inspect` draws"
 LOGS = "a log that feedline itself has written"
 OTHERS = "a name in the code that is linted, of another library"
 
@@ -24,7 +25,8 @@ ALLOWED: dict[str, dict[str, str]] = {
     "attempt.py": {"'lines'": WORD},
     "audit.py": {".jsonl": LOGS},
     "doctor/data.py": {"'files'": WORD},
-    "inspect/command.py": {"Files": WORD, ".png": "the image that `feedline inspect` draws"},
+    "inspect/command.py": {"Files": WORD, ".png": DRAWN},
+    "inspect/contact_sheet.py": {".jpg": DRAWN, ".png": DRAWN},
     "lint/command.py": {"'files'": WORD},
     "lint/rules.py": {"HDF5": OTHERS, "LMDB": OTHERS},
     "pack/encode.py": {"'npy'": PACK, "feedline.datasets.webdataset": PACK},

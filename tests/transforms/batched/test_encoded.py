@@ -237,13 +237,17 @@ def test_an_image_is_decoded_by_the_same_decoder_in_every_batch(
     resumed = fl.DataLoader(dataset, 4, shuffle=True, seed=6, device="cpu")
     resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     check_same(expected, begun + list(resumed), "a resumed loader must split alike")
-    state = resumed.state_dict()
 
     class Own(fl.datasets.ImageFolder):
         pass
 
+    def subset(decode: T.DecodeOnDevice) -> torch.utils.data.Subset[Any]:
+        return torch.utils.data.Subset(fl.datasets.ImageFolder(folder, decode), range(COUNT))
+
     less = T.DecodeOnDevice(T.CenterCrop(24), cpu_share=0.25)
-    for other in (Own(folder, less), torch.utils.data.Subset(fl.datasets.ImageFolder(folder, less), range(COUNT))):
+    for dataset_of in (lambda decode: Own(folder, decode), subset):
+        state = fl.DataLoader(dataset_of(transform), 4, shuffle=True, seed=6, device="cpu").state_dict()
+        other = dataset_of(less)
         shifted = fl.DataLoader(other, 4, shuffle=True, seed=6, device="cpu")
         with pytest.raises(StateError, match=r"saved with DecodeOnDevice\(cpu_share=0.5\), but it is 0.25 here"):
             shifted.load_state_dict(state)

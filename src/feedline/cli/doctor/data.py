@@ -45,7 +45,7 @@ class NamedFiles(NamedTuple):
     """Local files of a dataset."""
 
     paths: list[Path]
-    """Files that were examined."""
+    """Paths of the examined files."""
     nbytes: int
     """Size of all files, estimated from the examined ones."""
     number: int
