@@ -13,7 +13,7 @@ from torch.utils.data import default_convert
 
 from feedline.collate.base import Collator, FieldWalk, Key, as_key_set
 from feedline.collate.default import ARRAY_TYPES, KeyPath
-from feedline.core.tensors import Allocator, allocate_tensor, torch_dtype, uses_allocator
+from feedline.core.tensors import Allocator, empty_tensor, torch_dtype
 from feedline.core.tree import map_leaves
 
 
@@ -60,14 +60,14 @@ def _copy(value: Any, allocate: Allocator | None) -> Any:
         dtype = torch_dtype(value.dtype) if type(value) in ARRAY_TYPES else None
         if dtype is None:
             return value.copy()
-        out = _empty(value.shape, dtype, value.nbytes, allocate)
+        out = empty_tensor(value.shape, dtype, allocate)
         out.numpy()[...] = value
         return out
     if not isinstance(value, torch.Tensor) or value.requires_grad:  # torch refuses writes to leaves with a gradient
         return value
     if type(value) is not torch.Tensor or not _is_dense(value):
         return value.clone()
-    return _empty(tuple(value.shape), value.dtype, value.nbytes, allocate).copy_(value)
+    return empty_tensor(tuple(value.shape), value.dtype, allocate).copy_(value)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -75,12 +75,6 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     if not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         return False
     return tensor.is_contiguous()
-
-
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, nbytes: int, allocate: Allocator | None) -> torch.Tensor:
-    if allocate is None or not uses_allocator(allocate, nbytes):
-        return allocate_tensor(shape, dtype)
-    return allocate(shape, dtype)
 
 
 def detection(samples: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:

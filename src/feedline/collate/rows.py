@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from feedline.collate.default import default
-from feedline.core.tensors import Allocator, allocate_tensor, uses_allocator
+from feedline.core.tensors import Allocator, allocate_tensor, empty_tensor
 
 Undo = Callable[[], object]
 """Restores the random generators to before the draws of a sample."""
@@ -65,17 +65,13 @@ class RowBuffer:
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """The next row; None if the batch cannot have such a row."""
         if self._batch is None:
-            self._batch = self._memory((self._count, *shape), dtype)
+            self._batch = empty_tensor((self._count, *shape), dtype, self._allocate)
             self._rows, self._kind = self._batch.unbind(), (shape, dtype)
         if len(self._taken) == self._count or self._kind != (shape, dtype):
             return None
         row = self._rows[len(self._taken)]
         self._taken.append(row)
         return row
-
-    def _memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        nbytes = torch.Size(shape).numel() * dtype.itemsize
-        return (self._allocate if uses_allocator(self._allocate, nbytes) else allocate_tensor)(shape, dtype)
 
     def defer(self, write: Write, item: Any, undo: Undo | None = None, nbytes: int = 0) -> None:
         """Let `write` write the latest row, with others, before they are collated.

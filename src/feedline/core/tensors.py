@@ -47,6 +47,13 @@ def allocate_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
+def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype, allocate: Allocator | None) -> torch.Tensor:
+    """An uninitialized tensor, from the allocator if it is large enough."""
+    nbytes = torch.Size(shape).numel() * dtype.itemsize
+    chosen = allocate if allocate is not None and uses_allocator(allocate, nbytes) else allocate_tensor
+    return chosen(shape, dtype)
+
+
 @lru_cache(maxsize=256)
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
     """The torch dtype with the same memory layout.

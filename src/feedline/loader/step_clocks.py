@@ -74,16 +74,14 @@ def _nbytes(batch: Any) -> int:
 
     Objects of unknown types, sparse tensors and containers with more than `_MOST_FIELDS` parts count as 0.
     """
-    if type(batch) is torch.Tensor:
+    if isinstance(batch, torch.Tensor):
         return batch.nbytes if batch.layout is torch.strided else 0
     if type(batch) in (list, tuple, dict):
         parts = batch.values() if type(batch) is dict else batch
         if len(parts) <= _MOST_FIELDS:  # lists of Python objects may be as long as the batch
             return sum(map(_nbytes, parts))
         return 0
-    if isinstance(batch, torch.Tensor) and batch.layout is not torch.strided:
-        return 0
-    return batch.nbytes if isinstance(batch, np.ndarray | torch.Tensor) else 0
+    return batch.nbytes if isinstance(batch, np.ndarray) else 0
 
 
 _SIZE_SHARE = 400
