@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -12,20 +12,31 @@ from harness import Contest
 from loaders import rate
 
 
+def turns_of(busy_s: float) -> int:
+    """Turns of the loop in `Busy` that take this much CPU time."""
+    turns, start = 1_000_000, process_time()
+    compute(turns)
+    return round(turns * busy_s / (process_time() - start))
+
+
+def compute(turns: int) -> None:
+    """Pure Python. A loop until a moment on the clock would also count time in which another process had the CPU."""
+    for _ in range(turns):
+        pass
+
+
 class Busy(Dataset[int]):
-    """Pure Python for `busy_s` per sample; every `slow_every`-th sample takes `times` as long."""
+    """Pure Python for `busy_s` of CPU time per sample; every `slow_every`-th sample takes `times` as long."""
 
     def __init__(self, length: int, busy_s: float, slow_every: int = 0, times: int = 1) -> None:
-        self.length, self.busy_s, self.slow_every, self.times = length, busy_s, slow_every, times
+        self.length, self.turns, self.slow_every, self.times = length, turns_of(busy_s), slow_every, times
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> int:
         slow = self.slow_every and index % self.slow_every == 0
-        end = perf_counter() + self.busy_s * (self.times if slow else 1)
-        while perf_counter() < end:
-            pass
+        compute(self.turns * (self.times if slow else 1))
         return index
 
 
