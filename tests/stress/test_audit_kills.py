@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from audit_rank import SAMPLES
 from preloaded import Preloaded
+from rounds import rounds
 
 from feedline.loader.report.attempts import Audit
 from feedline.loader.report.audit import audit
@@ -68,7 +69,7 @@ def killed(kills: int, folder: Path, preloaded: Preloaded) -> Audit:
 
 
 def test_kills_and_world_changes_lose_and_repeat_nothing(preloaded: Preloaded, tmp_path: Path) -> None:
-    found = killed(2, tmp_path, preloaded)
+    found = killed(rounds(2, 20), tmp_path, preloaded)
     assert not found.faults
     assert list(found.proven.values()) == [SAMPLES] * 2
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from process_cases import Squares, default_start_method, launcher_of, request
+from rounds import rounds
 
 import feedline
 from feedline.loader.building.builder import BatchBuilder
@@ -105,7 +106,7 @@ def test_a_loader_leaves_nothing(way: Callable[[Any], None], method: str) -> Non
 
 def test_many_pools_leave_nothing_in_the_fork_server() -> None:
     counts = set()
-    for number in range(12):
+    for number in range(rounds(4, 12)):
         launcher = ZygoteLauncher(BatchBuilder(Large()))
         with ProcessPool(launcher, 2) as pool:
             pool.submit(request(number)).result()
@@ -129,7 +130,7 @@ def test_many_deaths_leave_nothing_in_their_parent(kind: str) -> None:
         zygote = psutil.Process(pool.processes[-1].pid).parent()
         assert zygote is not None
         counts = []
-        for number in range(60):
+        for number in range(rounds(20, 60)):
             pool.processes[number % 2].kill()
             while pool.statistics().restarts <= number:
                 assert int(pool.submit(request(number)).result().batch[0, 0]) == 4 * number

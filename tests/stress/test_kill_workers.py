@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch
 from process_cases import default_start_method
+from rounds import rounds
 from torch.utils.data import IterableDataset, get_worker_info
 
 import feedline
@@ -21,7 +22,7 @@ from feedline.workers.process import fork_server
 
 pytestmark = pytest.mark.stress
 
-KILLS = 50
+KILLS = rounds(12, 50)
 
 
 class Augmented:
@@ -75,7 +76,7 @@ def same(left: Any, right: Any) -> bool:
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_fifty_kills(method: str, persistent: bool) -> None:
+def test_many_kills(method: str, persistent: bool) -> None:
     killer = Killer(seed=1)
     undisturbed = loader(Augmented(), shuffle=True, seed=5)
     disturbed = loader(Augmented(), shuffle=True, seed=5, num_workers=2, persistent_workers=persistent)
@@ -91,7 +92,7 @@ def test_fifty_kills(method: str, persistent: bool) -> None:
     assert killer.count == KILLS
 
 
-def test_fifty_kills_of_partitions() -> None:
+def test_many_kills_of_partitions() -> None:
     killer = Killer(seed=2)
     with loader(Stream(), num_workers=2) as disturbed:
         while killer.count < KILLS:
@@ -105,7 +106,7 @@ def test_fifty_kills_of_partitions() -> None:
             del iterator
 
 
-def test_fifty_kills_out_of_order() -> None:
+def test_many_kills_out_of_order() -> None:
     killer = Killer(seed=3)
     with loader(Augmented(), num_workers=2, seed=5, in_order=False) as disturbed:
         while killer.count < KILLS:

@@ -24,12 +24,13 @@ from nats_server import nats_server
 from postgres import postgres
 from preloaded import Preloaded
 from redis_server import redis_server
+from rounds import rounds
 
 pytestmark = pytest.mark.stress
 
 SCRIPT = Path(__file__).with_name("live_consumer.py")
 WITHIN_S = 60.0
-KILLS = 2
+KILLS = rounds(2, 20)
 EACH = 60
 """Messages sent for each kill."""
 
