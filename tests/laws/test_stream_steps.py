@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -244,11 +245,19 @@ KEPT = [
 """Chains whose loaders have processes that live as long as these tests."""
 
 
+MORE: dict[str, Any] = {"seed": 1, "collate_fn": list}
+
+
+@cache
+def undivided(number: int) -> list[Any]:
+    """The batches of a kept chain."""
+    return batches(fl.DataLoader(KEPT[number].open(), 2, **MORE))
+
+
 @given(st.integers(0, len(KEPT) - 1), st.integers(1, 2), st.lists(st.integers(0, 5), min_size=1, max_size=3))
 @law_settings(suppress_health_check=CHECKS)
 def test_processes_go_on_where_others_left(kept: KeptLoaders, number: int, workers: int, cuts: list[int]) -> None:
-    more: dict[str, Any] = {"seed": 1, "collate_fn": list}
-    whole = batches(fl.DataLoader(KEPT[number].open(), 2, **more))
+    whole = undivided(number)
     draw = random.Random(repr((number, workers, cuts)))
     seen, state = [], None
     for cut in cuts:
@@ -256,12 +265,12 @@ def test_processes_go_on_where_others_left(kept: KeptLoaders, number: int, worke
         loader = kept.begin(
             ("steps", number, crew),
             lambda crew=crew: fl.DataLoader(
-                KEPT[number].open(), 2, num_workers=crew, worker_method="process", persistent_workers=True, **more
+                KEPT[number].open(), 2, num_workers=crew, worker_method="process", persistent_workers=True, **MORE
             ),
             state,
         )
         seen += batches(loader, min(cut, max(0, len(whole) - len(seen) - 1)))
         state = saved(loader)
-    last = fl.DataLoader(KEPT[number].open(), 2, **more)
+    last = fl.DataLoader(KEPT[number].open(), 2, **MORE)
     last.load_state_dict(state)
     assert seen + batches(last) == whole

@@ -1,4 +1,4 @@
-"""`cache_hammering.py FOLDER`: several processes read through one cache and are killed, each at some random moment.
+"""`cache_hammering.py FOLDER KILLS`: several processes read through one cache and are killed at random moments.
 
 The objects are not stored: any range of them can be computed. Standard output: the results as JSON.
 """
@@ -20,7 +20,7 @@ from feedline import stores
 from feedline.stores.cache.locks import AccountFile
 
 OBJECTS, SIZE, PIECE, LIMIT = 6, 400_000, 30_000, 900_000
-PROCESSES, KILLS = 3, 80
+PROCESSES = 3
 _BLOCK = 1 << 12
 
 
@@ -98,12 +98,12 @@ def taken_nbytes(folder: str) -> int:
     return sum(sizes.values())
 
 
-def main(folder: str) -> None:
+def main(folder: str, kills: int) -> None:
     dice, seen, most = random.Random(7), Counter[str](), 0
     listen, sink = os.pipe()
     children = [forked(folder, seed, sink) for seed in range(PROCESSES)]
     try:
-        for turn in range(KILLS):
+        for turn in range(kills):
             for _ in range(dice.randrange(8)):  # some reads happen before a process dies
                 seen[os.read(listen, 1).decode()] += 1
             place = dice.randrange(PROCESSES)
@@ -119,4 +119,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

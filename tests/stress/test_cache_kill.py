@@ -11,6 +11,7 @@ from pathlib import Path
 import cache_hammering
 import pytest
 from cache_hammering import LIMIT, check, reader, taken_nbytes
+from rounds import rounds
 
 from feedline import stores
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.stress
 
 
 def test_kills_at_any_moment(tmp_path: Path) -> None:
-    hammering = [sys.executable, cache_hammering.__file__, str(tmp_path)]
+    hammering = [sys.executable, cache_hammering.__file__, str(tmp_path), str(rounds(30, 300))]
     done = subprocess.run(hammering, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     reported = json.loads(done.stdout)

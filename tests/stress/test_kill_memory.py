@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.stress
 
-LIMIT_NBYTES = 1200 << 20
+LIMIT_NBYTES = 800 << 20
 SCRIPT = Path(__file__).with_name("kill_by_memory.py")
 
 
