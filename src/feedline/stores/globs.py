@@ -69,18 +69,18 @@ def _choices(inner: str, pattern: str) -> list[str]:
     return [f"{first + (step if last >= first else -step) * n:0{width}}" for n in range(count)]
 
 
-def expand_braces(path: str, is_there: Callable[[str], bool] = os.path.exists) -> list[str]:
+def expand_braces(path: str, exists: Callable[[str], bool] = os.path.exists) -> list[str]:
     """Expand a local path with braces, unless it exists as written.
 
     Braces in the name of an existing folder are not expanded, either: `run{1}/{0..2}.tar` are three files in `run{1}`
     if that exists.
     """
-    if not _BRACE.search(path) or is_there(path):
+    if not _BRACE.search(path) or exists(path):
         return [path]
     try:
         return braces(path)
     except ArgumentError:
-        named = [folder for folder in Path(path).parents if _BRACE.search(str(folder)) and is_there(str(folder))]
+        named = [folder for folder in Path(path).parents if _BRACE.search(str(folder)) and exists(str(folder))]
         if not named:
             raise
         return [str(named[0] / each) for each in braces(str(Path(path).relative_to(named[0])))]

@@ -249,7 +249,7 @@ class Flight:
 
     def check(self) -> None:
         """Raise WaitCancelledError if nothing waits for the data any more."""
-        threads.check()
+        threads.check_not_cancelled()
         if self.landed:
             raise WaitCancelledError("another request for the same bytes came first")
 

@@ -258,7 +258,7 @@ def test_images_of_different_sizes_become_one_batch(transform: T.Transform) -> N
 def test_many_streams_draw_the_numbers_of_single_ones(keys: list[int]) -> None:
     each, alone = DrawsEach(np.array(keys, np.uint64)), [Draws(key) for key in keys]
     assert each.unit().tolist() == [one.unit() for one in alone]
-    assert each.order(4).tolist() == [one.order(4) for one in alone]
+    assert each.permutation(4).tolist() == [one.permutation(4) for one in alone]
     assert each.between(0.3, 1.7).tolist() == [one.between(0.3, 1.7) for one in alone]
     assert each.below(7).tolist() == [one.below(7) for one in alone]
 

@@ -30,7 +30,7 @@ from feedline.datasets.webdataset.listing import list_tars
 from feedline.datasets.webdataset.targets import find_tars
 from feedline.errors import ArgumentError, SampleError, note
 
-_OURS = re.compile(rf"shard-\d{{6,}}\.tar(\.index)?|{re.escape(CLASSES)}|{re.escape(MANIFEST)}")
+_OUTPUT_NAME = re.compile(rf"shard-\d{{6,}}\.tar(\.index)?|{re.escape(CLASSES)}|{re.escape(MANIFEST)}")
 
 
 _SHARD = re.compile(r"shard-(\d{6,})\.tar(\.index)?")
@@ -98,7 +98,7 @@ def remove_leftovers(folder: Path, shards: int) -> None:
 def _is_leftover(name: str) -> bool:
     """True for a file that an interrupted run has not finished."""
     match = PARTIAL.fullmatch(name)
-    return match is not None and _OURS.fullmatch(match[1]) is not None
+    return match is not None and _OUTPUT_NAME.fullmatch(match[1]) is not None
 
 
 def write_classes(folder: Path, classes: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from feedline.core.dataset import BatchRead, Traits, TransformFunction, check_re
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike, expand_user, missing
 from feedline.core.rng import sample_rng, torch_keys
-from feedline.core.tensors import numpy_view, within
+from feedline.core.tensors import normalize_indices, numpy_view
 from feedline.datasets.base import GroupedRecords
 from feedline.datasets.content_digest import digest_of_files, digest_of_objects
 from feedline.datasets.decoding import ImageDecoder, loaded
@@ -168,7 +168,7 @@ class ImageFolder(GroupedRecords):
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
-        return self._tree.ranges(self._samples, within(indices, len(self), "ImageFolder"), self._folder)
+        return self._tree.ranges(self._samples, normalize_indices(indices, len(self), "ImageFolder"), self._folder)
 
     def _read_samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[tuple[Any, Any]]:
         paths = self._samples.files(places, self._folder)
@@ -221,7 +221,7 @@ class ImageFolder(GroupedRecords):
         TypeError if images must be read one by one.
         """
         check_reads_batches(self)
-        places, keys = within(request.indices, len(self), "ImageFolder"), request.keys
+        places, keys = normalize_indices(request.indices, len(self), "ImageFolder"), request.keys
         paths = self._samples.files(places, self._folder)
         if keys is None and self._images.uses_keys:
             keys = torch_keys(len(places))

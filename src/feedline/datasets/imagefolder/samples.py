@@ -10,7 +10,7 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.core.tensors import one_within
+from feedline.core.tensors import normalize_index
 from feedline.datasets.strings import PackedBytes
 from feedline.stores import ObjectInfo
 
@@ -84,7 +84,7 @@ class Samples(Sequence[tuple[str, int]]):
     def __getitem__(self, index: int | slice) -> tuple[str, int] | list[tuple[str, int]]:
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
-        at = one_within(index, len(self), "ImageFolder.samples")
+        at = normalize_index(index, len(self), "ImageFolder.samples")
         return self._beginning + os.fsdecode(self._paths[at]), int(self._targets[at])
 
     def __iter__(self) -> Iterator[tuple[str, int]]:

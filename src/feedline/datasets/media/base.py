@@ -17,7 +17,7 @@ from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.sample_transform import SampleTransform
 from feedline.core.shard_offsets import ShardOffsets
-from feedline.core.tensors import one_within, within
+from feedline.core.tensors import normalize_index, normalize_indices
 from feedline.datasets.base import GroupedRecords
 from feedline.datasets.media.files import KnownFiles, MediaFiles, Piece
 from feedline.errors import SampleError, note
@@ -132,14 +132,14 @@ class MediaClips(GroupedRecords, Generic[D]):
         """
         if self._media.files.is_local:
             return []
-        rows = [self._offsets.one(at)[0] for at in within(indices, len(self), type(self).__name__).tolist()]
+        rows = [self._offsets.one(at)[0] for at in normalize_indices(indices, len(self), type(self).__name__).tolist()]
         numbers = sorted({self._media.pieces[row].file for row in rows})
         extents = [Extent(number, 0, self._media.files.info(number).size) for number in numbers]
         return self._media.files.ranges([each for each in extents if each.stop <= _WHOLE_NBYTES])
 
     def address(self, index: int) -> tuple[str, str]:
         """The file of a clip, and its number in that file."""
-        row, clip = self._offsets.one(one_within(index, len(self), type(self).__name__))
+        row, clip = self._offsets.one(normalize_index(index, len(self), type(self).__name__))
         return self.paths[self._media.pieces[row].file], f"{self._clip} {clip}"
 
     @contextmanager

@@ -17,7 +17,7 @@ from feedline.core.dataset import BatchRead, Keys, Traits, TransformFunction, ch
 from feedline.core.paths import Pathlike
 from feedline.core.rng import Draws, SampleRng, derive, sample_rng, torch_keys
 from feedline.core.stage_parts import DECODING
-from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, within
+from feedline.core.tensors import Allocator, allocate_tensor, normalize_indices, numpy_view
 from feedline.datasets.decoding import ImageDecoder, naming_images
 from feedline.datasets.media.base import MediaClips, sampling_of
 from feedline.datasets.media.files import MediaFiles, Piece
@@ -119,7 +119,7 @@ class Clips(MediaClips[VideoReader]):
     def read_batch(self, request: BatchRead) -> dict[str, torch.Tensor]:
         """The collated batch; TypeError if clips may differ in shape."""
         check_reads_batches(self)
-        places, keys = within(request.indices, len(self), "Clips"), request.keys
+        places, keys = normalize_indices(request.indices, len(self), "Clips"), request.keys
         if keys is None and self._draws:
             keys = torch_keys(len(places))
         chosen = self._choose(places, [0] * len(places) if keys is None else keys.tolist())

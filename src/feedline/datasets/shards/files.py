@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
-from feedline.core.tensors import within
+from feedline.core.tensors import normalize_indices
 from feedline.core.threads import IO_THREADS
 from feedline.datasets.base import ShardedFields
 from feedline.datasets.compression import check_hashes, inflate
@@ -305,7 +305,7 @@ class ShardFileFields(ShardedFields):
         """Object ranges to prefetch into a cache for these samples."""
         if self._files.is_local:
             return []
-        rows = [self._at(at) for at in within(indices, len(self), type(self).__name__).tolist()]
+        rows = [self._at(at) for at in normalize_indices(indices, len(self), type(self).__name__).tolist()]
         missing = {shard for shard in {shard for shard, _ in rows} if self._files.is_missing(shard)}
         # The spans of a shard that is not decompressed yet are unknown, so the whole shard is fetched.
         extents = [Extent(shard, *(0, 0) if shard in missing else self._span(shard, row)) for shard, row in rows]

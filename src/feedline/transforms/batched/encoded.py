@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from feedline import images
 from feedline.core.dataset import Keys
-from feedline.core.devices import Device, finish, for_device, is_for_device, target
+from feedline.core.devices import Device, for_device, is_for_device, synchronize, usable_device
 from feedline.core.rng import torch_keys
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
 from feedline.errors import ArgumentError
@@ -236,13 +236,13 @@ class DecodeOnDevice(Transform):
         if not len(files) or num_workers < 1:
             raise ArgumentError("DecodeOnDevice.measured needs encoded images, and at least 1 worker")
         keys = np.arange(len(files), dtype=np.uint64)
-        plan, wanted = there.plan, target(device)
+        plan, wanted = there.plan, usable_device(device)
         with for_device(active=True):
             batch = plan.batch(files, keys, allocate_tensor)
 
         def decode_there_too() -> None:
             batch.to(wanted)
-            finish(wanted)
+            synchronize(wanted)
 
         here_s = _fastest(lambda: ImagePlan.batch(plan, files, keys, allocate_tensor)) / num_workers
         there_s = _fastest(decode_there_too)

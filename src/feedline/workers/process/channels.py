@@ -282,7 +282,7 @@ _CELLS = _FIGURES + MOST_INDICES
 _NBYTES = 8 * _CELLS * MOST_WORKERS  # pages of the memory that nothing was written to take no room
 
 
-_TASK, _ROW, _SINCE, _READY, _NUMBER, _COUNT = range(_FIGURES)
+_TASK, _ROW, _TASK_START, _READY, _NUMBER, _COUNT = range(_FIGURES)
 
 
 _IDLE = 0
@@ -317,9 +317,9 @@ class StatusTable:
         """
         return self._cells[worker * _CELLS + _ROW]
 
-    def since_ns(self, worker: int) -> int:
+    def task_start_ns(self, worker: int) -> int:
         """Start of the current task, in ns on CLOCK_MONOTONIC."""
-        return self._cells[worker * _CELLS + _SINCE]
+        return self._cells[worker * _CELLS + _TASK_START]
 
     def is_ready(self, worker: int) -> bool:
         """True once the worker answers `STACK_SIGNAL`."""

@@ -24,7 +24,7 @@ from feedline.workers.process.futures import ProcessFuture
 from feedline.workers.process.settings import LibrarySettings, registered_collates
 from feedline.workers.process.worker_main import FAILED, WorkerSetup
 from feedline.workers.process.zygote_main import SharedWork
-from feedline.workers.ray.actor import STALE, ActorAnswer, NodeFile, WorkerOpening, WorkerPlace, actor_class, boot_id
+from feedline.workers.ray.actor import STALE, ActorAnswer, ActorStart, NodeFile, WorkerPlace, actor_class, boot_id
 from feedline.workers.ray.actor import inspect as inspect_actor
 from feedline.workers.transport import dump_builder
 from feedline.workers.transport.memory import attach_private
@@ -175,8 +175,8 @@ class RayMembers:
                 peer, contents = ready[0].files, None
             elif any(other.ref is not None for other in others):
                 return
-        opening = WorkerOpening(member.setup, self._settings, self._dtype, self._path)
-        member.ref = member.handle.open.remote(opening, self._skeleton, contents or (), peer)
+        start = ActorStart(member.setup, self._settings, self._dtype, self._path)
+        member.ref = member.handle.open.remote(start, self._skeleton, contents or (), peer)
 
     def send(self, member: RayMember, future: ProcessFuture) -> None:
         """Send a request to a member; raises errors of pickling the request."""

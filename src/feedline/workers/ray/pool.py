@@ -31,7 +31,7 @@ from feedline.workers.ray.suspects import STRIKES, SuspectRequests
 
 _log = logging.getLogger("feedline")
 
-_LOOK_S = 1.0
+_LONGEST_WAIT_S = 1.0
 """Longest single wait for Ray, after which the pool looks for workers without a place."""
 
 _FEWEST_EACH = 2
@@ -175,13 +175,13 @@ class RayPool(FuturePool):
             self._check()
             self._judge()
             left_s = timer.left_s()
-            if self._step(_LOOK_S if left_s is None else min(left_s, _LOOK_S)):
+            if self._step(_LONGEST_WAIT_S if left_s is None else min(left_s, _LONGEST_WAIT_S)):
                 timer.reset()
             elif not any(member.is_ready for member in self.members.all.values()):
                 timer.reset()  # `start_timeout_s` limits the wait for a place; imports have no limit
-                self._look_for_places()
+                self._check_placement()
             else:
-                self._look_for_places()
+                self._check_placement()
             if timer.is_over() and not ready():
                 limit = f"DataLoader timed out after {self._options.timeout_s:g} seconds"
                 raise WorkerStalledError(f"{limit}.\n{self._describe_workers()}")
@@ -315,12 +315,12 @@ class RayPool(FuturePool):
         states = self._generators.setdefault(worker_id, WorkerGenerators())
         return setup._replace(
             reports_generators=True,
-            opening_generators=states.opening,
-            opening_objects=states.opening_objects(worker_id),
+            initial_generators=states.initial_generators,
+            initial_objects=states.initial_objects(worker_id),
             replay=states.replay,
         )
 
-    def _look_for_places(self) -> None:
+    def _check_placement(self) -> None:
         """Continue without workers that Ray cannot place, or fail."""
         members = self.members.all.values()
         late = [m for m in members if m.node_id is None and monotonic() > m.began + self.members.start_timeout_s]

@@ -101,7 +101,7 @@ class Inbox:
         return MessageContents.decode(data[: envelope.contents_nbytes]), data[envelope.contents_nbytes :]
 
     def _body(self, body: bytes | SlotRange) -> memoryview:
-        return body.within(self._slots[body.number].lease()).data if isinstance(body, SlotRange) else memoryview(body)
+        return body.view_in(self._slots[body.number].lease()).data if isinstance(body, SlotRange) else memoryview(body)
 
     def _leases(self, contents: MessageContents) -> dict[int, Bytes]:
         return {number: self._slots[number].lease() for number in contents.slots}
