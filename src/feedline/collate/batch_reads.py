@@ -221,7 +221,7 @@ def _interleave(batches: Sequence[Any], places: Sequence[NDArray[np.int64]], all
         return [_interleave(parts, places, allocate) for parts in zip(*batches, strict=True)]
     shape = (sum(map(len, places)), *first.shape[1:])
     if not first.is_cpu:
-        return _interleave_there(batches, places, first.new_empty(shape))
+        return _interleave_on_device(batches, places, first.new_empty(shape))
     out = allocate(shape, first.dtype)
     rows = numpy_view(out)
     for batch, at in zip(batches, places, strict=True):
@@ -229,7 +229,7 @@ def _interleave(batches: Sequence[Any], places: Sequence[NDArray[np.int64]], all
     return out
 
 
-def _interleave_there(
+def _interleave_on_device(
     batches: Sequence[torch.Tensor], places: Sequence[NDArray[np.int64]], out: torch.Tensor
 ) -> torch.Tensor:
     for batch, at in zip(batches, places, strict=True):

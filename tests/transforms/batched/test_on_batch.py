@@ -98,7 +98,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield "kernels"
         monkeypatch.setattr(on_batch, "uses_kernels", lambda *_: False)
         yield "rows"
-        monkeypatch.setattr(levels, "by_rows", lambda _: False)
+        monkeypatch.setattr(levels, "is_faster_by_rows", lambda _: False)
         yield "whole"
 
     return each()
@@ -418,7 +418,7 @@ def test_an_operator_that_the_backend_lacks_is_named(monkeypatch: pytest.MonkeyP
     def lacking(*_: Any) -> Any:
         raise NotImplementedError("aten::index_copy is not implemented for the MPS device")
 
-    monkeypatch.setattr(levels, "by_rows", lambda _: False)
+    monkeypatch.setattr(levels, "is_faster_by_rows", lambda _: False)
     monkeypatch.setitem(operators.OPERATORS, T.RandomVerticalFlip, lacking)
     with pytest.raises(NotImplementedError, match="index_copy") as caught:
         T.OnBatch([T.RandomHorizontalFlip(), T.RandomVerticalFlip()])(BATCH, KEYS)
