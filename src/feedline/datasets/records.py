@@ -15,7 +15,7 @@ from feedline.core.dataset import TransformFunction
 from feedline.core.paths import Pathlike
 from feedline.core.tensors import normalize_index
 from feedline.datasets.base import Field, FieldRecords, Record, RecordFiles, ShardedFields
-from feedline.datasets.decoding import DAMAGE, Decode, Decoder, decoder_of, split_transform, undecodable
+from feedline.datasets.decoding import DAMAGE, Decode, Decoder, decoder_of, split_transform, undecodable_error
 from feedline.datasets.indexes import IndexRecipe
 from feedline.datasets.paths import Paths, find
 from feedline.errors import SampleError
@@ -81,7 +81,7 @@ class RecordDataset(RecordFiles, ShardedFields):
         except SampleError:
             raise
         except DAMAGE as error:
-            raise undecodable(f"{describe()} cannot be read", error, "copy the file again") from error
+            raise undecodable_error(f"{describe()} cannot be read", error, "copy the file again") from error
 
     def _describe(self, shard: int, row: int) -> str:
         return f"record {row} of {self.paths[shard]}"

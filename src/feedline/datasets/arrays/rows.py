@@ -116,7 +116,7 @@ class FileArrays:
         mapped = self._mapped
         if mapped is None:  # no lock: two threads may both map the files; either result is valid
             mapped = self._mapped = self._map()
-        if self._recheck.due():
+        if self._recheck.is_due():
             # Without the file set, whose files a forked process opens again: a removed file stays mapped in forked
             # processes.
             for file in mapped.files:

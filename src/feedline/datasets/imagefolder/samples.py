@@ -15,14 +15,14 @@ from feedline.datasets.strings import PackedBytes
 from feedline.stores import ObjectInfo
 
 
-class Details(NamedTuple):
+class ObjectDetails(NamedTuple):
     """Size and version of each object, from a listing of the store."""
 
     sizes: NDArray[np.int64]
     versions: PackedBytes
 
     @classmethod
-    def of(cls, infos: Sequence[ObjectInfo]) -> Details:
+    def of(cls, infos: Sequence[ObjectInfo]) -> ObjectDetails:
         """The details of these objects."""
         sizes = np.fromiter((info.size for info in infos), np.int64, len(infos))
         return cls(sizes, PackedBytes.of(info.version.encode() for info in infos))
@@ -38,7 +38,7 @@ class ImageListing(NamedTuple):
 
     paths: PackedBytes
     counts: NDArray[np.int64]
-    details: Details | None = None
+    details: ObjectDetails | None = None
 
 
 class PathPacker:
@@ -68,7 +68,7 @@ class Samples(Sequence[tuple[str, int]]):
     """
 
     def __init__(
-        self, beginning: str, paths: PackedBytes, targets: NDArray[np.int32], details: Details | None = None
+        self, beginning: str, paths: PackedBytes, targets: NDArray[np.int32], details: ObjectDetails | None = None
     ) -> None:
         self._beginning = beginning
         self._paths, self._targets = paths, targets

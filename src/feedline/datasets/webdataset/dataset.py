@@ -173,10 +173,10 @@ class TarShards(torch.utils.data.Dataset[Any]):
         known = {field for head in heads for field in head.fields}
         for name in self.columns or ():
             if name not in PSEUDO and not any(each.strip().lower() in known for each in name.split(";")):
-                raise _unknown("columns", name, known.union(PSEUDO))
+                raise _unknown_error("columns", name, known.union(PSEUDO))
         for name in self._field_transforms if self.columns is None else ():
             if name not in known:
-                raise _unknown("transform", name, known)
+                raise _unknown_error("transform", name, known)
 
     def _check_no_pickles(self, heads: Sequence[Head]) -> None:
         """Raise ArgumentError if all samples have a field that must be unpickled.
@@ -379,7 +379,7 @@ def _check_columns(columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def _unknown(argument: str, name: str, known: Iterable[str]) -> ArgumentError:
+def _unknown_error(argument: str, name: str, known: Iterable[str]) -> ArgumentError:
     names = sorted(known)
     alike = [match for each in name.lower().split(";") for match in difflib.get_close_matches(each.strip(), names, 1)]
     return ArgumentError(
