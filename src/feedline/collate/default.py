@@ -293,7 +293,7 @@ def _difference(path: KeyPath, what: str, values: Sequence[Any]) -> str:
     return (
         f"{format_path(path)}: sample 0 of the batch has {what} {values[0]}, sample {number} has {other}. Make them "
         f"equal (for images a Resize or a crop), or pass collate_fn=feedline.collate.pad(), or ragged() to keep them "
-        f"apart."
+        "apart."
     )
 
 

@@ -129,7 +129,7 @@ class PartitionCursor:
         return replace(start, dataset_states=tuple({**dict(self.dataset_states), **datasets}.items()))
 
     def with_dataset_states(self) -> PartitionCursor:
-        """Cursor whose marks are the dataset_states states.
+        """Cursor whose marks are the dataset states.
 
         For workers that do not have these states.
         """

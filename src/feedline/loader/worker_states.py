@@ -18,7 +18,7 @@ from feedline.core.rng_globals import global_states, states_after_seeding
 from feedline.core.schedule import InitialStates
 from feedline.errors import StateError
 from feedline.loader.building.captures import is_stateful, split_capture
-from feedline.samplers.generator_state import PROCESS, GeneratorState, select_states
+from feedline.samplers.generator_state import PROCESS, GeneratorAccess, select_states
 
 _RANKS = "ranks"
 """Key of the workers of several ranks in a merged state, by rank."""
@@ -168,7 +168,7 @@ def unpack_states(packed: Any, usual: bytes | None) -> bytes:
     return pickle.dumps((by_path["random"], numpy_state, _as_array(torch_state)), 5)
 
 
-def _by_generator(states: bytes) -> dict[GeneratorState, Any]:
+def _by_generator(states: bytes) -> dict[GeneratorAccess, Any]:
     python, numpy_state, torch_state = pickle.loads(states)
     by_path = {"random": python, "numpy": pack_or_keep(numpy_state), "torch": torch_state.tobytes()}
     return {source: by_path[source.path] for source in PROCESS}

@@ -162,7 +162,7 @@ class ObjectChanges:
         if state is not None:  # it holds what matters
             lost.clear()
         content = {path: (each.kind, each.state) for path, each in generators.items()}, kept, state
-        return pickle.dumps((sorted(map(_spell, lost)), pickle.dumps(content, 5)), 5)
+        return pickle.dumps((sorted(map(_format_path, lost)), pickle.dumps(content, 5)), 5)
 
 
 def pack_changes(generators: bytes, objects: bytes) -> bytes:
@@ -314,7 +314,7 @@ def _counts(content: bytes) -> bool:
     return not isinstance(pickle.loads(content), bool | None)
 
 
-def _spell(path: ValuePath) -> str:
+def _format_path(path: ValuePath) -> str:
     parts = (f"[{part.key!r}]" if isinstance(part, _ContainerKey) else f".{part}" for part in path)
     return "".join(parts).removeprefix(".")
 

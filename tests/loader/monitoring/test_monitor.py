@@ -123,7 +123,7 @@ def test_a_hanging_loop_can_be_seen_from_outside(workers: int, method: str, tmp_
         assert stats.batches == 5
         if method == "process":
             status = StatusTable(os.dup(content.figures["status_fd"]))
-            assert (5, 20) in [(status.number(worker), status.index(worker)) for worker in range(2)]
+            assert (5, 20) in [(status.batch_number(worker), status.sample_index(worker)) for worker in range(2)]
             assert {status.pid(worker) for worker in range(2)} == set(stats_pids(loader))
             status.close()
             assert stats.worker_nbytes > 1 << 20

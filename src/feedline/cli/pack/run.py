@@ -24,7 +24,7 @@ from feedline.core.rng import derive, permuted
 from feedline.core.threads import WorkAhead
 from feedline.datasets.imagefolder.listing import list_folders
 from feedline.datasets.sample_lists import Sample, SampleList
-from feedline.datasets.webdataset import CLASSES, glance, write_index
+from feedline.datasets.webdataset import CLASSES, read_head, write_index
 from feedline.datasets.webdataset.build_index import measure_intervals
 from feedline.datasets.webdataset.listing import list_tars
 from feedline.datasets.webdataset.targets import find_tars
@@ -200,7 +200,7 @@ def _keep_intact(old: Manifest | None, new: Manifest, folder: Path, workers: int
             intact += good and intact == number - 1
     for shard in old.shards[:intact]:
         tar = str(folder / shard.name)
-        if glance(tar) is None:
+        if read_head(tar) is None:
             write_index(tar, measure=measure_intervals, checksum=True)
     return old.truncate(intact)
 

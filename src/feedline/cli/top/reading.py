@@ -107,6 +107,6 @@ def _worker(worker: int, status: StatusTable, now_ns: int) -> WorkerReading | No
         cpu_s=stat.cpu_ticks * TICK_S,
         nbytes=stat.resident_nbytes,
         busy_s=(now_ns - status.task_start_ns(worker)) / 1e9 if is_busy else None,
-        batch=status.number(worker),
-        index=status.index(worker) if is_busy else None,
+        batch=status.batch_number(worker),
+        index=status.sample_index(worker) if is_busy else None,
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from feedline.core.stage_parts import read_part
 from feedline.errors import FeedlineError, SourceUnavailableError
-from feedline.streams.live.terms import LiveClient, LiveTerms, Place
+from feedline.streams.live.terms import LiveClient, LiveOptions, Place
 
 _LONGEST_POLL_S = 0.2
 """Longest wait for the source, after which a draw notices `stop()`."""
@@ -59,7 +59,7 @@ class LiveReader:
     """
 
     def __init__(
-        self, open_client: Callable[[], LiveClient], terms: LiveTerms, order: Callable[[Place], Any], source: str
+        self, open_client: Callable[[], LiveClient], terms: LiveOptions, order: Callable[[Place], Any], source: str
     ) -> None:
         self._open_client, self._terms, self._order = open_client, terms, order
         self._part = read_part(source)

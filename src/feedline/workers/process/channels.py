@@ -329,11 +329,11 @@ class StatusTable:
         """Process id of a worker that is ready; 0 before."""
         return self._cells[worker * _CELLS + _READY]
 
-    def number(self, worker: int) -> int:
+    def batch_number(self, worker: int) -> int:
         """Number of the batch that the worker builds, or built last."""
         return self._cells[worker * _CELLS + _NUMBER]
 
-    def index(self, worker: int) -> int | None:
+    def sample_index(self, worker: int) -> int | None:
         """Index of the sample that the worker fetches.
 
         None if unknown: for indices that are not integers, samples after the first `MOST_INDICES`, and streams.
@@ -386,7 +386,7 @@ class StatusRow:
         cells[self._since] = monotonic_ns()
         cells[self._task] = task
 
-    def describe(self, request: Any) -> None:
+    def set_request(self, request: Any) -> None:
         """Record the batch number and sample indices of the task.
 
         Processes that read the table may not have the request.

@@ -154,7 +154,7 @@ class ProcessPool(FuturePool):
     def _wait(self, ready: Callable[[], bool]) -> None:
         self._until(lambda: ready() or bool(self._poisoned))
         while not ready():
-            self._narrow_down()
+            self._test_suspect()
             self._until(lambda: ready() or bool(self._poisoned))
 
     def _until(self, ready: Callable[[], bool]) -> None:
@@ -273,7 +273,7 @@ class ProcessPool(FuturePool):
         self._dispatch.open.clear()
         self._poisoned.clear()
 
-    def _narrow_down(self) -> None:
+    def _test_suspect(self) -> None:
         """Test the oldest suspicious request; fail it or leave out samples.
 
         `on_error` decides between the two. A request that does not kill its probe is resubmitted.

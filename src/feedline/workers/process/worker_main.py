@@ -220,7 +220,7 @@ def _answer_all(
 def _answer(build: Callable[..., Any], payload: bytes, arena: Arena, status_row: StatusRow) -> tuple[int, Message, int]:
     try:
         request = pickle.loads(payload)
-        status_row.describe(request)
+        status_row.set_request(request)
         built = build(request, arena.empty)
         if counted := store_metrics.take():
             built = built._replace(store_counts=counted)

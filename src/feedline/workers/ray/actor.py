@@ -171,7 +171,7 @@ class BatchActor:
     def _encode(self, payload: bytes) -> tuple[EncodedBatch, int]:
         assert self._build is not None
         request = pickle.loads(payload)
-        self._row.describe(request)
+        self._row.set_request(request)
         built = self._build(request, self._allocate)
         if counted := store_metrics.take():
             built = built._replace(store_counts=counted)

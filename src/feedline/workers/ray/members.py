@@ -155,7 +155,7 @@ class RayMembers:
             self._open(member, alone=True)
             return None
         member.files, member.is_ready = answer.value, True
-        member.shift_ns(answer.ended_ns, here=self.is_here(member))
+        member.shift_ns(answer.ended_ns, here=self.is_on_this_machine(member))
         self.open_waiting()
         return None
 
@@ -185,11 +185,11 @@ class RayMembers:
 
     def pull_ahead(self) -> None:
         """Let Ray fetch the answers of other nodes early."""
-        far = [ref for member in self.all.values() if not self.is_here(member) for _, ref in member.queue]
+        far = [ref for member in self.all.values() if not self.is_on_this_machine(member) for _, ref in member.queue]
         if far:
             self.ray.wait(far, num_returns=len(far), timeout=0)
 
-    def is_here(self, member: RayMember) -> bool:
+    def is_on_this_machine(self, member: RayMember) -> bool:
         """True if the actor runs under this process's kernel."""
         return member.place is not None and member.place.boot_id == self._boot_id
 
@@ -229,16 +229,16 @@ class RayMembers:
                 os.close(fd)
         if wait:
             for member in members:
-                _await_reaped(member.pid if self.is_here(member) else None)
+                _await_reaped(member.pid if self.is_on_this_machine(member) else None)
 
     def _pidfd(self, member: RayMember) -> int | None:
-        if not self.is_here(member) or member.pid is None:
+        if not self.is_on_this_machine(member) or member.pid is None:
             return None
         with suppress(OSError):
             return os.pidfd_open(member.pid)
         return None
 
-    def no_place(self, member: RayMember) -> WorkerError:
+    def no_place_error(self, member: RayMember) -> WorkerError:
         """Error about a worker that Ray cannot place."""
         demands = self._of_worker(member.worker_id)
         nodes = [node for node in self.ray.nodes() if node["Alive"]]

@@ -148,7 +148,9 @@ class RayPool(FuturePool):
             restarts=self._budget.restarts,
             arena_nbytes=self._stored.lent_nbytes,
             lent_nbytes=self._stored.lent_nbytes,
-            pids=tuple(m.pid for m in members if m.is_alive() and m.pid is not None and self.members.is_here(m)),
+            pids=tuple(
+                m.pid for m in members if m.is_alive() and m.pid is not None and self.members.is_on_this_machine(m)
+            ),
         )
 
     def _close(self) -> None:
@@ -173,7 +175,7 @@ class RayPool(FuturePool):
         timer = StallTimer(self._options.timeout_s, self._options.recovery.stall_s)
         while not ready():
             self._check()
-            self._judge()
+            self._test_suspect()
             left_s = timer.left_s()
             if self._step(_LONGEST_WAIT_S if left_s is None else min(left_s, _LONGEST_WAIT_S)):
                 timer.reset()
@@ -235,7 +237,7 @@ class RayPool(FuturePool):
         if states is not None:
             states.add(future.work, answer.generators)
         self._open.pop(future.task, None)
-        shift_ns = member.shift_ns(answer.ended_ns, here=self.members.is_here(member))
+        shift_ns = member.shift_ns(answer.ended_ns, here=self.members.is_on_this_machine(member))
         if future.settled:  # canceled in the meantime
             return
         if answer.kind != BUILT:
@@ -327,10 +329,10 @@ class RayPool(FuturePool):
         if not late or self._error is not None:
             return
         if self._takes_turns or not any(member.is_ready for member in members):
-            self._fail_all(self.members.no_place(late[0]))
+            self._fail_all(self.members.no_place_error(late[0]))
         elif not self._has_warned:
             self._has_warned = True
-            _log.warning("%s\nThe others continue without it.", self.members.no_place(late[0]))
+            _log.warning("%s\nThe others continue without it.", self.members.no_place_error(late[0]))
 
     def _replace_dead(self, member: RayMember, reason: BaseException) -> None:
         """Count a death, and take back the requests of the dead.
@@ -384,10 +386,10 @@ class RayPool(FuturePool):
         if epoch == future.work.epoch:
             future.work = future.work.opened_at(mark)
 
-    def _judge(self) -> None:
+    def _test_suspect(self) -> None:
         """Test suspicious requests alone; fail them or leave out samples."""
         while self._suspects:
-            future, verdict = self._suspects.judge()
+            future, verdict = self._suspects.test_first()
             if verdict is None:  # it does not kill
                 self._budget.adjust(STRIKES)
             if future.settled:

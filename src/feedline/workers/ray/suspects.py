@@ -41,7 +41,7 @@ class SuspectRequests:
         """Add a suspicious request; `text` describes its latest death."""
         self._found.append((future, text))
 
-    def judge(self) -> tuple[ProcessFuture, bool | None]:
+    def test_first(self) -> tuple[ProcessFuture, bool | None]:
         """Test the first suspicious request; fail it or leave out samples.
 
         Returns its future, and True, or None if the request does not kill or was canceled.
@@ -109,5 +109,5 @@ class SuspectRequests:
             self._check()
             late = starting is not None and monotonic() > starting.began + self._members.start_timeout_s
             if late and starting is not None and starting.node_id is None:
-                raise self._members.no_place(starting)
+                raise self._members.no_place_error(starting)
         return self._members.ray.get(ref)
