@@ -67,7 +67,7 @@ def audit() -> None:
             for request in requests:
                 log.add(request, cursor, None)
                 cursor = cursor.after(request.start, request.stop)
-            log.settle(ended=True)
+            log.flush(ended=True)
 
         race = Contest("audit log per batch", unit="s", baseline="a batch of 1 ms")
         race.measure("a batch of 1 ms", lambda: 1e-3)

@@ -163,7 +163,7 @@ def publication_share() -> dict[str, float]:
     with (
         tempfile.TemporaryDirectory() as folder,
         timed(Monitor, "_publish", "publication"),
-        timed(Monitor, "_judge", "verdict"),
+        timed(Monitor, "_update_verdict", "verdict"),
         timed(RunLog, "write", "run log"),
     ):
         seconds = _loop(Path(folder) / "run.jsonl")

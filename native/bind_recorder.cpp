@@ -14,7 +14,7 @@ namespace feedline {
 namespace {
 
 // Places of a page's words: see core/page.py.
-constexpr std::size_t SINCE = 1, BATCHES = 2;
+constexpr std::size_t PHASE_START = 1, BATCHES = 2;
 
 // The clocks of Python's `time` module: Linux only, elsewhere they have other names and origins.
 std::int64_t clock_ns(clockid_t clock) {
@@ -357,7 +357,7 @@ public:
 
     std::int64_t call() {
         called_ns_ = clock_ns(CLOCK_MONOTONIC);
-        if (words_) words_->set(SINCE, -called_ns_);
+        if (words_) words_->set(PHASE_START, -called_ns_);
         return called_ns_;
     }
 
@@ -381,7 +381,7 @@ public:
         const std::int64_t longest = sums.add(spans, own, sampled_ns_ ? 3 : 2, samples, epoch, number);
         if (words_) {
             words_->set(BATCHES, words_->get(BATCHES) + 1);
-            words_->set(SINCE, now_ns);
+            words_->set(PHASE_START, now_ns);
         }
         sampled_ns_ = 0;
         left_ns_ = now_ns;

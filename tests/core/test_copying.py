@@ -22,7 +22,7 @@ def test_a_copy_of_another_size_takes_as_long_as_the_rate_says() -> None:
         rates = measure_copy_rates(2)
         began_s = thread_time()
         np.copyto(target, source)
-        ratios.append(rates.one * (thread_time() - began_s) / NBYTES)
+        ratios.append(rates.thread_rate * (thread_time() - began_s) / NBYTES)
         assert rates.copiers >= 1
         if 0.5 < ratios[-1] < 2:  # other programs use memory, too
             return

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from debris import DebrisGuard
 
-from feedline.core.page import BATCHES, SINCE, Page, PageReader, find_pages
+from feedline.core.page import BATCHES, PHASE_START, Page, PageReader, find_pages
 
 HERE = Path("/proc/self/fd")
 
@@ -22,7 +22,7 @@ def _reader(page: Page) -> PageReader:
 
 def test_another_process_finds_and_reads_the_page() -> None:
     with Page() as page:
-        page.words[SINCE] = -17
+        page.words[PHASE_START] = -17
         page.words[BATCHES] = 3
         page.publish({"loader": "Photos"})
         with _forked(lambda: _found_in(os.getppid(), page.inode)) as content:
@@ -33,7 +33,7 @@ def _found_in(pid: int, inode: int) -> str:
     (page,) = (found for found in find_pages(pid) if found.inode == inode)
     with PageReader(page.path) as reader:
         content = reader.read()
-    return f"{page.pid} {content.since_ns} {content.batches} {content.figures}"
+    return f"{page.pid} {content.phase_start_ns} {content.batches} {content.figures}"
 
 
 @contextmanager

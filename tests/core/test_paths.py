@@ -13,7 +13,7 @@ from image_cases import jpeg
 from tar_cases import write_tar
 
 from feedline import datasets, stores
-from feedline.core.paths import PARTIAL, expand_user, make_folder, missing, replacing
+from feedline.core.paths import PARTIAL, expand_user, make_folder, missing_error, replacing
 from feedline.datasets import MDS, ArrayFile, Files, ImageFolder, Lines, LitData, Raw, TarShards, TFRecord, TokenFile
 from feedline.errors import ArgumentError, FeedlineError
 from feedline.stores.base import ObjectInfo
@@ -80,8 +80,8 @@ def test_what_is_nowhere_near(data: Path) -> None:
 def test_another_number_is_no_near_name(data: Path) -> None:
     for number in range(3):
         (data / f"shard-{number:03}.tar").touch()
-    assert "did you mean" not in str(missing(data / "shard-003.tar"))
-    assert str(missing(data / "shard-2.tar")).endswith(f"did you mean {data}/shard-002.tar?")
+    assert "did you mean" not in str(missing_error(data / "shard-003.tar"))
+    assert str(missing_error(data / "shard-2.tar")).endswith(f"did you mean {data}/shard-002.tar?")
 
 
 def test_links_to_nothing(data: Path) -> None:

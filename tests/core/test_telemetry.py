@@ -18,14 +18,14 @@ from feedline.core.telemetry import (
     SpanTuple,
     new_recorder,
     recorder_of_thread,
-    work_as,
+    set_worker,
 )
 
 
 @pytest.fixture(autouse=True)
 def main_worker() -> Iterator[None]:
     yield
-    work_as(MAIN)
+    set_worker(MAIN)
 
 
 def test_each_thread_has_its_own_batch_and_worker() -> None:
@@ -33,7 +33,7 @@ def test_each_thread_has_its_own_batch_and_worker() -> None:
     together = threading.Barrier(2)
 
     def work(worker: int) -> None:
-        work_as(worker)
+        set_worker(worker)
         recorder = recorder_of_thread()
         outer = recorder.begin()
         together.wait()

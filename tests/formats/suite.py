@@ -129,7 +129,7 @@ class FormatSuite:
         assert wanted
         assert statistics() == before
         for store, (path, start, stop) in wanted:
-            store.fill(path, start, stop)
+            store.fetch_range(path, start, stop)
         before = statistics()
         samples = dataset.__getitems__(indices.tolist())
         after = statistics()

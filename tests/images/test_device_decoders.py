@@ -121,7 +121,9 @@ def test_images_are_turned_upright_on_the_device(refused: bool, monkeypatch: pyt
         device_decoders, "decoder_of", lambda _: lambda some, __: [None if refused else decoded(file) for file in some]
     )
     files = [file_of(oriented(number)) for number in range(1, 9)]
-    for file, found in zip(files, device_decoders.decode_there(files, HERE, apply_exif_orientation=True), strict=True):
+    for file, found in zip(
+        files, device_decoders.decode_on_device(files, HERE, apply_exif_orientation=True), strict=True
+    ):
         upright = np.array(images.decode(file.numpy(), apply_exif_orientation=True))
         assert torch.equal(found, torch.from_numpy(upright).permute(2, 0, 1))
 

@@ -226,7 +226,7 @@ def test_prefetched_ranges_are_those_that_are_read(
         return
     indices = np.array(data.draw(st.lists(st.integers(0, len(far) - 1), min_size=1, max_size=4)))
     for store, want in far.ranges(indices):
-        store.fill(*want)
+        store.fetch_range(*want)
     before = statistics()
     with suppress(SampleError):  # for a null, which is found once everything was read
         far.__getitems__(indices.tolist())

@@ -304,9 +304,9 @@ def test_workers_are_shut_down_under_torchs_name(persistent: bool, no_debris: An
 def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    checks._warn_of_equal_ranks.cache_clear()
+    checks._warn_of_equal_data.cache_clear()
     yield
-    checks._warn_of_equal_ranks.cache_clear()
+    checks._warn_of_equal_data.cache_clear()
 
 
 @pytest.mark.usefixtures("two_ranks")

@@ -16,7 +16,7 @@ from feedline.loader.error_policy import ErrorPolicy, Quarantine
 from feedline.loader.loop import Iteration
 from feedline.loader.progress import Progress
 from feedline.loader.report import Totals
-from feedline.loader.window import Flow
+from feedline.loader.window import FlowControl
 from feedline.workers.base import PoolStatistics
 
 
@@ -112,17 +112,17 @@ def progress(policy: ErrorPolicy | None = None) -> Progress:
 def test_batches_come_in_order_and_the_cursor_moves_with_them() -> None:
     mine = progress()
     positions = []
-    for number, batch in enumerate(Iteration(requests(4), FakePool(), mine, Flow(ahead=3))):
+    for number, batch in enumerate(Iteration(requests(4), FakePool(), mine, FlowControl(ahead=3))):
         assert batch == number
         positions.append(mine.cursor.position)
     assert positions == [2, 4, 6, 8]
-    assert (mine.cursor, mine.over) == (Cursor(1), True)
+    assert (mine.cursor, mine.is_over) == (Cursor(1), True)
     assert mine.totals.samples == 8
 
 
 def test_no_more_requests_than_allowed_are_in_flight_while_the_loop_computes() -> None:
     pool = FakePool()
-    iteration = Iteration(requests(10), pool, progress(), Flow(ahead=3))
+    iteration = Iteration(requests(10), pool, progress(), FlowControl(ahead=3))
     iteration.start()
     assert len(pool.tickets) == 3
     next(iteration)
@@ -131,14 +131,14 @@ def test_no_more_requests_than_allowed_are_in_flight_while_the_loop_computes() -
 
 def test_nothing_is_requested_ahead_without_workers() -> None:
     pool = FakePool()
-    iteration = Iteration(requests(10), pool, progress(), Flow(ahead=0))
+    iteration = Iteration(requests(10), pool, progress(), FlowControl(ahead=0))
     next(iteration)
     assert len(pool.tickets) == 1
 
 
 def test_a_failed_batch_is_raised_in_its_turn_and_stays_undelivered() -> None:
     mine = progress()
-    iteration = Iteration(requests(4), FakePool({1: KeyError("bad")}), mine, Flow(ahead=2))
+    iteration = Iteration(requests(4), FakePool({1: KeyError("bad")}), mine, FlowControl(ahead=2))
     assert next(iteration) == 0
     with pytest.raises(KeyError):
         next(iteration)
@@ -148,7 +148,7 @@ def test_a_failed_batch_is_raised_in_its_turn_and_stays_undelivered() -> None:
 
 def test_the_gap_of_a_failed_batch_is_in_the_state_until_the_epoch_ends() -> None:
     mine = progress()
-    iteration = Iteration(requests(4), FakePool({1: KeyError("bad")}), mine, Flow(ahead=2))
+    iteration = Iteration(requests(4), FakePool({1: KeyError("bad")}), mine, FlowControl(ahead=2))
     next(iteration)
     with pytest.raises(KeyError):
         next(iteration)
@@ -161,7 +161,7 @@ def test_an_error_of_the_sampler_waits_for_the_batches_before_it() -> None:
         yield from requests(2)
         raise OSError("sampler")
 
-    iteration = Iteration(broken(), FakePool(), progress(), Flow(ahead=5))
+    iteration = Iteration(broken(), FakePool(), progress(), FlowControl(ahead=5))
     assert [next(iteration), next(iteration)] == [0, 1]
     with pytest.raises(OSError, match="sampler"):
         next(iteration)
@@ -169,7 +169,7 @@ def test_an_error_of_the_sampler_waits_for_the_batches_before_it() -> None:
 
 def test_out_of_order_delivery_takes_the_first_that_is_done() -> None:
     pool, mine = FakePool(), progress()
-    iteration = Iteration(requests(3), pool, mine, Flow(ahead=3, in_order=False))
+    iteration = Iteration(requests(3), pool, mine, FlowControl(ahead=3, in_order=False))
     iteration.start()
     pool.tickets[2].ready = True
     assert next(iteration) == 2
@@ -180,7 +180,7 @@ def test_out_of_order_delivery_takes_the_first_that_is_done() -> None:
 def test_an_empty_batch_counts_as_delivered_but_is_not_returned() -> None:
     mine = progress()
     skipped = (SkippedSample(0, 2, 7, "ValueError: bad"), SkippedSample(0, 3, 8, "ValueError: bad"))
-    iteration = Iteration(requests(3), FakePool({1: BatchResult(EMPTY_BATCH, [], skipped)}), mine, Flow(ahead=2))
+    iteration = Iteration(requests(3), FakePool({1: BatchResult(EMPTY_BATCH, [], skipped)}), mine, FlowControl(ahead=2))
     assert list(iteration) == [0, 2]
     assert mine.quarantine.count == 2
     assert mine.totals.samples == 4
@@ -189,7 +189,7 @@ def test_an_empty_batch_counts_as_delivered_but_is_not_returned() -> None:
 def test_too_many_failed_samples_end_the_loop() -> None:
     skipped = (SkippedSample(0, 2, 7, "ValueError: bad"),)
     iteration = Iteration(
-        requests(3), FakePool({1: BatchResult(1, [], skipped)}), progress(ErrorPolicy(limit=0)), Flow()
+        requests(3), FakePool({1: BatchResult(1, [], skipped)}), progress(ErrorPolicy(limit=0)), FlowControl()
     )
     assert next(iteration) == 0
     with pytest.raises(ErrorLimitError, match="index 7"):
@@ -198,7 +198,7 @@ def test_too_many_failed_samples_end_the_loop() -> None:
 
 def test_stages_start_what_is_ready_ahead_and_no_more_than_has_room() -> None:
     pool, stage = FakePool(), FakeStage()
-    iteration = Iteration(requests(6), pool, progress(), Flow(ahead=4), stage=stage)
+    iteration = Iteration(requests(6), pool, progress(), FlowControl(ahead=4), stage=stage)
     iteration.start()
     for ticket in pool.tickets:
         ticket.ready = True
@@ -210,7 +210,7 @@ def test_stages_start_what_is_ready_ahead_and_no_more_than_has_room() -> None:
 
 def test_an_error_met_by_a_stage_ahead_waits_for_its_turn() -> None:
     pool, stage = FakePool({1: KeyError("bad")}), FakeStage()
-    iteration = Iteration(requests(3), pool, progress(), Flow(ahead=3), stage=stage)
+    iteration = Iteration(requests(3), pool, progress(), FlowControl(ahead=3), stage=stage)
     iteration.start()
     for ticket in pool.tickets:
         ticket.ready = True
@@ -222,7 +222,7 @@ def test_an_error_met_by_a_stage_ahead_waits_for_its_turn() -> None:
 
 def test_closing_cancels_what_is_in_flight_once() -> None:
     pool, closed = FakePool(), []
-    iteration = Iteration(requests(9), pool, progress(), Flow(ahead=3), on_close=lambda: closed.append(1))
+    iteration = Iteration(requests(9), pool, progress(), FlowControl(ahead=3), on_close=lambda: closed.append(1))
     next(iteration)
     del iteration
     assert [ticket.cancelled for ticket in pool.tickets] == [False, True, True, True]

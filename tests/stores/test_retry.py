@@ -22,7 +22,7 @@ from feedline.stores.options import StoreOptions
 from feedline.stores.partial import PartialRange
 from feedline.stores.requests import FetchedRanges, Flight, Latencies, Requests, Transfers, spans_for
 from feedline.stores.retry import Attempts, Retry
-from feedline.stores.statuses import Refusal, error_for
+from feedline.stores.statuses import ErrorResponse, error_for
 
 
 class FakeClock:
@@ -115,7 +115,7 @@ def test_permanent_failures_are_not_retried() -> None:
 
     def denied(_: TransientError | None) -> None:
         calls.append(1)
-        raise error_for(Refusal(403, "AccessDenied"), "x")
+        raise error_for(ErrorResponse(403, "AccessDenied"), "x")
 
     with pytest.raises(stores.AccessDeniedError):
         Attempts(Retry(), FakeClock()).run(denied, "x")

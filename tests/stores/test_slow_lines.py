@@ -142,23 +142,23 @@ def test_a_range_is_complete_however_often_the_line_broke(sizes: list[int], data
     content = random.Random(1).randbytes(sum(sizes))
     part = PartialRange(ByteRange(100, 100 + len(content)))
     for size in sizes:
-        begun = part.rest
+        begun = part.remaining
         part.accept("v1", 1000, begun)
         part.add(memoryview(content[begun.start - 100 :][:size]))
         if data.draw(st.booleans()):
-            assert part.rest.start == 100 + part.nbytes
+            assert part.remaining.start == 100 + part.nbytes
     assert part.data() == content
-    assert part.rest.nbytes == 0
+    assert part.remaining.nbytes == 0
 
 
 def test_parts_of_two_versions_are_not_joined() -> None:
     part = PartialRange(ByteRange(0, 10))
-    part.accept("v1", 10, part.rest)
+    part.accept("v1", 10, part.remaining)
     part.add(memoryview(b"01234"))
     with pytest.raises(TransientError, match="changed while"):
-        part.accept("v2", 10, part.rest)
-    assert part.rest == ByteRange(0, 10)
-    part.accept("v2", 10, part.rest)
+        part.accept("v2", 10, part.remaining)
+    assert part.remaining == ByteRange(0, 10)
+    part.accept("v2", 10, part.remaining)
 
 
 def fail() -> None:

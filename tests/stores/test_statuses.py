@@ -13,7 +13,7 @@ from web_servers import Handler, WebServer, serving
 
 from feedline import stores
 from feedline.errors import TransientError
-from feedline.stores.statuses import Refusal, error_for
+from feedline.stores.statuses import ErrorResponse, error_for
 
 QUICK = stores.Retry(attempts=2, first_wait_s=0, max_wait_s=0)
 ONCE = stores.Retry(attempts=1)
@@ -21,14 +21,14 @@ ONCE = stores.Retry(attempts=1)
 
 @given(st.integers(500, 599), st.sampled_from(["", "InternalError", "NotImplemented", "Unknown"]))
 def test_every_status_of_a_failing_server_is_transient(status: int, code: str) -> None:
-    error = error_for(Refusal(status, code), "x")
+    error = error_for(ErrorResponse(status, code), "x")
     assert isinstance(error, TransientError)
     assert error.throttled == (status == 503)
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429])
 def test_other_statuses_that_pass(status: int) -> None:
-    error = error_for(Refusal(status), "x")
+    error = error_for(ErrorResponse(status), "x")
     assert isinstance(error, TransientError)
     assert error.throttled == (status == 429)
 
@@ -49,7 +49,7 @@ def test_other_statuses_that_pass(status: int) -> None:
     ],
 )
 def test_codes_that_are_transient_for_every_status(status: int, code: str, throttled: bool) -> None:
-    error = error_for(Refusal(status, code), "x")
+    error = error_for(ErrorResponse(status, code), "x")
     assert isinstance(error, TransientError)
     assert error.throttled == throttled
 
@@ -79,14 +79,14 @@ def test_codes_that_are_transient_for_every_status(status: int, code: str, throt
     ],
 )
 def test_answers_that_stay(status: int, code: str, kind: type[Exception], words: str) -> None:
-    error = error_for(Refusal(status, code), "s3://b/k")
+    error = error_for(ErrorResponse(status, code), "s3://b/k")
     assert type(error) is kind
     with pytest.raises(kind, match=f"s3://b/k: .*{words}"):
         raise error
 
 
 def test_the_right_region_is_named() -> None:
-    error = error_for(Refusal(400, "AuthorizationHeaderMalformed", "eu-west-1"), "s3://b/k")
+    error = error_for(ErrorResponse(400, "AuthorizationHeaderMalformed", "eu-west-1"), "s3://b/k")
     with pytest.raises(stores.StoreError, match=r'in the region eu-west-1 .*options=\{"region": "eu-west-1"\}'):
         raise error
 

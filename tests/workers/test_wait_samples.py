@@ -15,7 +15,7 @@ import pytest
 from feedline.core import proc
 from feedline.core.proc import ThreadWait
 from feedline.workers import wait_samples
-from feedline.workers.wait_samples import ProcessSamples, ThreadSamples, WaitMoments
+from feedline.workers.wait_samples import ProcessSamples, SampleTimes, ThreadSamples
 
 
 @pytest.mark.skipif(proc._FUTEX != "202", reason="the numbers below are those of x86-64")
@@ -66,7 +66,7 @@ def shares_of(number: int, work: Callable[[], None]) -> tuple[float, float]:
     with working(number, work) as threads:
         samples = ThreadSamples(threads)
         for _ in range(16):
-            samples.waited(0.004)
+            samples.add_wait(0.004)
         while samples._number < 100 * number:
             samples._due_s = 0.0
             samples.wait(lambda limit_s: time.sleep(limit_s) is not None)
@@ -119,14 +119,14 @@ def test_few_samples_are_unknown_and_short_waits_are_left_alone() -> None:
     assert samples.outside_share is None
     assert not samples.wait(lambda _: pytest.fail("the usual wait is not known"))
     for _ in range(50):
-        samples.waited(0.0001)
+        samples.add_wait(0.0001)
     assert not samples.wait(lambda _: pytest.fail("too short to be divided"))
 
 
 def test_a_wait_that_ends_early_takes_no_sample() -> None:
     samples = ThreadSamples({threading.get_native_id()})
     for _ in range(50):
-        samples.waited(0.1)
+        samples.add_wait(0.1)
     limits = list[float]()
     assert samples.wait(lambda limit_s: limits.append(limit_s) is None)
     assert 0 < limits[0] < 0.1
@@ -137,7 +137,7 @@ def test_waits_that_become_short_are_divided_again() -> None:
     """As after the first batch of an epoch, for which workers start."""
     samples = ThreadSamples({threading.get_native_id()})
     for _ in range(50):
-        samples.waited(60.0)
+        samples.add_wait(60.0)
     for _ in range(200):
         if not samples.wait(lambda limit_s: limit_s > 0.002):  # a wait of a moment is over
             samples._due_s = 0.0
@@ -145,16 +145,16 @@ def test_waits_that_become_short_are_divided_again() -> None:
 
 
 def test_samples_are_spread_evenly_over_a_wait() -> None:
-    moments = WaitMoments()
-    assert moments.next_s() == inf
+    times = SampleTimes()
+    assert times.next_s() == inf
     for _ in range(50):
-        moments.waited(0.8)
+        times.add_wait(0.8)
     began_s = time.monotonic()
-    places = sorted((moments.next_s() - began_s) / 0.8 for _ in range(100))
+    places = sorted((times.next_s() - began_s) / 0.8 for _ in range(100))
     slack = (time.monotonic() - began_s) / 0.8
     assert all(0 <= later - earlier <= 0.03 + slack for earlier, later in pairwise([0.0, *places, 1.0 + slack]))
-    moments._looked(began_s)
-    assert moments.next_s() == inf  # a pause
+    times._set_due(began_s)
+    assert times.next_s() == inf  # a pause
 
 
 def test_processes_that_wait_are_counted_and_another_number_of_them_starts_from_zero(
@@ -164,8 +164,8 @@ def test_processes_that_wait_are_counted_and_another_number_of_them_starts_from_
     samples = ProcessSamples()
     for _ in range(8):
         assert samples.contended_share is None
-        samples.look([1, 2, 4], 4)  # 4 has ended
+        samples.take([1, 2, 4], 4)  # 4 has ended
     assert samples.contended_share == 0.5
     for _ in range(16):
-        samples.look([3], 2)
+        samples.take([3], 2)
     assert samples.contended_share == 1.0

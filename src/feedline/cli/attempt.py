@@ -68,7 +68,7 @@ class MeasuredTurn(NamedTuple):
     first_s: float
     """Time to the first batch."""
     verdict: Verdict | None = None
-    judged_s: float = 0.0
+    verdict_s: float = 0.0
     """Time spent on the verdict."""
 
 
@@ -134,7 +134,7 @@ def run(target: str, arguments: Mapping[str, Any], seconds: float, step_s: float
         except FeedlineError:
             raise
         except Exception as error:
-            raise targets.failure(target, error) from error
+            raise targets.loader_error(target, error) from error
 
 
 def attempt(
@@ -161,7 +161,7 @@ def attempt(
         return Attempt({}, _with_lines(verdict, loader, budget), unfinished=missing)
     measured_s = budget.now_s()
     predicted = None if verdict.replayed is None else predict(verdict.replayed, arguments)
-    judged_s = turns[0].judged_s + budget.now_s() - measured_s
+    verdict_s = turns[0].verdict_s + budget.now_s() - measured_s
     while turns[-1].rate is not None and len(turns) < 2 * ROUNDS and _fits(turns, budget):
         step("measuring", len(turns), 2 * ROUNDS)
         changes = arguments if len(turns) % 2 else {}
@@ -169,7 +169,7 @@ def attempt(
     step("measuring", 2 * ROUNDS, 2 * ROUNDS)
     rates = [turn.rate for turn in turns if turn.rate is not None]
     verdict = _with_lines(verdict, loader, budget)
-    missing = _describe_missing(turns, budget, judged_s)
+    missing = _describe_missing(turns, budget, verdict_s)
     return Attempt(arguments, verdict, tuple(rates[::2]), tuple(rates[1::2]), predicted, missing)
 
 
@@ -192,13 +192,13 @@ def _turn(
         part = measure(made, inf, step_s, due_s=due_s, over_s=budget.over_s)
         measured_s = budget.now_s()
         verdict = made.report() if judges else None
-        judged_s = budget.now_s() - measured_s
-    took_s = budget.now_s() - began_s - judged_s
+        verdict_s = budget.now_s() - measured_s
+    took_s = budget.now_s() - began_s - verdict_s
     if not part.waits_s:
-        return MeasuredTurn(None, 2 * took_s, part.first_s, verdict, judged_s)
+        return MeasuredTurn(None, 2 * took_s, part.first_s, verdict, verdict_s)
     cluster_s = part.seconds / len(part.waits_s) * max(1, made.num_workers)
     least_s = took_s - part.seconds + cluster_s
-    return MeasuredTurn(part.samples / part.seconds, least_s, part.first_s, verdict, judged_s)
+    return MeasuredTurn(part.samples / part.seconds, least_s, part.first_s, verdict, verdict_s)
 
 
 def _fits(turns: Sequence[MeasuredTurn], budget: Budget) -> bool:
@@ -211,7 +211,7 @@ def _fits(turns: Sequence[MeasuredTurn], budget: Budget) -> bool:
     return budget.left_s() > turns[-1].least_s + turns[-2].least_s
 
 
-def _describe_missing(turns: Sequence[MeasuredTurn], budget: Budget, judged_s: float) -> str:
+def _describe_missing(turns: Sequence[MeasuredTurn], budget: Budget, verdict_s: float) -> str:
     """Text on rounds that did not fit, with sufficient seconds, or empty."""
     rounds = sum(turn.rate is not None for turn in turns) // 2
     if rounds == ROUNDS:
@@ -221,8 +221,8 @@ def _describe_missing(turns: Sequence[MeasuredTurn], budget: Budget, judged_s: f
         why = f"the first batch of the {which} loader took {duration(turns[-1].first_s)}"
     else:
         least_s = sum(turn.least_s for turn in turns[-2:])
-        why = f"one takes {duration(least_s)} or more, the verdict {duration(judged_s)}"
-    enough_s = (2 * ROUNDS * max(turn.least_s for turn in turns) + judged_s) / (1 - LINES_SHARE)
+        why = f"one takes {duration(least_s)} or more, the verdict {duration(verdict_s)}"
+    enough_s = (2 * ROUNDS * max(turn.least_s for turn in turns) + verdict_s) / (1 - LINES_SHARE)
     return (
         f"{rounds} of {ROUNDS} rounds fitted into {budget.total_s:g} s: {why}. "
         f"All may fit into --seconds {ceil(max(enough_s, 2 * budget.total_s))}."

@@ -17,7 +17,7 @@ from feedline.cli.arguments import AsJson, Loader, print_json
 from feedline.cli.plain import plain, plain_repr
 from feedline.cli.target import as_feedline, load
 from feedline.errors import ArgumentError, StateError
-from feedline.loader.rebuilding import rebuilt
+from feedline.loader.rebuilding import rebuild_batch
 from feedline.loader.report.figures import plain_indices
 
 
@@ -61,7 +61,7 @@ def run(
         raise ArgumentError(f"rank {rank} needs more than {world_size} ranks: pass --world-size")
     saved = None if state is None else read_state(state)
     try:
-        request, result = rebuilt(loader, step, epoch, (rank, world_size), saved)
+        request, result = rebuild_batch(loader, step, epoch, (rank, world_size), saved)
     except IndexError as error:
         raise ArgumentError(str(error)) from error
     if out is not None:

@@ -62,12 +62,12 @@ def as_feedline(loader: TorchDataLoader[Any], **changes: Any) -> DataLoader[Any]
     own = {name: getattr(loader._fl, name) for name in _OWN} if isinstance(loader, DataLoader) else {}
     if hasattr(loader, "in_order"):
         own["in_order"] = loader.in_order
-    return DataLoader(loader.dataset, **_consistent({**_arguments(loader, changes), **own, **changes}))
+    return DataLoader(loader.dataset, **_without_unused({**_arguments(loader, changes), **own, **changes}))
 
 
 def as_torch(loader: TorchDataLoader[Any], **changes: Any) -> TorchDataLoader[Any]:
     """A loader of torch with the arguments of `loader`, except for `changes`."""
-    return TorchDataLoader(loader.dataset, **_consistent({**_arguments(loader, changes), **changes}))
+    return TorchDataLoader(loader.dataset, **_without_unused({**_arguments(loader, changes), **changes}))
 
 
 def _arguments(loader: TorchDataLoader[Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _arguments(loader: TorchDataLoader[Any], changes: dict[str, Any]) -> dict[st
     return arguments if isinstance(loader.dataset, IterableDataset) else {**arguments, "sampler": loader.sampler}
 
 
-def _consistent(arguments: dict[str, Any]) -> dict[str, Any]:
+def _without_unused(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments; without workers, also without those that need them."""
     if arguments["num_workers"]:
         return arguments
@@ -215,7 +215,7 @@ def _call(function: Any, target: str) -> Any:
         raise TargetError(f"{target}() raised {_describe(error)}") from error
 
 
-def failure(target: str, error: Exception) -> TargetError:
+def loader_error(target: str, error: Exception) -> TargetError:
     """Error that names the failing loader, with the notes of `error`."""
     result = TargetError(f"{target} raised {_describe(error)}")
     for note in getattr(error, "__notes__", ()):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from feedline.collate.default import BatchWalk, KeyPath, place
+from feedline.collate.default import BatchWalk, KeyPath, format_path
 from feedline.core.tensors import Allocator
 from feedline.errors import CollateError
 
@@ -120,8 +120,8 @@ def as_rows(batch: Sequence[Any], path: KeyPath) -> Sequence[torch.Tensor]:
     if not are_sequences(batch):
         wrong = next(i for i, values in enumerate(batch) if not is_sequence(values))
         raise CollateError(
-            f"{place(path)}: sample {wrong} of the batch holds {type(batch[wrong]).__name__}, not a tensor or an array "
-            "with at least one dimension, or a list of numbers"
+            f"{format_path(path)}: sample {wrong} of the batch holds {type(batch[wrong]).__name__}, not a tensor or an "
+            "array with at least one dimension, or a list of numbers"
         )
     if _are_tensors(batch):
         return batch
@@ -148,7 +148,7 @@ def concatenate(rows: Sequence[torch.Tensor], path: KeyPath) -> torch.Tensor:
         if number is None:
             raise
         raise CollateError(
-            f"{place(path)}: only the first dimension may differ, but sample 0 of the batch has shape "
+            f"{format_path(path)}: only the first dimension may differ, but sample 0 of the batch has shape "
             f"{tuple(rows[0].shape)} and sample {number} has {tuple(rows[number].shape)}"
         ) from error
 

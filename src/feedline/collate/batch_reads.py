@@ -14,11 +14,11 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 from feedline.collate.default import default, is_standard
 from feedline.core import kernels
 from feedline.core.dataset import Batch, BatchRead, Keys, has_read_batch, traits_of
-from feedline.core.devices import finish_in_thread, take_rows
+from feedline.core.devices import synchronize_in_thread, take_rows
 from feedline.core.kernels import Int64s
 from feedline.core.rng import addressed, torch_keys
 from feedline.core.shard_offsets import ShardOffsets
-from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, torch_dtype, within
+from feedline.core.tensors import Allocator, allocate_tensor, normalize_indices, numpy_view, torch_dtype
 
 
 class BatchReader(NamedTuple):
@@ -63,7 +63,7 @@ def _tensor_rows(tensor: torch.Tensor, request: BatchRead, name: str) -> torch.T
     """Rows of a tensor, in memory of its own device."""
     if tensor.is_cpu:
         return _rows(numpy_view(tensor), tensor.dtype, request)
-    return take_rows(tensor, within(request.indices, len(tensor), name))
+    return take_rows(tensor, normalize_indices(request.indices, len(tensor), name))
 
 
 def _of_array(dataset: NDArray[Any]) -> BatchReader | None:
@@ -105,7 +105,7 @@ def subset_reader(dataset: Any) -> BatchReader | None:
     name = type(dataset).__name__
 
     def read(request: BatchRead) -> Batch:
-        chosen = _map_indices(dataset.indices, within(request.indices, len(dataset), name))
+        chosen = _map_indices(dataset.indices, normalize_indices(request.indices, len(dataset), name))
         return inner(replace(request, indices=chosen))
 
     return inner._replace(read=read)
@@ -153,7 +153,7 @@ def _of_concat(dataset: ConcatDataset[Any]) -> BatchReader | None:
     drawing = np.array([each.uses_keys for each in readers])
 
     def read(request: BatchRead) -> Batch:
-        inside, keys = _within_concat(request.indices, len(dataset)), request.keys
+        inside, keys = _normalize_for_concat(request.indices, len(dataset)), request.keys
         part_of, local = offsets.locate(inside)
         if keys is None and drawing.any():
             keys = _draw_keys(drawing[part_of])
@@ -187,13 +187,13 @@ def _one_by_one(dataset: Any, indices: Int64s, keys: Keys | None) -> list[Any]:
     return samples
 
 
-def _within_concat(indices: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+def _normalize_for_concat(indices: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     # As in ConcatDataset: ValueError below the first index, IndexError above the last.
     if len(indices) and indices.min() < -length:
         raise ValueError(
             f"index {indices.min()} of a ConcatDataset with {length} samples: absolute value exceeds length"
         )
-    return within(indices, length, "ConcatDataset")
+    return normalize_indices(indices, length, "ConcatDataset")
 
 
 def _are_alike(batches: Sequence[Any]) -> bool:
@@ -221,7 +221,7 @@ def _interleave(batches: Sequence[Any], places: Sequence[NDArray[np.int64]], all
         return [_interleave(parts, places, allocate) for parts in zip(*batches, strict=True)]
     shape = (sum(map(len, places)), *first.shape[1:])
     if not first.is_cpu:
-        return _interleave_there(batches, places, first.new_empty(shape))
+        return _interleave_on_device(batches, places, first.new_empty(shape))
     out = allocate(shape, first.dtype)
     rows = numpy_view(out)
     for batch, at in zip(batches, places, strict=True):
@@ -229,12 +229,12 @@ def _interleave(batches: Sequence[Any], places: Sequence[NDArray[np.int64]], all
     return out
 
 
-def _interleave_there(
+def _interleave_on_device(
     batches: Sequence[torch.Tensor], places: Sequence[NDArray[np.int64]], out: torch.Tensor
 ) -> torch.Tensor:
     for batch, at in zip(batches, places, strict=True):
         out.index_copy_(0, torch.from_numpy(at).to(out.device), batch)
-    finish_in_thread(out.device)
+    synchronize_in_thread(out.device)
     return out
 
 

@@ -166,7 +166,7 @@ def is_standard() -> bool:
     return torchs.default_collate_fn_map == _SHIPPED
 
 
-def place(path: KeyPath) -> str:
+def format_path(path: KeyPath) -> str:
     """A path as a Python expression: `batch['image'][0]`."""
     return "batch" + "".join(f"[{key!r}]" for key in path)
 
@@ -248,7 +248,7 @@ def _column(batch: Sequence[Mapping[Any, Any]], key: Any, path: KeyPath) -> list
         return [sample[key] for sample in batch]
     except KeyError as error:
         number = next((i for i, sample in enumerate(batch) if key not in sample), None)
-        error.add_note(f"{place((*path, key))}: sample {number} of the batch lacks this key, sample 0 has it")
+        error.add_note(f"{format_path((*path, key))}: sample {number} of the batch lacks this key, sample 0 has it")
         raise
 
 
@@ -291,15 +291,16 @@ def _check_lengths(batch: Sequence[Any], path: KeyPath) -> None:
 def _difference(path: KeyPath, what: str, values: Sequence[Any]) -> str:
     number, other = next((i, value) for i, value in enumerate(values) if value != values[0])
     return (
-        f"{place(path)}: sample 0 of the batch has {what} {values[0]}, sample {number} has {other}. Make them equal "
-        f"(for images a Resize or a crop), or pass collate_fn=feedline.collate.pad(), or ragged() to keep them apart."
+        f"{format_path(path)}: sample 0 of the batch has {what} {values[0]}, sample {number} has {other}. Make them "
+        f"equal (for images a Resize or a crop), or pass collate_fn=feedline.collate.pad(), or ragged() to keep them "
+        "apart."
     )
 
 
 def _unknown(_: BatchWalk, batch: Sequence[Any], path: KeyPath) -> Any:
     error = TypeError(torchs.default_collate_err_msg_format.format(type(batch[0])))
     error.add_note(
-        f"{place(path)} has a type that default collate does not support. Leave it out of the sample, or pass a "
+        f"{format_path(path)} has a type that default collate does not support. Leave it out of the sample, or pass a "
         "collate_fn that supports it."
     )
     raise error
@@ -313,7 +314,7 @@ def _leaf(collate: Leaf, walk: BatchWalk, batch: Sequence[Any], path: KeyPath) -
         if len(set(shapes)) > 1:
             error.add_note(_difference(path, "shape", shapes))
         else:
-            error.add_note(f"while collating {place(path)} of {len(batch)} samples")
+            error.add_note(f"while collating {format_path(path)} of {len(batch)} samples")
         raise
 
 

@@ -20,7 +20,7 @@ from feedline.collate.base import (
     cut,
     fill_for,
 )
-from feedline.collate.default import KeyPath, place
+from feedline.collate.default import KeyPath, format_path
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
 from feedline.errors import ArgumentError, CollateError
 
@@ -121,7 +121,7 @@ def _time_first(rows: Sequence[torch.Tensor], dim: int, path: KeyPath) -> Sequen
         return rows
     few = next((row for row in rows if not -row.ndim <= dim < row.ndim), None)
     if few is not None:
-        raise CollateError(f"{place(path)}: dim={dim} is out of range for a sequence of shape {tuple(few.shape)}")
+        raise CollateError(f"{format_path(path)}: dim={dim} is out of range for a sequence of shape {tuple(few.shape)}")
     return [row.movedim(dim, 0) for row in rows]
 
 

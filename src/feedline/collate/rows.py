@@ -102,17 +102,17 @@ class RowBuffer:
                 samples.append(get(indices[self.reading]))
             except Exception:
                 at(-1)
-                kept = self._settle(len(samples))
+                kept = self._write_deferred(len(samples))
                 if kept == len(samples):
                     raise
                 del samples[kept:]
                 continue
             if len(samples) == len(indices) or self._waiting_nbytes > _MOST_WAITING:
                 at(-1)
-                del samples[self._settle(len(samples)) :]
+                del samples[self._write_deferred(len(samples)) :]
         return samples
 
-    def _settle(self, count: int) -> int:
+    def _write_deferred(self, count: int) -> int:
         """Execute the deferred writes.
 
         Returns the number of samples that stay, of the first `count`.

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.collate.base import Collator, Fill, as_rows, concatenate, cut, fill_for
-from feedline.collate.default import KeyPath, place
+from feedline.collate.default import KeyPath, format_path
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
 from feedline.errors import ArgumentError, CollateError
 
@@ -74,10 +74,12 @@ class PackCollator(Collator):
         rows = as_rows(column, path)
         for number, row in enumerate(rows):
             if row.ndim != 1:
-                raise CollateError(f"{place(path)}: token_budget packs 1-D sequences, not shape {tuple(row.shape)}")
+                raise CollateError(
+                    f"{format_path(path)}: token_budget packs 1-D sequences, not shape {tuple(row.shape)}"
+                )
             if not self.truncate and row.size(0) > self.max_tokens:
                 raise CollateError(
-                    f"{place(path)}: sample {number} of the batch has {row.size(0)} tokens, more than max_tokens="
+                    f"{format_path(path)}: sample {number} of the batch has {row.size(0)} tokens, more than max_tokens="
                     f"{self.max_tokens}. Raise it, split such sequences, or pass truncate=True to cut them at the end."
                 )
         return rows
@@ -103,8 +105,8 @@ def _common_lengths(fields: Mapping[KeyPath, Sequence[torch.Tensor]]) -> list[in
         number = next((i for i, row in enumerate(column) if row.size(0) != lengths[i]), None)
         if number is not None:
             raise CollateError(
-                f"sample {number} of the batch has {lengths[number]} tokens in {place(first)}, but "
-                f"{column[number].size(0)} in {place(path)}; fields that are packed together need equal lengths"
+                f"sample {number} of the batch has {lengths[number]} tokens in {format_path(first)}, but "
+                f"{column[number].size(0)} in {format_path(path)}; fields that are packed together need equal lengths"
             )
     return lengths
 

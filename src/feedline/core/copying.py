@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 class CopyRates(NamedTuple):
     """Limits of memory bandwidth."""
 
-    one: float
+    thread_rate: float
     """Bytes per second of a thread that only copies."""
     copiers: float = inf
     """Number of threads that reach this rate at the same time; infinite if all measured threads do."""

@@ -87,7 +87,7 @@ class PartitionCursor:
     """Batches that the loop has received in the epoch, with those before a resume."""
     continues: bool = False
     """True if an epoch begins where the loop left the previous one: the marks then count all epochs."""
-    carried: tuple[tuple[int, Any], ...] = field(default=(), compare=False)
+    dataset_states: tuple[tuple[int, Any], ...] = field(default=(), compare=False)
     """By partition, the states of datasets that workers have kept since the previous epoch."""
 
     def mark(self, partition: int) -> PartitionOffset:
@@ -126,15 +126,17 @@ class PartitionCursor:
         kept = {partition: mark.state for partition, mark in self.marks if mark.ended}
         # The state of an iterator ends with its epoch; that of a dataset does not.
         datasets = {partition: (state[0], None) for partition, state in kept.items() if state and state[0] is not None}
-        return replace(start, carried=tuple({**dict(self.carried), **datasets}.items()))
+        return replace(start, dataset_states=tuple({**dict(self.dataset_states), **datasets}.items()))
 
-    def with_carried(self) -> PartitionCursor:
-        """Cursor whose marks are the carried states.
+    def with_dataset_states(self) -> PartitionCursor:
+        """Cursor whose marks are the dataset states.
 
         For workers that do not have these states.
         """
-        marks = {partition: PartitionOffset(state=state) for partition, state in self.carried}
-        return replace(self, marks=tuple(sorted({**marks, **dict(self.marks)}.items(), key=itemgetter(0))), carried=())
+        marks = {partition: PartitionOffset(state=state) for partition, state in self.dataset_states}
+        return replace(
+            self, marks=tuple(sorted({**marks, **dict(self.marks)}.items(), key=itemgetter(0))), dataset_states=()
+        )
 
     def at_epoch(self, epoch: int) -> PartitionCursor:
         """The start of an epoch."""

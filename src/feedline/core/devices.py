@@ -15,40 +15,40 @@ from numpy.typing import NDArray
 
 from feedline.core.cgroups import Cgroup
 from feedline.core.proc import meminfo
-from feedline.core.units import nbytes_of
+from feedline.core.units import parse_nbytes
 from feedline.errors import ArgumentError
 
 Device = str | int | torch.device
 
 
-LEAVE_OUT = "leave device=None to get batches in host memory"
+NO_DEVICE_REMEDY = "leave device=None to get batches in host memory"
 """Remedy for an unusable device of a loader."""
 
 
-def target(device: Device, otherwise: str = LEAVE_OUT) -> torch.device:
+def usable_device(device: Device, alternative: str = NO_DEVICE_REMEDY) -> torch.device:
     """Check that a device is usable and return it; ArgumentError otherwise.
 
-    `otherwise` ends the message with an alternative to the device.
+    `alternative` ends the message with an alternative to the device.
     """
     try:
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ArgumentError(
             f"device={device!r} is not a device that torch knows ({_first_line(error)}). Pass 'cuda', 'cuda:1' or "
-            f"a torch.device, or {otherwise}."
+            f"a torch.device, or {alternative}."
         ) from error
     if wanted.type == "cuda":
-        _check_cuda(wanted, otherwise)
+        _check_cuda(wanted, alternative)
     else:
-        _check_other(wanted, otherwise)
+        _check_other(wanted, alternative)
     return wanted
 
 
-def _check_cuda(wanted: torch.device, otherwise: str) -> None:
+def _check_cuda(wanted: torch.device, alternative: str) -> None:
     if torch.version.cuda is None and torch.version.hip is None:
         raise ArgumentError(
             f"device='{wanted}': torch {torch.__version__} is built without CUDA. Install a CUDA "
-            f"build of torch (https://pytorch.org/get-started/locally), or {otherwise}."
+            f"build of torch (https://pytorch.org/get-started/locally), or {alternative}."
         )
     devices = torch.cuda.device_count()
     if not torch.cuda.is_available() or devices <= (wanted.index or 0):
@@ -56,17 +56,17 @@ def _check_cuda(wanted: torch.device, otherwise: str) -> None:
         seen = "is not set" if visible is None else f"is {visible!r}"
         raise ArgumentError(
             f"device='{wanted}': torch {torch.__version__} finds {devices} CUDA devices "
-            f"(CUDA_VISIBLE_DEVICES {seen}). Pass a device number below that, check nvidia-smi, or {otherwise}."
+            f"(CUDA_VISIBLE_DEVICES {seen}). Pass a device number below that, check nvidia-smi, or {alternative}."
         )
 
 
-def _check_other(wanted: torch.device, otherwise: str) -> None:
+def _check_other(wanted: torch.device, alternative: str) -> None:
     try:
         torch.empty(0, device=wanted)
     except (RuntimeError, NotImplementedError, AssertionError, ModuleNotFoundError) as error:
         raise ArgumentError(
             f"device='{wanted}': torch {torch.__version__} cannot use it here: "
-            f"{_first_line(error)}. Pass another device, or {otherwise}."
+            f"{_first_line(error)}. Pass another device, or {alternative}."
         ) from error
 
 
@@ -86,17 +86,17 @@ def take_rows(rows: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
     is complete, so that the loop may use it on any stream.
     """
     taken = rows.index_select(0, torch.from_numpy(places).to(rows.device))
-    finish_in_thread(rows.device)
+    synchronize_in_thread(rows.device)
     return taken
 
 
-def finish_in_thread(device: torch.device) -> None:
+def synchronize_in_thread(device: torch.device) -> None:
     """Wait for enqueued work, except in the main thread."""
     if has_streams(device) and threading.current_thread() is not threading.main_thread():
         _current_stream(device).synchronize()
 
 
-def finish(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait for the work enqueued on the current stream of a device."""
     if has_streams(device):
         _current_stream(device).synchronize()
@@ -158,7 +158,7 @@ def budget_nbytes(budget: int | str, device: torch.device) -> int:
         share = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", budget.strip())
         if share is not None and float(share[1]) <= 100:
             return int(free_nbytes(device) * float(share[1]) / 100)
-        amount = nbytes_of(budget)
+        amount = parse_nbytes(budget)
         if amount is not None:
             return amount
     raise ArgumentError(f'budget={budget!r}: give bytes, an amount such as "20 GB", or a share such as "80%"')

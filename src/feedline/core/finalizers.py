@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class _HeldOff(threading.local):
+class _DeferredFinalizers(threading.local):
     """Context in which the current thread runs no finalizer of `run`."""
 
     depth = 0
@@ -29,8 +29,8 @@ class _HeldOff(threading.local):
         self.depth -= 1
 
 
-held_off = _HeldOff()
-"""`with held_off, lock:` guards a lock that finalizers take, too."""
+deferred_finalizers = _DeferredFinalizers()
+"""`with deferred_finalizers, lock:` guards a lock that finalizers take, too."""
 
 
 @contextmanager
@@ -76,30 +76,30 @@ class _ForkedChild:
         self._waiting.append((finalizer, arguments))
         return True
 
-    def get_ready(self) -> None:
+    def run_deferred(self) -> None:
         """Run the waiting finalizers, after Python's own handler."""
         self._ready, waiting, self._waiting = os.getpid(), self._waiting, []
         for finalizer, arguments in waiting:
-            _run_apart(finalizer, arguments)
+            _run_in_thread(finalizer, arguments)
 
 
 _forked_child = _ForkedChild()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked_child.get_ready)
+    os.register_at_fork(after_in_child=_forked_child.run_deferred)
 
 
 def run(finalizer: Callable[..., object], *arguments: object) -> None:
     """Run `finalizer` here, or in a thread of its own.
 
-    It needs the thread during garbage collections, and inside `held_off`.
+    It needs the thread during garbage collections, and inside `deferred_finalizers`.
     """
-    if not (held_off.depth or _collections.thread == threading.get_ident()):
+    if not (deferred_finalizers.depth or _collections.thread == threading.get_ident()):
         finalizer(*arguments)
     elif not _forked_child.defer(finalizer, arguments):
-        _run_apart(finalizer, arguments)
+        _run_in_thread(finalizer, arguments)
 
 
-def _run_apart(finalizer: Callable[..., object], arguments: tuple[object, ...]) -> None:
+def _run_in_thread(finalizer: Callable[..., object], arguments: tuple[object, ...]) -> None:
     thread = threading.Thread(target=finalizer, args=arguments, name="feedline-finalizer")
     try:
         thread.start()

@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset
 from feedline.core.dataset import has_traits
 from feedline.core.torch_wrappers import parts_of
 
-_SAMPLED = 4096
+_HASHED_NAMES = 4096
 """Number of entries of a longer list that are hashed. They are evenly spread: a changed order moves most of them."""
 
 
@@ -55,7 +55,7 @@ def selection_digest(whole: str | None, indices: Sequence[int] | NDArray[Any]) -
 
 
 def _spread(length: int) -> range:
-    return range(0, length, max(1, length // _SAMPLED))
+    return range(0, length, max(1, length // _HASHED_NAMES))
 
 
 def _digest(*values: Any) -> str:

@@ -31,7 +31,7 @@ _MAGIC = 0x666565646C696E31
 _WORDS = 64
 
 
-_MAGIC_WORD, SINCE, BATCHES, _PUBLISHED = range(4)
+_MAGIC_WORD, PHASE_START, BATCHES, _PUBLISHED = range(4)
 
 
 _SLOT_NBYTES = 1 << 17
@@ -50,7 +50,7 @@ _ATTEMPTS = 100
 class PageContent(NamedTuple):
     """One reading of a page."""
 
-    since_ns: int
+    phase_start_ns: int
     """Time at which the loop began to compute, in ns of CLOCK_MONOTONIC. If it waits for a batch, the negative of the
     time at which the wait began. 0 if it does neither.
     """
@@ -89,8 +89,8 @@ def _words_of(memory: mmap.mmap | bytearray) -> PageWords:
 class Page:
     """A page and its only writer.
 
-    `words[SINCE]` and `words[BATCHES]` may be assigned at any time. A page that is not `shared` has words of its own
-    and publishes nothing. The same holds for every page on systems without memfd.
+    `words[PHASE_START]` and `words[BATCHES]` may be assigned at any time. A page that is not `shared` has words of its
+    own and publishes nothing. The same holds for every page on systems without memfd.
     """
 
     def __init__(self, *, shared: bool = True) -> None:
@@ -159,7 +159,7 @@ class PageReader:
             number = words[_PUBLISHED]
             figures = self._figures(number)
             if figures is not None:
-                return PageContent(words[SINCE], words[BATCHES], figures)
+                return PageContent(words[PHASE_START], words[BATCHES], figures)
         raise ValueError("the page changed during every attempt to read it; try again")
 
     def _figures(self, number: int) -> Mapping[str, Any] | None:

@@ -39,7 +39,7 @@ def expand_user(path: str | os.PathLike[str]) -> str:
     return os.path.expanduser(text)  # noqa: PTH111 - Path would change how the rest is written
 
 
-def missing(path: str | os.PathLike[str], problem: str = "no such file") -> ObjectNotFoundError:
+def missing_error(path: str | os.PathLike[str], problem: str = "no such file") -> ObjectNotFoundError:
     """The exception for a path that does not exist.
 
     Its message names the part of the path that exists, and a similar name.

@@ -121,7 +121,7 @@ class Draws:
         # Not exactly uniform, by less than count / 2**53: a rejection would take a varying number of outputs.
         return int(count * self.unit())
 
-    def order(self, count: int) -> list[int]:
+    def permutation(self, count: int) -> list[int]:
         """Random order of `range(count)` (Fisher and Yates)."""
         order = list(range(count))
         for last in range(count - 1, 0, -1):
@@ -163,8 +163,8 @@ class DrawsEach:
         """See `Draws.below`; `counts` may have one number per key."""
         return (counts * self.unit()).astype(np.int64)
 
-    def order(self, count: int) -> NDArray[np.int64]:
-        """See `Draws.order`; one row per key."""
+    def permutation(self, count: int) -> NDArray[np.int64]:
+        """See `Draws.permutation`; one row per key."""
         orders = np.tile(np.arange(count), (len(self._states), 1))
         rows = np.arange(len(orders))
         for last in range(count - 1, 0, -1):

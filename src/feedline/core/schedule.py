@@ -22,7 +22,7 @@ Many batches share the cost of a call.
 """
 
 
-class Opening(NamedTuple):
+class InitialStates(NamedTuple):
     """States to restore before the first batch of a resumed run.
 
     They are the result of its builder's `capture()`.
@@ -54,7 +54,7 @@ class BatchRequest(NamedTuple):
     indices: Any
     positions: Sequence[int]
     seed: int | None
-    opening: Opening | None = None
+    initial_states: InitialStates | None = None
 
     @property
     def partition(self) -> None:
@@ -98,7 +98,7 @@ class PartitionRequest(NamedTuple):
     partitions: int
     mark: PartitionOffset
     seed: int | None
-    opening: Opening | None = None
+    initial_states: InitialStates | None = None
     stride: tuple[int, int] = (0, 1)
     """(rank, world_size): with several ranks, each reads the whole partition and keeps every world_size-th sample.
 
@@ -210,13 +210,13 @@ class Schedule:
     """True if the source may free indices before the cursor."""
 
     @property
-    def span(self) -> int:
+    def global_batch_size(self) -> int:
         """Positions per global batch."""
         return self.batch_size * self.share.world_size
 
     def length(self, samples: int) -> int:
         """Batches per epoch of `samples` samples."""
-        full, rest = divmod(samples, self.span)
+        full, rest = divmod(samples, self.global_batch_size)
         return full + (self._tail_rows(rest) > 0)
 
     def requests(self, cursor: Cursor) -> Iterator[BatchRequest]:
@@ -261,7 +261,7 @@ class Schedule:
         return False
 
     def _walk_share(self, epoch: int, position: int, limit: int | None) -> _Walk:
-        share, size = self.share, self.span
+        share, size = self.share, self.global_batch_size
         number = -(-position // size)
         if limit is not None:  # a gap below a range delivered ahead: a gap of any size must be delivered completely
             share = replace(share, pad=True)
@@ -377,7 +377,7 @@ class PartitionSchedule:
     """
 
     partitions: int
-    mine: tuple[int, ...]
+    own_partitions: tuple[int, ...]
     seed: int | None = None
     in_order: bool = True
     stride: tuple[int, int] = (0, 1)
@@ -395,7 +395,7 @@ class PartitionSchedule:
         `progress()` returns the cursor of the loop, which moves as batches are delivered. `run` is the field of
         `PartitionRequest`.
         """
-        numbers = {partition: cursor.mark(partition).batches for partition in self.mine}
+        numbers = {partition: cursor.mark(partition).batches for partition in self.own_partitions}
         if self.continues:
             partitions = self._rested(numbers, progress)
         elif self.in_order:
@@ -414,24 +414,24 @@ class PartitionSchedule:
 
         The first request to each loads that state into its dataset.
         """
-        marks = ((partition, cursor.mark(partition)) for partition in self.mine)
+        marks = ((partition, cursor.mark(partition)) for partition in self.own_partitions)
         return [partition for partition, mark in marks if mark.ended and mark.state is not None]
 
     def _in_turn(self, first: int, progress: Callable[[], PartitionCursor]) -> Iterator[int]:
-        turns = tuple(partition for partition in self.mine if partition >= first)
+        turns = tuple(partition for partition in self.own_partitions if partition >= first)
         # Called before each turn, because only a delivered batch shows that its partition has ended.
-        while not progress().ended().issuperset(self.mine):
+        while not progress().ended().issuperset(self.own_partitions):
             for partition in turns:
                 if not progress().mark(partition).ended:
                     yield partition
-            turns = self.mine
+            turns = self.own_partitions
 
     def _rested(self, numbers: dict[int, int], progress: Callable[[], PartitionCursor]) -> Iterator[int]:
         """Partitions with the fewest requests in flight, in turns."""
-        asked = dict.fromkeys(self.mine, 0)
+        asked = dict.fromkeys(self.own_partitions, 0)
         for turn in count(1):
             delivered = progress()
-            live = [partition for partition in self.mine if not delivered.mark(partition).ended]
+            live = [partition for partition in self.own_partitions if not delivered.mark(partition).ended]
             if not live:
                 return
             chosen = min(live, key=lambda p: (numbers[p] - delivered.mark(p).batches, asked[p]))
@@ -439,6 +439,6 @@ class PartitionSchedule:
             yield chosen
 
     def _least_busy(self, numbers: dict[int, int], progress: Callable[[], PartitionCursor]) -> Iterator[int]:
-        while live := [partition for partition in self.mine if not progress().mark(partition).ended]:
+        while live := [partition for partition in self.own_partitions if not progress().mark(partition).ended]:
             delivered = progress()
             yield min(live, key=lambda partition: numbers[partition] - delivered.mark(partition).batches)

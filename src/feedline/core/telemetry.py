@@ -37,7 +37,7 @@ LOCK = "lock"
 """Stage of a probe of Python's lock: the time until a thread that has released the lock has it again."""
 
 
-LOCK_SHARE = 128
+LOCK_PAUSE_FACTOR = 128
 """Probes take at most one part in this many of the time: a probe among busy threads waits for milliseconds."""
 
 
@@ -314,7 +314,7 @@ if native is not None and recorder_of_thread is not _own_recorder:
     native.own_recorders(_own_recorder)
 
 
-def work_as(worker: int, *, own_process: bool = False) -> None:
+def set_worker(worker: int, *, own_process: bool = False) -> None:
     """Assign the further spans of this thread to `worker`.
 
     In a process of its own, the CPU time of a span includes threads that the worker has started.
@@ -334,11 +334,11 @@ def add_run_delay(spans: list[SpanTuple], now_ns: int, *, among_threads: bool = 
     if now_ns < current.next_delay_ns:
         return
     probe_ns = 0
-    if _HAS_LOCK and (among_threads or is_thread()):
+    if _HAS_LOCK and (among_threads or is_worker_thread()):
         probe = _lock_wait(current.worker)
         spans.append(probe)
         probe_ns = probe[2] - probe[1]
-    current.next_delay_ns = now_ns + max(RUN_DELAY_EVERY_NS, LOCK_SHARE * probe_ns)
+    current.next_delay_ns = now_ns + max(RUN_DELAY_EVERY_NS, LOCK_PAUSE_FACTOR * probe_ns)
     before, current.delay_ns = current.delay_ns, _run_delay_ns()
     if 0 <= before <= current.delay_ns:
         spans.append((RUN_DELAY, before, current.delay_ns, current.worker))
@@ -387,7 +387,7 @@ def waits_of_thread() -> int:
 _COUNTS_WAITS = hasattr(resource, "RUSAGE_THREAD")
 
 
-def is_thread() -> bool:
+def is_worker_thread() -> bool:
     """True in a worker that is a thread of the training process."""
     return _threads.recorder.worker != MAIN and torch_worker._worker_info is None
 

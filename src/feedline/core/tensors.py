@@ -39,7 +39,7 @@ def uses_allocator(allocate: Allocator | None, nbytes: int) -> bool:
     return allocate is not None and nbytes >= getattr(allocate, "smallest_nbytes", 0)
 
 
-_STAND_INS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+_SUPPORTED_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 def allocate_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -82,12 +82,12 @@ def numpy_view(tensor: torch.Tensor) -> NDArray[Any]:
     """
     if _has_numpy(tensor.dtype):
         return tensor.numpy()
-    return stand_in(tensor).numpy()
+    return supported_view(tensor).numpy()
 
 
-def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+def supported_view(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory with a dtype that every operator supports."""
-    return tensor.view(_STAND_INS[tensor.itemsize])
+    return tensor.view(_SUPPORTED_DTYPES[tensor.itemsize])
 
 
 if TYPE_CHECKING:
@@ -183,15 +183,15 @@ def as_indices(indices: Sequence[int]) -> NDArray[np.int64]:
     return array.astype(np.int64, copy=False)
 
 
-def one_within(index: int, length: int, name: str) -> int:
-    """`within` for one index."""
+def normalize_index(index: int, length: int, name: str) -> int:
+    """`normalize_indices` for one index."""
     at = operator.index(index)
     if not -length <= at < length:
         raise SampleIndexError(f"index {at} is out of range for {name} with {length} samples")
     return at + length if at < 0 else at
 
 
-def within(indices: NDArray[np.int64], length: int, name: str) -> NDArray[np.int64]:
+def normalize_indices(indices: NDArray[np.int64], length: int, name: str) -> NDArray[np.int64]:
     """The indices, with negative ones counted from the end.
 
     SampleIndexError for one that is out of range; `name` is the dataset in the message.

@@ -134,7 +134,7 @@ class CancelScope:
         self.cancel()
 
 
-def check() -> None:
+def check_not_cancelled() -> None:
     """Raise `WaitCancelledError` if the scope of this thread is canceled."""
     if _current.scope is not None and _current.scope.cancelled:
         raise WaitCancelledError("the wait was canceled: its result is no longer needed")

@@ -15,7 +15,7 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
-def nbytes_of(text: str) -> int | None:
+def parse_nbytes(text: str) -> int | None:
     """The bytes of "200 GB", "1.5GiB", "64k" or "1024".
 
     None if the text is not an amount.

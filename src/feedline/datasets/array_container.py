@@ -185,11 +185,11 @@ def _parse_table(begin: bytes, more: Any, path: str) -> ArrayTable:
         raise SampleError(f"{path} is not a file of feedline arrays")
     _, version, nbytes, promised = _PREFACE.unpack_from(begin)
     if version != _VERSION:
-        raise _unusable(f"{path} has version {version} of the format; this feedline reads {_VERSION}")
+        raise _unusable_error(f"{path} has version {version} of the format; this feedline reads {_VERSION}")
     stop = _PREFACE.size + nbytes
     text = begin[_PREFACE.size : stop] if stop <= len(begin) else (begin + more())[_PREFACE.size : stop]
     if crc32(memoryview(text)) != promised:
-        raise _unusable(f"{path} is damaged: the checksum of its table does not match")
+        raise _unusable_error(f"{path} is damaged: the checksum of its table does not match")
     try:
         table = json.loads(text)
         arrays = {name: _place(*place) for name, place in table["arrays"].items()}
@@ -224,10 +224,10 @@ def _check_length(nbytes: int, table: ArrayTable, path: str) -> None:
 def _check_checksums(named: NamedArrays, table: ArrayTable, path: str) -> None:
     for name, array in named.arrays.items():
         if crc32(array.reshape(-1).view(np.uint8).data) != table.arrays[name].crc32:
-            raise _unusable(f"{path} is damaged: the checksum of its array {name!r} does not match")
+            raise _unusable_error(f"{path} is damaged: the checksum of its array {name!r} does not match")
 
 
-def _unusable(text: str) -> SampleError:
+def _unusable_error(text: str) -> SampleError:
     error = SampleError(text)
     note(error, "Remove the file, and it is built again.")  # for callers that do not rebuild the file themselves
     return error

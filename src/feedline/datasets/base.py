@@ -23,7 +23,7 @@ from feedline.core.rng import torch_keys
 from feedline.core.sample_transform import SampleTransform
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.stage_parts import DECODING
-from feedline.core.tensors import Allocator, as_indices, one_within, within
+from feedline.core.tensors import Allocator, as_indices, normalize_index, normalize_indices
 from feedline.datasets.decoding import Decoder, Where
 from feedline.datasets.indexes import BuiltIndex, Columns, IndexRecipe, indexes_of
 from feedline.stores import CachedStore, ObjectRange
@@ -49,11 +49,11 @@ class Records(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Sample `index`; negative indices count from the end."""
-        return self._sample(one_within(index, len(self), type(self).__name__), None)
+        return self._sample(normalize_index(index, len(self), type(self).__name__), None)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices."""
-        places = within(as_indices(indices), len(self), type(self).__name__)
+        places = normalize_indices(as_indices(indices), len(self), type(self).__name__)
         return [self._sample(at, row) for row, at in enumerate(places.tolist())]
 
 
@@ -76,13 +76,13 @@ class GroupedRecords(Records):
 
     def __getitem__(self, index: int) -> Any:
         """Sample `index`; negative indices count from the end."""
-        return self._read_samples(np.array([one_within(index, len(self), type(self).__name__)]), [None])[0]
+        return self._read_samples(np.array([normalize_index(index, len(self), type(self).__name__)]), [None])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices, read together."""
         if self._is_overridden:
             return [self[index] for index in indices]
-        places = within(as_indices(indices), len(self), type(self).__name__)
+        places = normalize_indices(as_indices(indices), len(self), type(self).__name__)
         return self._read_samples(places, range(len(places)))
 
 
@@ -112,7 +112,7 @@ class DecodedRecords(Records):
         TypeError if samples must be read one by one.
         """
         check_reads_batches(self)
-        places = within(request.indices, len(self), type(self).__name__)
+        places = normalize_indices(request.indices, len(self), type(self).__name__)
         return self._batch(places, request.allocate, request.keys)
 
 
@@ -178,7 +178,7 @@ class FieldRecords(Records):
         TypeError if a transform needs single samples.
         """
         check_reads_batches(self)
-        records = self._all_fields(within(request.indices, len(self), type(self).__name__))
+        records = self._all_fields(normalize_indices(request.indices, len(self), type(self).__name__))
         names = list(records[0])
         drawing = [name for name in names if records[0][name].decoder.uses_keys]
         keys = _keys_of(request.keys, len(records), drawing)
@@ -250,14 +250,14 @@ class ShardedRecords(Records):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices, read concurrently."""
-        places = within(as_indices(indices), len(self), type(self).__name__)
+        places = normalize_indices(as_indices(indices), len(self), type(self).__name__)
         records = self._read(places.tolist())
         with DECODING:
             return [self._decode_record(record, row) for row, record in enumerate(records)]
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
-        places = within(indices, len(self), type(self).__name__)
+        places = normalize_indices(indices, len(self), type(self).__name__)
         if self._content.is_local:
             return []
         found = [self._at(at) for at in places.tolist()]

@@ -28,7 +28,7 @@ from feedline.core.dataset import Ranges
 from feedline.core.kernels import Int64s
 from feedline.core.paths import Pathlike
 from feedline.core.rng import addressed, takes_rng
-from feedline.core.tensors import as_indices, numpy_view, one_within, torch_dtype, within
+from feedline.core.tensors import as_indices, normalize_index, normalize_indices, numpy_view, torch_dtype
 from feedline.datasets.fingerprints import fingerprint
 from feedline.datasets.wrappers import WrappedDataset, samples_of
 from feedline.errors import ArgumentError, SampleError
@@ -288,7 +288,7 @@ class CachedMap(WrappedDataset):
 
     def __getitem__(self, index: int) -> Any:
         """The result for sample `index`."""
-        at = one_within(index, len(self), "CachedMap")
+        at = normalize_index(index, len(self), "CachedMap")
         data = self._store.get(at)
         return decode(self._computed([at], lambda _: [self.dataset[at]])[at] if data is None else data)
 
@@ -297,7 +297,7 @@ class CachedMap(WrappedDataset):
 
         The samples of missing results are fetched together if the dataset supports it.
         """
-        places = within(as_indices(indices), len(self), "CachedMap").tolist()
+        places = normalize_indices(as_indices(indices), len(self), "CachedMap").tolist()
         found = {at: self._store.get(at) for at in places}
         missing = [at for at, data in found.items() if data is None]
         computed = self._computed(missing, partial(samples_of, self.dataset)) if missing else {}

@@ -184,11 +184,11 @@ class ValueDecoder(Decoder):
         except MemoryError:
             raise
         except self._damage as error:
-            raise undecodable(f"{where()} cannot be decoded as {self._what}", error, "rewrite it") from error
+            raise undecodable_error(f"{where()} cannot be decoded as {self._what}", error, "rewrite it") from error
         return self.step(value, row)
 
 
-def undecodable(what: str, error: Exception, remedy: str) -> SampleError:
+def undecodable_error(what: str, error: Exception, remedy: str) -> SampleError:
     """A SampleError with cause and remedy for undecodable data.
 
     If the cause has its own remedy, `remedy` is not used.
@@ -359,4 +359,4 @@ def loaded(source: str | memoryview, *, apply_exif_orientation: bool = False) ->
         if isinstance(error, OSError) and error.errno is not None:  # an error of the file system, not of the decoder
             raise
         name = source if isinstance(source, str) else "the fetched content"
-        raise undecodable(f"{name} cannot be read as an image", error, "replace or remove it") from error
+        raise undecodable_error(f"{name} cannot be read as an image", error, "replace or remove it") from error

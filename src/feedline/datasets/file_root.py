@@ -70,7 +70,7 @@ class FileRoot:
             raise _PathError(f"is outside the root {self.name}; give a root= that contains it")
         return joined
 
-    def whole(self, fetched: Fetched) -> bytes | memoryview:
+    def content(self, fetched: Fetched) -> bytes | memoryview:
         """The content of a file."""
         try:
             if self.store is None:
@@ -91,7 +91,7 @@ class FileRoot:
 
     def fetching(self, paths: Sequence[str]) -> AbstractContextManager[Sequence[Fetched]]:
         """Fetch these files concurrently while the block runs."""
-        return self._objects.reading(paths)
+        return self._objects.fetching(paths)
 
     def ranges(self, paths: Sequence[str]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of each file, to prefetch."""
@@ -156,7 +156,7 @@ class FileDecoder(Decoder):
                 raise
 
     def _read(self, source: Any) -> Any:
-        return self.root.local(source) if self._opens else self.root.whole(source)
+        return self.root.local(source) if self._opens else self.root.content(source)
 
 
 class _PathError(SampleError):

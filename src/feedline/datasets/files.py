@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from feedline.core.dataset import Keys, TransformFunction
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
-from feedline.core.tensors import Allocator, as_indices, within
+from feedline.core.tensors import Allocator, as_indices, normalize_indices
 from feedline.datasets.base import DecodedRecords
 from feedline.datasets.content_digest import digest_below
 from feedline.datasets.decoding import Decode
@@ -76,7 +76,7 @@ class Files(DecodedRecords):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices; objects are fetched concurrently."""
-        places = within(as_indices(indices), len(self), "Files").tolist()
+        places = normalize_indices(as_indices(indices), len(self), "Files").tolist()
         with self._decoder.root.fetching([self._sources[at] for at in places]) as fetched:
             return [
                 self._decoder(source, row, partial(self._where, at))
@@ -85,7 +85,7 @@ class Files(DecodedRecords):
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
-        places = within(indices, len(self), "Files")
+        places = normalize_indices(indices, len(self), "Files")
         return self._decoder.root.ranges([self._sources[at] for at in places.tolist()])
 
     def _where(self, at: int) -> str:

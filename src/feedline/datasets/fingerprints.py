@@ -139,7 +139,7 @@ def _by_base(thing: Any) -> Callable[[Any], Any] | None:
     return _file if isinstance(thing, os.PathLike) else None
 
 
-def _release(module: str) -> tuple[str, str] | None:
+def _package_version(module: str) -> tuple[str, str] | None:
     """Name and version of a module's package; None for the user's modules.
 
     All modules are the user's, except those of Python, feedline and installed packages.
@@ -160,14 +160,14 @@ def _distributed_version(root: str) -> str:
 
 
 def _function(function: types.FunctionType) -> Any:
-    release = _release(function.__module__ or "")
+    release = _package_version(function.__module__ or "")
     if release is not None and "<locals>" not in function.__qualname__:
         return "of", release, function.__module__, function.__qualname__
     code = function.__code__
     codes = list(_codes(code))
     names = sorted({name for each in codes for name in each.co_names})
     imported = [module for each in codes for module in _imported(each, function.__globals__.get("__package__"))]
-    further = [_through(each, names) for each in (*imported, *map(_content, function.__closure__ or ()))]
+    further = [_resolve_global(each, names) for each in (*imported, *map(_content, function.__closure__ or ()))]
     named = _resolve_names(function.__globals__, names)
     values = function.__defaults__, function.__kwdefaults__, vars(function)
     return function.__qualname__, _code(code), values, further, named
@@ -176,12 +176,12 @@ def _function(function: types.FunctionType) -> Any:
 def _resolve_names(
     known: Mapping[str, Any], names: Sequence[str], outer: tuple[types.ModuleType, ...] = ()
 ) -> dict[str, Any]:
-    return {name: _through(known[name], names, outer) for name in names if name in known}
+    return {name: _resolve_global(known[name], names, outer) for name in names if name in known}
 
 
-def _through(value: Any, names: Sequence[str], outer: tuple[types.ModuleType, ...] = ()) -> Any:
+def _resolve_global(value: Any, names: Sequence[str], outer: tuple[types.ModuleType, ...] = ()) -> Any:
     """Resolve a global; for the user's modules, follow the attributes read."""
-    if not isinstance(value, types.ModuleType) or _release(value.__name__) or value in outer:
+    if not isinstance(value, types.ModuleType) or _package_version(value.__name__) or value in outer:
         return value
     return _module(value), _resolve_names(vars(value), names, (*outer, value))
 
@@ -235,7 +235,7 @@ _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
 def _class(cls: type) -> Any:
-    release = _release(cls.__module__)
+    release = _package_version(cls.__module__)
     if release is not None and "<locals>" not in cls.__qualname__:
         return "of", release, cls.__module__, cls.__qualname__
     members = {
@@ -251,7 +251,7 @@ def _dataclass_field(field: dataclasses.Field[Any]) -> Any:
 
 def _module(module: types.ModuleType) -> Any:
     """Version of an installed module, or source of a user's module."""
-    release = _release(module.__name__)
+    release = _package_version(module.__name__)
     if release is not None:
         return "module", module.__name__, release
     source = getattr(module, "__file__", None)

@@ -228,7 +228,7 @@ def key_of(name: str, info: ObjectInfo) -> bytes | None:
     return b"".join(hashlib.blake2b(text, digest_size=size).digest() for text, size in zip(texts, sizes, strict=True))
 
 
-def place_of(kind: str, given: Iterable[str], index_dir: Pathlike | None) -> str:
+def metadata_path(kind: str, given: Iterable[str], index_dir: Pathlike | None) -> str:
     """Path of the metadata file for these paths and addresses.
 
     It is in `index_dir`, or in the user's cache folder.
@@ -247,7 +247,7 @@ _LEARNED = 15
 """Number of latest footers from which the length of the next one is estimated."""
 
 
-class EndRead:
+class FooterRead:
     """Bytes to read first from the ends of files with similar footers.
 
     `most` until the length of a footer is known. Each rank reads the footers of all files, so on many ranks these bytes
@@ -266,7 +266,7 @@ class EndRead:
         self.nbytes = min(self._most, likely + likely // 8 + 256)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return EndRead, (self._most,)
+        return FooterRead, (self._most,)
 
 
 class MetadataCache:

@@ -29,7 +29,7 @@ from feedline.stores import Cache, CachedStore, CacheWarning, ObjectInfo, Object
 from feedline.stores.base import Views, changed_error
 from feedline.stores.cache.entries import PieceKey
 from feedline.stores.cache.folder import Folder
-from feedline.stores.files import Extent, File, FileSet, KeptContent
+from feedline.stores.files import Extent, File, FileSet, GeneratedFile
 
 _log = logging.getLogger("feedline")
 
@@ -209,8 +209,8 @@ def inflated(files: FileSet, openers: Sequence[Opener | None], cache: Cache | Pa
     Each version of a file is decompressed once, into `cache` or the user's cache. SampleError for damaged data, and for
     data that looks like a decompression bomb.
     """
-    ways = [opener and Inflation("decompressed", partial(converted, opener, plain_parts)) for opener in openers]
-    return PlainFiles(files, ways, cache) if any(ways) else files
+    inflations = [opener and Inflation("decompressed", partial(converted, opener, plain_parts)) for opener in openers]
+    return PlainFiles(files, inflations, cache) if any(inflations) else files
 
 
 class PlainFiles(FileSet):
@@ -222,8 +222,10 @@ class PlainFiles(FileSet):
     content.
     """
 
-    def __init__(self, sources: FileSet, ways: Sequence[Inflation | None], cache: Cache | Pathlike | None) -> None:
-        self.sources, self._ways = sources, ways
+    def __init__(
+        self, sources: FileSet, inflations: Sequence[Inflation | None], cache: Cache | Pathlike | None
+    ) -> None:
+        self.sources, self._inflations = sources, inflations
         self._cache = cache if isinstance(cache, Cache) else Cache(default_cache() if cache is None else Path(cache))
         make_folder(self._cache.folder, f"cache={self._cache.folder!r}")
         self._own = uuid4().hex
@@ -240,16 +242,16 @@ class PlainFiles(FileSet):
 
     def open(self, number: int) -> File:
         """Open a file; evicted content is produced again."""
-        if self._ways[number] is None:
+        if self._inflations[number] is None:
             return super().open(number)
         info, data = self.info(number), self._content(number)
         if len(data) != info.size:  # after an eviction, a source without versions may have other content
             raise changed_error(StateError, info.path, f"its content had {info.size} bytes, and has {len(data)} now")
-        return KeptContent(info.path, data, info.version)
+        return GeneratedFile(info.path, data, info.version)
 
     def read(self, extents: Sequence[Extent]) -> Views:
         """One view per extent; missing content is produced, several files at once."""
-        made, opened = {each.file for each in extents if self._ways[each.file] is not None}, self._opened()
+        made, opened = {each.file for each in extents if self._inflations[each.file] is not None}, self._opened()
         if sum(opened.get(number) is None for number in made) < 2:
             return super().read(extents)
         files = dict(zip(made, self._openers().map(self.__getitem__, made), strict=True))
@@ -264,42 +266,42 @@ class PlainFiles(FileSet):
 
         For missing content these are whole sources.
         """
-        plain = [each for each in extents if self._ways[each.file] is None]
+        plain = [each for each in extents if self._inflations[each.file] is None]
         missing = {each.file for each in extents if self.is_missing(each.file)}
         whole = [Extent(number, 0, self.sources.info(number).size) for number in missing]
         return [*self.sources.ranges(whole), *super().ranges(plain)]
 
     def is_missing(self, number: int) -> bool:
         """True if a file's content must be produced before reads."""
-        way = self._ways[number]
-        return way is not None and not self._folder().has(self._key(number, way))
+        inflation = self._inflations[number]
+        return inflation is not None and not self._folder().has(self._key(number, inflation))
 
     def _described(self, number: int) -> tuple[Store | None, ObjectInfo]:
-        way, info = self._ways[number], self.sources.info(number)
-        if way is None:
+        inflation, info = self._inflations[number], self.sources.info(number)
+        if inflation is None:
             return self.sources.store(number), info
-        nbytes = len(self._content(number)) if way.nbytes is None else way.nbytes
-        return None, ObjectInfo(self.sources.name(number), nbytes, self._version(info, way))
+        nbytes = len(self._content(number)) if inflation.nbytes is None else inflation.nbytes
+        return None, ObjectInfo(self.sources.name(number), nbytes, self._version(info, inflation))
 
-    def _version(self, info: ObjectInfo, way: Inflation) -> str:
+    def _version(self, info: ObjectInfo, inflation: Inflation) -> str:
         version = info.version if info.is_versioned else f"{info.version} {self._own}"
-        return f"{version} {way.kind}"
+        return f"{version} {inflation.kind}"
 
-    def _key(self, number: int, way: Inflation) -> PieceKey:
-        return PieceKey(self.sources.name(number), self._version(self.sources.info(number), way), 0, 0)
+    def _key(self, number: int, inflation: Inflation) -> PieceKey:
+        return PieceKey(self.sources.name(number), self._version(self.sources.info(number), inflation), 0, 0)
 
     def _content(self, number: int) -> memoryview:
-        way = self._ways[number]
-        assert way is not None
-        folder, key = self._folder(), self._key(number, way)
-        return folder.made_once(key, partial(folder.get, key), partial(self._make, number, way, key))
+        inflation = self._inflations[number]
+        assert inflation is not None
+        folder, key = self._folder(), self._key(number, inflation)
+        return folder.find_or_make(key, partial(folder.get, key), partial(self._make, number, inflation, key))
 
-    def _make(self, number: int, way: Inflation, key: PieceKey) -> memoryview:
+    def _make(self, number: int, inflation: Inflation, key: PieceKey) -> memoryview:
         """Write content to the cache; StoreError without enough space."""
         source, name = self.sources.open(number), self.sources.name(number)
         _log.info("decompressing or converting %s once, into %s", name, self._cache.folder)
         try:
-            return self._folder().put_parts(key, way.parts(source))
+            return self._folder().put_parts(key, inflation.parts(source))
         except StoreError:
             raise
         except OSError as error:
@@ -309,7 +311,9 @@ class PlainFiles(FileSet):
             ) from error
 
     def _has_room(self, objects: Sequence[tuple[Store | None, ObjectInfo]]) -> bool:
-        nbytes = sum(info.size for way, (_, info) in zip(self._ways, objects, strict=True) if way is not None)
+        nbytes = sum(
+            info.size for inflation, (_, info) in zip(self._inflations, objects, strict=True) if inflation is not None
+        )
         cache, limit = self._cache, self._cache.limit_nbytes()
         if nbytes > limit:
             warnings.warn(

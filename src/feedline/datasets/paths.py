@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from feedline.core.paths import Pathlike, expand_user, is_special, missing, special_entry
+from feedline.core.paths import Pathlike, expand_user, is_special, missing_error, special_entry
 from feedline.core.threads import DaemonPool
 from feedline.datasets.signatures import FOLDERS
 from feedline.errors import ArgumentError
@@ -57,7 +57,7 @@ def _files(path: str, inside: str) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         if glob.has_magic(path):
             return _matches(path)
-        raise missing(path) from None
+        raise missing_error(path) from None
     if stat.S_ISDIR(mode):
         return _inside(path, inside)
     if not stat.S_ISREG(mode):
@@ -72,7 +72,7 @@ def _inside(folder: str, pattern: str) -> list[str]:
     each = [str(Path(glob.escape(folder), form)) for form in braces(pattern)]
     files = {name for form in each for name in _regular(_names(form), form)}
     if not files:
-        raise _no_match(str(Path(folder, pattern)), _EXCEPT if any(map(_names, each)) else "")
+        raise _no_match_error(str(Path(folder, pattern)), _EXCEPT if any(map(_names, each)) else "")
     return first_forms(sorted(files), pattern)
 
 
@@ -84,7 +84,7 @@ def _matches(pattern: str) -> list[str]:
     names = _names(pattern)
     files = sorted(_regular(names, pattern))
     if not files:
-        raise _no_match(pattern, _EXCEPT if names else "")
+        raise _no_match_error(pattern, _EXCEPT if names else "")
     return files
 
 
@@ -108,13 +108,13 @@ def _special(folder: str) -> list[str]:
         return [os.path.join(folder, entry.name) for entry in entries if special_entry(entry)]  # noqa: PTH118
 
 
-def _no_match(pattern: str, exception: str) -> ObjectNotFoundError:
+def _no_match_error(pattern: str, exception: str) -> ObjectNotFoundError:
     full = os.path.abspath(pattern)  # noqa: PTH100 - of a pattern
     message = f"no files: {full!r} matches none{exception}"
     folder = next(each for each in Path(full).parents if not glob.has_magic(str(each)))
     kind = next((what for name, what in FOLDERS.items() if (folder / name).exists()), "")
     message += f"; {folder} is {kind}" if kind else ""
-    return ObjectNotFoundError(message) if folder.exists() else missing(folder, f"{message}: no such folder")
+    return ObjectNotFoundError(message) if folder.exists() else missing_error(folder, f"{message}: no such folder")
 
 
 def find(
@@ -157,7 +157,7 @@ def _info(path: str) -> ObjectInfo:
     try:
         return local_info(path)
     except FileNotFoundError:
-        raise missing(path) from None
+        raise missing_error(path) from None
 
 
 def paths_of(given: Any, *others: str) -> list[Pathlike]:

@@ -13,9 +13,9 @@ from typing import Any
 
 from feedline.core.dataset import TransformFunction
 from feedline.core.paths import Pathlike
-from feedline.core.tensors import one_within
+from feedline.core.tensors import normalize_index
 from feedline.datasets.base import Field, FieldRecords, Record, RecordFiles, ShardedFields
-from feedline.datasets.decoding import DAMAGE, Decode, Decoder, decoder_of, split_transform, undecodable
+from feedline.datasets.decoding import DAMAGE, Decode, Decoder, decoder_of, split_transform, undecodable_error
 from feedline.datasets.indexes import IndexRecipe
 from feedline.datasets.paths import Paths, find
 from feedline.errors import SampleError
@@ -67,7 +67,7 @@ class RecordDataset(RecordFiles, ShardedFields):
 
     def address(self, index: int) -> tuple[str, str]:
         """The file of sample `index`, and its position there: `"record 7"`."""
-        shard, row = self._at(one_within(index, len(self), type(self).__name__))
+        shard, row = self._at(normalize_index(index, len(self), type(self).__name__))
         return self.paths[shard], f"record {row}"
 
     def _decoders(self) -> Collection[Decoder]:
@@ -81,7 +81,7 @@ class RecordDataset(RecordFiles, ShardedFields):
         except SampleError:
             raise
         except DAMAGE as error:
-            raise undecodable(f"{describe()} cannot be read", error, "copy the file again") from error
+            raise undecodable_error(f"{describe()} cannot be read", error, "copy the file again") from error
 
     def _describe(self, shard: int, row: int) -> str:
         return f"record {row} of {self.paths[shard]}"

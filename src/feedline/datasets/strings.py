@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from feedline.core.dataset import READS_SAMPLES
 from feedline.core.paths import replacing
-from feedline.core.tensors import one_within
+from feedline.core.tensors import normalize_index
 from feedline.errors import SampleError, StateError
 from feedline.stores.base import FileVersion, changed_error
 
@@ -94,7 +94,7 @@ class PackedStrings(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        at = one_within(index, len(self), "PackedStrings")
+        at = normalize_index(index, len(self), "PackedStrings")
         start, stop = self._offsets[at : at + 2].tolist()
         return self._buffer[start:stop].tobytes().decode("utf-8", _ERRORS)
 

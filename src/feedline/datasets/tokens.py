@@ -22,7 +22,7 @@ from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.stage_parts import READ_FILES
-from feedline.core.tensors import allocate_tensor, as_indices, one_within, torch_dtype, within
+from feedline.core.tensors import allocate_tensor, as_indices, normalize_index, normalize_indices, torch_dtype
 from feedline.datasets.arrays.npy import TOGETHER_NBYTES
 from feedline.datasets.arrays.npy_files import ArrayFiles
 from feedline.datasets.arrays.npy_layout import Raw, path_of
@@ -220,7 +220,7 @@ class TokenFile(TokenStream):
 
     def __getitem__(self, index: int) -> Any:
         """Window `index` in its own memory; negative indices count from the end."""
-        start = int(self._token_starts(one_within(index, len(self), "TokenFile")))
+        start = int(self._token_starts(normalize_index(index, len(self), "TokenFile")))
         tokens = self._one(start, start + self.window + self.targets)
         x = self._copy(tokens[: self.window])
         return (x, self._copy(tokens[1:])) if self.targets else x
@@ -259,7 +259,7 @@ class TokenFile(TokenStream):
 
     def _spans(self, indices: NDArray[np.int64]) -> list[tuple[int, int]]:
         """Token ranges of these windows in the stream, targets included."""
-        starts = self._token_starts(within(indices, len(self), "TokenFile")).tolist()
+        starts = self._token_starts(normalize_indices(indices, len(self), "TokenFile")).tolist()
         return [(start, start + self.window + self.targets) for start in starts]
 
     def _only_mapped(self) -> NDArray[Any] | None:
@@ -275,7 +275,7 @@ class TokenFile(TokenStream):
     def _fill_from(self, tokens: NDArray[Any], parts: Sequence[NDArray[Any]], indices: NDArray[np.int64]) -> None:
         """Write windows into `parts`, from a mapped file with all tokens."""
         if tokens.dtype != parts[0].dtype:
-            starts = self._token_starts(within(indices, len(self), "TokenFile"))
+            starts = self._token_starts(normalize_indices(indices, len(self), "TokenFile"))
             for shift, rows in enumerate(parts):
                 kernels.gather_windows(tokens, starts + shift, rows, part=READ_FILES)
             return
@@ -332,7 +332,7 @@ class TokenDocuments(TokenStream):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         """Document `index` in its own memory; negative indices count from the end."""
-        at = one_within(index, len(self), "TokenDocuments")
+        at = normalize_index(index, len(self), "TokenDocuments")
         return self._copy(self._one(*self._bounds[at : at + 2].tolist()))
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
@@ -344,7 +344,7 @@ class TokenDocuments(TokenStream):
         return self._ranges_of(self._spans(indices))
 
     def _spans(self, indices: NDArray[np.int64]) -> list[tuple[int, int]]:
-        places = within(indices, len(self), "TokenDocuments")
+        places = normalize_indices(indices, len(self), "TokenDocuments")
         return list(zip(self._bounds[places].tolist(), self._bounds[places + 1].tolist(), strict=True))
 
 

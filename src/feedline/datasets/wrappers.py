@@ -22,7 +22,7 @@ from feedline.core.listing import listing_fingerprint_of, selection_digest
 from feedline.core.paths import Pathlike
 from feedline.core.rng import SampleRng, derive, sample_rng
 from feedline.core.sample_transform import SampleTransform
-from feedline.core.tensors import as_indices, one_within, within
+from feedline.core.tensors import as_indices, normalize_index, normalize_indices
 from feedline.core.torch_wrappers import batch_getter, ranges_of
 from feedline.datasets.fingerprints import fingerprint
 from feedline.datasets.indexes import BuiltIndex
@@ -185,15 +185,15 @@ class Filter(WrappedDataset):
 
     def __getitem__(self, index: int) -> Any:
         """Sample `index` among the samples that satisfy the predicate."""
-        return self.dataset[int(self.indices[one_within(index, len(self), "Filter")])]
+        return self.dataset[int(self.indices[normalize_index(index, len(self), "Filter")])]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices, fetched together if the dataset supports it."""
-        inside = within(as_indices(indices), len(self), "Filter")
+        inside = normalize_indices(as_indices(indices), len(self), "Filter")
         return samples_of(self.dataset, self.indices[inside].tolist())
 
 
-class _Judged(torch.utils.data.Dataset[bool]):
+class _PredicateResults(torch.utils.data.Dataset[bool]):
     """Result of the predicate for each sample."""
 
     def __init__(self, dataset: Any, predicate: Predicate) -> None:
@@ -207,9 +207,9 @@ class _Judged(torch.utils.data.Dataset[bool]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[bool]:
         samples = samples_of(self._dataset, indices)
-        return [self._judge(sample, index) for sample, index in zip(samples, indices, strict=True)]
+        return [self._apply(sample, index) for sample, index in zip(samples, indices, strict=True)]
 
-    def _judge(self, sample: Any, index: int) -> bool:
+    def _apply(self, sample: Any, index: int) -> bool:
         try:
             return bool(self._predicate(sample))
         except Exception as error:
@@ -220,9 +220,9 @@ class _Judged(torch.utils.data.Dataset[bool]):
 def _find_indices(dataset: Any, predicate: Predicate, num_workers: int) -> NDArray[np.int64]:
     if not len(dataset):
         return np.empty(0, np.int64)
-    judged = _Judged(dataset, predicate)
+    results = _PredicateResults(dataset, predicate)
     loader = torch.utils.data.DataLoader(
-        judged,
+        results,
         _BATCH,
         num_workers=num_workers,
         collate_fn=np.array,

@@ -213,7 +213,7 @@ def _accelerated_tobytes(original: Callable[..., bytes]) -> Any:
         if deferred is None:
             return original(self, *args, **options)
         pixels = deferred.read()
-        vars(self)[_DEFERRED] = deferred.retaining(pixels)
+        vars(self)[_DEFERRED] = deferred.with_pixels(pixels)
         return _content(deferred.mode, pixels)
 
     return method
@@ -255,7 +255,7 @@ def undecoded_jpeg(image: Any) -> bytes | None:
     None for other images, and for the second use of an image: from then on, one decoding for all uses is faster.
     """
     deferred = _deferred_of(image) if _can_be_deferred(image) else None
-    return None if deferred is None or not deferred.is_whole else deferred.source.take()
+    return None if deferred is None or not deferred.is_whole else deferred.source.take_jpeg()
 
 
 def _defer(image: Any) -> Deferred | None:

@@ -19,7 +19,7 @@ from feedline.core.stage_parts import DECODING, READ_FILES, TRANSFORMING, Part
 from feedline.core.tensors import numpy_view
 from feedline.errors import ArgumentError
 from feedline.images import native, pillow
-from feedline.images.errors import ImageError, too_large, unreadable
+from feedline.images.errors import ImageError, too_large, unreadable_error
 from feedline.images.pillow import Header, ImageSource, is_pixels
 from feedline.images.recipe import Recipe
 
@@ -257,5 +257,5 @@ def _error(unwritten: Unwritten, source: ImageSource, row: int | None) -> Except
     if verdict == _FILE:
         return OSError(number, os.strerror(number), source)
     if verdict == _LARGE:
-        return unreadable(source, row, *too_large(*divmod(number, 1 << 32), pillow.pixel_limit()))
-    return unreadable(source, row, text)
+        return unreadable_error(source, row, *too_large(*divmod(number, 1 << 32), pillow.pixel_limit()))
+    return unreadable_error(source, row, text)

@@ -105,7 +105,7 @@ class PixelSource:
         source._pixels = pixels
         return source
 
-    def take(self) -> bytes | None:
+    def take_jpeg(self) -> bytes | None:
         """The JPEG, for its first use at full size; None later."""
         if self._is_used or self._scale != 1 or not self._jpeg:
             return None
@@ -201,7 +201,7 @@ class Deferred(NamedTuple):
         """Contiguous pixels, (height, width, 3)."""
         return self.source.read(self.part, self.turn, self.resizing)
 
-    def retaining(self, pixels: Pixels) -> Deferred:
+    def with_pixels(self, pixels: Pixels) -> Deferred:
         """The same image with its pixels."""
         return Deferred(PixelSource.of(pixels), self.mode, (0, 0, *self.size))
 

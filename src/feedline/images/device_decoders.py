@@ -66,7 +66,7 @@ def count_in_workers(count: int, fallbacks: int) -> None:
         _counter.add(fallbacks, fallbacks, count - fallbacks)
 
 
-def decode_there(
+def decode_on_device(
     files: EncodedFiles, device: torch.device, *, apply_exif_orientation: bool = False
 ) -> list[torch.Tensor]:
     """RGB levels (3, height, width) of each file, on the device.

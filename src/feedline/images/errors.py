@@ -28,7 +28,7 @@ def describe_source(source: Any, row: int | None) -> str:
     return "the image" if row is None else f"the image in row {row}"
 
 
-def unreadable(source: Any, row: int | None, reason: str, remedy: str = REMEDY) -> ImageError:
+def unreadable_error(source: Any, row: int | None, reason: str, remedy: str = REMEDY) -> ImageError:
     return ImageError(f"{describe_source(source, row)} could not be read: {reason}. {remedy}", row)
 
 

@@ -17,7 +17,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from feedline.errors import MissingExtraError
 from feedline.images.crops import Geometry, Pixels
-from feedline.images.errors import RAISE_LIMIT, too_large, unreadable
+from feedline.images.errors import RAISE_LIMIT, too_large, unreadable_error
 from feedline.images.plugins import open_image, plugin_for
 from feedline.images.recipe import Recipe, geometry
 
@@ -208,7 +208,7 @@ def _check_size(image: Image.Image, source: ImageSource, row: int | None) -> Non
     # Pillow's plugins of some formats do not check the size when they open a file.
     limit = pixel_limit()
     if limit and image.width * image.height > limit:
-        raise unreadable(source, row, *too_large(image.width, image.height, limit))
+        raise unreadable_error(source, row, *too_large(image.width, image.height, limit))
 
 
 @contextmanager
@@ -219,12 +219,12 @@ def _translate_errors(source: ImageSource, row: int | None) -> Iterator[None]:
     except MissingExtraError:
         raise
     except UnidentifiedImageError:
-        raise unreadable(source, row, _describe_content(source)) from None
+        raise unreadable_error(source, row, _describe_content(source)) from None
     except Image.DecompressionBombError as error:
-        raise unreadable(source, row, str(error).rstrip("."), RAISE_LIMIT) from error
+        raise unreadable_error(source, row, str(error).rstrip("."), RAISE_LIMIT) from error
     except OSError as error:
         if error.errno is not None:  # a missing file, a missing permission, a folder
             raise
-        raise unreadable(source, row, str(error).rstrip(".")) from error
+        raise unreadable_error(source, row, str(error).rstrip(".")) from error
     except Exception as error:  # Pillow's plugins raise all kinds of exceptions for hostile files
-        raise unreadable(source, row, f"{type(error).__name__}: {error}".rstrip(".")) from error
+        raise unreadable_error(source, row, f"{type(error).__name__}: {error}".rstrip(".")) from error

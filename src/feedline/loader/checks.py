@@ -75,7 +75,7 @@ class LengthCheck:
         warnings.warn(text, stacklevel=4)
 
 
-def equal_ranks(dataset: Any, distributed: Any) -> None:
+def warn_of_equal_data(dataset: Any, distributed: Any) -> None:
     """Warn once per process if all ranks read the same data.
 
     Only for map-style datasets in the loader's own order, and for streams with partitions: a user's sampler, or another
@@ -93,7 +93,7 @@ def equal_ranks(dataset: Any, distributed: Any) -> None:
             if has_partitions
             else "distributed='auto' and a seed, or sampler=DistributedSampler(dataset),"
         )
-        _warn_of_equal_ranks(os.getpid(), type(dataset).__name__, ranks, remedy)
+        _warn_of_equal_data(os.getpid(), type(dataset).__name__, ranks, remedy)
 
 
 def _ranks() -> int:
@@ -118,7 +118,7 @@ def _is_share(dataset: Any, ranks: int) -> bool:
 
 
 @cache
-def _warn_of_equal_ranks(_pid: int, dataset_name: str, ranks: int, remedy: str) -> None:
+def _warn_of_equal_data(_pid: int, dataset_name: str, ranks: int, remedy: str) -> None:
     warnings.warn(
         f"this is one of {ranks} ranks, and every rank reads all of {dataset_name}: give the loader {remedy} to share"
         " the samples among the ranks. If every rank should read all samples, pass distributed=(0, 1)",
@@ -126,7 +126,7 @@ def _warn_of_equal_ranks(_pid: int, dataset_name: str, ranks: int, remedy: str) 
     )
 
 
-def seed(dataset: Any, generator: torch.Generator | None) -> None:
+def seed_datapipe(dataset: Any, generator: torch.Generator | None) -> None:
     """Seed an iterable data pipe for an epoch, equally on all ranks."""
     if not isinstance(dataset, IterDataPipe):
         return
@@ -136,7 +136,7 @@ def seed(dataset: Any, generator: torch.Generator | None) -> None:
     graph_settings.apply_random_seed(dataset, shared)
 
 
-def draw_again(generator: torch.Generator | None) -> None:
+def discard_seed(generator: torch.Generator | None) -> None:
     """Draw a seed that nothing uses.
 
     torch draws one more after it has started the workers of a data pipe. This leaves the generator in the same state.
@@ -144,7 +144,7 @@ def draw_again(generator: torch.Generator | None) -> None:
     torch.empty((), dtype=torch.int64).random_(generator=generator)
 
 
-def shard_inline(dataset: Any) -> None:
+def shard_datapipe(dataset: Any) -> None:
     """Shard a data pipe by rank for reading in the training process."""
     if isinstance(dataset, (IterDataPipe, MapDataPipe)):
         graph_settings.apply_sharding(dataset, *torchs._get_distributed_settings())  # type: ignore[no-untyped-call]

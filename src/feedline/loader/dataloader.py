@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
-from feedline.core.devices import target
+from feedline.core.devices import usable_device
 from feedline.core.live import is_live
 from feedline.errors import ArgumentError, note_rank
 from feedline.loader import frameworks
@@ -37,7 +37,7 @@ from feedline.loader.pools import LoaderPools, PersistentIteration, check_method
 from feedline.loader.progress import Progress
 from feedline.loader.ranks.contract import Contract, RankPolicy, Ranks
 from feedline.loader.read_plan import ReadingPlan, read_plan
-from feedline.loader.rebuilding import rebuilt
+from feedline.loader.rebuilding import rebuild_batch
 from feedline.loader.report import Advice, Stats, Verdict
 from feedline.loader.report.trace import chrome_trace
 from feedline.loader.state import check_version, part_of, resume_quarantine
@@ -177,7 +177,7 @@ class DataLoader(TorchDataLoader[T_co]):
             note_rank(error, self._fl_rank, self._fl_world_size)
             raise
         if device is not None:
-            target(Delivery.of(device).device)
+            usable_device(Delivery.of(device).device)
         self._fl_resume: dict[str, Any] | None = None
         self._fl_epoch = 0
         self._fl_reset()
@@ -289,7 +289,7 @@ class DataLoader(TorchDataLoader[T_co]):
         plan.check_order(state)
         check_process(part_of(state, "random"))
         resume_quarantine(self._fl_policy, None, state)
-        self._fl_resume = plan.adopt(state, goes_on=frameworks.counts_epochs(sys._getframe(1)))
+        self._fl_resume = plan.as_own_state(state, goes_on=frameworks.counts_epochs(sys._getframe(1)))
 
     def stats(self) -> Stats:
         """Throughput, waiting time, stage times, memory, restarts and skips of all epochs.
@@ -309,7 +309,7 @@ class DataLoader(TorchDataLoader[T_co]):
             plan = self._fl_make_plan(self._fl_resume)
             return plan.delivered(plan.unpack(self._fl_resume))
         progress = self._fl_progress
-        if progress is None or self._fl_plan is None or progress.over:
+        if progress is None or self._fl_plan is None or progress.is_over:
             return 0
         return self._fl_plan.delivered(progress.cursor)
 
@@ -325,9 +325,9 @@ class DataLoader(TorchDataLoader[T_co]):
         map-style datasets with a state, and without `state` for samplers without random access.
         """
         if epoch is None:
-            epoch = max(0, self._fl_epoch - (self._fl_progress is not None and not self._fl_progress.over))
+            epoch = max(0, self._fl_epoch - (self._fl_progress is not None and not self._fl_progress.is_over))
         ranks = self._fl_rank if rank is None else rank, self._fl_world_size if world_size is None else world_size
-        return rebuilt(self, step, epoch, ranks, state)[1].batch
+        return rebuild_batch(self, step, epoch, ranks, state)[1].batch
 
     def report(self, *, lines: bool = False) -> Verdict:
         """The limit of the current epoch, and advice with predicted gains.

@@ -15,7 +15,7 @@ from feedline.loader.error_policy import Quarantine
 from feedline.loader.live import LiveRun
 from feedline.loader.loop import Iteration
 from feedline.loader.monitoring.metrics import serve_if_configured
-from feedline.loader.partitions import carry, with_carried
+from feedline.loader.partitions import keep_dataset_states, with_dataset_states
 from feedline.loader.plan import Plan
 from feedline.loader.progress import Progress
 from feedline.loader.ranks.agreement import Agreement
@@ -40,7 +40,7 @@ def start_epoch(loader: Any) -> Iteration:
     loader._fl_live.add(iteration)
     if loader.persistent_workers:
         loader._iterator = iteration
-    progress.totals.opened(monotonic_ns() - began_ns)
+    progress.totals.add_startup(monotonic_ns() - began_ns)
     return iteration
 
 
@@ -52,18 +52,18 @@ def _begin(loader: Any, state: Mapping[str, Any] | None) -> tuple[Plan, Progress
     """
     former = loader._fl_progress
     if loader._fl_has_own_order:
-        checks.equal_ranks(loader.dataset, loader._fl.distributed)
+        checks.warn_of_equal_data(loader.dataset, loader._fl.distributed)
     plan = _restored_plan(loader, state)
     if former is not None and loader._fl_pools.has_idle_pool:
         plan.workers.follow(former.workers)
     cursor = plan.start_of(plan.upcoming(loader._fl_epoch)) if state is None else plan.unpack(state)
     loader._fl_contract.check(loader._fl_ranks, loader._fl_rank, Terms.of(loader, plan, cursor))
-    cursor = carry(cursor, None if state is not None or former is None else former.cursor)
+    cursor = keep_dataset_states(cursor, None if state is not None or former is None else former.cursor)
     live = LiveRun.of(loader.dataset, plan)
     if live is not None:
-        cursor = live.begun(cursor, former.cursor if state is None and former is not None else None)
-    checks.seed(loader.dataset, loader.generator)
-    if loader._fl_plan is not None and all(each.closed or not each.reads(former) for each in loader._fl_live):
+        cursor = live.begin(cursor, former.cursor if state is None and former is not None else None)
+    checks.seed_datapipe(loader.dataset, loader.generator)
+    if loader._fl_plan is not None and all(each.closed or not each.advances(former) for each in loader._fl_live):
         loader._fl_plan.end()
     starts_workers = bool(loader.num_workers) and loader._fl.seed is None and not loader._fl_pools.has_idle_pool
     plan.begin(cursor.epoch, state, with_workers=starts_workers)
@@ -102,7 +102,7 @@ def _late_start(loader: Any, plan: Plan, progress: Progress) -> Callable[[], Ite
         if cursor != plan.start_of(cursor.epoch) or owner._fl_progress is not progress:
             return None
         if epoch == cursor.epoch:
-            plan.confirm(epoch)
+            plan.mark_epoch_read(epoch)
             return None
         progress.cursor = plan.start_of(epoch)
         plan.begin(epoch, None)
@@ -138,6 +138,6 @@ def pack_epoch(loader: Any, *, random: bool) -> dict[str, Any]:
         cursor, quarantine = plan.start_of(plan.upcoming(loader._fl_epoch)), Quarantine(loader._fl_policy)
         workers = pack_workers(loader, WorkerStates(loader.num_workers), over=True)
         return plan.pack(cursor, quarantine, workers=workers, random=generators)
-    workers = pack_workers(loader, progress.workers, over=progress.over)
-    cursor = with_carried(loader, progress.cursor)
-    return plan.pack(cursor, progress.quarantine, over=progress.over, workers=workers, random=generators)
+    workers = pack_workers(loader, progress.workers, over=progress.is_over)
+    cursor = with_dataset_states(loader, progress.cursor)
+    return plan.pack(cursor, progress.quarantine, over=progress.is_over, workers=workers, random=generators)

@@ -52,7 +52,7 @@ class Quarantine:
     count: int = 0
     this_epoch: int = 0
     latest: tuple[tuple[int, int, Any], ...] = ()
-    shared: tuple[int, int] = (0, 0)
+    merged_counts: tuple[int, int] = (0, 0)
     """`count` and `this_epoch` of the merged state that all ranks were resumed from."""
     _last: SkippedSample | None = None
 
@@ -73,7 +73,7 @@ class Quarantine:
 
     def end_epoch(self) -> None:
         """Begin to count for the next epoch."""
-        self.this_epoch, self.shared = 0, (self.shared[0], 0)
+        self.this_epoch, self.merged_counts = 0, (self.merged_counts[0], 0)
 
     def check_not_empty(self) -> None:
         """Raise ErrorLimitError, whatever the limit, if samples of this epoch failed.

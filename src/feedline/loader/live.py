@@ -19,20 +19,20 @@ class LiveRun:
     """
 
     dataset: LiveDataset
-    mine: tuple[int, ...]
+    own_partitions: tuple[int, ...]
 
     @classmethod
     def of(cls, dataset: Any, plan: Plan) -> LiveRun | None:
         """The run of a live stream; None for other datasets."""
-        return cls(dataset, plan.schedule.mine) if is_live(dataset) else None  # type: ignore[union-attr]
+        return cls(dataset, plan.schedule.own_partitions) if is_live(dataset) else None  # type: ignore[union-attr]
 
-    def begun(self, start: Any, former: Any) -> PartitionCursor:
+    def begin(self, start: Any, former: Any) -> PartitionCursor:
         """The cursor of an epoch, with the source's place in each partition.
 
         `former` is the cursor at which the loop left the previous epoch; None if this process did not run that epoch.
         """
         cursor: PartitionCursor = start if former is None else former.at_epoch(start.epoch)
-        begun = self.dataset.begin(cursor.epoch, {number: _state(cursor, number) for number in self.mine})
+        begun = self.dataset.begin(cursor.epoch, {number: _state(cursor, number) for number in self.own_partitions})
         for number, state in begun.items():
             mark = replace(cursor.mark(number), state=(None, state))
             cursor = cursor.after(number, mark, cursor.next_partition, is_step=False)
@@ -40,14 +40,14 @@ class LiveRun:
 
     def is_over(self, cursor: PartitionCursor) -> bool:
         """True if the epoch ends with the delivered batches."""
-        return self.dataset.is_over(cursor.epoch, [_state(cursor, number) for number in self.mine])
+        return self.dataset.is_over(cursor.epoch, [_state(cursor, number) for number in self.own_partitions])
 
     def acknowledge(self, cursor: PartitionCursor, *, now: bool = False) -> None:
         """Report to the source that the loop is past `cursor`.
 
         The source may collect reports; with `now`, it gets this one at once.
         """
-        self.dataset.acknowledge({number: _state(cursor, number) for number in self.mine}, now=now)
+        self.dataset.acknowledge({number: _state(cursor, number) for number in self.own_partitions}, now=now)
 
     def stop_waiting(self) -> None:
         """End draws of this process that wait for messages."""

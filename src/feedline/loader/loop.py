@@ -23,13 +23,13 @@ from feedline.loader.monitoring.heartbeat import QueueState
 from feedline.loader.progress import Progress
 from feedline.loader.ranks.agreement import Agreement, Entry
 from feedline.loader.step_clocks import StepClocks
-from feedline.loader.window import Flow, PendingBatch, RequestWindow, in_profile
+from feedline.loader.window import FlowControl, PendingBatch, RequestWindow, in_profile
 from feedline.workers.base import BatchFuture, WorkerPool
 
 T = TypeVar("T")
 
 
-_AT_ONCE_S = 0.1
+_FIRST_BATCH_WAIT_S = 0.1
 """Seconds that the first publication waits for the first batch: otherwise, the batch would wait for the publication."""
 
 
@@ -50,7 +50,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         requests: Iterator[Any],
         pool: WorkerPool,
         progress: Progress,
-        flow: Flow,
+        flow: FlowControl,
         *,
         stage: Stage | None = None,
         length: Callable[[], int] = lambda: 0,
@@ -117,13 +117,13 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         if called_ns >= clocks.due_ns:
             clocks.call(called_ns)
         # Before the wait: if it never ends, its request is on the page.
-        if called_ns >= heartbeat.due_ns and not self._comes_at_once():
+        if called_ns >= heartbeat.due_ns and not self._first_batch_is_due():
             heartbeat.publish(self.queue)
         if self.late_start is not None or self.live is not None:
-            self._come_back()
+            self._resume_epoch()
         entry = self._next_with_batch()
         if self.agreement is not None and self._broken is None and not self._closed:
-            entry = self.agreement.settle(entry, self._stage)
+            entry = self.agreement.choose_entry(entry, self._stage)
         if entry is None:
             self._taken = None
             self._end()
@@ -153,8 +153,8 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         if self._flow.tuner is not None:
             self._tune(self._flow.tuner, self._progress.totals.latest())
 
-    def _comes_at_once(self) -> bool:
-        """True if the first batch arrives within `_AT_ONCE_S`; False after one call.
+    def _first_batch_is_due(self) -> bool:
+        """True if the first batch arrives within `_FIRST_BATCH_WAIT_S`; False after one call.
 
         A publication before this batch would only delay the batch.
         """
@@ -162,9 +162,9 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
             return False
         self._asked = True
         wait = getattr(self._window[0], "wait", None)
-        return wait is not None and bool(wait(_AT_ONCE_S))
+        return wait is not None and bool(wait(_FIRST_BATCH_WAIT_S))
 
-    def _come_back(self) -> None:
+    def _resume_epoch(self) -> None:
         """Begin an epoch set late; acknowledge batches of live streams."""
         if self.late_start is not None:
             self._start_again(self.late_start())
@@ -213,7 +213,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         If an interrupt comes before the batch is returned, the next call delivers it again, but does not record it.
         """
         taken, progress = self._taken if self._stage is None else self._staged_head, self._progress
-        if self.agreement is not None and self.agreement.repeats:
+        if self.agreement is not None and self.agreement.is_repeating:
             return 0
         if taken is not None and taken.cursor is not progress.cursor:
             return 0
@@ -248,7 +248,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         """True after the end of the epoch, or after `close`."""
         return self._closed
 
-    def reads(self, progress: Progress | None) -> bool:
+    def advances(self, progress: Progress | None) -> bool:
         """True if this iteration advances `progress`."""
         return self._progress is progress
 
@@ -301,7 +301,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
             progress.end_epoch()
             progress.heartbeat.publish(self.queue, epoch_ends=True)
             self.close()
-            progress.totals.closed(monotonic_ns() - began_ns)
+            progress.totals.add_closing(monotonic_ns() - began_ns)
 
     def _tune(self, tuner: Autoscale, spans: Sequence[SpanTuple]) -> None:
         workers = tuner.observe(spans)

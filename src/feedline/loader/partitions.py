@@ -140,7 +140,9 @@ class StreamSource:
             self._iterator.load_state_dict(state[1])
 
 
-def carry(start: Cursor | PartitionCursor, former: Cursor | PartitionCursor | None) -> Cursor | PartitionCursor:
+def keep_dataset_states(
+    start: Cursor | PartitionCursor, former: Cursor | PartitionCursor | None
+) -> Cursor | PartitionCursor:
     """The start of an epoch, with the dataset states that workers keep.
 
     `former` is the cursor at which the loop left the previous epoch. If that epoch has ended, it is the start of this
@@ -149,10 +151,10 @@ def carry(start: Cursor | PartitionCursor, former: Cursor | PartitionCursor | No
     if not isinstance(start, PartitionCursor) or not isinstance(former, PartitionCursor):
         return start
     # After a `break`, the datasets are somewhere after the last delivered batch, and their states are unknown here.
-    return replace(start, carried=former.carried) if former.epoch == start.epoch else start
+    return replace(start, dataset_states=former.dataset_states) if former.epoch == start.epoch else start
 
 
-def with_carried(loader: Any, cursor: Cursor | PartitionCursor) -> Cursor | PartitionCursor:
+def with_dataset_states(loader: Any, cursor: Cursor | PartitionCursor) -> Cursor | PartitionCursor:
     """The cursor to be saved, with the dataset states that workers keep.
 
     The workers of a resumed run have not kept these states.
@@ -160,7 +162,7 @@ def with_carried(loader: Any, cursor: Cursor | PartitionCursor) -> Cursor | Part
     dataset = loader.dataset
     is_plain = not isinstance(dataset, PartitionedDataset) and not is_stream(dataset)
     keeps = is_plain and (loader.persistent_workers or not loader.num_workers)
-    return cursor.with_carried() if keeps and isinstance(cursor, PartitionCursor) else cursor
+    return cursor.with_dataset_states() if keeps and isinstance(cursor, PartitionCursor) else cursor
 
 
 def copy_for_epoch(stream: Any) -> Any:

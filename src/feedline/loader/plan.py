@@ -55,7 +55,7 @@ class Plan:
         elif isinstance(self.sampler, _WITH_EPOCHS):
             self.sampler.begin(epoch)
 
-    def confirm(self, epoch: int) -> None:
+    def mark_epoch_read(self, epoch: int) -> None:
         """Record that the epoch set on the sampler is read already."""
         if isinstance(self.sampler, _WITH_EPOCHS):
             self.sampler.begin(epoch)
@@ -81,12 +81,12 @@ class Plan:
     def requests(self, cursor: Any, delivered: Callable[[], Any], run: int) -> Iterator[Any]:
         """The requests of iteration `run` after `cursor`; `delivered()` returns the current cursor."""
         if isinstance(self.schedule, PartitionSchedule):
-            return self.workers.with_openings(self.schedule.requests(cursor, delivered, run))
-        return self.workers.with_openings(self.schedule.requests(cursor))
+            return self.workers.with_initial_states(self.schedule.requests(cursor, delivered, run))
+        return self.workers.with_initial_states(self.schedule.requests(cursor))
 
     def with_workers_of(self, state: Mapping[str, Any] | None, count: int, rank: int) -> Plan:
         """The same plan with the workers of a saved state, on `rank`."""
-        partitions = self.schedule.mine if isinstance(self.schedule, PartitionSchedule) else None
+        partitions = self.schedule.own_partitions if isinstance(self.schedule, PartitionSchedule) else None
         cursor = None if state is None else self.unpack(state)
         place = 0 if not isinstance(cursor, Cursor) else cursor.position
         begun = cursor is not None and (
@@ -125,7 +125,7 @@ class Plan:
         """The epoch set on the sampler by the user, else `following`."""
         return self.sampler.upcoming(following) if isinstance(self.sampler, _WITH_EPOCHS) else following
 
-    def adopt(self, state: Mapping[str, Any], *, goes_on: bool) -> dict[str, Any]:
+    def as_own_state(self, state: Mapping[str, Any], *, goes_on: bool) -> dict[str, Any]:
         """A loaded state as one of this rank.
 
         With `goes_on`, the state of a complete epoch becomes the start of the next one.
@@ -155,7 +155,7 @@ class Plan:
 
     def _is_complete(self, cursor: Cursor | PartitionCursor) -> bool:
         if isinstance(self.schedule, PartitionSchedule):
-            return isinstance(cursor, PartitionCursor) and cursor.ended().issuperset(self.schedule.mine)
+            return isinstance(cursor, PartitionCursor) and cursor.ended().issuperset(self.schedule.own_partitions)
         try:
             batches = self.length()
         except TypeError:  # a sampler without a length
@@ -167,7 +167,7 @@ class Plan:
         if isinstance(cursor, PartitionCursor):
             return cursor.step
         schedule = self.schedule
-        each = schedule.span if isinstance(schedule, Schedule) else schedule.share.world_size  # type: ignore[union-attr]
+        each = schedule.global_batch_size if isinstance(schedule, Schedule) else schedule.share.world_size  # type: ignore[union-attr]
         return -(-(cursor.position + sum(stop - start for start, stop in cursor.delivered_ahead)) // each)
 
     def check_order(self, state: Mapping[str, Any]) -> None:

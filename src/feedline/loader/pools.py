@@ -31,7 +31,7 @@ from feedline.loader.partitions import PartitionedDataset, partitioned
 from feedline.loader.plan import Plan
 from feedline.loader.progress import Progress
 from feedline.loader.report import Context, Stats, context_of
-from feedline.loader.window import Flow
+from feedline.loader.window import FlowControl
 from feedline.workers.base import PoolKind, PoolOptions, PoolStatistics, RetainedResources, WorkerPool
 from feedline.workers.registry import AUTO, INLINE, POOLS, PROCESSES, THREADS, find_pool
 from feedline.workers.threads import GlobalRngCheck
@@ -175,7 +175,7 @@ class LoaderPools:
         self._kind = INLINE
         self._together = False
         self._ended = self._before_epoch = PoolSums()
-        self._flow = Flow()
+        self._flow = FlowControl()
         self._pipe_seed: int | None = None
         self._retained = RetainedResources()
         weakref.finalize(self, finalizers.run, self._retained.close)
@@ -213,7 +213,7 @@ class LoaderPools:
         before = plan.delivered(progress.cursor)
         ranges = ranges_of(loader.dataset) if plan.allows_lookahead else None
         ahead = None if ranges is None else PrefetchingRequests(requests, ranges)
-        self._flow = _flow(loader, kind, pool, self._together)
+        self._flow = _flow_control(loader, kind, pool, self._together)
         live = LiveRun.of(loader.dataset, plan)
         iteration = Iteration(
             ahead or requests, pool, progress, self._flow,
@@ -244,7 +244,7 @@ class LoaderPools:
         if kind.prepare is not None:
             kind.prepare()
 
-    def complete(self, stats: Stats, skipped: int, *, since_epoch: bool = False) -> Stats:
+    def with_pool_figures(self, stats: Stats, skipped: int, *, since_epoch: bool = False) -> Stats:
         """`stats`, completed with the figures of the pools and stages.
 
         Sums are those of all epochs, or with `since_epoch` of the current one.
@@ -336,13 +336,13 @@ class LoaderPools:
             return self._pipe_seed + epoch
         base_seed = plan.base_seed(epoch, loader.generator)
         if isinstance(loader.dataset, IterDataPipe) and loader.num_workers:
-            checks.draw_again(loader.generator)
+            checks.discard_seed(loader.generator)
             self._pipe_seed = base_seed if loader.persistent_workers else None
         return base_seed
 
     def _open(self, loader: Any, builder: Any, kind: PoolKind, base_seed: int) -> WorkerPool:
         if not kind.works_ahead:
-            checks.shard_inline(loader.dataset)
+            checks.shard_datapipe(loader.dataset)
         seeded = loader._fl.seed is not None
         workers, build = loader.num_workers, builder
         if self._together:  # two batches at once: one computes while the other runs Python code
@@ -399,23 +399,23 @@ def _work_together(loader: Any, kind: PoolKind, builder: Any) -> bool:
     )
 
 
-def _flow(loader: Any, kind: PoolKind, pool: WorkerPool, together: bool) -> Flow:
+def _flow_control(loader: Any, kind: PoolKind, pool: WorkerPool, together: bool) -> FlowControl:
     if not kind.works_ahead:
-        return Flow()
+        return FlowControl()
     each = max(1, loader.prefetch_factor or 2)
     if together:
-        return Flow(each, loader.in_order)
+        return FlowControl(each, loader.in_order)
     if is_live(loader.dataset):  # a partition without messages must not hold back the others
-        return Flow(each * loader.num_workers, in_order=False)
+        return FlowControl(each * loader.num_workers, in_order=False)
     is_fixed = isinstance(loader.dataset, IterableDataset) or not kind.resizable  # a partition stays with its worker
     if is_fixed or not loader._fl_adapts:
-        return Flow(each * loader.num_workers, loader.in_order)
+        return FlowControl(each * loader.num_workers, loader.in_order)
     workers = pool.statistics().workers or loader.num_workers
     context = Context(
         pool=kind, num_workers=workers, prefetch_factor=each, in_order=loader.in_order,
         cpus=(kind.cpus or available_cpus)(),
     )  # fmt: skip
-    return Flow(each * workers, loader.in_order, Autoscale(workers, max(MOST_WORKERS, workers), context), each)
+    return FlowControl(each * workers, loader.in_order, Autoscale(workers, max(MOST_WORKERS, workers), context), each)
 
 
 def kind_for_stream(kind: PoolKind, builder: BatchBuilder | PartitionBuilder, partitions: int) -> PoolKind:

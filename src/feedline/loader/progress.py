@@ -28,7 +28,7 @@ class Progress:
     duplicate_check: DuplicateStreamCheck | None = None
     length_check: LengthCheck | None = None
     workers: WorkerStates = field(default_factory=lambda: WorkerStates(0))
-    over: bool = False
+    is_over: bool = False
     end: Cursor | PartitionCursor | None = None
     """The cursor at the end of the epoch, once it is over."""
     samples: int | None = None
@@ -85,4 +85,4 @@ class Progress:
             self.quarantine.check_not_empty()
         self.end, self.cursor = self.cursor, self.cursor.next_epoch()
         self.quarantine.end_epoch()
-        self.over = True
+        self.is_over = True

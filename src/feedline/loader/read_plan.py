@@ -43,10 +43,10 @@ class ReadingPlan:
     def __str__(self) -> str:
         places = [f"workers: {self.workers}"] if self.workers else []
         lines = [*_describe(self.recognition, ""), f"batches: {self.summary}", *places]
-        return "\n".join(piece for line in lines for piece in _wrapped(line, columns(otherwise=_ENDLESS)))
+        return "\n".join(piece for line in lines for piece in _wrapped(line, columns(otherwise=_UNWRAPPED_COLUMNS)))
 
 
-_ENDLESS = 1 << 16
+_UNWRAPPED_COLUMNS = 1 << 16
 """Width outside of terminals: lines stay whole, so that they can be searched."""
 
 

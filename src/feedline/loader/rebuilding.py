@@ -27,11 +27,11 @@ from feedline.loader.pools import builder_of
 from feedline.samplers import MaterializedSampler
 from feedline.workers.inline import InlinePool
 
-Rebuilt = tuple[Any, BatchResult]
+RebuiltBatch = tuple[Any, BatchResult]
 """A request and its batch."""
 
 
-def batches_from(loader: Any, plan: Plan, cursor: Any) -> Iterator[Rebuilt]:
+def batches_from(loader: Any, plan: Plan, cursor: Any) -> Iterator[RebuiltBatch]:
     """Requests and batches of one rank after `cursor`, built in this process.
 
     Nothing is recorded as delivered. With `seed` the random generators of the process stay as they are.
@@ -46,9 +46,9 @@ def batches_from(loader: Any, plan: Plan, cursor: Any) -> Iterator[Rebuilt]:
             yield request, result
 
 
-def rebuilt(
+def rebuild_batch(
     loader: Any, step: int, epoch: int, ranks: tuple[int, int], state: Mapping[str, Any] | None = None
-) -> Rebuilt:
+) -> RebuiltBatch:
     """The request and batch of one step.
 
     `ranks` is rank and world size. Steps count from 0, at the start of `epoch`, or at the position of `state`.
@@ -70,12 +70,12 @@ def rebuilt(
     return found
 
 
-def _find(loader: Any, plan: Plan, cursor: Any, step: int) -> Rebuilt | None:
+def _find(loader: Any, plan: Plan, cursor: Any, step: int) -> RebuiltBatch | None:
     if isinstance(cursor, PartitionCursor):  # the turn of a partition depends on the ends of all others
         return next(islice(batches_from(loader, plan, cursor), step, None), None)
     if not cursor.delivered_ahead:  # a step is a fixed number of positions, so the cursor can jump to it
         schedule: Any = plan.schedule
-        each = schedule.share.world_size if isinstance(schedule, BatchSchedule) else schedule.span
+        each = schedule.share.world_size if isinstance(schedule, BatchSchedule) else schedule.global_batch_size
         cursor, step = Cursor(cursor.epoch, cursor.position + step * each), 0
     request = next(islice(_requests(plan, cursor, lambda: cursor), step, None), None)
     return None if request is None else (request, _pool(loader).build(request))

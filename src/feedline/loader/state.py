@@ -144,7 +144,7 @@ def pack(
     latest = [list(entry) for entry in quarantine.latest]
     state["skipped"] = {
         "count": quarantine.count, "this_epoch": quarantine.this_epoch, "latest": latest,
-        "shared": list(quarantine.shared),
+        "shared": list(quarantine.merged_counts),
     }  # fmt: skip
     return state
 
@@ -181,7 +181,11 @@ def resume_quarantine(policy: ErrorPolicy, former: Quarantine | None, state: Map
     """
     quarantine = Quarantine(policy)
     if former is not None:
-        quarantine.count, quarantine.latest, quarantine.shared = former.count, former.latest, former.shared
+        quarantine.count, quarantine.latest, quarantine.merged_counts = (
+            former.count,
+            former.latest,
+            former.merged_counts,
+        )
     if state is None:
         return quarantine
     skipped = field_of(state, "skipped", dict)
@@ -189,7 +193,7 @@ def resume_quarantine(policy: ErrorPolicy, former: Quarantine | None, state: Map
     quarantine.this_epoch = _natural(skipped, "this_epoch", "skipped.")
     latest = field_of(skipped, "latest", list, "skipped.")
     quarantine.latest = tuple(_triple(entry) for entry in latest)
-    quarantine.shared = _read_entry(skipped.get("shared"), lambda: _pair(skipped["shared"]), "skipped.shared")
+    quarantine.merged_counts = _read_entry(skipped.get("shared"), lambda: _pair(skipped["shared"]), "skipped.shared")
     return quarantine
 
 

@@ -53,7 +53,7 @@ class StepClocks:
         if now_ns >= self._size_due_ns:
             self.spans.append((BATCH + NBYTES, 0, _nbytes(batch), MAIN))
             counted_ns = monotonic_ns()
-            self._size_due_ns, now_ns = counted_ns + _SIZE_SHARE * (counted_ns - now_ns), counted_ns
+            self._size_due_ns, now_ns = counted_ns + _SIZE_PAUSE_FACTOR * (counted_ns - now_ns), counted_ns
         add_run_delay(self.spans, now_ns, among_threads=self._among_threads)
         self.read, self.due_ns, self._next_ns = False, 0, now_ns + CPU_EVERY_NS
         self._left_cpu_ns, self._left_waits = self._cpu_clock(), waits_of_thread()
@@ -84,8 +84,8 @@ def _nbytes(batch: Any) -> int:
     return batch.nbytes if isinstance(batch, np.ndarray) else 0
 
 
-_SIZE_SHARE = 400
-"""Counting the bytes of batches takes at most 1 / `_SIZE_SHARE` of the time."""
+_SIZE_PAUSE_FACTOR = 400
+"""Counting the bytes of batches takes at most 1 / `_SIZE_PAUSE_FACTOR` of the time."""
 
 
 _MOST_FIELDS = 64

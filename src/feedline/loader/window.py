@@ -29,7 +29,7 @@ class PendingBatch(NamedTuple):
 
 
 @dataclass(slots=True)
-class Flow:
+class FlowControl:
     """Order of delivery, and number of requests in flight.
 
     `ahead` requests are in flight while the loop computes; with 0, a batch is requested when it is due. With a `tuner`,
@@ -54,7 +54,7 @@ class RequestWindow:
         requests: Iterator[Any],
         pool: WorkerPool,
         progress: Progress,
-        flow: Flow,
+        flow: FlowControl,
         restart: Callable[[Any], Iterator[Any]] | None,
     ) -> None:
         self._requests, self._pool, self._progress = requests, pool, progress

@@ -15,10 +15,10 @@ from torch.utils.data import IterableDataset
 from feedline.core.packing import pack_or_keep, unpack
 from feedline.core.rng import derive
 from feedline.core.rng_globals import global_states, states_after_seeding
-from feedline.core.schedule import Opening
+from feedline.core.schedule import InitialStates
 from feedline.errors import StateError
 from feedline.loader.building.captures import is_stateful, split_capture
-from feedline.samplers.generator_state import PROCESS, GeneratorState, select_states
+from feedline.samplers.generator_state import PROCESS, GeneratorAccess, select_states
 
 _RANKS = "ranks"
 """Key of the workers of several ranks in a merged state, by rank."""
@@ -39,7 +39,7 @@ class WorkerStates:
     count: int
     base_seed: int | None = None
     """The seed from which new workers are seeded; None before it is drawn."""
-    held: dict[int, bytes] = field(default_factory=dict)
+    captures: dict[int, bytes] = field(default_factory=dict)
     """By worker, the capture of its builder after its last delivered batch."""
     starts: dict[int, bytes] = field(default_factory=dict)
     """By worker, the generators at the start of the epoch, where they are not those of a new worker."""
@@ -54,15 +54,15 @@ class WorkerStates:
 
     def add(self, turn: int, captured: bytes) -> None:
         """Record the capture that came with a delivered batch."""
-        self.held[turn % max(1, self.count)] = captured
+        self.captures[turn % max(1, self.count)] = captured
 
     def follow(self, former: WorkerStates) -> None:
         """Continue with the workers of the previous epoch."""
-        self.base_seed, self.held, self.starts = former.base_seed, dict(former.held), dict(former.held)
+        self.base_seed, self.captures, self.starts = former.base_seed, dict(former.captures), dict(former.captures)
         self.latest, self.former = dict(former.latest), former.former  # of workers that had no batch to build
 
-    def with_openings(self, requests: Iterator[Any]) -> Iterator[Any]:
-        """The requests, with openings.
+    def with_initial_states(self, requests: Iterator[Any]) -> Iterator[Any]:
+        """The requests, with initial states.
 
         The first request for each worker, and for each partition, carries the states to restore.
         """
@@ -70,29 +70,29 @@ class WorkerStates:
             request = next(requests, None)
             if request is None:
                 return
-            opening = self._opening(request.turn, request.partition)
-            yield request if opening is None else request._replace(opening=opening)
+            states = self._initial_states(request.turn, request.partition)
+            yield request if states is None else request._replace(initial_states=states)
         yield from requests
 
-    def _opening(self, turn: int, partition: int | None) -> Opening | None:
+    def _initial_states(self, turn: int, partition: int | None) -> InitialStates | None:
         if partition is None:
             latest = self.latest.pop(turn % max(1, self.count), None)
-            return None if latest is None else Opening(latest)
+            return None if latest is None else InitialStates(latest)
         latest = self.latest.pop(turn % max(1, self.former), None)
         if partition not in self.replayed:
-            return None if latest is None else Opening(latest, latest)
-        return Opening(latest, self.replayed.pop(partition))
+            return None if latest is None else InitialStates(latest, latest)
+        return InitialStates(latest, self.replayed.pop(partition))
 
     def pack(self, *, starts: bool) -> dict[str, Any] | None:
         """The states as JSON values, or None.
 
         `starts` is true if partitions may be replayed.
         """
-        if self.base_seed is None and not self.held:
+        if self.base_seed is None and not self.captures:
             return None
         packed: dict[str, Any] = {"count": self.count, "base_seed": self.base_seed}
-        held = {worker: self._pack_one(worker, captured) for worker, captured in sorted(self.held.items())}
-        packed["held"] = {str(worker): state for worker, state in held.items() if state}
+        captures = {worker: self._pack_one(worker, captured) for worker, captured in sorted(self.captures.items())}
+        packed["held"] = {str(worker): state for worker, state in captures.items() if state}
         if starts and self.starts:
             packed["starts"] = {str(worker): self._pack_one(worker, states) for worker, states in self.starts.items()}
         return packed
@@ -122,10 +122,10 @@ def pack_workers(loader: Any, workers: WorkerStates, *, over: bool) -> dict[str,
         keeps = not over or loader.persistent_workers
         packed = workers.pack(starts=is_stream and not over) if keeps and not loader._fl_repeats else None
         return None if packed is None else {**packed, "rank": loader._fl_rank}
-    held = {} if is_stream or not is_stateful(loader.dataset) else {0: of_dataset(loader.dataset.state_dict())}
+    captures = {} if is_stream or not is_stateful(loader.dataset) else {0: of_dataset(loader.dataset.state_dict())}
     has_drawn = is_stream and not over and workers.starts.get(0) != global_states()
     base_seed = None if over or loader._fl_repeats else workers.base_seed
-    return replace(workers, base_seed=base_seed, held=held).pack(starts=has_drawn)
+    return replace(workers, base_seed=base_seed, captures=captures).pack(starts=has_drawn)
 
 
 def process_generators() -> dict[str, Any]:
@@ -168,7 +168,7 @@ def unpack_states(packed: Any, usual: bytes | None) -> bytes:
     return pickle.dumps((by_path["random"], numpy_state, _as_array(torch_state)), 5)
 
 
-def _by_generator(states: bytes) -> dict[GeneratorState, Any]:
+def _by_generator(states: bytes) -> dict[GeneratorAccess, Any]:
     python, numpy_state, torch_state = pickle.loads(states)
     by_path = {"random": python, "numpy": pack_or_keep(numpy_state), "torch": torch_state.tobytes()}
     return {source: by_path[source.path] for source in PROCESS}
@@ -207,25 +207,25 @@ def resume_workers(
     if packed is None:
         return WorkerStates(count)
     packed = _of_rank(packed, rank)
-    former, base_seed, held, starts = _read(packed)
+    former, base_seed, captures, starts = _read(packed)
     is_own = is_strided or packed.get("rank", rank) == rank
     states = WorkerStates(count, base_seed, former=former)
     if former == count and is_own:
-        states.held, states.starts = dict(held), starts
+        states.captures, states.starts = dict(captures), starts
     elif base_seed is not None:
         key = (place, count) if is_own else (place, count, rank)
         states.base_seed = derive(base_seed, *key, "workers") >> 1 if begun else None
     if partitions is not None and not is_own:
         states.replayed = dict.fromkeys(partitions) if begun else {}
     elif partitions is not None:
-        states.latest = held if count else {}
+        states.latest = captures if count else {}
         if begun:
             start = {worker: _start(worker, former, count, starts, base_seed) for worker in range(max(1, former))}
             states.replayed = {partition: start[partition % max(1, former)] for partition in partitions}
     elif count == 0:
-        states.dataset = next((split_capture(each)[1] for _, each in sorted(held.items())), None)
+        states.dataset = next((split_capture(each)[1] for _, each in sorted(captures.items())), None)
     else:
-        states.latest = held if former == count and is_own else _distribute_states(held, count)
+        states.latest = captures if former == count and is_own else _distribute_states(captures, count)
     return states
 
 
@@ -253,16 +253,16 @@ def _start(worker: int, former: int, count: int, starts: dict[int, bytes], base_
     return first_states(base_seed, worker)
 
 
-def _distribute_states(held: dict[int, bytes], count: int) -> dict[int, bytes]:
+def _distribute_states(captures: dict[int, bytes], count: int) -> dict[int, bytes]:
     """The dataset states of other workers, distributed round-robin."""
-    states = [state for _, each in sorted(held.items()) if (state := split_capture(each)[1]) is not None]
+    states = [state for _, each in sorted(captures.items()) if (state := split_capture(each)[1]) is not None]
     return {worker: of_dataset(states[worker % len(states)]) for worker in range(count)} if states else {}
 
 
 def _read(packed: dict[str, Any]) -> tuple[int, int | None, dict[int, bytes], dict[int, bytes]]:
     try:
         former, base_seed = packed["count"], packed["base_seed"]
-        held = {
+        captures = {
             int(worker): _capture(state, former, base_seed, int(worker)) for worker, state in packed["held"].items()
         }
         starts = {
@@ -273,7 +273,7 @@ def _read(packed: dict[str, Any]) -> tuple[int, int | None, dict[int, bytes], di
         raise StateError(f"the field 'workers' of this state is damaged: {error!r}") from error
     if not isinstance(former, int) or not isinstance(base_seed, int | None):
         raise StateError(f"the field 'workers' of this state is damaged: {former!r} workers, base seed {base_seed!r}")
-    return former, base_seed, held, starts
+    return former, base_seed, captures, starts
 
 
 def _capture(state: dict[str, Any], former: int, base_seed: int | None, worker: int) -> bytes:

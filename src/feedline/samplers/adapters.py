@@ -16,7 +16,7 @@ from feedline.errors import ArgumentError, StateError
 from feedline.samplers.base import BatchIndexSampler, IndexSampler, Indices, clip_span
 from feedline.samplers.basic import Sequential
 from feedline.samplers.distributed import TorchDistributed
-from feedline.samplers.generator_state import select_states, sources
+from feedline.samplers.generator_state import generators_of, select_states
 from feedline.samplers.order_state import RecordedRun, SeededRun, is_seedable
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class MaterializedSampler(Sampler[Any]):
             self._open_run(script).pull(sys.maxsize)
             script = {}
         elif "generators" in script:
-            for source, state in select_states(sources(self.sampler), script["generators"]).items():
+            for source, state in select_states(generators_of(self.sampler), script["generators"]).items():
                 source.write(state)
             script = {}
         self._run = self._open_run(script)

@@ -31,7 +31,7 @@ _WORDS = 624  # words of the state of a Mersenne twister
 
 
 @dataclass(frozen=True)
-class GeneratorState:
+class GeneratorAccess:
     """Access to the state of one generator.
 
     `read` returns a value that `==` compares and `write` accepts. This class is for `numpy.random.Generator`;
@@ -65,7 +65,7 @@ class GeneratorState:
         return packed
 
 
-class _Legacy(GeneratorState):
+class _Legacy(GeneratorAccess):
     def read(self) -> Any:
         return pack(self.holder.get_state(legacy=False))
 
@@ -73,7 +73,7 @@ class _Legacy(GeneratorState):
         self.holder.set_state(unpack(state))
 
 
-class _Python(GeneratorState):
+class _Python(GeneratorAccess):
     def read(self) -> Any:
         return self.holder.getstate()
 
@@ -89,7 +89,7 @@ class _Python(GeneratorState):
         return packed["version"], tuple(words.tolist()), packed["gauss"]
 
 
-class _Torch(GeneratorState):
+class _Torch(GeneratorAccess):
     def read(self) -> Any:
         return self.holder.get_state().numpy().tobytes()
 
@@ -125,7 +125,7 @@ def _lengthen(content: bytes) -> bytes:
 _TORCH = _Torch("torch", torch.default_generator)
 
 
-PROCESS: tuple[GeneratorState, ...] = (
+PROCESS: tuple[GeneratorAccess, ...] = (
     _TORCH,
     _Python("random", random._inst),
     _Legacy("numpy", np.random.mtrand._rand),
@@ -136,7 +136,7 @@ _KINDS = (
     (torch.Generator, _Torch),
     (random.Random, _Python),
     (np.random.RandomState, _Legacy),
-    (np.random.Generator, GeneratorState),
+    (np.random.Generator, GeneratorAccess),
 )
 
 
@@ -149,7 +149,7 @@ _INNER = ("sampler", "batch_sampler")  # attributes that may hold a sampler of a
 _ONE_GENERATOR = (RandomSampler, WeightedRandomSampler, SubsetRandomSampler)
 
 
-def sources(sampler: object) -> list[GeneratorState]:
+def generators_of(sampler: object) -> list[GeneratorAccess]:
     """The generators that a sampler may draw from.
 
     These are the generators of the process, and generators in attributes of the sampler and of the samplers inside it.
@@ -172,7 +172,7 @@ def _core(sampler: object) -> tuple[Any, str]:
     return sampler, prefix
 
 
-def _own_generators(sampler: object) -> Iterator[GeneratorState]:
+def _own_generators(sampler: object) -> Iterator[GeneratorAccess]:
     for path, holder in nested_samplers(sampler):
         for name, value in vars(holder).items() if hasattr(holder, "__dict__") else ():
             for kind, source in _KINDS:
@@ -193,7 +193,7 @@ def nested_samplers(sampler: object) -> list[tuple[str, object]]:
     return samplers
 
 
-def select_states(available: list[GeneratorState], states: dict[str, Any]) -> dict[GeneratorState, Any]:
+def select_states(available: list[GeneratorAccess], states: dict[str, Any]) -> dict[GeneratorAccess, Any]:
     """The generators named by `states`, with their unpacked states.
 
     StateError if a generator is unknown or its state is damaged.
@@ -208,7 +208,7 @@ def select_states(available: list[GeneratorState], states: dict[str, Any]) -> di
     return {by_path[path]: _check_state(by_path[path], packed) for path, packed in states.items()}
 
 
-def _check_state(source: GeneratorState, packed: Any) -> Any:
+def _check_state(source: GeneratorAccess, packed: Any) -> Any:
     """The unpacked state, after a trial that the generator accepts it."""
     before = source.read()
     try:

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, RandomSampler
 from feedline.core.packing import pack_or_keep, unpack
 from feedline.core.rng_globals import SAMPLER_STEPS
 from feedline.errors import StateError
-from feedline.samplers.generator_state import GeneratorState, nested_samplers, select_states, sources
+from feedline.samplers.generator_state import GeneratorAccess, generators_of, nested_samplers, select_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,18 +51,18 @@ class RecordedRun:
         self._sampler = sampler
         self._convert = convert
         self._script = _check_script(script)
-        self._sources = sources(sampler)
+        self._sources = generators_of(sampler)
         if "generators" in self._script:
             select_states(self._sources, self._script["generators"])
         self._draws: list[dict[str, Any]] = list(self._script.get("draws", []))
         self._pending = [(entry["at"], select_states(self._sources, entry["states"])) for entry in self._draws]
-        self._left: dict[GeneratorState, Any] = {}  # state after the sampler's latest draw, by generator
-        self._overrides: dict[GeneratorState, Any] = {}  # recorded states of the process's generators
+        self._left: dict[GeneratorAccess, Any] = {}  # state after the sampler's latest draw, by generator
+        self._overrides: dict[GeneratorAccess, Any] = {}  # recorded states of the process's generators
         self._context: dict[str, Any] = {}
         self._iterator: Iterator[Any] | None = None
         self._position = 0
         self._holders = stateful(sampler)
-        self._moments = _MomentLog()
+        self._snapshots = _SnapshotLog()
         self._cut: dict[str, Any] | None = self._script.get("cut")
 
     def start(self) -> None:
@@ -74,7 +74,7 @@ class RecordedRun:
         self._install(_ITER)
         self._iterator = self._observe(_ITER, lambda: iter(self._sampler))
         if is_stateful(self._iterator):
-            self._moments.add(0, [], self._moment())
+            self._snapshots.add(0, [], self._take_snapshot())
 
     def close(self) -> None:
         """Drop the sampler's iterator, but not the record.
@@ -94,7 +94,7 @@ class RecordedRun:
             items = self._return_to(cut)
         items += self._advance(count - len(items))
         if self._is_stateful:
-            self._moments.add(self._position, items, self._moment())
+            self._snapshots.add(self._position, items, self._take_snapshot())
         return items
 
     def _advance(self, count: int) -> list[Any]:
@@ -130,13 +130,13 @@ class RecordedRun:
         for source, state in select_states(self._sources, cut["generators"]).items():
             source.write(state)
         self._position = cut["at"]
-        self._moments.replays = False
+        self._snapshots.replays = False
 
     @property
     def _is_stateful(self) -> bool:
         return bool(self._holders) or is_stateful(self._iterator)
 
-    def _moment(self) -> dict[str, Any]:
+    def _take_snapshot(self) -> dict[str, Any]:
         """The current states of the sampler, its iterator and its own generators."""
         owned = [source for source in self._sources if source.owned]
         return {
@@ -153,7 +153,7 @@ class RecordedRun:
         """JSON from which another run gives the items from `position`."""
         if self._iterator is None:
             return self._script
-        cut = self._moments.at(self._position if position is None else position)
+        cut = self._snapshots.at(self._position if position is None else position)
         return {
             **self._context,
             **({"draws": list(self._draws)} if self._draws else {}),
@@ -240,31 +240,31 @@ class RecordedRun:
             self._draws.append({"at": at, "states": states})
 
 
-class _MomentLog:
-    """Latest moments of a stateful sampler, and a digest of its items."""
+class _SnapshotLog:
+    """Latest snapshots of a stateful sampler, and a digest of its items."""
 
     def __init__(self) -> None:
         self.replays = True
         """False if the items before a cut are not those that the sampler would repeat."""
         self._hash = hashlib.blake2b(digest_size=8)
-        self._moments: deque[tuple[int, str, dict[str, Any]]] = deque(maxlen=_SNAPSHOTS)
+        self._snapshots: deque[tuple[int, str, dict[str, Any]]] = deque(maxlen=_SNAPSHOTS)
 
-    def add(self, position: int, items: list[Any], moment: dict[str, Any]) -> None:
+    def add(self, position: int, items: list[Any], snapshot: dict[str, Any]) -> None:
         """Record the items up to `position`, and the states there."""
         _update(self._hash, items)
-        self._moments.append((position, self._hash.hexdigest(), moment))
+        self._snapshots.append((position, self._hash.hexdigest(), snapshot))
 
     def at(self, position: int) -> dict[str, Any] | None:
-        """The latest moment at or before `position`, or None.
+        """The latest snapshot at or before `position`, or None.
 
-        Earlier moments are dropped.
+        Earlier snapshots are dropped.
         """
-        while len(self._moments) > 1 and self._moments[1][0] <= position:
-            self._moments.popleft()
-        if not self._moments or self._moments[0][0] > position:
+        while len(self._snapshots) > 1 and self._snapshots[1][0] <= position:
+            self._snapshots.popleft()
+        if not self._snapshots or self._snapshots[0][0] > position:
             return None
-        at, digest, moment = self._moments[0]
-        return {"at": at, "digest": digest if self.replays else None, **moment}
+        at, digest, snapshot = self._snapshots[0]
+        return {"at": at, "digest": digest if self.replays else None, **snapshot}
 
 
 def _digest(items: list[Any]) -> str:

@@ -118,7 +118,7 @@ class LocalFile:
     def check_unchanged(self, *, at_once: bool = False) -> None:
         """See `File`."""
         # Pages beyond the end of a shrunken file are no longer mapped: an access would crash the process.
-        if at_once or self._recheck.due():
+        if at_once or self._recheck.is_due():
             with suppress(FileNotFoundError):  # a removed file stays mapped
                 FileVersion(self.nbytes, self.version).check(local_info(self.name).state, self.name)
             self._recheck.done()
@@ -149,7 +149,7 @@ class LocalFile:
         raise ObjectNotFoundError(f"{name} next to {self.name} is not an object of a store")
 
 
-class KeptContent(LocalFile):
+class GeneratedFile(LocalFile):
     """Generated content of a file, mapped; it never changes."""
 
     local_path = None
@@ -174,7 +174,7 @@ class RemoteFile:
         self.store, self.path = store, info.path
         self._cache = cache_of(store)
         if self._cache is not None:
-            self._cache.know(info)
+            self._cache.record_info(info)
 
     def check_unchanged(self, *, at_once: bool = False) -> None:
         """Do nothing: reading another version raises ObjectChangedError."""
@@ -210,7 +210,7 @@ class RemoteFile:
 class FileSet:
     """Files and objects by number, opened on first use in each process.
 
-    In memory they take only the space of their names. At most `most` stay open, by default `open_at_once()`. Safe to
+    In memory they take only the space of their names. At most `most` stay open, by default `most_open_files()`. Safe to
     use from several threads. Pickles with names, sizes and versions, and with the information to reopen the stores.
     """
 
@@ -346,7 +346,7 @@ class FileSet:
         for file in {extent.file for extent in extents}:
             cache, info = cache_of(self.store(file)), self._infos[file]
             if cache is not None:
-                cache.know(info)
+                cache.record_info(info)
                 caches[file] = cache, info.path
         places = ((*caches[file], start, stop) for file, start, stop in extents if file in caches)
         return [(store, ObjectRange(path, start, stop)) for store, path, start, stop in places]
@@ -375,7 +375,7 @@ def local_info(path: str) -> ObjectInfo:
     return ObjectInfo(path, *FileVersion.of(status))
 
 
-def open_at_once() -> int:
+def most_open_files() -> int:
     """The number of files to keep open, from the descriptor limit.
 
     A mapped file holds one descriptor, a part up to two.
@@ -416,7 +416,7 @@ class LazyList(Generic[T]):
         return LazyList, (self._making, self._count)
 
 
-class _All(dict[int, T]):
+class _UnlimitedCache(dict[int, T]):
     """An unlimited `LRUCache`, at a fraction of its cost."""
 
     def put(self, key: int, value: T) -> T:
@@ -424,9 +424,9 @@ class _All(dict[int, T]):
         return value
 
 
-_OpenFiles = LRUCache[int, T] | _All[T]
+_OpenFiles = LRUCache[int, T] | _UnlimitedCache[T]
 
 
 def _new_cache(count: int, most: int | None) -> _OpenFiles[Any]:
-    limit = open_at_once() if most is None else most
-    return _All() if count <= limit else LRUCache(limit)
+    limit = most_open_files() if most is None else most
+    return _UnlimitedCache() if count <= limit else LRUCache(limit)

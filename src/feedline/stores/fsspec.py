@@ -22,7 +22,7 @@ from feedline.stores.base import ObjectInfo, Views, check_version, unversioned
 from feedline.stores.options import StoreOptions
 from feedline.stores.requests import Flight, Requests, Transfers, are_many, check_ranges, check_within
 from feedline.stores.retry import Attempts, Retry
-from feedline.stores.statuses import Refusal, error_for
+from feedline.stores.statuses import ErrorResponse, error_for
 from feedline.stores.urls import check_path, join
 
 T = TypeVar("T")
@@ -170,7 +170,7 @@ def _translate(error: Exception, what: str) -> Exception:
     if isinstance(error, PermissionError):
         return AccessDeniedError(f"{what}: the store refuses the credentials, or there are none; check options={{...}}")
     if (status := _status(error)) is not None:
-        return error_for(Refusal(status), what)
+        return error_for(ErrorResponse(status), what)
     if isinstance(error, OSError):
         return TransientError(f"{type(error).__name__} of fsspec")
     return StoreError(

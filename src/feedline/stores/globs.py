@@ -33,7 +33,7 @@ MAGIC = re.compile(r"[*?\[]")
 _GROUP = re.compile(r"\[(!?)([^]/]+)\]")
 
 
-_MOST = 10_000_000
+_MOST_PATHS = 10_000_000
 
 
 def braces(pattern: str) -> list[str]:
@@ -46,8 +46,8 @@ def braces(pattern: str) -> list[str]:
     if _BRACE.search("".join(parts[::2])):
         raise ArgumentError(f"{pattern}: braces must be closed, and cannot be nested")
     choices = [_choices(part, pattern) if at % 2 else [part] for at, part in enumerate(parts)]
-    if prod(map(len, choices)) > _MOST:
-        raise ArgumentError(f"{pattern} stands for more than {_MOST:,} names; pass several patterns")
+    if prod(map(len, choices)) > _MOST_PATHS:
+        raise ArgumentError(f"{pattern} stands for more than {_MOST_PATHS:,} names; pass several patterns")
     return ["".join(choice) for choice in product(*choices)]
 
 
@@ -60,27 +60,27 @@ def _choices(inner: str, pattern: str) -> list[str]:
     first, last, step = int(numbers[1]), int(numbers[2]), int(numbers[3] or 1)
     padded = any(len(number) > 1 and number.startswith("0") for number in numbers.groups()[:2])
     width = max(len(numbers[1]), len(numbers[2])) if padded else 0
-    if step == 0 or abs(last - first) // step >= _MOST:
+    if step == 0 or abs(last - first) // step >= _MOST_PATHS:
         raise ArgumentError(
-            f"{pattern}: {{{inner}}} has no end, or stands for more than {_MOST:,} names; give a step other than 0, or "
-            "a shorter range"
+            f"{pattern}: {{{inner}}} has no end, or stands for more than {_MOST_PATHS:,} names; give a step other than "
+            "0, or a shorter range"
         )
     count = abs(last - first) // step + 1
     return [f"{first + (step if last >= first else -step) * n:0{width}}" for n in range(count)]
 
 
-def expand_braces(path: str, is_there: Callable[[str], bool] = os.path.exists) -> list[str]:
+def expand_braces(path: str, exists: Callable[[str], bool] = os.path.exists) -> list[str]:
     """Expand a local path with braces, unless it exists as written.
 
     Braces in the name of an existing folder are not expanded, either: `run{1}/{0..2}.tar` are three files in `run{1}`
     if that exists.
     """
-    if not _BRACE.search(path) or is_there(path):
+    if not _BRACE.search(path) or exists(path):
         return [path]
     try:
         return braces(path)
     except ArgumentError:
-        named = [folder for folder in Path(path).parents if _BRACE.search(str(folder)) and is_there(str(folder))]
+        named = [folder for folder in Path(path).parents if _BRACE.search(str(folder)) and exists(str(folder))]
         if not named:
             raise
         return [str(named[0] / each) for each in braces(str(Path(path).relative_to(named[0])))]
@@ -152,7 +152,7 @@ def candidates(store: Store, pattern: str, below: str = "") -> Iterable[ObjectIn
     infos = bare.list_folder(below + folder + slash)
     if (cache := cache_of(store)) is not None:
         for info in infos:
-            cache.know(info)
+            cache.record_info(info)
     return infos
 
 

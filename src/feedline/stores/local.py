@@ -213,7 +213,7 @@ class RecheckTimer:
     def __init__(self) -> None:
         self._next = 0.0
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """True if the next check is due."""
         return monotonic() >= self._next
 

@@ -74,7 +74,7 @@ class ObjectReader:
         if isinstance(known, str):
             return self._read_checked(store, known)
         if self._cache is not None:
-            self._cache.know(known)
+            self._cache.record_info(known)
         return store.read(known.path, 0, known.size, version=known.version)
 
     def _read_checked(self, store: Store, path: str) -> memoryview:
@@ -85,14 +85,14 @@ class ObjectReader:
         return data
 
     def result(self, store: Store, fetched: Future[memoryview]) -> memoryview:
-        """The content of an object that `reading` fetches."""
+        """The content of an object that `fetching` fetches."""
         with read_part(store.url) as part:
             data = fetched.result()
             part.count(len(data))
         return data
 
     @contextmanager
-    def reading(self, several: Sequence[KnownObject]) -> Iterator[Sequence[Fetched]]:
+    def fetching(self, several: Sequence[KnownObject]) -> Iterator[Sequence[Fetched]]:
         """Read these objects concurrently; gives one future each, in order.
 
         Reads that are unfinished when the block ends are canceled. Paths of files are returned unchanged.
@@ -115,7 +115,7 @@ class ObjectReader:
             return []
         for known in several:
             if isinstance(known, ObjectInfo):
-                cache.know(known)
+                cache.record_info(known)
         return [
             (cache, ObjectRange(known) if isinstance(known, str) else ObjectRange(known.path, 0, known.size))
             for known in several

@@ -180,7 +180,7 @@ class RemoteStore:
         check_ranges([(start, start)], what)
         first = ByteRange(start, start + self._requests.max_nbytes)
         seen = _Versions(what, version)
-        part = PartialRange(first, check=threads.check)
+        part = PartialRange(first, check=threads.check_not_cancelled)
         try:
             self._get(key, part, what)
             answer = RangeAnswer(part.data(), part.version, part.size)

@@ -201,7 +201,7 @@ class RangeAnswer(NamedTuple):
 class Client:
     """Single requests, one attempt each. Safe to use from several threads."""
 
-    _may_disguise = False
+    _checks_headers = False
     """True if headers must be checked: obstore makes a dictionary of them for each answer."""
 
     def __init__(self, kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> None:
@@ -248,15 +248,15 @@ class Client:
         Stops at the end of the object. TransientError if the connection breaks; `part` keeps the received bytes. A
         server without ranges gets a request for the whole object, if the range may be all of it.
         """
-        span = part.rest
+        span = part.remaining
 
         def get() -> None:
             result = self._library.get(self._store, key, options={"range": tuple(span)})
             meta, (start, stop) = result.meta, result.range
             if (start, stop) != (span.start, min(span.stop, meta["size"])):
                 raise StoreError(f"{what}: the server answered with bytes [{start}, {stop}) instead")
-            if self._may_disguise:
-                self._refuse_disguises(key, result.attributes, what)
+            if self._checks_headers:
+                self._check_is_file(key, result.attributes, what)
             part.accept(_version(meta), meta["size"], ByteRange(start, stop))
             size = part.part_nbytes
             for data in [result.bytes()] if size is None else result.stream(min_chunk_size=size):
@@ -282,14 +282,14 @@ class Client:
             result = self._library.get(self._store, key)
             if most is not None and result.meta["size"] > most:
                 raise NoRangesError(no_ranges(what))
-            self._refuse_disguises(key, result.attributes, what)
+            self._check_is_file(key, result.attributes, what)
             return result.meta, memoryview(result.bytes())
 
         meta, data = self._request(what, get)
         check_complete(data.nbytes, meta["size"])
         return RangeAnswer(data, _version(meta), meta["size"])
 
-    def _refuse_disguises(self, key: str, attributes: Mapping[str, Any], what: str) -> None:
+    def _check_is_file(self, key: str, attributes: Mapping[str, Any], what: str) -> None:
         """Raise StoreError if a web server sends something else."""
 
     def _request(self, what: str, call: Any) -> Any:

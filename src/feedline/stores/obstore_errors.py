@@ -20,7 +20,7 @@ from feedline.errors import (
     StoreError,
     TransientError,
 )
-from feedline.stores.statuses import Refusal, error_for, is_passing, region_error
+from feedline.stores.statuses import ErrorResponse, error_for, is_transient, region_error
 from feedline.stores.urls import scheme_row
 
 _METADATA = re.compile(r"http://169\.254\.169\.254/|/computeMetadata/v1/instance/service-accounts/")
@@ -110,14 +110,14 @@ def translate_error(error: Exception, what: str) -> Exception:
     text = str(error)
     match = _STATUS.search(text)
     status = int(match[1]) if match else None
-    refusal = Refusal(status or 0, _first(_CODE, text), _first(_REGION, text))
-    is_final = status is None or not is_passing(status, refusal.code)
+    response = ErrorResponse(status or 0, _first(_CODE, text), _first(_REGION, text))
+    is_final = status is None or not is_transient(status, response.code)
     if is_final and (problem := access_denied_error(text, what, status)) is not None:
         return problem
     if status is not None:
-        return error_for(refusal, what)
+        return error_for(response, what)
     if isinstance(error, FileNotFoundError):
-        return error_for(Refusal(404), what)
+        return error_for(ErrorResponse(404), what)
     if (redirect := _REDIRECT.search(text)) is not None:
         return _redirect_error(redirect[1], what)
     kind = _KIND.search(text)
@@ -142,7 +142,7 @@ def _redirect_error(kind: str, what: str) -> StoreError:
 def _body_error(text: str, what: str) -> Exception | None:
     """The exception for a wrong range or length; None for others."""
     if "StartTooLarge" in text:  # the server sent the end of the object instead of an error
-        return error_for(Refusal(416), what)
+        return error_for(ErrorResponse(416), what)
     if "Range request not supported" in text or "non-partial response" in text:
         if "GCS" in text:
             return RangeError(

@@ -15,7 +15,7 @@ _CREDENTIALS = re.compile("://[^/]*@|[?]")
 """Credentials in the address of a server."""
 
 
-_OPEN = frozenset(
+_PUBLIC_OPTIONS = frozenset(
     (
         "account_name",
         "allow_http",
@@ -89,7 +89,9 @@ class StoreOptions(Mapping[str, Any]):
         value = self._values[name]
         if isinstance(value, FromEnv):
             return False
-        return name.lower() not in _OPEN or (isinstance(value, str) and _CREDENTIALS.search(value) is not None)
+        return name.lower() not in _PUBLIC_OPTIONS or (
+            isinstance(value, str) and _CREDENTIALS.search(value) is not None
+        )
 
     def __repr__(self) -> str:
         shown = (f"{name}=***" if self._is_secret(name) else f"{name}={self._values[name]!r}" for name in self)

@@ -40,7 +40,7 @@ class PartialRange:
         self._is_quick, self._check, self._attempts = is_quick, check, 0
 
     @property
-    def rest(self) -> ByteRange:
+    def remaining(self) -> ByteRange:
         """The bytes that have not arrived yet."""
         return ByteRange(self.span.start + self.nbytes, self._stop)
 

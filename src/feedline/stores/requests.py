@@ -244,13 +244,13 @@ class Flight:
     hedged: bool = False
     is_quick: bool = False
     """True if recent requests of this size were fast, so that a copy may restart from its first byte."""
-    landed: bool = False
+    has_arrived: bool = False
     """True once one copy has arrived: the other is no longer needed."""
 
     def check(self) -> None:
         """Raise WaitCancelledError if nothing waits for the data any more."""
-        threads.check()
-        if self.landed:
+        threads.check_not_cancelled()
+        if self.has_arrived:
             raise WaitCancelledError("another request for the same bytes came first")
 
 
@@ -332,12 +332,12 @@ class _SupervisedCall:
         with CancelScope() as scope:
             scope.add(lambda: self._arrivals.put(None))
             for flight in self._pending.values():
-                self._pools.ordinary.submit(self._fly, flight)
+                self._pools.ordinary.submit(self._send, flight)
             while self._pending:
-                results.update(self._land())
+                results.update(self._next_result())
         return [results[number] for number in range(len(spans))]
 
-    def _land(self) -> dict[int, memoryview]:
+    def _next_result(self) -> dict[int, memoryview]:
         """The next result, if it is still needed.
 
         If nothing arrives before a request becomes slow, that request is sent again.
@@ -345,7 +345,7 @@ class _SupervisedCall:
         try:
             arrival = self._arrivals.get(timeout=min(self._until_slow_s(), WAKE_S))
         except Empty:
-            self._send_slow_ones_again()
+            self._send_hedges()
             return {}
         if arrival is None:
             raise WaitCancelledError("the wait was canceled: its result is no longer needed")
@@ -357,12 +357,12 @@ class _SupervisedCall:
             raise error
         assert data is not None
         # The other copy stops at its next part and closes its connection: its remaining bytes are not needed.
-        flight.landed = True
+        flight.has_arrived = True
         del self._pending[flight.number]
         count(hedges_won=hedge)
         return {flight.number: data}
 
-    def _fly(self, flight: Flight, hedge: bool = False) -> None:
+    def _send(self, flight: Flight, hedge: bool = False) -> None:
         start_s = self._clock.now()
         if not hedge:
             flight.started_s = start_s
@@ -375,7 +375,7 @@ class _SupervisedCall:
             self._latencies.add(flight.span.nbytes, self._clock.now() - start_s)
             self._arrivals.put(_Arrival(flight, hedge, data, None))
 
-    def _candidates(self) -> Iterator[tuple[Flight, float]]:
+    def _hedge_candidates(self) -> Iterator[tuple[Flight, float]]:
         """Flights not yet hedged, and when each becomes slow."""
         if self._limit.is_lowered:  # the line is full: second requests would slow the others down
             return
@@ -389,14 +389,14 @@ class _SupervisedCall:
                 return  # threads take flights in this order: later flights have not started, either
 
     def _until_slow_s(self) -> float:
-        moments = [moment for _, moment in self._candidates()]
+        moments = [moment for _, moment in self._hedge_candidates()]
         return max(0.0, min(moments, default=inf) - self._clock.now())
 
-    def _send_slow_ones_again(self) -> None:
+    def _send_hedges(self) -> None:
         now = self._clock.now()
-        for flight in [flight for flight, moment in self._candidates() if moment <= now]:
+        for flight in [flight for flight, moment in self._hedge_candidates() if moment <= now]:
             flight.hedged = True
             if self._latencies.may_hedge():
                 flight.copies += 1
                 count(hedges=1)
-                self._pools.hedges.submit(self._fly, flight, True)
+                self._pools.hedges.submit(self._send, flight, True)

@@ -133,7 +133,7 @@ class Attempts:
                 return self._limit().run(partial(attempt, last)) if self._limit else attempt(last)
             except TransientError as failure:
                 last = failure
-            threads.check()
+            threads.check_not_cancelled()
             if last.progressed:  # equivalent to a first attempt for the rest
                 start, failed = self._clock.now(), 0
             failed += 1

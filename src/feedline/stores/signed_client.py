@@ -42,7 +42,7 @@ class SignedClient(Client):
         try:
             reader = self._reader()
             if isinstance(reader, S3Reader):
-                reader.refuse_elsewhere(what)
+                reader.check_region(what)
         except RegionError as error:
             problem = error
         except (StoreError, TransientError):

@@ -26,7 +26,7 @@ from feedline.stores.obstore_errors import is_obstore_error
 from feedline.stores.options import StoreOptions
 from feedline.stores.web import WebReader
 
-_VALID = timedelta(hours=1)
+_LINK_LIFETIME = timedelta(hours=1)
 
 
 _KEYS = ("account_key", "access_key", "master_key")
@@ -90,7 +90,7 @@ class SignedReader(WebReader):
         self._address("")
 
     @abstractmethod
-    def _plain(self) -> str:
+    def _bucket_address(self) -> str:
         """Address of the bucket."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class SignedReader(WebReader):
 
     def _address(self, key: str) -> str:
         name, query = split_link(key)
-        address = f"{self._plain()}/{quote(name, safe='/~')}".removesuffix("/" if not name else "\0")
+        address = f"{self._bucket_address()}/{quote(name, safe='/~')}".removesuffix("/" if not name else "\0")
         if self._is_anonymous:
             return f"{address}?{query}" if query else address
         return self._signed(address, query)
@@ -108,10 +108,10 @@ class SignedReader(WebReader):
         store = open_checked(
             self._library, self.kind, self._root, StoreOptions({**self._options.raw(), **more}), self._idle_s
         )
-        link: str = self._library.sign(store, "GET", "-", _VALID)
+        link: str = self._library.sign(store, "GET", "-", _LINK_LIFETIME)
         return link
 
-    def _refuse_disguises(self, headers: Any, key: str, what: str) -> None:
+    def _check_is_file(self, headers: Any, key: str, what: str) -> None:
         """Accept all keys: they are exactly the keys of the bucket."""
 
 
@@ -126,12 +126,12 @@ class S3Reader(SignedReader):
         keys = {"access_key_id": "-", "secret_access_key": "-"} if self._is_anonymous else {}
         self._base = self._sign(keys).partition("?")[0].removesuffix("/-")
 
-    def refuse_elsewhere(self, what: str) -> None:
+    def check_region(self, what: str) -> None:
         """Raise RegionError if the server names another region."""
         with self._request("", what):
             pass
 
-    def _plain(self) -> str:
+    def _bucket_address(self) -> str:
         return self._base
 
     def _signed(self, address: str, query: str) -> str:
@@ -156,7 +156,7 @@ class GoogleReader(SignedReader):
         token = settings(self._options).get("bearer_token")
         return {} if token is None or self._is_anonymous else {"Authorization": f"Bearer {token}"}
 
-    def _plain(self) -> str:
+    def _bucket_address(self) -> str:
         server = settings(self._options).get("base_url", "https://storage.googleapis.com")
         return f"{server}/{self._root.partition('://')[2]}"
 
@@ -171,7 +171,7 @@ class GoogleReader(SignedReader):
             if not is_obstore_error(error, self._library):
                 raise
         # Raised outside the handler: the context would be obstore's exception, whose text may contain a key.
-        raise _unsigned(
+        raise _unsigned_error(
             "the key of a service account (options={'service_account_path': ...}), with a token"
             " (options={'bearer_token': ...})"
         )
@@ -210,7 +210,7 @@ class AzureReader(SignedReader):
         short = {name.removeprefix("azure_").removeprefix("storage_"): value for name, value in given.items()}
         return next((short[name] for name in names if name in short), None)
 
-    def _plain(self) -> str:
+    def _bucket_address(self) -> str:
         server = self._option("endpoint") or f"https://{self._option('account_name')}.blob.core.windows.net"
         return f"{server.rstrip('/')}/{self._container}"
 
@@ -235,11 +235,11 @@ class AzureReader(SignedReader):
         """
         account, key = self._option("account_name"), self._option(*_KEYS)
         if account is None or key is None:
-            raise _unsigned(
+            raise _unsigned_error(
                 "the key of the account, a SAS token (options={'sas_token': ...}) or another token"
                 " (options={'bearer_token': ...})"
             )
-        version, until = _VERSION, f"{datetime.now(UTC) + _VALID:%Y-%m-%dT%H:%M:%SZ}"
+        version, until = _VERSION, f"{datetime.now(UTC) + _LINK_LIFETIME:%Y-%m-%dT%H:%M:%SZ}"
         lines = ["rl", "", until, f"/blob/{account}/{self._container}", "", "", "", version, "c", *[""] * 7]
         try:
             secret = base64.b64decode(key, validate=True)
@@ -249,7 +249,7 @@ class AzureReader(SignedReader):
         return {"sp": "rl", "se": until, "sv": version, "sr": "c", "sig": base64.b64encode(digest).decode()}
 
 
-def _unsigned(needed: str) -> StoreError:
+def _unsigned_error(needed: str) -> StoreError:
     return StoreError(
         f"such names are read with {needed}, or without credentials where the bucket is public"
         " (options={'skip_signature': True})"

@@ -16,7 +16,7 @@ from feedline.errors import (
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ErrorResponse:
     """The answer of a server that gives no data."""
 
     status: int
@@ -54,7 +54,7 @@ _THROTTLING_CODES = frozenset(
 """Codes that ask for fewer requests. S3 and similar stores send several of them with status 400."""
 
 
-_PASSING_CODES = _THROTTLING_CODES | {
+_TRANSIENT_CODES = _THROTTLING_CODES | {
     *("RequestTimeout", "RequestTimeoutException", "InternalError", "ServiceUnavailable", "OperationTimedOut"),
     *("OperationAborted", "ConditionalRequestConflict", "IncompleteBody"),
 }
@@ -88,35 +88,35 @@ _ELSEWHERE = frozenset(
 )
 
 
-_SETTLED_CONFLICTS = _ARCHIVED | {"PublicAccessNotPermitted"}
+_PERMANENT_CONFLICTS = _ARCHIVED | {"PublicAccessNotPermitted"}
 """Codes of status 409 that repeat however often the request is sent."""
 
 
-def is_passing(status: int, code: str = "") -> bool:
+def is_transient(status: int, code: str = "") -> bool:
     """True if a later request may succeed."""
     if status == 409:  # the object is being written, or its bucket changed
-        return code not in _SETTLED_CONFLICTS
-    return status in (408, 425, 429) or 500 <= status < 600 or code in _PASSING_CODES
+        return code not in _PERMANENT_CONFLICTS
+    return status in (408, 425, 429) or 500 <= status < 600 or code in _TRANSIENT_CODES
 
 
-def error_for(refusal: Refusal, what: str) -> Exception:
+def error_for(response: ErrorResponse, what: str) -> Exception:
     """The exception for an answer without data about `what`.
 
     A TransientError for a transient failure, else a permanent error with a remedy.
     """
-    status, code = refusal.status, refusal.code
-    if is_passing(status, code):
+    status, code = response.status, response.code
+    if is_transient(status, code):
         throttled = status in (429, 503) or code in _THROTTLING_CODES
         return TransientError(f"status {status} {code}".rstrip(), throttled=throttled)
     if code in _STALE:
-        return AccessDeniedError(f"{what}: the credentials have expired ({refusal.shown}); renew them, then resume")
+        return AccessDeniedError(f"{what}: the credentials have expired ({response.shown}); renew them, then resume")
     if code in _ARCHIVED:
-        return archived_error(what, refusal.shown)
+        return archived_error(what, response.shown)
     if code in _ELSEWHERE or 300 <= status < 400:
-        return region_error(what, refusal.region, refusal.shown)
+        return region_error(what, response.region, response.shown)
     if status in (401, 403) or code in _DENIED:
-        return _denied_error(refusal, what)
-    return _other_error(refusal, what)
+        return _denied_error(response, what)
+    return _other_error(response, what)
 
 
 def archived_error(what: str, shown: str) -> StoreError:
@@ -141,17 +141,17 @@ def region_error(what: str, region: str, shown: str) -> StoreError:
     )
 
 
-def _denied_error(refusal: Refusal, what: str) -> Exception:
-    reason = _DENIED.get(refusal.code, "the store refuses the credentials, or there are none")
+def _denied_error(response: ErrorResponse, what: str) -> Exception:
+    reason = _DENIED.get(response.code, "the store refuses the credentials, or there are none")
     # Answers to HEAD have no code, and S3 has no special code for a bucket whose requester pays.
-    payer = f". {_PAYER}" if what.startswith("s3") and refusal.code in ("", "AccessDenied") else ""
+    payer = f". {_PAYER}" if what.startswith("s3") and response.code in ("", "AccessDenied") else ""
     return AccessDeniedError(
-        f"{what}: {reason} ({refusal.shown}). Check the credentials in the environment or options={{...}}{payer}"
+        f"{what}: {reason} ({response.shown}). Check the credentials in the environment or options={{...}}{payer}"
     )
 
 
-def _other_error(refusal: Refusal, what: str) -> Exception:
-    status, code, detail = refusal.status, refusal.code, f"({refusal.shown})"
+def _other_error(response: ErrorResponse, what: str) -> Exception:
+    status, code, detail = response.status, response.code, f"({response.shown})"
     if status in (404, 410):
         missing = "there is no such object"
         if code in ("NoSuchBucket", "ContainerNotFound"):

@@ -26,13 +26,13 @@ from feedline.stores.links import encoded, keeps_escapes, split_link
 from feedline.stores.obstore_client import WEB, Client, RangeAnswer
 from feedline.stores.options import StoreOptions
 from feedline.stores.partial import PartialRange, check_complete
-from feedline.stores.statuses import Refusal, error_for, is_passing
+from feedline.stores.statuses import ErrorResponse, error_for, is_transient
 
 _MOST_NBYTES = 1 << 30
 """The largest body without a length that is read: only the whole body, in memory, has a known size."""
 
 
-_BODIES = 4
+_KEPT_BODIES = 4
 """Number of bodies without a length that are kept, because each range of one would fetch the whole body again."""
 
 
@@ -80,7 +80,7 @@ class WebReader:
         self._root, self._idle_s = root, idle_s
         self._opener = _opener(root, options)
         self._headers = {"Accept-Encoding": "identity", "User-Agent": str(options.get("user_agent", "feedline"))}
-        self._bodies: LRUCache[str, _Body] = LRUCache(_BODIES)
+        self._bodies: LRUCache[str, _Body] = LRUCache(_KEPT_BODIES)
 
     def info(self, key: str, what: str) -> ObjectInfo:
         """Size and version, by a request for the first byte.
@@ -104,19 +104,19 @@ class WebReader:
         kept = self._bodies.get(key)
         if kept is None or monotonic() - kept.read_s > _KEPT_S:
             try:
-                with self._request(key, what, part.rest) as answer:
+                with self._request(key, what, part.remaining) as answer:
                     if (known := answer.span) is not None:
                         self._take(answer, known, part, what)
                         return
             except _EmptyError:
-                raise error_for(Refusal(416), what) from None
+                raise error_for(ErrorResponse(416), what) from None
             with self._request(key, what) as answer:
                 kept = self._keep_all(key, answer, what)
         stop = min(part.span.stop, kept.data.nbytes)
-        if part.rest.start > stop:
-            raise error_for(Refusal(416), what)
-        part.accept(kept.version, kept.data.nbytes, ByteRange(part.rest.start, stop))
-        part.add(kept.data[part.rest.start : stop])
+        if part.remaining.start > stop:
+            raise error_for(ErrorResponse(416), what)
+        part.accept(kept.version, kept.data.nbytes, ByteRange(part.remaining.start, stop))
+        part.add(kept.data[part.remaining.start : stop])
 
     def whole(self, key: str, what: str) -> RangeAnswer:
         """Read an object of any length without a range request."""
@@ -126,7 +126,7 @@ class WebReader:
 
     def _take(self, answer: _Answer, known: tuple[ByteRange, int], part: PartialRange, what: str) -> None:
         (start, stop), size = known
-        wanted = part.rest
+        wanted = part.remaining
         if answer.status == 200 and (wanted.start or size > wanted.stop):
             raise NoRangesError(f"{what}: the server ignores ranges; copy the object to a server that supports them")
         if (start, stop) != (wanted.start, min(wanted.stop, size)):
@@ -165,7 +165,7 @@ class WebReader:
         try:
             with self._opener.open(request, timeout=self._idle_s) as response:
                 answer = _Answer(response.status, response.headers, response)
-                self._refuse_disguises(answer.headers, key, what)
+                self._check_is_file(answer.headers, key, what)
                 yield answer
                 return
         except HTTPError as error:
@@ -174,15 +174,15 @@ class WebReader:
         except TimeoutError:
             problem = TransientError("no answer in time")
         except URLError as error:
-            problem = _unreachable(error, what)
+            problem = _unreachable_error(error, what)
         except (HTTPException, ConnectionError, ssl.SSLError) as error:
             problem = TransientError(f"the connection broke ({type(error).__name__})")
         if isinstance(problem, TransientError):
             count(throttled=problem.throttled)
         raise problem  # without the foreign exception, whose text may contain the address
 
-    def _refuse_disguises(self, headers: Any, key: str, what: str) -> None:
-        refuse_disguises(key, headers, what)
+    def _check_is_file(self, headers: Any, key: str, what: str) -> None:
+        check_is_file(key, headers, what)
 
     def _authorization(self) -> Mapping[str, str]:
         """Headers that allow a request."""
@@ -199,7 +199,7 @@ class WebClient(Client):
     obstore makes them where it can.
     """
 
-    _may_disguise = True
+    _checks_headers = True
 
     def __init__(self, root: str, options: StoreOptions, idle_timeout_s: float) -> None:
         super().__init__(WEB, root, options, idle_timeout_s)
@@ -232,8 +232,8 @@ class WebClient(Client):
                 return super().whole(key, what, most)
         return self._reader.whole(key, what)
 
-    def _refuse_disguises(self, key: str, attributes: Mapping[str, Any], what: str) -> None:
-        refuse_disguises(key, attributes, what)
+    def _check_is_file(self, key: str, attributes: Mapping[str, Any], what: str) -> None:
+        check_is_file(key, attributes, what)
 
 
 def _is_beyond_obstore(key: str) -> bool:
@@ -259,20 +259,20 @@ def _refusal_error(error: HTTPError, what: str) -> Exception:
         body = error.read(4096)
     code = re.search(rb"<Code>([\w.]{1,64})</Code>", body)
     region = error.headers.get("x-amz-bucket-region", "")
-    refusal = Refusal(error.code, code[1].decode() if code else "", region if _REGION.fullmatch(region) else "")
-    if error.code in (400, 401, 403) and not is_passing(error.code, refusal.code) and "?" in what:
-        return error_for_link(refusal, what)
-    return error_for(refusal, what)
+    response = ErrorResponse(error.code, code[1].decode() if code else "", region if _REGION.fullmatch(region) else "")
+    if error.code in (400, 401, 403) and not is_transient(error.code, response.code) and "?" in what:
+        return error_for_link(response, what)
+    return error_for(response, what)
 
 
-def error_for_link(refusal: Refusal, what: str) -> Exception:
+def error_for_link(response: ErrorResponse, what: str) -> Exception:
     """The exception for a link that is refused: most have expired."""
-    error = error_for(refusal, what)
+    error = error_for(response, what)
     error.add_note("feedline: this is a link with a query. If it is signed, it may have expired: request a new one")
     return error
 
 
-def _unreachable(error: URLError, what: str) -> Exception:
+def _unreachable_error(error: URLError, what: str) -> Exception:
     if isinstance(error.reason, ssl.SSLCertVerificationError):
         return StoreError(
             f"{what}: the certificate of the server cannot be verified "
@@ -289,7 +289,7 @@ def _chunks(answer: _Answer, nbytes: int) -> Iterator[bytes]:
         yield chunk
 
 
-def refuse_disguises(key: str, attributes: Mapping[str, Any], what: str) -> None:
+def check_is_file(key: str, attributes: Mapping[str, Any], what: str) -> None:
     """Raise StoreError if headers show that the answer is not the file.
 
     It may be a login page with status 200. It may also be compressed by a server in between: its ranges are then not

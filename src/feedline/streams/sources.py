@@ -15,7 +15,7 @@ from feedline.core.torch_wrappers import batch_getter
 from feedline.errors import ArgumentError
 from feedline.samplers import IndexSampler, Sequential
 from feedline.streams.flow import FlowPlace, ReadingFlow, SampleFlow, check_count
-from feedline.streams.live.terms import LiveTerms
+from feedline.streams.live.terms import LiveOptions
 from feedline.streams.stream import SampleStream
 
 _LOOKAHEAD = 1024
@@ -77,7 +77,7 @@ def _check_ending(dataset: Any) -> None:
     A live stream with a group or `stop_after` is refused, too.
     """
     terms = getattr(dataset, "terms", None)
-    if not is_live(dataset) or not isinstance(terms, LiveTerms):
+    if not is_live(dataset) or not isinstance(terms, LiveOptions):
         return
     if terms.until is None:
         raise ArgumentError(

@@ -149,7 +149,7 @@ def _check_ranges(dataset: Any, expected: list[Any]) -> None:
     wanted = _ranges(dataset)
     assert wanted, "ranges must name the data read from a store with a cache, so that loaders can prefetch them"
     for store, (path, start, stop) in wanted:
-        store.fill(path, start, stop)
+        store.fetch_range(path, start, stop)
     before = statistics().cache_misses
     read = samples_of if batch_getter(dataset) is None else samples_at_once
     check_same(expected, read(dataset, np.arange(len(dataset))), "a cache must not change samples")

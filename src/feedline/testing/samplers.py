@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-_MOST = 5000
+_MOST_POSITIONS = 5000
 
 
 def check_sampler(sampler: Any) -> None:
@@ -26,7 +26,7 @@ def check_sampler(sampler: Any) -> None:
     """
     name = "take_batches" if hasattr(sampler, "take_batches") else "take"
     length = _length_of(sampler)
-    stop = min(length, _MOST)
+    stop = min(length, _MOST_POSITIONS)
     for epoch in (0, 1):
         whole = getattr(sampler, name)(epoch, 0, stop)
         _check_types(name, whole)
@@ -44,7 +44,7 @@ def _length_of(sampler: Any) -> int:
     try:
         return len(sampler)
     except TypeError:  # endless
-        return _MOST + 1
+        return _MOST_POSITIONS + 1
 
 
 def _check_types(name: str, whole: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from feedline.errors import ObjectChangedError, ObjectNotFoundError, RangeError
 from feedline.stores.base import ObjectInfo
 
-_MOST = 20
+_MOST_OBJECTS = 20
 _MISSING = "feedline-check-store/no-such-object"
 
 
@@ -31,7 +31,7 @@ def check_store(store: Any, contents: Mapping[str, bytes] | None = None) -> None
     """
     absent = [name for name in ("url", "info", "size", "read", "read_many", "list") if not hasattr(store, name)]
     assert not absent, f"the store lacks {', '.join(absent)}: feedline.stores.Store lists the members of a store"
-    listed = list(islice(store.list(), None if contents else _MOST))
+    listed = list(islice(store.list(), None if contents else _MOST_OBJECTS))
     expected = {info.path: bytes(store.read(info.path)) for info in listed} if contents is None else dict(contents)
     largest = max(expected, key=lambda path: len(expected[path]), default=None)
     if largest is None or len(expected[largest]) < 2:

@@ -50,7 +50,7 @@ class BatchPlan:
 
     head: PlannedStep | None
     """Step that reads the sources."""
-    levels: ImageSpec
+    head_spec: ImageSpec
     """Spec of the images after `head`."""
     each: tuple[PlannedStep, ...]
     """Steps applied row by row: to images, or to sources if there is no head."""
@@ -95,8 +95,8 @@ class BatchPlan:
         """Rows before they are converted to numbers."""
         if self.head is None:
             return _run_each(self.each, job.sources, job, are_sources=True)
-        assert self.levels.shape is not None
-        scratch = torch.empty((len(job.sources), *self.levels.shape), dtype=self.levels.dtype)
+        assert self.head_spec.shape is not None
+        scratch = torch.empty((len(job.sources), *self.head_spec.shape), dtype=self.head_spec.dtype)
         _apply_batch(self.head, job, job.sources, scratch)
         return _run_each(self.each, scratch.numpy(), job)
 

@@ -129,7 +129,7 @@ class ColorJitter(Transform):
 
     def adjustments(self, rng: Draws) -> list[tuple[int, float]]:
         """Draw the order and factors of the changes, as (which, factor)."""
-        order = rng.order(4)
+        order = rng.permutation(4)
         factors = [rng.between(*bounds) for bounds in (self.brightness, self.contrast, self.saturation, self.hue)]
         return [(which, factors[which]) for which in order if factors[which] != NEUTRAL[which]]
 

@@ -16,7 +16,7 @@ from feedline.transforms import _arguments
 from feedline.transforms._arguments import Interval, SizeArgument, init_frozen
 from feedline.transforms.base import Transform
 from feedline.transforms.inputs import ImageLevels
-from feedline.transforms.native_steps import ResizeShortest, Window, whole
+from feedline.transforms.native_steps import ResizeShortest, Window, resize_recipe
 from feedline.transforms.steps import ImageSpec, PlannedStep, Step, register_fusion
 
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
@@ -84,7 +84,7 @@ class Resize(Transform):
 
     def lower(self) -> Step:
         if isinstance(self.size, tuple):
-            return Window(whole(self.size, self.interpolation, self.scaled_decode))
+            return Window(resize_recipe(self.size, self.interpolation, self.scaled_decode))
         return ResizeShortest(self.size, self.interpolation, self.scaled_decode)
 
 
@@ -237,7 +237,7 @@ def _fuse_center_crop(before: PlannedStep, after: PlannedStep) -> PlannedStep:
     resize, crop = before.step, after.step
     assert isinstance(resize, ResizeShortest)
     assert isinstance(crop, CenterCrop)
-    recipe = replace(whole(crop.size, resize.interpolation, resize.scaled_decode), crop=CenterBox(resize.side))
+    recipe = replace(resize_recipe(crop.size, resize.interpolation, resize.scaled_decode), crop=CenterBox(resize.side))
     return replace(before, step=Window(recipe))
 
 

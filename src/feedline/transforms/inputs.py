@@ -54,7 +54,7 @@ def open_image(value: Any) -> Any:
     return value if isinstance(value, torch.Tensor) and value.is_floating_point() else pixels(value)
 
 
-def own(result: Any, source: Any) -> Any:
+def in_own_memory(result: Any, source: Any) -> Any:
     """Return arrays as writable, contiguous memory of their own.
 
     Copies an array that may share memory with `source`, is read-only or has gaps.

@@ -164,7 +164,7 @@ class ResizeShortest(Step):
 
     def apply_source(self, source: Any, rng: Draws, grid: Grid | None = None) -> Any:
         source = as_source(source)
-        recipe = whole(self.resized(*_size_of(source)), self.interpolation, self.scaled_decode)
+        recipe = resize_recipe(self.resized(*_size_of(source)), self.interpolation, self.scaled_decode)
         return Window(recipe).apply_source(source, rng, grid)
 
     def infer(self, spec: ImageSpec | None) -> ImageSpec | None:
@@ -176,7 +176,7 @@ class ResizeShortest(Step):
         return (longer, self.side) if height > width else (self.side, longer)
 
 
-def whole(size: tuple[int, int], interpolation: str, scaled_decode: bool) -> Recipe:
+def resize_recipe(size: tuple[int, int], interpolation: str, scaled_decode: bool) -> Recipe:
     """Recipe of the whole image, resized to `size`."""
     return Recipe(size, WholeBox(), interpolation=interpolation, scaled_decode=scaled_decode)
 

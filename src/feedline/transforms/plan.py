@@ -16,7 +16,7 @@ from feedline.core.tensors import Allocator
 from feedline.errors import ArgumentError
 from feedline.images.decode import Grid
 from feedline.transforms.batch import BatchGrids, BatchJob, BatchPlan
-from feedline.transforms.inputs import own
+from feedline.transforms.inputs import in_own_memory
 from feedline.transforms.steps import Identity, ImageSpec, PlannedStep, fuse_steps, infer_spec, run, run_source
 
 Rng = SampleRng | np.random.Generator
@@ -63,7 +63,7 @@ class ImagePlan:
         The key is `key_of(rng)`. `source` is a path, the bytes of an image file, an array, a PIL image or a uint8
         tensor (channels first). The result has its own memory.
         """
-        return own(self.run(source, key_of(rng), grid), source)
+        return in_own_memory(self.run(source, key_of(rng), grid), source)
 
     def run(self, source: Any, key: int, grid: Grid | None = None) -> Any:
         """Make one sample for a key; it may share memory with `source`."""

@@ -91,7 +91,7 @@ class _Holder:
     present: dict[str, Any] = field(default_factory=dict)
     mutable: tuple[str, ...] = ()
 
-    def look(self) -> None:
+    def take_snapshot(self) -> None:
         """Take snapshots of all attributes."""
         self.values = tuple(self.attributes.values())
         self.present = {name: _snapshot(value) for name, value in list(self.attributes.items())}
@@ -107,7 +107,7 @@ class _Holder:
             map(operator.is_, self.attributes.values(), self.values)
         ):
             former = self.present
-            self.look()
+            self.take_snapshot()
             return former != self.present
         changed = False
         for name in self.mutable:
@@ -124,7 +124,7 @@ class ObjectChanges:
         self._builder = builder
         self._holders = list(islice(_holders(_roots(builder)), _MOST_HOLDERS))
         for holder in self._holders:
-            holder.look()
+            holder.take_snapshot()
             holder.baseline = holder.present.copy()
         self._latest = b""
 
@@ -162,7 +162,7 @@ class ObjectChanges:
         if state is not None:  # it holds what matters
             lost.clear()
         content = {path: (each.kind, each.state) for path, each in generators.items()}, kept, state
-        return pickle.dumps((sorted(map(_spell, lost)), pickle.dumps(content, 5)), 5)
+        return pickle.dumps((sorted(map(_format_path, lost)), pickle.dumps(content, 5)), 5)
 
 
 def pack_changes(generators: bytes, objects: bytes) -> bytes:
@@ -314,7 +314,7 @@ def _counts(content: bytes) -> bool:
     return not isinstance(pickle.loads(content), bool | None)
 
 
-def _spell(path: ValuePath) -> str:
+def _format_path(path: ValuePath) -> str:
     parts = (f"[{part.key!r}]" if isinstance(part, _ContainerKey) else f".{part}" for part in path)
     return "".join(parts).removeprefix(".")
 

@@ -213,7 +213,7 @@ class ThreadPool:
             opened = wait(min(max(min(limits, default=inf) - waited, 0), WAKE_S))
             waited = monotonic() - started
             if opened:
-                self._samples.waited(waited)
+                self._samples.add_wait(waited)
                 return
             self._check()  # an interrupt within `submit` may have closed it: no thread takes the request then
             if self._timeout_s and waited >= self._timeout_s:
@@ -243,7 +243,7 @@ def _run_worker(
     allocate: Allocator,
     number: int,
 ) -> None:
-    telemetry.work_as(number)
+    telemetry.set_worker(number)
     thread = threading.get_native_id()
     with scope.enter():
         while (future := queue.get()) is not None:

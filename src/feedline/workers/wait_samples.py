@@ -10,7 +10,7 @@ from time import monotonic
 from feedline.core.proc import ThreadWait, wait_of_thread, waits_for_lock
 
 
-class WaitMoments:
+class SampleTimes:
     """Times for samples of workers, within the loop's waits.
 
     As a batch arrives, workers that wait for each other are always in the same state: one has just given the lock back,
@@ -32,24 +32,24 @@ class WaitMoments:
         self._turn += 1
         return now_s + min(self._usual_s, _MOST_WAIT_S) * (self._turn * _GOLDEN % 1.0)
 
-    def waited(self, elapsed_s: float) -> None:
+    def add_wait(self, elapsed_s: float) -> None:
         """Update the usual length of a wait."""
         self._usual_s += (elapsed_s - self._usual_s) / _REMEMBERED
 
-    def _looked(self, began_s: float) -> None:
+    def _set_due(self, began_s: float) -> None:
         """Set the earliest time of the next sample."""
         ended_s = monotonic()
-        self._due_s = ended_s + max(_LOOK_S, _SHARE * (ended_s - began_s))
+        self._due_s = ended_s + max(_LEAST_PAUSE_S, _PAUSE_FACTOR * (ended_s - began_s))
 
 
-class ProcessSamples(WaitMoments):
+class ProcessSamples(SampleTimes):
     """Samples of worker processes, for all pools of a loader."""
 
     def __init__(self) -> None:
         super().__init__()
         self._number = self._contended = self._workers = 0
 
-    def look(self, building: Iterable[int], workers: int) -> None:
+    def take(self, building: Iterable[int], workers: int) -> None:
         """Take a sample of the processes that are building a batch.
 
         `building` are their process ids. If `workers`, the number of workers, has changed, counting starts again.
@@ -59,7 +59,7 @@ class ProcessSamples(WaitMoments):
             self._workers, self._number, self._contended = workers, 0, 0
         found = [waits for pid in building if (waits := waits_for_lock(pid)) is not None]
         self._number, self._contended = self._number + len(found), self._contended + sum(found)
-        self._looked(began_s)
+        self._set_due(began_s)
 
     @property
     def contended_share(self) -> float | None:
@@ -74,7 +74,7 @@ class ProcessSamples(WaitMoments):
         """Do nothing: samples hold no resources."""
 
 
-class ThreadSamples(WaitMoments):
+class ThreadSamples(SampleTimes):
     """Samples of the threads in `building`, which are building a batch.
 
     They are taken while the loop waits for a batch. It then holds Python's lock: a thread that computes, or is ready
@@ -93,17 +93,17 @@ class ThreadSamples(WaitMoments):
         Returns True if `wait(limit_s)` returns True: the batch has arrived before the sample. Returns False at once if
         no sample is due.
         """
-        began_s, look_s = monotonic(), self.next_s()
-        if look_s == inf:
+        began_s, sample_s = monotonic(), self.next_s()
+        if sample_s == inf:
             return False
-        if wait(look_s - began_s):
-            self.waited(monotonic() - began_s)
+        if wait(sample_s - began_s):
+            self.add_wait(monotonic() - began_s)
             return True
-        looked_s = monotonic()
+        sampling_s = monotonic()
         for thread in tuple(self._building):
             if (found := wait_of_thread(thread)) is not None:
                 self._count(thread, found)
-        self._looked(looked_s)
+        self._set_due(sampling_s)
         return False
 
     def _count(self, thread: int, found: ThreadWait) -> None:
@@ -159,11 +159,11 @@ _GOLDEN = 0.6180339887
 """Inverse of the golden ratio: the fractional parts of its multiples cover the interval from 0 to 1 evenly."""
 
 
-_LOOK_S = 0.02
+_LEAST_PAUSE_S = 0.02
 """Shortest pause between two samples, in seconds."""
 
 
-_SHARE = 500
+_PAUSE_FACTOR = 500
 """Shortest pause after a sample, in multiples of the sample's duration: samples take at most 1/500 of the time."""
 
 

@@ -53,7 +53,7 @@ def test_a_quota_below_the_cpus_is_shown_with_its_throttling(
     ],
 )
 def test_other_load_is_measured(use: CpuUse, severity: Severity, text: str) -> None:
-    finding = machine.load(use)
+    finding = machine.cpu_load(use)
     assert (finding.severity, text in finding.evidence) == (severity, True)
 
 
@@ -87,7 +87,7 @@ def test_a_service_that_the_kernel_refuses_is_bad() -> None:
     def refused() -> None:
         raise OSError(38, "Function not implemented")
 
-    finding = machine.available("memfd", refused, "It carries batches.")
+    finding = machine.system_call("memfd", refused, "It carries batches.")
     assert finding.severity is Severity.BAD
     assert "Function not implemented" in finding.evidence
     assert "It carries batches." in finding.remedy

@@ -97,7 +97,7 @@ def test_the_parts_of_building_a_batch_have_a_line() -> None:
 
 
 def test_a_wait_of_an_hour_is_the_first_thing_to_see() -> None:
-    waiting = replace(NOW, since_ns=-(NOW.now_ns - 3600 * 10**9), batches=156_290)
+    waiting = replace(NOW, phase_start_ns=-(NOW.now_ns - 3600 * 10**9), batches=156_290)
     assert text_of(waiting, 80)[1] == "loop   waits since 60 min  for batch 12,290"
 
 
@@ -123,7 +123,7 @@ def without_loaders_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hanging_loop_is_shown_with_its_sample(arguments: dict[str, Any], tmp_path: Path) -> None:
     with hanging_loop(tmp_path / "gate", has_page_of_five, **arguments):
         ((_, now),) = report(os.getpid())
-        assert now.since_ns < 0
+        assert now.phase_start_ns < 0
         assert now.batches == 5
         if arguments:
             assert (5, 20) in [(worker.batch, worker.index) for worker in now.workers]
@@ -152,7 +152,7 @@ def test_a_loader_that_has_ended_is_at_rest() -> None:
 
 
 def test_keys_change_the_view_only() -> None:
-    view = ScreenState(has_keys=True)
+    view = ScreenState(has_keyboard=True)
     assert view.after("s").order == "busy"
     assert view.after("p").is_paused
     assert not view.after("p").after(" ").is_paused
@@ -186,7 +186,7 @@ def test_keys_are_read_one_by_one_and_the_terminal_is_restored() -> None:
     before = termios.tcgetattr(theirs)
     try:
         with keyboard(theirs) as keys:
-            assert keys.is_there
+            assert keys.is_available
             assert keys.wait(0) == ""
             os.write(ours, b"s")  # without a new line
             assert keys.wait(5) == "s"
@@ -195,7 +195,7 @@ def test_keys_are_read_one_by_one_and_the_terminal_is_restored() -> None:
         os.close(ours)
         os.close(theirs)
     with keyboard() as keys:  # pytest has no terminal
-        assert not keys.is_there
+        assert not keys.is_available
         assert keys.wait(0) == ""
 
 

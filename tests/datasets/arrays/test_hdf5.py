@@ -187,7 +187,7 @@ class TestSeveralFiles:
         assert {cache._whole.loads for cache in caches} == {7}
 
     def test_few_are_open_at_once(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(files, "open_at_once", lambda: 2)
+        monkeypatch.setattr(files, "most_open_files", lambda: 2)
         dataset = HDF5([folder / "a.h5", folder / "c.h5", folder / "d.h5"] * 8, "flat")
         rows = dataset.__getitems__(range(len(dataset)))
         held = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]

@@ -20,7 +20,7 @@ import feedline as fl
 from feedline.core.rng import Draws
 from feedline.datasets import Clips
 from feedline.datasets.media.frame_table import scan_frames
-from feedline.datasets.media.sampling import ClipRule, Times, TooShortError
+from feedline.datasets.media.sampling import ClipRule, FrameTimes, TooShortError
 from feedline.datasets.media.video import VideoReader
 from feedline.errors import ArgumentError, SampleError, StateError
 
@@ -305,7 +305,7 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path: Path, setting
 
 
 def test_positions_of_clips() -> None:
-    times = Times(np.arange(20) / 10, 2.0)
+    times = FrameTimes(np.arange(20) / 10, 2.0)
 
     def rule(sampling: str, frames: int | None = 4, **changes: Any) -> ClipRule:
         values = {"stride": 1, "fps": None, "per_video": 1, "step": None, "short": "error", **changes}

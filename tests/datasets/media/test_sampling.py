@@ -13,7 +13,7 @@ from media_files import ffmpeg
 from feedline.core.rng import Draws
 from feedline.datasets import Clips
 from feedline.datasets.media.frame_table import FrameTable
-from feedline.datasets.media.sampling import ClipRule, Times, TooShortError
+from feedline.datasets.media.sampling import ClipRule, FrameTimes, TooShortError
 
 BASES = [Fraction(1, 1000), Fraction(1, 15360), Fraction(1, 90_000), Fraction(1001, 30_000)]
 RATES = [Fraction(1), Fraction(5), Fraction(7), Fraction(30), Fraction(30_000, 1001)]
@@ -35,8 +35,8 @@ def tables(draw: st.DrawFn) -> FrameTable:
     return FrameTable(base, int(ends[-1]), 64, 96, pts, pts[:1], order, order[:1], unknown, unknown, unknown[:1])
 
 
-def times_of(table: FrameTable) -> Times:
-    return Times(table.seconds, table.end_s, tolerance=table.rounding_s)
+def times_of(table: FrameTable) -> FrameTimes:
+    return FrameTimes(table.seconds, table.end_s, tolerance=table.rounding_s)
 
 
 def assert_shown(table: FrameTable, chosen: np.ndarray, start: Fraction, fps: Fraction) -> None:
@@ -87,14 +87,14 @@ def test_clips_are_within_the_video(table: FrameTable, fps: Fraction, frames: in
 
 
 def test_a_rate_above_that_of_the_video_fills_it() -> None:
-    times = Times(np.arange(40) / 10, 4.0)
+    times = FrameTimes(np.arange(40) / 10, 4.0)
     thirty = rule("sliding", 30, 30.0)
     assert thirty.count(times) == 4
     assert thirty.pick(times, 3, Draws(0)).tolist() == [*np.repeat(range(30, 40), 3)]
 
 
 def test_a_part_behind_the_end_has_no_frames() -> None:
-    times = Times(np.arange(20) / 10, 2.0)
+    times = FrameTimes(np.arange(20) / 10, 2.0)
     assert len(times.between(2.0, None).seconds) == 0
     assert times.between(1.96, None).first == 19
     with pytest.raises(TooShortError, match="no frame between start and stop of the manifest"):

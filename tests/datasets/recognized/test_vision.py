@@ -395,7 +395,7 @@ class TestChanges:
 def test_results_that_differ_turn_the_kernels_off(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from feedline.transforms.recognized.frame import Frame
 
-    monkeypatch.setattr(Frame, "mirror", Frame.upend)
+    monkeypatch.setattr(Frame, "flip_horizontally", Frame.flip_vertically)
     dataset = datasets.ImageFolder(root, v1.Compose([v1.Resize((20, 20)), v1.RandomHorizontalFlip(1.0), v1.ToTensor()]))
     with pytest.warns(SlowKernelsWarning, match="differ from the library's own"):
         ours = epoch(fl.DataLoader, dataset)

@@ -32,7 +32,7 @@ from feedline.datasets.webdataset import (
     sources,
     write_index,
 )
-from feedline.datasets.webdataset.index_files import mirrored, places
+from feedline.datasets.webdataset.index_files import index_paths, relative_index_path
 from feedline.errors import ArgumentError
 from feedline.stores import ObjectChangedError, ObjectNotFoundError, StoreUnavailableError, statistics
 from feedline.stores.files import RemoteFile
@@ -157,8 +157,8 @@ class TestKept:
     @pytest.mark.parametrize("name", ["s3://b/../../etc/x.tar", "s3://b/a/../../../x.tar"])
     def test_no_address_leads_out_of_that_folder(self, name: str, tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match=r"it may not begin with / or contain \.\."):
-            places(name, tmp_path)
-        assert mirrored("s3://b/a/x.tar") == "b/a/x.tar.index"
+            index_paths(name, tmp_path)
+        assert relative_index_path("s3://b/a/x.tar") == "b/a/x.tar.index"
 
     def test_another_version_is_indexed_again(
         self, tmp_path: Path, memory: Any, caplog: pytest.LogCaptureFixture

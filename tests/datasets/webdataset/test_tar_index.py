@@ -25,9 +25,9 @@ from feedline.datasets.webdataset import (
     TarIndex,
     Tars,
     build_index,
-    glance,
     index_files,
     open_index,
+    read_head,
     write_index,
 )
 from feedline.datasets.webdataset.shards import MemberSpan, Shard
@@ -123,8 +123,8 @@ class TestGrouping:
         assert list(open_index(path, allow_truncated=True).keys) == ["a"]
         with pytest.raises(ShardError, match=r"is truncated: member 'b.cls'"):  # though there is an index now
             open_index(path)
-        assert glance(str(path)) is None
-        assert glance(str(path), allow_truncated=True) is not None
+        assert read_head(str(path)) is None
+        assert read_head(str(path), allow_truncated=True) is not None
 
     @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
     @pytest.mark.parametrize("order", ["by sample", "by field"])
@@ -161,18 +161,18 @@ class TestIndexFile:
         monkeypatch.setattr(index_files.table, "compute_index", None)
         again = open_index(tar)
         assert reported(again) == reported(first) == reported(open_index(tar, f"{tar}.index"))
-        head = glance(str(tar))
+        head = read_head(str(tar))
         assert head is not None
         assert (head.samples, head.fields) == (2, ("jpg", "cls"))
 
     def test_a_changed_tar_is_indexed_again(self, tar: Path, caplog: pytest.LogCaptureFixture) -> None:
         open_index(tar)
         write_tar(tar, {"c.jpg": jpeg(8, 8)})
-        assert glance(str(tar)) is None
+        assert read_head(str(tar)) is None
         with caplog.at_level(logging.WARNING, "feedline"):
             assert list(open_index(tar).keys) == ["c"]
         assert "x.tar.index is built again (the tar has changed)" in caplog.text
-        assert glance(str(tar)) is not None
+        assert read_head(str(tar)) is not None
 
     def test_a_change_of_equal_size_is_seen(self, tar: Path) -> None:
         open_index(tar)
@@ -186,7 +186,7 @@ class TestIndexFile:
         before = reported(open_index(tar))
         age(tar)
         monkeypatch.setattr(index_files.table, "compute_index", None)
-        assert glance(str(tar)) is None
+        assert read_head(str(tar)) is None
         assert reported(open_index(tar)) == before
 
     def test_a_requested_index_must_fit(self, tar: Path, tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def test_no_more_is_fetched_than_the_cache_says(make: Callable[..., Bytes]) -> N
     dataset = make(ahead_nbytes=2 * PIECE)
     entered = threading.Semaphore(0)
     store = dataset.files.ranges([Extent(0, 0, 1)])[0][0]
-    whole = store.bring
-    store.bring = lambda *pieces: (whole(*pieces), entered.release())
+    whole = store.fetch_pieces
+    store.fetch_pieces = lambda *pieces: (whole(*pieces), entered.release())
     ahead = PrefetchingRequests(requests(*([2 * number] for number in range(32))), dataset.ranges)
     assert next(ahead).indices == [0]
     for _ in range(2):

@@ -410,7 +410,7 @@ class Careless(DeviceStage):
 
     def start(self, batch: Any) -> Any:
         flight = super().start(batch)
-        flight.moving[1].cargo.host.clear()
+        flight.moving[1].tensors.host.clear()
         return flight
 
 

@@ -152,7 +152,7 @@ class Repeating(Agreement):
         self._again = lambda: batches_from(loader, loader._fl_plan, loader._fl_plan.start_of(0))
         self._repeated, self._left = None, steps
 
-    def go_on(self, *, has_batch: bool) -> bool:
+    def agree_on_step(self, *, has_batch: bool) -> bool:
         self._left -= 1
         return self._left >= 0
 

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from feedline.core.devices import target
+from feedline.core.devices import usable_device
 from feedline.errors import ArgumentError
 from feedline.loader.device import DeviceStage, PinStage, PlainStage, open_stage
 from feedline.loader.device.backend import AcceleratorBackend
@@ -32,14 +32,14 @@ def two_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("device", ["cuda0", "gpu", 3.5, object()])
 def test_what_is_no_device(device: object) -> None:
     with pytest.raises(ArgumentError, match=r"is not a device that torch knows .* Pass 'cuda'"):
-        target(device)  # type: ignore[arg-type]
+        usable_device(device)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("no_cuda_build")
 def test_a_build_without_cuda() -> None:
     message = f"device='cuda': torch {torch.__version__} is built without CUDA. Install"
     with pytest.raises(ArgumentError, match=re.escape(message)):
-        target("cuda")
+        usable_device("cuda")
 
 
 def test_a_cuda_build_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,14 +48,14 @@ def test_a_cuda_build_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ArgumentError, match=r"finds 0 CUDA devices \(CUDA_VISIBLE_DEVICES is ''\)"):
-        target(torch.device("cuda"))
+        usable_device(torch.device("cuda"))
 
 
 @pytest.mark.usefixtures("two_cuda_devices")
 def test_an_index_past_the_last_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(ArgumentError, match=r"'cuda:2': .* finds 2 CUDA devices \(CUDA_VISIBLE_DEVICES is not set\)"):
-        target("cuda:2")
+        usable_device("cuda:2")
 
 
 @pytest.mark.usefixtures("two_cuda_devices")
@@ -66,12 +66,12 @@ def test_cuda_is_copied_ahead(device: str | torch.device) -> None:
 
 def test_a_device_that_torch_cannot_use_here() -> None:
     with pytest.raises(ArgumentError, match=r"device='hpu': torch .* cannot use it here"):
-        target("hpu")
+        usable_device("hpu")
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_devices_without_streams(device: str) -> None:
-    assert target(device) == torch.device(device)
+    assert usable_device(device) == torch.device(device)
     assert isinstance(open_stage(device), PlainStage)
 
 

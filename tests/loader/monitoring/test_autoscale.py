@@ -11,7 +11,7 @@ from simulated_pipeline import Pipeline
 
 from feedline.core.dataset import BatchRead, Traits
 from feedline.loader.building.builder import BatchBuilder
-from feedline.loader.monitoring.autoscale import FIRST_NS, Autoscale, kind_by_measurement
+from feedline.loader.monitoring.autoscale import LEAST_INTERVAL_NS, Autoscale, kind_by_measurement
 from feedline.workers import PoolKind
 from feedline.workers.registry import INLINE, PROCESSES, THREADS
 
@@ -62,7 +62,7 @@ def test_decisions_become_rare_while_nothing_changes() -> None:
     tuner = Autoscale(1, 32, fed.context())
     for _ in range(4):
         assert decided(fed, tuner) is None
-    assert tuner._interval_ns > 2 * FIRST_NS
+    assert tuner._interval_ns > 2 * LEAST_INTERVAL_NS
 
 
 class VirtualTime:

@@ -113,7 +113,7 @@ def test_parts_of_stages_are_served(tmp_path: Path) -> None:
 
 def test_an_estimate_that_sinks_a_little_is_no_restart() -> None:
     collector = metrics.MetricsCollector()
-    values = [collector._rising("stage_seconds", {"stage": "decode"}, each) for each in (10.0, 9.9, 11.0, 2.0, 3.0)]
+    values = [collector._monotonic("stage_seconds", {"stage": "decode"}, each) for each in (10.0, 9.9, 11.0, 2.0, 3.0)]
     assert values == [10.0, 10.0, 11.0, 2.0, 3.0]
 
 
@@ -208,7 +208,7 @@ MONITORING = Path(__file__).parents[3] / "deploy" / "monitoring"
 @pytest.mark.parametrize("name", ["alerts.yaml", "grafana.json"])
 def test_alerts_and_board_use_metrics_that_exist(name: str) -> None:
     suffix = {"counter": "_total", "gauge": ""}
-    known = {f"feedline_{measure.name}{suffix[measure.kind]}" for measure in metrics.MEASURES}
+    known = {f"feedline_{metric.name}{suffix[metric.kind]}" for metric in metrics.METRICS}
     histograms = ("wait_seconds", "step_seconds", "stage_duration_seconds")
     known |= {f"feedline_{each}_{part}" for each in histograms for part in ("sum", "bucket", "count")}
     used = set(re.findall(r"\bfeedline_\w+", (MONITORING / name).read_text(encoding="utf-8")))

@@ -113,17 +113,17 @@ def test_restarts_are_counted_over_epochs() -> None:
 @pytest.mark.parametrize(("workers", "method"), WORKERS)
 def test_a_hanging_loop_can_be_seen_from_outside(workers: int, method: str, tmp_path: Path) -> None:
     def hangs(_: Any) -> bool:
-        return bool(own_pages()) and page().batches == 5 and page().since_ns < 0
+        return bool(own_pages()) and page().batches == 5 and page().phase_start_ns < 0
 
     with hanging_loop(tmp_path / "gate", hangs, num_workers=workers, worker_method=method) as loader:
         content, stats = page(), loader.stats()
-        assert content.since_ns <= -1
+        assert content.phase_start_ns <= -1
         assert content.figures["loader"].startswith("Gated")
         assert content.figures["length"] == 10
         assert stats.batches == 5
         if method == "process":
             status = StatusTable(os.dup(content.figures["status_fd"]))
-            assert (5, 20) in [(status.number(worker), status.index(worker)) for worker in range(2)]
+            assert (5, 20) in [(status.batch_number(worker), status.sample_index(worker)) for worker in range(2)]
             assert {status.pid(worker) for worker in range(2)} == set(stats_pids(loader))
             status.close()
             assert stats.worker_nbytes > 1 << 20
@@ -326,7 +326,7 @@ def test_the_first_verdict_waits_until_the_loop_is_long_enough_for_it(monkeypatc
     monitor._sources = Mock()
     monitor._heartbeat.page.words[BATCHES] = 1
     while clock[0] < 60_000_000_000:
-        monitor._judge(clock[0])
+        monitor._update_verdict(clock[0])
         assert len(asked) * 50_000_000 <= clock[0] / 100
         clock[0] += 100_000_000
     assert asked
@@ -348,6 +348,6 @@ def test_short_epochs_are_published_rarely(monkeypatch: pytest.MonkeyPatch) -> N
         list(loader)
     assert published == [0]
     assert loader.stats().batches == 300
-    now_ns[0] += monitor_module.EARLY_SHARE * 1_000_000
+    now_ns[0] += monitor_module.EARLY_PAUSE_FACTOR * 1_000_000
     list(loader)
     assert published == [0, 30]

@@ -16,8 +16,8 @@ from torch.utils.data import Dataset
 import feedline as fl
 from feedline.loader.monitoring import monitor as monitor_module
 from feedline.loader.monitoring import sending as sending_module
-from feedline.loader.monitoring.monitor import LOOK_NS
-from feedline.loader.monitoring.sending import MOST_NBYTES, SHARE, SendingMeasurement, sending_cost
+from feedline.loader.monitoring.monitor import MEASURE_AFTER_NS
+from feedline.loader.monitoring.sending import MOST_NBYTES, PAUSE_FACTOR, SendingMeasurement, sending_cost
 from feedline.loader.report.context import SendingCost
 from feedline.loader.report.model import TRANSPORT, Model
 from feedline.loader.report.replay import PROCESS, EngineSetting, Task
@@ -58,7 +58,7 @@ class Slow(Dataset[Any]):
         return 80
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(LOOK_NS / 10e9)
+        time.sleep(MEASURE_AFTER_NS / 10e9)
         return {"numbers": list(range(index, index + 4000))}
 
 
@@ -74,7 +74,9 @@ def test_a_large_batch_is_measured_once_the_loop_lasts_long_enough(collated: boo
     assert measurement.is_due(5 * second_ns)
     measurement.measure(batch, 5 * second_ns, collated=collated)
     assert measurement.cost is None
-    assert not measurement.is_due(5 * second_ns + SHARE * 500_000)  # half a millisecond for a copy of 1 MiB, or less
+    assert not measurement.is_due(
+        5 * second_ns + PAUSE_FACTOR * 500_000
+    )  # half a millisecond for a copy of 1 MiB, or less
     assert measurement.is_due(6 * second_ns)
     measurement.measure(batch, 6 * second_ns, collated=collated)
     assert not measurement.is_due(10**6 * second_ns)
@@ -83,7 +85,7 @@ def test_a_large_batch_is_measured_once_the_loop_lasts_long_enough(collated: boo
 
 @pytest.mark.parametrize("method", ["inline", "thread", "process"])
 def test_a_loop_without_processes_measures_one_batch(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending_module, "SHARE", 0)  # at the first look, however long the loop lasts
+    monkeypatch.setattr(sending_module, "PAUSE_FACTOR", 0)  # at the first look, however long the loop lasts
     workers: dict[str, Any] = {} if method == "inline" else {"num_workers": 1, "worker_method": method}
     with fl.DataLoader(Slow(), batch_size=2, collate_fn=plain_list, **workers) as loader:
         for _ in loader:
@@ -166,8 +168,8 @@ def test_a_measurement_builds_no_batch_of_the_loop_again(kind: type, monkeypatch
         measured.append(type(batch))
 
     monkeypatch.setattr(SendingMeasurement, "measure", measure)
-    monkeypatch.setattr(sending_module, "SHARE", 0)
-    monkeypatch.setattr(monitor_module, "LOOK_NS", 0)
+    monkeypatch.setattr(sending_module, "PAUSE_FACTOR", 0)
+    monkeypatch.setattr(monitor_module, "MEASURE_AFTER_NS", 0)
     monkeypatch.setattr(monitor_module._early, "due_ns", 0)  # the first publication is followed by a look
     arguments: dict[str, Any] = {"batch_size": 2, "collate_fn": partial(in_class, kind)}
     data = torch.arange(400)

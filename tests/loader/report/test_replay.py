@@ -53,9 +53,9 @@ def test_computing_shares_the_cpus_with_the_step(workers: int, cpus: float, expe
 
 def test_threads_compute_one_at_a_time_as_far_as_they_hold_the_lock() -> None:
     times = batches(cpu=0.08, step=Task(0.001))
-    periods = [replay(times, EngineSetting(4, method=THREAD), Machine(8, gil=gil)) for gil in (1.0, 0.5, 0.1)]
+    periods = [replay(times, EngineSetting(4, method=THREAD), Machine(8, gil_share=gil)) for gil in (1.0, 0.5, 0.1)]
     assert periods == pytest.approx([0.08, 0.04, 0.02], rel=0.05)
-    assert replay(times, EngineSetting(4, method=PROCESS), Machine(8, gil=1.0)) == pytest.approx(0.02, rel=0.05)
+    assert replay(times, EngineSetting(4, method=PROCESS), Machine(8, gil_share=1.0)) == pytest.approx(0.02, rel=0.05)
 
 
 def test_a_sampler_runs_before_every_batch_whatever_the_workers_do() -> None:
@@ -97,7 +97,7 @@ def test_no_replay_beats_what_its_parts_allow(
 ) -> None:  # fmt: skip
     times = [BatchTimes({"fetch": fetch}, sample, decode, step)] * 24
     setting = EngineSetting(workers, prefetch, in_order, method if workers else INLINE, round_robin)
-    period = replay(times, setting, Machine(cpus, gil=0.0))
+    period = replay(times, setting, Machine(cpus, gil_share=0.0))
     decoding = decode if workers else Task()
     loop = step.alone_s + sample.alone_s
     everything = (fetch.cpu_s + sample.cpu_s + step.cpu_s) / cpus
@@ -223,7 +223,7 @@ def test_workers_that_wait_for_each_other_gain_nothing_from_more() -> None:
     model = contended(0.5)
     more = model.with_setting(replace(model.present.setting, num_workers=8))
     assert model.gain(more) == pytest.approx(1.0, abs=0.03)
-    assert model.gain(more._replace(change=BatchTimes.shared)) > 3
+    assert model.gain(more._replace(change=BatchTimes.without_exclusion)) > 3
     assert model.removal_gains["fetch"] > 3
     assert contended(0.05).gain(more) > 3, "a lock that is rarely waited for is free most of the time"
 

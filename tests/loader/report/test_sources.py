@@ -99,7 +99,7 @@ class Plain(Photos):
 def test_the_call_its_line_and_the_own_answer(dataset: Any, call: str, answer: str) -> None:
     source = source_of(dataset)
     assert source.call == call
-    assert answer in source.answer
+    assert answer in source.own_reader
     file, _, line = source.where.partition(":")
     assert file == "test_sources.py"
     assert call.rpartition(".")[2] in Path(__file__).read_text(encoding="utf-8").splitlines()[int(line) - 1]
@@ -147,12 +147,12 @@ def test_a_table_in_memory_is_no_file(kind: type[Frame], call: str, answer: str,
     pd.DataFrame({"a": [1, 2]}).to_parquet(tmp_path / "rows.parquet")
     source = source_of(kind(tmp_path / "rows.parquet"))
     assert source.call == call
-    assert answer in source.answer
+    assert answer in source.own_reader
 
 
 def test_what_the_constructor_opens_counts(tmp_path: Path) -> None:
     np.save(tmp_path / "tokens.npy", np.arange(8))
-    assert "TokenFile" in source_of(Opened(tmp_path / "tokens.npy")).answer
+    assert "TokenFile" in source_of(Opened(tmp_path / "tokens.npy")).own_reader
 
 
 @pytest.mark.parametrize(

@@ -141,10 +141,10 @@ def test_without_measured_cpu_times_there_are_none() -> None:
 def test_the_opening_of_an_iteration_is_a_wait_and_its_closing_is_not() -> None:
     whole = Totals()
     totals = Totals(whole=whole)
-    totals.opened(40)
+    totals.add_startup(40)
     totals.add([Span("step", 0, 100), Span("wait", 100, 110)])
     totals.add([Span("step", 110, 115), Span("wait", 115, 117)])
-    totals.closed(7)
+    totals.add_closing(7)
     for each in (totals.stats(), whole.stats()):
         assert each.startup_s == pytest.approx(50e-9)
         assert each.wait_s == pytest.approx(52e-9)

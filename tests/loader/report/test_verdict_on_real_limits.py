@@ -20,7 +20,7 @@ from web_servers import Handler, serving
 import feedline as fl
 from feedline.loader.monitoring.resources import usable_cpus
 from feedline.loader.report import Advice
-from feedline.loader.report.context import THROTTLED
+from feedline.loader.report.context import THROTTLED_SHARE
 
 QUOTA = """
     import os, sys, time
@@ -72,7 +72,7 @@ def test_a_real_quota_is_named_with_the_periods_that_it_cut_short(group: Path, t
     if stage != "cpus" and float(others) > usable_cpus() - 1:
         return  # other programs leave hardly more than the quota: it is not used up in every period
     assert stage == "cpus", said
-    assert float(throttled) > THROTTLED, said
+    assert float(throttled) > THROTTLED_SHARE, said
     assert "Why: the quota of 0.5 CPUs is used up in " in text
     assert "a CPU quota of 1, not 0.5" in text
 

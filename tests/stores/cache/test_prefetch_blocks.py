@@ -30,20 +30,20 @@ class FillStore(stores.CachedStore):
         self.turn = threading.Semaphore(0)
         self.begun = threading.Semaphore(0)
 
-    def fill(self, path: str, start: int = 0, stop: int | None = None) -> int:
+    def fetch_range(self, path: str, start: int = 0, stop: int | None = None) -> int:
         self.begun.release()
         assert self.turn.acquire(timeout=30)
         self.filled.append((path, start, stop))
-        return super().fill(path, start, stop)
+        return super().fetch_range(path, start, stop)
 
-    def bring(self, path: str, numbers: Sequence[int]) -> None:
+    def fetch_pieces(self, path: str, numbers: Sequence[int]) -> None:
         self.begun.release()
         assert self.turn.acquire(timeout=30)
         self.brought.append((path, tuple(numbers)))
         if self.failures:
             self.failures -= 1
             raise stores.StoreError(path)
-        super().bring(path, numbers)
+        super().fetch_pieces(path, numbers)
 
 
 @pytest.fixture

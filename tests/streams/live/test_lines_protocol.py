@@ -88,7 +88,7 @@ def test_only_the_answer_to_a_request_refuses_it(
 @pytest.mark.parametrize(
     ("ask", "question", "expected"),
     [
-        (lambda client: client.kept(0), "KEPT", "two numbers"),
+        (lambda client: client.retained(0), "KEPT", "two numbers"),
         (lambda client: client.committed(0), "ACKED g", "a number or -"),
         (lambda client: client.commit({0: 3}), "ACK 3 g", "OK"),
     ],

@@ -176,7 +176,7 @@ def test_an_image_that_fails_on_the_device_is_named(folder: Path, monkeypatch: p
     place.write_bytes(place.read_bytes()[:900])
     dataset = fl.datasets.ImageFolder(folder, T.DecodeOnDevice(TRAIN, cpu_share=0.5))
     index = next(n for n, (path, _) in enumerate(dataset.samples) if path.endswith("07.jpg"))
-    monkeypatch.setattr(encoded, "is_here", lambda file, _: len(file) != 900 and len(file) % 2 == 0)
+    monkeypatch.setattr(encoded, "is_decoded_by_worker", lambda file, _: len(file) != 900 and len(file) % 2 == 0)
     with fl.DataLoader(dataset, 4, device="cpu") as loader, pytest.raises(ImageError, match="truncated") as caught:
         list(loader)
     assert any(f"sample {index} (epoch 0, position {index}, stage device)" in note for note in caught.value.__notes__)

@@ -38,7 +38,7 @@ def test_mixup_mixes_images_and_labels_by_one_share() -> None:
 @pytest.mark.parametrize("way", ["rows", "whole"])
 def test_cutmix_pastes_a_rectangle_and_counts_its_pixels(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "whole":
-        monkeypatch.setattr(levels, "by_rows", lambda _: False)
+        monkeypatch.setattr(levels, "is_faster_by_rows", lambda _: False)
     images, labels = CutMix(4)(IMAGES.to(torch.uint8), LABELS, KEYS)
     assert images.dtype == torch.uint8
     for row in range(6):

@@ -98,7 +98,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield "kernels"
         monkeypatch.setattr(on_batch, "uses_kernels", lambda *_: False)
         yield "rows"
-        monkeypatch.setattr(levels, "by_rows", lambda _: False)
+        monkeypatch.setattr(levels, "is_faster_by_rows", lambda _: False)
         yield "whole"
 
     return each()
@@ -258,7 +258,7 @@ def test_images_of_different_sizes_become_one_batch(transform: T.Transform) -> N
 def test_many_streams_draw_the_numbers_of_single_ones(keys: list[int]) -> None:
     each, alone = DrawsEach(np.array(keys, np.uint64)), [Draws(key) for key in keys]
     assert each.unit().tolist() == [one.unit() for one in alone]
-    assert each.order(4).tolist() == [one.order(4) for one in alone]
+    assert each.permutation(4).tolist() == [one.permutation(4) for one in alone]
     assert each.between(0.3, 1.7).tolist() == [one.between(0.3, 1.7) for one in alone]
     assert each.below(7).tolist() == [one.below(7) for one in alone]
 
@@ -418,7 +418,7 @@ def test_an_operator_that_the_backend_lacks_is_named(monkeypatch: pytest.MonkeyP
     def lacking(*_: Any) -> Any:
         raise NotImplementedError("aten::index_copy is not implemented for the MPS device")
 
-    monkeypatch.setattr(levels, "by_rows", lambda _: False)
+    monkeypatch.setattr(levels, "is_faster_by_rows", lambda _: False)
     monkeypatch.setitem(operators.OPERATORS, T.RandomVerticalFlip, lacking)
     with pytest.raises(NotImplementedError, match="index_copy") as caught:
         T.OnBatch([T.RandomHorizontalFlip(), T.RandomVerticalFlip()])(BATCH, KEYS)

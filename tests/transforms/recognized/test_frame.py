@@ -23,7 +23,7 @@ sides = st.integers(1, 90)
 steps = st.one_of(
     st.tuples(st.just("crop"), st.integers(-20, 60), st.integers(-20, 60), sides, sides),
     st.tuples(st.just("resize"), sides, sides, st.booleans()),
-    st.tuples(st.sampled_from(["mirror", "upend"])),
+    st.tuples(st.sampled_from(["flip_horizontally", "flip_vertically"])),
 )
 
 
@@ -34,7 +34,7 @@ def step_of_pillow(image: Image.Image, name: str, *arguments: Any) -> Image.Imag
     if name == "resize":
         height, width, bicubic = arguments
         return image.resize((width, height), FILTERS[bicubic])
-    flips = {"mirror": Image.Transpose.FLIP_LEFT_RIGHT, "upend": Image.Transpose.FLIP_TOP_BOTTOM}
+    flips = {"flip_horizontally": Image.Transpose.FLIP_LEFT_RIGHT, "flip_vertically": Image.Transpose.FLIP_TOP_BOTTOM}
     return image.transpose(flips[name])
 
 
@@ -53,7 +53,7 @@ def test_any_steps_give_pillows_pixels(steps: list[Any], width: int, height: int
             return
         image = step_of_pillow(image, name, *arguments)
     assert (frame.width, frame.height) == image.size
-    assert np.array_equal(frame.settle(), np.asarray(image))
+    assert np.array_equal(frame.materialize(), np.asarray(image))
 
 
 def step_of_torch(tensor: torch.Tensor, name: str, *arguments: Any) -> torch.Tensor:
@@ -66,7 +66,7 @@ def step_of_torch(tensor: torch.Tensor, name: str, *arguments: Any) -> torch.Ten
         height, width, bicubic = arguments
         mode = "bicubic" if bicubic else "bilinear"
         return torch.nn.functional.interpolate(tensor[None], (height, width), mode=mode, antialias=True)[0]
-    return tensor.flip(-1 if name == "mirror" else -2)
+    return tensor.flip(-1 if name == "flip_horizontally" else -2)
 
 
 @pytest.mark.skipif(not resizes_tensors_of_levels(), reason="torch resizes uint8 as floats on this CPU")
@@ -76,7 +76,7 @@ def test_any_steps_on_a_tensor_give_torchs_levels(steps: list[Any], width: int, 
     if contrast:  # weights differ most where levels do
         levels = np.where(levels % (contrast + 1), np.uint8(0), np.uint8(255))
     tensor, frame = torch.from_numpy(levels.transpose(2, 0, 1).copy()), Frame(levels, width, height)
-    frame.tensor_of = Frame.settle
+    frame.tensor_of = Frame.materialize
     for name, *arguments in steps:
         if (name, *arguments[:2]) == ("resize", 1, 1):  # torch fails for some tensors; the steps leave all to it
             return
@@ -85,7 +85,7 @@ def test_any_steps_on_a_tensor_give_torchs_levels(steps: list[Any], width: int, 
         except RefusedError:
             return
         tensor = step_of_torch(tensor, name, *arguments)
-    assert np.array_equal(frame.given().transpose(2, 0, 1), tensor.numpy())
+    assert np.array_equal(frame.to_value().transpose(2, 0, 1), tensor.numpy())
 
 
 @pytest.mark.parametrize(

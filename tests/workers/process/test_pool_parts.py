@@ -160,7 +160,7 @@ def test_the_board_shows_what_a_worker_does() -> None:
     line.set_ready()
     line.begin(17)
     assert (table.task(3), table.row(3), table.is_ready(3)) == (17, -1, True)
-    assert abs(table.since_ns(3) - time.monotonic_ns()) < 10**10
+    assert abs(table.task_start_ns(3) - time.monotonic_ns()) < 10**10
     line.progress(5)
     assert table.row(3) == 5
     line.end()

@@ -279,7 +279,7 @@ def test_an_actor_that_imports_for_long_has_a_place(nodes: Any, kinds: None, tmp
         while pool.processes[0].node_id is None:
             pool._step(1)
         pool.members.start_timeout_s = 1e-3
-        pool._look_for_places()
+        pool._check_placement()
         assert "has not opened the dataset yet" in pool._describe_workers()
         (tmp_path / "open").touch()
         assert torch.cat(list(batches)).tolist() == list(range(8))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from feedline.cli.bench.sweep import KPI_WAIT
+from feedline.cli.bench.sweep import GOOD_WAIT_SHARE
 from feedline.cli.bench.trial import Trial
 from feedline.cli.doctor.findings import Marks
 from feedline.core.histogram import quantile_s
@@ -89,7 +89,7 @@ def conclusion(trials: Sequence[Trial], chosen: Trial | None, step_s: float) -> 
     if gain < 1.05 and not step_s:
         return f"No other setting is worth a change: {chosen.label} gives {gain:.2f} × today's rate."
     reason = (
-        f"the loop waits {share(chosen.figures()['wait_share'])} of its time (at most {share(KPI_WAIT)} is good)"
+        f"the loop waits {share(chosen.figures()['wait_share'])} of its time (at most {share(GOOD_WAIT_SHARE)} is good)"
         if step_s
         else "more would gain under 3 %"
     )

@@ -14,11 +14,11 @@ from feedline.core.units import DECIMAL
 from feedline.errors import ArgumentError
 from feedline.loader.monitoring.resources import usable_cpus
 
-ENOUGH = 0.97
+ENOUGH_SHARE = 0.97
 """Share of the best rate that is enough to recommend a smaller setting."""
 
 
-KPI_WAIT = 0.05
+GOOD_WAIT_SHARE = 0.05
 """Wait share up to which a loop keeps its device busy."""
 
 
@@ -76,15 +76,15 @@ def default_workers(cpus: int | None = None) -> list[int]:
 def recommend(trials: Iterable[Trial], step_s: float) -> Trial | None:
     """The nearly fastest trial with the fewest workers; None if none ran.
 
-    With a simulated step, it is the trial with the fewest workers and a wait share of at most `KPI_WAIT`, if there is
-    one.
+    With a simulated step, it is the trial with the fewest workers and a wait share of at most `GOOD_WAIT_SHARE`, if
+    there is one.
     """
     ran = [trial for trial in trials if trial.rounds and not trial.setting.is_torch]
     if not ran:
         return None
-    fast = [trial for trial in ran if step_s and trial.figures()["wait_share"] <= KPI_WAIT]
+    fast = [trial for trial in ran if step_s and trial.figures()["wait_share"] <= GOOD_WAIT_SHARE]
     best = max(trial.samples_per_s for trial in ran)
-    fast = fast or [trial for trial in ran if trial.samples_per_s >= ENOUGH * best]
+    fast = fast or [trial for trial in ran if trial.samples_per_s >= ENOUGH_SHARE * best]
     return min(fast, key=lambda trial: (_processes(trial.setting), -trial.samples_per_s))
 
 

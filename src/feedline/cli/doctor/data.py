@@ -23,7 +23,7 @@ from feedline.loader.dataloader import DataLoader
 from feedline.loader.report.stats import seconds, size
 from feedline.testing import difference
 
-LOOKING_S = 0.5
+EXAMINING_S = 0.5
 """Seconds after which no further file is examined or read."""
 
 
@@ -54,7 +54,7 @@ class NamedFiles(NamedTuple):
     def of(cls, dataset: Any) -> NamedFiles:
         """Files named by attributes of the dataset, singly or in lists."""
         names = list(dict.fromkeys(_names(dataset)))
-        sizes, paths, deadline = list[int](), list[Path](), monotonic() + LOOKING_S
+        sizes, paths, deadline = list[int](), list[Path](), monotonic() + EXAMINING_S
         step = max(1, len(names) // 2000)
         for path in map(Path, names[::step]):
             if monotonic() > deadline:
@@ -111,7 +111,7 @@ def disk_rate(paths: list[Path]) -> float:
                 nbytes += len(file.read(PROBED_NBYTES - nbytes))
         except OSError:
             continue
-        if nbytes >= PROBED_NBYTES or monotonic() - began > LOOKING_S:
+        if nbytes >= PROBED_NBYTES or monotonic() - began > EXAMINING_S:
             break
     elapsed_s = monotonic() - began
     return nbytes / elapsed_s if nbytes >= 1 << 20 else 0.0
@@ -151,7 +151,7 @@ def threads(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
         yield Finding("threads", evidence, Severity.NOTE, "keep worker_method='process' for it")
 
 
-class _Same(Dataset[Any]):
+class _RepeatedSample(Dataset[Any]):
     """One sample, many times."""
 
     def __init__(self, dataset: Any) -> None:
@@ -173,7 +173,9 @@ def random_numbers(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
         if is_equal(dataset[0], dataset[0]):
             return
         arguments: dict[str, Any] = {"worker_init_fn": loader.worker_init_fn, "accelerate": False}
-        same = DataLoader(_Same(dataset), 1, num_workers=2, collate_fn=_first, worker_method="process", **arguments)
+        same = DataLoader(
+            _RepeatedSample(dataset), 1, num_workers=2, collate_fn=_first, worker_method="process", **arguments
+        )
         with same:
             first, second = (sample for _, sample in zip(range(2), same, strict=False))
     if is_equal(first, second):

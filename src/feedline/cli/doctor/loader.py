@@ -29,7 +29,7 @@ from feedline.core.rng_globals import restoring_globals
 from feedline.loader.report.stats import seconds, share, size
 from feedline.workers.transport.explain import explain_unpicklable
 
-SAMPLES = 200
+MOST_SAMPLES = 200
 """Highest number of samples to read."""
 
 
@@ -37,7 +37,7 @@ READING_S = 3.0
 """Seconds after which no further sample is read."""
 
 
-SLOW = 10.0
+SLOW_RATIO = 10.0
 """Multiple of the median time that makes a sample slow."""
 
 
@@ -45,7 +45,7 @@ SLOW_S = 0.02
 """Seconds below which no sample counts as slow."""
 
 
-WAITING = 0.5
+WAITING_SHARE = 0.5
 """Share of time off the CPU above which samples count as waiting."""
 
 
@@ -55,8 +55,8 @@ def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
     checks: list[Callable[[], Iterator[Finding]]] = [
         lambda: describe(loader),
         lambda: errors(sample),
-        lambda: slow(sample),
-        lambda: storage(sample),
+        lambda: slow_samples(sample),
+        lambda: slow_storage(sample),
         lambda: held_handles(loader.dataset),
         lambda: held_generators(loader.dataset),
         lambda: pickling(loader),
@@ -99,7 +99,7 @@ class SampleProbe(NamedTuple):
 
     @classmethod
     def read(cls, loader: TorchDataLoader[Any]) -> SampleProbe:
-        """Read at most `SAMPLES` samples in about `READING_S` seconds.
+        """Read at most `MOST_SAMPLES` samples in about `READING_S` seconds.
 
         Global random generators are restored.
         """
@@ -107,7 +107,7 @@ class SampleProbe(NamedTuple):
         length = len(dataset)  # type: ignore[arg-type]
         deadline, largest, shapes = perf_counter() + READING_S, 0, set()
         with restoring_globals():
-            for index in np.linspace(0, length - 1, min(SAMPLES, length), dtype=np.int64).tolist():
+            for index in np.linspace(0, length - 1, min(MOST_SAMPLES, length), dtype=np.int64).tolist():
                 if result.indices and perf_counter() > deadline:
                     break
                 began, cpu = perf_counter(), thread_time()
@@ -151,16 +151,16 @@ def errors(samples: SampleProbe) -> Iterator[Finding]:
         yield Finding("samples", evidence, Severity.BAD, 'repair them, or DataLoader(on_error="skip") leaves them out')
 
 
-def slow(samples: SampleProbe) -> Iterator[Finding]:
+def slow_samples(samples: SampleProbe) -> Iterator[Finding]:
     """Samples that take many times the median; the median itself."""
     if not samples.wall_s:
         return
     median = float(np.median(samples.wall_s))
-    slow = [k for k, wall in enumerate(samples.wall_s) if wall > max(SLOW * median, SLOW_S) and k]
+    slow = [k for k, wall in enumerate(samples.wall_s) if wall > max(SLOW_RATIO * median, SLOW_S) and k]
     if slow:
         worst = max(slow, key=samples.wall_s.__getitem__)
         evidence = (
-            f"{len(slow)} of {len(samples.indices)} take over {SLOW:g} × the median of {seconds(median)} "
+            f"{len(slow)} of {len(samples.indices)} take over {SLOW_RATIO:g} × the median of {seconds(median)} "
             f"(index {samples.indices[worst]:,}: {seconds(samples.wall_s[worst])})"
         )
         yield Finding(
@@ -169,10 +169,10 @@ def slow(samples: SampleProbe) -> Iterator[Finding]:
     yield Finding("speed", f"{seconds(median)} a sample in one process")
 
 
-def storage(samples: SampleProbe) -> Iterator[Finding]:
+def slow_storage(samples: SampleProbe) -> Iterator[Finding]:
     """Samples that wait for disk, network or a database rather than compute."""
     wall, cpu = sum(samples.wall_s), sum(samples.cpu_s)
-    if samples.wall_s and wall - cpu > WAITING * wall and np.median(samples.wall_s) > 1e-3:
+    if samples.wall_s and wall - cpu > WAITING_SHARE * wall and np.median(samples.wall_s) > 1e-3:
         evidence = f"samples wait {share((wall - cpu) / wall)} of their time (disk, network, locks)"
         remedy = "more workers than CPUs help here; cache= keeps objects of a store on this machine"
         yield Finding("storage", evidence, Severity.NOTE, remedy)

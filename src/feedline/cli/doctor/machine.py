@@ -34,11 +34,11 @@ OTHERS_CPUS = 0.3
 """CPUs used by other programs that are enough to slow a run."""
 
 
-THROTTLED = 0.05
+THROTTLED_SHARE = 0.05
 """Share of throttled periods above which the quota slows a run."""
 
 
-SCARCE_MEMORY = 0.1
+SCARCE_MEMORY_SHARE = 0.1
 """Free share of memory below which a run may be killed."""
 
 
@@ -60,15 +60,15 @@ def examine() -> list[Finding]:
     return [
         *kernels(),
         cpus(affine_cpus(), os.cpu_count() or 1, cgroup),
-        load(CpuUse.measure(SAMPLE_S)),
+        cpu_load(CpuUse.measure(SAMPLE_S)),
         memory(Memory.read(cgroup)),
         open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
         *huge_pages(),
         *locked_memory(*resource.getrlimit(resource.RLIMIT_MEMLOCK)),
-        available(
+        system_call(
             "memfd", lambda: os.close(os.memfd_create("feedline-doctor")), "It carries batches between processes."
         ),
-        available("pidfd", lambda: os.close(os.pidfd_open(os.getpid())), "It reports the death of a worker at once."),
+        system_call("pidfd", lambda: os.close(os.pidfd_open(os.getpid())), "It reports the death of a worker at once."),
         shared_memory(),
         cache(Path(user_cache())),
         *ray(),
@@ -90,7 +90,7 @@ def cpus(affinity: int, present: int, cgroup: Cgroup) -> Finding:
     if quota is None or quota >= affinity:
         return Finding("CPUs", f"{affinity} of {present}")
     evidence = f"quota {quota:g} of {affinity} (cgroup {_short(cgroup.cpu[0])})"
-    if throttling is not None and throttling.share >= THROTTLED:
+    if throttling is not None and throttling.share >= THROTTLED_SHARE:
         evidence += f"; throttled in {share(throttling.share)} of its periods"
         severity = Severity.BAD
     else:
@@ -123,7 +123,7 @@ class CpuUse(NamedTuple):
         return cls(busy, stolen, _pressure())
 
 
-def load(use: CpuUse) -> Finding:
+def cpu_load(use: CpuUse) -> Finding:
     """CPUs that other programs or the hypervisor take from a run."""
     pressure = "" if use.pressure is None else f" (CPU pressure {share(use.pressure)})"
     if use.stolen >= OTHERS_CPUS:
@@ -167,10 +167,10 @@ def memory(state: Memory) -> Finding:
     """Memory that a run may use, and the free part of it."""
     origin = " of the cgroup" if state.limit_is_cgroup else ""
     evidence = f"{size(state.total)}{origin}, {size(state.available)} free"
-    if state.available < SCARCE_MEMORY * state.total:
+    if state.available < SCARCE_MEMORY_SHARE * state.total:
         remedy = "stop other programs or raise the limit: the kernel kills workers when memory runs out"
         return Finding("memory", evidence, Severity.BAD, remedy)
-    if state.swap_used > SCARCE_MEMORY * state.total:
+    if state.swap_used > SCARCE_MEMORY_SHARE * state.total:
         remedy = "swapped pages slow every worker: use fewer workers or programs"
         return Finding("memory", f"{evidence}; {size(state.swap_used)} swapped out", Severity.NOTE, remedy)
     return Finding("memory", evidence)
@@ -195,7 +195,7 @@ def cache(folder: Path) -> Finding:
     return Finding("cache", f"{size(shutil.disk_usage(present).free)} free")
 
 
-LEAST_STORE = 1 << 30
+LEAST_OBJECT_STORE_NBYTES = 1 << 30
 """Bytes of /dev/shm below which Ray's object store holds few batches."""
 
 
@@ -218,7 +218,7 @@ def ray(directory: Path = Path("/dev") / "shm") -> Iterator[Finding]:
     else:
         yield Finding("Ray", evidence)
     store = shutil.disk_usage(directory).total if directory.is_dir() else 0
-    if store < LEAST_STORE:
+    if store < LEAST_OBJECT_STORE_NBYTES:
         remedy = "for worker_method='ray' only: docker --shm-size, or an emptyDir with medium: Memory on /dev/shm"
         yield Finding("Ray store", f"{size(store)} in /dev/shm; Ray uses the disk instead", Severity.NOTE, remedy)
 
@@ -231,7 +231,7 @@ def _refusal(host: str, port: int) -> str:
     return ""
 
 
-def available(name: str, use: Callable[[], object], purpose: str) -> Finding:
+def system_call(name: str, use: Callable[[], object], purpose: str) -> Finding:
     """Availability of a system call.
 
     `use` makes the call. `purpose` is a sentence with the reason why feedline needs the call.
@@ -281,13 +281,13 @@ def _chosen(path: Path) -> str | None:
     return None if found is None else found[1]
 
 
-LEAST_LOCKED = 1 << 30
+LEAST_LOCKED_NBYTES = 1 << 30
 """Bytes of locked memory that network cards with RDMA need."""
 
 
 def locked_memory(soft: int, hard: int, cards: Path = Path("/sys/class/infiniband")) -> Iterator[Finding]:
     """Limit on locked memory, if it is too small for RDMA cards."""
-    if not cards.is_dir() or soft == resource.RLIM_INFINITY or soft >= LEAST_LOCKED:
+    if not cards.is_dir() or soft == resource.RLIM_INFINITY or soft >= LEAST_LOCKED_NBYTES:
         return
     names = ", ".join(sorted(card.name for card in cards.iterdir()))
     raised = "ulimit -l unlimited" if hard == resource.RLIM_INFINITY else "memlock in limits.conf"

@@ -79,7 +79,7 @@ def is_handle(value: Any) -> bool:
     if isinstance(value, socket.socket):
         return _has_descriptor(value)
     if isinstance(value, sqlite3.Connection):
-        return _answers(lambda: value.in_transaction)
+        return _succeeds(lambda: value.in_transaction)
     is_open = _OPEN.get(kind_of(value))
     return is_open is not None and is_open(value)
 
@@ -91,7 +91,7 @@ def _has_descriptor(file: Any) -> bool:
         return False
 
 
-def _answers(ask: Callable[[], object]) -> bool:
+def _succeeds(ask: Callable[[], object]) -> bool:
     """True unless a library refuses a question, as it does after closing."""
     try:
         ask()
@@ -102,7 +102,7 @@ def _answers(ask: Callable[[], object]) -> bool:
 
 _OPEN: dict[str, Callable[[Any], bool]] = {
     "h5py._hl.files.File": bool,
-    "builtins.Environment": lambda environment: _answers(environment.path),  # LMDB's class does not name its module
+    "builtins.Environment": lambda environment: _succeeds(environment.path),  # LMDB's class does not name its module
     "psycopg.Connection": lambda connection: not connection.closed,
     "redis.client.Redis": lambda _: True,  # connects again when it is used
 }

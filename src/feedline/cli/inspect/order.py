@@ -13,7 +13,7 @@ from feedline.datasets.formats import ShardSummary
 from feedline.errors import ArgumentError
 from feedline.samplers import ShardShuffled
 
-_USUAL = (1, 4, 16, 64)
+_USUAL_WINDOWS = (1, 4, 16, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def compare_windows(
     if not shards.unit or not sum(shards.sizes):
         return None
     number = len(shards.sizes)
-    windows = sorted({min(window, number), *(usual for usual in _USUAL if usual < number), number})
+    windows = sorted({min(window, number), *(usual for usual in _USUAL_WINDOWS if usual < number), number})
     mixed = tuple(_measure_mixing(shards, each, batch_size) for each in windows)
     shares = None if ranks is None else shares_of(shards, min(window, number), batch_size, ranks)
     judged = partial(WindowComparison, min(window, number), batch_size, mixed, shards.unit, ranks=shares)

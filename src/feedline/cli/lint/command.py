@@ -77,22 +77,25 @@ def run(paths: Iterable[str]) -> LintSurvey:
                 unreadable.append(parsed)
                 continue
             found |= {
-                (package_of(file), word) for word in ELSEWHERE.values() for source in parsed if word in source.text
+                (package_of(file), word)
+                for word in CALLS_ELSEWHERE.values()
+                for source in parsed
+                if word in source.text
             }
             try:
                 hits += [hit for source in parsed for hit in examine(source)]
             except RecursionError:
                 unreadable.append(UnreadableFile(str(file), TOO_DEEP))
-    return LintSurvey(files, [weighed for hit in hits for weighed in _weigh(hit, found)], unreadable)
+    return LintSurvey(files, [weighed for hit in hits for weighed in _weaken(hit, found)], unreadable)
 
 
-ELSEWHERE = {"missing-set-epoch": ".set_epoch(", "duplicate-stream": "get_worker_info"}
+CALLS_ELSEWHERE = {"missing-set-epoch": ".set_epoch(", "duplicate-stream": "get_worker_info"}
 """Calls in another file of the package that weaken or drop a hit, by the rule's code."""
 
 
-def _weigh(hit: Hit, found: Container[tuple[Path, str]]) -> Iterator[Hit]:
+def _weaken(hit: Hit, found: Container[tuple[Path, str]]) -> Iterator[Hit]:
     """Weaken or drop a hit whose remedy is in another file."""
-    word = ELSEWHERE.get(hit.code)
+    word = CALLS_ELSEWHERE.get(hit.code)
     if word is None or (package_of(Path(hit.place.path)), word) not in found:
         yield hit
     elif hit.code == "duplicate-stream":  # one class that divides itself says nothing about another one

@@ -191,14 +191,14 @@ def duplicate_stream(source: SourceFile) -> Iterator[Violation]:
         method = method_of(definition, "__iter__") if source.inherits(definition, *STREAMS) else None
         if method is None or "get_worker_info" in source.text or method_of(definition, "partition"):
             continue
-        if _WRAPS.search(source.code(method)):  # its iterable decides
+        if _INNER_ITERABLE.search(source.code(method)):  # its iterable decides
             continue
         text = f"each worker would read all of {definition.name}: every sample would be delivered num_workers times"
         remedy = "derive from feedline.PartitionedDataset, or use get_worker_info() in __iter__"
         yield Violation(definition, text, remedy)
 
 
-_WRAPS = re.compile(r"(\bin |\biter\()(self\.)?\w*(loader|dataset|stream)\b")
+_INNER_ITERABLE = re.compile(r"(\bin |\biter\()(self\.)?\w*(loader|dataset|stream)\b")
 
 
 def loader_per_epoch(source: SourceFile) -> Iterator[Violation]:

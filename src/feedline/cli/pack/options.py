@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from feedline.core.units import nbytes_of
+from feedline.core.units import parse_nbytes
 from feedline.errors import ArgumentError
 
 _LEAST_NBYTES = 1 << 16
@@ -33,7 +33,7 @@ class ShardSize:
         """
         if _SAMPLES.fullmatch(text.strip()):
             return cls(samples=int(text))
-        nbytes = nbytes_of(text) if text.strip().lower().endswith("b") else None
+        nbytes = parse_nbytes(text) if text.strip().lower().endswith("b") else None
         if nbytes is not None and nbytes >= _LEAST_NBYTES:
             return cls(nbytes=nbytes)
         raise ArgumentError(

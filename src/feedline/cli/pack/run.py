@@ -24,13 +24,13 @@ from feedline.core.rng import derive, permuted
 from feedline.core.threads import WorkAhead
 from feedline.datasets.imagefolder.listing import list_folders
 from feedline.datasets.sample_lists import Sample, SampleList
-from feedline.datasets.webdataset import CLASSES, glance, write_index
+from feedline.datasets.webdataset import CLASSES, read_head, write_index
 from feedline.datasets.webdataset.build_index import measure_intervals
 from feedline.datasets.webdataset.listing import list_tars
 from feedline.datasets.webdataset.targets import find_tars
 from feedline.errors import ArgumentError, SampleError, note
 
-_OURS = re.compile(rf"shard-\d{{6,}}\.tar(\.index)?|{re.escape(CLASSES)}|{re.escape(MANIFEST)}")
+_OUTPUT_NAME = re.compile(rf"shard-\d{{6,}}\.tar(\.index)?|{re.escape(CLASSES)}|{re.escape(MANIFEST)}")
 
 
 _SHARD = re.compile(r"shard-(\d{6,})\.tar(\.index)?")
@@ -98,7 +98,7 @@ def remove_leftovers(folder: Path, shards: int) -> None:
 def _is_leftover(name: str) -> bool:
     """True for a file that an interrupted run has not finished."""
     match = PARTIAL.fullmatch(name)
-    return match is not None and _OURS.fullmatch(match[1]) is not None
+    return match is not None and _OUTPUT_NAME.fullmatch(match[1]) is not None
 
 
 def write_classes(folder: Path, classes: Sequence[str]) -> None:
@@ -200,7 +200,7 @@ def _keep_intact(old: Manifest | None, new: Manifest, folder: Path, workers: int
             intact += good and intact == number - 1
     for shard in old.shards[:intact]:
         tar = str(folder / shard.name)
-        if glance(tar) is None:
+        if read_head(tar) is None:
             write_index(tar, measure=measure_intervals, checksum=True)
     return old.truncate(intact)
 

@@ -16,7 +16,7 @@ from feedline.cli.top.keys import ScreenState, keyboard
 from feedline.cli.top.reading import LoaderReading, read_all
 from feedline.cli.top.screen import screen
 
-FIRST_S = 0.3
+READING_INTERVAL_S = 0.3
 """Time between the two readings of a single report: CPU shares need two."""
 
 
@@ -27,9 +27,9 @@ _NOTHING = (
 
 
 def report(pid: int | None) -> list[tuple[LoaderReading, LoaderReading]]:
-    """Two readings of each loader, `FIRST_S` apart."""
+    """Two readings of each loader, `READING_INTERVAL_S` apart."""
     before = {reading.key: reading for reading in read_all(pid)}
-    time.sleep(FIRST_S)
+    time.sleep(READING_INTERVAL_S)
     return [(before.get(reading.key, reading), reading) for reading in read_all(pid)]
 
 
@@ -62,7 +62,7 @@ def follow(pid: int | None, console: Console, interval_s: float) -> None:
     before: dict[tuple[int, str], LoaderReading] = {}
     now: list[LoaderReading] = read_all(pid)
     with keyboard() as keys, Live(console=console, auto_refresh=False, screen=False) as live:
-        view = ScreenState(has_keys=keys.is_there)
+        view = ScreenState(has_keyboard=keys.is_available)
         while True:
             live.update(_screens([(before.get(each.key), each) for each in now], console.width, view), refresh=True)
             if not now and before:
@@ -82,7 +82,7 @@ def _screens(
     lines: list[Text] = [] if readings else [Text(_NOTHING)]
     for before, now in readings:
         lines += [*([Text()] if lines else []), *screen(before, now, width, view)]
-    if view.has_keys:
+    if view.has_keyboard:
         lines.append(Text(view.help(width), style="dim"))
     return Group(*lines)
 

@@ -27,8 +27,8 @@ class ScreenState:
     order: Order = "number"
     """Order of the workers: by number, or largest first."""
     has_all_advice: bool = False
-    has_keys: bool = False
-    """True if keys can be read. The last line then names them."""
+    has_keyboard: bool = False
+    """The last line then names the keys."""
 
     def after(self, key: str) -> ScreenState:
         """The state after a key; keys without a meaning change nothing."""
@@ -56,7 +56,7 @@ class Keyboard:
         self._descriptor = descriptor
 
     @property
-    def is_there(self) -> bool:
+    def is_available(self) -> bool:
         """True if keys can be read."""
         return self._descriptor is not None
 

@@ -36,7 +36,7 @@ class LoaderReading:
 
     pid: int
     now_ns: int
-    since_ns: int
+    phase_start_ns: int
     batches: int
     figures: Mapping[str, Any]
     workers: tuple[WorkerReading, ...]
@@ -44,7 +44,7 @@ class LoaderReading:
     @property
     def waiting_s(self) -> float:
         """Seconds of the current wait; 0 if the loop does not wait."""
-        return max(0.0, (self.now_ns + self.since_ns) / 1e9) if self.since_ns < 0 else 0.0
+        return max(0.0, (self.now_ns + self.phase_start_ns) / 1e9) if self.phase_start_ns < 0 else 0.0
 
     @property
     def key(self) -> tuple[int, str]:
@@ -71,7 +71,7 @@ def _read(page: FoundPage) -> LoaderReading | None:
         return None
     now_ns = monotonic_ns()
     workers = tuple(_workers(page.pid, content.figures, now_ns))
-    return LoaderReading(page.pid, now_ns, content.since_ns, content.batches, content.figures, workers)
+    return LoaderReading(page.pid, now_ns, content.phase_start_ns, content.batches, content.figures, workers)
 
 
 def _workers(pid: int, figures: Mapping[str, Any], now_ns: int) -> Iterator[WorkerReading]:
@@ -106,7 +106,7 @@ def _worker(worker: int, status: StatusTable, now_ns: int) -> WorkerReading | No
         state=stat.state,
         cpu_s=stat.cpu_ticks * TICK_S,
         nbytes=stat.resident_nbytes,
-        busy_s=(now_ns - status.since_ns(worker)) / 1e9 if is_busy else None,
-        batch=status.number(worker),
-        index=status.index(worker) if is_busy else None,
+        busy_s=(now_ns - status.task_start_ns(worker)) / 1e9 if is_busy else None,
+        batch=status.batch_number(worker),
+        index=status.sample_index(worker) if is_busy else None,
     )

@@ -56,7 +56,7 @@ def _head(now: LoaderReading, width: int) -> Text:
     figures = now.figures
     rank = f" · rank {figures['rank']}" if figures["world_size"] > 1 else ""
     length = figures["length"]
-    number, due = _due(now)
+    number, due = _next_batch(now)
     place = f"{due:,}" + (f" of {length:,}" if length else "")
     if width < NARROW:
         return Text(f"{figures['loader']}{rank} · epoch {number} · {place}", style="bold")
@@ -73,7 +73,7 @@ def _time_left(now: LoaderReading) -> str:
     """Time left in the epoch at its speed so far, if known."""
     figures = now.figures
     epoch = figures.get("since_epoch", {})
-    _, due = _due(now)
+    _, due = _next_batch(now)
     if not figures["length"] or not epoch.get("batches") or due >= figures["length"]:
         return ""
     left_s = (figures["length"] - due) * epoch["wall_s"] / epoch["batches"]
@@ -90,10 +90,10 @@ def _duration(value: float) -> str:
 def _loop(before: LoaderReading | None, now: LoaderReading, width: int) -> Text:
     if now.waiting_s >= _LONG_S:
         state = Text.assemble("loop   ", (f"waits since {_duration(now.waiting_s)}", "bold red"))
-        return state if width < NARROW else state.append(f"  for batch {_due(now)[1]:,}")
+        return state if width < NARROW else state.append(f"  for batch {_next_batch(now)[1]:,}")
     history = now.figures["history"]
     samples_per_s, wait_share = _rates(before, now, history)
-    if not now.since_ns:
+    if not now.phase_start_ns:
         text = Text.assemble("loop   ", ("at rest", "dim"))
     else:
         text = Text.assemble("loop   ", (f"waits {share(wait_share)}", _shade(wait_share)))
@@ -104,7 +104,7 @@ def _loop(before: LoaderReading | None, now: LoaderReading, width: int) -> Text:
     return text
 
 
-def _due(now: LoaderReading) -> tuple[int, int]:
+def _next_batch(now: LoaderReading) -> tuple[int, int]:
     """Current epoch, and the number of the next batch in it.
 
     The figures may describe an earlier epoch, but `now.batches` is always current.

@@ -23,7 +23,7 @@ from feedline.core.dataset import (
     check_reads_batches,
 )
 from feedline.core.sample_transform import SampleTransform
-from feedline.core.tensors import Allocator, allocate_tensor, as_indices, one_within
+from feedline.core.tensors import Allocator, allocate_tensor, as_indices, normalize_index
 from feedline.datasets.arrays.records import BatchedRows, is_all_numbers, samples_of
 from feedline.errors import ArgumentError
 
@@ -120,7 +120,7 @@ class AlignedArrays(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Sample `index`, in its own memory; negative indices count from the end."""
-        at = one_within(index, self._length, type(self).__name__)
+        at = normalize_index(index, self._length, type(self).__name__)
         return self._step(self._structure.sample(self._one(at)), None)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core import optional
-from feedline.core.paths import missing
+from feedline.core.paths import missing_error
 from feedline.core.tensors import torch_dtype
 from feedline.datasets.arrays.chunked import ByteLayout, ReadRows, Shape
 from feedline.datasets.arrays.h5py_checks import chunk_check
@@ -54,7 +54,7 @@ def open_file(file: Any, path: str) -> Any:
     except StoreError:
         raise
     except FileNotFoundError:
-        raise missing(path) from None
+        raise missing_error(path) from None
     except OSError as error:
         check_format(path, "HDF5", _begin(file))
         raise SampleError(f"{path} cannot be opened as an HDF5 file ({error}); was it written completely?") from error
@@ -315,7 +315,7 @@ def _first_existing(tried: Sequence[Path], dataset: Any, path: str) -> str:
     for place in tried:
         if place.exists():
             return str(place)
-    raise missing(tried[0], f"data of {dataset.name} in {path} are in a file that does not exist")
+    raise missing_error(tried[0], f"data of {dataset.name} in {path} are in a file that does not exist")
 
 
 def _source_places(name: str, dataset: Any) -> list[Path]:

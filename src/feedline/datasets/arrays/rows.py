@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from feedline.core import kernels
 from feedline.core.stage_parts import READ_FILES, Part
-from feedline.core.tensors import within
+from feedline.core.tensors import normalize_indices
 from feedline.stores import CachedStore, ObjectRange
 from feedline.stores.files import Extent, File, FileSet
 from feedline.stores.local import RecheckTimer
@@ -116,7 +116,7 @@ class FileArrays:
         mapped = self._mapped
         if mapped is None:  # no lock: two threads may both map the files; either result is valid
             mapped = self._mapped = self._map()
-        if self._recheck.due():
+        if self._recheck.is_due():
             # Without the file set, whose files a forked process opens again: a removed file stays mapped in forked
             # processes.
             for file in mapped.files:
@@ -159,7 +159,7 @@ class FileArrays:
 
     def _row_spans(self, places: NDArray[np.int64]) -> list[RowSpan]:
         """The rows at `places` of one object after another."""
-        rows = within(places, self.layouts[0].shape[0], self.files.name(0)).tolist()
+        rows = normalize_indices(places, self.layouts[0].shape[0], self.files.name(0)).tolist()
         return [RowSpan(number, row, row + 1) for number in self._remote for row in rows]
 
     def _extents(self, spans: Iterable[RowSpan]) -> list[Extent]:

@@ -16,7 +16,14 @@ from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.stage_parts import read_part
-from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, one_within, torch_dtype, within
+from feedline.core.tensors import (
+    Allocator,
+    allocate_tensor,
+    normalize_index,
+    normalize_indices,
+    numpy_view,
+    torch_dtype,
+)
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.aligned import AlignedArrays, parse_structure
 from feedline.datasets.arrays.chunked import (
@@ -99,13 +106,13 @@ class StoredArrays(AlignedArrays):
 
     def address(self, index: int) -> tuple[str, str]:
         """File or store of sample `index`, and its row: `"row 7"`."""
-        at = one_within(index, len(self), type(self).__name__)
+        at = normalize_index(index, len(self), type(self).__name__)
         file, row = self._offsets.one(at)
         return self.paths[file], f"row {row}"
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Object ranges to prefetch into a cache for these samples."""
-        places = within(indices, len(self), type(self).__name__)
+        places = normalize_indices(indices, len(self), type(self).__name__)
         visits = self._visits(places)
         return [want for file, _, local in visits for rows in self._rows(file) for want in rows.ranges(local)]
 
@@ -116,7 +123,7 @@ class StoredArrays(AlignedArrays):
         return [next(iter(samples_of(part))) for part in self._read(np.array([at]), allocate_tensor)]
 
     def _take(self, indices: NDArray[np.int64], allocate: Allocator) -> list[BatchedRows]:
-        return self._read(within(indices, len(self), type(self).__name__), allocate)
+        return self._read(normalize_indices(indices, len(self), type(self).__name__), allocate)
 
     def _read(self, places: NDArray[np.int64], allocate: Allocator) -> list[BatchedRows]:
         """Rows of each array, in the order of `places`.

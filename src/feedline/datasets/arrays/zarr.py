@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from feedline.core import optional
 from feedline.core.listing import digest_of
-from feedline.core.paths import Pathlike, missing
+from feedline.core.paths import Pathlike, missing_error
 from feedline.core.stage_parts import READ_FILES, read_part
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.chunked import (
@@ -302,7 +302,7 @@ class _ZarrSource:
         """Group or array at the root of the store, open for reading."""
         place = self.name if self._zip is None else self._zip.local_path(0)
         if not (self.is_remote or Path(place).exists()):
-            raise missing(place, "no such store")
+            raise missing_error(place, "no such store")
         return _open_root(place if self._store is None else adapt_store(self._store), self.name)
 
     def _rows(self, array: Any, shape: Shape, cache: ChunkCache) -> ArrayRows | ChunkedRows:

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from feedline.core.arguments import whole_numbers
 from feedline.core.dataset import BatchRead, Traits, TransformFunction, check_reads_batches
 from feedline.core.listing import digest_of
-from feedline.core.paths import Pathlike, expand_user, missing
+from feedline.core.paths import Pathlike, expand_user, missing_error
 from feedline.core.rng import sample_rng, torch_keys
-from feedline.core.tensors import numpy_view, within
+from feedline.core.tensors import normalize_indices, numpy_view
 from feedline.datasets.base import GroupedRecords
 from feedline.datasets.content_digest import digest_of_files, digest_of_objects
 from feedline.datasets.decoding import ImageDecoder, loaded
 from feedline.datasets.imagefolder.samples import Samples
-from feedline.datasets.imagefolder.scan import Choice, ImageTree
+from feedline.datasets.imagefolder.scan import FileSelection, ImageTree
 from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError, note
 from feedline.images import ImageError
@@ -34,7 +34,7 @@ IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tif
 """torchvision's extensions of image files; the format is detected by content."""
 
 
-_LISTED = 4096
+_HASHED_NAMES = 4096
 """Number of images of a larger folder whose names are hashed, evenly spread."""
 
 
@@ -87,8 +87,8 @@ class ImageFolder(GroupedRecords):
         if decode not in (None, "device"):
             raise ArgumentError(f'decode={decode!r}: give "device", or None for workers that decode')
         self.extensions = (extensions,) if isinstance(extensions, str) else tuple(extensions)
-        choice = Choice(self.extensions, is_valid_file, None if index_dir is None else expand_user(index_dir))
-        self._tree = ImageTree(os.fspath(root), choice, cache, options)
+        selection = FileSelection(self.extensions, is_valid_file, None if index_dir is None else expand_user(index_dir))
+        self._tree = ImageTree(os.fspath(root), selection, cache, options)
         self.root = self._tree.root
         self._ours = partial(loaded, apply_exif_orientation=apply_exif_orientation)
         self.loader: Callable[[Any], Any] = loader or self._ours
@@ -110,7 +110,7 @@ class ImageFolder(GroupedRecords):
         try:
             classes = self._tree.classes(directory)
         except FileNotFoundError:
-            raise missing(directory, "no such folder") from None
+            raise missing_error(directory, "no such folder") from None
         except NotADirectoryError:
             raise NotADirectoryError(
                 f"{os.fspath(directory)} is a file: give a folder `root` with images in root/class/name.jpg"
@@ -168,7 +168,7 @@ class ImageFolder(GroupedRecords):
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
-        return self._tree.ranges(self._samples, within(indices, len(self), "ImageFolder"), self._folder)
+        return self._tree.ranges(self._samples, normalize_indices(indices, len(self), "ImageFolder"), self._folder)
 
     def _read_samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[tuple[Any, Any]]:
         paths = self._samples.files(places, self._folder)
@@ -190,7 +190,7 @@ class ImageFolder(GroupedRecords):
     @property
     def listing_fingerprint(self) -> str:
         """Digest of image names and classes, checked by saved loader states."""
-        some = np.arange(0, len(self), max(1, len(self) // _LISTED))
+        some = np.arange(0, len(self), max(1, len(self) // _HASHED_NAMES))
         targets = self._samples.targets(some).tolist()
         return digest_of(self._samples.files(some, self._folder), [len(self), *targets])
 
@@ -221,7 +221,7 @@ class ImageFolder(GroupedRecords):
         TypeError if images must be read one by one.
         """
         check_reads_batches(self)
-        places, keys = within(request.indices, len(self), "ImageFolder"), request.keys
+        places, keys = normalize_indices(request.indices, len(self), "ImageFolder"), request.keys
         paths = self._samples.files(places, self._folder)
         if keys is None and self._images.uses_keys:
             keys = torch_keys(len(places))

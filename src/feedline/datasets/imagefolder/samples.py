@@ -10,19 +10,19 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.core.tensors import one_within
+from feedline.core.tensors import normalize_index
 from feedline.datasets.strings import PackedBytes
 from feedline.stores import ObjectInfo
 
 
-class Details(NamedTuple):
+class ObjectDetails(NamedTuple):
     """Size and version of each object, from a listing of the store."""
 
     sizes: NDArray[np.int64]
     versions: PackedBytes
 
     @classmethod
-    def of(cls, infos: Sequence[ObjectInfo]) -> Details:
+    def of(cls, infos: Sequence[ObjectInfo]) -> ObjectDetails:
         """The details of these objects."""
         sizes = np.fromiter((info.size for info in infos), np.int64, len(infos))
         return cls(sizes, PackedBytes.of(info.version.encode() for info in infos))
@@ -38,7 +38,7 @@ class ImageListing(NamedTuple):
 
     paths: PackedBytes
     counts: NDArray[np.int64]
-    details: Details | None = None
+    details: ObjectDetails | None = None
 
 
 class PathPacker:
@@ -68,7 +68,7 @@ class Samples(Sequence[tuple[str, int]]):
     """
 
     def __init__(
-        self, beginning: str, paths: PackedBytes, targets: NDArray[np.int32], details: Details | None = None
+        self, beginning: str, paths: PackedBytes, targets: NDArray[np.int32], details: ObjectDetails | None = None
     ) -> None:
         self._beginning = beginning
         self._paths, self._targets = paths, targets
@@ -84,7 +84,7 @@ class Samples(Sequence[tuple[str, int]]):
     def __getitem__(self, index: int | slice) -> tuple[str, int] | list[tuple[str, int]]:
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
-        at = one_within(index, len(self), "ImageFolder.samples")
+        at = normalize_index(index, len(self), "ImageFolder.samples")
         return self._beginning + os.fsdecode(self._paths[at]), int(self._targets[at])
 
     def __iter__(self) -> Iterator[tuple[str, int]]:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from feedline.core.paths import Pathlike, special_entry
 from feedline.datasets.array_container import NamedArrays
-from feedline.datasets.imagefolder.samples import Details, ImageListing, PathPacker, Samples
-from feedline.datasets.indexes import IndexFile, place_of
+from feedline.datasets.imagefolder.samples import ImageListing, ObjectDetails, PathPacker, Samples
+from feedline.datasets.indexes import IndexFile, metadata_path
 from feedline.datasets.strings import PackedBytes
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache, CachedStore, ObjectInfo, ObjectRange, Store, open_store
@@ -27,30 +27,30 @@ from feedline.stores.cache import cache_of
 from feedline.stores.object_reader import Fetched, KnownObject, ObjectReader
 from feedline.stores.urls import is_local, local_path
 
-Wanted = Callable[[str, list[str]], list[str]]
+NameFilter = Callable[[str, list[str]], list[str]]
 """Filters the file names of a folder, given its path."""
 
 
-def ending(extensions: tuple[str, ...]) -> Wanted:
+def by_extension(extensions: tuple[str, ...]) -> NameFilter:
     """A filter by extension, ignoring case."""
-    return partial(_ending, extensions)
+    return partial(_with_extension, extensions)
 
 
-def _ending(extensions: tuple[str, ...], _: str, names: list[str]) -> list[str]:
+def _with_extension(extensions: tuple[str, ...], _: str, names: list[str]) -> list[str]:
     return [name for name in names if name.lower().endswith(extensions)]
 
 
-def accepted(is_valid: Callable[[str], bool]) -> Wanted:
+def by_path(is_valid: Callable[[str], bool]) -> NameFilter:
     """A filter for files whose whole path satisfies `is_valid`."""
-    return partial(_accepted, is_valid)
+    return partial(_with_valid_path, is_valid)
 
 
-def _accepted(is_valid: Callable[[str], bool], folder: str, names: list[str]) -> list[str]:
+def _with_valid_path(is_valid: Callable[[str], bool], folder: str, names: list[str]) -> list[str]:
     beginning = os.path.join(folder, "")  # noqa: PTH118 - as torchvision writes paths
     return [name for name in names if is_valid(beginning + name)]
 
 
-class Choice(NamedTuple):
+class FileSelection(NamedTuple):
     """Selection of sample files, and the folder for their listing, if any."""
 
     extensions: tuple[str, ...]
@@ -59,12 +59,12 @@ class Choice(NamedTuple):
 
     def listing_file(self, root: str) -> str | None:
         """Path of the file for the listing of `root`, or None."""
-        return None if self.index_dir is None else place_of("imagefolder", [root], self.index_dir)
+        return None if self.index_dir is None else metadata_path("imagefolder", [root], self.index_dir)
 
     @property
-    def wanted(self) -> Wanted:
+    def name_filter(self) -> NameFilter:
         """The rule for the names in a folder."""
-        return ending(self.extensions) if self.is_valid is None else accepted(self.is_valid)
+        return by_extension(self.extensions) if self.is_valid is None else by_path(self.is_valid)
 
 
 class FolderFiles(NamedTuple):
@@ -115,7 +115,7 @@ class ImageTree:
     """
 
     def __init__(
-        self, root: str, choice: Choice, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
+        self, root: str, selection: FileSelection, cache: Cache | Pathlike | None, options: Mapping[str, Any] | None
     ) -> None:
         self.store: Store | None = None
         """The store of the root; None for a local one."""
@@ -128,8 +128,8 @@ class ImageTree:
         self.folder = os.fsencode(os.path.join(self._place, ""))  # noqa: PTH118
         """Prefix of the paths of a listing."""
         self._objects = ObjectReader(self.store)
-        self._choice = choice
-        self._listing_file = choice.listing_file(self._place)
+        self._selection = selection
+        self._listing_file = selection.listing_file(self._place)
         self._by_class: dict[str, list[FolderFiles]] | None = None
 
     def classes(self, directory: Pathlike) -> list[str]:
@@ -152,7 +152,7 @@ class ImageTree:
         stored, asked = self._open_listing(), {**self._request, "classes": list(names)}
         if stored is not None and stored.metadata["classes"] == asked["classes"] and _unchanged(self.root, stored):
             return self._drop_unused_details(_listing_in(stored.arrays))
-        found = _list(map(self._folders, names), self.root, self._choice.wanted)
+        found = _list(map(self._folders, names), self.root, self._selection.name_filter)
         if self._listing_file is not None:
             asked["all_classes"] = sorted(self._by_class or ())
             _keep(IndexFile(self._listing_file, asked), found.columns())
@@ -164,7 +164,7 @@ class ImageTree:
 
     @property
     def _request(self) -> dict[str, Any]:
-        return {"root": self._place, "extensions": list(self._choice.extensions)}
+        return {"root": self._place, "extensions": list(self._selection.extensions)}
 
     def _open_listing(self) -> NamedArrays | None:
         """The listing file, if it has this root and these extensions."""
@@ -196,7 +196,7 @@ class ImageTree:
         self, samples: Samples, places: NDArray[np.int64], paths: Sequence[str]
     ) -> AbstractContextManager[Sequence[Fetched]]:
         """A context manager that fetches these images."""
-        return self._objects.reading(self._identify(samples, places, paths))
+        return self._objects.fetching(self._identify(samples, places, paths))
 
     def content(self, fetched: Fetched) -> str | memoryview:
         """The content of an object, or the path of a file."""
@@ -232,10 +232,10 @@ class ImageTree:
 
     def __getstate__(self) -> dict[str, Any]:
         # The listing no longer needs the function, which may not be picklable.
-        return {**self.__dict__, "_choice": self._choice._replace(is_valid=None), "_by_class": None}
+        return {**self.__dict__, "_selection": self._selection._replace(is_valid=None), "_by_class": None}
 
 
-def _list(classes: Iterable[list[FolderFiles]], root: str, wanted: Wanted) -> _Listed:
+def _list(classes: Iterable[list[FolderFiles]], root: str, name_filter: NameFilter) -> _Listed:
     """List the wanted files of each class, relative to `root`.
 
     Within a class, folders are sorted by path, and the files of a folder by name.
@@ -246,14 +246,14 @@ def _list(classes: Iterable[list[FolderFiles]], root: str, wanted: Wanted) -> _L
     for folders in classes:
         counts.append(0)
         for folder in folders:
-            inside, names = folder.path[skipped:], sorted(wanted(folder.path, folder.names))
+            inside, names = folder.path[skipped:], sorted(name_filter(folder.path, folder.names))
             counts[-1] += paths.add(inside, names)
             if folder.infos is None:
                 times[inside] = folder.modified_ns
             else:
                 in_store = True
                 infos += map(folder.infos.__getitem__, names)
-    details = Details.of(infos) if in_store else None
+    details = ObjectDetails.of(infos) if in_store else None
     return _Listed(ImageListing(paths.packed(), np.array(counts, np.int64), details), times)
 
 
@@ -321,7 +321,7 @@ def _keep(index: IndexFile, arrays: Mapping[str, NDArray[Any]]) -> None:
 def _listing_in(arrays: Mapping[str, NDArray[Any]]) -> ImageListing:
     details = None
     if "sizes" in arrays:
-        details = Details(arrays["sizes"], PackedBytes(arrays["version_bounds"], arrays["version_bytes"]))
+        details = ObjectDetails(arrays["sizes"], PackedBytes(arrays["version_bounds"], arrays["version_bytes"]))
     return ImageListing(PackedBytes(arrays["bounds"], arrays["bytes"]), arrays["counts"], details)
 
 

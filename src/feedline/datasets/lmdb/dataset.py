@@ -21,7 +21,7 @@ from feedline.core.caches import PerProcess
 from feedline.core.dataset import Keys, TransformFunction
 from feedline.core.paths import Pathlike
 from feedline.core.stage_parts import READ_FILES
-from feedline.core.tensors import Allocator, as_indices, within
+from feedline.core.tensors import Allocator, as_indices, normalize_indices
 from feedline.datasets.base import DecodedRecords
 from feedline.datasets.content_digest import digest_of_files, versioned
 from feedline.datasets.decoding import Decode, decoder_of
@@ -113,7 +113,7 @@ class LMDB(DecodedRecords):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Samples of these indices, read in one transaction."""
-        places = within(as_indices(indices), len(self), "LMDB")
+        places = normalize_indices(as_indices(indices), len(self), "LMDB")
         return self._samples(places, range(len(places)))
 
     def _samples(self, places: NDArray[np.int64], rows: Sequence[int | None]) -> list[Any]:

@@ -19,8 +19,8 @@ from weakref import WeakValueDictionary
 
 from feedline.core import optional
 from feedline.core.caches import PerProcess
-from feedline.core.paths import missing
-from feedline.datasets.indexes import MetadataCache, key_of, place_of
+from feedline.core.paths import missing_error
+from feedline.datasets.indexes import MetadataCache, key_of, metadata_path
 from feedline.datasets.lmdb.pages import DamageError, Pages, Tree, main_tree, page_nbytes, tree_of
 from feedline.errors import ArgumentError, SampleError, StateError
 from feedline.stores import ObjectInfo
@@ -108,7 +108,7 @@ def open_environment(path: str, database: str | None, readahead: bool) -> Enviro
     """
     data = data_in(path)
     if not data.exists():
-        raise missing(data, "no LMDB environment")
+        raise missing_error(data, "no LMDB environment")
     return _open_named(path, path, local_info(str(data)), database, readahead)
 
 
@@ -232,7 +232,7 @@ class _OpenEnvironment:
 
         The main database has an empty name. All pages are read, once for each version of the file.
         """
-        checked = MetadataCache(place_of("lmdb-pages", [self.name, database.decode("utf-8", "replace")], None))
+        checked = MetadataCache(metadata_path("lmdb-pages", [self.name, database.decode("utf-8", "replace")], None))
         key = key_of(self.name, info)
         if checked.get(key) is not None:
             return

@@ -122,7 +122,7 @@ class AudioReader:
     def read(self, start: int, stop: int) -> AudioArray:
         """The samples `[start, stop)`; SampleError if the file ends earlier."""
         with _damage(self._name, self._source):
-            lead = self._go_to(start)
+            lead = self._seek_before(start)
             samples: AudioArray = self._file.read(stop - start + lead, dtype="float32", always_2d=True).T[:, lead:]
         if samples.shape[1] != stop - start:
             end = start + samples.shape[1]
@@ -132,7 +132,7 @@ class AudioReader:
             )
         return samples
 
-    def _go_to(self, start: int) -> int:
+    def _seek_before(self, start: int) -> int:
         """Seek to a sample, or the returned number of samples before it."""
         if self._is_mpeg:
             return self._reopen_before(start)

@@ -17,9 +17,9 @@ from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.sample_transform import SampleTransform
 from feedline.core.shard_offsets import ShardOffsets
-from feedline.core.tensors import one_within, within
+from feedline.core.tensors import normalize_index, normalize_indices
 from feedline.datasets.base import GroupedRecords
-from feedline.datasets.media.files import KnownFiles, MediaFiles, Piece
+from feedline.datasets.media.files import FileDescriptions, MediaFiles, Piece
 from feedline.errors import SampleError, note
 from feedline.stores import ObjectNotFoundError
 from feedline.stores.cache import CachedStore, ObjectRange
@@ -64,7 +64,7 @@ class MediaClips(GroupedRecords, Generic[D]):
         transform: TransformFunction | None,
     ) -> None:
         self._media = media
-        self._known = KnownFiles(media, kind, library, index_dir, self._describe, parse)
+        self._known = FileDescriptions(media, kind, library, index_dir, self._describe, parse)
         self.paths = media.files.names
         """The path or address of each file."""
         self.classes = media.classes
@@ -82,7 +82,7 @@ class MediaClips(GroupedRecords, Generic[D]):
         raise NotImplementedError
 
     @property
-    def _same_count(self) -> int | None:
+    def _fixed_count(self) -> int | None:
         """Clips of every piece; None if their number depends on the length."""
         raise NotImplementedError
 
@@ -93,8 +93,8 @@ class MediaClips(GroupedRecords, Generic[D]):
     def _counts(self) -> list[int]:
         """Clips of each piece; 1 for a damaged file."""
         entries = self._known.collect()
-        if self._same_count is not None:
-            return [self._same_count] * len(self._media.pieces)
+        if self._fixed_count is not None:
+            return [self._fixed_count] * len(self._media.pieces)
         counts = []
         for piece in self._media.pieces:
             try:
@@ -132,14 +132,14 @@ class MediaClips(GroupedRecords, Generic[D]):
         """
         if self._media.files.is_local:
             return []
-        rows = [self._offsets.one(at)[0] for at in within(indices, len(self), type(self).__name__).tolist()]
+        rows = [self._offsets.one(at)[0] for at in normalize_indices(indices, len(self), type(self).__name__).tolist()]
         numbers = sorted({self._media.pieces[row].file for row in rows})
         extents = [Extent(number, 0, self._media.files.info(number).size) for number in numbers]
         return self._media.files.ranges([each for each in extents if each.stop <= _WHOLE_NBYTES])
 
     def address(self, index: int) -> tuple[str, str]:
         """The file of a clip, and its number in that file."""
-        row, clip = self._offsets.one(one_within(index, len(self), type(self).__name__))
+        row, clip = self._offsets.one(normalize_index(index, len(self), type(self).__name__))
         return self.paths[self._media.pieces[row].file], f"{self._clip} {clip}"
 
     @contextmanager

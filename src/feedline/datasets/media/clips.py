@@ -17,12 +17,12 @@ from feedline.core.dataset import BatchRead, Keys, Traits, TransformFunction, ch
 from feedline.core.paths import Pathlike
 from feedline.core.rng import Draws, SampleRng, derive, sample_rng, torch_keys
 from feedline.core.stage_parts import DECODING
-from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, within
+from feedline.core.tensors import Allocator, allocate_tensor, normalize_indices, numpy_view
 from feedline.datasets.decoding import ImageDecoder, naming_images
 from feedline.datasets.media.base import MediaClips, sampling_of
 from feedline.datasets.media.files import MediaFiles, Piece
 from feedline.datasets.media.frame_table import FrameTable, ffmpeg_build, pyav, scan_frames
-from feedline.datasets.media.sampling import ClipRule, Short, Times, TooShortError
+from feedline.datasets.media.sampling import ClipRule, FrameTimes, Short, TooShortError
 from feedline.datasets.media.video import Frames, VideoReader
 from feedline.errors import SampleError
 from feedline.stores import Cache
@@ -32,7 +32,7 @@ VIDEO_EXTENSIONS = (".mp4", ".m4v", ".mkv", ".webm", ".mov", ".avi", ".ts", ".mp
 """Extensions of video files in folders, in lower case; the format is detected by content."""
 
 
-class _Chosen(NamedTuple):
+class _ChosenClip(NamedTuple):
     """The frame numbers of one clip, and its key."""
 
     piece: Piece
@@ -119,7 +119,7 @@ class Clips(MediaClips[VideoReader]):
     def read_batch(self, request: BatchRead) -> dict[str, torch.Tensor]:
         """The collated batch; TypeError if clips may differ in shape."""
         check_reads_batches(self)
-        places, keys = within(request.indices, len(self), "Clips"), request.keys
+        places, keys = normalize_indices(request.indices, len(self), "Clips"), request.keys
         if keys is None and self._draws:
             keys = torch_keys(len(places))
         chosen = self._choose(places, [0] * len(places) if keys is None else keys.tolist())
@@ -171,7 +171,7 @@ class Clips(MediaClips[VideoReader]):
                 samples[row]["label"] = each.piece.label
         return samples
 
-    def _choose(self, places: NDArray[np.int64], keys: Sequence[int]) -> list[_Chosen]:
+    def _choose(self, places: NDArray[np.int64], keys: Sequence[int]) -> list[_ChosenClip]:
         """The frames of these clips."""
         chosen = []
         for place, key in zip(places.tolist(), keys, strict=True):
@@ -184,11 +184,11 @@ class Clips(MediaClips[VideoReader]):
                 frames = self._rule.pick(times, clip, Draws(derive(key, "clip")))
             except TooShortError as error:
                 raise TooShortError(f"{self.paths[piece.file]}: {error}") from None
-            chosen.append(_Chosen(piece, table, frames, key))
+            chosen.append(_ChosenClip(piece, table, frames, key))
         return chosen
 
     def _read_clips(
-        self, chosen: Sequence[_Chosen], allocate: Callable[[int, tuple[int, ...], torch.dtype], torch.Tensor]
+        self, chosen: Sequence[_ChosenClip], allocate: Callable[[int, tuple[int, ...], torch.dtype], torch.Tensor]
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """Row and pixels of each clip, video by video.
 
@@ -211,7 +211,7 @@ class Clips(MediaClips[VideoReader]):
             yield row, clip
 
     def _frames(
-        self, reader: VideoReader, chosen: _Chosen, then: _Chosen | None, kept: Frames
+        self, reader: VideoReader, chosen: _ChosenClip, then: _ChosenClip | None, kept: Frames
     ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Number and pixels of the distinct frames.
 
@@ -228,7 +228,7 @@ class Clips(MediaClips[VideoReader]):
         yield from reader.read(missing, following)
 
     def _copy(
-        self, chosen: _Chosen, frames: Iterator[tuple[int, NDArray[np.uint8]]], allocate: Allocator
+        self, chosen: _ChosenClip, frames: Iterator[tuple[int, NDArray[np.uint8]]], allocate: Allocator
     ) -> tuple[torch.Tensor, Frames]:
         """The clip, and its frames by number, as views of the clip.
 
@@ -252,7 +252,7 @@ class Clips(MediaClips[VideoReader]):
         return clip, kept
 
     def _transform(
-        self, chosen: _Chosen, frames: Iterator[tuple[int, NDArray[np.uint8]]], allocate: Allocator
+        self, chosen: _ChosenClip, frames: Iterator[tuple[int, NDArray[np.uint8]]], allocate: Allocator
     ) -> tuple[torch.Tensor, Frames]:
         """The transformed clip, and its decoded frames by number."""
         assert self._images is not None
@@ -266,7 +266,7 @@ class Clips(MediaClips[VideoReader]):
             return self._images.decode_batch(pixels, keys, allocate), kept
 
     @property
-    def _same_count(self) -> int | None:
+    def _fixed_count(self) -> int | None:
         return None if self._rule.sampling == "sliding" else self._rule.per_video
 
     def _count(self, piece: Piece, known: FrameTable) -> int:
@@ -282,12 +282,12 @@ class Clips(MediaClips[VideoReader]):
         return f"<Clips: {len(self)} clips of {len(self.paths)} videos>"
 
 
-def _times(table: FrameTable, piece: Piece) -> Times:
-    whole = Times(table.seconds, table.end_s, tolerance=table.rounding_s)
+def _times(table: FrameTable, piece: Piece) -> FrameTimes:
+    whole = FrameTimes(table.seconds, table.end_s, tolerance=table.rounding_s)
     return whole if piece.start is None and piece.stop is None else whole.between(piece.start, piece.stop)
 
 
-def _seconds(chosen: _Chosen) -> NDArray[np.float64]:
+def _seconds(chosen: _ChosenClip) -> NDArray[np.float64]:
     return chosen.table.seconds[chosen.frames]
 
 

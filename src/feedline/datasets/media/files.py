@@ -15,7 +15,7 @@ from feedline.core.arguments import whole_numbers
 from feedline.core.caches import LRUCache
 from feedline.core.paths import Pathlike
 from feedline.datasets.file_objects import BlockFile
-from feedline.datasets.indexes import Description, MetadataCache, key_of, place_of
+from feedline.datasets.indexes import Description, MetadataCache, key_of, metadata_path
 from feedline.datasets.inflated import inflated
 from feedline.datasets.media.members import TAR_ENDINGS, TarMembers
 from feedline.datasets.paths import find_each, paths_of
@@ -145,7 +145,7 @@ class MediaFiles:
         return bool(self.pieces) and self.pieces[0].label is not None
 
 
-class KnownFiles:
+class FileDescriptions:
     """A description of each file, kept in one index file.
 
     All manifests of a folder share it. `describe(number)` makes the bytes of a file's description, and `parse` an
@@ -165,7 +165,7 @@ class KnownFiles:
     ) -> None:
         self._media, self._describe, self._parse = media, describe, parse
         self._bad = _BAD + library.encode() + b"\0"
-        self._index = MetadataCache(place_of(kind, media.given, index_dir))
+        self._index = MetadataCache(metadata_path(kind, media.given, index_dir))
         self._recent: LRUCache[int, Any] = LRUCache(256)
         self._kind = kind
 

@@ -20,7 +20,7 @@ Short = Literal["error", "repeat_last", "wrap"]
 
 
 _SAME_TIME_S = 1e-6
-"""Default of `Times.tolerance`; larger than the rounding errors of numbers of 64 bits."""
+"""Default of `FrameTimes.tolerance`; larger than the rounding errors of numbers of 64 bits."""
 
 
 class TooShortError(SampleError):
@@ -28,7 +28,7 @@ class TooShortError(SampleError):
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class FrameTimes:
     """The frames that clips may be taken from.
 
     `seconds`: the time of each, ascending. They are shown from `start`, by default the time of the first one, until
@@ -47,7 +47,7 @@ class Times:
         """The first time at which a frame is shown."""
         return max(self.start, float(self.seconds[0]))
 
-    def between(self, start: float | None, stop: float | None) -> Times:
+    def between(self, start: float | None, stop: float | None) -> FrameTimes:
         """The frames that are shown in the seconds `[start, stop)`."""
         start = self.start if start is None else start
         end = self.end if stop is None else min(stop, self.end)
@@ -106,7 +106,7 @@ class ClipRule:
         """True if clips are drawn."""
         return self.sampling in ("random", "segments")
 
-    def count(self, times: Times) -> int:
+    def count(self, times: FrameTimes) -> int:
         """The number of clips of a video."""
         if self.sampling != "sliding" or not len(times.seconds):
             return self.per_video
@@ -114,7 +114,7 @@ class ClipRule:
         slack = 0 if self.fps is None else times.tolerance
         return 1 + max(0, int((last - first + slack) / self._step))
 
-    def pick(self, times: Times, clip: int, draws: Draws) -> NDArray[np.int64]:
+    def pick(self, times: FrameTimes, clip: int, draws: Draws) -> NDArray[np.int64]:
         """The frame numbers of clip `clip`; a number may repeat.
 
         TooShortError if the video is shorter than a clip, and `short` is "error".
@@ -135,7 +135,7 @@ class ClipRule:
         span = self.frames * self.stride if self.fps is None else self.frames / self.fps
         return span if self.step is None else self.step
 
-    def _starts(self, times: Times) -> tuple[float, float]:
+    def _starts(self, times: FrameTimes) -> tuple[float, float]:
         """First and last start: a frame, or seconds with `fps`."""
         if self.frames is None:
             return (0, 0) if self.fps is None else (times.begin, times.begin)
@@ -153,7 +153,7 @@ class ClipRule:
         start = first + (last - first) * share
         return start if self.fps is not None else int(start)
 
-    def _frames_from(self, times: Times, start: float) -> NDArray[np.int64]:
+    def _frames_from(self, times: FrameTimes, start: float) -> NDArray[np.int64]:
         count = len(times.seconds)
         if self.fps is None:
             wanted = -(-count // self.stride) if self.frames is None else self.frames
@@ -164,7 +164,7 @@ class ClipRule:
         at = start + np.arange(whole if self.frames is None else self.frames) / self.fps
         return self._fit(np.maximum(times.shown_at(at), 0), at < end, times)
 
-    def _fit(self, chosen: NDArray[np.int64], inside: NDArray[np.bool_], times: Times) -> NDArray[np.int64]:
+    def _fit(self, chosen: NDArray[np.int64], inside: NDArray[np.bool_], times: FrameTimes) -> NDArray[np.int64]:
         """Replace frames after the end by the rule `short`."""
         have = max(1, int(inside.sum()))
         if have >= len(chosen):

@@ -191,7 +191,7 @@ class Waveforms(MediaClips[AudioReader]):
         return torch.from_numpy(whole)
 
     @property
-    def _same_count(self) -> int | None:
+    def _fixed_count(self) -> int | None:
         return None if self._sampling == "sliding" else self._clips_per_file
 
     def _count(self, piece: Piece, known: AudioInfo) -> int:

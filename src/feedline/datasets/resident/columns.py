@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core import kernels
-from feedline.core.devices import finish_in_thread, has_streams, take_rows
+from feedline.core.devices import has_streams, synchronize_in_thread, take_rows
 from feedline.core.kernels import Int64s
-from feedline.core.tensors import Allocator, numpy_view, stand_in, torch_dtype
+from feedline.core.tensors import Allocator, numpy_view, supported_view, torch_dtype
 from feedline.errors import SampleError
 
 
@@ -81,7 +81,7 @@ class TensorColumn:
         if unstored is not None:
             self._upload(out, np.flatnonzero(places >= stored), unstored)
         # A worker thread's stream differs from the loop's: the batch must be complete when the loop gets it.
-        finish_in_thread(device)
+        synchronize_in_thread(device)
         return out
 
     def _upload(self, out: torch.Tensor, at: Int64s, rows: torch.Tensor) -> None:
@@ -139,7 +139,7 @@ def _write(rows: torch.Tensor, places: Int64s, values: torch.Tensor, chosen: NDA
 def _copy_rows(values: torch.Tensor, rows: torch.Tensor, places: Int64s) -> None:
     """Copy values of the same dtype and device to these rows."""
     at = torch.from_numpy(places).to(rows.device)
-    stand_in(rows).index_copy_(0, at, stand_in(values))  # torch has none for uint16 and some others
+    supported_view(rows).index_copy_(0, at, supported_view(values))  # torch has none for uint16 and some others
 
 
 def check_alike(name: str, column: Column, values: Any) -> None:

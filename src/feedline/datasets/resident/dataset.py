@@ -15,10 +15,10 @@ from torch.utils.data import TensorDataset
 
 from feedline import collate
 from feedline.core.dataset import Batch, BatchRead, Ranges, Traits, traits_of
-from feedline.core.devices import Device, budget_nbytes, free_nbytes, target
+from feedline.core.devices import Device, budget_nbytes, free_nbytes, usable_device
 from feedline.core.kernels import Int64s
 from feedline.core.listing import listing_fingerprint_of
-from feedline.core.tensors import Allocator, allocate_tensor, as_indices, one_within, within
+from feedline.core.tensors import Allocator, allocate_tensor, as_indices, normalize_index, normalize_indices
 from feedline.core.torch_wrappers import ranges_of
 from feedline.core.tree import map_leaves
 from feedline.datasets.resident.columns import Column, HostColumn, TensorColumn, check_alike, stored_dtype
@@ -74,7 +74,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         spill: bool = True,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.device = torch.empty(0, device=target(device, 'pass device="cpu"')).device  # with its number
+        self.device = torch.empty(0, device=usable_device(device, 'pass device="cpu"')).device  # with its number
         self._dtype = _floating(dtype)
         self.budget = budget
         tables = _tables(source)
@@ -107,16 +107,16 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Sample `index`: its containers, with tensors on the device."""
-        at = one_within(index, len(self), "DeviceDataset")
+        at = normalize_index(index, len(self), "DeviceDataset")
         return self._samples(np.array([at], np.int64))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of these indices, gathered together."""
-        return self._samples(within(as_indices(indices), len(self), "DeviceDataset"))
+        return self._samples(normalize_indices(as_indices(indices), len(self), "DeviceDataset"))
 
     def read_batch(self, request: BatchRead) -> Batch:
         """The collated batch, on the device."""
-        columns = self._take(within(request.indices, len(self), "DeviceDataset"), request.allocate)
+        columns = self._take(normalize_indices(request.indices, len(self), "DeviceDataset"), request.allocate)
         return map_leaves(columns.__getitem__, self._batch_template)
 
     def fill(self, num_workers: int = 0) -> None:

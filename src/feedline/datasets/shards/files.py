@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
-from feedline.core.tensors import within
+from feedline.core.tensors import normalize_indices
 from feedline.core.threads import IO_THREADS
 from feedline.datasets.base import ShardedFields
 from feedline.datasets.compression import check_hashes, inflate
-from feedline.datasets.indexes import MetadataCache, key_of, place_of
+from feedline.datasets.indexes import MetadataCache, key_of, metadata_path
 from feedline.datasets.inflated import ContentBlocks, Inflation, PlainFiles
 from feedline.datasets.shards.folder import FolderFile, IndexedFolder
 from feedline.errors import SampleError
@@ -63,7 +63,7 @@ def _file(folder: IndexedFolder, file: FolderFile) -> tuple[Store | None, Object
     return folder.store, file.info or ObjectInfo(path, 0, "")
 
 
-def _way(shard: ShardSource, codec: str | None, extra: str) -> Inflation | None:
+def _inflation(shard: ShardSource, codec: str | None, extra: str) -> Inflation | None:
     if codec is None:
         return None
     return Inflation("decompressed", partial(_inflate, shard, codec, extra), shard.nbytes)
@@ -107,7 +107,9 @@ class ObjectEnds:
     ) -> None:
         self._objects = {number: (without_cache(store), info) for number, (store, info) in objects.items()}
         self._samples, self._cut = {number: shards[number].samples for number in objects}, cut
-        self._known = MetadataCache(place_of("ends", sorted({store.url for store, _ in self._objects.values()}), None))
+        self._known = MetadataCache(
+            metadata_path("ends", sorted({store.url for store, _ in self._objects.values()}), None)
+        )
         self._learn({number: key for number in self._objects if (key := self._key(number)) is not None})
 
     def __getitem__(self, number: int) -> Ends:
@@ -187,8 +189,8 @@ class ShardFiles:
             raise self._missing_error(absent)
         codecs = [shard.forms[file.name] for shard, file in zip(self.shards, files, strict=True)]
         self._check_sizes(codecs)
-        ways = [_way(shard, codec, extra) for shard, codec in zip(self.shards, codecs, strict=True)]
-        self._files = PlainFiles(self._stored, ways, cache) if any(ways) else self._stored
+        inflations = [_inflation(shard, codec, extra) for shard, codec in zip(self.shards, codecs, strict=True)]
+        self._files = PlainFiles(self._stored, inflations, cache) if any(inflations) else self._stored
         self._ends = ObjectEnds(self._objects() if cut else {}, self.shards, self._cut)
 
     def __fingerprint__(self) -> Any:
@@ -305,7 +307,7 @@ class ShardFileFields(ShardedFields):
         """Object ranges to prefetch into a cache for these samples."""
         if self._files.is_local:
             return []
-        rows = [self._at(at) for at in within(indices, len(self), type(self).__name__).tolist()]
+        rows = [self._at(at) for at in normalize_indices(indices, len(self), type(self).__name__).tolist()]
         missing = {shard for shard in {shard for shard, _ in rows} if self._files.is_missing(shard)}
         # The spans of a shard that is not decompressed yet are unknown, so the whole shard is fetched.
         extents = [Extent(shard, *(0, 0) if shard in missing else self._span(shard, row)) for shard, row in rows]

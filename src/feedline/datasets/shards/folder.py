@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from feedline.core.paths import Pathlike, missing
+from feedline.core.paths import Pathlike, missing_error
 from feedline.core.threads import DaemonPool
 from feedline.stores import Cache, ObjectInfo, ObjectNotFoundError, Store, open_store
 from feedline.stores.files import local_info
@@ -71,7 +71,9 @@ class IndexedFolder:
             raise ObjectNotFoundError(f"no {what}: {place} does not exist ({error})") from error
         except (FileNotFoundError, NotADirectoryError):
             message = f"no {what}: {place} does not exist (pass the folder that it is in)"
-            raise ObjectNotFoundError(message) if Path(self.name).is_dir() else missing(self.name, message) from None
+            raise (
+                ObjectNotFoundError(message) if Path(self.name).is_dir() else missing_error(self.name, message)
+            ) from None
 
     def files(self, several: Sequence[Sequence[str]]) -> list[FolderFile]:
         """First existing file of each group of names, in order of preference.
@@ -95,12 +97,12 @@ class IndexedFolder:
         return None
 
 
-_MOST = 1 << 63
+_LIMIT = 1 << 63
 
 
 def check_count(value: Any, what: str) -> int:
     """Return a number of samples, bytes or tokens; ValueError if invalid."""
-    if type(value) is not int or not 0 <= value < _MOST:
+    if type(value) is not int or not 0 <= value < _LIMIT:
         raise ValueError(f"{what} is {value!r}")
     return value
 

@@ -18,7 +18,7 @@ from feedline.core.dataset import READS_BATCHES, BatchRead
 from feedline.core.listing import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
-from feedline.core.tensors import allocate_tensor, as_indices, numpy_view, one_within, within
+from feedline.core.tensors import allocate_tensor, as_indices, normalize_index, normalize_indices, numpy_view
 from feedline.datasets.shards.files import ShardFiles
 from feedline.datasets.shards.folder import IndexedFolder
 from feedline.datasets.shards.litdata import Chunk, read_index
@@ -77,7 +77,7 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         """Window `index`, in its own memory; negative indices count from the end."""
-        at = one_within(index, len(self), "LitDataTokens")
+        at = normalize_index(index, len(self), "LitDataTokens")
         return self.read_batch(BatchRead(np.array([at]), allocate_tensor))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
@@ -86,7 +86,7 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
 
     def read_batch(self, request: BatchRead) -> torch.Tensor:
         """Windows as one tensor of shape (B, window)."""
-        places = within(request.indices, len(self), "LitDataTokens")
+        places = normalize_indices(request.indices, len(self), "LitDataTokens")
         out = request.allocate((len(places), self.window), self._dtype)
         # Copied as bytes: tokens are stored after the offsets, and may be unaligned for their dtype.
         rows = numpy_view(out).view(np.uint8)
@@ -108,7 +108,7 @@ class LitDataTokens(torch.utils.data.Dataset[torch.Tensor]):
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Object ranges to prefetch into a cache for these windows."""
-        numbers, starts = self._locate(within(indices, len(self), "LitDataTokens"))
+        numbers, starts = self._locate(normalize_indices(indices, len(self), "LitDataTokens"))
         return self._files.ranges(self._extents(numbers, starts))
 
     def _locate(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from feedline.core.dataset import TransformFunction
 from feedline.core.paths import Pathlike
-from feedline.core.tensors import as_indices, within
+from feedline.core.tensors import as_indices, normalize_indices
 from feedline.datasets.base import Field, FieldRecords
 from feedline.datasets.content_digest import digest_below
 from feedline.datasets.decoding import Decode, Decoder, ValueDecoder, split_transform
@@ -139,7 +139,7 @@ class SQLManifest(FieldRecords):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Samples of these indices; objects of a store are fetched concurrently."""
-        places = within(as_indices(indices), len(self), "SQLManifest").tolist()
+        places = normalize_indices(as_indices(indices), len(self), "SQLManifest").tolist()
         with self._files.root.fetching([self._file(at) for at in places]) as fetched:
             return [
                 self._decode_fields(self._fields_of(at, file), row)
@@ -149,7 +149,7 @@ class SQLManifest(FieldRecords):
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Object ranges to prefetch into a cache for these samples."""
         named = self._columns[self._path]
-        paths = (named[at] for at in within(indices, len(self), "SQLManifest").tolist())
+        paths = (named[at] for at in normalize_indices(indices, len(self), "SQLManifest").tolist())
         return self._files.root.ranges([path for path in paths if isinstance(path, str)])
 
     def _fields(self, at: int) -> dict[str, Field]:

@@ -16,7 +16,7 @@ from feedline.core.tensors import Allocator
 from feedline.datasets.decoding import Decode
 from feedline.datasets.flatbuffers import DamagedError
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
-from feedline.datasets.indexes import place_of
+from feedline.datasets.indexes import metadata_path
 from feedline.datasets.paths import columns_of, find, listed, paths_of
 from feedline.datasets.shard_summaries import divided, total_nbytes
 from feedline.datasets.signatures import BEGIN_NBYTES, check_format, damage_error
@@ -158,7 +158,7 @@ def _open_source(
     files = find(paths_of(paths, "a pyarrow.Table"), FORMATS["arrow"].pattern, cache=cache, options=options)
     if files.is_local:
         return _MappedFiles(files.names, columns)
-    return RecordBatches(files, columns, place_of("arrow-messages", map(absolute, listed(paths)), index_dir))
+    return RecordBatches(files, columns, metadata_path("arrow-messages", map(absolute, listed(paths)), index_dir))
 
 
 class _MemoryTable:

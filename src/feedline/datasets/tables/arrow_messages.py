@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from feedline.datasets.file_objects import ReadRanges
 from feedline.datasets.flatbuffers import INT16, INT64, UINT8, DamagedError, FlatTable, unpack
-from feedline.datasets.indexes import EndRead
+from feedline.datasets.indexes import FooterRead
 
 # https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 MAGIC = b"ARROW1"
@@ -159,7 +159,7 @@ def layout_of(
     nbytes: int,
     read: ReadRanges,
     blocks: Callable[[int], Iterator[tuple[int, memoryview]]],
-    first_read: EndRead | None = None,
+    first_read: FooterRead | None = None,
 ) -> bytes:
     """Read the layout of an object, packed for `unpack_layout`.
 
@@ -170,7 +170,7 @@ def layout_of(
     try:
         if nbytes < 8:
             raise DamagedError(f"it has {nbytes} bytes")
-        first_read = EndRead(GLANCE_NBYTES) if first_read is None else first_read
+        first_read = FooterRead(GLANCE_NBYTES) if first_read is None else first_read
         head, tail = read([(0, len(MAGIC)), (max(0, nbytes - first_read.nbytes), nbytes)])
         if bytes(head) != MAGIC:
             return _of_stream(_Forward(nbytes, blocks))

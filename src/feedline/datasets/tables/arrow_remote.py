@@ -14,7 +14,7 @@ import numpy as np
 from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.kernels import Int64s
 from feedline.datasets.flatbuffers import DamagedError
-from feedline.datasets.indexes import EndRead, MetadataCache, key_of
+from feedline.datasets.indexes import FooterRead, MetadataCache, key_of
 from feedline.datasets.signatures import begin_of, check_format, damage_error
 from feedline.datasets.tables.arrow_batches import (
     ColumnChoice,
@@ -207,14 +207,14 @@ def _read_layouts(files: FileSet, cache: MetadataCache) -> list[Layout]:
     """Layouts of all objects, from the index or the objects."""
     keys = [key_of(files.name(number), files.info(number)) for number in range(len(files))]
     described = cache.collect(
-        "messages of Arrow objects", files.names, keys, partial(_examine, files, EndRead(GLANCE_NBYTES))
+        "messages of Arrow objects", files.names, keys, partial(_examine, files, FooterRead(GLANCE_NBYTES))
     )
     heads: dict[bytes, bytes] = {}  # equal schemas are stored and pickled once
     layouts = list(map(unpack_layout, described))
     return [layout._replace(head=heads.setdefault(layout.head, layout.head)) for layout in layouts]
 
 
-def _examine(files: FileSet, first_read: EndRead, number: int) -> bytes:
+def _examine(files: FileSet, first_read: FooterRead, number: int) -> bytes:
     """Read the packed layout of an object."""
     file = files[number]
 

@@ -57,7 +57,7 @@ def parse_header(data: bytes, name: str) -> AvroHeader:
         reader = avro().reader(io.BytesIO(data))
         return AvroHeader(data, json.loads(reader.metadata["avro.schema"]))
     except _damages() as error:
-        raise _damage(name, error) from error
+        raise _damage_error(name, error) from error
 
 
 def records(header: AvroHeader, block: memoryview, name: str) -> list[Any]:
@@ -67,7 +67,7 @@ def records(header: AvroHeader, block: memoryview, name: str) -> list[Any]:
         reader = avro().reader(io.BytesIO(_with_schema(header.data, plain.encode()) + bytes(block)))
         return list(reader)
     except _damages() as error:
-        raise _damage(name, error) from error
+        raise _damage_error(name, error) from error
 
 
 _PLAIN = {"uuid", "date", "time-millis", "time-micros"} | {
@@ -144,7 +144,7 @@ def scan_blocks(file: File) -> Columns:
         return _scan(_ByteCursor(file))
     except ValueError as error:
         check_format(file.name, "Avro", begin_of(file))
-        raise _damage(file.name, error) from error
+        raise _damage_error(file.name, error) from error
 
 
 def _scan(file: _ByteCursor) -> Columns:
@@ -189,7 +189,7 @@ def _matches(file: File, arrays: Columns) -> bool:
 BLOCKS = IndexRecipe(lambda name: f".{name}.avro-index", scan_blocks, _matches)
 
 
-def _damage(name: str, error: Exception) -> Exception:
+def _damage_error(name: str, error: Exception) -> Exception:
     if "need to install" in str(error):  # fastavro names the package of a codec
         return MissingExtraError(f"{name} cannot be read: {error}")
     return damage_error(name, "Avro", error)
@@ -203,7 +203,7 @@ def arrow_schema(schema: Any, name: str) -> Any:
         raise
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         # fastavro reads headers without a check of every part of their schema.
-        raise _damage(name, error) from error
+        raise _damage_error(name, error) from error
 
 
 def _record_schema(schema: Any, name: str) -> Any:

@@ -19,7 +19,7 @@ from feedline.core.dataset import READS_BATCHES, Batch, BatchRead, Ranges, Trait
 from feedline.core.kernels import Int64s
 from feedline.core.listing import digest_of
 from feedline.core.shard_offsets import ShardOffsets
-from feedline.core.tensors import Allocator, as_indices, one_within, within
+from feedline.core.tensors import Allocator, as_indices, normalize_index, normalize_indices
 from feedline.datasets.tables.cells import Cells
 from feedline.datasets.tables.chunks import StructChunk
 from feedline.datasets.tables.columns import CellError, StructColumn
@@ -159,7 +159,7 @@ class TableDataset(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Row `index` in its own memory. Negative indices count from the end."""
-        at = one_within(index, len(self), type(self).__name__)
+        at = normalize_index(index, len(self), type(self).__name__)
         which, rows = self._places(np.array([at]))
         # Not a view of the chunk: one kept sample must not keep a whole row group or mapping in memory.
         (sample,) = self._rows.samples(which, rows)
@@ -170,7 +170,7 @@ class TableDataset(torch.utils.data.Dataset[Any]):
 
         Tensors of one column may be views of one tensor, which belongs to these samples.
         """
-        which, rows = self._places(within(as_indices(indices), len(self), type(self).__name__))
+        which, rows = self._places(normalize_indices(as_indices(indices), len(self), type(self).__name__))
         samples: list[Any] = self._rows.samples(which, rows) if len(rows) else []
         if self._cells.are_plain:
             return samples
@@ -189,7 +189,7 @@ class TableDataset(torch.utils.data.Dataset[Any]):
         TypeError if a transform needs single samples.
         """
         check_reads_batches(self)
-        which, rows = self._places(within(request.indices, len(self), type(self).__name__))
+        which, rows = self._places(normalize_indices(request.indices, len(self), type(self).__name__))
         batch = self._rows.batch(which, rows, request.allocate)
         locate = partial(self._locate, which, rows)
         return self._cells.batch(batch, request.keys, len(rows), request.allocate, locate)
@@ -198,12 +198,12 @@ class TableDataset(torch.utils.data.Dataset[Any]):
         """The ranges to fetch into caches before these samples are read."""
         if self._rows.is_local:
             return []
-        which, _ = self._places(within(indices, len(self), type(self).__name__))
+        which, _ = self._places(normalize_indices(indices, len(self), type(self).__name__))
         return self._rows.ranges(which)
 
     def address(self, index: int) -> tuple[str, str]:
         """The file of sample `index`, and its row there: `"row 7"`."""
-        which, rows = self._places(np.array([one_within(index, len(self), type(self).__name__)]))
+        which, rows = self._places(np.array([normalize_index(index, len(self), type(self).__name__)]))
         file, row = self._rows.place(int(which[0]), int(rows[0]))
         return file, f"row {row}"
 

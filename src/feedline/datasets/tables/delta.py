@@ -75,7 +75,7 @@ def read_snapshot(folder: TableFolder) -> Snapshot:
     _check_mapping(folder, metadata)
     for path, vector in files:
         if vector is not None:
-            raise folder.refusal("a Delta", f"with deletion vectors, such as that of {path}")
+            raise folder.unsupported_error("a Delta", f"with deletion vectors, such as that of {path}")
     fields = json.loads(metadata["schemaString"])["fields"]
     partitions = set(metadata.get("partitionColumns") or ())
     types = {field["name"]: _arrow_type(folder, field) for field in fields if field["name"] in partitions}
@@ -110,7 +110,7 @@ def _versions(folder: TableFolder) -> Iterator[list[DeltaAction]]:
     commits = {int(match[1]): name for name in names if (match := _COMMIT.fullmatch(name))}
     start, parts = _latest_checkpoint(names)
     if start is None and 0 not in commits and any(map(_NEW_CHECKPOINT.fullmatch, names)):
-        raise folder.refusal("a Delta", "with checkpoints of version 2")
+        raise folder.unsupported_error("a Delta", "with checkpoints of version 2")
     later = sorted(number for number in commits if start is None or number > start)
     first = 0 if start is None else start + 1
     if later != list(range(first, first + len(later))) or (start is None and not later):
@@ -142,7 +142,7 @@ def _read_checkpoint(folder: TableFolder, name: str) -> list[DeltaAction]:
         wanted = [column for column in ("add", "metaData", "protocol") if column in file.schema_arrow.names]
         actions: list[DeltaAction] = file.read(columns=wanted).to_pylist(maps_as_pydicts="lossy")
     except (arrow.ArrowException, OSError) as error:
-        raise _damage(folder, f"{LOG}/{name}", error) from error
+        raise _damage_error(folder, f"{LOG}/{name}", error) from error
     return actions
 
 
@@ -150,10 +150,10 @@ def _read_commit(folder: TableFolder, path: str) -> list[DeltaAction]:
     try:
         return [json.loads(line) for line in folder.read(path).splitlines() if line.strip()]
     except ValueError as error:
-        raise _damage(folder, path, error) from error
+        raise _damage_error(folder, path, error) from error
 
 
-def _damage(folder: TableFolder, path: str, error: Exception) -> SampleError:
+def _damage_error(folder: TableFolder, path: str, error: Exception) -> SampleError:
     return SampleError(f"{folder.address(path)} cannot be read: it is damaged ({error}); repair the Delta table")
 
 
@@ -173,19 +173,21 @@ def _check_features(folder: TableFolder, protocol: DeltaAction) -> None:
     unknown = sorted(set(protocol.get("readerFeatures") or ()) - _HARMLESS)
     if unknown or protocol.get("minReaderVersion", 1) > 3:
         feature = unknown[0] if unknown else f"reader version {protocol['minReaderVersion']}"
-        raise folder.refusal("a Delta", f"with the feature {feature}, which is not supported")
+        raise folder.unsupported_error("a Delta", f"with the feature {feature}, which is not supported")
 
 
 def _check_mapping(folder: TableFolder, metadata: DeltaAction) -> None:
     mode = (metadata.get("configuration") or {}).get("delta.columnMapping.mode", "none")
     if mode != "none":
-        raise folder.refusal("a Delta", f"with column mapping by {mode}, so its files have other column names")
+        raise folder.unsupported_error(
+            "a Delta", f"with column mapping by {mode}, so its files have other column names"
+        )
 
 
 def _arrow_type(folder: TableFolder, field: DeltaAction) -> Any:
     kind = _plain_type(field["type"])
     if kind is None:
-        raise folder.refusal("a Delta", f"with a partition column {field['name']!r} of type {field['type']}")
+        raise folder.unsupported_error("a Delta", f"with a partition column {field['name']!r} of type {field['type']}")
     return kind
 
 

@@ -19,7 +19,7 @@ from feedline.core.dataset import Batch, BatchRead, Keys, Traits, TransformFunct
 from feedline.core.huggingface import is_table
 from feedline.core.kernels import Int64s
 from feedline.core.sample_transform import SampleTransform
-from feedline.core.tensors import Allocator, as_indices, one_within, within
+from feedline.core.tensors import Allocator, as_indices, normalize_index, normalize_indices
 from feedline.datasets.base import _keys_of
 from feedline.datasets.decoding import decoder_of, split_transform
 from feedline.datasets.tables.huggingface_rows import StoredRows, opened_rows, rows_of
@@ -244,12 +244,12 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
         """`ds[index]`, transformed."""
         if self._rest is self.dataset:
             return self._transform(self.dataset[index], None)
-        at = one_within(index, len(self), "Dataset")
+        at = normalize_index(index, len(self), "Dataset")
         return self._transform(self._read(np.array([at]), [None])[0], None)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """`ds.__getitems__(indices)`, transformed."""
-        inside = within(as_indices(indices), len(self), "Dataset")
+        inside = normalize_indices(as_indices(indices), len(self), "Dataset")
         return [self._transform(each, row) for row, each in enumerate(self._read(inside, range(len(inside))))]
 
     def read_batch(self, request: BatchRead) -> Batch:
@@ -258,7 +258,7 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
         TypeError if `datasets` or a transform must process each sample.
         """
         check_reads_batches(self)
-        inside = within(request.indices, len(self), "Dataset")
+        inside = normalize_indices(request.indices, len(self), "Dataset")
         drawing = [name for name, each in self._images.items() if each.decoder.uses_keys]
         keys = _keys_of(request.keys, len(inside), drawing)
         columns = self._rest_of_batch(inside, request.allocate)

@@ -70,7 +70,7 @@ def read_snapshot(folder: TableFolder, name: str | None = None) -> Snapshot:
     for spec, entry in () if snapshot is None else _entries(folder, snapshot, location):
         file = entry["data_file"]
         if file["file_format"].upper() != "PARQUET":
-            raise folder.refusal("an Iceberg", f"with files of the format {file['file_format']}")
+            raise folder.unsupported_error("an Iceberg", f"with files of the format {file['file_format']}")
         # Files that were not written by Iceberg, but added to the table, may lack the columns of their partition.
         own, values = partitions.get(spec, {}), file.get("partition") or {}
         files[folder.relative(file["file_path"], location)] = {
@@ -136,7 +136,7 @@ def _read_json(folder: TableFolder, path: str) -> Any:
     try:
         return json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     except (ValueError, OSError, EOFError) as error:
-        raise _damage(folder, path, error) from error
+        raise _damage_error(folder, path, error) from error
 
 
 def _columns(folder: TableFolder, metadata: ManifestEntry) -> TableColumns:
@@ -145,7 +145,9 @@ def _columns(folder: TableFolder, metadata: ManifestEntry) -> TableColumns:
     fields = next((schema for schema in schemas if schema.get("schema-id") == current), schemas[-1])["fields"]
     for field in fields:
         if field.get("initial-default") is not None:
-            raise folder.refusal("an Iceberg", f"whose column {field['name']!r} has a default for older files")
+            raise folder.unsupported_error(
+                "an Iceberg", f"whose column {field['name']!r} has a default for older files"
+            )
     types = {field["name"]: _arrow_type(field["type"]) for field in fields}
     plain = {name: kind for name, kind in types.items() if kind is not None}
     return TableColumns(list(types), _ids(fields), plain)
@@ -188,7 +190,9 @@ def _entries(folder: TableFolder, snapshot: ManifestEntry, location: str) -> Ite
             if entry["status"] == _DELETED:
                 continue
             if manifest.get("content", _DATA) != _DATA or entry["data_file"].get("content", _DATA) != _DATA:
-                raise folder.refusal("an Iceberg", f"with delete files, such as {entry['data_file']['file_path']}")
+                raise folder.unsupported_error(
+                    "an Iceberg", f"with delete files, such as {entry['data_file']['file_path']}"
+                )
             yield manifest.get("partition_spec_id") or 0, entry
 
 
@@ -197,8 +201,8 @@ def _read_avro(folder: TableFolder, path: str) -> list[Any]:
     try:
         return list(avro.reader(io.BytesIO(folder.read(path))))
     except (ValueError, EOFError, LookupError, TypeError) as error:
-        raise _damage(folder, path, error) from error
+        raise _damage_error(folder, path, error) from error
 
 
-def _damage(folder: TableFolder, path: str, error: Exception) -> SampleError:
+def _damage_error(folder: TableFolder, path: str, error: Exception) -> SampleError:
     return SampleError(f"{folder.address(path)} cannot be read: it is damaged ({error}); repair the Iceberg table")

@@ -18,7 +18,7 @@ from feedline.core.threads import IO_THREADS
 from feedline.datasets.decoding import Decode
 from feedline.datasets.file_objects import RangeFile, ReadRanges, merge_ranges
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
-from feedline.datasets.indexes import MetadataCache, key_of, place_of
+from feedline.datasets.indexes import MetadataCache, key_of, metadata_path
 from feedline.datasets.paths import Paths, columns_of, find, paths_of
 from feedline.datasets.shard_summaries import divided, total_nbytes
 from feedline.datasets.signatures import begin_of, check_format, damage_error
@@ -217,7 +217,7 @@ class ORC(DecodedTable[Stripes]):
     ) -> None:
         given = paths_of(paths)
         files = find(given, FORMATS["orc"].pattern, cache=cache, options=options)
-        stripes = Stripes(files, columns_of(columns), place_of("orc-footers", map(absolute, given), index_dir))
+        stripes = Stripes(files, columns_of(columns), metadata_path("orc-footers", map(absolute, given), index_dir))
         super().__init__(stripes, nulls=nulls, transform=transform, decode=decode, cache_nbytes=cache_nbytes)
 
 

@@ -15,7 +15,7 @@ from feedline.core.listing import selection_digest
 from feedline.core.paths import Pathlike
 from feedline.datasets.decoding import Decode
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
-from feedline.datasets.indexes import place_of
+from feedline.datasets.indexes import metadata_path
 from feedline.datasets.paths import Paths, columns_of, paths_of
 from feedline.datasets.tables.data_files import data_files, folder_values
 from feedline.datasets.tables.decoded import CACHE_NBYTES, DecodedTable
@@ -134,7 +134,7 @@ class Parquet(DecodedTable[RowGroups]):
 
 
 def _footers(files: ParquetFiles, paths: Sequence[str], index_dir: Pathlike | None) -> Footers:
-    return Footers(files, place_of("parquet-footers", map(absolute, paths), index_dir))
+    return Footers(files, metadata_path("parquet-footers", map(absolute, paths), index_dir))
 
 
 def summarize_row_groups(paths: Sequence[str]) -> ShardSummary:

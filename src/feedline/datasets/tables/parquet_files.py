@@ -19,7 +19,7 @@ from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.dataset import Ranges
 from feedline.core.threads import IO_THREADS
 from feedline.datasets.file_objects import SparseFile
-from feedline.datasets.indexes import EndRead, MetadataCache, key_of
+from feedline.datasets.indexes import FooterRead, MetadataCache, key_of
 from feedline.datasets.paths import Paths, listed, no_files_error
 from feedline.datasets.signatures import BEGIN_NBYTES, check_format, damage_error
 from feedline.datasets.tables.types import pyarrow, strip_metadata
@@ -242,7 +242,7 @@ class Footers:
     def __init__(self, files: ParquetFiles, index: str) -> None:
         self._files = files
         self._index = MetadataCache(index)
-        self._first_read = EndRead(_FIRST_READ_NBYTES)
+        self._first_read = FooterRead(_FIRST_READ_NBYTES)
         self._parsed: PerProcess[LRUCache[int, Any]] = PerProcess(partial(LRUCache, _PARSED))
 
     def summaries(self) -> list[Summary]:

@@ -258,7 +258,7 @@ def _kind_of_table(
         table.check(schema, wanted, path)
     young = [name for name in column_names(wanted, table.names) if not any(name in each.names for each in schemas)]
     if young:
-        schemas, paths = [*schemas, _schema_of_young(young, table, paths[0])], [*paths, "the schema of the table"]
+        schemas, paths = [*schemas, _schema_of_new_columns(young, table, paths[0])], [*paths, "the schema of the table"]
     known = [present(wanted, schema) for schema in schemas]
     missing = set(wanted).difference(*known)
     if missing:
@@ -270,7 +270,7 @@ def _kind_of_table(
     return merge_columns(kinds, paths, column_names(wanted, table.names))
 
 
-def _schema_of_young(names: Sequence[str], table: TableColumns, path: str) -> Any:
+def _schema_of_new_columns(names: Sequence[str], table: TableColumns, path: str) -> Any:
     """The schema of columns that no file has yet.
 
     ArgumentError for a column whose type is unknown.

@@ -161,7 +161,7 @@ class TableFolder:
             " current version"
         )
 
-    def refusal(self, kind: str, what: str) -> ArgumentError:
+    def unsupported_error(self, kind: str, what: str) -> ArgumentError:
         """The error for a table that uses an unsupported feature."""
         return ArgumentError(
             f"{self} is {kind} table {what}; write its current rows as Parquet files with the tool that wrote the"

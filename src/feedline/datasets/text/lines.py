@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from feedline.core.dataset import TransformFunction
 from feedline.core.paths import Pathlike
 from feedline.core.sample_transform import SampleTransform
-from feedline.core.tensors import one_within
+from feedline.core.tensors import normalize_index
 from feedline.datasets.base import Record, RecordFiles
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.indexes import IndexRecipe
@@ -88,7 +88,7 @@ class TextRecords(RecordFiles):
 
         For objects of stores, the position is the byte at which the line begins.
         """
-        file, at = self._at(one_within(index, len(self), type(self).__name__))
+        file, at = self._at(normalize_index(index, len(self), type(self).__name__))
         return self.paths[file], self._line(file, at)
 
     def _value(self, text: str, file: int, at: int) -> Any:

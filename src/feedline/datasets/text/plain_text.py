@@ -34,13 +34,13 @@ def plain_text(
     """
     name = encoding_name(encoding)
     unlike = None if has_plain_lines(name, special) else name
-    ways = [_way(each, unlike) for each in files.names]
-    if any(ways):
-        files = PlainFiles(files, ways, cache)
+    inflations = [_inflation(each, unlike) for each in files.names]
+    if any(inflations):
+        files = PlainFiles(files, inflations, cache)
     return files, "utf-8" if unlike else name
 
 
-def _way(name: str, encoding: str | None) -> Inflation | None:
+def _inflation(name: str, encoding: str | None) -> Inflation | None:
     opener = opener_of(name)
     if encoding is not None:
         return Inflation(f"from {encoding}", partial(converted, opener or _as_it_is, partial(_as_utf8, encoding)))

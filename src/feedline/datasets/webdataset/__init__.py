@@ -7,7 +7,7 @@ the index. `shards` opens tars and keeps some open. `columns` decodes fields, an
 
 from feedline.datasets.formats import IMAGE_EXTENSIONS
 from feedline.datasets.webdataset.index import Head, TarIndex
-from feedline.datasets.webdataset.index_files import build_index, glance, open_index, write_index
+from feedline.datasets.webdataset.index_files import build_index, open_index, read_head, write_index
 from feedline.datasets.webdataset.shards import (
     MemberSpan,
     Shard,
@@ -28,10 +28,10 @@ __all__ = [
     "TarMember",
     "Tars",
     "build_index",
-    "glance",
     "is_image",
     "members",
     "open_index",
+    "read_head",
     "split",
     "write_index",
 ]

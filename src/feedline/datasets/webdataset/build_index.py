@@ -230,7 +230,7 @@ def compute_index(
     metadata = {
         "samples": len(table.rows),
         "fields": list(table.columns),
-        **stamp(source.version),
+        **version_metadata(source.version),
         "fingerprint": fingerprint(source, starts, sizes),
         "blake2b": checksum_of(source) if checksum else None,
         "cut": walk.cut,
@@ -247,7 +247,7 @@ def compute_index(
     return metadata, arrays
 
 
-def stamp(version: FileVersion) -> dict[str, Any]:
+def version_metadata(version: FileVersion) -> dict[str, Any]:
     """The version of a tar as index metadata."""
     return {"nbytes": version.nbytes, "version": version.tag}
 

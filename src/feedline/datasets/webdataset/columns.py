@@ -32,7 +32,7 @@ from feedline.datasets.decoding import (
     Where,
     naming_images,
     rgb,
-    undecodable,
+    undecodable_error,
 )
 from feedline.datasets.webdataset import MemberSpan, Shard, tar
 from feedline.datasets.webdataset.tar import extension, is_image
@@ -314,7 +314,7 @@ class TarColumn(Decoder):
             if self._is_own(place.field) and not isinstance(error, BAD_DATA):
                 raise  # a bug in the user's decoder, not bad data
             what = f"{place} cannot be decoded as {tar.extension(place.field)}"
-            raise undecodable(what, error, "repair it") from error
+            raise undecodable_error(what, error, "repair it") from error
 
     def _is_own(self, field: str) -> bool:
         return field in self._settings.own or tar.extension(field) in self._settings.own

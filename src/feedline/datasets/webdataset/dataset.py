@@ -17,7 +17,7 @@ from feedline.core.paths import Pathlike
 from feedline.core.rng import sample_rng, torch_keys
 from feedline.core.sample_transform import SampleTransform
 from feedline.core.shard_offsets import ShardOffsets
-from feedline.core.tensors import as_indices, one_within, within
+from feedline.core.tensors import as_indices, normalize_index, normalize_indices
 from feedline.datasets.decoding import check_names
 from feedline.datasets.formats import FORMATS
 from feedline.datasets.inflated import inflated
@@ -173,10 +173,10 @@ class TarShards(torch.utils.data.Dataset[Any]):
         known = {field for head in heads for field in head.fields}
         for name in self.columns or ():
             if name not in PSEUDO and not any(each.strip().lower() in known for each in name.split(";")):
-                raise _unknown("columns", name, known.union(PSEUDO))
+                raise _unknown_error("columns", name, known.union(PSEUDO))
         for name in self._field_transforms if self.columns is None else ():
             if name not in known:
-                raise _unknown("transform", name, known)
+                raise _unknown_error("transform", name, known)
 
     def _check_no_pickles(self, heads: Sequence[Head]) -> None:
         """Raise ArgumentError if all samples have a field that must be unpickled.
@@ -210,19 +210,19 @@ class TarShards(torch.utils.data.Dataset[Any]):
 
     def address(self, index: int) -> tuple[str, str]:
         """Tar and key of sample `index`."""
-        shard, row = self._at(one_within(index, len(self), "TarShards"))
+        shard, row = self._at(normalize_index(index, len(self), "TarShards"))
         return shard.tar, shard.index.key(row)
 
     def ranges(self, indices: NDArray[np.int64]) -> list[tuple[CachedStore, ObjectRange]]:
         """Cache and byte range of every read for these samples."""
-        places = within(indices, len(self), "TarShards")
+        places = normalize_indices(indices, len(self), "TarShards")
         if self._files.is_local:
             return []
         return self._files.ranges([extent for part in self._parts(places) for extent in self._extents(part)])
 
     def __getitem__(self, index: int) -> Any:
         """Sample `index` in its own memory; negative indices count from the end."""
-        shard, row = self._at(one_within(index, len(self), "TarShards"))
+        shard, row = self._at(normalize_index(index, len(self), "TarShards"))
         part = ShardPart(shard, _FIRST, np.array([row]), shard.get_loaded())
         [sample] = self._with_members([part], self._find_sources).values()
         return self._sample(*sample, None)
@@ -231,7 +231,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         """The samples of these indices; remote members are read together."""
         if type(self).__getitem__ is not TarShards.__getitem__:  # a subclass overrides `__getitem__`
             return [self[index] for index in indices]
-        places = within(as_indices(indices), len(self), "TarShards")
+        places = normalize_indices(as_indices(indices), len(self), "TarShards")
         found = self._with_members(self._parts(places), self._find_sources)
         return [self._sample(*found[at], at) for at in range(len(places))]
 
@@ -289,7 +289,7 @@ class TarShards(torch.utils.data.Dataset[Any]):
         TypeError if samples must be read one by one.
         """
         check_reads_batches(self)
-        places, keys = within(request.indices, len(self), "TarShards"), request.keys
+        places, keys = normalize_indices(request.indices, len(self), "TarShards"), request.keys
         if keys is None and self._uses_keys:
             keys = torch_keys(len(places))
 
@@ -379,7 +379,7 @@ def _check_columns(columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def _unknown(argument: str, name: str, known: Iterable[str]) -> ArgumentError:
+def _unknown_error(argument: str, name: str, known: Iterable[str]) -> ArgumentError:
     names = sorted(known)
     alike = [match for each in name.lower().split(";") for match in difflib.get_close_matches(each.strip(), names, 1)]
     return ArgumentError(

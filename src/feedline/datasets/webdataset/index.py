@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.datasets.indexes import IndexFile
-from feedline.datasets.webdataset.build_index import checksum_of, fingerprint, stamp
+from feedline.datasets.webdataset.build_index import checksum_of, fingerprint, version_metadata
 from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import BLOCK, Cut, ShardError
 from feedline.errors import SampleError
@@ -146,7 +146,7 @@ class TarIndex:
 
     def write(self, path: str, version: FileVersion) -> None:
         """Write the index, for a tar of this version."""
-        IndexFile(path, {**self._metadata, **stamp(version)}).save(self._arrays)
+        IndexFile(path, {**self._metadata, **version_metadata(version)}).save(self._arrays)
 
     def verify(self, source: TarSource | None = None) -> None:
         """Read the whole tar and compare its checksum.
@@ -167,7 +167,7 @@ class TarIndex:
         return f"<TarIndex of {self.tar}: {len(self)} samples, fields {', '.join(self.fields) or 'none'}>"
 
 
-def unfit(source: TarSource, index: str) -> ShardError:
+def mismatch_error(source: TarSource, index: str) -> ShardError:
     """The error for an explicitly given index that does not match."""
     return ShardError(
         f"the index {index} does not match its tar {source.name} ({source.version.nbytes:,} bytes): the tar was "

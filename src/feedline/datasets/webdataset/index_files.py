@@ -20,7 +20,7 @@ from feedline.datasets.array_container import NamedArrays
 from feedline.datasets.indexes import IndexFile, index_path, read_adjacent
 from feedline.datasets.webdataset import build_index as table
 from feedline.datasets.webdataset.build_index import MeasureGrid
-from feedline.datasets.webdataset.index import Head, TarIndex, unfit
+from feedline.datasets.webdataset.index import Head, TarIndex, mismatch_error
 from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import ShardError
 from feedline.errors import SampleError, StateError
@@ -76,7 +76,7 @@ def write_index(
     `TarIndex.verify`. ShardError names a member that cannot be in a tar of samples.
     """
     built = build_index(tar, grids=grids, measure=measure, checksum=checksum)
-    place = adjacent(built.tar) if index is None else os.fspath(index)
+    place = adjacent_index_path(built.tar) if index is None else os.fspath(index)
     built.write(place, built.head.version)
     return Path(place)
 
@@ -92,17 +92,17 @@ def open_index(
     """
     source = _source(tar)
     if index is not None:
-        return whole(_open_explicit(source, os.fspath(index)), allow_truncated)
+        return check_not_truncated(_open_explicit(source, os.fspath(index)), allow_truncated)
     found = find_index(source, index_dir)
     if found is None:
         return build_and_keep(source, index_dir, allow_truncated=allow_truncated)
-    return whole(found, allow_truncated)
+    return check_not_truncated(found, allow_truncated)
 
 
 def build_and_keep(source: TarSource, index_dir: Pathlike | None, *, allow_truncated: bool) -> TarIndex:
     """Build the index of a tar, and store it if possible."""
     built = build_index(source, allow_truncated=allow_truncated)
-    return save_index(built, built.head.version, places(source.name, index_dir))
+    return save_index(built, built.head.version, index_paths(source.name, index_dir))
 
 
 def find_index(source: TarSource, index_dir: Pathlike | None) -> TarIndex | None:
@@ -110,26 +110,26 @@ def find_index(source: TarSource, index_dir: Pathlike | None) -> TarIndex | None
 
     An index next to an object is copied to this machine.
     """
-    where = places(source.name, index_dir)
+    where = index_paths(source.name, index_dir)
     for place in where:
-        index = fitting(source, place)
+        index = open_matching(source, place)
         if index is not None:
             # The index of a file may be in a folder without write access, and then remains the index of a copy.
             is_current = is_local(source.name) or index.head.version == source.version
             return index if is_current else save_index(index, source.version, where)
-    name, file = adjacent(source.name), source.file
-    index = fitting(source, name, lambda: read_adjacent(file, name.rpartition("/")[2]))
+    name, file = adjacent_index_path(source.name), source.file
+    index = open_matching(source, name, lambda: read_adjacent(file, name.rpartition("/")[2]))
     return None if index is None else save_index(index, source.version, where)
 
 
-def glance(
+def read_head(
     tar: str, version: FileVersion | None = None, *, index_dir: Pathlike | None = None, allow_truncated: bool = False
 ) -> Head | None:
     """Head of a valid index, by one small read; None if unknown.
 
     `version` is the version of the tar; without it, the version of a file is looked up.
     """
-    place = places(tar, index_dir)[0]
+    place = index_paths(tar, index_dir)[0]
     try:
         head = Head.of(IndexFile(place).read_table().metadata, place)
     except (OSError, SampleError):
@@ -139,32 +139,32 @@ def glance(
     return head if head.cut is None or allow_truncated else None
 
 
-def places(tar: str, index_dir: Pathlike | None) -> tuple[str, ...]:
+def index_paths(tar: str, index_dir: Pathlike | None) -> tuple[str, ...]:
     """Possible index files of a tar on this machine, in order.
 
     `tar` is an absolute path or an address.
     """
     if index_dir is not None:
-        return (str(Path(index_dir, mirrored(tar)).absolute()),)
+        return (str(Path(index_dir, relative_index_path(tar)).absolute()),)
     cached = index_path(tar, f"{tar.rpartition('/')[2]}.index", None)
-    return (adjacent(tar), cached) if is_local(tar) else (cached,)
+    return (adjacent_index_path(tar), cached) if is_local(tar) else (cached,)
 
 
-def adjacent(tar: str) -> str:
+def adjacent_index_path(tar: str) -> str:
     """The index file next to a tar."""
     return f"{tar}.index"
 
 
-def mirrored(tar: str) -> str:
+def relative_index_path(tar: str) -> str:
     """Relative path of a tar's index in an index folder.
 
     For `s3://bucket/train/0.tar` it is `bucket/train/0.tar.index`.
     """
     path = os.path.abspath(tar) if is_local(tar) else tar.partition("://")[2]  # noqa: PTH100 - links stay
-    return adjacent(check_path(path.lstrip("/")))
+    return adjacent_index_path(check_path(path.lstrip("/")))
 
 
-def fitting(source: TarSource, place: str, opening: Callable[[], NamedArrays] | None = None) -> TarIndex | None:
+def open_matching(source: TarSource, place: str, opening: Callable[[], NamedArrays] | None = None) -> TarIndex | None:
     """Open the index at `place`, or with `opening`; None without a match.
 
     An index that exists but does not match is logged.
@@ -194,7 +194,7 @@ def _had_grids(place: str) -> bool:
     return False
 
 
-def whole(index: TarIndex, allow_truncated: bool) -> TarIndex:
+def check_not_truncated(index: TarIndex, allow_truncated: bool) -> TarIndex:
     """Return the index; ShardError for an unwanted truncated tar."""
     if index.head.cut is not None and not allow_truncated:
         raise index.head.cut.error(index.tar)
@@ -232,5 +232,5 @@ def _open_explicit(source: TarSource, place: str) -> TarIndex:
     stored = IndexFile(place).open()
     index = TarIndex(source.name, stored.metadata, stored.arrays, place)
     if not index.fits(source):
-        raise unfit(source, place)
+        raise mismatch_error(source, place)
     return index

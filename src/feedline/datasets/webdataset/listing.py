@@ -9,7 +9,7 @@ from pathlib import Path
 from feedline.core.threads import WorkAhead
 from feedline.datasets.sample_lists import PartKind, Readable, ReportProgress, Sample, SampleList, SamplePart, problem
 from feedline.datasets.webdataset.index import TarIndex
-from feedline.datasets.webdataset.index_files import build_index, glance, open_index
+from feedline.datasets.webdataset.index_files import build_index, open_index, read_head
 from feedline.datasets.webdataset.tar import CLASSES, is_image
 from feedline.datasets.webdataset.targets import TarTarget, find_tar_targets, find_tars, has_compressed, has_urls
 from feedline.errors import ArgumentError
@@ -96,7 +96,7 @@ def list_tars(tars: Sequence[str]) -> SampleList:
 
     ShardError for a tar that cannot be read.
     """
-    groups = [samples_in(open_index(tar) if glance(tar) else build_index(tar)) for tar in tars]
+    groups = [samples_in(open_index(tar) if read_head(tar) else build_index(tar)) for tar in tars]
     samples = [sample for group in groups for sample in group]
     if not samples:
         raise ArgumentError(f"no samples in {', '.join(tars)}: members must be named KEY.FIELD, such as 0001.jpg")

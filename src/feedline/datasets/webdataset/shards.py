@@ -18,7 +18,7 @@ from feedline.core.caches import LRUCache, PerProcess
 from feedline.core.paths import Pathlike, expand_user
 from feedline.core.threads import INDEX_THREADS, IO_THREADS, DaemonPool
 from feedline.datasets.webdataset.index import Head, TarIndex
-from feedline.datasets.webdataset.index_files import build_and_keep, find_index, glance, whole
+from feedline.datasets.webdataset.index_files import build_and_keep, check_not_truncated, find_index, read_head
 from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import BLOCK, ShardError
 from feedline.errors import SampleError
@@ -54,12 +54,12 @@ def locate(index: TarIndex, rows: NDArray[np.int64], fields: Sequence[str], nbyt
     """
     columns = [column for column in map(index.column, fields) if column is not None]
     if not columns:
-        raise _missing_field(index, int(rows[0]), fields)
+        raise _missing_field_error(index, int(rows[0]), fields)
     blocks = index.blocks[rows][:, columns].astype(np.int64)
     chosen = (blocks > 0).argmax(axis=1)
     starts = blocks[np.arange(len(rows)), chosen] * BLOCK
     if not starts.all():
-        raise _missing_field(index, int(rows[starts == 0][0]), fields)
+        raise _missing_field_error(index, int(rows[starts == 0][0]), fields)
     taken = np.asarray(columns)[chosen]
     stops = starts + index.sizes[rows, taken].astype(np.int64)
     if stops.max(initial=0) > nbytes:
@@ -93,7 +93,7 @@ def _replaced_error(tar: str) -> ShardError:
     return changed_error(ShardError, tar, "it is not the tar that was indexed", remedy=remedy)
 
 
-def _missing_field(index: TarIndex, row: int, fields: Sequence[str]) -> SampleError:
+def _missing_field_error(index: TarIndex, row: int, fields: Sequence[str]) -> SampleError:
     return SampleError(
         f"{index.tar}: sample {index.key(row)!r} has no {' or '.join(fields)}; it has "
         f"{', '.join(index.present(row))}. Repack the sample with all fields, or pass on_error='skip' to the "
@@ -169,7 +169,7 @@ class Tars:
 
     def heads(self) -> list[Head]:
         """The head of each index; missing indexes are fetched or built concurrently."""
-        heads = {number: self._glance(number) for number in range(len(self))}
+        heads = {number: self._read_head(number) for number in range(len(self))}
         heads |= _each(self._find, _missing(heads), IO_THREADS)
         self._log_indexing(_missing(heads))
         heads |= _each(self._build, _missing(heads), INDEX_THREADS)
@@ -189,9 +189,9 @@ class Tars:
         """Open one tar; StateError if it has changed."""
         return Shard(index, self.files, number)
 
-    def _glance(self, number: int) -> Head | None:
+    def _read_head(self, number: int) -> Head | None:
         name, version = self.files.name(number), self.files.info(number).state
-        return glance(name, version, index_dir=self._index_dir, allow_truncated=self._allow_truncated)
+        return read_head(name, version, index_dir=self._index_dir, allow_truncated=self._allow_truncated)
 
     def _find(self, number: int) -> TarIndex | None:
         index = find_index(self._source(number), self._index_dir)
@@ -207,7 +207,7 @@ class Tars:
     def _remember(self, number: int, index: TarIndex) -> TarIndex:
         if index.path is None:
             self._unsaved[number] = index
-        return whole(index, self._allow_truncated)
+        return check_not_truncated(index, self._allow_truncated)
 
     def _log_indexing(self, missing: Sequence[int]) -> None:
         # For the index of a file, little more than its headers is read.

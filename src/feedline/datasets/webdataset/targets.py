@@ -15,7 +15,14 @@ from feedline.datasets.inflated import inflated
 from feedline.datasets.paths import find
 from feedline.datasets.webdataset.build_index import measure_intervals
 from feedline.datasets.webdataset.index import Head, TarIndex
-from feedline.datasets.webdataset.index_files import build_index, find_index, glance, open_index, places, whole
+from feedline.datasets.webdataset.index_files import (
+    build_index,
+    check_not_truncated,
+    find_index,
+    index_paths,
+    open_index,
+    read_head,
+)
 from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import opener_of
 from feedline.errors import ArgumentError, SampleError
@@ -42,7 +49,7 @@ class TarTarget:
     @property
     def place(self) -> str:
         """Path of the index."""
-        return places(self.name, self.folder)[0]
+        return index_paths(self.name, self.folder)[0]
 
     @property
     def file(self) -> File | None:
@@ -56,7 +63,7 @@ class TarTarget:
         An index next to an object is copied to `place`.
         """
         known = partial(
-            glance, self.name, self.source.version, index_dir=self.folder, allow_truncated=self.allow_truncated
+            read_head, self.name, self.source.version, index_dir=self.folder, allow_truncated=self.allow_truncated
         )
         head = known()
         if head is None and not is_local(self.name):
@@ -80,7 +87,7 @@ class TarTarget:
         """
         if not is_local(self.name):
             index = find_index(self.source, self.folder)
-            return None if index is None else whole(index, self.allow_truncated)
+            return None if index is None else check_not_truncated(index, self.allow_truncated)
         if not Path(self.place).is_file():
             return None
         return open_index(self.source, self.place, allow_truncated=self.allow_truncated)

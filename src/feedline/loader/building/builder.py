@@ -152,8 +152,12 @@ class BatchBuilder:
     def __call__(self, request: BatchRequest, allocate: Allocator = allocate_tensor) -> BatchResult:
         """The batch of `request`; feedline's collators allocate by `allocate`."""
         # Threads share the generators and the dataset with the training process: there is nothing to restore.
-        if request.opening is not None and request.opening.latest is not None and not telemetry.is_thread():
-            self.restore(request.opening.latest)
+        if (
+            request.initial_states is not None
+            and request.initial_states.latest is not None
+            and not telemetry.is_worker_thread()
+        ):
+            self.restore(request.initial_states.latest)
         result = with_padding(self._build(request, allocate))
         if self.is_stateful:
             self._dataset_state = self.dataset.state_dict()
@@ -164,12 +168,12 @@ class BatchBuilder:
         recorder = recorder_of_thread()
         outer = recorder.begin()
         try:
-            return self._recorded(request, allocate, recorder, outer)
+            return self._build_timed(request, allocate, recorder, outer)
         except BaseException:
             recorder.spans = outer
             raise
 
-    def _recorded(
+    def _build_timed(
         self, request: BatchRequest, allocate: Allocator, recorder: Recorder, outer: list[SpanTuple] | None
     ) -> BatchResult:
         if self._reader is not None and isinstance(request.indices, np.ndarray):
@@ -210,7 +214,7 @@ class BatchBuilder:
             if self.action != "raise":
                 return EMPTY_BATCH
             with addressed(_row_keys(request)) as address:
-                self._address(error, request, self._failing_row(error, request, address), "fetch")
+                self._add_note(error, request, self._failing_row(error, request, address), "fetch")
             raise
 
     def _rows(self, request: BatchRequest, allocate: Allocator) -> RowBuffer | None:
@@ -264,7 +268,7 @@ class BatchBuilder:
                 progress(len(samples))
                 append(get(index))
         except Exception as error:
-            self._address(error, request, len(samples), "fetch")
+            self._add_note(error, request, len(samples), "fetch")
             raise
         return samples
 
@@ -274,7 +278,7 @@ class BatchBuilder:
         try:
             return read(indices, get, self.progress or _no_progress)
         except Exception as error:
-            self._address(error, request, rows.reading, "fetch")
+            self._add_note(error, request, rows.reading, "fetch")
             raise
 
     def _fetch_many(self, many: Callable[..., Any], request: BatchRequest, address: Address) -> Any:
@@ -282,7 +286,7 @@ class BatchBuilder:
         try:
             return many(as_container(request.indices))
         except Exception as error:
-            self._address(error, request, self._failing_row(error, request, address), "fetch")
+            self._add_note(error, request, self._failing_row(error, request, address), "fetch")
             raise
 
     def _failing_row(self, error: Exception, request: BatchRequest, address: Address) -> int | None:
@@ -310,7 +314,7 @@ class BatchBuilder:
             try:
                 samples.append(get(index))
             except Exception as error:
-                self._address(error, request, row, "fetch")
+                self._add_note(error, request, row, "fetch")
                 if self.action == "raise" or isinstance(error, ImportError):  # a missing package is not a bad sample
                     raise
                 samples += self._replace_failed(request, row, _plain(index), error, skipped)
@@ -373,7 +377,7 @@ class BatchBuilder:
             return collate.default(samples, allocate=None if allocate is allocate_tensor else allocate)
         except Exception as error:
             alone = self.collate_fn is None and self.action == "raise" and self.batched
-            self._address(error, request, _uncollatable_row(samples) if alone else None, "collate")
+            self._add_note(error, request, _uncollatable_row(samples) if alone else None, "collate")
             raise
 
     def _reseed(self, request: BatchRequest, row: int | str) -> None:
@@ -386,7 +390,7 @@ class BatchBuilder:
             key = derive(request.seed, request.epoch, int(request.positions[row]), "global")
         seed_globals(key)
 
-    def _address(self, error: Exception, request: BatchRequest, row: int | None, stage: str) -> None:
+    def _add_note(self, error: Exception, request: BatchRequest, row: int | None, stage: str) -> None:
         """Add a note to the error with sample, dataset, epoch and position."""
         name = type(self.dataset).__name__
         if row is None:
@@ -394,9 +398,9 @@ class BatchBuilder:
             return
         index = _plain(request.indices if not self.batched else request.indices[row])
         where = f"sample {index!r} of {name} (epoch {request.epoch}, position {request.positions[row]}, stage {stage})"
-        note(error, f"feedline: {where}{self._place(index)}; {self._remedy(error, index)}")
+        note(error, f"feedline: {where}{self._locate(index)}; {self._remedy(error, index)}")
 
-    def _place(self, index: Any) -> str:
+    def _locate(self, index: Any) -> str:
         """File and position of a sample, if the dataset has `address`."""
         with suppress(Exception):
             file, place = self.dataset.address(index)

@@ -21,7 +21,7 @@ from feedline.core.huggingface import is_stream
 from feedline.core.live import LiveSamples
 from feedline.core.rng import Address, RowKeys, addressed, derive
 from feedline.core.rng_globals import global_states, restore_globals, seed_globals
-from feedline.core.schedule import Opening, PartitionRequest, epoch_of
+from feedline.core.schedule import InitialStates, PartitionRequest, epoch_of
 from feedline.core.telemetry import Recorder, recorder_of_thread
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import note
@@ -160,7 +160,7 @@ class PartitionBuilder:
             for run, epoch, number in list(self._open):
                 if run != request.run or number == request.partition:
                     del self._open[run, epoch, number]
-            with self._opening(request.opening):
+            with self._from_initial_states(request.initial_states):
                 partition = self._open[key] = self._open_at_mark(request, address)
         if request.continues:  # an error left out a batch, but no message
             partition.mark = replace(partition.mark, batches=request.number)
@@ -186,24 +186,24 @@ class PartitionBuilder:
             self.replay = None
 
     @contextmanager
-    def _opening(self, opening: Opening | None) -> Iterator[None]:
+    def _from_initial_states(self, states: InitialStates | None) -> Iterator[None]:
         """Let a resumed partition draw again up to its mark.
 
         Within the block, the generators start from their states at the start of the epoch. After the block, they have
         their states at the mark.
         """
-        if opening is None or telemetry.is_thread():  # threads share the generators with the training process
+        if states is None or telemetry.is_worker_thread():  # threads share the generators with the training process
             yield
             return
         before = global_states()
         self._at_first = self._at_first or before
-        restore_globals(opening.start or self._at_first)
+        restore_globals(states.start or self._at_first)
         self._redraws = True
         try:
             yield
         finally:
             self._redraws = False
-            restore_globals(opening.latest or before)
+            restore_globals(states.latest or before)
 
     def _open_at_mark(self, request: PartitionRequest, address: Address) -> _OpenPartition:
         """Open the partition of a request at its mark.

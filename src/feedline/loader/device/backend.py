@@ -218,7 +218,7 @@ def _other_stream(device: torch.device) -> Any:
 _ACCELERATOR: Any = getattr(torch, "accelerator", None)
 
 
-def has_streams() -> bool:
+def has_accelerator_streams() -> bool:
     """True if this version of torch has streams for all accelerators."""
     return hasattr(_ACCELERATOR, "set_stream") and hasattr(torch, "Event")
 

@@ -50,7 +50,7 @@ class _Copy:
     nbytes: int
     started: Event
     stopped: Event
-    cargo: _BatchTensors
+    tensors: _BatchTensors
     needed: Event | None = None
 
     def times_s(self) -> tuple[float, float]:
@@ -88,16 +88,16 @@ class DeviceStage(Closing):
         self._make_room(nbytes)
         backend = self._backend
         loop, side = backend.current_stream(), backend.side_stream()
-        cargo = _BatchTensors()
+        tensors = _BatchTensors()
         with span("feedline.copy"), backend.on(side):
             started = backend.record(side)
             try:
-                moved = map_leaves(partial(self._move, cargo, loop), batch, moves_itself)
+                moved = map_leaves(partial(self._move, tensors, loop), batch, moves_itself)
             except torch.OutOfMemoryError as error:
                 note(error, self._explain_memory(nbytes))
                 raise
             finally:  # also if a leaf cannot be moved: earlier copies already run
-                copy = _Copy(nbytes, started, backend.record(side), cargo)
+                copy = _Copy(nbytes, started, backend.record(side), tensors)
                 self._held.append(copy)
         return self._flights.enter((moved, copy), nbytes)
 
@@ -109,9 +109,9 @@ class DeviceStage(Closing):
         copy.needed = backend.record(current)
         backend.wait(current, copy.stopped)
         # The memory belongs to the side stream: unmarked, its allocator could reuse it while the loop still reads it.
-        for tensor in copy.cargo.moved:
+        for tensor in copy.tensors.moved:
             backend.record_stream(tensor, current)
-        copy.cargo.moved.clear()
+        copy.tensors.moved.clear()
         return batch
 
     def has_room(self) -> bool:
@@ -168,7 +168,7 @@ class DeviceStage(Closing):
     def _held_nbytes(self) -> int:
         return sum(copy.nbytes for copy in self._held)
 
-    def _move(self, cargo: _BatchTensors, loop: Any, leaf: Any) -> Any:
+    def _move(self, tensors: _BatchTensors, loop: Any, leaf: Any) -> Any:
         backend = self._backend
         if is_plain(leaf):
             source = leaf if leaf.nbytes == 0 or backend.is_pinned(leaf) else self._stage(leaf)
@@ -182,8 +182,8 @@ class DeviceStage(Closing):
                 backend.record_stream(leaf, loop)  # a worker thread has made it on another stream
             with backend.on(loop):
                 return leaf.to(backend.device)
-        cargo.host.append(leaf)
-        cargo.moved.append(moved)
+        tensors.host.append(leaf)
+        tensors.moved.append(moved)
         return moved
 
     def _stage(self, host: torch.Tensor) -> torch.Tensor:
@@ -216,7 +216,7 @@ class DeviceStage(Closing):
         total_s, hidden_s = copy.times_s()
         self._copy_s += total_s
         self._hidden_copy_s += hidden_s
-        copy.cargo.host.clear()
+        copy.tensors.host.clear()
 
 
 class PlainStage(Closing):

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.batch import BatchResult
-from feedline.core.devices import Device, target
+from feedline.core.devices import Device, usable_device
 from feedline.core.numa import Cpus, placement
 from feedline.core.rng import derive_each
 from feedline.core.tree import leaves, map_leaves
-from feedline.core.units import nbytes_of
+from feedline.core.units import parse_nbytes
 from feedline.errors import ArgumentError, note
 from feedline.loader.device.stage import Depth, host_nbytes, moves_itself
 
@@ -59,7 +59,7 @@ class Delivery:
             raise ArgumentError(f"Delivery(dtype={self.dtype}): give a floating-point dtype, or a transform")
         if self.numa not in (None, "auto"):
             raise ArgumentError(f"Delivery(numa={self.numa!r}): give 'auto' or None")
-        target(self.device)
+        usable_device(self.device)
         _ = self.depth
 
     @property
@@ -72,7 +72,7 @@ class Delivery:
     def depth(self) -> Depth:
         """Limit of batches in transit; `ArgumentError` if `prefetch` is invalid."""
         if isinstance(self.prefetch, str):
-            nbytes = nbytes_of(self.prefetch)
+            nbytes = parse_nbytes(self.prefetch)
             if nbytes:
                 return Depth(nbytes)
         elif self.prefetch >= 1:
@@ -109,7 +109,7 @@ class DeliverySteps:
             try:
                 batch = self._apply_transform(batch, delivered)
                 batch = map_leaves(self._convert, batch, moves_itself)
-                return self._settle(batch) if self._delivery.static else batch
+                return self._copy_to_static(batch) if self._delivery.static else batch
             except Exception as error:
                 note(error, f"feedline: on {self._delivery.device}, after the copy of {delivered.request}")
                 if isinstance(error, torch.OutOfMemoryError):
@@ -139,7 +139,7 @@ class DeliverySteps:
             leaf = leaf.contiguous(memory_format=delivery.memory_format)
         return leaf
 
-    def _settle(self, batch: Any) -> Any:
+    def _copy_to_static(self, batch: Any) -> Any:
         """The batch in the tensors of the first one."""
         tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
         if self._buffers is None:

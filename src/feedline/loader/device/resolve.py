@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from feedline.core.devices import Device, target
+from feedline.core.devices import Device, usable_device
 from feedline.loader.device import backend
 from feedline.loader.device.backend import AcceleratorBackend, Backend, CudaBackend
 from feedline.loader.device.copy import DeviceStage, PlainStage
@@ -23,7 +23,7 @@ def open_stage(device: Device | Delivery | None = None, *, pin_memory: bool = Fa
     """
     if device is not None:
         delivery = Delivery.of(device)
-        wanted = target(delivery.device)
+        wanted = usable_device(delivery.device)
         streams = backend_of(wanted)
         return PlainStage(wanted) if streams is None else DeviceStage(streams, delivery.depth, delivery.cpus)
     return PinStage() if pin_memory and _can_pin() else None
@@ -34,7 +34,7 @@ def backend_of(device: torch.device) -> Backend | None:
     if device.type == "cuda":
         return CudaBackend(device)
     # MPS is left out: torch gives it one stream only.
-    return AcceleratorBackend(device) if device.type == "xpu" and backend.has_streams() else None
+    return AcceleratorBackend(device) if device.type == "xpu" and backend.has_accelerator_streams() else None
 
 
 def _can_pin() -> bool:

@@ -34,19 +34,19 @@ PARALLEL_ABOVE = 1.4
 """Speed-up of two threads over one that shows that the work releases the GIL."""
 
 
-EVERY = 32
+LEAST_BATCHES = 32
 """Least number of batches between two decisions about the worker count."""
 
 
-KEPT = 64
+REPLAYED_BATCHES = 64
 """Latest batches that are replayed for a decision."""
 
 
-FIRST_NS = 500_000_000
+LEAST_INTERVAL_NS = 500_000_000
 """Time between decisions after a change. A decision takes the loop about ten milliseconds."""
 
 
-LAST_NS = 60_000_000_000
+MOST_INTERVAL_NS = 60_000_000_000
 """Longest time between decisions: it doubles while nothing changes."""
 
 
@@ -54,7 +54,7 @@ MOST_WORKERS = 32
 """Highest number of workers that "auto" starts: each costs memory."""
 
 
-NEARLY = 0.97
+ENOUGH_SHARE = 0.97
 """Share of the best gain that is enough to choose fewer workers."""
 
 
@@ -134,7 +134,7 @@ class Autoscale:
     _recent: list[Sequence[SpanTuple]] = field(init=False, default_factory=list)
     _wall_ns: int = field(init=False, default=0)
     _skipped: int = field(init=False, default=0)
-    _interval_ns: int = field(init=False, default=FIRST_NS)
+    _interval_ns: int = field(init=False, default=LEAST_INTERVAL_NS)
 
     def observe(self, spans: Sequence[SpanTuple]) -> int | None:
         """Add the spans of a delivered batch.
@@ -146,12 +146,12 @@ class Autoscale:
             return None
         self._recent.append(spans)
         self._wall_ns += sum(stop_ns - start_ns for stage, start_ns, stop_ns, _ in spans if stage in ("wait", "step"))
-        if len(self._recent) < EVERY or self._wall_ns < self._interval_ns:
+        if len(self._recent) < LEAST_BATCHES or self._wall_ns < self._interval_ns:
             return None
         return self._decide()
 
     def _decide(self) -> int | None:
-        recent = [[Span(*timed) for timed in spans] for spans in self._recent[-KEPT:]]
+        recent = [[Span(*timed) for timed in spans] for spans in self._recent[-REPLAYED_BATCHES:]]
         self._recent.clear()
         self._wall_ns = 0
         wanted = self._best(recent)
@@ -159,9 +159,9 @@ class Autoscale:
         # again.
         wanted = min(max(wanted, self.workers // 2, 1), 2 * self.workers, self.ceiling)
         if wanted == self.workers:
-            self._interval_ns = min(2 * self._interval_ns, LAST_NS)
+            self._interval_ns = min(2 * self._interval_ns, MOST_INTERVAL_NS)
             return None
-        self.workers, self._skipped, self._interval_ns = wanted, 0, FIRST_NS
+        self.workers, self._skipped, self._interval_ns = wanted, 0, LEAST_INTERVAL_NS
         return wanted
 
     def _best(self, recent: Sequence[Sequence[Span]]) -> int:
@@ -178,4 +178,4 @@ class Autoscale:
             if 1 <= number <= self.ceiling
         }
         best = max(gains.values())
-        return next(number for number, gain in gains.items() if gain >= NEARLY * best)
+        return next(number for number, gain in gains.items() if gain >= ENOUGH_SHARE * best)

@@ -22,15 +22,15 @@ from feedline.loader.report.verdict import copies_much
 _VERDICT_NS = 2_000_000_000
 
 
-_VERDICT_SHARE = 2000
-"""Verdicts take at most 1 / `_VERDICT_SHARE` of the time, unless the pause would exceed `_MOST_VERDICT_NS`."""
+_VERDICT_PAUSE_FACTOR = 2000
+"""Verdicts take at most 1 / `_VERDICT_PAUSE_FACTOR` of the time, unless the pause would exceed `_MOST_VERDICT_NS`."""
 
 
 _MOST_VERDICT_NS = 120_000_000_000
 
 
-_LEAST_VERDICT_SHARE = 200
-"""Verdicts never take more than 1 / `_LEAST_VERDICT_SHARE` of the time, however rare that makes them."""
+_LEAST_VERDICT_PAUSE_FACTOR = 200
+"""Verdicts never take more than 1 / `_LEAST_VERDICT_PAUSE_FACTOR` of the time, however rare that makes them."""
 
 
 USUAL_VERDICT_NS = 80_000_000
@@ -63,7 +63,7 @@ def verdict_of(loader: Any, monitor: Any, pools: LoaderPools, *, quick: bool, li
 
     `loader` is the loader, or its `Arguments`. With `lines`, also the user's lines that take the time.
     """
-    stats, recent = monitor.judged()
+    stats, recent = monitor.verdict_inputs()
     context = replace(
         pools.context(loader),
         sending=monitor.sending.cost,
@@ -106,5 +106,5 @@ def _workers_are_free(loader: Any) -> bool:
 
 def verdict_pause_ns(last_ns: int, expected_ns: int) -> int:
     """Pause after a verdict of `last_ns` before one of `expected_ns`."""
-    usual_ns = min(max(_VERDICT_NS, _VERDICT_SHARE * last_ns), _MOST_VERDICT_NS)
-    return max(usual_ns, _LEAST_VERDICT_SHARE * max(last_ns, expected_ns))
+    usual_ns = min(max(_VERDICT_NS, _VERDICT_PAUSE_FACTOR * last_ns), _MOST_VERDICT_NS)
+    return max(usual_ns, _LEAST_VERDICT_PAUSE_FACTOR * max(last_ns, expected_ns))

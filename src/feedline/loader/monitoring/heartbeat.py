@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from feedline.core.histogram import SpanSums
 from feedline.core.kernels import native
-from feedline.core.page import BATCHES, SINCE, Page, PageWords
+from feedline.core.page import BATCHES, PHASE_START, Page, PageWords
 from feedline.core.telemetry import MAIN, SpanTuple
 
 NEVER_NS = 1 << 62
@@ -46,7 +46,7 @@ class LoopClock:
     def call(self) -> int:
         """Record that the loop waits for a batch; returns the time."""
         self._called_ns = monotonic_ns()
-        self._words[SINCE] = -self._called_ns
+        self._words[PHASE_START] = -self._called_ns
         return self._called_ns
 
     def sample(self, draw: Callable[[], bool]) -> bool:
@@ -69,7 +69,7 @@ class LoopClock:
             spans.append(("sample", now_ns - self._sampled_ns, now_ns, MAIN))
             self._sampled_ns = 0
         self._words[BATCHES] += 1
-        self._words[SINCE] = self._left_ns = now_ns
+        self._words[PHASE_START] = self._left_ns = now_ns
         return sums.add(spans, samples, epoch, number)
 
 
@@ -95,4 +95,4 @@ class Heartbeat:
 
     def mark_idle(self) -> None:
         """Record that the loop neither waits nor computes."""
-        self.page.words[SINCE] = 0
+        self.page.words[PHASE_START] = 0

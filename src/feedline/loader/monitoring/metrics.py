@@ -46,7 +46,7 @@ class Reading(NamedTuple):
     verdict: Mapping[str, Any]
 
 
-class Measure(NamedTuple):
+class Metric(NamedTuple):
     """A metric, and its values for a reading.
 
     Its name is without the prefix "feedline_".
@@ -85,41 +85,39 @@ def _gains(reading: Reading) -> Iterator[tuple[Labels, float | None]]:
         yield {"advice": hint["change"]}, hint["gain"]  # the text has figures: a series for each would be too many
 
 
-MEASURES = (
-    Measure("batches", "counter", "Batches received by the loop.", _plain(lambda s: s.batches)),
-    Measure("samples", "counter", "Samples received by the loop.", _plain(lambda s: s.samples)),
-    Measure("stage_seconds", "counter", "Time of each stage, summed over workers.", _stage_seconds),
-    Measure("run_delay_seconds", "counter", "Time ready to run, but not run.", _plain(lambda s: s.run_delay_s)),
-    Measure("restarts", "counter", "Workers that died and were replaced.", _plain(lambda s: s.restarts)),
-    Measure("skipped_samples", "counter", "Samples left out or replaced.", _plain(lambda s: s.skipped)),
-    Measure("copied_bytes", "counter", "Bytes copied to the device.", _plain(lambda s: s.copied_nbytes)),
-    Measure("copy_seconds", "counter", "Time of the device for copies.", _plain(lambda s: s.copy_s)),
-    Measure("store_bytes", "counter", "Bytes received from stores.", _plain(lambda s: s.stores.nbytes)),
-    Measure("store_requests", "counter", "Requests to stores.", _plain(lambda s: s.stores.requests)),
-    Measure("store_retries", "counter", "Repeated requests to stores.", _plain(lambda s: s.stores.retries)),
-    Measure("store_failures", "counter", "Reads from stores that failed.", _plain(lambda s: s.stores.failures)),
-    Measure("cache_hits", "counter", "Pieces found in the cache.", _plain(lambda s: s.stores.cache_hits)),
-    Measure("cache_misses", "counter", "Pieces the cache had to fetch.", _plain(lambda s: s.stores.cache_misses)),
-    Measure("epoch", "gauge", "Number of the current epoch.", _plain(lambda s: s.epoch)),
-    Measure("position", "gauge", "Batches received in this epoch.", _plain(lambda s: s.position)),
-    Measure("length", "gauge", "Batches of an epoch.", _plain(lambda s: s.length)),
-    Measure("ready_batches", "gauge", "Complete batches that wait for the loop.", _plain(lambda s: s.ready)),
-    Measure("requests_in_flight", "gauge", "Batches requested, not received.", _plain(lambda s: s.in_flight)),
-    Measure("workers", "gauge", "Live workers.", _plain(lambda s: s.workers)),
-    Measure("in_flight_bytes", "gauge", "Bytes of batches in flight or held.", _plain(lambda s: s.in_flight_nbytes)),
-    Measure("arena_bytes", "gauge", "Transport memory of the workers.", _plain(lambda s: s.arena_nbytes)),
-    Measure("worker_resident_bytes", "gauge", "Memory of the workers.", _plain(lambda s: s.worker_nbytes)),
-    Measure("padding_share", "gauge", "Share of padding in batches, 0 to 1.", _plain(lambda s: s.padding_share)),
-    Measure("sample_read_bytes", "gauge", "Bytes that a sample has read.", _plain(lambda s: s.read_nbytes_per_sample)),
-    Measure("sample_bytes", "gauge", "Bytes of a delivered sample.", _plain(lambda s: s.delivered_nbytes_per_sample)),
-    Measure(
-        "gpu_utilization", "gauge", "Share of time in which the GPU computed.", _plain(lambda s: s.gpu_utilization)
-    ),
-    Measure("throttled_share", "gauge", "Share of periods cut by the quota.", _plain(lambda s: s.throttled_share)),
-    Measure("contended_share", "gauge", "Share of waits for other workers.", _plain(lambda s: s.contended_share)),
-    Measure("waiting_seconds", "gauge", "Age of the current wait.", lambda reading: [({}, reading.waiting_s)]),
-    Measure("limiting", "gauge", "1 for the stage that limits the loop.", _limiting),
-    Measure("predicted_gain", "gauge", "Factor by which advice speeds up the loop.", _gains),
+METRICS = (
+    Metric("batches", "counter", "Batches received by the loop.", _plain(lambda s: s.batches)),
+    Metric("samples", "counter", "Samples received by the loop.", _plain(lambda s: s.samples)),
+    Metric("stage_seconds", "counter", "Time of each stage, summed over workers.", _stage_seconds),
+    Metric("run_delay_seconds", "counter", "Time ready to run, but not run.", _plain(lambda s: s.run_delay_s)),
+    Metric("restarts", "counter", "Workers that died and were replaced.", _plain(lambda s: s.restarts)),
+    Metric("skipped_samples", "counter", "Samples left out or replaced.", _plain(lambda s: s.skipped)),
+    Metric("copied_bytes", "counter", "Bytes copied to the device.", _plain(lambda s: s.copied_nbytes)),
+    Metric("copy_seconds", "counter", "Time of the device for copies.", _plain(lambda s: s.copy_s)),
+    Metric("store_bytes", "counter", "Bytes received from stores.", _plain(lambda s: s.stores.nbytes)),
+    Metric("store_requests", "counter", "Requests to stores.", _plain(lambda s: s.stores.requests)),
+    Metric("store_retries", "counter", "Repeated requests to stores.", _plain(lambda s: s.stores.retries)),
+    Metric("store_failures", "counter", "Reads from stores that failed.", _plain(lambda s: s.stores.failures)),
+    Metric("cache_hits", "counter", "Pieces found in the cache.", _plain(lambda s: s.stores.cache_hits)),
+    Metric("cache_misses", "counter", "Pieces the cache had to fetch.", _plain(lambda s: s.stores.cache_misses)),
+    Metric("epoch", "gauge", "Number of the current epoch.", _plain(lambda s: s.epoch)),
+    Metric("position", "gauge", "Batches received in this epoch.", _plain(lambda s: s.position)),
+    Metric("length", "gauge", "Batches of an epoch.", _plain(lambda s: s.length)),
+    Metric("ready_batches", "gauge", "Complete batches that wait for the loop.", _plain(lambda s: s.ready)),
+    Metric("requests_in_flight", "gauge", "Batches requested, not received.", _plain(lambda s: s.in_flight)),
+    Metric("workers", "gauge", "Live workers.", _plain(lambda s: s.workers)),
+    Metric("in_flight_bytes", "gauge", "Bytes of batches in flight or held.", _plain(lambda s: s.in_flight_nbytes)),
+    Metric("arena_bytes", "gauge", "Transport memory of the workers.", _plain(lambda s: s.arena_nbytes)),
+    Metric("worker_resident_bytes", "gauge", "Memory of the workers.", _plain(lambda s: s.worker_nbytes)),
+    Metric("padding_share", "gauge", "Share of padding in batches, 0 to 1.", _plain(lambda s: s.padding_share)),
+    Metric("sample_read_bytes", "gauge", "Bytes that a sample has read.", _plain(lambda s: s.read_nbytes_per_sample)),
+    Metric("sample_bytes", "gauge", "Bytes of a delivered sample.", _plain(lambda s: s.delivered_nbytes_per_sample)),
+    Metric("gpu_utilization", "gauge", "Share of time in which the GPU computed.", _plain(lambda s: s.gpu_utilization)),
+    Metric("throttled_share", "gauge", "Share of periods cut by the quota.", _plain(lambda s: s.throttled_share)),
+    Metric("contended_share", "gauge", "Share of waits for other workers.", _plain(lambda s: s.contended_share)),
+    Metric("waiting_seconds", "gauge", "Age of the current wait.", lambda reading: [({}, reading.waiting_s)]),
+    Metric("limiting", "gauge", "1 for the stage that limits the loop.", _limiting),
+    Metric("predicted_gain", "gauge", "Factor by which advice speeds up the loop.", _gains),
 )
 """All metrics but the histograms."""
 
@@ -151,28 +149,28 @@ class MetricsCollector:
     def collect(self) -> Iterator[Any]:
         """The metric families of all loaders, for prometheus_client."""
         now = readings()
-        for measure in MEASURES:
-            yield self._family(measure, now)
+        for metric in METRICS:
+            yield self._family(metric, now)
         for name, text in (("wait", "Waits of the loop for a batch."), ("step", "Steps between batches.")):
             values = [(_NO_LABELS, reading, reading.stats.loop.get(name)) for reading in now]
             yield self._histogram(f"feedline_{name}_seconds", text, values)
         stages = [({"stage": stage}, each, times) for each in now for stage, times in each.stats.stages.items()]
         yield self._histogram("feedline_stage_duration_seconds", "Times of a stage for one batch.", stages)
 
-    def _family(self, measure: Measure, now: list[Reading]) -> Any:
-        kind = self._core.CounterMetricFamily if measure.kind == "counter" else self._core.GaugeMetricFamily
-        suffix = "_total" if measure.kind == "counter" else ""
-        family = kind(f"feedline_{measure.name}", measure.help)
+    def _family(self, metric: Metric, now: list[Reading]) -> Any:
+        kind = self._core.CounterMetricFamily if metric.kind == "counter" else self._core.GaugeMetricFamily
+        suffix = "_total" if metric.kind == "counter" else ""
+        family = kind(f"feedline_{metric.name}", metric.help)
         for reading in now:
-            for labels, value in measure.values(reading):
+            for labels, value in metric.values(reading):
                 if value is not None:
                     all_labels = {**reading.labels, **labels}
-                    if measure.kind == "counter":
-                        value = self._rising(measure.name, all_labels, value)  # noqa: PLW2901 - the same figure
-                    family.add_sample(f"feedline_{measure.name}{suffix}", all_labels, value)
+                    if metric.kind == "counter":
+                        value = self._monotonic(metric.name, all_labels, value)  # noqa: PLW2901 - the same figure
+                    family.add_sample(f"feedline_{metric.name}{suffix}", all_labels, value)
         return family
 
-    def _rising(self, name: str, labels: Labels, value: float) -> float:
+    def _monotonic(self, name: str, labels: Labels, value: float) -> float:
         """The value, or the previous one if that was a little higher.
 
         CPU times and parts of stages are estimates, which may fall slightly. Prometheus would take this for a restart
@@ -244,18 +242,16 @@ def add_instruments(meter: Any) -> None:
     Their names are those of Prometheus with dots: `feedline.batches`. Values are read on request of the meter's reader.
     """
     observation = load("opentelemetry.metrics", "metrics", "OpenTelemetry metrics").Observation
-    for measure in MEASURES:
-        create = meter.create_observable_counter if measure.kind == "counter" else meter.create_observable_gauge
-        create(
-            f"feedline.{measure.name}", callbacks=[partial(_observe, measure, observation)], description=measure.help
-        )
+    for metric in METRICS:
+        create = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
+        create(f"feedline.{metric.name}", callbacks=[partial(_observe, metric, observation)], description=metric.help)
 
 
-def _observe(measure: Measure, observation: Any, _: Any) -> list[Any]:
+def _observe(metric: Metric, observation: Any, _: Any) -> list[Any]:
     return [
         observation(value, {**reading.labels, **labels})
         for reading in readings()
-        for labels, value in measure.values(reading)
+        for labels, value in metric.values(reading)
         if value is not None
     ]
 

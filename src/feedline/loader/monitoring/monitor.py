@@ -19,7 +19,7 @@ from typing import Any
 from torch.utils.data import default_collate
 
 from feedline.core import store_metrics
-from feedline.core.page import BATCHES, SINCE, Page
+from feedline.core.page import BATCHES, PHASE_START, Page
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import Span
 from feedline.errors import ArgumentError
@@ -40,7 +40,7 @@ from feedline.loader.report.page_html import RankReport
 from feedline.loader.report.page_html import page as page_text
 from feedline.loader.report.run_log import History, HistoryPoint, RunLog, path_of_rank
 from feedline.loader.report.stats import SlowBatch
-from feedline.loader.report.verdict import FEW
+from feedline.loader.report.verdict import FEW_BATCHES
 
 _log = logging.getLogger("feedline")
 
@@ -49,11 +49,11 @@ INTERVAL_NS = 250_000_000
 """Shortest time between two publications."""
 
 
-SHARE = 500
-"""Publications take at most 1 / `SHARE` of the time: after a slow one, the next is later."""
+PAUSE_FACTOR = 500
+"""Publications take at most 1 / `PAUSE_FACTOR` of the time: after a slow one, the next is later."""
 
 
-LOOK_NS = 50_000_000
+MEASURE_AFTER_NS = 50_000_000
 """Time after a publication, and after the start of an iteration, at which other measurements may begin."""
 
 
@@ -69,8 +69,8 @@ _OF_NOW = (
 """Figures of the present that a verdict on the previous epoch also uses."""
 
 
-EARLY_SHARE = 50
-"""Early publications of all loaders of the process take at most 1 / `EARLY_SHARE` of the time.
+EARLY_PAUSE_FACTOR = 50
+"""Early publications of all loaders of the process take at most 1 / `EARLY_PAUSE_FACTOR` of the time.
 
 These are the ones before the interval has passed, of a loader's first batch and of ends of epochs. Many loops take less
 time than a publication.
@@ -94,7 +94,7 @@ class _FigureSources:
     plan: Plan
     dataset: Any
     length: int | None
-    stays: bool
+    is_pageable: bool
     """True if batches stay in pageable memory of the CPU."""
     collated: bool
     """True for default collate."""
@@ -146,9 +146,9 @@ class Monitor:
         if self._sources is not None and self._sources.progress.totals.batches:
             self._former = self._sources.progress.totals
         former = self._sources
-        stays = loader._fl.device is None and not loader.pin_memory
+        is_pageable = loader._fl.device is None and not loader.pin_memory
         collated = loader.collate_fn in (None, default_collate) and loader.batch_size is not None
-        self._sources = _FigureSources(pools, progress, plan, loader.dataset, _length(plan), stays, collated)
+        self._sources = _FigureSources(pools, progress, plan, loader.dataset, _length(plan), is_pageable, collated)
         # `for batch in DataLoader(...)` drops the loader at once: its arguments are enough for a verdict.
         self._loader, self._arguments = weakref.ref(loader), Arguments(loader, self._sources.length)
         self._memory.persistent = loader.persistent_workers
@@ -162,7 +162,7 @@ class Monitor:
             progress.audit = AuditLog(audited, self.identity, plan, loader.dataset, resumed=resumed)
         page = self._open_page()
         page.words[BATCHES] = self.whole.batches
-        due_ns = min(self._publication_due_ns, monotonic_ns() + LOOK_NS)  # short epochs end before
+        due_ns = min(self._publication_due_ns, monotonic_ns() + MEASURE_AFTER_NS)  # short epochs end before
         progress.heartbeat = self._heartbeat = Heartbeat(page, due_ns=due_ns, publish=self._weak_publisher())
 
     def stats(self) -> Stats:
@@ -175,7 +175,7 @@ class Monitor:
         # A loop that waits for its first batch has none: they take a while.
         machine = self._machine.system(pool.pids, keeps=not self._heartbeat.page.words[BATCHES])
         common: dict[str, Any] = {
-            "epoch": progress.cursor.epoch - progress.over,
+            "epoch": progress.cursor.epoch - progress.is_over,
             "position": _position(sources),
             "length": sources.length,
             "ready": self._queue.ready,
@@ -190,31 +190,31 @@ class Monitor:
         }
         stores = store_metrics.statistics()
         epoch = replace(progress.totals.stats(), stores=stores.since(progress.stores_before), **common)
-        epoch = pools.complete(epoch, progress.quarantine.this_epoch, since_epoch=True)
+        epoch = pools.with_pool_figures(epoch, progress.quarantine.this_epoch, since_epoch=True)
         whole = replace(self.whole.stats(), stores=stores.since(self._stores_before or StoreStatistics()), **common)
-        whole = pools.complete(whole, progress.quarantine.count)
+        whole = pools.with_pool_figures(whole, progress.quarantine.count)
         return replace(
             whole, slowest=self._with_addresses(whole), since_epoch=replace(epoch, slowest=self._with_addresses(epoch))
         )
 
-    def judged(self) -> tuple[Stats, list[list[Span]]]:
+    def verdict_inputs(self) -> tuple[Stats, list[list[Span]]]:
         """Statistics and spans of the epoch that a verdict is about.
 
-        It is the previous epoch until the current one has `FEW` batches, or as many as the previous one had.
+        It is the previous epoch until the current one has `FEW_BATCHES` batches, or as many as the previous one had.
         """
         epoch, former = self.stats().since_epoch or Stats(), self._former
         recent = [] if self._sources is None else self._sources.progress.totals.recent
         if former is None:
             return epoch, recent
         before = former.stats()
-        if epoch.batches >= min(FEW, before.batches):
+        if epoch.batches >= min(FEW_BATCHES, before.batches):
             return replace(epoch, closing_s=epoch.closing_s or before.closing_s), recent
         return replace(before, **{name: getattr(epoch, name) for name in _OF_NOW}), former.recent
 
     def waiting_s(self) -> float:
         """Seconds of the current wait; 0 if the loop does not wait."""
-        since_ns = self._heartbeat.page.words[SINCE]
-        return max(0.0, (monotonic_ns() + since_ns) / 1e9) if since_ns < 0 else 0.0
+        phase_start_ns = self._heartbeat.page.words[PHASE_START]
+        return max(0.0, (monotonic_ns() + phase_start_ns) / 1e9) if phase_start_ns < 0 else 0.0
 
     def figures(self) -> dict[str, Any]:
         """The statistics as JSON values, with the labels of the loader."""
@@ -263,11 +263,11 @@ class Monitor:
     def _publish(self, queue: Callable[[], QueueState], *, epoch_ends: bool) -> None:
         began_ns = monotonic_ns()
         if began_ns < self._publication_due_ns and not epoch_ends:
-            self._look(began_ns)
+            self._begin_measurements(began_ns)
             return
         sources = self._sources
         if sources is not None and sources.progress.audit is not None:
-            sources.progress.audit.settle(ended=epoch_ends)
+            sources.progress.audit.flush(ended=epoch_ends)
         self._heartbeat.due_ns = NEVER_NS  # an error below must not be repeated with each batch
         self._queue = queue()
         self._machine.leave_loop()
@@ -284,7 +284,7 @@ class Monitor:
         self._machine.watch_others(epoch_ends=epoch_ends)
         if epoch_ends and self._log is not None and self._judged_few:
             self._advice_due_ns = 0  # a short run, whose log is to say more than a first impression
-        self._judge(began_ns)
+        self._update_verdict(began_ns)
         figures = self.figures()
         now_s = figures["time_s"]
         if figures["length"] and not epoch_ends:
@@ -301,10 +301,10 @@ class Monitor:
     def _plan_next(self, began_ns: int, *, is_early: bool) -> None:
         """Set when the next publication is due, after one that is complete."""
         ended_ns = monotonic_ns()
-        self._publication_due_ns = ended_ns + min(max(INTERVAL_NS, SHARE * (ended_ns - began_ns)), MOST_NS)
+        self._publication_due_ns = ended_ns + min(max(INTERVAL_NS, PAUSE_FACTOR * (ended_ns - began_ns)), MOST_NS)
         if is_early:
-            _early.due_ns = ended_ns + EARLY_SHARE * (ended_ns - began_ns)
-        self._heartbeat.due_ns = min(self._publication_due_ns, ended_ns + LOOK_NS)
+            _early.due_ns = ended_ns + EARLY_PAUSE_FACTOR * (ended_ns - began_ns)
+        self._heartbeat.due_ns = min(self._publication_due_ns, ended_ns + MEASURE_AFTER_NS)
 
     def _postpone(self, page: Page, sources: _FigureSources, began_ns: int) -> None:
         """Publish the labels of the loader now, and its figures later."""
@@ -315,7 +315,7 @@ class Monitor:
             page.publish({"time_s": time(), **self.identity, **_no_figures(), **known, "verdict": {}, **live})
         self._heartbeat.due_ns = self._publication_due_ns
 
-    def _look(self, began_ns: int) -> None:
+    def _begin_measurements(self, began_ns: int) -> None:
         """Begin to count other programs, and request the measurement of sending.
 
         A loop without worker processes measures the sending of a batch once, if it lasts long enough.
@@ -324,7 +324,7 @@ class Monitor:
         sources = self._sources
         if (
             sources is not None
-            and sources.stays
+            and sources.is_pageable
             and self.sending.is_due(began_ns)
             and not sources.pools.pool_statistics().pids
         ):
@@ -335,12 +335,12 @@ class Monitor:
         assert self._sources is not None
         self.sending.measure(batch, monotonic_ns(), collated=self._sources.collated)
 
-    def _judge(self, now_ns: int) -> None:
+    def _update_verdict(self, now_ns: int) -> None:
         """Update the verdict, which takes longer than the figures."""
         batches = self._heartbeat.page.words[BATCHES]
         if now_ns < self._advice_due_ns or not batches:
             return
-        self._judged_few = batches < FEW
+        self._judged_few = batches < FEW_BATCHES
         loader = self._loader()
         if loader is None:  # no `or`: a loader without batches is false
             loader = self._arguments
@@ -393,7 +393,7 @@ def _has_unwritten_resume(former: _FigureSources | None) -> bool:
 def _position(sources: _FigureSources) -> int:
     """Batches of the epoch that the loop has received."""
     progress = sources.progress
-    if progress.over and sources.length:
+    if progress.is_over and sources.length:
         return sources.length
     return sources.plan.delivered(progress.cursor)
 

@@ -20,8 +20,8 @@ MOST_NBYTES = 64 << 20
 """Size of the largest batch that a loop copies for a measurement."""
 
 
-SHARE = 100
-"""A measurement takes at most 1 / `SHARE` of a loop's time."""
+PAUSE_FACTOR = 100
+"""A measurement takes at most 1 / `PAUSE_FACTOR` of a loop's time."""
 
 
 _COPY_NS, _COLLATED_NS, _LEAF_NS, _LEAST_NS = 4.0, 0.5, 1000.0, 50_000.0
@@ -49,7 +49,7 @@ class SendingMeasurement:
         """
         began_ns = now_ns if self._began_ns is None else self._began_ns
         try:
-            self._due_ns = began_ns + int(SHARE * _expected_ns(batch, collated=collated))
+            self._due_ns = began_ns + int(PAUSE_FACTOR * _expected_ns(batch, collated=collated))
         except Exception:  # noqa: BLE001 - the containers are the user's
             self._due_ns = NEVER_NS
             return

@@ -33,11 +33,11 @@ class Agreement:
         self._steps = 0
 
     @property
-    def repeats(self) -> bool:
+    def is_repeating(self) -> bool:
         """True if the latest batch was a repeated one."""
         return self._repeated is not None
 
-    def go_on(self, *, has_batch: bool) -> bool:
+    def agree_on_step(self, *, has_batch: bool) -> bool:
         """Agree on one step: False if the epoch ends for all ranks.
 
         `RankError` on all ranks if only some have a batch, and `uneven` is "raise".
@@ -57,16 +57,16 @@ class Agreement:
         self._steps += 1
         return some if self._uneven == "repeat" else every
 
-    def settle(self, entry: Entry | None, stage: Stage | None) -> Entry | None:
+    def choose_entry(self, entry: Entry | None, stage: Stage | None) -> Entry | None:
         """The entry that this rank delivers; None if the epoch ends."""
-        if not self.go_on(has_batch=entry is not None):
+        if not self.agree_on_step(has_batch=entry is not None):
             return None
         if entry is not None:
             return entry
-        request, result = self.repeat()
+        request, result = self.next_repeated()
         return request, result, None if stage is None else stage.start(result.batch)
 
-    def repeat(self) -> tuple[Any, BatchResult]:
+    def next_repeated(self) -> tuple[Any, BatchResult]:
         """The next repeated batch; `RankError` if there is none."""
         repeated = self._repeated or self._again()
         following = next(repeated, None)

@@ -51,7 +51,7 @@ def check_shares(dataset: Any, rank: int, world_size: int) -> None:
     for stream in _streams_within(dataset):
         found = _held_rank(stream, rank, world_size) or _asked_in_code(stream)
         if found is not None:
-            raise _refusal(type(stream).__name__, found)
+            raise _refusal_error(type(stream).__name__, found)
 
 
 class RankWatch:
@@ -76,7 +76,7 @@ class RankWatch:
         if self._is_active:
             sys.setprofile(None)
         if self._asked is not None and (error_type is None or error_type is StopIteration):
-            raise _refusal(self._name, self._asked) from None
+            raise _refusal_error(self._name, self._asked) from None
 
     def _see(self, frame: FrameType, event: str, called: Any) -> None:
         if event == "call":
@@ -162,7 +162,7 @@ def _function_of(member: Any) -> Any:
     return member.fget if isinstance(member, property) else member
 
 
-def _refusal(name: str, found: str) -> ArgumentError:
+def _refusal_error(name: str, found: str) -> ArgumentError:
     return ArgumentError(
         f"{name} {found}, so it may divide its samples among the ranks itself. distributed= would divide them again,"
         " and samples would be lost. If it does, leave out distributed=; for rules such as uneven=, pass"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from feedline.core.stage_parts import DECODE, TRANSFORM
-from feedline.loader.report.calibration import UNKNOWN_GIL
+from feedline.loader.report.calibration import ASSUMED_GIL_SHARE
 from feedline.loader.report.context import Context, method_of
 from feedline.loader.report.copies import cheaper_transform, fewer_bytes, one_copy
 from feedline.loader.report.model import Case, Gain, Model
@@ -17,11 +17,11 @@ from feedline.loader.report.replay import INLINE, PROCESS, THREAD, BatchTimes, E
 from feedline.loader.report.stats import Stats, count, seconds, share, size
 from feedline.workers.registry import find_pool
 
-ENOUGH = 0.95
+ENOUGH_SHARE = 0.95
 """Share of the best gain that is enough to advise a smaller change."""
 
 
-COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+WORKER_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 """Worker counts that are replayed."""
 
 
@@ -33,15 +33,15 @@ _ACCELERATION = 3.0
 bench/existing_code.py."""
 
 
-MOSTLY = 0.5
+MOSTLY_WAITING_SHARE = 0.5
 """Share of waiting above which the gain of more workers is uncertain: a server or lock may serve one at a time."""
 
 
 def advise(model: Model, stats: Stats) -> tuple[Advice, ...]:
     """Find changes that gain at least `LEAST_GAIN`, sorted.
 
-    Predictions of at least `_LITTLE` come first. Then a bound counts half of its gain, because one may get only a part.
-    Among changes that are equal to one decimal, the cheapest comes first: memory, then processes, then the order.
+    Predictions of at least `_LITTLE_GAIN` come first. Then a bound counts half of its gain, because one may get only a
+    part. Among changes that are equal to one decimal, the cheapest comes first: memory, then processes, then the order.
     """
     found = [advice for find in _REMEDIES for advice in find(model, stats) if not model.context.has(advice.arguments)]
     worth = [advice for advice in found if advice.gain >= LEAST_GAIN]
@@ -52,10 +52,10 @@ def advise(model: Model, stats: Stats) -> tuple[Advice, ...]:
 def _rank(advice: Advice) -> tuple[bool, float, bool]:
     is_bound = advice.basis == "bound"
     counted = (1 + advice.gain) / 2 if is_bound else advice.gain
-    return is_bound or counted < _LITTLE, -round(counted, 1), is_bound
+    return is_bound or counted < _LITTLE_GAIN, -round(counted, 1), is_bound
 
 
-_LITTLE = 1.25
+_LITTLE_GAIN = 1.25
 """Predicted gain below which a change may come after bounds."""
 
 
@@ -81,7 +81,7 @@ def more_or_fewer_workers(model: Model, stats: Stats) -> Iterator[Advice]:
     cases = {number: _with_workers(model, number) for number in _counts(context, stats)}
     gains = {number: model.gain(case) for number, case in cases.items()}
     best = max(gains.values(), default=1.0)
-    wanted = next((number for number, gain in gains.items() if gain >= ENOUGH * best), None)
+    wanted = next((number for number, gain in gains.items() if gain >= ENOUGH_SHARE * best), None)
     if wanted is None or best < LEAST_GAIN:
         return
     half = next((number for number, gain in gains.items() if gain - 1 >= 0.6 * (best - 1)), wanted)
@@ -106,10 +106,10 @@ def _counts(context: Context, stats: Stats) -> list[int]:
 
     In a short epoch each of them must have something to do, and a few batches do not show the effect of many workers.
     """
-    limits = [context.most_workers or COUNTS[-1], max(stats.batches, 2)]
+    limits = [context.most_workers or WORKER_COUNTS[-1], max(stats.batches, 2)]
     if context.epoch_batches is not None:
         limits.append(max(context.epoch_batches // _LEAST_EACH, 2))
-    return [number for number in COUNTS if number <= min(limits) and number != context.num_workers]
+    return [number for number in WORKER_COUNTS if number <= min(limits) and number != context.num_workers]
 
 
 _LEAST_EACH = 2
@@ -137,7 +137,7 @@ def _doubtful_case(model: Model, case: Case) -> Case:
         change = case.change or (lambda batch: batch)
         case = case._replace(change=lambda batch: change(batch).scale("fetch", 1 / _ACCELERATION))
     if case.setting.method == THREAD:
-        machine = replace(machine, gil=1.0 if machine.gil <= UNKNOWN_GIL else UNKNOWN_GIL)
+        machine = replace(machine, gil_share=1.0 if machine.gil_share <= ASSUMED_GIL_SHARE else ASSUMED_GIL_SHARE)
     cpus = model.context.cpus
     if machine.cpus < cpus:
         before, after = (each.setting.num_workers + 1 for each in (model.present, case))
@@ -154,9 +154,9 @@ def _reason_for_workers(model: Model, number: int) -> str:
         return f"{count(number, 'worker')} keep up, and leave CPUs to the step"
     waiting = share(waits_s / alone_s) if alone_s else "0 %"
     doing = "workers overlap this with the step" if not workers else f"{count(number, 'batch')} at once, not {workers}"
-    if waits_s > MOSTLY * alone_s and number > max(workers, 1):
+    if waits_s > MOSTLY_WAITING_SHARE * alone_s and number > max(workers, 1):
         doing += f", if what they wait for serves {number} at once"
-    if number > model.context.cpus and waits_s > MOSTLY * alone_s:
+    if number > model.context.cpus and waits_s > MOSTLY_WAITING_SHARE * alone_s:
         doing += "; they hardly need CPUs, so ignore torch's warning about their number"
     return f"a batch takes {seconds(alone_s)} to build, {waiting} of it waiting; {doing}"
 
@@ -167,7 +167,7 @@ def shared_stream(model: Model, stats: Stats) -> Iterator[Advice]:
         return
     cases = {number: _with_workers(model, number) for number in _counts(model.context, stats)}
     gains = {number: model.gain(case) for number, case in cases.items()}
-    number = next(number for number, gain in gains.items() if gain >= ENOUGH * max(gains.values()))
+    number = next(number for number, gain in gains.items() if gain >= ENOUGH_SHARE * max(gains.values()))
     text = (
         "shard the stream by get_worker_info() in __iter__, or by feedline.PartitionedDataset: now every worker "
         f"would read all samples; then {count(number, 'worker')}"
@@ -186,7 +186,7 @@ def deeper_prefetch(model: Model, _: Stats) -> Iterator[Advice]:
         for factor in (setting.prefetch_factor * step for step in (2, 4, 8))
     }
     gains = {factor: model.gain(case) for factor, case in cases.items()}
-    factor = next(factor for factor, gain in gains.items() if gain >= ENOUGH * max(gains.values()))
+    factor = next(factor for factor, gain in gains.items() if gain >= ENOUGH_SHARE * max(gains.values()))
     ahead = factor * setting.num_workers
     text = f"{ahead} batches ahead, not {setting.ahead}, cover the slow ones"
     yield from _advice(model, cases[factor], text, {"prefetch_factor": factor})
@@ -296,7 +296,7 @@ def _without_waiting(batch: BatchTimes) -> BatchTimes:
 def cheaper_part(model: Model, stats: Stats) -> Iterator[Advice]:
     """A decoder, transform or storage that takes no time."""
     part = dominant_part(stats, "fetch")
-    if part is None or model.context.source.answer:  # which `cheaper_fetch` names
+    if part is None or model.context.source.own_reader:  # which `cheaper_fetch` names
         return
     dataset, takes = model.context.dataset, f"{share(part.share)} of building a batch is {part.words}"
     answers = {
@@ -313,12 +313,12 @@ def cheaper_part(model: Model, stats: Stats) -> Iterator[Advice]:
 def cheaper_fetch(model: Model, stats: Stats) -> Iterator[Advice]:
     """A dataset that takes no time."""
     context, source = model.context, model.context.source
-    if dominant_part(stats, "fetch") is not None and not source.answer:  # of which `cheaper_part` says more
+    if dominant_part(stats, "fetch") is not None and not source.own_reader:  # of which `cheaper_part` says more
         return
     method = f"{context.dataset}.{context.reads_by}"
-    if source.answer:
+    if source.own_reader:
         where = f" ({source.where})" if source.where else ""
-        text = f"{source.answer}: {method} uses {source.call}{where}"
+        text = f"{source.own_reader}: {method} uses {source.call}{where}"
     elif context.fetches_many or context.reads_by != "__getitem__":
         text = f"do less in {method}: decode only what is used, and store results that never change"
     else:
@@ -335,9 +335,9 @@ def less_locking(model: Model, stats: Stats) -> Iterator[Advice]:
         return
     present = model.context.num_workers
     cases = {number: _with_workers(model, number) for number in (present, *_counts(model.context, stats))}
-    cases = {number: case._replace(change=BatchTimes.shared) for number, case in cases.items()}
+    cases = {number: case._replace(change=BatchTimes.without_exclusion) for number, case in cases.items()}
     gains = {number: model.gain(case) for number, case in cases.items()}
-    number = next(number for number, gain in sorted(gains.items()) if gain >= ENOUGH * max(gains.values()))
+    number = next(number for number, gain in sorted(gains.items()) if gain >= ENOUGH_SHARE * max(gains.values()))
     then = "" if number <= present else f"; then {count(number, 'worker')}"
     text = (
         f"hold the lock in {model.context.dataset}.{model.context.reads_by} for a shorter time, or give each worker "

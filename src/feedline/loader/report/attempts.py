@@ -63,7 +63,7 @@ class JobAttempt:
         return {(record["host"], record["pid"]) for runs in self.ranks.values() for record in runs}
 
     @property
-    def reach(self) -> int:
+    def delivered_by_all(self) -> int:
         """Position up to which all ranks are known to have delivered."""
         if len(self.ranks) < self.world_size:
             return self.begun

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from feedline.core.schedule import Share
 from feedline.loader.report.attempts import Audit, AuditLine, JobAttempt, attempts_of
-from feedline.loader.report.audit_log import NOTHING, added, pair_digest, power_sums
+from feedline.loader.report.audit_log import ZERO_SUMS, added, pair_digest, power_sums
 
 IndicesAt = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
 """Function of an epoch and positions that returns the schedule's indices."""
@@ -90,22 +90,24 @@ def _expected_stop(
         return attempt.begun  # rolled back as a whole
     if limit is not None and limit[0] == attempt.epoch:
         return limit[1]
-    whole = _whole(attempt)
+    whole = _epoch_end(attempt)
     is_over = any(record["ended"] for runs in attempt.ranks.values() for record in runs)
     if limit is None and not is_over:
         absent = sorted(set(range(attempt.world_size)) - attempt.ranks.keys())
         if absent:
             result.notes.append(f"{attempt.loader}: rank {_listed(absent)} has no audit log of the last attempt")
-        return attempt.reach
-    if whole is None or attempt.reach >= whole:
-        return attempt.reach
+        return attempt.delivered_by_all
+    if whole is None or attempt.delivered_by_all >= whole:
+        return attempt.delivered_by_all
     if is_over or following is None or not (following.processes & attempt.processes):
         return whole
-    result.notes.append(f"{attempt.loader}: the loop left epoch {attempt.epoch} at position {attempt.reach} of {whole}")
-    return attempt.reach
+    result.notes.append(
+        f"{attempt.loader}: the loop left epoch {attempt.epoch} at position {attempt.delivered_by_all} of {whole}"
+    )
+    return attempt.delivered_by_all
 
 
-def _whole(attempt: JobAttempt) -> int | None:
+def _epoch_end(attempt: JobAttempt) -> int | None:
     """The end position of a complete epoch; None if unknown."""
     record = attempt.first
     length: int | None = record["length"]
@@ -148,7 +150,7 @@ def _check_rows(attempt: JobAttempt, rank: int, run: AuditLine, result: Audit, i
     """Compare a record with the rank's share of the schedule."""
     if not run["even"]:
         return
-    sums, digest = NOTHING, 0
+    sums, digest = ZERO_SUMS, 0
     for positions in _rows(run, rank):
         sums = tuple(added(sums, power_sums(positions)))  # type: ignore[assignment]
         if indices_at is not None and run["digest"] is not None:

@@ -71,7 +71,7 @@ def added(sums: tuple[int, ...], more: tuple[int, ...]) -> tuple[int, ...]:
     return tuple((mine + theirs) & _MASK for mine, theirs in zip(sums, more, strict=True))
 
 
-NOTHING = (0, 0, 0, 0)
+ZERO_SUMS = (0, 0, 0, 0)
 
 
 def pair_digest(positions: NDArray[np.int64], indices: NDArray[np.int64]) -> int:
@@ -123,9 +123,9 @@ class DeliveredRun:
     is_even: bool = True
     """True if all batches but the last had full length."""
     ended: bool = False
-    settled: int = 0
+    flushed_stop: int = 0
     """End of the part that is in the sums and the digest."""
-    sums: tuple[int, ...] = NOTHING
+    sums: tuple[int, ...] = ZERO_SUMS
     digest: int | None = 0
     """None if an index is not an integer."""
     pending: list[Any] = field(default_factory=list)
@@ -133,20 +133,20 @@ class DeliveredRun:
     places: tuple[Any, Any] | None = None
     """Start and end of the run of a live partition."""
 
-    def settle(self, share: Share, *, batches: bool) -> None:
+    def flush(self, share: Share, *, batches: bool) -> None:
         """Add the pending requests to the sums and the digest."""
         if self.pending:
             positions, indices = own_pairs(self.pending, share, batches=batches)
             self.sums = added(self.sums, power_sums(positions))
             if self.digest is not None:
                 self.digest = None if indices is None else (self.digest + pair_digest(positions, indices)) & _MASK
-        self.settled = self.stop
+        self.flushed_stop = self.stop
         self.pending.clear()
 
     def absorb(self, following: DeliveredRun) -> None:
         """Add the run that begins where this one ends."""
         self.is_even = self.is_even and following.is_even
-        self.stop, self.settled = following.stop, following.stop
+        self.stop, self.flushed_stop = following.stop, following.stop
         self.batches += following.batches
         self.sums = added(self.sums, following.sums)
         both = self.digest, following.digest
@@ -188,14 +188,14 @@ class AuditLog:
         except OSError as error:
             self._fail(error)
 
-    def settle(self, *, ended: bool = False) -> None:
+    def flush(self, *, ended: bool = False) -> None:
         """Complete sums and digests; with `ended`, close the records of the epoch."""
         if self._failed or self._fd < 0:
             return
         try:
             for run in self._runs:
                 run.ended = run.ended or ended
-                run.settle(self._share, batches=self._batches)
+                run.flush(self._share, batches=self._batches)
                 self._write(run)
         except OSError as error:
             self._fail(error)
@@ -222,7 +222,7 @@ class AuditLog:
         run.stop, run.batches = stop, run.batches + 1
         run.pending.append(request)
         if len(run.pending) >= _PENDING:
-            run.settle(self._share, batches=self._batches)
+            run.flush(self._share, batches=self._batches)
             run.head = b""
         if len(runs) > 1:
             self._join(run)
@@ -237,7 +237,7 @@ class AuditLog:
         if following is None:
             return
         for each in (run, following):
-            each.settle(self._share, batches=self._batches)
+            each.flush(self._share, batches=self._batches)
         run.absorb(following)
         self._write(run)
         self._runs.remove(following)
@@ -253,7 +253,7 @@ class AuditLog:
             run.places = begun, self._live.place_key(mark.state[1])
         run.batches += mark.samples > run.stop
         run.stop, run.ended = max(run.stop, mark.samples), run.ended or mark.ended
-        run.settled = run.stop
+        run.flushed_stop = run.stop
         self._write(run)
 
     def _begin(self, start: int, *, partition: int | None = None, is_ahead: bool = False) -> DeliveredRun:
@@ -263,7 +263,7 @@ class AuditLog:
             with self._path.open("ab", buffering=0) as end:
                 end.write(_BLANK)
                 offset = end.tell() - RECORD_NBYTES
-        run = DeliveredRun(start, start, offset, partition, is_ahead, settled=start)
+        run = DeliveredRun(start, start, offset, partition, is_ahead, flushed_stop=start)
         self._runs.append(run)
         return run
 
@@ -289,7 +289,7 @@ class AuditLog:
         """
         fields = {
             "partition": run.partition, "ahead": run.is_ahead, "even": run.is_even, "ended": run.ended,
-            "start": run.start, "settled": run.settled, "sums": run.sums, "digest": run.digest,
+            "start": run.start, "settled": run.flushed_stop, "sums": run.sums, "digest": run.digest,
             "seen_s": round(time.time(), 3), **({} if run.places is None else {"places": run.places}),
         }  # fmt: skip
         run.head = b"%b, %b, " % (self._prefix, json.dumps(fields)[1:-1].encode())
@@ -320,7 +320,7 @@ def _fixed_fields(identity: dict[str, Any], plan: Any) -> dict[str, Any]:
         "started_s": round(time.time(), 6),
         "order": _short_digest(plan.fingerprint.to_json()), "unit": _UNITS[type(schedule)],
         "length": _length(plan), "partitions": getattr(schedule, "partitions", None),
-        "batch": schedule.span if isinstance(schedule, Schedule) else share.world_size,
+        "batch": schedule.global_batch_size if isinstance(schedule, Schedule) else share.world_size,
         "strided": share.strided or getattr(schedule, "stride", (0, 1))[1] > 1,
         "pad": share.pad, "drop_last": bool(getattr(schedule, "drop_last", False)),
     }  # fmt: skip

@@ -10,7 +10,7 @@ from math import inf
 from typing import NamedTuple
 
 from feedline.loader.report.context import Context
-from feedline.loader.report.measured import WORK, Measured
+from feedline.loader.report.measured import BUILD_STAGES, Measured
 from feedline.loader.report.replay import (
     INLINE,
     PROCESS,
@@ -27,11 +27,11 @@ HOP_S = {INLINE: 0.0, THREAD: 30e-6, PROCESS: 150e-6}
 """Seconds per batch between loop and workers that no stage contains: queues, sockets and wake-ups."""
 
 
-ROBBED = 0.05
+PREEMPTED_SHARE = 0.05
 """Share of run delay above which other programs may explain the rest of the time."""
 
 
-UNKNOWN_GIL = 0.5
+ASSUMED_GIL_SHARE = 0.5
 """Assumed share of computing under Python's lock, if no measurement shows it."""
 
 
@@ -57,7 +57,7 @@ def calibrate(measured: Measured, context: Context) -> Calibration:
     measured = _with_contention(measured, setting)
     measured, machine = _with_lock(measured, context)
     expected_s = replay(measured.batches, setting, machine)
-    if expected_s < 0.97 * measured.period_s and measured.delay_share > ROBBED:
+    if expected_s < 0.97 * measured.period_s and measured.delay_share > PREEMPTED_SHARE:
         machine = _with_others(measured, setting, machine)
         expected_s = replay(measured.batches, setting, machine)
     measured, late_s = _with_late_steps(measured, setting, machine, measured.period_s - expected_s)
@@ -80,7 +80,7 @@ def _with_contention(measured: Measured, setting: EngineSetting) -> Measured:
     fetch = measured.mean("fetch")
     if setting.method == INLINE or workers < 2 or waited < CONTENDED or not fetch.wait_s:
         return measured
-    built_s = sum(measured.mean(stage).alone_s for stage in WORK)
+    built_s = sum(measured.mean(stage).alone_s for stage in BUILD_STAGES)
     lock_s = min(waited * built_s, fetch.wait_s)
     left, held = 1 - lock_s / fetch.wait_s, 1 / workers
 
@@ -107,7 +107,7 @@ def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]
     setting = context.setting
     takes = max(measured.step_waits / SWITCHES_PER_TAKE, 1.0)
     copiers = inf if context.copy_rates is None else context.copy_rates.copiers
-    machine = Machine(context.cpus, UNKNOWN_GIL, takes, HOP_S[setting.method], copiers)
+    machine = Machine(context.cpus, ASSUMED_GIL_SHARE, takes, HOP_S[setting.method], copiers)
     used = measured.concurrency
     if is_throttled(measured, context):
         measured = _only_computing(measured)
@@ -116,13 +116,13 @@ def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]
     if setting.method != THREAD or context.cpus <= 1:
         return measured, machine
     if used > 1.2:  # the lock is held by one thread at a time, so a part of the work does without it
-        return measured, replace(machine, gil=min(UNKNOWN_GIL, 1 / used))
+        return measured, replace(machine, gil_share=min(ASSUMED_GIL_SHARE, 1 / used))
     if _mostly_waits(measured):
-        return measured, replace(machine, gil=1.0)
+        return measured, replace(machine, gil_share=1.0)
     if not _waits_for_lock(measured, setting):
         return measured, machine
     if measured.outside_share is None:
-        measured, machine = _only_computing(measured), replace(machine, gil=1.0)
+        measured, machine = _only_computing(measured), replace(machine, gil_share=1.0)
     else:
         measured = _waiting_outside(measured)
         machine = _with_held_share(measured, setting, machine)
@@ -130,15 +130,15 @@ def _with_lock(measured: Measured, context: Context) -> tuple[Measured, Machine]
 
 
 def _with_held_share(measured: Measured, setting: EngineSetting, machine: Machine) -> Machine:
-    """The machine with the largest `gil` whose replay is not too slow.
+    """The machine with the largest `gil_share` whose replay is not too slow.
 
     A replay may take `_SLOWER` times the measured period. Its steps do not wait, because a part of their waiting is for
     the lock.
     """
     batches = [replace(batch, step=batch.step._replace(wait_s=0.0)) for batch in measured.batches]
-    machines = [replace(machine, gil=share) for share in (1.0, 0.85, 0.7)]
+    machines = [replace(machine, gil_share=share) for share in (1.0, 0.85, 0.7)]
     fast = (each for each in machines if replay(batches, setting, each) <= _SLOWER * measured.period_s)
-    return next(fast, replace(machine, gil=UNKNOWN_GIL))
+    return next(fast, replace(machine, gil_share=ASSUMED_GIL_SHARE))
 
 
 _SLOWER = 1.1
@@ -152,13 +152,13 @@ def is_throttled(measured: Measured, context: Context) -> bool:
 
 def _mostly_waits(measured: Measured) -> bool:
     """True if worker threads mostly wait for files or servers."""
-    work = [measured.mean(stage) for stage in WORK]
+    work = [measured.mean(stage) for stage in BUILD_STAGES]
     return sum(task.wait_s for task in work) > sum(task.cpu_s for task in work) / _LOCKED
 
 
 def _waits_for_lock(measured: Measured, setting: EngineSetting) -> bool:
     """True if worker threads wait for Python's lock, and not for files."""
-    work = [measured.mean(stage) for stage in WORK]
+    work = [measured.mean(stage) for stage in BUILD_STAGES]
     wait_s, cpu_s = sum(task.wait_s for task in work), sum(task.cpu_s for task in work)
     if measured.outside_share is not None and wait_s - _outside_s(measured) > _UNSEEN * (wait_s + cpu_s):
         return True
@@ -181,12 +181,12 @@ def _with_locked_steps(measured: Measured, setting: EngineSetting, machine: Mach
         return measured
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        batches = [batch.later(-middle) for batch in measured.batches]
+        batches = [batch.with_longer_step(-middle) for batch in measured.batches]
         if replay_step(batches, setting, machine) > measured.step_s:
             low = middle
         else:
             high = middle
-    return replace(measured, batches=tuple(batch.later(-low) for batch in measured.batches))
+    return replace(measured, batches=tuple(batch.with_longer_step(-low) for batch in measured.batches))
 
 
 SWITCHES_PER_TAKE = 3.0
@@ -220,13 +220,13 @@ than for a file.
 
 def _waiting_outside(measured: Measured) -> Measured:
     """The recording, with waits for files, networks and own threads only."""
-    waited_s = sum(measured.mean(stage).wait_s for stage in WORK)
+    waited_s = sum(measured.mean(stage).wait_s for stage in BUILD_STAGES)
     return _scale_waits(measured, min(_outside_s(measured) / waited_s, 1.0)) if waited_s else measured
 
 
 def _outside_s(measured: Measured) -> float:
     """Seconds per batch of waiting for files, networks and own threads."""
-    built_s = sum(measured.mean(stage).alone_s for stage in WORK)
+    built_s = sum(measured.mean(stage).alone_s for stage in BUILD_STAGES)
     if measured.mean("fetch").held_s:  # the wait for a lock that workers share has been separated
         built_s /= max(1 - measured.contended_share, LEAST_SHARE)
     return (measured.outside_share or 0.0) * built_s
@@ -272,11 +272,11 @@ def _with_late_steps(
 
     A step that sleeps is woken late if other tasks have the CPUs. That is not waiting for data.
     """
-    free = [batch.free() for batch in measured.batches]
+    free = [batch.only_step() for batch in measured.batches]
     late_s = min(missing_s, measured.step_s - replay(free, setting, replace(machine, latency_s=0.0)))
     if late_s <= 0:
         return measured, 0.0
-    return replace(measured, batches=tuple(batch.later(late_s) for batch in measured.batches)), late_s
+    return replace(measured, batches=tuple(batch.with_longer_step(late_s) for batch in measured.batches)), late_s
 
 
 def _with_latency(measured: Measured, setting: EngineSetting, machine: Machine, most_s: float) -> Machine:

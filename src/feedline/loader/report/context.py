@@ -24,7 +24,7 @@ from feedline.workers.base import PoolKind
 from feedline.workers.registry import INLINE as INLINE_POOL
 from feedline.workers.registry import PROCESSES
 
-THROTTLED = 0.05
+THROTTLED_SHARE = 0.05
 """Share of the quota's periods that were cut short; a job above it counts as throttled."""
 
 
@@ -126,7 +126,7 @@ def context_of(loader: Any, builder: Any, kind: PoolKind, kind_with_workers: Poo
         persistent_workers=loader.persistent_workers,
         round_robin=is_stream or (kind_with_workers.needs_pickle and draws and not loader._fl_adapts),
         cpus=available_cpus(group) if kind.cpus is None else kind.cpus(),
-        throttled=throttling is not None and throttling.share > THROTTLED,
+        throttled=throttling is not None and throttling.share > THROTTLED_SHARE,
         fetches_many=batch_getter(dataset) is not None or reader_of(dataset) is not None,
         thread_safe=traits_of(dataset).thread_safe or getattr(builder, "vectorized", False),
         shards_itself=not is_stream or loader.worker_init_fn is not None or shards_itself(dataset),

@@ -107,7 +107,7 @@ def what_if(model: Model) -> list[dict[str, Any]]:
     """Predicted gains of numbers of workers, prefetch factors and orders."""
     context = model.context
     present = _setting(context.num_workers, context.prefetch_factor, context.in_order)
-    counts = sorted({*_COUNTS, context.num_workers})
+    counts = sorted({*_WORKER_COUNTS, context.num_workers})
     factors = sorted({*_FACTORS, context.prefetch_factor})
     inline = _setting(0, factors[0], in_order=True)
     settings = [_setting(number, factor, order) for number in counts[1:] for factor in factors for order in _ORDERS]
@@ -124,7 +124,7 @@ def _setting(number: int, factor: int, in_order: bool) -> dict[str, Any]:
     return {"num_workers": number, "prefetch_factor": factor, "in_order": in_order}
 
 
-_COUNTS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+_WORKER_COUNTS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 
 
 _FACTORS = (2, 4, 8)

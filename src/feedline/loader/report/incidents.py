@@ -52,10 +52,10 @@ def _until_full(growth: float, stats: Stats, context: Context) -> str:
     lasts = f" At this rate, the {size(left_nbytes)} that are left last for {count(int(epochs), 'epoch')}"
     if not batches or not stats.batches:
         return f"{lasts}."
-    return f"{lasts}, or {_long(epochs * batches * stats.wall_s / stats.batches)}."
+    return f"{lasts}, or {_format_duration(epochs * batches * stats.wall_s / stats.batches)}."
 
 
-def _long(elapsed_s: float) -> str:
+def _format_duration(elapsed_s: float) -> str:
     """A duration in its largest unit."""
     for unit, unit_s in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if elapsed_s >= 2 * unit_s:

@@ -9,14 +9,14 @@ from functools import cached_property
 from typing import Self
 
 from feedline.core.telemetry import CPU, MAIN, RUN_DELAY, Span
-from feedline.loader.report.replay import NO_TASK, OURS, BatchTimes, Task
+from feedline.loader.report.replay import MAIN_STAGES, NO_TASK, BatchTimes, Task
 from feedline.loader.report.stats import Stats, is_wall
 
-WORK = ("fetch", "collate", "serialize")
+BUILD_STAGES = ("fetch", "collate", "serialize")
 """Stages of building a batch, in their order. Other spans are within these."""
 
 
-WIDE = 1.1
+MULTITHREADED_CPUS = 1.1
 """CPU seconds per second above which a task counts as computing in several threads."""
 
 
@@ -100,8 +100,8 @@ class Measured:
         step_s = stats.step_s / later
         step = _task(step_s, None if stats.step_cpu_s is None else stats.step_cpu_s / later, 0.0)
         batch = BatchTimes(
-            {stage: tasks[stage] for stage in WORK if stage in tasks},
-            **{stage: tasks.get(stage, NO_TASK) for stage in OURS if stage != "step"},
+            {stage: tasks[stage] for stage in BUILD_STAGES if stage in tasks},
+            **{stage: tasks.get(stage, NO_TASK) for stage in MAIN_STAGES if stage != "step"},
             step=step,
         )
         wait_s = max(stats.wait_s - stats.startup_s, 0.0) / later
@@ -124,7 +124,7 @@ class Measured:
     @property
     def copiers(self) -> float:
         """Mean use of memory bandwidth, as a number of copying threads."""
-        used_s = sum(task.cpu_s * task.copying for task in map(self.mean, WORK))
+        used_s = sum(task.cpu_s * task.copying for task in map(self.mean, BUILD_STAGES))
         return used_s / self.period_s if self.period_s else 0.0
 
     @property
@@ -138,7 +138,7 @@ class Measured:
 
         Work is all computing and waiting of workers and loop in stages.
         """
-        return _share(self.delayed_s, sum(self.mean(stage).alone_s for stage in (*WORK, *OURS)))
+        return _share(self.delayed_s, sum(self.mean(stage).alone_s for stage in (*BUILD_STAGES, *MAIN_STAGES)))
 
     def mean(self, stage: str) -> Task:
         """Mean task of a stage; empty if the stage did not run."""
@@ -146,10 +146,12 @@ class Measured:
 
     @cached_property
     def _means(self) -> dict[str, Task]:
-        return {stage: self._mean_of(stage) for stage in (*WORK, *OURS)}
+        return {stage: self._mean_of(stage) for stage in (*BUILD_STAGES, *MAIN_STAGES)}
 
     def _mean_of(self, stage: str) -> Task:
-        tasks = [batch.work.get(stage, NO_TASK) if stage in WORK else getattr(batch, stage) for batch in self.batches]
+        tasks = [
+            batch.work.get(stage, NO_TASK) if stage in BUILD_STAGES else getattr(batch, stage) for batch in self.batches
+        ]
         if not tasks:
             return NO_TASK
         width = sum(task.cpu_s * task.width for task in tasks) / (sum(task.cpu_s for task in tasks) or 1.0)
@@ -162,7 +164,7 @@ class Measured:
     @cached_property
     def concurrency(self) -> float:
         """CPUs in use on average, by workers and loop."""
-        stages = (*WORK, *OURS)
+        stages = (*BUILD_STAGES, *MAIN_STAGES)
         used_s = sum(task.cpu_s * task.width for task in map(self.mean, stages))
         return used_s / self.period_s if self.period_s else 0.0
 
@@ -192,13 +194,17 @@ class _BatchSpans:
                 cpu[stage.removesuffix(CPU)] += elapsed_s
             elif is_wall(stage):
                 wall[stage] += elapsed_s
-                worker = owner if stage in WORK else worker
+                worker = owner if stage in BUILD_STAGES else worker
         return cls(dict(wall), dict(cpu), dict(delay), worker)
 
     def batch(self, ratios: Mapping[str, float], delay: Mapping[int, float]) -> BatchTimes:
         """The tasks of this batch."""
-        work = {stage: self._task(stage, ratios, delay.get(self.worker, 0.0)) for stage in WORK if stage in self.wall}
-        ours = {stage: self._task(stage, ratios, delay.get(MAIN, 0.0)) for stage in OURS}
+        work = {
+            stage: self._task(stage, ratios, delay.get(self.worker, 0.0))
+            for stage in BUILD_STAGES
+            if stage in self.wall
+        }
+        ours = {stage: self._task(stage, ratios, delay.get(MAIN, 0.0)) for stage in MAIN_STAGES}
         return BatchTimes(work, **ours)
 
     def _task(self, stage: str, ratios: Mapping[str, float], delay: float) -> Task:
@@ -212,7 +218,7 @@ def _task(wall_s: float, cpu_s: float | None, delay: float) -> Task:
     """Task of a span; without a CPU time, all of it computes."""
     if cpu_s is None:
         return Task(0.0, wall_s / (1 + delay))
-    if cpu_s > WIDE * wall_s:
+    if cpu_s > MULTITHREADED_CPUS * wall_s:
         return Task(0.0, wall_s / (1 + delay), min(cpu_s / wall_s, _WIDEST)) if wall_s else NO_TASK
     if cpu_s * (1 + delay) < _COMPUTES * wall_s or cpu_s < _HARDLY_COMPUTES * wall_s:
         delay = 0.0
@@ -255,8 +261,8 @@ def _delays(tables: Sequence[_BatchSpans]) -> dict[int, float]:
         for worker, seconds in table.delay.items():
             delay[worker] += seconds
         for stage, seconds in table.wall.items():
-            if stage in WORK or stage in OURS:
-                owner = table.worker if stage in WORK else MAIN
+            if stage in BUILD_STAGES or stage in MAIN_STAGES:
+                owner = table.worker if stage in BUILD_STAGES else MAIN
                 cpu[owner] += table.cpu.get(stage, min(ratios.get(stage, 1.0), 1.0) * seconds)
     # CPU times of stages without a CPU clock contain their delay.
     return {worker: seconds / max(cpu[worker], seconds / _MOST_DELAY) for worker, seconds in delay.items() if seconds}

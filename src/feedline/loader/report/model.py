@@ -9,12 +9,12 @@ from functools import cached_property
 from statistics import fmean
 from typing import NamedTuple, Self
 
-from feedline.loader.report.calibration import HOP_S, LEAST_SHARE, UNKNOWN_GIL, calibrate, is_throttled
+from feedline.loader.report.calibration import ASSUMED_GIL_SHARE, HOP_S, LEAST_SHARE, calibrate, is_throttled
 from feedline.loader.report.context import Context, SendingCost
-from feedline.loader.report.measured import WORK, Measured
+from feedline.loader.report.measured import BUILD_STAGES, Measured
 from feedline.loader.report.replay import PROCESS, THREAD, BatchTimes, EngineSetting, Machine, Task, replay
 
-STAGES = ("sample", *WORK, "receive", "copy", "device_transform")
+STAGES = ("sample", *BUILD_STAGES, "receive", "copy", "device_transform")
 """Stages that a prediction can remove."""
 
 
@@ -144,7 +144,7 @@ class Model:
     @cached_property
     def free_gain(self) -> float:
         """Gain if data took no time: the headroom of the loop."""
-        case = Case(self.present.setting, replace(self.machine, latency_s=0.0), BatchTimes.free)
+        case = Case(self.present.setting, replace(self.machine, latency_s=0.0), BatchTimes.only_step)
         step_s = case.period_s(self.measured.batches)
         return self.now_s / step_s if step_s > 0 else _MOST_GAIN
 
@@ -164,10 +164,10 @@ class Model:
             return Case(setting, self.machine)
         machine = replace(self.machine, latency_s=HOP_S[setting.method])
         if setting.method == THREAD:
-            machine = replace(machine, gil=UNKNOWN_GIL if self.context.fetches_many else 1.0)
+            machine = replace(machine, gil_share=ASSUMED_GIL_SHARE if self.context.fetches_many else 1.0)
         transport = _change_transport(setting.method, self.context.sending)
         if before.method == THREAD:  # each process has the locks of threads for itself
-            return Case(setting, machine, lambda batch: transport(batch.shared()))
+            return Case(setting, machine, lambda batch: transport(batch.without_exclusion()))
         return Case(setting, machine, transport)
 
     @property
@@ -186,7 +186,7 @@ class Model:
 
     @property
     def _epoch_batches(self) -> int:
-        return max(self.context.epoch_batches or _LONG, 1)
+        return max(self.context.epoch_batches or _ASSUMED_EPOCH_BATCHES, 1)
 
     def _epoch_gain(self, before_s: float, after_s: float, setting: EngineSetting) -> float:
         """Ratio of the times of an epoch, each with its start-up."""
@@ -201,15 +201,17 @@ class Model:
             return 0.0
         if setting.method == before.method:
             further = max(setting.num_workers - before.num_workers, 0) if setting.method == PROCESS else 0
-            return self.startup_s + further * self._further_s
-        return START_S * self._stretch + setting.num_workers * self._further_s if setting.method == PROCESS else 0.0
+            return self.startup_s + further * self._worker_start_s
+        return (
+            START_S * self._stretch + setting.num_workers * self._worker_start_s if setting.method == PROCESS else 0.0
+        )
 
     @property
     def _stretch(self) -> float:
         return 1 / max(1 - self.measured.delay_share, LEAST_SHARE)
 
     @property
-    def _further_s(self) -> float:
+    def _worker_start_s(self) -> float:
         """Seconds for the start of one more worker process."""
         return START_CPU_S * self._stretch / self.context.cpus
 
@@ -221,7 +223,7 @@ class Model:
         return [(batches, self.present.period_s(batches)) for batches in resampled]
 
 
-_LONG = 1_000_000
+_ASSUMED_EPOCH_BATCHES = 1_000_000
 """Assumed number of batches of an epoch of unknown length."""
 
 

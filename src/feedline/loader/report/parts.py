@@ -8,7 +8,7 @@ from typing import NamedTuple
 from feedline.core.stage_parts import DECODE, READ, TRANSFORM, is_part
 from feedline.loader.report.stats import Stats, share
 
-BUILDING = ("fetch", "collate")
+STAGES_WITH_PARTS = ("fetch", "collate")
 """Stages whose parts are timed: images that were deferred are decoded when they are collated."""
 
 
@@ -46,7 +46,7 @@ def part_shares(totals: Mapping[str, float]) -> dict[str, float]:
 
     `totals` are the seconds of each stage. Empty if nothing was timed.
     """
-    built_s = sum(totals.get(stage, 0.0) for stage in BUILDING)
+    built_s = sum(totals.get(stage, 0.0) for stage in STAGES_WITH_PARTS)
     parts = {stage: min(total_s / built_s, 1.0) for stage, total_s in totals.items() if is_part(stage) and built_s > 0}
     return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
@@ -65,7 +65,7 @@ def _waiting(stats: Stats, stage: str) -> float | None:
 def dominant_part(stats: Stats, stage: str) -> PartShare | None:
     """The part that takes most of a stage; None without one."""
     first = next(iter(parts_of(stats)), None)
-    return first if stage in BUILDING and first is not None and first.share >= DOMINANT else None
+    return first if stage in STAGES_WITH_PARTS and first is not None and first.share >= DOMINANT else None
 
 
 def sentence(stats: Stats) -> str:

@@ -45,7 +45,7 @@ class Task(NamedTuple):
 NO_TASK = Task()
 
 
-OURS = ("sample", "receive", "copy", "device_transform", "step")
+MAIN_STAGES = ("sample", "receive", "copy", "device_transform", "step")
 """Stages of the training process: those of every loader."""
 
 
@@ -74,20 +74,20 @@ class BatchTimes:
         """The batch with the time of one stage multiplied."""
         if stage in self.work:
             return replace(self, work={**self.work, stage: _scale(self.work[stage], factor)})
-        if stage not in OURS:
+        if stage not in MAIN_STAGES:
             return self  # a stage that other batches have
         changed: dict[str, Any] = {stage: _scale(getattr(self, stage), factor)}
         return replace(self, **changed)
 
-    def shared(self) -> BatchTimes:
+    def without_exclusion(self) -> BatchTimes:
         """The batch if workers did not exclude each other."""
         return replace(self, work={stage: task._replace(held_s=0.0) for stage, task in self.work.items()})
 
-    def later(self, seconds: float) -> BatchTimes:
+    def with_longer_step(self, seconds: float) -> BatchTimes:
         """The batch with a step that waits longer, or shorter if negative."""
         return replace(self, step=self.step._replace(wait_s=max(self.step.wait_s + seconds, 0.0)))
 
-    def free(self) -> BatchTimes:
+    def only_step(self) -> BatchTimes:
         """The batch if data took no time: only the step is left."""
         return BatchTimes({}, step=self.step)
 
@@ -119,9 +119,9 @@ class Machine:
 
     cpus: float = 1.0
     """CPUs that affinity, quota and other programs leave."""
-    gil: float = 1.0
+    gil_share: float = 1.0
     """Share of the computing of threads that holds Python's lock."""
-    takes: float = 1.0
+    lock_takes: float = 1.0
     """Times that a step takes Python's lock again, after waiting or native code."""
     latency_s: float = 0.0
     """Seconds per batch in which the loop waits for something outside all stages, such as the wake-up of a worker."""
@@ -140,7 +140,7 @@ class _TaskPhase(NamedTuple):
 
 _Process = Generator[_TaskPhase | None, None, None]
 
-LOCKED = 0.9
+LOCKED_SHARE = 0.9
 """Least share of computing under Python's lock at which the loop has to wait for the lock."""
 
 SWITCH_S = 0.005
@@ -149,13 +149,13 @@ SWITCH_S = 0.005
 PIECES = 4
 """Number of parts of a task that waits and computes: samples do both in turn."""
 
-ONE_KIND = 0.05
+ONE_KIND_SHARE = 0.05
 """Share below which the smaller of waiting and computing does not divide a task."""
 
 
 def _phases(task: Task) -> Sequence[_TaskPhase]:
     wait_s, cpu_s, width, _, copying = task
-    if min(wait_s, cpu_s) <= ONE_KIND * (wait_s + cpu_s):
+    if min(wait_s, cpu_s) <= ONE_KIND_SHARE * (wait_s + cpu_s):
         return (_TaskPhase(wait_s, cpu_s, width, copying),)
     return (_TaskPhase(wait_s / PIECES, cpu_s / PIECES, width, copying),) * PIECES
 
@@ -238,8 +238,8 @@ class _Engine:
 
     def __init__(self, batches: Sequence[BatchTimes], setting: EngineSetting, machine: Machine) -> None:
         # Each thread needs the lock for this share of its computing, so at most 1 / share of them compute at once.
-        locked = machine.gil if setting.method == THREAD else 0.0
-        self._is_locked = locked >= LOCKED
+        locked = machine.gil_share if setting.method == THREAD else 0.0
+        self._is_locked = locked >= LOCKED_SHARE
         self._clock = _SimulatedClock(min(machine.cpus, 1 / locked) if locked else machine.cpus, machine.copiers)
         self._batches, self._setting, self._machine = batches, setting, machine
         self._work = [_phases(sum(batch.work.values(), NO_TASK)) for batch in batches]
@@ -326,10 +326,10 @@ class _Engine:
         if not self._is_locked or step.wait_s <= 0:
             yield from _phases(step)
             return
-        parts = min(max(round(self._machine.takes), 1), PIECES)
+        parts = min(max(round(self._machine.lock_takes), 1), PIECES)
         for _ in range(parts):
             yield _TaskPhase(step.wait_s / parts)
-            yield from self._take_lock(self._machine.takes / parts)
+            yield from self._take_lock(self._machine.lock_takes / parts)
             yield _TaskPhase(0.0, step.cpu_s / parts, step.width)
 
     def _take_lock(self, times: float) -> _Process:
@@ -347,7 +347,7 @@ class _Engine:
         return window[0] in self._received or (not self._setting.in_order and not self._received.isdisjoint(window))
 
 
-LEAST = 48
+LEAST_REPLAYED = 48
 """Least number of batches of a replay: fewer are repeated."""
 
 
@@ -392,4 +392,4 @@ def _number(batches: Sequence[BatchTimes], setting: EngineSetting) -> int:
 
     Each recorded batch counts equally often, whatever the setting.
     """
-    return len(batches) * -(-max(LEAST, 2 * (setting.ahead + 1)) // len(batches))
+    return len(batches) * -(-max(LEAST_REPLAYED, 2 * (setting.ahead + 1)) // len(batches))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import ConcatDataset, Subset
 
 
-class _OwnAnswer(NamedTuple):
+class _OwnReader(NamedTuple):
     names: tuple[str, ...]
     """Dotted names; the name of a module stands for everything in it."""
     text: str
@@ -26,24 +26,24 @@ _IN_MEMORY = "table in memory"
 _TABLES = ("pandas", "polars", "pyarrow")
 
 
-_ANSWERS = (
-    _OwnAnswer(("requests", "urllib", "urllib3", "httpx", "boto3", "botocore", "fsspec", "s3fs", "gcsfs", "smart_open"),
+_OWN_READERS = (
+    _OwnReader(("requests", "urllib", "urllib3", "httpx", "boto3", "botocore", "fsspec", "s3fs", "gcsfs", "smart_open"),
             "feedline.datasets.TarShards, or Files with cache=, reads many objects at once and keeps them"),
-    _OwnAnswer(("sqlite3", "psycopg", "psycopg2", "sqlalchemy", "pymysql"),
+    _OwnReader(("sqlite3", "psycopg", "psycopg2", "sqlalchemy", "pymysql"),
             "feedline.datasets.SQLManifest reads the table once, and then whole batches"),
-    _OwnAnswer(("PIL", "cv2", "torchvision.io", "imageio", "skimage", "turbojpeg"),
+    _OwnReader(("PIL", "cv2", "torchvision.io", "imageio", "skimage", "turbojpeg"),
             "feedline.datasets.ImageFolder with feedline.transforms decodes only what a crop needs"),
-    _OwnAnswer(("datasets",), "feedline.datasets.HuggingFace reads whole batches of the same table"),
-    _OwnAnswer(("h5py", "tables"), "feedline.datasets.HDF5 reads whole batches, and each worker opens the file itself"),
-    _OwnAnswer(("zarr",), "feedline.datasets.Zarr reads whole batches by chunk"),
-    _OwnAnswer(("lmdb",), "feedline.datasets.LMDB reads whole batches"),
-    _OwnAnswer(("pyarrow", "pandas", "polars", "fastparquet"),
+    _OwnReader(("datasets",), "feedline.datasets.HuggingFace reads whole batches of the same table"),
+    _OwnReader(("h5py", "tables"), "feedline.datasets.HDF5 reads whole batches, and each worker opens the file itself"),
+    _OwnReader(("zarr",), "feedline.datasets.Zarr reads whole batches by chunk"),
+    _OwnReader(("lmdb",), "feedline.datasets.LMDB reads whole batches"),
+    _OwnReader(("pyarrow", "pandas", "polars", "fastparquet"),
             "feedline.datasets.Parquet reads whole batches of columns"),
-    _OwnAnswer(("numpy.memmap", "numpy.load", "numpy.fromfile", "numpy.frombuffer"),
+    _OwnReader(("numpy.memmap", "numpy.load", "numpy.fromfile", "numpy.frombuffer"),
             "feedline.datasets.ArrayFile, or TokenFile for windows of tokens, reads whole batches without copies"),
-    _OwnAnswer(("tarfile", "webdataset", "zipfile"), "feedline.datasets.TarShards reads single members by an index"),
-    _OwnAnswer(("json", "csv", "orjson"), "feedline.datasets.JSONL and CSV read lines by an index"),
-    _OwnAnswer((_IN_MEMORY,), "feedline.datasets.Arrays, of its columns as NumPy arrays, reads whole batches"),
+    _OwnReader(("tarfile", "webdataset", "zipfile"), "feedline.datasets.TarShards reads single members by an index"),
+    _OwnReader(("json", "csv", "orjson"), "feedline.datasets.JSONL and CSV read lines by an index"),
+    _OwnReader((_IN_MEMORY,), "feedline.datasets.Arrays, of its columns as NumPy arrays, reads whole batches"),
 )  # fmt: skip
 
 
@@ -55,7 +55,7 @@ class SampleSource:
     """The name in the code, such as "requests.get"; empty if none is known."""
     where: str = ""
     """File and line, such as "data.py:31"."""
-    answer: str = ""
+    own_reader: str = ""
     """feedline's own way to read the same data; empty if there is none."""
     library: str = ""
     """Top-level module of the call, such as "PIL"."""
@@ -65,17 +65,17 @@ def source_of(dataset: Any) -> SampleSource:
     """A known library call with which a dataset reads its samples.
 
     Searches its methods for reading, `__init__`, and the types of its attributes; if several calls are known, the order
-    of `_ANSWERS` decides. Reads the code and runs none of it. Calls of functions in the same module are followed.
+    of `_OWN_READERS` decides. Reads the code and runs none of it. Calls of functions in the same module are followed.
     """
     dataset = _innermost(dataset)
     if type(dataset).__module__.partition(".")[0] == "feedline":
         return SampleSource()
     with suppress(Exception):  # code objects of other tools may lack anything; then nothing is known
         calls = list(_calls_of_dataset(dataset))
-        for answer in _ANSWERS:
+        for reader in _OWN_READERS:
             for target, call, where in calls:
-                if any(target == name or target.startswith(name + ".") for name in answer.names):
-                    return SampleSource(call, where, answer.text, target.partition(".")[0])
+                if any(target == name or target.startswith(name + ".") for name in reader.names):
+                    return SampleSource(call, where, reader.text, target.partition(".")[0])
     return SampleSource()
 
 

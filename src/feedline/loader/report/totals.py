@@ -72,11 +72,11 @@ class Totals:
         for totals in self._each():
             totals._padding.add(padding)
 
-    def opened(self, elapsed_ns: int) -> None:
+    def add_startup(self, elapsed_ns: int) -> None:
         """Count the time of `iter(loader)` as waiting for the first batch."""
         self.sums.opening_ns = elapsed_ns
 
-    def closed(self, elapsed_ns: int) -> None:
+    def add_closing(self, elapsed_ns: int) -> None:
         """Count the time from an epoch's end until its workers ended."""
         for totals in self._each():
             totals._closing_ns += elapsed_ns
@@ -167,13 +167,13 @@ def _with_parts_behind(times: dict[str, StageTimes]) -> dict[str, StageTimes]:
     return ordered | parts
 
 
-_BUILDING = ("fetch", "collate")
+_STAGES_WITH_PARTS = ("fetch", "collate")
 """Stages whose parts are timed."""
 
 
 def _scale_of_parts(cells: Mapping[str, Sequence[tuple[int, SpanSum]]]) -> float:
     """Ratio of all building time to that with timed parts."""
-    built_ns = sum(cell.total_ns for stage in _BUILDING for _, cell in cells.get(stage, ()))
+    built_ns = sum(cell.total_ns for stage in _STAGES_WITH_PARTS for _, cell in cells.get(stage, ()))
     timed_ns = sum(cell.total_ns for _, cell in cells.get(PARTS, ()))
     return max(built_ns / timed_ns, 1.0) if timed_ns else 1.0
 

@@ -14,21 +14,21 @@ from feedline.core.wrapping import WIDTH, columns, printable
 from feedline.errors import ArgumentError
 from feedline.loader.report import layout
 from feedline.loader.report.advice import advise, predict
-from feedline.loader.report.context import THROTTLED, Context
+from feedline.loader.report.context import THROTTLED_SHARE, Context
 from feedline.loader.report.copies import copies_of
 from feedline.loader.report.incidents import incidents
-from feedline.loader.report.measured import WORK, Measured
+from feedline.loader.report.measured import BUILD_STAGES, Measured
 from feedline.loader.report.model import Gain, Model
-from feedline.loader.report.parts import BUILDING, dominant_part, sentence
+from feedline.loader.report.parts import STAGES_WITH_PARTS, dominant_part, sentence
 from feedline.loader.report.remedy import LEAST_GAIN, Advice
-from feedline.loader.report.replay import INLINE, LEAST, NO_TASK, OURS, THREAD, BatchTimes, Task
+from feedline.loader.report.replay import INLINE, LEAST_REPLAYED, MAIN_STAGES, NO_TASK, THREAD, BatchTimes, Task
 from feedline.loader.report.stats import Stats, count, seconds, share, size
 
-FEW = 10
+FEW_BATCHES = 10
 """Number of batches below which a verdict is called a first impression."""
 
 
-EXPLAINED = 0.9
+EXPLAINED_SHARE = 0.9
 """Share of the waiting that the stages should explain."""
 
 
@@ -36,11 +36,11 @@ _COPY_GAIN = 1.25
 """Least gain without waiting for copies to the device at which these copies are the limit."""
 
 
-STRAGGLING = 3.0
+STRAGGLER_RATIO = 3.0
 """Ratio of the 99th to the 50th percentile above which slow batches may be the limit."""
 
 
-_BANDWIDTH = 0.8
+_BANDWIDTH_SHARE = 0.8
 """Share of the memory bandwidth in use above which the explanation names the bandwidth."""
 
 
@@ -197,10 +197,10 @@ def model_of(stats: Stats, context: Context, recent: Sequence[Sequence[Span]], *
     if context.epoch_batches is None and context.shards_itself:
         context = replace(context, epoch_batches=stats.batches)
     if stats.throttled_share is not None:
-        context = replace(context, throttled=stats.throttled_share > THROTTLED)
-    measured = Measured.of(recent[-LEAST:] if quick else recent, stats)
+        context = replace(context, throttled=stats.throttled_share > THROTTLED_SHARE)
+    measured = Measured.of(recent[-LEAST_REPLAYED:] if quick else recent, stats)
     if context.copy_rates is not None and stats.delivered_nbytes:
-        measured = measured.with_copying(stats.delivered_nbytes, context.copy_rates.one)
+        measured = measured.with_copying(stats.delivered_nbytes, context.copy_rates.thread_rate)
     return (
         Model.of(measured, context, has_ranges=not quick)
         if measured.batches and measured.period_s > _NOTHING_S
@@ -221,7 +221,7 @@ def limiting_stage(model: Model, stats: Stats) -> str:
     if _is_preempted(model):
         return "cpus"
     stage = max(gains, key=gains.__getitem__)
-    return "straggler" if stage in WORK and _straggles(model) else stage
+    return "straggler" if stage in BUILD_STAGES and _straggles(model) else stage
 
 
 def _is_preempted(model: Model) -> bool:
@@ -238,7 +238,7 @@ def _straggles(model: Model) -> bool:
         return False
     works = [reduce(Task.__add__, batch.work.values(), NO_TASK) for batch in model.measured.batches]
     times = sorted(work.alone_s for work in works)
-    if times[-1 - len(times) // 100] < STRAGGLING * times[len(times) // 2]:
+    if times[-1 - len(times) // 100] < STRAGGLER_RATIO * times[len(times) // 2]:
         return False
     mean = Task(sum(work.wait_s for work in works) / len(works), sum(work.cpu_s for work in works) / len(works))
 
@@ -274,7 +274,7 @@ def _headline(model: Model, stats: Stats, stage: str) -> str:
 
 def _explanation(model: Model, stats: Stats, stage: str) -> str:
     caution = ""
-    if stats.batches < FEW:
+    if stats.batches < FEW_BATCHES:
         caution = f"Only {count(stats.batches, 'batch')} seen: take this as a first impression. "
     return caution + _EXPLANATIONS.get(stage, _explain_stage)(model, stats, stage)
 
@@ -296,12 +296,12 @@ def _explain_stage(model: Model, stats: Stats, stage: str) -> str:
             f"Why: {name} holds a lock for {seconds(task.held_s)} a batch, and one worker at a time has it: "
             f"{count(setting.num_workers, 'worker')} wait for it {waits} of their time. {_machine(model)}"
         )
-    parts = f"{sentence(stats)} " if stage in BUILDING and sentence(stats) else ""
+    parts = f"{sentence(stats)} " if stage in STAGES_WITH_PARTS and sentence(stats) else ""
     return f"Why: {name} takes {seconds(task.alone_s)} a batch{each}{waiting}{place}, {where}. {parts}{_machine(model)}"
 
 
 def _where(workers: int, method: str, stage: str) -> str:
-    if stage in OURS or method == INLINE:
+    if stage in MAIN_STAGES or method == INLINE:
         return "in the training process, where no worker helps" if method != INLINE else "in the training process"
     return f"on {count(workers, 'worker')}"
 
@@ -309,9 +309,9 @@ def _where(workers: int, method: str, stage: str) -> str:
 def _machine(model: Model) -> str:
     """CPU usage, in one sentence."""
     cpus, measured = model.context.cpus, model.measured
-    if model.present.setting.method == THREAD and model.machine.gil >= 1:
+    if model.present.setting.method == THREAD and model.machine.gil_share >= 1:
         return "Its threads hold Python's lock in turn: only one of them computes at a time."
-    if measured.copiers > _BANDWIDTH * model.machine.copiers:
+    if measured.copiers > _BANDWIDTH_SHARE * model.machine.copiers:
         return f"Its copies use the memory bandwidth, which {model.machine.copiers:.1f} threads use up."
     width = measured.mean("fetch").width
     demand = model.present.setting.num_workers * width
@@ -327,7 +327,7 @@ def _machine(model: Model) -> str:
 
 def _explain_step(model: Model, _: Stats, stage: str) -> str:
     measured, setting = model.measured, model.present.setting
-    built_s = sum(measured.mean(each).alone_s for each in WORK)
+    built_s = sum(measured.mean(each).alone_s for each in BUILD_STAGES)
     on = "" if setting.method == INLINE else f" on {count(setting.num_workers, 'worker')}"
     text = (
         f"Why: its own {stage} takes {seconds(measured.step_s)} a batch; building one takes {seconds(built_s)}{on}. "
@@ -374,7 +374,7 @@ def _explain_straggler(model: Model, _: Stats, __: str) -> str:
 
 def _explain_overhead(model: Model, _: Stats, __: str) -> str:
     measured = model.measured
-    built_s = sum(measured.mean(each).alone_s for each in WORK)
+    built_s = sum(measured.mean(each).alone_s for each in BUILD_STAGES)
     where = "between the loop and its workers" if model.present.setting.method != INLINE else "outside every stage"
     return (
         f"Why: a batch takes {seconds(built_s)} to build, and {seconds(model.machine.latency_s)} pass {where}: queues, "
@@ -409,7 +409,7 @@ _EXPLANATIONS = {
 def _basis(model: Model, stats: Stats) -> str:
     """Explained share of the waiting, and number of batches, as text."""
     explained = f"Explained: {share(model.explained_share)} of the waiting."
-    if model.explained_share < EXPLAINED:
+    if model.explained_share < EXPLAINED_SHARE:
         missing_s = (1 - model.explained_share) * model.measured.wait_s
         explained = f"Not explained: {seconds(missing_s)} of {seconds(model.measured.wait_s)} of waiting per batch."
     gpu = (
@@ -423,9 +423,9 @@ def copies_much(stats: Stats) -> bool:
 
     The bandwidth can be the limit only if batches are built fast for their size.
     """
-    built_s = sum(stats.stages[stage].total_s for stage in WORK if stage in stats.stages)
-    return built_s > 0 and (stats.delivered_nbytes or 0.0) * stats.batches / built_s > _FAST
+    built_s = sum(stats.stages[stage].total_s for stage in BUILD_STAGES if stage in stats.stages)
+    return built_s > 0 and (stats.delivered_nbytes or 0.0) * stats.batches / built_s > _FAST_NBYTES_PER_S
 
 
-_FAST = 0.5e9
+_FAST_NBYTES_PER_S = 0.5e9
 """Bytes per second above which copying may be a large part of a stage: memory allows some ten times as many."""

@@ -30,7 +30,7 @@ from feedline.stores.cache.entries import (
     temporary,
     write,
 )
-from feedline.stores.cache.locks import Account, AccountFile, AccountHeldError, FetchLocks, made_once
+from feedline.stores.cache.locks import Account, AccountFile, AccountHeldError, FetchLocks, find_or_make
 from feedline.stores.cache.settings import Cache
 
 _log = logging.getLogger("feedline")
@@ -141,12 +141,12 @@ class Folder:
         """A context manager, in which pieces can be locked for fetching."""
         return FetchLocks(self._root / "fetch-locks")
 
-    def made_once(self, key: PieceKey, find: Callable[[], T | None], make: Callable[[], T]) -> T:
+    def find_or_make(self, key: PieceKey, find: Callable[[], T | None], make: Callable[[], T]) -> T:
         """The result of `find()`; if that is None, of `make()`.
 
         One process calls `make` while others wait.
         """
-        return made_once(self._root / "fetch-locks", key.name(), find, make)
+        return find_or_make(self._root / "fetch-locks", key.name(), find, make)
 
     def has(self, key: PieceKey) -> bool:
         """True if a piece has a file, without opening it."""
@@ -222,7 +222,7 @@ class Folder:
             self._prepare()  # the folder was removed
         with self._new_file(name, file_nbytes(0)) as fd:
             for part in parts:
-                self._book(len(part), partial(os.ftruncate, fd, file_nbytes(nbytes + len(part))))
+                self._reserve(len(part), partial(os.ftruncate, fd, file_nbytes(nbytes + len(part))))
                 write(fd, nbytes, memoryview(part))
                 nbytes += len(part)
             seal(fd, nbytes, checksum_of(fd, nbytes))
@@ -285,7 +285,7 @@ class Folder:
         temp = self._temporary / uuid4().hex
         with ExitStack() as stack:
             # Created under the lock, and with its size, so that a count by another process includes it.
-            fd = self._book(nbytes, lambda: stack.enter_context(temporary(temp, nbytes)))
+            fd = self._reserve(nbytes, lambda: stack.enter_context(temporary(temp, nbytes)))
             yield fd
             status = os.fstat(fd)
             if status.st_size > _CHECKED_NBYTES:
@@ -300,7 +300,7 @@ class Folder:
                 temp.replace(self._path(name))
             self._trusted.put(name, status.st_ino)
 
-    def _book(self, needed: int, take: Callable[[], T]) -> T:
+    def _reserve(self, needed: int, take: Callable[[], T]) -> T:
         """Reserve space, and call `take`; evict files first if needed."""
         with self._account_file.locked() as account:
             if not account.known or account.nbytes + needed > self._limit_nbytes:

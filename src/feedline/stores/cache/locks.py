@@ -131,7 +131,7 @@ WAIT_S = 60.0
 """Time after which a lock is tried again: its holder may have been stopped."""
 
 
-def made_once(path: Path, name: str, find: Callable[[], T | None], make: Callable[[], T]) -> T:
+def find_or_make(path: Path, name: str, find: Callable[[], T | None], make: Callable[[], T]) -> T:
     """The result of `find()`; if that is None, the result of `make()`.
 
     One process of the machine calls `make`, under the lock `name` in the file `path`, while the others wait for its

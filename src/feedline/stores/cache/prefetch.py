@@ -19,7 +19,7 @@ _SEEN = 1 << 16
 """Number of pieces that are not checked on the disk again: an item mostly needs pieces of the previous item, too."""
 
 
-_MOST = 1024
+_MOST_ITEMS_AHEAD = 1024
 """Most items ahead of the reader, even if they are small."""
 
 
@@ -171,7 +171,7 @@ class Prefetcher:
 
     def _has_room(self) -> bool:
         # Only a fetch reveals the size of an unknown object: each thread starts at most one of unknown size.
-        known = sum(self._ahead.values()) < self.limit_nbytes and len(self._ahead) < _MOST
+        known = sum(self._ahead.values()) < self.limit_nbytes and len(self._ahead) < _MOST_ITEMS_AHEAD
         return self._closed or (known and self._unknown < len(self._fetchers))
 
     def _plan_item(self, position: int, item: PrefetchItem) -> list[_FetchTask]:
@@ -199,7 +199,7 @@ class Prefetcher:
             self._under_way.update({piece: task for task in fetches for piece in task.pieces})
             fetched = sum(missing[piece] for task in fetches for piece in task.pieces)
             self._note(position, max(fetched, wanted))
-            fetches += [_FetchTask(partial(self._fill, position, *each)) for each in unknown]
+            fetches += [_FetchTask(partial(self._fetch_range, position, *each)) for each in unknown]
             self._unknown += len(unknown)
             tasks.update(fetches)
             for task in tasks:
@@ -215,11 +215,11 @@ class Prefetcher:
         self._seen.put(piece, True)
         return not piece.store.has(piece.path, piece.number)
 
-    def _fill(self, position: int, store: CachedStore, want: ObjectRange) -> None:
+    def _fetch_range(self, position: int, store: CachedStore, want: ObjectRange) -> None:
         stop = store.size(want.path) if want.stop is None else want.stop
         with self._changed:
             self._note(position, max(0, stop - want.start))
-        store.fill(want.path, want.start, stop)
+        store.fetch_range(want.path, want.start, stop)
 
     def _note(self, position: int, nbytes: int) -> None:
         if position in self._ahead:
@@ -263,7 +263,7 @@ def _split_known(
     spans: dict[tuple[CachedStore, str], list[tuple[int, int]]] = {}
     unknown = []
     for store, want in item:
-        if want.stop is None or not store.knows(want.path):
+        if want.stop is None or not store.has_info(want.path):
             unknown.append((store, want))
         else:
             spans.setdefault((store, want.path), []).append((want.start, want.stop))
@@ -286,7 +286,7 @@ def _runs(pieces: Sequence[_FetchPiece]) -> Iterator[list[_FetchPiece]]:
 
 def _fetch_of(run: Sequence[_FetchPiece]) -> _FetchTask:
     store, path, _ = run[0]
-    return _FetchTask(partial(store.bring, path, [piece.number for piece in run]), run)
+    return _FetchTask(partial(store.fetch_pieces, path, [piece.number for piece in run]), run)
 
 
 class Prefetch:

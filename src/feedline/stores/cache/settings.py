@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from feedline.core.units import nbytes_of
+from feedline.core.units import parse_nbytes
 from feedline.errors import ArgumentError
 
 _ADDRESS = re.compile(r"[A-Za-z][\w+.-]*:/")
@@ -60,7 +60,7 @@ def _parse_limit(limit: int | str) -> tuple[float | None, int]:
     """The share of the disk, or None, and the bytes."""
     match = _SHARE.fullmatch(str(limit).strip())
     share = float(match[1]) / 100 if match else None
-    nbytes = nbytes_of(str(limit)) if share is None else 0
+    nbytes = parse_nbytes(str(limit)) if share is None else 0
     if nbytes is None or not (share is None or 0 < share <= 1) or (share is None and nbytes < 1):
         raise ArgumentError(f'Cache(limit={limit!r}): give bytes above 0, or text such as "200 GB" or "10%"')
     return share, nbytes

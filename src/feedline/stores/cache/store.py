@@ -72,7 +72,7 @@ class CachedStore:
         """The current size and version of one object."""
         return self._shared().infos.put(path, self.store.info(path))
 
-    def know(self, info: ObjectInfo) -> None:
+    def record_info(self, info: ObjectInfo) -> None:
         """Record the size and version of an object.
 
         This saves a request for them.
@@ -134,16 +134,16 @@ class CachedStore:
             return Pieces(lambda _: None, self.cache.piece_nbytes)
         return Pieces(self._object(path, version).mapped, self.cache.piece_nbytes)
 
-    def fill(self, path: str, start: int = 0, stop: int | None = None) -> int:
+    def fetch_range(self, path: str, start: int = 0, stop: int | None = None) -> int:
         """Fetch missing pieces of a range; return the range's size.
 
         Keeps no data in memory.
         """
         stop = self._look_up_info(path, None).size if stop is None else stop
-        self._object(path, None).fill(self.pieces(path, [(start, stop)]))
+        self._object(path, None).fetch_missing(self.pieces(path, [(start, stop)]))
         return max(0, stop - start)
 
-    def knows(self, path: str) -> bool:
+    def has_info(self, path: str) -> bool:
         """True if the size of an object is known without a request."""
         return self._shared().infos.get(path) is not None
 
@@ -166,9 +166,9 @@ class CachedStore:
         """Group pieces of an object by the requests that fetch them."""
         return list(_runs(numbers, self.cache.piece_nbytes))
 
-    def bring(self, path: str, numbers: Sequence[int]) -> None:
+    def fetch_pieces(self, path: str, numbers: Sequence[int]) -> None:
         """Fetch missing pieces of an object, and keep none in memory."""
-        self._object(path, None).fill(numbers)
+        self._object(path, None).fetch_missing(numbers)
 
     def file(self, info: ObjectInfo) -> str:
         """The path of a local file that begins with the object's bytes.
@@ -177,7 +177,7 @@ class CachedStore:
         bytes. The file may be evicted at any moment; a process that has it open keeps its data. StoreError if it cannot
         be kept.
         """
-        self.know(info)
+        self.record_info(info)
         return self._object(info.path, info.version).file()
 
     def _object(self, path: str, version: str | None) -> _Object:
@@ -249,7 +249,7 @@ class _Object:
             count(cache_hits=1)
         return data
 
-    def fill(self, numbers: Sequence[int]) -> None:
+    def fetch_missing(self, numbers: Sequence[int]) -> None:
         """Fetch the missing pieces among these."""
         for group in self._groups([number for number in numbers if not self.has(number)]):
             count(cache_misses=len(group))
@@ -273,7 +273,7 @@ class _Object:
     def file(self) -> str:
         """The object as one file."""
         key = PieceKey(self.address, self._version_key, 0, 0)  # not a piece, which has at least one byte
-        return self._folder.made_once(key, partial(self._folder.file, key), partial(self._fetch_file, key))
+        return self._folder.find_or_make(key, partial(self._folder.file, key), partial(self._fetch_file, key))
 
     def _fetch_file(self, key: PieceKey) -> str:
         count(cache_misses=1)

@@ -24,7 +24,7 @@ from feedline.core.rng import addressed, derive
 from feedline.errors import ArgumentError, FeedlineError, OffsetLostError, note
 from feedline.streams.live.decoding import message_decoder
 from feedline.streams.live.reader import LiveReader
-from feedline.streams.live.terms import Kept, LiveClient, LiveTerms, Place
+from feedline.streams.live.terms import LiveClient, LiveOptions, Place, RetainedRange
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class LiveStream(IterableDataset[Any]):
     _epoch = -1
     _places: dict[int, Any]
 
-    def __init__(self, terms: LiveTerms) -> None:
+    def __init__(self, terms: LiveOptions) -> None:
         self.terms = terms
         self.decode = message_decoder(terms.decode, terms.limits.message_nbytes)
         self._places = {}
@@ -235,32 +235,32 @@ class LiveStream(IterableDataset[Any]):
             raise
 
     def _begun(self, client: LiveClient, number: int, epoch: int, state: Any) -> dict[str, Any]:
-        kept = client.kept(number)
-        place = self._start(client, number, kept) if state is None else state["place"]
-        if client.is_lost(number, place, kept):
-            place = self._after_loss(number, place, kept)
-        stop = kept.end if self.terms.until == "latest" else None
+        retained = client.retained(number)
+        place = self._start(client, number, retained) if state is None else state["place"]
+        if client.is_lost(number, place, retained):
+            place = self._after_loss(number, place, retained)
+        stop = retained.end if self.terms.until == "latest" else None
         if state is not None and state["epoch"] == epoch:
             kept_stop = state["stop"]  # None in an epoch that began without an end, and may get one now
             return {**state, "place": place, "stop": stop if kept_stop is None else kept_stop}
         return {"place": place, "epoch": epoch, "count": 0, "stop": stop}
 
-    def _start(self, client: LiveClient, number: int, kept: Kept) -> Place:
+    def _start(self, client: LiveClient, number: int, retained: RetainedRange) -> Place:
         place = None if self.terms.group is None else client.committed(number)
         if place is None:
-            place = kept.first if self.terms.start == "earliest" else kept.end
+            place = retained.first if self.terms.start == "earliest" else retained.end
         self._commits.done[number] = place  # nothing was delivered that could be committed
         return place
 
-    def _after_loss(self, number: int, place: Place, kept: Kept) -> Place:
+    def _after_loss(self, number: int, place: Place, retained: RetainedRange) -> Place:
         what = (
-            f"{self.address(number, place)} is out of retention: the source has only what lies between {kept.first!r}"
-            f" and {kept.end!r}, so messages were deleted before they were delivered"
+            f"{self.address(number, place)} is out of retention: the source has only what lies between "
+            f"{retained.first!r} and {retained.end!r}, so messages were deleted before they were delivered"
         )
         if self.terms.lost == "raise":
             raise OffsetLostError(f"{what}. Keep messages for longer; lost='skip' continues with the oldest message")
         warnings.warn(f"{what}; continuing with the oldest message", stacklevel=2)
-        return kept.first
+        return retained.first
 
 
 # A finalizer, so it must not refer to the stream.

@@ -19,14 +19,14 @@ from feedline.errors import (
 )
 from feedline.streams.live.base import LiveStream
 from feedline.streams.live.decoding import MessageDecode
-from feedline.streams.live.terms import Kept, LiveLimits, LiveTerms, MessageRun, Start, look_up
+from feedline.streams.live.terms import LiveLimits, LiveOptions, MessageRun, RetainedRange, Start, look_up
 
 _ACCESS = (
     *("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED"),
     *("CLUSTER_AUTHORIZATION_FAILED", "_SSL"),
 )
 
-_AWAY = (
+_UNREACHABLE = (
     *("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_TIMED_OUT", "REQUEST_TIMED_OUT", "LEADER_NOT_AVAILABLE"),
     *("NOT_LEADER_FOR_PARTITION", "COORDINATOR_LOAD_IN_PROGRESS", "_WAIT_COORD", "BROKER_NOT_AVAILABLE"),
 )
@@ -52,7 +52,7 @@ class Kafka(LiveStream):
     ) -> None:  # fmt: skip
         self.topic, self.servers, self.settings = topic, servers, dict(settings or {})
         limits = limits or LiveLimits()
-        super().__init__(LiveTerms(group, decode, start, max_wait_s, stop_after, until, lost, limits))
+        super().__init__(LiveOptions(group, decode, start, max_wait_s, stop_after, until, lost, limits))
 
     def open_client(self) -> KafkaClient:
         """Open a consumer without assigned partitions."""
@@ -110,20 +110,20 @@ class KafkaClient:
         if found.error is not None:
             self._raise(found.error)
         if not found.partitions:
-            raise self._missing()
+            raise self._missing_topic_error()
         return len(found.partitions)
 
-    def kept(self, partition: int) -> Kept:
+    def retained(self, partition: int) -> RetainedRange:
         """Offsets of the oldest message, and of the next one."""
         at = self._place(partition)
-        return Kept(*self._ask(lambda: self._consumer.get_watermark_offsets(at, timeout=self._limit_s)))
+        return RetainedRange(*self._ask(lambda: self._consumer.get_watermark_offsets(at, timeout=self._limit_s)))
 
-    def is_lost(self, partition: int, place: int, kept: Kept) -> bool:  # noqa: ARG002 - the protocol
+    def is_lost(self, partition: int, place: int, retained: RetainedRange) -> bool:  # noqa: ARG002 - the protocol
         """True if the offset is out of range.
 
         An offset beyond the end means that the topic was created again.
         """
-        return not kept.first <= place <= kept.end
+        return not retained.first <= place <= retained.end
 
     def committed(self, partition: int) -> int | None:
         """The group's offset, or None."""
@@ -212,7 +212,7 @@ class KafkaClient:
                 f"{who} refuse the credentials for {topic}: {text}. Check sasl.username, sasl.password and"
                 " security.protocol in settings=, and the rights of the group"
             )
-        if name in _AWAY:
+        if name in _UNREACHABLE:
             raise SourceUnavailableError(
                 f"{who} do not answer ({text}): check servers=, security.protocol in settings=, and that this"
                 " machine reaches them"
@@ -227,10 +227,10 @@ class KafkaClient:
                 f"{topic}: {text}: raise receive.message.max.bytes and fetch.message.max.bytes in settings="
             )
         if name in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"):
-            raise self._missing()
+            raise self._missing_topic_error()
         raise SourceError(f"{who}, {topic}: {text} ({name})")
 
-    def _missing(self) -> SourceError:
+    def _missing_topic_error(self) -> SourceError:
         """The error for a topic that the brokers do not know."""
         return SourceError(
             f"the topic {self._stream.topic!r} does not exist on {self._stream.servers}: make it, or check its name"

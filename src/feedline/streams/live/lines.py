@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn
 from feedline.errors import ArgumentError, MessageTooLargeError, SourceAccessError, SourceError, SourceUnavailableError
 from feedline.streams.live.base import LiveStream
 from feedline.streams.live.decoding import MessageDecode
-from feedline.streams.live.terms import Kept, LiveLimits, LiveTerms, MessageRun, Start, look_up
+from feedline.streams.live.terms import LiveLimits, LiveOptions, MessageRun, RetainedRange, Start, look_up
 
 _DONE = "OK"
 
@@ -50,7 +50,7 @@ class SocketLines(LiveStream):
             raise ArgumentError(f"group must be one word, because it is part of a line; got {group!r}")
         self.token = token
         limits = limits or LiveLimits()
-        super().__init__(LiveTerms(group, decode, start, max_wait_s, stop_after, until, lost, limits))
+        super().__init__(LiveOptions(group, decode, start, max_wait_s, stop_after, until, lost, limits))
 
     def open_client(self) -> LinesClient:
         """A client whose connections open when they are needed."""
@@ -80,17 +80,17 @@ class LinesClient:
         self._rests: dict[int, bytes] = {}
         self._unanswered = set[int]()
 
-    def kept(self, partition: int) -> Kept:
+    def retained(self, partition: int) -> RetainedRange:
         """The server's answer to KEPT."""
         answer = self._ask(partition, "KEPT")
         words = answer.split()
         if len(words) != 2 or not all(word.isdecimal() for word in words):
             self._refuse(partition, "KEPT", answer, "two numbers")
-        return Kept(int(words[0]), int(words[1]))
+        return RetainedRange(int(words[0]), int(words[1]))
 
-    def is_lost(self, partition: int, place: int, kept: Kept) -> bool:  # noqa: ARG002 - the protocol
+    def is_lost(self, partition: int, place: int, retained: RetainedRange) -> bool:  # noqa: ARG002 - the protocol
         """True if the server does not have the lines from `place` on."""
-        return not kept.first <= place <= kept.end
+        return not retained.first <= place <= retained.end
 
     def committed(self, partition: int) -> int | None:
         """The server's answer to ACKED."""

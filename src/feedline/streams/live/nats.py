@@ -16,7 +16,15 @@ from feedline.core import optional
 from feedline.errors import ArgumentError, SourceAccessError, SourceError, SourceUnavailableError
 from feedline.streams.live.base import LiveStream
 from feedline.streams.live.decoding import MessageDecode
-from feedline.streams.live.terms import Kept, LiveLimits, LiveTerms, MessageRun, Start, look_up, without_secrets
+from feedline.streams.live.terms import (
+    LiveLimits,
+    LiveOptions,
+    MessageRun,
+    RetainedRange,
+    Start,
+    look_up,
+    without_secrets,
+)
 
 _IDLE_S = 300.0
 """Time without a request after which the server deletes a consumer."""
@@ -57,7 +65,7 @@ class NATS(LiveStream):
         self.stream, self.servers, self.subjects = stream, servers, list(subjects)
         self.settings = dict(settings or {})
         limits = limits or LiveLimits()
-        super().__init__(LiveTerms(group, decode, start, max_wait_s, stop_after, until, lost, limits))
+        super().__init__(LiveOptions(group, decode, start, max_wait_s, stop_after, until, lost, limits))
 
     def open_client(self) -> NATSClient:
         """Open a connection, with a thread for its event loop."""
@@ -129,11 +137,11 @@ class NATSClient:
             self.close()
             raise
 
-    def kept(self, partition: int) -> Kept:
+    def retained(self, partition: int) -> RetainedRange:
         """The stream's first number, and that after the subject's last message."""
-        return self._run(self._kept(self._stream.subjects[partition]))  # type: ignore[no-any-return]
+        return self._run(self._retained(self._stream.subjects[partition]))  # type: ignore[no-any-return]
 
-    def is_lost(self, partition: int, place: int, kept: Kept) -> bool:  # noqa: ARG002 - the protocol
+    def is_lost(self, partition: int, place: int, retained: RetainedRange) -> bool:  # noqa: ARG002 - the protocol
         """True if messages of the stream from `place` on were deleted.
 
         They may be messages of other subjects.
@@ -152,7 +160,7 @@ class NATSClient:
 
     def seek(self, partition: int, place: int) -> None:
         """Create a temporary consumer that begins at `place`."""
-        self._run(self._leave(partition))
+        self._run(self._unsubscribe(partition))
         self._run(self._subscribe(partition, place))
 
     def poll(self, partitions: Sequence[int], most: int, timeout_s: float) -> list[MessageRun]:
@@ -167,7 +175,7 @@ class NATSClient:
         if self._connection is not None and not self._connection.is_closed:
             with suppress(SourceError):  # the server forgets them by itself
                 for partition in list(self._feeds):
-                    self._run(self._leave(partition))
+                    self._run(self._unsubscribe(partition))
             with suppress(SourceError):
                 self._run(self._connection.close())
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
@@ -197,13 +205,13 @@ class NATSClient:
             raise
         return connection
 
-    async def _kept(self, subject: str) -> Kept:
+    async def _retained(self, subject: str) -> RetainedRange:
         state = (await self._jetstream.stream_info(self._stream.stream)).state
         try:
             last = await self._jetstream.get_last_msg(self._stream.stream, subject)
         except self._nats.js.errors.NotFoundError:  # none is kept, so there is nothing to wait for
-            return Kept(state.first_seq, state.first_seq)
-        return Kept(state.first_seq, last.seq + 1)
+            return RetainedRange(state.first_seq, state.first_seq)
+        return RetainedRange(state.first_seq, last.seq + 1)
 
     async def _committed(self, key: str) -> int | None:
         try:
@@ -233,7 +241,7 @@ class NATSClient:
         feed.subscription = await self._connection.subscribe(feed.inbox, cb=feed.receive)
         self._feeds[partition] = feed
 
-    async def _leave(self, partition: int) -> None:
+    async def _unsubscribe(self, partition: int) -> None:
         feed = self._feeds.pop(partition, None)
         if feed is not None:
             await feed.subscription.unsubscribe()

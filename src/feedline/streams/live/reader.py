@@ -13,9 +13,9 @@ from typing import Any
 
 from feedline.core.stage_parts import read_part
 from feedline.errors import FeedlineError, SourceUnavailableError
-from feedline.streams.live.terms import LiveClient, LiveTerms, Place
+from feedline.streams.live.terms import LiveClient, LiveOptions, Place
 
-_LOOK_EVERY_S = 0.2
+_LONGEST_POLL_S = 0.2
 """Longest wait for the source, after which a draw notices `stop()`."""
 
 
@@ -59,7 +59,7 @@ class LiveReader:
     """
 
     def __init__(
-        self, open_client: Callable[[], LiveClient], terms: LiveTerms, order: Callable[[Place], Any], source: str
+        self, open_client: Callable[[], LiveClient], terms: LiveOptions, order: Callable[[Place], Any], source: str
     ) -> None:
         self._open_client, self._terms, self._order = open_client, terms, order
         self._part = read_part(source)
@@ -92,7 +92,7 @@ class LiveReader:
             ):
                 self._fill(size - len(buffer.messages), 0.0)
                 break
-            self._fill(size - len(buffer.messages), min(left_s, _LOOK_EVERY_S))
+            self._fill(size - len(buffer.messages), min(left_s, _LONGEST_POLL_S))
         return buffer.take(size) if self._is_due(buffer, size, monotonic()) else ([], [])
 
     def put_back(self, partition: int, messages: list[Any], places: list[Any]) -> None:
@@ -108,7 +108,7 @@ class LiveReader:
         return self._closed.is_set() or (not buffer.messages and self._reaches_stop(buffer, buffer.end))
 
     def stop(self) -> None:
-        """End a waiting draw within `_LOOK_EVERY_S`. Thread-safe."""
+        """End a waiting draw within `_LONGEST_POLL_S`. Thread-safe."""
         self._closed.set()
 
     def close(self) -> None:

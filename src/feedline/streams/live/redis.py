@@ -10,7 +10,15 @@ from feedline.core import optional
 from feedline.errors import ArgumentError, SampleError, SourceAccessError, SourceError, SourceUnavailableError
 from feedline.streams.live.base import LiveStream
 from feedline.streams.live.decoding import MessageDecode
-from feedline.streams.live.terms import Kept, LiveLimits, LiveTerms, MessageRun, Start, look_up, without_secrets
+from feedline.streams.live.terms import (
+    LiveLimits,
+    LiveOptions,
+    MessageRun,
+    RetainedRange,
+    Start,
+    look_up,
+    without_secrets,
+)
 
 T = TypeVar("T")
 
@@ -35,7 +43,7 @@ class Redis(LiveStream):
             raise ArgumentError(f"keys must be the names of streams, each once; got {keys!r}")
         self.server, self.field = server, field
         limits = limits or LiveLimits()
-        super().__init__(LiveTerms(group, decode, start, max_wait_s, stop_after, until, lost, limits))
+        super().__init__(LiveOptions(group, decode, start, max_wait_s, stop_after, until, lost, limits))
 
     def open_client(self) -> RedisClient:
         """Open a connection."""
@@ -81,22 +89,22 @@ class RedisClient:
             raise ArgumentError(f"server is not an address of Redis, such as redis://localhost:6379: {error}") from None
         self._field = None if stream.field is None else stream.field.encode()
 
-    def kept(self, partition: int) -> Kept:
+    def retained(self, partition: int) -> RetainedRange:
         """Places before the oldest entry, and after the newest."""
         info = self._about(partition)
         if info is None:
-            return Kept(["0-0", 0], ["0-0", 0])
+            return RetainedRange(["0-0", 0], ["0-0", 0])
         deleted = info["entries-added"] - info["length"]
-        return Kept(["0-0", deleted], [_text(info["last-generated-id"]), info["entries-added"]])
+        return RetainedRange(["0-0", deleted], [_text(info["last-generated-id"]), info["entries-added"]])
 
-    def is_lost(self, partition: int, place: Any, kept: Kept) -> bool:
+    def is_lost(self, partition: int, place: Any, retained: RetainedRange) -> bool:
         """True if unread entries were deleted."""
         info = self._about(partition)
         first = info and info.get("first-entry")
         if not first:  # empty: entries added since were deleted
-            return bool(kept.end[1] > place[1])
+            return bool(retained.end[1] > place[1])
         is_behind = self._stream.order([_text(first[0])]) > self._stream.order(place)
-        return bool(is_behind and kept.first[1] > place[1])
+        return bool(is_behind and retained.first[1] > place[1])
 
     def committed(self, partition: int) -> Any:
         """Place of the group's last delivered entry, or None."""
@@ -149,7 +157,7 @@ class RedisClient:
         if self._field is None:
             return MessageRun(partition, [fields for _, fields in entries], places)
         name = self._field
-        messages = [fields[name] if name in fields else _missing(name, fields) for _, fields in entries]
+        messages = [fields[name] if name in fields else _missing_field_error(name, fields) for _, fields in entries]
         return MessageRun(partition, messages, places)
 
     def _about(self, partition: int) -> dict[str, Any] | None:
@@ -181,7 +189,7 @@ class RedisClient:
             raise SourceError(f"{who}: {error}") from None
 
 
-def _missing(field: bytes, fields: Mapping[bytes, bytes]) -> SampleError:
+def _missing_field_error(field: bytes, fields: Mapping[bytes, bytes]) -> SampleError:
     """The error in place of an entry without the field."""
     return SampleError(
         f"the entry has no field {_text(field)!r}, but {', '.join(map(_text, fields))}: pass field=, or field=None for"

@@ -16,9 +16,9 @@ from feedline.datasets.sql.connection import normalize_source, open_connection
 from feedline.errors import ArgumentError, FeedlineError, SourceAccessError, SourceError, SourceUnavailableError
 from feedline.streams.live.base import LiveStream
 from feedline.streams.live.decoding import MessageDecode
-from feedline.streams.live.terms import Kept, LiveLimits, LiveTerms, MessageRun
+from feedline.streams.live.terms import LiveLimits, LiveOptions, MessageRun, RetainedRange
 
-_BELOW = -(1 << 63) + 1
+_BEFORE_FIRST = -(1 << 63) + 1
 """The place in a table without rows: the next key may be any but the two least ones of 64 bits."""
 
 
@@ -54,7 +54,7 @@ class SQLRows(LiveStream):
         self.source, self.query, self.key = normalize_source(source), query.strip().rstrip(";"), key
         self._partitions, self.settle_s, self.every_s = partitions, settle_s, every_s
         read: MessageDecode = "bytes" if decode is None else decode
-        super().__init__(LiveTerms(None, read, start, max_wait_s, stop_after, until, "raise", limits or LiveLimits()))
+        super().__init__(LiveOptions(None, read, start, max_wait_s, stop_after, until, "raise", limits or LiveLimits()))
 
     def open_client(self) -> SQLClient:
         """Open a connection."""
@@ -87,16 +87,18 @@ class SQLClient:
         if isinstance(self._guarded(self._connect), sqlite3.Connection):
             self.close()
 
-    def kept(self, partition: int) -> Kept:  # noqa: ARG002 - keys are those of all partitions
+    def retained(self, partition: int) -> RetainedRange:  # noqa: ARG002 - keys are those of all partitions
         """One less than the smallest key, and the largest key.
 
         Without rows, both are below all keys.
         """
         query = f"SELECT MIN({self._key}), MAX({self._key}) FROM ({self._stream.query}) AS rows_"  # noqa: S608
         first, last = self._rows(query)[1][0]
-        return Kept(_BELOW if first is None else int(first) - 1, _BELOW if last is None else int(last))
+        return RetainedRange(
+            _BEFORE_FIRST if first is None else int(first) - 1, _BEFORE_FIRST if last is None else int(last)
+        )
 
-    def is_lost(self, partition: int, place: int, kept: Kept) -> bool:  # noqa: ARG002 - the protocol
+    def is_lost(self, partition: int, place: int, retained: RetainedRange) -> bool:  # noqa: ARG002 - the protocol
         """False: deleted rows need not be read."""
         return False
 
@@ -139,7 +141,7 @@ class SQLClient:
 
     def _horizon(self) -> int | None:
         """The largest settled key, or None."""
-        now_s, largest = monotonic(), self.kept(0).end
+        now_s, largest = monotonic(), self.retained(0).end
         if not self._seen or largest > self._seen[-1][1]:
             self._seen.append((now_s, largest))
         settled = [key for seen_s, key in self._seen if now_s - seen_s >= self._stream.settle_s]

@@ -21,7 +21,7 @@ Place = Any
 Start = Literal["earliest", "latest"]
 
 
-class Kept(NamedTuple):
+class RetainedRange(NamedTuple):
     """Places of the oldest message of a source, and after its newest."""
 
     first: Place
@@ -46,10 +46,10 @@ class LiveClient(Protocol):
     All methods raise `SourceUnavailableError` if the source does not answer, and `SourceAccessError` if it refuses.
     """
 
-    def kept(self, partition: int) -> Kept:
+    def retained(self, partition: int) -> RetainedRange:
         """Places of the oldest message, and after the newest."""
 
-    def is_lost(self, partition: int, place: Place, kept: Kept) -> bool:
+    def is_lost(self, partition: int, place: Place, retained: RetainedRange) -> bool:
         """True if messages after `place` are no longer kept."""
 
     def committed(self, partition: int) -> Place | None:
@@ -90,7 +90,7 @@ class LiveLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveTerms:
+class LiveOptions:
     """The arguments that all live streams have."""
 
     group: str | None

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from feedline import images
 from feedline.core.dataset import Keys
-from feedline.core.devices import Device, finish, for_device, is_for_device, target
+from feedline.core.devices import Device, for_device, is_for_device, synchronize, usable_device
 from feedline.core.rng import torch_keys
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
 from feedline.errors import ArgumentError
 from feedline.images import native
-from feedline.images.device_decoders import count_in_workers, decode_there
+from feedline.images.device_decoders import count_in_workers, decode_on_device
 from feedline.transforms._arguments import check_probability
 from feedline.transforms.base import Transform
 from feedline.transforms.batch import BatchGrids
@@ -92,7 +92,7 @@ class EncodedImages:
         if uses_native(device):
             sources = [file.numpy() for file in files]
             return ImagePlan.batch(self.plan, sources, keys, allocate_tensor, threads=torch.get_num_threads())
-        levels = decode_there(files, device, apply_exif_orientation=_turns_upright(self.plan.steps))
+        levels = decode_on_device(files, device, apply_exif_orientation=_turns_upright(self.plan.steps))
         done = stacked(apply_steps(self.plan.steps, ImageRows(levels, is_owned=True), keys), "DecodeOnDevice")
         is_levels = self.plan.spec is not None and not self.plan.spec.converted
         return done.permute(0, 2, 3, 1).contiguous() if is_levels else done
@@ -130,8 +130,8 @@ class EncodingPlan(ImagePlan):
         files = [_bytes_of(source, row) for row, source in enumerate(sources)]
         keys = torch_keys(len(sources)) if keys is None else keys
         doubtful = np.array([not _is_sound(file) for file in files], np.bool_)
-        here = doubtful | np.array([is_here(file, self.cpu_share) for file in files], np.bool_)
-        ready = self._decode_here(files, np.flatnonzero(here), keys, allocate, threads) if here.any() else None
+        here = doubtful | np.array([is_decoded_by_worker(file, self.cpu_share) for file in files], np.bool_)
+        ready = self._decode_in_worker(files, np.flatnonzero(here), keys, allocate, threads) if here.any() else None
         rows = np.flatnonzero(~here)
         stops = np.cumsum([len(files[row]) for row in rows], dtype=np.int64)
         data = allocate((int(stops[-1]) if len(stops) else 0,), torch.uint8)
@@ -139,7 +139,7 @@ class EncodingPlan(ImagePlan):
             np.concatenate([files[row] for row in rows], out=numpy_view(data))
         return EncodedImages(data, stops, self, keys, rows, ready, int(doubtful.sum()))
 
-    def _decode_here(
+    def _decode_in_worker(
         self, files: list[NDArray[np.uint8]], rows: NDArray[np.int64], keys: Keys, allocate: Allocator, threads: int
     ) -> torch.Tensor:
         try:
@@ -159,7 +159,7 @@ def _is_sound(file: NDArray[np.uint8]) -> bool:
     return native.native is None or native.native.image_intact(file) is not None
 
 
-def is_here(file: NDArray[np.uint8], share: float) -> bool:
+def is_decoded_by_worker(file: NDArray[np.uint8], share: float) -> bool:
     """True for a `share` of all files, which workers decode.
 
     Depends on the content only, so an image is always decoded by the same decoder.
@@ -236,16 +236,16 @@ class DecodeOnDevice(Transform):
         if not len(files) or num_workers < 1:
             raise ArgumentError("DecodeOnDevice.measured needs encoded images, and at least 1 worker")
         keys = np.arange(len(files), dtype=np.uint64)
-        plan, wanted = there.plan, target(device)
+        plan, wanted = there.plan, usable_device(device)
         with for_device(active=True):
             batch = plan.batch(files, keys, allocate_tensor)
 
-        def decode_there_too() -> None:
+        def decode_on_device_too() -> None:
             batch.to(wanted)
-            finish(wanted)
+            synchronize(wanted)
 
         here_s = _fastest(lambda: ImagePlan.batch(plan, files, keys, allocate_tensor)) / num_workers
-        there_s = _fastest(decode_there_too)
+        there_s = _fastest(decode_on_device_too)
         return cls(transform, round(there_s / (here_s + there_s), 3))
 
     @property

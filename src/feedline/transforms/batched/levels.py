@@ -15,7 +15,7 @@ from torch.nn import functional
 from feedline.transforms.color import BRIGHTNESS, CONTRAST, HUE, SATURATION
 
 
-def by_rows(tensor: torch.Tensor) -> bool:
+def is_faster_by_rows(tensor: torch.Tensor) -> bool:
     """True on the CPU, where one call per row is faster.
 
     A row fits into the CPU's cache. An accelerator is faster with few large launches.
@@ -49,7 +49,7 @@ def adjusted(images: torch.Tensor, changes: Sequence[Sequence[tuple[int, float]]
 
 def _change(levels: torch.Tensor, rows: list[int], which: int, factors: list[float]) -> None:
     # Rows on the CPU are changed one by one: a row fits into the cache, and needs no copy of its own.
-    if by_rows(levels):
+    if is_faster_by_rows(levels):
         for row, factor in zip(rows, factors, strict=True):
             _adjust(levels[row : row + 1], which, [factor])
         return
@@ -75,11 +75,11 @@ def _adjust(levels: torch.Tensor, which: int, factors: Sequence[float]) -> None:
 
 def _mean(gray: torch.Tensor) -> torch.Tensor:
     """Mean level of each image, rounded."""
-    total = gray.sum((1, 2, 3), dtype=wide(gray.device))
+    total = gray.sum((1, 2, 3), dtype=widest_float(gray.device))
     return (total / gray[0].numel() + 0.5).floor().to(torch.float32).view(-1, 1, 1, 1)
 
 
-def wide(device: torch.device) -> torch.dtype:
+def widest_float(device: torch.device) -> torch.dtype:
     """float64, except where a device lacks it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
@@ -93,7 +93,7 @@ def turn_hue(levels: torch.Tensor, turns: torch.Tensor) -> None:
 
 def _to_hue(levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Brightest channel, hue in 255ths, and saturation in 255ths, (batch, height, width)."""
-    exact = wide(levels.device)
+    exact = widest_float(levels.device)
     red, green, blue = levels.unbind(1)
     most = torch.maximum(torch.maximum(red, green), blue)
     span = most - torch.minimum(torch.minimum(red, green), blue)
@@ -112,7 +112,7 @@ def _to_hue(levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 def _from_hue(levels: torch.Tensor, most: torch.Tensor, hue: torch.Tensor, share: torch.Tensor) -> None:
-    exact = wide(levels.device)
+    exact = widest_float(levels.device)
     turned = torch.arange(256, dtype=torch.float64) * 6.0 / 255.0
     sectors = (turned.floor().long() % 6).to(levels.device)[hue]
     place = (turned - turned.floor()).float().to(levels.device)[hue].to(exact)

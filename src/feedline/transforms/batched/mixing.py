@@ -96,7 +96,7 @@ class CutMix(SampleMixing):
         height, width = images.shape[-2:]
         boxes = np.array([self._box(each, height, width) for each in draws], np.int64).reshape(-1, 4)
         shares = 1.0 - (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) / (height * width)
-        if levels.by_rows(images):
+        if levels.is_faster_by_rows(images):
             return _paste(images, boxes), shares
         bounds = torch.from_numpy(boxes).to(images.device)[:, :, None]
         y, x = (torch.arange(length, device=images.device) for length in (height, width))

@@ -22,7 +22,7 @@ from feedline.transforms.color import SATURATION, ColorJitter, GaussianBlur, Gra
 from feedline.transforms.compose import ApplyWithProbability, RandomChoice
 from feedline.transforms.erasing import RandomErasing
 from feedline.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
-from feedline.transforms.native_steps import Conversion, ResizeShortest, Window, whole
+from feedline.transforms.native_steps import Conversion, ResizeShortest, Window, resize_recipe
 from feedline.transforms.steps import Identity, PlannedStep, Step
 
 
@@ -50,7 +50,7 @@ def apply_steps(steps: Sequence[PlannedStep], rows: ImageRows, keys: Keys) -> Im
     at = 0
     while at < len(steps):
         moves = leading_moves(steps[at:])
-        if moves and levels.by_rows(_first(rows)):
+        if moves and levels.is_faster_by_rows(_first(rows)):
             rows = _move(moves, rows, keys)
             at += len(moves)
         else:
@@ -133,7 +133,7 @@ def _resize(step: ResizeShortest, rows: ImageRows, keys: Keys) -> ImageRows:
     sizes = [step.resized(*size) for size in rows.sizes]
     if isinstance(rows.images, torch.Tensor):
         return _made_of(rows, resample.resized(rows.images, sizes[0], step.interpolation))
-    recipes = [whole(size, step.interpolation, step.scaled_decode) for size in sizes]
+    recipes = [resize_recipe(size, step.interpolation, step.scaled_decode) for size in sizes]
     each = zip(recipes, rows.images, strict=True)
     return _join([_window(Window(recipe), ImageRows(image[None]), keys[:1]).images[0] for recipe, image in each])
 
@@ -293,7 +293,7 @@ def _erase(step: RandomErasing, rows: ImageRows, keys: Keys) -> ImageRows:
             _fill(step, images, parts[0], is_levels)
             return ImageRows(images, is_owned=True)
         parts *= len(images)
-    if step.value != "random" and not levels.by_rows(images):
+    if step.value != "random" and not levels.is_faster_by_rows(images):
         return ImageRows(_erase_all(step, images, parts), is_owned=True)
     if step.value != "random":
         values = torch.tensor(step.values(images.shape[1], are_levels=is_levels)).view(-1, 1, 1).to(images.dtype)
@@ -337,7 +337,7 @@ def _erase_all(step: RandomErasing, images: torch.Tensor, parts: Sequence[Any]) 
 
 def _apply(step: ApplyWithProbability, rows: ImageRows, keys: Keys) -> ImageRows:
     chosen = np.flatnonzero(DrawsEach(keys).unit() < step.p)
-    return _for_some(step.plan.steps, rows, chosen, derive_each((), keys, "applied"))
+    return _replace_chosen(step.plan.steps, rows, chosen, derive_each((), keys, "applied"))
 
 
 def _choose(step: RandomChoice, rows: ImageRows, keys: Keys) -> ImageRows:
@@ -346,7 +346,7 @@ def _choose(step: RandomChoice, rows: ImageRows, keys: Keys) -> ImageRows:
     inner = derive_each((), keys, "chosen")
     parts = [(np.flatnonzero(picks == number), part.plan.steps) for number, part in enumerate(step.transforms)]
     parts = [(at, steps) for at, steps in parts if len(at)]
-    results = [_some(steps, rows, at, inner) for at, steps in parts]
+    results = [_apply_to_chosen(steps, rows, at, inner) for at, steps in parts]
     if len(results) == 1:
         return results[0]
     images = [stacked(result, "RandomChoice") for result in results]
@@ -374,7 +374,7 @@ def _with(steps: Sequence[PlannedStep]) -> str:
     return f"with {' and '.join(planned.name for planned in steps)}"
 
 
-def _some(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray, keys: Keys) -> ImageRows:
+def _apply_to_chosen(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray, keys: Keys) -> ImageRows:
     """Apply the steps to the chosen rows, and return only these."""
     if isinstance(rows.images, torch.Tensor):
         picked: Any = rows.images.index_select(0, torch.from_numpy(chosen).to(rows.images.device))
@@ -383,12 +383,12 @@ def _some(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray, key
     return apply_steps(steps, ImageRows(picked, is_owned=isinstance(picked, torch.Tensor)), keys[chosen])
 
 
-def _for_some(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray, keys: Keys) -> ImageRows:
+def _replace_chosen(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray, keys: Keys) -> ImageRows:
     """Apply the steps to the chosen rows, and return the whole batch."""
     if not len(chosen):
         return rows
     images = _own_memory(rows, "RandomApply")
-    result = stacked(_some(steps, ImageRows(images), chosen, keys), "RandomApply")
+    result = stacked(_apply_to_chosen(steps, ImageRows(images), chosen, keys), "RandomApply")
     if len(chosen) == len(images):
         return ImageRows(result, is_owned=True)
     _check_alike("RandomApply", (result, _with(steps)), (images, "without"))

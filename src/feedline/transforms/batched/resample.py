@@ -33,7 +33,7 @@ def geometries(recipe: Recipe, keys: NDArray[np.uint64], sizes: Sequence[tuple[i
 
 def resampled(images: Levels | Sequence[Levels], shown: Sequence[Geometry], interpolation: str) -> Levels:
     """Windows of `shown`, as uint8 levels (batch, channels, height, width)."""
-    if isinstance(images, torch.Tensor) and not levels.by_rows(images):
+    if isinstance(images, torch.Tensor) and not levels.is_faster_by_rows(images):
         return resample_by_products(images, shown, interpolation)
     return resample_rows(images, shown, interpolation)
 
@@ -63,7 +63,7 @@ def resized(images: Levels, size: tuple[int, int], interpolation: str) -> Levels
     """Resize all images to `size`; returns them unchanged if they have it."""
     if tuple(images.shape[-2:]) == size:
         return images
-    if levels.by_rows(images):
+    if levels.is_faster_by_rows(images):
         return functional.interpolate(images, size, mode=interpolation, antialias=True)
     numbers = functional.interpolate(images.float(), size, mode=interpolation, antialias=True)
     return _levels(numbers)

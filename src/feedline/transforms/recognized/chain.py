@@ -91,7 +91,7 @@ class Chain:
     def __call__(self, value: Any, rows: RowMemory | None) -> Any:
         for node in self.nodes:
             value = node.run(value, rows)
-        return value.given(with_info=True) if isinstance(value, Frame) else value
+        return value.to_value(with_info=True) if isinstance(value, Frame) else value
 
     def is_current(self, transform: Any) -> bool:
         """False if the transform or its steps have changed since construction."""
@@ -106,7 +106,7 @@ class Chain:
 def _all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
     for node in nodes:
         yield node
-        if isinstance(node, _Perhaps):
+        if isinstance(node, _RandomSteps):
             yield from _all_nodes(node.nodes)
 
 
@@ -154,7 +154,7 @@ def _why_unknown(step: Any, name: str) -> str | None:
     entry = known.FRAME_STEPS.get(name)
     if entry is not None and (replaced := _replaced(entry.functions)):
         return f"{PACKAGE}'s function {replaced} was replaced"
-    is_known = entry is not None or name in known.CONVERSIONS or name in known.CHANCES or name in known.ERASERS
+    is_known = entry is not None or name in known.CONVERSIONS or name in known.RANDOM_APPLIES or name in known.ERASERS
     return None if is_known else _NO_KERNEL
 
 
@@ -246,10 +246,10 @@ def _node(step: Any, reason: str | None, findings: list[StepFinding]) -> Node:
     if reason is None and name in known.FRAME_STEPS:
         findings.append(StepFinding(describe(step)))
         return _OnFrame(step, known.FRAME_STEPS[name].apply)
-    if reason is None and name in known.CHANCES:
+    if reason is None and name in known.RANDOM_APPLIES:
         inner = [each for part in step.transforms for each in _flatten(part)]
         findings.append(StepFinding(f"{type(step).__name__}(p={step.p})", "draws; then its steps, which follow"))
-        return _Perhaps(step, known.CHANCES[name], [_node(*each, findings) for each in inner])
+        return _RandomSteps(step, known.RANDOM_APPLIES[name], [_node(*each, findings) for each in inner])
     if reason is None and name in known.ERASERS:
         findings.append(StepFinding(describe(step), "runs its own code, on the tensor"))
         return _Erase(step)
@@ -291,7 +291,7 @@ class _OnFrame:
         frame = as_frame(value)
         if frame is None:
             return self.step(value)
-        return frame if self.apply(self.step, frame) else self.step(frame.given())
+        return frame if self.apply(self.step, frame) else self.step(frame.to_value())
 
 
 @dataclass(slots=True)
@@ -306,15 +306,15 @@ class _ConvertedNumbers:
         frame = as_frame(value)
         numbers = None if frame is None else self.numbers[frame.gray]
         if frame is None or numbers is None:
-            value = value.given() if isinstance(value, Frame) else value
+            value = value.to_value() if isinstance(value, Frame) else value
             for step in self.steps:
                 value = step(value)
             return value
         if rows is None or not self.goes_to_batch:
-            return numbers.fresh(frame, self.copies)
+            return numbers.new_tensor(frame, self.copies)
         row = rows.take(numbers.shape(frame), numbers.dtype)
         if row is None:
-            return numbers.fresh(frame, self.copies)
+            return numbers.new_tensor(frame, self.copies)
         # Many rows are written by one call, which keeps the caches: levels in memory, as they cannot be refused any
         # more, and encoded images whose samples can be read again.
         source = frame.source
@@ -347,7 +347,7 @@ class _TensorBegins:
 
 
 @dataclass(slots=True)
-class _Perhaps:
+class _RandomSteps:
     step: Any
     at_equality: bool
     nodes: list[Node]
@@ -367,7 +367,7 @@ class _Erase:
 
     def run(self, value: Any, rows: RowMemory | None) -> Any:
         frame = as_frame(value)
-        given = value if frame is None else frame.given()
+        given = value if frame is None else frame.to_value()
         changed = self.step(given)
         if rows is None or changed is given or not isinstance(given, torch.Tensor):
             return changed
@@ -380,4 +380,4 @@ class _StepCall:
     is_known: bool
 
     def run(self, value: Any, rows: RowMemory | None) -> Any:  # noqa: ARG002 - the step knows nothing of rows
-        return self.step(value.given(with_info=not self.is_known) if isinstance(value, Frame) else value)
+        return self.step(value.to_value(with_info=not self.is_known) if isinstance(value, Frame) else value)

@@ -16,7 +16,7 @@ from feedline.images.crops import Box
 from feedline.images.placed import BILINEAR, PlacedReader, Resampling, level_reader
 from feedline.transforms.recognized.layout import TensorLayout
 
-_MOST = 1 << 16
+_LONGEST_SIDE = 1 << 16
 """Pixels along one side of a resized image; larger ones are left to Pillow."""
 
 
@@ -76,12 +76,12 @@ class Frame:
         moved = self.flip or self.upended or self.window != (0, 0, width, height) or self.box != self.window
         return isinstance(self.source, np.ndarray) and not moved
 
-    def mirror(self) -> None:
+    def flip_horizontally(self) -> None:
         self.flip = not self.flip
         if self.layout is not None:
             self.layout.copy()
 
-    def upend(self) -> None:
+    def flip_vertically(self) -> None:
         self.upended = not self.upended
         if self.layout is not None:
             self.layout.copy()
@@ -93,8 +93,8 @@ class Frame:
         """
         if self.layout is not None:
             self.layout.crop((left, top, width, height))
-        if not self._reaches(left, top, width, height):
-            self.settle()
+        if not self._has_pixels_for(left, top, width, height):
+            self.materialize()
         x, y, before_width, before_height = self.window
         if self.flip:
             left = before_width - left - width
@@ -104,7 +104,7 @@ class Frame:
         if not self._shows_something():
             raise RefusedError("a crop shows nothing of the image")
 
-    def _reaches(self, left: int, top: int, width: int, height: int) -> bool:
+    def _has_pixels_for(self, left: int, top: int, width: int, height: int) -> bool:
         """True if a crop needs no pixels that earlier crops removed."""
         x, y, shown_width, shown_height = self.window
         full_height, full_width = self.full
@@ -125,10 +125,10 @@ class Frame:
         """
         if (height, width) == (self.height, self.width):
             return
-        if not (0 < height <= _MOST and 0 < width <= _MOST):
+        if not (0 < height <= _LONGEST_SIDE and 0 < width <= _LONGEST_SIDE):
             raise RefusedError("the size is for Pillow to judge")
         if not self._is_box():
-            self.settle()
+            self.materialize()
         x, y, w, h = self.window
         shrinks = h - height
         is_tensor = self.tensor_of is not None
@@ -160,7 +160,7 @@ class Frame:
         if unwritten:
             raise RefusedError(unwritten[0][3])
 
-    def settle(self) -> NDArray[np.uint8]:
+    def materialize(self) -> NDArray[np.uint8]:
         """Execute all steps so far, and continue from the result.
 
         Returns the levels, (height, width, 3).
@@ -172,20 +172,20 @@ class Frame:
         assert isinstance(self.source, np.ndarray)
         return self.source
 
-    def pillow(self, *, with_info: bool) -> Image.Image:
+    def to_pillow(self, *, with_info: bool) -> Image.Image:
         """Pillow image of the levels so far.
 
         `with_info` adds the `info` that Pillow reads from the file.
         """
-        levels = self.settle()
+        levels = self.materialize()
         image = Image.fromarray(np.ascontiguousarray(levels[:, :, 0] if self.gray else levels))
         if with_info and self.opened is not None:
             image.info = self.opened().info
         return image
 
-    def given(self, *, with_info: bool = False) -> Any:
+    def to_value(self, *, with_info: bool = False) -> Any:
         """Image or tensor that the frame stands for."""
-        return self.pillow(with_info=with_info) if self.tensor_of is None else self.tensor_of(self)
+        return self.to_pillow(with_info=with_info) if self.tensor_of is None else self.tensor_of(self)
 
 
 def frame_of(levels: NDArray[np.uint8]) -> Frame:

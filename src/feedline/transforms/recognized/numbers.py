@@ -53,7 +53,7 @@ class Numbers:
     def shape(self, frame: Frame) -> tuple[int, int, int]:
         return self.channels, frame.height, frame.width
 
-    def fresh(self, frame: Frame, copied: bool) -> torch.Tensor:
+    def new_tensor(self, frame: Frame, copied: bool) -> torch.Tensor:
         """New tensor of a frame, with the steps' class and strides.
 
         If the frame has a layout, the tensor has that layout, or with `copied` the layout of a copy.
@@ -66,7 +66,7 @@ class Numbers:
         return tensor if self.kind is torch.Tensor else tensor.as_subclass(self.kind)
 
     def layout(self, frame: Frame) -> TensorLayout:
-        """Layout of the tensor that `fresh` gives for a frame without one."""
+        """Layout of the tensor that `new_tensor` gives for a frame without one."""
         return TensorLayout(*self.shape(frame), self.interleaved)
 
     def write(self, frame: Frame, row: torch.Tensor) -> None:

@@ -36,7 +36,7 @@ class FrameStep:
     functions: tuple[str, ...] = ()
 
 
-def sized(frame: Frame) -> Image.Image:
+def image_of_size(frame: Frame) -> Image.Image:
     """Image without pixels, for methods that only read its size."""
     image = Image.Image()
     image._size, image._mode = (frame.width, frame.height), "L" if frame.gray else "RGB"
@@ -46,11 +46,11 @@ def sized(frame: Frame) -> Image.Image:
 def parameters(step: Any, frame: Frame) -> dict[str, Any]:
     """Parameters of a v2 transform, drawn by the transform's own method."""
     make = getattr(step, "make_params", None) or step._get_params  # the name until torchvision 0.21
-    drawn: dict[str, Any] = make([sized(frame)])
+    drawn: dict[str, Any] = make([image_of_size(frame)])
     return drawn
 
 
-def happens(p: Any) -> bool:
+def draw_bernoulli(p: Any) -> bool:
     """Result of `torch.rand(1) < p`, which torch compares in float32."""
     return torch.empty(1).uniform_().item() < float(np.float32(p))
 
@@ -68,7 +68,7 @@ def _bicubic(step: Any, frame: Frame) -> bool | None:
     return _FILTERS.get(name) if isinstance(name, (str, int)) else None
 
 
-def _fails(size: tuple[int, int], frame: Frame) -> bool:
+def _torch_cannot_resize(size: tuple[int, int], frame: Frame) -> bool:
     """True for (1, 1): torch cannot resize all tensors to this size."""
     return frame.tensor_of is not None and size == (1, 1)
 
@@ -83,7 +83,7 @@ def _is_pair(size: Any) -> bool:
 def random_resized_crop(step: Any, frame: Frame) -> bool:
     """Crop and resize; v1 and v2 draw the same numbers."""
     bicubic = _bicubic(step, frame)
-    if bicubic is None or not _is_pair(step.size) or _fails((step.size[0], step.size[1]), frame):
+    if bicubic is None or not _is_pair(step.size) or _torch_cannot_resize((step.size[0], step.size[1]), frame):
         return False
     ratio = tuple(step.ratio)
     left, top, width, height = _draw_box(frame.width, frame.height, tuple(step.scale), ratio, *_log_bounds(ratio))
@@ -127,7 +127,7 @@ _ATTEMPTS = 10
 def resize(step: Any, frame: Frame) -> bool:
     bicubic = _bicubic(step, frame)
     size = None if bicubic is None else _resized_shape(step.size, step.max_size, frame)
-    if size is None or _fails(size, frame):
+    if size is None or _torch_cannot_resize(size, frame):
         return False
     frame.resize(size[0], size[1], bool(bicubic))
     return True
@@ -226,14 +226,14 @@ def random_crop_v2(step: Any, frame: Frame) -> bool:
 
 
 def horizontal_flip(step: Any, frame: Frame) -> bool:
-    if happens(step.p):
-        frame.mirror()
+    if draw_bernoulli(step.p):
+        frame.flip_horizontally()
     return True
 
 
 def vertical_flip(step: Any, frame: Frame) -> bool:
-    if happens(step.p):
-        frame.upend()
+    if draw_bernoulli(step.p):
+        frame.flip_vertically()
     return True
 
 
@@ -246,15 +246,15 @@ def _replace(frame: Frame, levels: Any) -> None:
 def grayscale(step: Any, frame: Frame) -> bool:
     if step.num_output_channels != 3 or frame.gray:
         return False
-    _replace(frame, adjust(frame.settle(), [(SATURATION, 0.0)]))
+    _replace(frame, adjust(frame.materialize(), [(SATURATION, 0.0)]))
     return True
 
 
 def random_grayscale(step: Any, frame: Frame) -> bool:
     if frame.gray:
         return False
-    if happens(step.p):
-        _replace(frame, adjust(frame.settle(), [(SATURATION, 0.0)]))
+    if draw_bernoulli(step.p):
+        _replace(frame, adjust(frame.materialize(), [(SATURATION, 0.0)]))
     return True
 
 
@@ -263,7 +263,7 @@ def _jitter(frame: Frame, order: Any, factors: tuple[float | None, ...]) -> bool
     if any(which == _HUE and not -0.5 <= factor <= 0.5 for which, factor in changes):
         raise RefusedError("torchvision refuses this hue")
     if changes:
-        _replace(frame, adjust(frame.settle(), changes))
+        _replace(frame, adjust(frame.materialize(), changes))
     return True
 
 
@@ -348,7 +348,7 @@ CONVERSIONS = frozenset(
 SEQUENCES = frozenset({_V1 + "Compose", _V2 + "_container.Compose", "torch.nn.modules.container.Sequential"})
 
 
-CHANCES = {_V1 + "RandomApply": True, _V2 + "_container.RandomApply": False}
+RANDOM_APPLIES = {_V1 + "RandomApply": True, _V2 + "_container.RandomApply": False}
 """Classes that run their steps with a probability; True for those that also run them at a draw equal to it."""
 
 

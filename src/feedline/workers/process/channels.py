@@ -282,7 +282,7 @@ _CELLS = _FIGURES + MOST_INDICES
 _NBYTES = 8 * _CELLS * MOST_WORKERS  # pages of the memory that nothing was written to take no room
 
 
-_TASK, _ROW, _SINCE, _READY, _NUMBER, _COUNT = range(_FIGURES)
+_TASK, _ROW, _TASK_START, _READY, _NUMBER, _COUNT = range(_FIGURES)
 
 
 _IDLE = 0
@@ -317,9 +317,9 @@ class StatusTable:
         """
         return self._cells[worker * _CELLS + _ROW]
 
-    def since_ns(self, worker: int) -> int:
+    def task_start_ns(self, worker: int) -> int:
         """Start of the current task, in ns on CLOCK_MONOTONIC."""
-        return self._cells[worker * _CELLS + _SINCE]
+        return self._cells[worker * _CELLS + _TASK_START]
 
     def is_ready(self, worker: int) -> bool:
         """True once the worker answers `STACK_SIGNAL`."""
@@ -329,11 +329,11 @@ class StatusTable:
         """Process id of a worker that is ready; 0 before."""
         return self._cells[worker * _CELLS + _READY]
 
-    def number(self, worker: int) -> int:
+    def batch_number(self, worker: int) -> int:
         """Number of the batch that the worker builds, or built last."""
         return self._cells[worker * _CELLS + _NUMBER]
 
-    def index(self, worker: int) -> int | None:
+    def sample_index(self, worker: int) -> int | None:
         """Index of the sample that the worker fetches.
 
         None if unknown: for indices that are not integers, samples after the first `MOST_INDICES`, and streams.
@@ -386,7 +386,7 @@ class StatusRow:
         cells[self._since] = monotonic_ns()
         cells[self._task] = task
 
-    def describe(self, request: Any) -> None:
+    def set_request(self, request: Any) -> None:
         """Record the batch number and sample indices of the task.
 
         Processes that read the table may not have the request.

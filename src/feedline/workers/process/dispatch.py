@@ -52,11 +52,11 @@ class WorkerGenerators:
     replays: bool = False
 
     @property
-    def opening(self) -> bytes | None:
+    def initial_generators(self) -> bytes | None:
         """Generator states that a replacement starts from; None for `base_seed`."""
         return self.epoch_start if self.replays else self.latest
 
-    def opening_objects(self, worker_id: int) -> bytes:
+    def initial_objects(self, worker_id: int) -> bytes:
         """Object changes that a replacement starts from; logs those that are lost.
 
         Empty if it replays a partition, because the replay holds the changes.
@@ -279,8 +279,8 @@ class Dispatch:
             states = self._generators.setdefault(worker_id, WorkerGenerators())
             setup = setup._replace(
                 reports_generators=True,
-                opening_generators=states.opening,
-                opening_objects=states.opening_objects(worker_id),
+                initial_generators=states.initial_generators,
+                initial_objects=states.initial_objects(worker_id),
                 replay=states.replay,
             )
         return self.worker_set.start(setup, queue)

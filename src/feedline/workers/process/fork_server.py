@@ -53,13 +53,13 @@ class KillZygote(NamedTuple):
 class ForkBranch(NamedTuple):
     """Command to fork a branch, which imports modules.
 
-    Comes with its socket and the descriptors of `Forking.branch`.
+    Comes with its socket and the descriptors of `ZygoteForker.branch`.
     """
 
     modules: list[str]
 
 
-class Forking:
+class ZygoteForker:
     """Client of a process that forks zygotes."""
 
     def __init__(self) -> None:
@@ -80,13 +80,13 @@ class Forking:
         with suppress(ConnectionError):  # the process has ended, and with it all its zygotes
             channels.send(self._socket, [pickle.dumps(KillZygote(number))])
 
-    def branch(self, modules: Iterable[str], fds: Sequence[int]) -> Forking:
+    def branch(self, modules: Iterable[str], fds: Sequence[int]) -> ZygoteForker:
         """Fork a branch: a process that imports modules, and then forks zygotes.
 
         The branch ends together with the process that it is forked from. `fds` are the pickled `ProcessContext`,
         standard output and standard error. Raises ConnectionError if the process has died.
         """
-        branch = Forking()
+        branch = ZygoteForker()
         try:
             with branch._theirs as theirs:
                 channels.send(self._socket, [pickle.dumps(ForkBranch(list(modules)))], [theirs.fileno(), *fds])
@@ -100,7 +100,7 @@ class Forking:
         channels.disconnect(self._socket)
 
 
-class ForkServer(Forking):
+class ForkServer(ZygoteForker):
     """Client of the fork server process, and of its branches.
 
     The processes end when this object is closed, or when this process ends for any reason.
@@ -108,7 +108,7 @@ class ForkServer(Forking):
 
     def __init__(self) -> None:
         super().__init__()
-        self._branches: list[Forking] = []
+        self._branches: list[ZygoteForker] = []
         self._imported = ImportRecord()
         theirs = self._theirs
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
@@ -150,7 +150,7 @@ class ForkServer(Forking):
                 f"{self._process.returncode}; its own message is above. {_NO_INTERPRETER}"
             )
 
-    def with_imports(self, imports: Imports, fds: Sequence[int]) -> Forking:
+    def with_imports(self, imports: Imports, fds: Sequence[int]) -> ZygoteForker:
         """Client of a process that has imported these modules.
 
         Forks a new branch if there is none. Raises ConnectionError.
@@ -249,12 +249,12 @@ def start() -> ForkServer:
     return _servers.get()
 
 
-def fork(fds: Sequence[int], imports: Imports, process_context: Sequence[int]) -> tuple[Forking, int]:
+def fork(fds: Sequence[int], imports: Imports, process_context: Sequence[int]) -> tuple[ZygoteForker, int]:
     """Request a zygote from a process that has imported modules.
 
     Returns the client of that process, and the number of the zygote. If the process has died, the fork server, or a
-    new one, forks the zygote without the imports. `fds` are those of `Forking.fork`, and `process_context` those of
-    `Forking.branch`.
+    new one, forks the zygote without the imports. `fds` are those of `ZygoteForker.fork`, and `process_context` those
+    of `ZygoteForker.branch`.
     """
     fork_server = start()
     try:

@@ -154,19 +154,19 @@ class ProcessPool(FuturePool):
     def _wait(self, ready: Callable[[], bool]) -> None:
         self._until(lambda: ready() or bool(self._poisoned))
         while not ready():
-            self._narrow_down()
+            self._test_suspect()
             self._until(lambda: ready() or bool(self._poisoned))
 
     def _until(self, ready: Callable[[], bool]) -> None:
         timer = watchdog.StallTimer(self._timeout_s, self._recovery.stall_s)
-        watch, began_s, look_s = LockWatch(), monotonic(), self._samples.next_s()
+        watch, began_s, sample_s = LockWatch(), monotonic(), self._samples.next_s()
         while not ready():
             self._check()
-            if self._step(self._limit_wait(timer.left_s(), look_s)) or self._is_starting():
+            if self._step(self._limit_wait(timer.left_s(), sample_s)) or self._is_starting():
                 timer.reset()
-            elif monotonic() >= look_s:
-                self._samples.look(self._building(), self._dispatch.num_workers)
-                look_s = inf
+            elif monotonic() >= sample_s:
+                self._samples.take(self._building(), self._dispatch.num_workers)
+                sample_s = inf
             self._replace_if_stuck(watch)
             if timer.is_over():
                 raise WorkerStalledError(
@@ -174,13 +174,13 @@ class ProcessPool(FuturePool):
                 )
             if timer.is_log_due():
                 _log.warning("no batch for %g s.\n%s", self._recovery.stall_s, self._describe_workers())
-        self._samples.waited(monotonic() - began_s)
+        self._samples.add_wait(monotonic() - began_s)
 
-    def _limit_wait(self, timeout_s: float | None, look_s: float) -> float | None:
+    def _limit_wait(self, timeout_s: float | None, sample_s: float) -> float | None:
         """Limit a wait to the next sample of workers, or lock check."""
         limits = [] if timeout_s is None else [timeout_s]
-        if look_s < inf:
-            limits.append(max(look_s - monotonic(), 0.0))
+        if sample_s < inf:
+            limits.append(max(sample_s - monotonic(), 0.0))
         if self._dispatch.worker_set.group.inherited_locks() is not None:
             limits.append(CHECK_S)
         return min(limits, default=None)
@@ -273,7 +273,7 @@ class ProcessPool(FuturePool):
         self._dispatch.open.clear()
         self._poisoned.clear()
 
-    def _narrow_down(self) -> None:
+    def _test_suspect(self) -> None:
         """Test the oldest suspicious request; fail it or leave out samples.
 
         `on_error` decides between the two. A request that does not kill its probe is resubmitted.

@@ -78,7 +78,7 @@ def _activity(member: WorkerHandle, status: StatusTable, requests: Mapping[int, 
     if task not in requests:
         return f"{name} is busy with a canceled request"
     request = requests[task]
-    seconds = (monotonic_ns() - status.since_ns(worker)) / 1e9
+    seconds = (monotonic_ns() - status.task_start_ns(worker)) / 1e9
     return f"{name} has been busy for {seconds:.1f} s{deaths.describe_work(request, status.row(worker))}"
 
 

@@ -60,9 +60,9 @@ class WorkerSetup(NamedTuple):
     base_seed: int
     reports_generators: bool = False
     """True if answers carry the states of the worker's random generators."""
-    opening_generators: bytes | None = None
+    initial_generators: bytes | None = None
     """Generator states to start from, instead of those that `base_seed` and `worker_init_fn` set."""
-    opening_objects: bytes = b""
+    initial_objects: bytes = b""
     """Changes of dataset and `collate_fn` to start from."""
     replay: PartitionReplay | None = None
     """Given for a replacement that reads partitions: the builder of partitions restores objects itself."""
@@ -110,7 +110,7 @@ def open_builder(
     builder.progress = progress
     if setup.replay is not None:
         builder.replay = setup.replay
-    telemetry.work_as(setup.worker_id, own_process=True)
+    telemetry.set_worker(setup.worker_id, own_process=True)
     dataset = builder.dataset
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=setup.worker_id, num_workers=setup.num_workers, seed=setup.base_seed + setup.worker_id, dataset=dataset
@@ -122,9 +122,9 @@ def open_builder(
         accelerated_pillow.restore_pillow()  # this process may have been forked from an accelerated one
     build = builder if init_fn is None else _run_init_fn(builder, init_fn, setup.worker_id)
     take_changes = _changes_of(builder) if setup.reports_generators else bytes
-    restore_objects(builder, setup.opening_objects)
-    if setup.opening_generators is not None:
-        getattr(builder, "restore", restore_globals)(setup.opening_generators)
+    restore_objects(builder, setup.initial_objects)
+    if setup.initial_generators is not None:
+        getattr(builder, "restore", restore_globals)(setup.initial_generators)
     return build, take_changes
 
 
@@ -220,7 +220,7 @@ def _answer_all(
 def _answer(build: Callable[..., Any], payload: bytes, arena: Arena, status_row: StatusRow) -> tuple[int, Message, int]:
     try:
         request = pickle.loads(payload)
-        status_row.describe(request)
+        status_row.set_request(request)
         built = build(request, arena.empty)
         if counted := store_metrics.take():
             built = built._replace(store_counts=counted)

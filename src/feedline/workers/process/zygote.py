@@ -20,7 +20,7 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from feedline.core.descriptors import Descriptors, opened
-from feedline.core.finalizers import held_off
+from feedline.core.finalizers import deferred_finalizers
 from feedline.errors import WorkerError
 from feedline.workers.process import channels, exceptions, fork_server
 from feedline.workers.process.channels import Channel
@@ -74,8 +74,8 @@ class ZygoteProcessGroup:
     def pid_of(self, process: WorkerProcess) -> int | None:
         """See `ProcessGroup`."""
         assert isinstance(process, ZygoteProcess)
-        if not held_off.depth:  # otherwise a signal handler calls this, below a frame that holds the lock
-            with held_off, self._lock:
+        if not deferred_finalizers.depth:  # otherwise a signal handler calls this, below a frame that holds the lock
+            with deferred_finalizers, self._lock:
                 while self._receive():
                     pass
                 self._wake_pool()
@@ -83,7 +83,7 @@ class ZygoteProcessGroup:
 
     def collect_exited(self) -> list[ExitedProcess]:
         """See `ProcessGroup`."""
-        with held_off, self._lock:
+        with deferred_finalizers, self._lock:
             while self._receive():
                 pass
             exited, self._exited = self._exited, []
@@ -96,7 +96,7 @@ class ZygoteProcessGroup:
 
     def abandon(self) -> None:
         """See `ProcessGroup`."""
-        with held_off, self._lock:
+        with deferred_finalizers, self._lock:
             self._mark_lost()
 
     def inherited_locks(self) -> InheritedLocks | None:
@@ -105,20 +105,20 @@ class ZygoteProcessGroup:
 
     def close(self) -> None:
         """See `ProcessGroup`."""
-        with held_off, self._lock:
+        with deferred_finalizers, self._lock:
             self._mark_lost()
             channels.disconnect(self._zygote)
 
     def wait(self) -> None:
         """Wait up to `_REPORT_MS` for a report; any thread may call it."""
         poll = select.poll()
-        with held_off, self._lock:
+        with deferred_finalizers, self._lock:
             if self.lost:
                 return
             poll.register(self._zygote, select.POLLIN)
         # Without the lock, and not for long: the pool's thread may take the report that this one waits for.
         poll.poll(_REPORT_MS)
-        with held_off, self._lock:
+        with deferred_finalizers, self._lock:
             self._receive()
             self._wake_pool()
 
@@ -231,13 +231,13 @@ class ZygoteProcess:
 
     def mark_exited(self, exitcode: int | None) -> None:
         """Record that the process has ended, or that the pool has closed."""
-        with held_off, self._lock:
+        with deferred_finalizers, self._lock:
             self._exitcode, self._over = exitcode, True
             self._pidfd.close()
 
     def _wait(self, timeout_ms: float | None) -> bool:
         """Wait for the end of the process; False after `timeout_ms`."""
-        with held_off, self._lock:
+        with deferred_finalizers, self._lock:
             if self._over:
                 return True
             # A duplicate: the pool may close the original during the wait.
@@ -250,7 +250,7 @@ class ZygoteProcess:
     def _signal(self, number: signal.Signals) -> None:
         if self.pid is None:
             return
-        with held_off, self._lock, suppress(ProcessLookupError):
+        with deferred_finalizers, self._lock, suppress(ProcessLookupError):
             if not self._over:
                 signal.pidfd_send_signal(self._pidfd.fd, number)
 

@@ -291,12 +291,12 @@ class WorkerForker:
 
     def accept_groups(self, control: Channel) -> None:
         """Serve the groups whose sockets come through `control`."""
-        self._on(control.fileno(), partial(self._accept_group, control))
+        self._register(control.fileno(), partial(self._accept_group, control))
         self._open_sockets += 1
 
     def serve_group(self, group: Channel) -> None:
         """Serve the process group at the other end of a socket."""
-        self._on(group.fileno(), partial(self._execute, group))
+        self._register(group.fileno(), partial(self._execute, group))
         self._open_sockets += 1
 
     def adopt(self, group: Channel, serial: int, pidfds: Sequence[int], stderr: int) -> None:
@@ -314,7 +314,7 @@ class WorkerForker:
 
         The end of its sockets would not suffice, because other processes may hold copies of them.
         """
-        self._on(pidfd, partial(self._stop, pidfd))
+        self._register(pidfd, partial(self._stop, pidfd))
 
     def step(self, timeout_ms: float | None = None) -> bool:
         """Handle the next events; False when launcher and pools have closed."""
@@ -334,20 +334,20 @@ class WorkerForker:
         for worker in self._workers.values():  # those that are not its children, too
             worker.kill()
 
-    def _on(self, fd: int, handler: Callable[[], object]) -> None:
+    def _register(self, fd: int, handler: Callable[[], object]) -> None:
         self._poll.register(fd, select.POLLIN)
         self._handlers[fd] = handler
 
-    def _off(self, fd: int) -> None:
+    def _unregister(self, fd: int) -> None:
         self._poll.unregister(fd)
         del self._handlers[fd]
 
     def _stop(self, pidfd: int) -> None:
-        self._off(pidfd)
+        self._unregister(pidfd)
         self._open_sockets = 0
 
     def _disconnect(self, channel: Channel) -> None:
-        self._off(channel.fileno())
+        self._unregister(channel.fileno())
         channel.close()
         self._open_sockets -= 1
 
@@ -388,17 +388,17 @@ class WorkerForker:
 
     def _watch(self, worker: _WatchedWorker) -> None:
         self._workers[worker.group, worker.serial] = worker
-        self._on(worker.pidfd, partial(self._reap, worker))
-        self._on(worker.stderr, partial(self._relay, worker))
+        self._register(worker.pidfd, partial(self._reap, worker))
+        self._register(worker.stderr, partial(self._relay, worker))
 
     def _relay(self, worker: _WatchedWorker) -> None:
         if not worker.relay():
-            self._off(worker.stderr)
+            self._unregister(worker.stderr)
 
     def _reap(self, worker: _WatchedWorker) -> None:
-        self._off(worker.pidfd)
+        self._unregister(worker.pidfd)
         if worker.stderr in self._handlers:
-            self._off(worker.stderr)
+            self._unregister(worker.stderr)
         _reply(worker.group, worker.reap())
         del self._workers[worker.group, worker.serial]
 

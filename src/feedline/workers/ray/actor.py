@@ -67,7 +67,7 @@ class NodeFile(NamedTuple):
     inode: int
 
 
-class WorkerOpening(NamedTuple):
+class ActorStart(NamedTuple):
     """State of the training process that an actor starts with."""
 
     setup: WorkerSetup
@@ -110,7 +110,7 @@ class BatchActor:
         )  # fmt: skip
 
     def open(
-        self, opening: WorkerOpening, skeleton: bytes, contents: Sequence[Bytes], peer: Sequence[NodeFile]
+        self, start: ActorStart, skeleton: bytes, contents: Sequence[Bytes], peer: Sequence[NodeFile]
     ) -> ActorAnswer:
         """Load the builder; answer with the files of its arrays.
 
@@ -124,9 +124,9 @@ class BatchActor:
                 if peer:
                     return ActorAnswer(STALE, None)
                 raise
-            work = self._load(opening, skeleton)
+            work = self._load(start, skeleton)
             self._build, self._take_changes = open_builder(
-                work.builder, work.worker_init_fn, opening.setup, self._row.progress
+                work.builder, work.worker_init_fn, start.setup, self._row.progress
             )
             return ActorAnswer(BUILT, [_describe(file.fd) for file in self._files], ended_ns=monotonic_ns())
         except Exception as error:  # noqa: BLE001 - it is raised again in the training process
@@ -147,14 +147,14 @@ class BatchActor:
         self._row.end()
         return ActorAnswer(kind, value, changed, began_ns, monotonic_ns())
 
-    def _load(self, opening: WorkerOpening, skeleton: bytes) -> SharedWork:
+    def _load(self, start: ActorStart, skeleton: bytes) -> SharedWork:
         key = multiprocessing.current_process().authkey  # the training process keeps its own
-        opening.settings._replace(authkey=bytes(key)).apply()
-        torch.set_default_dtype(opening.dtype)
-        sys.path += [entry for entry in opening.path if entry not in sys.path]
+        start.settings._replace(authkey=bytes(key)).apply()
+        torch.set_default_dtype(start.dtype)
+        sys.path += [entry for entry in start.path if entry not in sys.path]
         with suppress(OSError, ValueError):
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the training process, which closes its pools
-        name_process(f"feedline-{opening.setup.worker_id}")
+        name_process(f"feedline-{start.setup.worker_id}")
         try:
             work: SharedWork = load_builder([file.fd for file in self._files], skeleton)
         except Exception as error:
@@ -171,7 +171,7 @@ class BatchActor:
     def _encode(self, payload: bytes) -> tuple[EncodedBatch, int]:
         assert self._build is not None
         request = pickle.loads(payload)
-        self._row.describe(request)
+        self._row.set_request(request)
         built = self._build(request, self._allocate)
         if counted := store_metrics.take():
             built = built._replace(store_counts=counted)
@@ -233,7 +233,7 @@ def inspect(place: WorkerPlace) -> tuple[int, int, float, str]:
                 break
             text += part
             sleep(0.02)
-        seconds = (monotonic_ns() - status.since_ns(0)) / 1e9
+        seconds = (monotonic_ns() - status.task_start_ns(0)) / 1e9
         found = status.task(0) or 0, status.row(0), seconds, text.decode(errors="replace")
     status.close()
     return found

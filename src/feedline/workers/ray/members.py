@@ -24,7 +24,7 @@ from feedline.workers.process.futures import ProcessFuture
 from feedline.workers.process.settings import LibrarySettings, registered_collates
 from feedline.workers.process.worker_main import FAILED, WorkerSetup
 from feedline.workers.process.zygote_main import SharedWork
-from feedline.workers.ray.actor import STALE, ActorAnswer, NodeFile, WorkerOpening, WorkerPlace, actor_class, boot_id
+from feedline.workers.ray.actor import STALE, ActorAnswer, ActorStart, NodeFile, WorkerPlace, actor_class, boot_id
 from feedline.workers.ray.actor import inspect as inspect_actor
 from feedline.workers.transport import dump_builder
 from feedline.workers.transport.memory import attach_private
@@ -155,7 +155,7 @@ class RayMembers:
             self._open(member, alone=True)
             return None
         member.files, member.is_ready = answer.value, True
-        member.shift_ns(answer.ended_ns, here=self.is_here(member))
+        member.shift_ns(answer.ended_ns, here=self.is_on_this_machine(member))
         self.open_waiting()
         return None
 
@@ -175,8 +175,8 @@ class RayMembers:
                 peer, contents = ready[0].files, None
             elif any(other.ref is not None for other in others):
                 return
-        opening = WorkerOpening(member.setup, self._settings, self._dtype, self._path)
-        member.ref = member.handle.open.remote(opening, self._skeleton, contents or (), peer)
+        start = ActorStart(member.setup, self._settings, self._dtype, self._path)
+        member.ref = member.handle.open.remote(start, self._skeleton, contents or (), peer)
 
     def send(self, member: RayMember, future: ProcessFuture) -> None:
         """Send a request to a member; raises errors of pickling the request."""
@@ -185,11 +185,11 @@ class RayMembers:
 
     def pull_ahead(self) -> None:
         """Let Ray fetch the answers of other nodes early."""
-        far = [ref for member in self.all.values() if not self.is_here(member) for _, ref in member.queue]
+        far = [ref for member in self.all.values() if not self.is_on_this_machine(member) for _, ref in member.queue]
         if far:
             self.ray.wait(far, num_returns=len(far), timeout=0)
 
-    def is_here(self, member: RayMember) -> bool:
+    def is_on_this_machine(self, member: RayMember) -> bool:
         """True if the actor runs under this process's kernel."""
         return member.place is not None and member.place.boot_id == self._boot_id
 
@@ -229,16 +229,16 @@ class RayMembers:
                 os.close(fd)
         if wait:
             for member in members:
-                _await_reaped(member.pid if self.is_here(member) else None)
+                _await_reaped(member.pid if self.is_on_this_machine(member) else None)
 
     def _pidfd(self, member: RayMember) -> int | None:
-        if not self.is_here(member) or member.pid is None:
+        if not self.is_on_this_machine(member) or member.pid is None:
             return None
         with suppress(OSError):
             return os.pidfd_open(member.pid)
         return None
 
-    def no_place(self, member: RayMember) -> WorkerError:
+    def no_place_error(self, member: RayMember) -> WorkerError:
         """Error about a worker that Ray cannot place."""
         demands = self._of_worker(member.worker_id)
         nodes = [node for node in self.ray.nodes() if node["Alive"]]

@@ -31,7 +31,7 @@ from feedline.workers.ray.suspects import STRIKES, SuspectRequests
 
 _log = logging.getLogger("feedline")
 
-_LOOK_S = 1.0
+_LONGEST_WAIT_S = 1.0
 """Longest single wait for Ray, after which the pool looks for workers without a place."""
 
 _FEWEST_EACH = 2
@@ -148,7 +148,9 @@ class RayPool(FuturePool):
             restarts=self._budget.restarts,
             arena_nbytes=self._stored.lent_nbytes,
             lent_nbytes=self._stored.lent_nbytes,
-            pids=tuple(m.pid for m in members if m.is_alive() and m.pid is not None and self.members.is_here(m)),
+            pids=tuple(
+                m.pid for m in members if m.is_alive() and m.pid is not None and self.members.is_on_this_machine(m)
+            ),
         )
 
     def _close(self) -> None:
@@ -173,15 +175,15 @@ class RayPool(FuturePool):
         timer = StallTimer(self._options.timeout_s, self._options.recovery.stall_s)
         while not ready():
             self._check()
-            self._judge()
+            self._test_suspect()
             left_s = timer.left_s()
-            if self._step(_LOOK_S if left_s is None else min(left_s, _LOOK_S)):
+            if self._step(_LONGEST_WAIT_S if left_s is None else min(left_s, _LONGEST_WAIT_S)):
                 timer.reset()
             elif not any(member.is_ready for member in self.members.all.values()):
                 timer.reset()  # `start_timeout_s` limits the wait for a place; imports have no limit
-                self._look_for_places()
+                self._check_placement()
             else:
-                self._look_for_places()
+                self._check_placement()
             if timer.is_over() and not ready():
                 limit = f"DataLoader timed out after {self._options.timeout_s:g} seconds"
                 raise WorkerStalledError(f"{limit}.\n{self._describe_workers()}")
@@ -235,7 +237,7 @@ class RayPool(FuturePool):
         if states is not None:
             states.add(future.work, answer.generators)
         self._open.pop(future.task, None)
-        shift_ns = member.shift_ns(answer.ended_ns, here=self.members.is_here(member))
+        shift_ns = member.shift_ns(answer.ended_ns, here=self.members.is_on_this_machine(member))
         if future.settled:  # canceled in the meantime
             return
         if answer.kind != BUILT:
@@ -315,22 +317,22 @@ class RayPool(FuturePool):
         states = self._generators.setdefault(worker_id, WorkerGenerators())
         return setup._replace(
             reports_generators=True,
-            opening_generators=states.opening,
-            opening_objects=states.opening_objects(worker_id),
+            initial_generators=states.initial_generators,
+            initial_objects=states.initial_objects(worker_id),
             replay=states.replay,
         )
 
-    def _look_for_places(self) -> None:
+    def _check_placement(self) -> None:
         """Continue without workers that Ray cannot place, or fail."""
         members = self.members.all.values()
         late = [m for m in members if m.node_id is None and monotonic() > m.began + self.members.start_timeout_s]
         if not late or self._error is not None:
             return
         if self._takes_turns or not any(member.is_ready for member in members):
-            self._fail_all(self.members.no_place(late[0]))
+            self._fail_all(self.members.no_place_error(late[0]))
         elif not self._has_warned:
             self._has_warned = True
-            _log.warning("%s\nThe others continue without it.", self.members.no_place(late[0]))
+            _log.warning("%s\nThe others continue without it.", self.members.no_place_error(late[0]))
 
     def _replace_dead(self, member: RayMember, reason: BaseException) -> None:
         """Count a death, and take back the requests of the dead.
@@ -384,10 +386,10 @@ class RayPool(FuturePool):
         if epoch == future.work.epoch:
             future.work = future.work.opened_at(mark)
 
-    def _judge(self) -> None:
+    def _test_suspect(self) -> None:
         """Test suspicious requests alone; fail them or leave out samples."""
         while self._suspects:
-            future, verdict = self._suspects.judge()
+            future, verdict = self._suspects.test_first()
             if verdict is None:  # it does not kill
                 self._budget.adjust(STRIKES)
             if future.settled:

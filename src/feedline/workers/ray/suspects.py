@@ -17,7 +17,7 @@ from feedline.workers.ray.members import RayMember, RayMembers
 STRIKES = 2
 """Number of killed actors from which a request is not resubmitted as a whole."""
 
-_LOOK_S = 1.0
+_LONGEST_WAIT_S = 1.0
 
 
 class SuspectRequests:
@@ -41,7 +41,7 @@ class SuspectRequests:
         """Add a suspicious request; `text` describes its latest death."""
         self._found.append((future, text))
 
-    def judge(self) -> tuple[ProcessFuture, bool | None]:
+    def test_first(self) -> tuple[ProcessFuture, bool | None]:
         """Test the first suspicious request; fail it or leave out samples.
 
         Returns its future, and True, or None if the request does not kill or was canceled.
@@ -105,9 +105,9 @@ class SuspectRequests:
 
         Raises the actor's error, that of `check`, and WorkerError if Ray has no place for the actor `starting`.
         """
-        while not self._members.ray.wait([ref], timeout=_LOOK_S)[0]:
+        while not self._members.ray.wait([ref], timeout=_LONGEST_WAIT_S)[0]:
             self._check()
             late = starting is not None and monotonic() > starting.began + self._members.start_timeout_s
             if late and starting is not None and starting.node_id is None:
-                raise self._members.no_place(starting)
+                raise self._members.no_place_error(starting)
         return self._members.ray.get(ref)

@@ -15,7 +15,7 @@ from feedline.errors import WorkerError
 from feedline.workers.transport.forks import forks
 from feedline.workers.transport.memory import attach
 from feedline.workers.transport.slots import FREE, RETIRED
-from feedline.workers.transport.views import watchable
+from feedline.workers.transport.views import base_array
 from feedline.workers.transport.wire import Envelope, MessageContents, OpenedSlot, SlotRange
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Inbox:
         return MessageContents.decode(data[: envelope.contents_nbytes]), data[envelope.contents_nbytes :]
 
     def _body(self, body: bytes | SlotRange) -> memoryview:
-        return body.within(self._slots[body.number].lease()).data if isinstance(body, SlotRange) else memoryview(body)
+        return body.view_in(self._slots[body.number].lease()).data if isinstance(body, SlotRange) else memoryview(body)
 
     def _leases(self, contents: MessageContents) -> dict[int, Bytes]:
         return {number: self._slots[number].lease() for number in contents.slots}
@@ -137,7 +137,7 @@ class _LentSlot:
 
     def lease(self) -> Bytes:
         """Array of the slot's bytes; dropping its last view frees the slot."""
-        memory = watchable(self._memory)
+        memory = base_array(self._memory)
         self._watch = weakref.ref(memory, _Release(self._memory))
         return memory
 

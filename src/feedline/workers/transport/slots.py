@@ -19,7 +19,7 @@ import torch
 
 from feedline.errors import WorkerError
 from feedline.workers.transport.memory import default_backing
-from feedline.workers.transport.views import tensor_over, watchable
+from feedline.workers.transport.views import base_array, tensor_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,7 +88,7 @@ class Slot:
         # One array for all parts of a slot: it ends with the last of them, and so does the use of the slot.
         array = self._local()
         if array is None:
-            array = watchable(self._memory)
+            array = base_array(self._memory)
             self._local = weakref.ref(array)
         return array
 
@@ -324,7 +324,7 @@ class _PooledBlock:
         return self._local() is None
 
     def bytes(self) -> Bytes:
-        array = watchable(self._memory)
+        array = base_array(self._memory)
         self._local = weakref.ref(array)
         return array
 

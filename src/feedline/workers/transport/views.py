@@ -71,7 +71,7 @@ View = TensorView | ArrayView | StorageView | BufferView
 """Description of one object without its bytes. `build(region, offset)` takes the byte offset of the first element."""
 
 
-def watchable(buffer: memoryview) -> Bytes:
+def base_array(buffer: memoryview) -> Bytes:
     """Array over the buffer that lives until its last view is dropped.
 
     A weak reference to the array therefore reports the end of its last view.

@@ -32,7 +32,7 @@ class SlotRange(NamedTuple):
     start: int
     nbytes: int
 
-    def within(self, slot: Bytes) -> Bytes:
+    def view_in(self, slot: Bytes) -> Bytes:
         return slot[self.start : self.start + self.nbytes]
 
 
@@ -75,7 +75,7 @@ class MessageContents(NamedTuple):
         The opcode NEXT_BUFFER pushes the next item of `buffers`, which need not be a buffer.
         """
         regions = [
-            Region(part.within(slots[part.number]) if isinstance(part, SlotRange) else np.frombuffer(part, np.uint8))
+            Region(part.view_in(slots[part.number]) if isinstance(part, SlotRange) else np.frombuffer(part, np.uint8))
             for part in self.regions
         ]
         return [view.build(regions[at.region], at.offset) for view, at in zip(self.views, self.places, strict=True)]
