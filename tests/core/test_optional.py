@@ -83,3 +83,17 @@ def test_an_act_waits_for_a_module_that_cannot_be_found_yet(late: str, tmp_path:
     import_module("late_package.other")
     sys.modules.pop("late_package.other")
     assert values == [1]
+
+
+def test_an_act_waits_for_a_module_whose_import_has_begun(late: str, tmp_path: Path) -> None:
+    values: list[int] = []
+    code = "from feedline.core.optional import after_import\nimport sys\nafter_import(__name__, sys.act)\nVALUE = 4"
+    (tmp_path / "late_package" / "module.py").write_text(code)
+    (tmp_path / "late_package" / "other.py").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "act", lambda: values.append(sys.modules[late].VALUE), raising=False)
+        import_module(late)
+        assert values == []
+        import_module("late_package.other")
+        assert values == [4]
+    sys.modules.pop("late_package.other")

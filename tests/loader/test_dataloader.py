@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from process_cases import Faulty, default_start_method
@@ -289,6 +290,70 @@ def test_a_copy_begins_the_epoch_that_the_loader_would_begin(clone: Any) -> None
     assert lists(twin) == lists(loader)
     loader.load_state_dict(state)
     assert lists(clone(loader)) == lists(loader) == rest
+
+
+def test_a_copy_may_be_made_after_a_framework_took_a_state_for_several_batches() -> None:
+    loader = fl.DataLoader(Drawing(), 4, seed=2)
+    next(iter(loader))
+    loader._fl_step.at(loader._fl_progress, 1, 2, dict)
+    assert lists(copy.deepcopy(loader)) == lists(pickle.loads(pickle.dumps(loader)))
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    arguments = {"num_workers": np.int64(1), "prefetch_factor": np.int64(2), "worker_method": "process"}
+    with fl.DataLoader(Drawing(), 4, seed=2, **arguments) as loader:
+        assert lists(loader) == lists(fl.DataLoader(Drawing(), 4, seed=2))
+
+
+class Keyed:
+    """Samples of keys that cannot be sliced as lists are; the dataset has no length."""
+
+    def __getitem__(self, key: Any) -> int:
+        if key["a"] == 2:
+            raise ValueError
+        return int(key["a"])
+
+
+class Key(dict[Any, Any]):
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(repr(key) if isinstance(key, slice) else key)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_may_yield_any_object(workers: int) -> None:
+    keys = [Key(a=1), Key(a=3)]
+    with fl.DataLoader(Keyed(), batch_size=None, sampler=keys, num_workers=workers, worker_method="process") as loader:
+        assert list(loader) == [1, 3]
+
+
+class Endless:
+    def __getitem__(self, index: int) -> int:
+        return 1 // index
+
+
+def test_a_dataset_without_a_length_has_no_neighbors() -> None:
+    with fl.DataLoader(Endless(), 2, sampler=[0, 1], on_error="replace") as loader:
+        assert lists(loader) == [[1]]
+
+
+class Counted(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(len(self)))
+
+    def __len__(self) -> int:
+        return 11
+
+
+@pytest.mark.filterwarnings("ignore:Counted has no partitions")
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("batch_size", [None, 2, 3])
+def test_the_length_of_a_stream_is_that_of_the_rank(batch_size: int | None, drop_last: bool) -> None:
+    drop = {} if batch_size is None else {"drop_last": drop_last}
+    for rank in range(3):
+        loader = fl.DataLoader(Counted(), batch_size, distributed=(rank, 3), **drop)
+        assert len(loader) == len(list(loader))
+    everything = fl.RankPolicy(ranks=(1, 3), reads_all=True)
+    assert len(fl.DataLoader(Counted(), distributed=everything)) == len(Counted())
 
 
 @pytest.mark.parametrize("in_memory", [True, False])

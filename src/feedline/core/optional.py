@@ -51,12 +51,19 @@ def load_standard(module: str, what: str) -> Any:
 def after_import(module: str, act: Callable[[], object]) -> None:
     """Call `act` once `module` has been imported: now, or later.
 
-    The call does not import the module.
+    The call does not import the module. If another module is imported before the import of this one has ended, `act` is
+    called at the first import after that.
     """
-    if module in sys.modules:
+    if _is_imported(module):
         act()
     else:
         sys.meta_path.insert(0, _ImportWatcher(module, act))
+
+
+def _is_imported(module: str) -> bool:
+    """True if the import of a module has ended."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return module in sys.modules and not getattr(spec, "_initializing", False)
 
 
 class _ImportWatcher(MetaPathFinder):
@@ -72,6 +79,10 @@ class _ImportWatcher(MetaPathFinder):
         target: ModuleType | None = None,  # noqa: ARG002 - the protocol
     ) -> ModuleSpec | None:
         """The spec of the watched module, with a loader that acts."""
+        if self in sys.meta_path and _is_imported(self._module):
+            sys.meta_path.remove(self)
+            self._act()
+            return None
         if fullname != self._module or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)

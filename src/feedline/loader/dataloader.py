@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -48,7 +49,7 @@ from feedline.workers.base import Recovery
 T_co = TypeVar("T_co", covariant=True)
 
 
-_RUNNING = ("_fl_pools", "_fl_progress", "_fl_plan", "_fl_live", "_fl_monitor", "_fl_contract")
+_RUNNING = ("_fl_pools", "_fl_progress", "_fl_plan", "_fl_live", "_fl_monitor", "_fl_contract", "_fl_step")
 
 
 _TORCH_ARGUMENTS = frozenset(inspect.signature(TorchDataLoader.__init__).parameters)
@@ -148,6 +149,8 @@ class DataLoader(TorchDataLoader[T_co]):
         self._fl_adapts = num_workers == "auto"
         if num_workers == "auto":
             num_workers = usable_cpus()
+        count: int = _plain_integer(num_workers)
+        prefetch_factor = _plain_integer(prefetch_factor)
         if shuffle and seed is None and self._fl_world_size > 1:
             raise ArgumentError(
                 "distributed= with shuffle=True needs seed=...: without it every rank draws its own order"
@@ -156,7 +159,7 @@ class DataLoader(TorchDataLoader[T_co]):
             sampler, shuffle = Shuffled(len(dataset), seed), None  # type: ignore[arg-type]
         newer = {"in_order": in_order} if "in_order" in _TORCH_ARGUMENTS else {}
         super().__init__(
-            dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
+            dataset, batch_size, shuffle, sampler, batch_sampler, count, collate_fn, pin_memory, drop_last,
             timeout, worker_init_fn, multiprocessing_context, generator,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device, **newer,
@@ -236,10 +239,19 @@ class DataLoader(TorchDataLoader[T_co]):
         self.__dict__["worker_init_fn"] = function
 
     def __len__(self) -> int:
-        """Batches per epoch on this rank, counted as in torch."""
-        if self._fl_world_size > 1 and not isinstance(self.dataset, IterableDataset):
+        """Batches per epoch on this rank, counted as in torch.
+
+        For a stream, an estimate from the length that it states, as if all ranks had equally many samples.
+        """
+        if self._fl_world_size == 1 or self._fl_ranks.reads_all:
+            return super().__len__()
+        if not isinstance(self.dataset, IterableDataset):
             return self._fl_make_plan().length()
-        return super().__len__()
+        samples = -(-len(self.dataset) // self._fl_world_size)  # type: ignore[arg-type]
+        self._IterableDataset_len_called = samples  # type: ignore[assignment]
+        if self.batch_size is None:
+            return samples
+        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration.
@@ -420,6 +432,11 @@ def _check_seed(seed: Any) -> int | None:
         return operator.index(seed)
     except TypeError:
         raise ArgumentError(f"seed must be a whole number or None; got {seed!r}") from None
+
+
+def _plain_integer(value: Any) -> Any:
+    """An integer of another library, such as NumPy's, as Python's: JSON has no others."""
+    return int(value) if isinstance(value, Integral) else value
 
 
 def _has_length(dataset: Any) -> bool:

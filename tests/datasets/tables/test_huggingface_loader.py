@@ -55,6 +55,16 @@ def test_batches_are_those_of_torchs_loader(name: str, workers: int) -> None:
     assert difference(batches(TorchDataLoader), batches(fl.DataLoader, num_workers=workers)) is None
 
 
+@pytest.mark.parametrize("kind", ["torch", "numpy", None])
+def test_columns_come_in_the_order_of_the_table(kind: str | None) -> None:
+    """As from `datasets`, in whatever order the format names them: users unpack `batch.values()`."""
+    made = table()
+    made = made.with_format(kind, columns=made.column_names[::-1])
+    expected, batch = (next(iter(cls(made, 4))) for cls in (TorchDataLoader, fl.DataLoader))
+    assert list(batch) == list(expected)
+    assert list(fl.datasets.HuggingFace(made)[0]) == list(made[0])
+
+
 def test_a_table_is_gathered_whole() -> None:
     assert BatchBuilder(table().with_format("torch")).vectorized
     assert not BatchBuilder(MADE["transformed"]()).vectorized

@@ -57,7 +57,7 @@ def targets_of(dataset: Any) -> dict[str, torch.dtype | None] | None:
     if rule is None or dataset_format["format_kwargs"] or dataset_format["output_all_columns"]:
         return None
     targets: dict[str, torch.dtype | None] = {}
-    for name in dataset_format["columns"]:
+    for name in _names_in_samples(dataset):
         feature = dataset.features[name]
         if not _is_plain(feature):
             return None
@@ -79,13 +79,19 @@ def plain_names(dataset: Any) -> list[str] | None:
     dataset_format = dataset.format
     if dataset_format["type"] is not None or dataset_format["format_kwargs"] or dataset_format["output_all_columns"]:
         return None
-    names = [name for name in dataset.column_names if name in set(dataset_format["columns"])]
+    names = _names_in_samples(dataset)
     try:
         kinds = [kind_of(dataset.data.schema.field(name).type, name) for name in names]
     except ArgumentError:
         return None
     fine = all(map(_has_python_values, kinds)) and all(_is_plain(dataset.features[name]) for name in names)
     return names if names and fine else None
+
+
+def _names_in_samples(dataset: Any) -> list[str]:
+    """The columns of the format, in the order of the table, as samples of `datasets` have them."""
+    chosen = set(dataset.format["columns"])
+    return [name for name in dataset.column_names if name in chosen]
 
 
 def _has_python_values(kind: ColumnType) -> bool:
@@ -208,7 +214,7 @@ class HuggingFace(torch.utils.data.Dataset[Any]):
     ) -> None:
         _check_dataset(dataset)
         self.dataset = dataset
-        self._names = list(dataset.format["columns"])
+        self._names = _names_in_samples(dataset)
         by_column, whole = split_transform(transform, self._names)
         fused = {name: each for name, each in by_column.items() if plan(each) and _is_image(dataset, name)}
         self._images = {name: HuggingFaceImages(dataset, name, each) for name, each in fused.items()}

@@ -332,8 +332,8 @@ class BatchBuilder:
         neighbor = None
         if self.action == "replace" and isinstance(index, int):
             for step in range(1, NEIGHBORS + 1):
-                neighbor = (index + step) % len(self.dataset)
                 try:
+                    neighbor = (index + step) % len(self.dataset)
                     replacement = [self.dataset[neighbor]]
                     if self.collate_fn is None and self.batched:
                         collate.default(replacement)

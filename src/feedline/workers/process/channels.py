@@ -394,9 +394,13 @@ class StatusRow:
         cells, first = self._cells, self._first
         cells[first + _COUNT] = 0
         cells[first + _NUMBER] = request.number
+        # A stream has none. A request for one sample has whatever its sampler yields, and its methods are the user's.
+        found: Any = getattr(request, "indices", None)
+        if not isinstance(found, (list, range)) and not hasattr(type(found), "dtype"):
+            return
         try:
-            indices = array.array("q", request.indices[:MOST_INDICES])
-        except (AttributeError, TypeError, IndexError, OverflowError):  # a stream, one index, or other keys
+            indices = array.array("q", found[:MOST_INDICES])
+        except Exception:  # noqa: BLE001 - keys of a dataset need not be numbers
             return
         start = first + _FIGURES
         cells[start : start + len(indices)] = memoryview(indices)
