@@ -71,7 +71,7 @@ def read_one(source: ImageSource, recipe: Recipe, key: int | None = None, *, gri
 
     `source`, `recipe`, `key` and `grid` describe one row. Raises the same errors as `read_batch`.
     """
-    row = torch.empty(recipe.shape, dtype=recipe.dtype)
+    row = torch.empty(recipe.shape, dtype=recipe.dtype, device="cpu")
     keys = None if key is None else np.array([key & 0xFFFFFFFFFFFFFFFF], np.uint64)
     reader = _Reader((source,), recipe, numpy_view(row)[None], _draw_keys(keys, recipe, 1), 1, (None,))
     with _part(source):

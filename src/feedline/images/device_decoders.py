@@ -154,7 +154,7 @@ def _nvimgcodec() -> DeviceDecoder:
             codec = decoders.setdefault(device.index, None) or package.Decoder(device_id=device.index or 0)
             decoders[device.index] = codec
             found = codec.decode([file.numpy() for file in files], params=as_stored)
-            levels = [None if each is None else torch.as_tensor(each).permute(2, 0, 1) for each in found]
+            levels = [None if each is None else torch.as_tensor(each, device=device).permute(2, 0, 1) for each in found]
             torch.cuda.current_stream(device).synchronize()  # the files may change after this
         return [None if each is None or each.shape[0] != 3 else each for each in levels]
 

@@ -96,7 +96,7 @@ class BatchPlan:
         if self.head is None:
             return _run_each(self.each, job.sources, job, are_sources=True)
         assert self.levels.shape is not None
-        scratch = torch.empty((len(job.sources), *self.levels.shape), dtype=self.levels.dtype)
+        scratch = torch.empty((len(job.sources), *self.levels.shape), dtype=self.levels.dtype, device="cpu")
         _apply_batch(self.head, job, job.sources, scratch)
         return _run_each(self.each, scratch.numpy(), job)
 
