@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import mmap
+import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -492,6 +493,29 @@ def test_an_acceleration_that_has_ended_with_all_others_does_not_end_a_later_one
         ended.undo()
         assert is_deferred(Image.open(path).copy())
     assert {name: getattr(Image.Image, name) for name in CHANGES} == methods
+
+
+@pytest.mark.usefixtures("accelerated")
+def test_an_image_made_smaller_in_place_keeps_no_jpeg(path: Path) -> None:
+    small = Image.open(path)
+    small.thumbnail((100, 100))
+    assert not is_deferred(small)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    turned = Image.open(io.BytesIO(jpeg(80, 60, exif=exif)))
+    ImageOps.exif_transpose(turned, in_place=True)
+    np.asarray(turned)
+    assert not is_deferred(turned)
+
+
+@pytest.mark.usefixtures("accelerated")
+def test_a_decoded_image_keeps_no_jpeg(path: Path) -> None:
+    image = Image.open(path)
+    parts = [image.crop((0, 0, 10 + step, 10)) for step in range(2)]
+    data = vars(image)["_feedline_deferred"].source._jpeg
+    for part in parts:  # the second one decodes the whole image
+        np.asarray(part)
+    assert sys.getrefcount(data) <= 2  # this function's
 
 
 def test_an_unknown_version_of_pillow_is_left_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,7 @@ class _Switch:
                 name: _accelerate_method(getattr(Image.Image, name), fast) for name, fast in CHANGES.items()
             }
             self.methods["tobytes"] = _accelerated_tobytes(Image.Image.tobytes)
+            self.methods["thumbnail"] = _releasing_thumbnail(Image.Image.thumbnail)
             for name, method in self.methods.items():
                 self._replace(Image.Image, name, method)
             after_import("PIL.ImageFile", self._on_import_of_image_file)
@@ -223,6 +224,19 @@ def _accelerated_tobytes(original: Callable[..., bytes]) -> Any:
     return method
 
 
+def _releasing_thumbnail(original: Callable[..., Any]) -> Any:
+    """Method that drops the JPEG of an image that has become small."""
+
+    @wraps(original)
+    def thumbnail(self: Any, *args: Any, **options: Any) -> Any:
+        result = original(self, *args, **options)
+        if _CORE in vars(self):
+            vars(self).pop(_DEFERRED, None)
+        return result
+
+    return thumbnail
+
+
 def _accelerated_load(original: Callable[..., Any]) -> Any:
     """Method that decodes only if the caller uses its result."""
 
@@ -241,7 +255,10 @@ def _can_be_deferred(image: Any) -> bool:
     state = vars(image)
     if _CORE not in state:
         return _DEFERRED in state
-    if state[_CORE] is not None or not _switch.users:
+    if state[_CORE] is not None:
+        state.pop(_DEFERRED, None)  # Pillow has replaced the pixels without reading the old ones
+        return False
+    if not _switch.users:
         return False
     plugin = sys.modules.get("PIL.JpegImagePlugin")
     return plugin is not None and type(image) is plugin.JpegImageFile
@@ -302,7 +319,7 @@ def _read(image: Any) -> tuple[Deferred, int] | None:
     if intact is None:
         return None
     width, height, components, end = intact
-    fallback = partial(_decode_by_pillow, jpeg, image.size, list(image.tile), image.decoderconfig)
+    fallback = partial(_decode_by_pillow, image.size, list(image.tile), image.decoderconfig)
     source = PixelSource(jpeg, (width, height), scale, fallback)
     if source.size != image.size or components != len(image.getbands()):
         return None
@@ -330,7 +347,7 @@ def _are_pillows(methods: tuple[Any, ...]) -> bool:
     return all(any(_is_of(module, each) for module in ("PIL.ImageFile", "PIL.JpegImagePlugin")) for each in methods)
 
 
-def _decode_by_pillow(jpeg: bytes, size: tuple[int, int], tile: list[Any], decoderconfig: tuple[Any, ...]) -> Pixels:
+def _decode_by_pillow(size: tuple[int, int], tile: list[Any], decoderconfig: tuple[Any, ...], jpeg: bytes) -> Pixels:
     """Pixels by Pillow alone."""
     image = sys.modules["PIL.JpegImagePlugin"].JpegImageFile(io.BytesIO(jpeg))
     image.tile, image._size, image.decoderconfig = tile, size, decoderconfig
@@ -374,7 +391,7 @@ def _agrees_on(image: Image.Image, options: dict[str, Any]) -> bool:
     file.seek(0)
     expected = sys.modules["PIL.JpegImagePlugin"].JpegImageFile(file)  # not `Image.open`, which users replace
     _pixels_of(expected)
-    source = PixelSource(jpeg, image.size, 1, lambda: np.empty((0, 0, 3), np.uint8))
+    source = PixelSource(jpeg, image.size, 1, lambda _: np.empty((0, 0, 3), np.uint8))
     resize = DeferredResize(Image.Resampling.BICUBIC, (2, 3, 50, 70), (40, 9), (0, 0, 40, 9), across_first=MAJOR < 13)
     whole = Deferred(source, image.mode, (0, 0, *image.size))
     part = Deferred(PixelSource.of(source.read(whole.part, whole.turn, None)), image.mode, whole.part, resizing=resize)
