@@ -162,7 +162,7 @@ def _distributed_version(root: str) -> str:
 
 
 def _release_of_function(function: types.FunctionType) -> tuple[str, str] | None:
-    """Release of the package that determines a function; None if its code has to be read."""
+    """Release of a function's package; None for code of the user's."""
     release = _release(function.__module__ or "")
     if release is None or "<locals>" in function.__qualname__ or _release(module_of_code(function) or "") is None:
         return None
