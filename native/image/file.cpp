@@ -17,7 +17,10 @@ constexpr std::size_t kKept = std::size_t{64} << 20;  // bytes that a thread kee
 class Descriptor {
 public:
     // O_NONBLOCK: the opening of a pipe without a writer would wait. A pipe is refused below, by its type.
-    explicit Descriptor(const char* path) : number_(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {}
+    explicit Descriptor(const char* path) {
+        do number_ = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        while (number_ < 0 && errno == EINTR);  // on network and user-space file systems
+    }
     ~Descriptor() {
         if (number_ >= 0) close(number_);
     }
@@ -49,6 +52,11 @@ private:
     std::int64_t begun_;
 };
 
+bool is_jpeg(int file) {
+    std::uint8_t beginning[3] = {};
+    return pread(file, beginning, 3, 0) == 3 && beginning[0] == 0xFF && beginning[1] == 0xD8 && beginning[2] == 0xFF;
+}
+
 }  // namespace
 
 FileReader::Sum FileReader::take() { return std::exchange(sum, {}); }
@@ -60,7 +68,8 @@ Status FileReader::read(const char* path, std::size_t most, Bytes& bytes) {
     if (file < 0 || fstat(file, &info)) return Status::file(errno);
     if (S_ISDIR(info.st_mode)) return Status::file(EISDIR);
     if (!S_ISREG(info.st_mode)) return Status::bad("it is not a regular file");
-    if (static_cast<std::size_t>(info.st_size) > kMost) return Status::bad("it is larger than 2 GiB");
+    if (static_cast<std::size_t>(info.st_size) > kMost && most >= kMost)
+        return is_jpeg(file) ? Status::bad("it is larger than 2 GiB") : Status::foreign();
     const std::size_t wanted = std::min(static_cast<std::size_t>(info.st_size), most);
     // After one huge file, no thread may keep a buffer of that size until the process ends.
     if (memory_.size() > kKept && wanted <= kKept) std::vector<std::uint8_t>().swap(memory_);

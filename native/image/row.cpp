@@ -166,7 +166,7 @@ Status Reader::header(const Source& source, std::int64_t limit, Header& header) 
     Bytes bytes;
     Status status = encoded(source, kProbed, bytes);
     if (status.fine()) status = scan(bytes, limit, header);
-    if (status.fine() || !source.path || bytes.size < kProbed) return status;
+    if (!source.path || bytes.size < kProbed || status.text != kCutShort) return status;
     status = encoded(source, FileReader::kMost, bytes);
     return status.fine() ? scan(bytes, limit, header) : status;
 }

@@ -9,8 +9,6 @@ namespace {
 
 constexpr std::uint32_t kOrientation = 0x0112, kXResolution = 0x011A, kShort = 3, kLong = 4, kRational = 5;
 
-const char* const kCutShort = "it ends within its header";
-
 // Integers of 2 and 4 bytes at any offset, in either byte order; 0 out of bounds.
 class Integers {
 public:

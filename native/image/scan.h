@@ -19,6 +19,9 @@ struct Header {
     int orientation = 1;  // from EXIF, or from XMP if EXIF has none, as in Pillow; 0 if only Pillow can determine it
 };
 
+// Reason for a header that needs more bytes.
+constexpr const char* kCutShort = "it ends within its header";
+
 // Reads the header without allocating. `foreign` for other formats, for four components (CMYK), and for anything that
 // Pillow's parser could refuse: truncated or unusual segments, and unsupported kinds of JPEG, which the text names.
 // `large` above `limit` pixels (0 is no limit).

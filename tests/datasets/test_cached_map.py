@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property, lru_cache, partial, partialmethod
+from functools import cached_property, lru_cache, partial, partialmethod, wraps
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -27,7 +27,7 @@ from tar_cases import write_tar
 
 import feedline
 from feedline.datasets import HDF5, LMDB, CachedMap, Files, Filter, ImageFolder, Map, PackedStrings, TarShards, Zarr
-from feedline.datasets.fingerprints import _distributed_version, fingerprint
+from feedline.datasets.fingerprints import _distributed_version, _function, fingerprint
 from feedline.errors import ArgumentError
 from formats.files import manifest, write_texts
 from formats.suite import FORMATS
@@ -493,3 +493,17 @@ class TestCodeOfTheUsersOwn:
             return lru_cache(lambda x: x * by)
 
         assert fingerprint(remembering(1)) == fingerprint(remembering(1)) != fingerprint(remembering(2))
+
+    @pytest.mark.parametrize("original", [np.median, torch.optim.SGD.step])
+    def test_a_function_that_wraps_one_of_a_package_is_its_own_code(self, original: Any) -> None:
+        def wrapping(by: int) -> Any:
+            return wraps(original)(lambda x: x * by)
+
+        assert fingerprint(wrapping(2)) == fingerprint(wrapping(2)) != fingerprint(wrapping(3))
+        # A decorator of a package makes a function of that package, with the user's arguments.
+        forbidden, allowed = torch.no_grad()(np.median), torch.inference_mode()(np.median)
+        assert fingerprint(np.median) != fingerprint(forbidden) != fingerprint(allowed)
+
+    @pytest.mark.parametrize("thing", [torch.optim.SGD.step, torch.nn.functional.fold])
+    def test_decorated_functions_of_a_package_are_its_version(self, thing: Any) -> None:
+        assert _function(thing)[0] == "of"

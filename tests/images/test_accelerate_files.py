@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import mmap
+import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from image_cases import encoded, jpeg, photo
 from PIL import ExifTags, Image, ImageFile, ImageOps, JpegImagePlugin
 
 from feedline.images import accelerate, accelerate_pillow, native, pillow_obstacle
+from feedline.images.deferred import CHANGES
 
 pytestmark = pytest.mark.skipif(pillow_obstacle() is not None, reason=str(pillow_obstacle()))
 
@@ -345,6 +348,39 @@ def test_a_method_patched_before_stops_the_acceleration(path: Path, monkeypatch:
         assert not is_deferred(Image.open(path).convert("RGB"))
 
 
+@pytest.mark.parametrize("name", [*CHANGES, "tobytes"])
+def test_a_wrapped_method_stops_the_acceleration(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    found = getattr(Image.Image, name)
+
+    @functools.wraps(found)  # which copies Pillow's `__module__`
+    def wrapper(self: Any, *args: Any) -> Any:
+        calls.append(name)
+        return found(self, *args)
+
+    monkeypatch.setattr(Image.Image, name, wrapper)
+    assert f"{name} has been replaced by {__name__!r}" in str(pillow_obstacle())
+    with accelerate_pillow():
+        image = Image.open(path).convert("RGB").crop((0, 0, 9, 9)).resize((5, 5)).transpose(Image.Transpose.TRANSPOSE)
+        assert not is_deferred(image.copy())
+        image.tobytes()
+    assert name in calls
+
+
+@pytest.mark.usefixtures("accelerated")
+def test_a_resize_wrapped_later_leaves_the_acceleration_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Image.Image.resize
+
+    @functools.wraps(found)
+    def halved(self: Any, size: tuple[int, int], *args: Any) -> Any:
+        return found(self, (size[0] // 2, size[1] // 2), *args)
+
+    monkeypatch.setattr(Image.Image, "resize", halved)
+    accelerate._agrees.cache_clear()
+    assert Image.open(path).resize((10, 8)).size == (5, 4)
+    assert accelerate._agrees()
+
+
 @pytest.mark.parametrize("name", ["load", "load_read", "load_prepare", "load_end"])
 @pytest.mark.usefixtures("accelerated")
 def test_a_patched_loader_of_pillow_is_called(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,6 +393,16 @@ def test_a_patched_loader_of_pillow_is_called(name: str, path: Path, monkeypatch
 
     monkeypatch.setattr(JpegImagePlugin.JpegImageFile, name, patched)
     assert not is_deferred(Image.open(path).convert("RGB"))
+    assert calls
+    monkeypatch.undo()
+    accelerate.restore_pillow()
+    # The same for a function with Pillow's `__module__`, in the class that defines the method.
+    owner = next(kind for kind in JpegImagePlugin.JpegImageFile.__mro__ if name in vars(kind))
+    calls.clear()
+    found = getattr(owner, name)
+    monkeypatch.setattr(owner, name, functools.wraps(found)(patched))
+    with accelerate_pillow():
+        assert not is_deferred(Image.open(path).convert("RGB"))
     assert calls
 
 
@@ -435,6 +481,41 @@ def test_undo_restores_pillow_and_keeps_deferred_images(path: Path) -> None:
     assert not is_deferred(Image.open(path).copy())
     assert is_deferred(image)
     assert image.tobytes() == expected
+
+
+def test_an_acceleration_that_has_ended_with_all_others_does_not_end_a_later_one(path: Path) -> None:
+    methods = {name: getattr(Image.Image, name) for name in CHANGES}
+    ended = accelerate_pillow()
+    accelerate.restore_pillow()
+    ended.undo()
+    with accelerate_pillow():
+        assert is_deferred(Image.open(path).copy())
+        ended.undo()
+        assert is_deferred(Image.open(path).copy())
+    assert {name: getattr(Image.Image, name) for name in CHANGES} == methods
+
+
+@pytest.mark.usefixtures("accelerated")
+def test_an_image_made_smaller_in_place_keeps_no_jpeg(path: Path) -> None:
+    small = Image.open(path)
+    small.thumbnail((100, 100))
+    assert not is_deferred(small)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    turned = Image.open(io.BytesIO(jpeg(80, 60, exif=exif)))
+    ImageOps.exif_transpose(turned, in_place=True)
+    np.asarray(turned)
+    assert not is_deferred(turned)
+
+
+@pytest.mark.usefixtures("accelerated")
+def test_a_decoded_image_keeps_no_jpeg(path: Path) -> None:
+    image = Image.open(path)
+    parts = [image.crop((0, 0, 10 + step, 10)) for step in range(2)]
+    data = vars(image)["_feedline_deferred"].source._jpeg
+    for part in parts:  # the second one decodes the whole image
+        np.asarray(part)
+    assert sys.getrefcount(data) <= 2  # this function's
 
 
 def test_an_unknown_version_of_pillow_is_left_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

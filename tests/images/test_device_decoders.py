@@ -20,6 +20,7 @@ class WithoutCopy:
     """A stream that records when the host waited for it."""
 
     waits = 0
+    cuda_stream = 7
 
     def synchronize(self) -> None:
         WithoutCopy.waits += 1
@@ -30,6 +31,7 @@ def no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     WithoutCopy.waits = 0
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: WithoutCopy())
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
 
 
 def file_of(data: bytes) -> torch.Tensor:
@@ -78,23 +80,34 @@ def oriented(orientation: int) -> bytes:
     return with_orientation(random_image(40, 50), orientation)
 
 
-def test_nvimgcodec_gets_all_files_and_leaves_them_as_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in with the signatures of nvImageCodec 0.9, whose default turns images upright."""
-    asked: list[Any] = []
+@pytest.mark.parametrize("leaves_out", [False, True])
+def test_nvimgcodec_gets_all_files_and_leaves_them_as_stored(leaves_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in with the signatures of nvImageCodec 0.9, whose default turns images upright.
 
-    def decode_all(files: list[Any], params: Any = None) -> list[Any]:
-        asked.append(params)
-        return [None if len(file) < 500 else images.decode(file).copy() for file in files]
+    Older versions leave files that they refuse out of the list.
+    """
+    asked: list[Any] = []
+    devices: list[int] = []
+
+    def decode_all(files: list[Any], params: Any = None, cuda_stream: int = 0) -> list[Any]:
+        asked.append((params, cuda_stream))
+        found = [None if len(file) < 500 else images.decode(file).copy() for file in files]
+        return [each for each in found if each is not None or not leaves_out]
+
+    def decoder(device_id: int = -1) -> Any:
+        devices.append(device_id)
+        return SimpleNamespace(decode=decode_all)
 
     codec = SimpleNamespace(
-        Decoder=lambda device_id=-1: SimpleNamespace(decode=decode_all),
+        Decoder=decoder,
         DecodeParams=lambda *, apply_exif_orientation=True: {"turned": apply_exif_orientation},
     )
     monkeypatch.setattr(device_decoders, "import_module", lambda _: codec)
     good, other = file_of(jpeg(random_image(40, 50))), file_of(png(random_image(30, 30)))
     found = device_decoders._nvimgcodec()([good, good[:300], other], HERE)
     assert [None if each is None else tuple(each.shape) for each in found] == [(3, 40, 50), None, (3, 30, 30)]
-    assert asked == [{"turned": False}]
+    assert asked == [({"turned": False}, WithoutCopy.cuda_stream)] * (4 if leaves_out else 1)
+    assert devices == [3]  # the current one, since the device has no number
     assert WithoutCopy.waits == 1
 
 
@@ -128,13 +141,21 @@ def test_images_are_turned_upright_on_the_device(refused: bool, monkeypatch: pyt
         assert torch.equal(found, torch.from_numpy(upright).permute(2, 0, 1))
 
 
+def test_a_file_whose_tags_cannot_be_read_is_decoded_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = file_of(oriented(6)), file_of(b"no image")
+    monkeypatch.setattr(device_decoders, "decoder_of", lambda _: lambda some, __: [decoded(good) for _ in some])
+    with pytest.raises(images.ImageError, match="could not be read") as caught:
+        device_decoders.decode_there([good, good, bad], HERE, apply_exif_orientation=True)
+    assert caught.value.row == 2
+
+
 class FakePipeline:
     """The part of DALI's `Pipeline` that feedline uses; after an error it cannot run again."""
 
     made: ClassVar[list[int]] = []
 
     def __init__(self, batch_size: int, num_threads: int, device_id: int, **options: Any) -> None:
-        assert (num_threads, device_id) == (torch.get_num_threads(), 0)
+        assert (num_threads, device_id) == (torch.get_num_threads(), 3)
         assert options == {"prefetch_queue_depth": 1, "exec_async": False, "exec_pipelined": False}
         self.size, self.broken = batch_size, False
         self.made.append(batch_size)

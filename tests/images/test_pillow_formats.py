@@ -5,7 +5,11 @@ from __future__ import annotations
 import base64
 import os
 import pickle
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +19,7 @@ from PIL import Image, ImageFile
 
 from feedline import images
 from feedline.errors import ArgumentError, SampleError
-from feedline.images import Recipe
+from feedline.images import Recipe, native
 
 RECIPE = Recipe((24, 32), images.WholeBox())
 
@@ -246,8 +250,50 @@ def test_errors_of_files_keep_their_type(make: object, error: type[OSError], tmp
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
-    with pytest.raises(images.ImageError, match=r"pipe.jpg could not be read: it is not a regular file"):
-        images.read_one(tmp_path / "pipe.jpg", RECIPE)
+    for read in (images.decode, images.probe, lambda source: images.read_one(source, RECIPE)):
+        with pytest.raises(images.ImageError, match=r"pipe.jpg could not be read: it is not a regular file"):
+            read(tmp_path / "pipe.jpg")
+
+
+def test_only_jpegs_may_not_be_larger_than_2_gib(tmp_path: Path) -> None:
+    data = encoded(photo(60, 40), "PNG")
+    for name, beginning in (("large.png", data), ("large.jpg", jpeg(60, 40))):
+        with (tmp_path / name).open("wb") as file:
+            file.write(beginning)
+            file.truncate((1 << 31) + 1)
+    assert images.probe(tmp_path / "large.png").format == "PNG"
+    assert torch.equal(images.read_one(tmp_path / "large.png", RECIPE), images.read_one(data, RECIPE))
+    assert images.probe(tmp_path / "large.jpg").format == "JPEG"
+    with pytest.raises(images.ImageError, match=r"large.jpg could not be read: it is larger than 2 GiB"):
+        images.read_one(tmp_path / "large.jpg", RECIPE)
+
+
+def test_a_probe_of_another_format_reads_no_further_than_its_beginning(tmp_path: Path) -> None:
+    with (tmp_path / "a.png").open("wb") as file:
+        file.write(encoded(photo(60, 40), "PNG"))
+        file.truncate(1 << 20)
+    native.native.image_reads()
+    assert images.probe(tmp_path / "a.png").width == 60
+    assert native.native.image_reads()[1] == 1 << 18
+
+
+def test_decoded_levels_are_writable() -> None:
+    for name in ("JPEG", "PNG"):
+        assert images.decode(encoded(photo(60, 40), name)).flags.writeable
+
+
+def test_a_row_that_the_kernels_cannot_write_after_pillow_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = native.plan_of(RECIPE)
+
+    def read(sources: Any, *args: Any) -> Any:
+        if isinstance(sources[0], np.ndarray):
+            return [(0, 2, 0, "there is not enough memory to decode it")]
+        return plan.read(sources, *args)
+
+    monkeypatch.setattr(native, "plan_of", lambda _: SimpleNamespace(read=read))
+    with pytest.raises(images.ImageError, match="row 1 could not be read: there is not enough memory") as caught:
+        images.read_batch([jpeg(60, 40), encoded(photo(60, 40), "PNG")], RECIPE, np.empty((2, 24, 32, 3), np.uint8))
+    assert caught.value.row == 1
 
 
 def test_pillows_limit_on_pixels_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,6 +306,24 @@ def test_pillows_limit_on_pixels_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> N
             images.read_one(data, RECIPE)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     assert images.read_one(datas[0], RECIPE).shape == (24, 32, 3)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("limit", [1e9, np.float64(1e9), float("inf"), float("nan"), sys.maxsize, 1 << 70, 2400.5])
+def test_pillows_limit_may_be_any_number(limit: Any, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    if not kernels:
+        monkeypatch.setattr(native, "native", None)
+    for data in (jpeg(60, 40), encoded(photo(60, 40), "PNG")):
+        assert images.decode(data).shape == (40, 60, 3)
+
+
+def test_a_limit_of_no_pixels_is_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    datas = jpeg(60, 40), encoded(photo(60, 40), "PNG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 0)
+    for data in datas:
+        with pytest.raises(images.ImageError, match=r"raise PIL.Image.MAX_IMAGE_PIXELS"):
+            images.decode(data)
 
 
 def test_errors_travel_between_processes() -> None:
@@ -276,14 +340,29 @@ def test_errors_travel_between_processes() -> None:
         (np.zeros((4, 4), np.uint8), TypeError, "pixels of shape"),
         (np.zeros((4, 4, 4), np.uint8), TypeError, "pixels of shape"),
         (np.zeros((4, 4, 3), np.float32), TypeError, "of uint8"),
-        (np.zeros((0, 4, 3), np.uint8), ValueError, "without pixels"),
+        (np.zeros((4, 4, 3), np.int8), TypeError, "of uint8, not int8"),
+        (np.zeros((4, 4, 3), bool), TypeError, "of uint8, not bool"),
+        (memoryview(np.zeros((4, 4, 3), np.int8)), TypeError, "of uint8, not int8"),
+        (np.zeros((0, 4, 3), np.uint8), images.ImageError, "without pixels"),
         ("a\0b.jpg", ValueError, "null"),
     ],
     ids=lambda value: None,
 )
 def test_sources_that_are_no_images(source: object, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        images.read_one(source, RECIPE)
+    for read in (lambda source: images.read_one(source, RECIPE), images.decode, images.probe):
+        with pytest.raises(error, match=message):
+            read(source)
+
+
+def test_sources_may_be_one_array_of_images_and_a_row_of_them_may_be_wrong() -> None:
+    pixels = np.asarray(photo(60, 40))
+    out = np.empty((2, 24, 32, 3), np.uint8)
+    images.read_batch(np.stack([pixels, pixels]), RECIPE, out)
+    assert (out == images.read_one(pixels, RECIPE).numpy()).all()
+    assert np.array_equal(images.decode(memoryview(pixels)), pixels)
+    with pytest.raises(images.ImageError, match=r"the image in row 1 could not be read: .* without pixels") as caught:
+        images.read_batch([pixels, pixels[:0]], RECIPE, out)
+    assert caught.value.row == 1
 
 
 def test_arguments_that_do_not_fit() -> None:
@@ -296,10 +375,16 @@ def test_arguments_that_do_not_fit() -> None:
             "out": np.zeros((2, 24, 32, 3), np.uint8)
         },
         "out has dtype float32; rows of torch.uint8 need uint8": {"out": good.astype(np.float32)},
+        "out has dtype >f4; rows of torch.float32 need float32": {
+            "recipe": replace(RECIPE, dtype=torch.float32),
+            "out": good.astype(">f4"),
+        },
+        "out must be an array of NumPy, not Tensor": {"out": torch.from_numpy(good)},
         "out is read-only": {"out": locked},
         "each row of out must be contiguous": {"out": np.zeros((1, 24, 64, 3), np.uint8)[:, :, ::2]},
-        "keys must be one uint64 for each of 1 sources": {"keys": np.zeros(2, np.uint64)},
-        "keys must be one uint64": {"keys": np.zeros(1, np.int64)},
+        "keys must be an array of one uint64 for each of 1 sources": {"keys": np.zeros(2, np.uint64)},
+        "keys must be an array of one uint64 .* got int64 of shape": {"keys": np.zeros(1, np.int64)},
+        "keys must be an array of one uint64 .* got a list": {"keys": [7]},
         "grids must be one for each of 1 sources, or None; got 2": {"grids": [None, None]},
     }
     for message, changes in cases.items():

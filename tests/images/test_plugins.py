@@ -9,7 +9,8 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module, reload
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +19,14 @@ import pytest
 import torch
 from diagonals import diagonal
 from image_cases import encoded, photo
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 import feedline as fl
 from feedline import images
 from feedline import transforms as T
 from feedline.errors import MissingExtraError
 from feedline.images import Recipe, accelerate_pillow
+from feedline.images.plugins import open_image
 
 MODULES = {"HEIF": "pillow_heif", "JXL": "pillow_jxl"}
 EXTRAS = {"HEIF": "heic", "JXL": "jxl"}
@@ -195,6 +197,12 @@ def test_two_bytes_are_no_proof_of_a_missing_package(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "pillow_jxl", None)
     with pytest.raises(images.ImageError, match=r"JPEG XL files do so, too, and need pip install 'feedline\[jxl\]'"):
         images.decode(b"\xff\x0a" + bytes(100))
+
+
+def test_a_stream_that_cannot_be_read_again_is_refused_by_its_content() -> None:
+    stream = SimpleNamespace(read=io.BytesIO(b"no image").read)
+    with pytest.raises(UnidentifiedImageError):
+        open_image(cast(IO[bytes], stream))
 
 
 def test_damage_is_not_taken_for_a_missing_package() -> None:

@@ -24,6 +24,16 @@ WHOLE = Recipe((20, 30), images.WholeBox())
         ({"size": (0, 10)}, "size must be a whole number of pixels from 1 to 65,500; got 0"),
         ({"size": (10, 2.5)}, "got 2.5"),
         ({"size": (10, 10**6)}, "got 1000000"),
+        ({"size": (float("nan"), 10)}, "size must be a whole number of pixels from 1 to 65,500; got nan"),
+        ({"size": (float("inf"), 10)}, "got inf"),
+        ({"size": (None, 10)}, "got None"),
+        ({"size": ("20", 10)}, "got '20'"),
+        ({"flip": None}, "flip must be a probability between 0 and 1, not None"),
+        ({"apply_exif_orientation": "yes"}, "apply_exif_orientation must be one of True, False; got 'yes'"),
+        ({"dtype": torch.float32, "mean": (0, 0, "a"), "std": (1, 1, 1)}, "mean must be 3 numbers"),
+        ({"dtype": torch.float32, "mean": (0, 0, 1e39), "std": (1, 1, 1)}, "mean must be three finite numbers"),
+        ({"dtype": torch.float32, "mean": (0, 0, 0), "std": (1, 1e-50, 1)}, "std must be three finite numbers other"),
+        ({"dtype": torch.float32, "mean": (0, 0, 0), "std": (1, 1e-44, 1)}, "std must be three finite numbers other"),
         ({"crop": "random"}, "crop must be a RandomBox, CenterBox or WholeBox, not 'random'"),
         ({"flip": 1.5}, "flip must be a probability between 0 and 1, not 1.5"),
         ({"interpolation": "lanczos"}, "interpolation must be one of 'bilinear', 'bicubic'; got 'lanczos'"),
@@ -53,6 +63,8 @@ def test_recipes_that_cannot_work_are_refused(changes: dict[str, Any], message: 
         (lambda: images.RandomBox(scale=(0.5, 0.1)), "RandomBox.scale must be two positive numbers, the smaller first"),
         (lambda: images.RandomBox(ratio=(0, 1)), "RandomBox.ratio must be two positive numbers"),
         (lambda: images.RandomBox(scale=0.5), "RandomBox.scale must be 2 numbers"),
+        (lambda: images.RandomBox(scale=("a", 1)), "RandomBox.scale must be 2 numbers"),
+        (lambda: images.CenterBox(None), "CenterBox.shorter must be a whole number of pixels"),
         (lambda: images.CenterBox(0), "CenterBox.shorter must be a whole number of pixels"),
     ],
 )
@@ -64,6 +76,7 @@ def test_crop_policies_that_cannot_work_are_refused(make: Any, message: str) -> 
 def test_recipes_are_values() -> None:
     recipe = Recipe([20, 30], images.RandomBox([0.1, 1], (0.5, 2)), dtype=torch.float32, mean=[0, 0, 0], std=[1, 1, 1])
     assert recipe.size == (20, 30)
+    assert replace(recipe, scaled_decode=1) == replace(recipe, scaled_decode=True)
     assert recipe == pickle.loads(pickle.dumps(recipe))
     assert hash(recipe) == hash(replace(recipe))
     assert recipe.shape == (20, 30, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import json
 import pickle
@@ -619,6 +620,18 @@ def test_measuring_asks_for_nothing_that_the_order_does_not_ask_for(arguments: d
 
 def test_an_empty_batch_with_a_seed() -> None:
     assert list(fl.DataLoader([1, 2], batch_sampler=[[0], [], [1]], collate_fn=list, seed=0)) == [[1], [], [2]]
+
+
+def test_a_collate_function_that_wraps_a_builtin_draws_by_the_seed() -> None:
+    @functools.wraps(list)  # which copies the `__module__` of builtins
+    def noisy(samples: list[Any]) -> list[float]:
+        return torch.rand(len(samples)).tolist()
+
+    class Plain(list[int]):
+        traits = fl.Traits(is_random=False)
+
+    first, second = (list(fl.DataLoader(Plain(range(4)), 2, collate_fn=noisy, seed=0)) for _ in range(2))
+    assert first == second
 
 
 def test_a_stream_has_no_policy_for_errors() -> None:

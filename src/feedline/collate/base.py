@@ -156,7 +156,7 @@ def concatenate(rows: Sequence[torch.Tensor], path: KeyPath) -> torch.Tensor:
 def _as_tensor(values: Any) -> torch.Tensor:
     if isinstance(values, np.ndarray) and not values.flags.writeable:
         return torch.from_numpy(values.copy())  # torch warns about views that could write to read-only memory
-    return torch.as_tensor(values)
+    return values if isinstance(values, torch.Tensor) else torch.as_tensor(values, device="cpu")
 
 
 def fill_for(fill: Fill, path: KeyPath) -> float:

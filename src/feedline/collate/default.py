@@ -60,7 +60,7 @@ def stack_tensors(batch: Sequence[torch.Tensor], allocate: Allocator | None) -> 
     if torch_worker._worker_info is not None and (stacked.dtype is not elem.dtype or stacked.requires_grad):
         # torch's workers stack into memory of the first sample's dtype, without promotion of dtypes and without a
         # gradient.
-        return torch.stack(batch, out=torch.empty(stacked.shape, dtype=elem.dtype))  # type: ignore[arg-type]
+        return torch.stack(batch, out=torch.empty(stacked.shape, dtype=elem.dtype, device=stacked.device))  # type: ignore[arg-type]
     return stacked
 
 

@@ -105,7 +105,7 @@ class _PadWalk(FieldWalk):
         recipe, empty = self._recipe, self.empty or allocate_tensor
         rows = cut(_time_first(as_rows(batch, path), recipe.dim, path), recipe.max_length)
         flat = concatenate(rows, path)
-        lengths = empty((len(rows),), torch.int64).copy_(torch.tensor([row.size(0) for row in rows]))
+        lengths = empty((len(rows),), torch.int64).copy_(torch.tensor([row.size(0) for row in rows], device="cpu"))
         longest = recipe.padded_length(int(lengths.max()))
         mask = _mask(lengths, longest, recipe.side, empty if recipe.mask else allocate_tensor)
         values = empty((*mask.shape, *flat.shape[1:]), flat.dtype).fill_(fill_for(recipe.value, path))
@@ -126,7 +126,7 @@ def _time_first(rows: Sequence[torch.Tensor], dim: int, path: KeyPath) -> Sequen
 
 
 def _mask(lengths: torch.Tensor, longest: int, side: Side, allocate: Allocator) -> torch.Tensor:
-    places = torch.arange(longest)
+    places = torch.arange(longest, device="cpu")
     out = allocate((len(lengths), longest), torch.bool)
     if side == "right":
         return torch.lt(places, lengths[:, None], out=out)

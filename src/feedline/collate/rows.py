@@ -235,4 +235,4 @@ def _holders(box: list[Any]) -> tuple[int, int, int, int, bool]:
 
 
 # Counted, since it depends on the version of Python.
-_ALONE = _holders([(torch.zeros(1), 0)])
+_ALONE = _holders([(torch.zeros(1, device="cpu"), 0)])

@@ -123,7 +123,11 @@ def _unpack_array(packed: dict[str, Any]) -> Any:
 def _unpack_tensor(packed: dict[str, Any]) -> torch.Tensor:
     dtype = getattr(torch, packed["dtype"])
     content = bytearray(from_text(packed["data"]))
-    flat = torch.frombuffer(content, dtype=torch.uint8).view(dtype) if content else torch.empty(0, dtype=dtype)
+    flat = (
+        torch.frombuffer(content, dtype=torch.uint8).view(dtype)
+        if content
+        else torch.empty(0, dtype=dtype, device="cpu")
+    )
     return flat.reshape(packed["shape"]).clone()
 
 

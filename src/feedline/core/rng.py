@@ -286,10 +286,10 @@ def torch_keys(count: int) -> NDArray[np.uint64]:
     """
     import torch
 
-    return torch.empty(count, dtype=torch.int64).random_().numpy().view(np.uint64)
+    return torch.empty(count, dtype=torch.int64, device="cpu").random_().numpy().view(np.uint64)
 
 
 def _torch_key() -> int:
     import torch
 
-    return int(torch.empty((), dtype=torch.int64).random_().item())
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_().item())

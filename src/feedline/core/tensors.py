@@ -44,7 +44,7 @@ _SUPPORTED_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.in
 
 def allocate_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """The default allocator: ordinary memory."""
-    return torch.empty(shape, dtype=dtype)
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype, allocate: Allocator | None) -> torch.Tensor:
@@ -69,7 +69,7 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
 @lru_cache(maxsize=256)
 def _has_numpy(dtype: torch.dtype) -> bool:
     try:
-        torch.empty(0, dtype=dtype).numpy()
+        torch.empty(0, dtype=dtype, device="cpu").numpy()
     except TypeError:
         return False
     return True

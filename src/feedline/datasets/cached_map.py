@@ -112,7 +112,11 @@ def _restore(described: Any, buffers: memoryview) -> Any:
         return bytes(piece)
     dtype, shape = form
     if kind == "T":
-        flat = torch.frombuffer(piece, dtype=_DTYPES[dtype]) if piece else torch.empty(0, dtype=_DTYPES[dtype])
+        flat = (
+            torch.frombuffer(piece, dtype=_DTYPES[dtype])
+            if piece
+            else torch.empty(0, dtype=_DTYPES[dtype], device="cpu")
+        )
         return flat.reshape(shape)
     array = np.frombuffer(piece, dtype).reshape(shape)
     return array if kind == "A" else array[()]

@@ -6,6 +6,7 @@ import dataclasses
 import dis
 import functools
 import hashlib
+import operator
 import os
 import pickle
 import platform
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from feedline.core.definitions import module_of_code
 from feedline.core.tensors import numpy_view
 from feedline.datasets.content_digest import digest_of_files, versioned
 from feedline.datasets.strings import PackedStrings
@@ -159,9 +161,26 @@ def _distributed_version(root: str) -> str:
     return ", ".join(f"{name} {metadata.version(name)}" for name in metadata.packages_distributions().get(root, ()))
 
 
+def _package_version_of(function: types.FunctionType) -> tuple[str, str] | None:
+    """Release of a function's package; None for code of the user's."""
+    release, own = (_package_version(name or "") for name in (function.__module__, module_of_code(function)))
+    if release is None or own is None or "<locals>" in function.__qualname__:
+        return None
+    # A decorator of a package may have wrapped the function of another package, with arguments of the user's.
+    is_plain = "<locals>" not in function.__code__.co_qualname
+    return release if is_plain or _found(function.__module__, function.__qualname__) is function else None
+
+
+def _found(module: str, name: str) -> Any:
+    """Object of that name in an imported module, or None."""
+    with suppress(KeyError, AttributeError):
+        return operator.attrgetter(name)(sys.modules[module])
+    return None
+
+
 def _function(function: types.FunctionType) -> Any:
-    release = _package_version(function.__module__ or "")
-    if release is not None and "<locals>" not in function.__qualname__:
+    release = _package_version_of(function)
+    if release is not None:
         return "of", release, function.__module__, function.__qualname__
     code = function.__code__
     codes = list(_codes(code))

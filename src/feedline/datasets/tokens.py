@@ -81,7 +81,7 @@ class TokenStream(torch.utils.data.Dataset[Any]):
         return next(self._read([(start, stop)]))
 
     def _copy(self, tokens: NDArray[Any]) -> torch.Tensor:
-        out = torch.empty(len(tokens), dtype=self._dtype)
+        out = torch.empty(len(tokens), dtype=self._dtype, device="cpu")
         out.numpy()[...] = tokens
         return out
 
@@ -163,7 +163,7 @@ def _parse_dtype(out_dtype: DTypeLike) -> torch.dtype:
 
 def _holds(wanted: torch.dtype, stored: np.dtype[Any]) -> bool:
     try:
-        dtype = torch.empty(0, dtype=wanted).numpy().dtype
+        dtype = torch.empty(0, dtype=wanted, device="cpu").numpy().dtype
     except TypeError:  # NumPy has no bfloat16
         return False
     if dtype.kind in "fc" and np.iinfo(stored).max > 2 ** (np.finfo(dtype).nmant + 1):

@@ -23,6 +23,7 @@ import numpy as np
 import PIL
 from PIL import Image
 
+from feedline.core.definitions import module_of_code
 from feedline.core.optional import after_import
 from feedline.images import native
 from feedline.images.crops import Pixels
@@ -55,9 +56,16 @@ def _obvious_obstacle() -> str | None:
         return f"Pillow {PIL.__version__} is not one of the versions {OLDEST} to {NEWEST} that feedline knows"
     for name in (*CHANGES, "tobytes"):
         found = getattr(Image.Image, name)
-        if found is not _switch.methods.get(name) and getattr(found, "__module__", None) != "PIL.Image":
-            return f"PIL.Image.Image.{name} has been replaced by {getattr(found, '__module__', found)!r}"
+        if not _is_of("PIL.Image", found):
+            return f"PIL.Image.Image.{name} has been replaced by {module_of_code(found) or found!r}"
     return None
+
+
+def _is_of(module: str, method: Any) -> bool:
+    """True for a module's own function, also behind an accelerated method."""
+    if getattr(method, "__globals__", None) is globals():
+        method = method.__wrapped__
+    return module_of_code(method) == module
 
 
 class PillowAcceleration:
@@ -66,14 +74,9 @@ class PillowAcceleration:
     It ends with `undo`, or at the end of a `with` block.
     """
 
-    def __init__(self) -> None:
-        self._is_on = True
-
     def undo(self) -> None:
         """End the acceleration; images that are still deferred stay valid."""
-        if self._is_on:
-            self._is_on = False
-            _switch.off()
+        _switch.off(self)
 
     def __enter__(self) -> Self:
         return self
@@ -90,8 +93,9 @@ def accelerate_pillow() -> PillowAcceleration:
     one native call. Pixels, types, modes and errors are Pillow's. The acceleration applies to all threads, and ends
     with `undo` of the result. It has no effect where `pillow_obstacle()` gives a reason.
     """
-    _switch.on()
-    return PillowAcceleration()
+    acceleration = PillowAcceleration()
+    _switch.on(acceleration)
+    return acceleration
 
 
 def restore_pillow() -> None:
@@ -99,15 +103,15 @@ def restore_pillow() -> None:
 
     Images that are still deferred stay valid.
     """
-    while _switch.users:
-        _switch.off()
+    for user in list(_switch.users):
+        _switch.off(user)
 
 
 class _Switch:
     """State of Pillow's classes and functions: accelerated or its own."""
 
     def __init__(self) -> None:
-        self.users = 0
+        self.users: set[PillowAcceleration] = set()
         self.methods: dict[str, Any] = {}
         self._replaced: list[tuple[Any, str, Any, Any]] = []
         self._lock = RLock()
@@ -116,10 +120,10 @@ class _Switch:
         """Drop a lock that another thread held when this process was forked."""
         self._lock = RLock()
 
-    def on(self) -> None:
+    def on(self, user: PillowAcceleration) -> None:
         with self._lock:
-            self.users += 1
-            if self.users > 1 or _obvious_obstacle() is not None:
+            self.users.add(user)
+            if len(self.users) > 1 or _obvious_obstacle() is not None:
                 return
             if not isinstance(vars(Image.Image).get(_CORE), _AbsentCore):
                 setattr(Image.Image, _CORE, _AbsentCore())
@@ -127,13 +131,14 @@ class _Switch:
                 name: _accelerate_method(getattr(Image.Image, name), fast) for name, fast in CHANGES.items()
             }
             self.methods["tobytes"] = _accelerated_tobytes(Image.Image.tobytes)
+            self.methods["thumbnail"] = _releasing_thumbnail(Image.Image.thumbnail)
             for name, method in self.methods.items():
                 self._replace(Image.Image, name, method)
             after_import("PIL.ImageFile", self._on_import_of_image_file)
 
-    def off(self) -> None:
+    def off(self, user: PillowAcceleration) -> None:
         with self._lock:
-            self.users -= 1
+            self.users.discard(user)  # missing if it has ended before, or with all others
             if self.users:
                 return
             for owner, name, own, replacement in self._replaced:
@@ -150,7 +155,7 @@ class _Switch:
         with self._lock:
             for owner in (Image.Image, sys.modules["PIL.ImageFile"].ImageFile):
                 own = owner.load
-                if self.methods and own.__module__ == owner.__module__ and not hasattr(own, "__wrapped__"):
+                if self.methods and module_of_code(own) == owner.__module__:
                     self._replace(owner, "load", _accelerated_load(own))
 
 
@@ -219,6 +224,19 @@ def _accelerated_tobytes(original: Callable[..., bytes]) -> Any:
     return method
 
 
+def _releasing_thumbnail(original: Callable[..., Any]) -> Any:
+    """Method that drops the JPEG of an image that has become small."""
+
+    @wraps(original)
+    def thumbnail(self: Any, *args: Any, **options: Any) -> Any:
+        result = original(self, *args, **options)
+        if _CORE in vars(self):
+            vars(self).pop(_DEFERRED, None)
+        return result
+
+    return thumbnail
+
+
 def _accelerated_load(original: Callable[..., Any]) -> Any:
     """Method that decodes only if the caller uses its result."""
 
@@ -237,7 +255,10 @@ def _can_be_deferred(image: Any) -> bool:
     state = vars(image)
     if _CORE not in state:
         return _DEFERRED in state
-    if state[_CORE] is not None or not _switch.users:
+    if state[_CORE] is not None:
+        state.pop(_DEFERRED, None)  # Pillow has replaced the pixels without reading the old ones
+        return False
+    if not _switch.users:
         return False
     plugin = sys.modules.get("PIL.JpegImagePlugin")
     return plugin is not None and type(image) is plugin.JpegImageFile
@@ -298,7 +319,7 @@ def _read(image: Any) -> tuple[Deferred, int] | None:
     if intact is None:
         return None
     width, height, components, end = intact
-    fallback = partial(_decode_by_pillow, jpeg, image.size, list(image.tile), image.decoderconfig)
+    fallback = partial(_decode_by_pillow, image.size, list(image.tile), image.decoderconfig)
     source = PixelSource(jpeg, (width, height), scale, fallback)
     if source.size != image.size or components != len(image.getbands()):
         return None
@@ -323,11 +344,10 @@ def _loads_as_pillow(kind: type, state: dict[str, Any]) -> bool:
 
 @lru_cache(maxsize=64)
 def _are_pillows(methods: tuple[Any, ...]) -> bool:
-    modules = {getattr(each, "__module__", None) for each in methods}
-    return modules <= {"PIL.ImageFile", "PIL.JpegImagePlugin"}
+    return all(any(_is_of(module, each) for module in ("PIL.ImageFile", "PIL.JpegImagePlugin")) for each in methods)
 
 
-def _decode_by_pillow(jpeg: bytes, size: tuple[int, int], tile: list[Any], decoderconfig: tuple[Any, ...]) -> Pixels:
+def _decode_by_pillow(size: tuple[int, int], tile: list[Any], decoderconfig: tuple[Any, ...], jpeg: bytes) -> Pixels:
     """Pixels by Pillow alone."""
     image = sys.modules["PIL.JpegImagePlugin"].JpegImageFile(io.BytesIO(jpeg))
     image.tile, image._size, image.decoderconfig = tile, size, decoderconfig
@@ -371,11 +391,12 @@ def _agrees_on(image: Image.Image, options: dict[str, Any]) -> bool:
     file.seek(0)
     expected = sys.modules["PIL.JpegImagePlugin"].JpegImageFile(file)  # not `Image.open`, which users replace
     _pixels_of(expected)
-    source = PixelSource(jpeg, image.size, 1, lambda: np.empty((0, 0, 3), np.uint8))
+    source = PixelSource(jpeg, image.size, 1, lambda _: np.empty((0, 0, 3), np.uint8))
     resize = DeferredResize(Image.Resampling.BICUBIC, (2, 3, 50, 70), (40, 9), (0, 0, 40, 9), across_first=MAJOR < 13)
     whole = Deferred(source, image.mode, (0, 0, *image.size))
     part = Deferred(PixelSource.of(source.read(whole.part, whole.turn, None)), image.mode, whole.part, resizing=resize)
-    resized = expected.resize((40, 9), Image.Resampling.BICUBIC, (2, 3, 50, 70))
+    resize_by_pillow = _switch.methods.get("resize", Image.Image.resize)  # users may have replaced it since then
+    resized = resize_by_pillow(expected, (40, 9), Image.Resampling.BICUBIC, (2, 3, 50, 70))
     return all(
         _content(mine.mode, mine.read()) == theirs.tobytes() for mine, theirs in ((whole, expected), (part, resized))
     )

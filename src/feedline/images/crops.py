@@ -150,6 +150,14 @@ def center_offset(full: int, size: int) -> int:
     return round((full - size) / 2) if full >= size else -((size - full) // 2)
 
 
+def check_floats(name: str, values: Any, count: int) -> tuple[float, ...]:
+    numbers = check_numbers(name, values, count)
+    try:
+        return tuple(map(float, numbers))
+    except (TypeError, ValueError, OverflowError):
+        raise ArgumentError(f"{name} must be {count} numbers, not {values!r}") from None
+
+
 def check_numbers(name: str, values: Any, count: int) -> tuple[Any, ...]:
     try:
         numbers = tuple(values)
@@ -161,13 +169,17 @@ def check_numbers(name: str, values: Any, count: int) -> tuple[Any, ...]:
 
 
 def check_side(name: str, value: Any) -> int:
-    if value != int(value) or not 1 <= value <= _LARGEST:
+    try:
+        pixels = int(value)
+    except (TypeError, ValueError, OverflowError):
+        pixels = 0
+    if value != pixels or not 1 <= pixels <= _LARGEST:
         raise ArgumentError(f"{name} must be a whole number of pixels from 1 to {_LARGEST:,}; got {value!r}")
-    return int(value)
+    return pixels
 
 
 def _check_increasing(name: str, pair: Any) -> tuple[float, float]:
-    low, high = (float(value) for value in check_numbers(f"RandomBox.{name}", pair, 2))
+    low, high = check_floats(f"RandomBox.{name}", pair, 2)
     if not 0 < low <= high < math.inf:
         raise ArgumentError(f"RandomBox.{name} must be two positive numbers, the smaller first; got {pair!r}")
     return low, high

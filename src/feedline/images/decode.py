@@ -71,7 +71,7 @@ def read_one(source: ImageSource, recipe: Recipe, key: int | None = None, *, gri
 
     `source`, `recipe`, `key` and `grid` describe one row. Raises the same errors as `read_batch`.
     """
-    row = torch.empty(recipe.shape, dtype=recipe.dtype)
+    row = torch.empty(recipe.shape, dtype=recipe.dtype, device="cpu")
     keys = None if key is None else np.array([key & 0xFFFFFFFFFFFFFFFF], np.uint64)
     reader = _Reader((source,), recipe, numpy_view(row)[None], _draw_keys(keys, recipe, 1), 1, (None,))
     with _part(source):
@@ -92,14 +92,14 @@ def decode(source: ImageSource, *, apply_exif_orientation: bool = False) -> NDAr
     damaged content, the OSError of the file if it cannot be read.
     """
     if is_pixels(source):
-        return np.asarray(source)
+        return pillow.check_pixels(source, None)
     with DECODING:
         return _decode_file(source, apply_exif_orientation)
 
 
 def _decode_file(source: ImageSource, apply_exif_orientation: bool) -> NDArray[np.uint8]:
     if native.native is None:
-        return pillow.pixels(source, None, apply_exif_orientation)
+        return np.array(pillow.pixels(source, None, apply_exif_orientation))  # a copy, since Pillow's are read-only
     jpeg = _read_file(source) if isinstance(source, str | os.PathLike) else source
     header, unwritten = native.native.image_header(jpeg, pillow.pixel_limit())
     if unwritten is None:
@@ -107,10 +107,11 @@ def _decode_file(source: ImageSource, apply_exif_orientation: bool) -> NDArray[n
         unwritten = native.native.image_decode(jpeg, stored)
         if unwritten is None:
             return _rotate_upright(stored, header[5]) if apply_exif_orientation else stored
-    return _decode_unwritten(unwritten, source, None, apply_exif_orientation)
+    return np.array(_decode_unwritten(unwritten, source, None, apply_exif_orientation))
 
 
 def _read_file(path: str | os.PathLike[str]) -> bytes:
+    pillow.check_regular(path)
     with READ_FILES as part:
         content = Path(path).read_bytes()
         part.count(len(content))
@@ -139,7 +140,7 @@ def probe(source: ImageSource) -> Header:
     the OSError of the file if it cannot be read.
     """
     if is_pixels(source):
-        height, width, components = np.asarray(source).shape
+        height, width, components = pillow.check_pixels(source, None).shape
         return Header(width, height, "pixels", components, False, 1)
     if native.native is not None:
         header, unwritten = native.native.image_header(source, 0)
@@ -166,20 +167,21 @@ def _draw_keys(keys: Keys | None, recipe: Recipe, count: int) -> Keys | None:
     return torch_keys(count) if keys is None and recipe.is_random else keys
 
 
-def _check(count: int, recipe: Recipe, out: NDArray[Any], keys: Keys | None, grids: Any) -> None:
+def _check(count: int, recipe: Recipe, out: Any, keys: Any, grids: Any) -> None:
+    if not isinstance(out, np.ndarray):
+        raise ArgumentError(f"out must be an array of NumPy, not {type(out).__name__}")
     if out.shape != (count, *recipe.shape):
         raise ArgumentError(f"out has shape {out.shape}; {count} rows of this recipe have {(count, *recipe.shape)}")
-    if out.dtype.name not in _STORAGE[recipe.dtype]:
+    if out.dtype.name not in _STORAGE[recipe.dtype] or not out.dtype.isnative:
         needed = " or ".join(_STORAGE[recipe.dtype])
         raise ArgumentError(f"out has dtype {out.dtype}; rows of {recipe.dtype} need {needed}")
     if not out.flags.writeable:
         raise ArgumentError("out is read-only")
     if count and not out[0].flags.c_contiguous:
         raise ArgumentError(f"each row of out must be contiguous; out has strides {out.strides}")
-    if keys is not None and (keys.shape != (count,) or keys.dtype != np.uint64):
-        raise ArgumentError(
-            f"keys must be one uint64 for each of {count} sources; got {keys.dtype} of shape {keys.shape}"
-        )
+    if keys is not None and (not isinstance(keys, np.ndarray) or keys.shape != (count,) or keys.dtype != np.uint64):
+        got = f"{keys.dtype} of shape {keys.shape}" if isinstance(keys, np.ndarray) else f"a {type(keys).__name__}"
+        raise ArgumentError(f"keys must be an array of one uint64 for each of {count} sources; got {got}")
     if grids is not None and len(grids) != count:
         raise ArgumentError(f"grids must be one for each of {count} sources, or None; got {len(grids)}")
 
@@ -196,11 +198,14 @@ class _Reader:
     names: Sequence[int | None]
 
     def run(self, grids: Sequence[Grid | None] | None) -> None:
+        for source, row in zip(self.sources, self.names, strict=True):
+            if is_pixels(source):
+                pillow.check_pixels(source, row)
         plan = native.plan_of(self.recipe)
         if plan is None:
             self._for_each(range(len(self.sources)), self._read_with_pillow)
             return
-        if self.sources and isinstance(self.sources[0], str | os.PathLike):
+        if len(self.sources) and isinstance(self.sources[0], str | os.PathLike):
             unwritten = self._read_files(plan, grids)
         else:
             unwritten = self._read(plan, grids)
@@ -232,7 +237,9 @@ class _Reader:
                 unwritten[place], self.sources[row], self.names[row], self.recipe.apply_exif_orientation
             )
             keys = None if self.keys is None else self.keys[row : row + 1]
-            plan.read((pixels,), self.out[row : row + 1], keys, None, 0, 1)
+            left = plan.read((pixels,), self.out[row : row + 1], keys, None, 0, 1)
+            if left:  # not enough memory
+                raise _error(left[0], self.sources[row], self.names[row])
 
         # No rows after a failed one: only an earlier row can still have the first error of the batch.
         self._for_each(range(min(last + 1, len(unwritten))), read)

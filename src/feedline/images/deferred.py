@@ -88,10 +88,12 @@ class PixelSource:
     """Pixels of an image, or a JPEG decoded as far as needed.
 
     The first use decodes a part. At the second use all pixels are decoded and retained, for images that share the
-    source. `size` is (width, height) at 1/scale. `fallback` decodes all pixels if the kernels fail.
+    source. `size` is (width, height) at 1/scale. `fallback(jpeg)` decodes all pixels if the kernels fail.
     """
 
-    def __init__(self, jpeg: bytes, full_size: tuple[int, int], scale: int, fallback: Callable[[], Pixels]) -> None:
+    def __init__(
+        self, jpeg: bytes, full_size: tuple[int, int], scale: int, fallback: Callable[[bytes], Pixels]
+    ) -> None:
         self._jpeg, self._full_size, self._scale, self._fallback = jpeg, full_size, scale, fallback
         self.size = -(-full_size[0] // scale), -(-full_size[1] // scale)
         self._pixels: Pixels | None = None
@@ -101,7 +103,7 @@ class PixelSource:
     def of(cls, pixels: Pixels) -> PixelSource:
         """Source of decoded pixels, (height, width, 3)."""
         height, width, _ = pixels.shape
-        source = cls(b"", (width, height), 1, lambda: pixels)
+        source = cls(b"", (width, height), 1, lambda _: pixels)
         source._pixels = pixels
         return source
 
@@ -117,7 +119,7 @@ class PixelSource:
         part_alone = (turn == UPRIGHT or resize is None) and part != (0, 0, *self.size)
         if self._pixels is None and not self._is_used and (part_alone or (resize is not None and turn == UPRIGHT)):
             self._is_used = True
-            found = self._decode(part, resize)
+            found = self._decode(self._jpeg, part, resize)
             if found is not None:
                 return found if resize is not None else np.ascontiguousarray(turn_pixels(found, turn))
         pixels = turn_pixels(self._cut(part), turn)
@@ -130,16 +132,16 @@ class PixelSource:
         return result
 
     def _cut(self, part: Box) -> Pixels:
+        jpeg = self._jpeg  # read first: another thread sets the pixels before it drops the JPEG
         if self._pixels is None:
-            whole = self._decode((0, 0, *self.size), None)
+            whole = self._decode(jpeg, (0, 0, *self.size), None)
             with DECODING:
-                self._pixels = self._fallback() if whole is None else whole
+                self._pixels = self._fallback(jpeg) if whole is None else whole
             self._jpeg = b""
         x, y, width, height = part
         return self._pixels[y : y + height, x : x + width]
 
-    def _decode(self, part: Box, resize: DeferredResize | None) -> Pixels | None:
-        jpeg = self._jpeg
+    def _decode(self, jpeg: bytes, part: Box, resize: DeferredResize | None) -> Pixels | None:
         if not jpeg:  # another thread has just decoded the whole image
             return None
         rows = part[3], part[2]

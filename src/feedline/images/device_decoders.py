@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
@@ -76,7 +76,7 @@ def decode_on_device(
     """
     decoded = decoder_of(device.type)(files, device)
     if apply_exif_orientation:
-        decoded = [each if each is None else turned(each, _orientation(files[row])) for row, each in enumerate(decoded)]
+        decoded = [_turned_by_tag(each, file, {}) for each, file in zip(decoded, files, strict=True)]
     missing = [row for row, levels in enumerate(decoded) if levels is None]
     natively = _decode_natively([files[row] for row in missing], apply_exif_orientation)
     for row, levels in zip(missing, natively, strict=True):
@@ -95,8 +95,17 @@ def turned(levels: torch.Tensor, orientation: int) -> torch.Tensor:
     return flipped.transpose(1, 2).contiguous() if orientation >= 5 else flipped
 
 
-def _orientation(file: torch.Tensor) -> int:
-    return images.probe(file.numpy()).orientation
+def _turned_by_tag(levels: torch.Tensor | None, file: torch.Tensor, of: Mapping[int, int]) -> torch.Tensor | None:
+    """Levels turned by the orientation of their file.
+
+    `of` replaces some orientations by others. None for a file whose tags cannot be read: the CPU then decodes it, or
+    reports the error.
+    """
+    try:
+        orientation = 1 if levels is None else images.probe(file.numpy()).orientation
+    except images.ImageError:
+        return None
+    return None if levels is None else turned(levels, of.get(orientation, orientation))
 
 
 @cache
@@ -137,11 +146,14 @@ def _decode_natively(files: EncodedFiles, upright: bool) -> list[torch.Tensor | 
 
 def _decode_native(upright: bool, file: torch.Tensor) -> torch.Tensor | images.ImageError:
     try:
-        levels = images.decode(file.numpy(), apply_exif_orientation=upright)
-        writable = levels if levels.flags.writeable else levels.copy()  # Pillow's are read-only
-        return torch.from_numpy(writable).permute(2, 0, 1)
+        return torch.from_numpy(images.decode(file.numpy(), apply_exif_orientation=upright)).permute(2, 0, 1)
     except images.ImageError as error:
         return error
+
+
+def _index_of(device: torch.device) -> int:
+    index: Any = device.index  # None for "cuda", although torch declares an int
+    return torch.cuda.current_device() if index is None else int(index)
 
 
 def _nvimgcodec() -> DeviceDecoder:
@@ -151,11 +163,16 @@ def _nvimgcodec() -> DeviceDecoder:
 
     def decode(files: EncodedFiles, device: torch.device) -> list[torch.Tensor | None]:
         with torch.cuda.device(device):
-            codec = decoders.setdefault(device.index, None) or package.Decoder(device_id=device.index or 0)
-            decoders[device.index] = codec
-            found = codec.decode([file.numpy() for file in files], params=as_stored)
-            levels = [None if each is None else torch.as_tensor(each).permute(2, 0, 1) for each in found]
-            torch.cuda.current_stream(device).synchronize()  # the files may change after this
+            index, stream = _index_of(device), torch.cuda.current_stream(device)
+            codec = decoders.setdefault(index, None) or package.Decoder(device_id=index)
+            decoders[index] = codec
+            decode_some = partial(codec.decode, params=as_stored, cuda_stream=stream.cuda_stream)
+            arrays = [file.numpy() for file in files]
+            found = decode_some(arrays)
+            if len(found) != len(files):  # older versions leave out the files that they refuse
+                found = [(decode_some([array]) or [None])[0] for array in arrays]
+            levels = [None if each is None else torch.as_tensor(each, device=device).permute(2, 0, 1) for each in found]
+            stream.synchronize()  # the files may change after this
         return [None if each is None or each.shape[0] != 3 else each for each in levels]
 
     return decode
@@ -171,10 +188,7 @@ def _torchcodec() -> DeviceDecoder:
     decode = _of_jpegs(partial(import_module("torchcodec.decoders").decode_jpeg, mode="RGB"))
 
     def stored(files: EncodedFiles, device: torch.device) -> list[torch.Tensor | None]:
-        return [
-            None if each is None else turned(each, _UNDONE.get(_orientation(file), _orientation(file)))
-            for file, each in zip(files, decode(files, device), strict=True)
-        ]
+        return [_turned_by_tag(each, file, _UNDONE) for file, each in zip(files, decode(files, device), strict=True)]
 
     return stored
 
@@ -236,7 +250,7 @@ def _dali() -> DeviceDecoder:
 
     def decode_all(files: Any, *, device: torch.device) -> Any:
         some = files if isinstance(files, list) else [files]
-        index = device.index or 0
+        index = _index_of(device)
         made = pipeline(len(some), index)
         try:
             made.feed_input("files", [file.numpy() for file in some])

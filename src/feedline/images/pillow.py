@@ -6,10 +6,11 @@ import io
 import math
 import mmap
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from feedline.errors import MissingExtraError
 from feedline.images.crops import Geometry, Pixels
-from feedline.images.errors import RAISE_LIMIT, too_large, unreadable_error
+from feedline.images.errors import RAISE_LIMIT, describe_source, too_large, unreadable_error
 from feedline.images.plugins import open_image, plugin_for
 from feedline.images.recipe import Recipe, geometry
 
@@ -44,15 +45,50 @@ class Header:
 
 def is_pixels(source: ImageSource) -> bool:
     """True for an array of pixels, which needs no decoding."""
-    return isinstance(source, np.ndarray) and source.ndim != 1
+    return isinstance(source, np.ndarray | memoryview) and source.ndim != 1
+
+
+def check_pixels(source: Any, row: int | None) -> NDArray[np.uint8]:
+    """The array of a source for which `is_pixels` is true.
+
+    TypeError if it is no image, ImageError if it has no pixels.
+    """
+    array = np.asarray(source)
+    if array.ndim != 3 or array.shape[2] != 3:
+        raise TypeError(
+            f"{describe_source(source, row)} must be bytes, or pixels of shape (height, width, 3), not {array.shape}"
+        )
+    if array.dtype != np.uint8:
+        raise TypeError(
+            f"{describe_source(source, row)} must be of uint8, not {array.dtype}: convert its levels to 0 to 255 first"
+        )
+    if not array.size:
+        raise unreadable_error(source, row, f"it is an array without pixels, of shape {array.shape}")
+    return array
+
+
+def check_regular(path: str | os.PathLike[str], row: int | None = None) -> None:
+    """Refuse a pipe or device, whose opening or reading could wait forever."""
+    mode = os.stat(path).st_mode  # noqa: PTH116 - called for each image
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # the opening of a folder raises its own error
+        raise unreadable_error(path, row, "it is not a regular file")
 
 
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
-def pixel_limit() -> int:
-    """Largest number of pixels that Pillow accepts; 0 for no limit."""
-    return 2 * (Image.MAX_IMAGE_PIXELS or 0)
+_UNLIMITED = 1 << 61
+
+
+def pixel_limit(factor: int = 2) -> int:
+    """Largest number of pixels that Pillow accepts; 0 for no limit.
+
+    Pillow takes any number as its limit. With a `factor` of 1, the number above which it warns.
+    """
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is None or not limit < _UNLIMITED:  # also infinity and NaN
+        return 0
+    return max(1, math.floor(factor * limit))
 
 
 def pixels(source: ImageSource, row: int | None, oriented: bool) -> Pixels:
@@ -131,31 +167,58 @@ def _window(
     left, top = int(x), int(y)
     region = image.crop((left, top, min(image.width, math.ceil(x + width)), min(image.height, math.ceil(y + height))))
     (x0, y0, x1, y1), padding = _covered(plan)
-    per_x, per_y = width / plan.full[1], height / plan.full[0]
-    across = (x1 - x0, x - left + x0 * per_x, min(region.width, x - left + x1 * per_x))
-    down = (y1 - y0, y - top + y0 * per_y, min(region.height, y - top + y1 * per_y))
-    shown = np.asarray(_resize(region, plan.full, across, down, _FILTERS[recipe.interpolation]))
+    across = _ResizedSide(plan.full[1], x - left, min(region.width, x - left + width), x0, x1)
+    down = _ResizedSide(plan.full[0], y - top, min(region.height, y - top + height), y0, y1)
+    shown = np.asarray(_resize(region, across, down, _FILTERS[recipe.interpolation]))
     if any(edge != (0, 0) for edge in padding):
         shown = np.pad(shown, padding)
     return shown[:, ::-1] if plan.flip else shown
 
 
+_MOST_RESIZED = 1 << 26
+"""Number of pixels up to which one pass makes a whole side."""
+
+
+class _ResizedSide(NamedTuple):
+    """One side of a resize, with the part that is shown.
+
+    Pixels [begin, end) become `full` pixels, of which [first, last) are shown.
+    """
+
+    full: int
+    begin: float
+    end: float
+    first: int
+    last: int
+
+    def shown(self) -> _ResizedSide:
+        """The shown part alone.
+
+        Pillow takes its bounds as float32, so its pixels may differ by a level from those of the whole side.
+        """
+        per = (self.end - self.begin) / self.full
+        begin, end = self.begin + self.first * per, min(self.end, self.begin + self.last * per)
+        return _ResizedSide(self.last - self.first, begin, end, 0, self.last - self.first)
+
+
 def _resize(
-    image: Image.Image,
-    full: tuple[int, int],
-    across: tuple[int, float, float],
-    down: tuple[int, float, float],
-    interpolation: Image.Resampling,
+    image: Image.Image, across: _ResizedSide, down: _ResizedSide, interpolation: Image.Resampling
 ) -> Image.Image:
-    """Resize a region; `across` and `down` are (outputs, begin, end)."""
+    """Resize a region, and crop it to what is shown."""
     # One pass at a time, in the order in which Pillow since 13 resizes a whole image: rounding depends on it.
-    shrinks = image.height - full[0]
-    down_first = shrinks > 0 and shrinks > 2 * (image.width - full[1])
+    shrinks = image.height - down.full
+    down_first = shrinks > 0 and shrinks > 2 * (image.width - across.full)
     for is_down in (down_first, not down_first):
+        width, height = image.size
+        side = down if is_down else across
+        if side.full * (width if is_down else height) > _MOST_RESIZED:  # a long image may become millions of lines
+            side = side.shown()
         if is_down:
-            image = image.resize((image.width, down[0]), interpolation, (0, down[1], image.width, down[2]))
+            whole = image.resize((width, side.full), interpolation, (0, side.begin, width, side.end))
+            image = whole.crop((0, side.first, width, side.last))
         else:
-            image = image.resize((across[0], image.height), interpolation, (across[1], 0, across[2], image.height))
+            whole = image.resize((side.full, height), interpolation, (side.begin, 0, side.end, height))
+            image = whole.crop((side.first, 0, side.last, height))
     return image
 
 
@@ -197,6 +260,8 @@ def _describe_content(source: Any) -> str:
 def _open(source: ImageSource, row: int | None) -> Iterator[Image.Image]:
     """Open an image; Pillow decodes when the pixels are first used."""
     content: Any = source  # anything with the buffer protocol, for which Python 3.11 has no type
+    if isinstance(source, str | os.PathLike):
+        check_regular(source, row)
     with _translate_errors(source, row):
         image = open_image(content if isinstance(source, str | os.PathLike) else io.BytesIO(content))
     with image:

@@ -63,12 +63,26 @@ def open_image(source: str | os.PathLike[str] | IO[bytes]) -> Image.Image:
 
     MissingExtraError names the package that such an image needs.
     """
+    if not isinstance(source, str | os.PathLike):
+        source = _seekable(source)
     try:
         return Image.open(source)
     except UnidentifiedImageError:
         if not _load_plugin(beginning_of(source)):
             raise
     return Image.open(source)
+
+
+def _seekable(file: IO[bytes]) -> IO[bytes]:
+    """The file, or its content if it can only be read once.
+
+    `PIL.Image.open` would take the content, and leave nothing for a second look.
+    """
+    try:
+        file.seek(0)
+    except (AttributeError, io.UnsupportedOperation):
+        return io.BytesIO(file.read())
+    return file
 
 
 def _load_plugin(beginning: bytes) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
 
+import numpy as np
 import torch
 
 from feedline.core.arguments import check_one_of
 from feedline.core.rng import Draws, torch_keys
 from feedline.errors import ArgumentError
-from feedline.images.crops import CropPolicy, Geometry, check_numbers, check_side
+from feedline.images.crops import CropPolicy, Geometry, check_floats, check_numbers, check_side
 
 INTERPOLATIONS = ("bilinear", "bicubic")
 
@@ -49,8 +51,11 @@ class Recipe:
         object.__setattr__(self, "size", (check_side("size", height), check_side("size", width)))
         if not isinstance(self.crop, CropPolicy):
             raise ArgumentError(f"crop must be a RandomBox, CenterBox or WholeBox, not {self.crop!r}")
-        if not 0 <= self.flip <= 1:
+        if not _is_probability(self.flip):
             raise ArgumentError(f"flip must be a probability between 0 and 1, not {self.flip!r}")
+        for name in ("apply_exif_orientation", "scaled_decode"):
+            check_one_of(name, getattr(self, name), (True, False))
+            object.__setattr__(self, name, bool(getattr(self, name)))
         for name, allowed in (("interpolation", INTERPOLATIONS), ("layout", LAYOUTS), ("dtype", DTYPES)):
             check_one_of(name, getattr(self, name), allowed)
         self._check_normalization()
@@ -63,10 +68,16 @@ class Recipe:
         if self.dtype == torch.uint8:
             raise ArgumentError("mean and std need floats: pass dtype=torch.float32 or torch.bfloat16")
         for name in ("mean", "std"):
-            values = tuple(float(value) for value in check_numbers(name, getattr(self, name), 3))
-            if not all(map(math.isfinite, values)) or (name == "std" and 0.0 in values):
+            object.__setattr__(self, name, check_floats(name, getattr(self, name), 3))
+        with np.errstate(all="ignore"):  # rows are computed in float32: a number may become 0 or infinite there
+            mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
+            extremes = (np.array([[0], [1]], np.float32) - mean) / std
+        for name, values, wrong in (
+            ("mean", self.mean, ~np.isfinite(mean)),
+            ("std", self.std, ~np.isfinite(std) | ~np.isfinite(extremes).all(0)),
+        ):
+            if wrong.any():
                 raise ArgumentError(f"{name} must be three finite numbers{' other than 0' * (name == 'std')}: {values}")
-            object.__setattr__(self, name, values)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -77,6 +88,10 @@ class Recipe:
     def is_random(self) -> bool:
         """True if rows depend on their keys."""
         return self.crop.is_random or self.flip > 0
+
+
+def _is_probability(value: Any) -> bool:
+    return isinstance(value, Real) and 0 <= value <= 1  # type: ignore[operator]  # a real number compares
 
 
 def geometry(recipe: Recipe, key: int | None, width: int, height: int) -> Geometry:

@@ -18,6 +18,8 @@ import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, Subset, graph_settings
 from torch.utils.data import dataloader as torchs
 
+from feedline.core.definitions import module_of_code
+
 DIGEST_CHARS = 16
 
 
@@ -164,7 +166,7 @@ def keeps_sample_seeds(init_fn: Any) -> bool:
     set the generators on purpose.
     """
     function = getattr(init_fn, "func", init_fn)  # a partial
-    package = str(getattr(function, "__module__", "")).partition(".")[0]
+    package = (module_of_code(function) or "").partition(".")[0]
     return init_fn is None or (package, getattr(function, "__name__", "")) in _SEEDERS
 
 
@@ -173,7 +175,7 @@ def warn_of_init_fn(init_fn: Any) -> None:
 
     MONAI's function seeds the transforms in a worker's own copy of the dataset, but threads share one dataset.
     """
-    if not str(getattr(init_fn, "__module__", "")).startswith("monai."):
+    if not (module_of_code(init_fn) or "").startswith("monai."):
         warnings.warn(
             "the workers are threads of one process, which shares its dataset and random generators with them:"
             " worker_init_fn is not called. If it is needed, pass worker_method='process'",

@@ -132,7 +132,7 @@ class TorchDistributed(IndexSampler):
     def _list(self, seed: int) -> Indices:
         generator = torch.Generator()
         generator.manual_seed(seed)
-        order: Indices = torch.randperm(len(self), generator=generator).numpy()
+        order: Indices = torch.randperm(len(self), generator=generator, device="cpu").numpy()
         return order
 
     def fingerprint(self) -> str:

@@ -398,7 +398,7 @@ class SeededRun:
             self._items = iter(_with_generator(sampler, generator))
         else:  # a single permutation stays an array, without a Python int per sample
             n = len(sampler.data_source)
-            self._order = torch.randperm(n, generator=generator).numpy()[: sampler.num_samples]
+            self._order = torch.randperm(n, generator=generator, device="cpu").numpy()[: sampler.num_samples]
 
     def record(self, _: int | None = None) -> dict[str, Any]:
         return {} if self._seed is None else {"seed": self._seed}

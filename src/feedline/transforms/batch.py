@@ -96,7 +96,7 @@ class BatchPlan:
         if self.head is None:
             return _run_each(self.each, job.sources, job, are_sources=True)
         assert self.head_spec.shape is not None
-        scratch = torch.empty((len(job.sources), *self.head_spec.shape), dtype=self.head_spec.dtype)
+        scratch = torch.empty((len(job.sources), *self.head_spec.shape), dtype=self.head_spec.dtype, device="cpu")
         _apply_batch(self.head, job, job.sources, scratch)
         return _run_each(self.each, scratch.numpy(), job)
 

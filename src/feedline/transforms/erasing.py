@@ -77,7 +77,7 @@ class RandomErasing(Transform):
             inside[...] = torch.from_numpy(noise(rng.key, tuple(inside.shape), numbers.is_floating_point()))
         else:
             values = self.values(numbers.shape[-3], are_levels=not numbers.is_floating_point())
-            inside[...] = torch.tensor(values).view(-1, 1, 1)
+            inside[...] = torch.tensor(values, device=inside.device).view(-1, 1, 1)
         return erased
 
     def _erase(self, image: ImageLevels, rng: Draws) -> ImageLevels:

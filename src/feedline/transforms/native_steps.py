@@ -72,7 +72,7 @@ class Conversion(Step):
 
     def convert_gray(self, image: ImageLevels) -> torch.Tensor:
         """Convert gray levels, (height, width, 1), without kernels."""
-        levels = torch.tensor(np.ascontiguousarray(image)).movedim(-1, -3)
+        levels = torch.tensor(np.ascontiguousarray(image), device="cpu").movedim(-1, -3)
         numbers = levels if self.dtype == torch.uint8 else self._normalize(levels / 255)
         return (numbers if self.layout == "CHW" else numbers.movedim(-3, -1)).contiguous()
 
@@ -87,7 +87,7 @@ class Conversion(Step):
                     f"Normalize has {len(self.mean)} means, but the image has {channels} channel(s):"
                     " give one mean and std per channel, or make it RGB with Grayscale(num_output_channels=3)"
                 )
-            mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+            mean, std = (torch.tensor(values, device="cpu").view(-1, 1, 1) for values in (self.mean, self.std))
             numbers = (numbers - mean) / std
         return numbers.to(self.dtype)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import signal
@@ -14,10 +15,12 @@ from typing import Any
 import psutil
 import pytest
 from process_cases import GONE_WITHIN_S, Call, Gate, Once, Squares, launcher_of, request, squares, squares_of
+from torch.utils.data._utils.collate import collate_int_fn, default_collate_fn_map
 
 from feedline.loader.building.builder import BatchBuilder
 from feedline.workers.process import fork_server
 from feedline.workers.process.pool import ProcessPool
+from feedline.workers.process.settings import registered_collates
 
 OpenPool = Callable[..., ProcessPool]
 
@@ -310,3 +313,12 @@ with ProcessPool(launcher, 1) as pool:
 assert all(isinstance(sample, Sample) for sample in batch)
 print(batch)
 """
+
+
+def test_a_registered_collate_function_may_wrap_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    @functools.wraps(collate_int_fn)  # which copies torch's `__module__`
+    def own(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        return collate_int_fn(batch, collate_fn_map=collate_fn_map)
+
+    monkeypatch.setitem(default_collate_fn_map, complex, own)
+    assert registered_collates() == {complex: own}

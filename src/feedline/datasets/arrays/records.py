@@ -132,7 +132,7 @@ class ArrayColumn(NamedTuple):
         """Copy a row."""
         if self.dtype is None:
             return next(iter(samples_of(self._records(row[np.newaxis], allocate_tensor))))
-        out = torch.empty(self.row_shape, dtype=self.dtype)
+        out = torch.empty(self.row_shape, dtype=self.dtype, device="cpu")
         numpy_view(out)[...] = row
         return out
 

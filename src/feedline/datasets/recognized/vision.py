@@ -19,6 +19,7 @@ from feedline.core.kernels import SlowKernelsWarning
 from feedline.core.recognition import StepFinding
 from feedline.core.stage_parts import DECODING, READ_FILES, TRANSFORMING
 from feedline.images import native
+from feedline.images.pillow import pixel_limit
 from feedline.images.placed import can_place
 from feedline.transforms.recognized.chain import PACKAGE, Chain
 from feedline.transforms.recognized.frame import Frame, RefusedError, frame_of, open_encoded
@@ -50,7 +51,7 @@ class ImageFiles:
                 part.count(len(encoded))
         except OSError as error:
             raise RefusedError("the file cannot be read") from error
-        limit = Image.MAX_IMAGE_PIXELS or 0  # above this limit, Pillow warns
+        limit = pixel_limit(1)  # above this limit, Pillow warns
         header, unwritten = native.native.image_header(encoded, limit)
         if unwritten is not None or header[3] not in _COMPONENTS:
             return _loader_of(dataset)(path), target

@@ -90,7 +90,7 @@ class TensorColumn:
         _copy_rows(there.to(out.dtype), out, at)
 
     def _staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=self.resident.is_cuda)
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=self.resident.is_cuda)
 
 
 class HostColumn:

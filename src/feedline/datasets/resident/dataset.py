@@ -260,7 +260,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
             return HostColumn(self._stored, type(value))
         shape, dtype = value.shape[1:], stored_dtype(value.dtype, self._dtype)
         resident = self._allocate((self._resident, *shape), dtype)
-        return TensorColumn(resident, torch.empty((self._stored - self._resident, *shape), dtype=dtype))
+        return TensorColumn(resident, torch.empty((self._stored - self._resident, *shape), dtype=dtype, device="cpu"))
 
     def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         try:
@@ -302,7 +302,7 @@ def _tables(source: Any) -> list[torch.Tensor] | None:
     parts = source.values() if isinstance(source, dict) else source if isinstance(source, tuple) else (source,)
     if not all(isinstance(part, (torch.Tensor, np.ndarray)) for part in parts):
         return None
-    return [torch.as_tensor(part).detach() for part in parts]
+    return [part.detach() if isinstance(part, torch.Tensor) else torch.as_tensor(part, device="cpu") for part in parts]
 
 
 def _rows_of(source: Any) -> Any:

@@ -212,7 +212,7 @@ def _dtype_of(dtypes: Sequence[T], name: str) -> T:
 
 
 def _flat_tensor(dtype: torch.dtype, data: memoryview) -> torch.Tensor:
-    out = torch.empty(len(data) // dtype.itemsize, dtype=dtype)
+    out = torch.empty(len(data) // dtype.itemsize, dtype=dtype, device="cpu")
     if out.nbytes != len(data):
         raise ValueError(f"{len(data)} bytes are not a whole number of {dtype}")
     if len(data):

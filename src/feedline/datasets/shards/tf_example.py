@@ -213,7 +213,11 @@ def _build_decoder(name: str, feature: Feature, transform: TransformFunction | N
     if _is_decode(dtype) and _is_shape(shape) and len(shape) == 1:
         return _BytesValues(decoder_of(dtype, transform), shape[0])
     try:
-        numbers = torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else np.dtype(dtype)
+        numbers = (
+            torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
+            if isinstance(dtype, torch.dtype)
+            else np.dtype(dtype)
+        )
     except TypeError:
         numbers = None
     if numbers is None or torch_dtype(numbers) is None or not _is_shape(shape):

@@ -268,7 +268,7 @@ def number_blocks(
         if target is None or not NumberBlock.accepts(column):
             continue
         assert isinstance(column, NumberColumn)
-        own, final = column.kind.dtype, torch.empty(0, dtype=target).numpy().dtype
+        own, final = column.kind.dtype, torch.empty(0, dtype=target, device="cpu").numpy().dtype
         if np.can_cast(own, final):  # otherwise torch converts, because NumPy warns about overflows
             names.setdefault((own, final), []).append(name)
     for (_, final), alike in names.items():

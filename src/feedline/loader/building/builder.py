@@ -21,6 +21,7 @@ from feedline.collate.rows import RowBuffer
 from feedline.core import telemetry
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample, new_result
 from feedline.core.dataset import BatchRead, Keys, traits_of
+from feedline.core.definitions import module_of_code
 from feedline.core.devices import for_device
 from feedline.core.recognition import SampleReader
 from feedline.core.rng import Address, RowKeys, addressed, derive, derive_each, is_addressed
@@ -428,7 +429,7 @@ def _plain(index: Any) -> Any:
 
 def _is_builtin(collate_fn: Callable[[Any], Any] | None) -> bool:
     """True for default collate and builtins such as `list`, which draw nothing."""
-    return collate_fn is None or getattr(collate_fn, "__module__", None) == "builtins"
+    return collate_fn is None or module_of_code(collate_fn) == "builtins"
 
 
 def _collate_error(samples: Sequence[Any]) -> Exception | None:

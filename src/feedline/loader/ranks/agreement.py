@@ -43,7 +43,7 @@ class Agreement:
         `RankError` on all ranks if only some have a batch, and `uneven` is "raise".
         """
         # A flag for each rank, not a sum: the error names the ranks that have ended.
-        ready = torch.zeros(dist.get_world_size(), dtype=torch.int32)
+        ready = torch.zeros(dist.get_world_size(), dtype=torch.int32, device="cpu")
         ready[dist.get_rank()] = has_batch
         dist.all_reduce(ready, group=self._group)
         some, every = bool(ready.any()), bool(ready.all())

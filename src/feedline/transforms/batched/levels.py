@@ -53,7 +53,7 @@ def _change(levels: torch.Tensor, rows: list[int], which: int, factors: list[flo
         for row, factor in zip(rows, factors, strict=True):
             _adjust(levels[row : row + 1], which, [factor])
         return
-    there = torch.tensor(rows).to(levels.device)
+    there = torch.tensor(rows, device="cpu").to(levels.device)
     part = levels.index_select(0, there)
     _adjust(part, which, factors)
     levels.index_copy_(0, there, part)
@@ -61,9 +61,9 @@ def _change(levels: torch.Tensor, rows: list[int], which: int, factors: list[flo
 
 def _adjust(levels: torch.Tensor, which: int, factors: Sequence[float]) -> None:
     if which == HUE:
-        turn_hue(levels, torch.tensor([int(factor * 255) & 255 for factor in factors]).to(levels.device))
+        turn_hue(levels, torch.tensor([int(factor * 255) & 255 for factor in factors], device="cpu").to(levels.device))
         return
-    alpha = torch.tensor(factors, dtype=torch.float32).to(levels.device).view(-1, 1, 1, 1)
+    alpha = torch.tensor(factors, dtype=torch.float32, device="cpu").to(levels.device).view(-1, 1, 1, 1)
     if which == BRIGHTNESS:
         levels.mul_(alpha)
     else:
@@ -113,7 +113,7 @@ def _to_hue(levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 def _from_hue(levels: torch.Tensor, most: torch.Tensor, hue: torch.Tensor, share: torch.Tensor) -> None:
     exact = widest_float(levels.device)
-    turned = torch.arange(256, dtype=torch.float64) * 6.0 / 255.0
+    turned = torch.arange(256, dtype=torch.float64, device="cpu") * 6.0 / 255.0
     sectors = (turned.floor().long() % 6).to(levels.device)[hue]
     place = (turned - turned.floor()).float().to(levels.device)[hue].to(exact)
     value, part = most.to(exact), (share / 255.0).to(torch.float32).to(exact)

@@ -54,7 +54,7 @@ def moved(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> tor
     size = images.shape[-2:] if crop is None else crop.size
     # Before the other arrays: malloc would place these into the hole that the last batch has left, and take new pages
     # from the system for each batch.
-    out = torch.empty((*images.shape[:2], *size), dtype=images.dtype)
+    out = torch.empty((*images.shape[:2], *size), dtype=images.dtype, device=images.device)
     lines, columns = (np.arange(length)[None] for length in images.shape[-2:])
     is_moved = False
     for planned in steps:
@@ -227,7 +227,7 @@ def _taken(
 ) -> torch.Tensor:
     batch, channels = images.shape[:2]
     lines, columns = (np.broadcast_to(each, (batch, each.shape[1])) for each in (lines, columns))
-    empty = torch.tensor(fill, dtype=images.dtype).expand(channels).contiguous()
+    empty = torch.tensor(fill, dtype=images.dtype, device="cpu").expand(channels).contiguous()
     source, value, target = (numpy_view(tensor) for tensor in (images.contiguous(), empty, out))
     kernels.take_planes(source, lines, columns, value, target, torch.get_num_threads())
     return out

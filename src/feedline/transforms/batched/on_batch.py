@@ -142,7 +142,7 @@ def _by_kernels(images: Any, plan: ImagePlan, keys: Keys) -> torch.Tensor:
 
 def _channels_first(sample: Any) -> torch.Tensor:
     """Levels (height, width, channels) as a tensor; converted samples are unchanged."""
-    return sample if isinstance(sample, torch.Tensor) else torch.as_tensor(sample).permute(2, 0, 1)
+    return sample if isinstance(sample, torch.Tensor) else torch.as_tensor(sample, device="cpu").permute(2, 0, 1)
 
 
 def _are_images(batch: Any) -> bool:

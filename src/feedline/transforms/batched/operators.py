@@ -218,7 +218,7 @@ def _crop_all(step: RandomCrop, images: torch.Tensor, keys: Keys) -> torch.Tenso
     parts = images.permute(0, 2, 3, 1)[batch, down, across].permute(0, 3, 1, 2)  # -1 takes the last one
     if step.padding_mode != "constant":
         return parts.contiguous()
-    empty = torch.tensor(fill, dtype=images.dtype).to(images.device).view(1, -1, 1, 1)
+    empty = torch.tensor(fill, dtype=images.dtype, device="cpu").to(images.device).view(1, -1, 1, 1)
     return torch.where(((down >= 0) & (across >= 0))[:, None], parts, empty)
 
 
@@ -276,7 +276,7 @@ def _per_channel(values: tuple[float, ...], images: torch.Tensor) -> torch.Tenso
             f"Normalize has {len(values)} means, but the images have {images.shape[1]} channel(s): give one mean and"
             " std per channel, or make them RGB with Grayscale(num_output_channels=3)"
         )
-    return torch.tensor(values, dtype=torch.float32).to(images.device).view(-1, 1, 1)
+    return torch.tensor(values, dtype=torch.float32, device="cpu").to(images.device).view(-1, 1, 1)
 
 
 def _laid_out(images: torch.Tensor, layout: str) -> torch.Tensor:
@@ -296,7 +296,11 @@ def _erase(step: RandomErasing, rows: ImageRows, keys: Keys) -> ImageRows:
     if step.value != "random" and not levels.is_faster_by_rows(images):
         return ImageRows(_erase_all(step, images, parts), is_owned=True)
     if step.value != "random":
-        values = torch.tensor(step.values(images.shape[1], are_levels=is_levels)).view(-1, 1, 1).to(images.dtype)
+        values = (
+            torch.tensor(step.values(images.shape[1], are_levels=is_levels), device="cpu")
+            .view(-1, 1, 1)
+            .to(images.dtype)
+        )
         for row, part in enumerate(parts):
             if part is not None:
                 images[row, :, part[0], part[1]] = values
@@ -311,7 +315,9 @@ def _erase(step: RandomErasing, rows: ImageRows, keys: Keys) -> ImageRows:
 def _fill(step: RandomErasing, images: torch.Tensor, part: tuple[slice, slice] | None, is_levels: bool) -> None:
     """Erase the same part of all images."""
     if part is not None:
-        values = torch.tensor(step.values(images.shape[1], are_levels=is_levels)).to(images.device, images.dtype)
+        values = torch.tensor(step.values(images.shape[1], are_levels=is_levels), device="cpu").to(
+            images.device, images.dtype
+        )
         images[..., part[0], part[1]] = values.view(-1, 1, 1)
 
 
@@ -327,12 +333,14 @@ def _erase_all(step: RandomErasing, images: torch.Tensor, parts: Sequence[Any]) 
     edges = [[(part or (none, none))[axis] for part in parts] for axis in (0, 1)]
     inside = []
     for length, each in zip(images.shape[-2:], edges, strict=True):
-        bounds = torch.tensor([(one.start, one.stop) for one in each]).to(images.device)
+        bounds = torch.tensor([(one.start, one.stop) for one in each], device="cpu").to(images.device)
         at = torch.arange(length, device=images.device)
         inside.append((at >= bounds[:, :1]) & (at < bounds[:, 1:]))
     mask = (inside[0][:, :, None] & inside[1][:, None, :])[:, None]
     values = step.values(images.shape[1], are_levels=not images.is_floating_point())
-    return torch.where(mask, torch.tensor(values).to(images.device, images.dtype).view(1, -1, 1, 1), images)
+    return torch.where(
+        mask, torch.tensor(values, device="cpu").to(images.device, images.dtype).view(1, -1, 1, 1), images
+    )
 
 
 def _apply(step: ApplyWithProbability, rows: ImageRows, keys: Keys) -> ImageRows:

@@ -111,7 +111,7 @@ def resample_by_products(images: Levels, shown: Sequence[Geometry], interpolatio
 
 def _products(images: Levels, shown: Sequence[Geometry], interpolation: str, *, down_first: bool) -> Levels:
     batch, channels, height, width = images.shape
-    places = torch.tensor([_axes(each) for each in shown], dtype=torch.float32).to(images.device)
+    places = torch.tensor([_axes(each) for each in shown], dtype=torch.float32, device="cpu").to(images.device)
     across = _weights(places[:, 0], width, shown[0].window[2], interpolation)
     down = _weights(places[:, 1], height, shown[0].window[3], interpolation)
     # Rounded between the axes, as by Pillow.

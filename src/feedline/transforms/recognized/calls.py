@@ -14,6 +14,7 @@ from PIL import Image
 from feedline.core.kernels import SlowKernelsWarning
 from feedline.core.optional import after_import
 from feedline.images.accelerate import undecoded_jpeg
+from feedline.images.pillow import pixel_limit
 from feedline.images.placed import can_place
 from feedline.transforms.recognized.chain import PACKAGE, Chain
 from feedline.transforms.recognized.frame import Frame, RefusedError
@@ -125,7 +126,7 @@ def _frame_of(image: Image.Image) -> Frame | None:
     if found is None:
         return None
     # A crop above the limit is for Pillow to judge.
-    frame = Frame(found, *image.size, Image.MAX_IMAGE_PIXELS or 0)
+    frame = Frame(found, *image.size, pixel_limit(1))
     frame.opened = lambda: image
     return frame
 

@@ -217,7 +217,7 @@ def _on_tensor(flat: Sequence[tuple[Any, str | None]], count: int) -> tuple[list
 
 def _copies(steps: Sequence[Any], kind: type) -> bool:
     """False if these conversions return the memory of a tensor of levels."""
-    given: torch.Tensor = torch.zeros((3, 2, 2), dtype=torch.uint8).as_subclass(kind)
+    given: torch.Tensor = torch.zeros((3, 2, 2), dtype=torch.uint8, device="cpu").as_subclass(kind)
     found = given
     for step in steps:
         found = step(found)

@@ -37,7 +37,7 @@ class TensorLayout:
         shape = self._shape
         if self._stored != shape[0] * shape[1] * shape[2] or 1 in shape:
             # torch decides in which order the copy of a part lies.
-            part = torch.empty_strided(shape, self._strides, dtype=torch.uint8)
+            part = torch.empty_strided(shape, self._strides, dtype=torch.uint8, device="cpu")
             channels, rows, columns = torch.empty_like(part).stride()
             self._strides = channels, rows, columns
         self._offset, self._stored = 0, shape[0] * shape[1] * shape[2]
@@ -50,7 +50,9 @@ class TensorLayout:
         channels, _, width = self._shape
         if 1 not in self._shape:
             return self._strides == (1, channels * width, channels)
-        batch = torch.empty_strided(self._shape, self._strides, dtype=torch.uint8).reshape(-1, *self._shape)
+        batch = torch.empty_strided(self._shape, self._strides, dtype=torch.uint8, device="cpu").reshape(
+            -1, *self._shape
+        )
         sizes, strides = batch.shape, batch.stride()
         if batch.is_contiguous(memory_format=torch.channels_last):
             strides = (batch.numel(), *strides[1:])  # so does torchvision, since torch would not see the order
@@ -67,5 +69,5 @@ class TensorLayout:
         if copied:
             self.copy()
         if self._stored == self._shape[0] * self._shape[1] * self._shape[2]:
-            return torch.empty_strided(self._shape, self._strides, dtype=dtype)
-        return torch.empty(self._stored, dtype=dtype).as_strided(self._shape, self._strides, self._offset)
+            return torch.empty_strided(self._shape, self._strides, dtype=dtype, device="cpu")
+        return torch.empty(self._stored, dtype=dtype, device="cpu").as_strided(self._shape, self._strides, self._offset)

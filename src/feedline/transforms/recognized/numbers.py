@@ -73,7 +73,7 @@ class Numbers:
         """Write a frame into a row of any strides."""
         planar = row.is_contiguous()
         if self.channels == 1 or not (planar or row.permute(1, 2, 0).is_contiguous()):
-            planes = torch.empty((1, 3, *row.shape[1:]), dtype=self.dtype)
+            planes = torch.empty((1, 3, *row.shape[1:]), dtype=self.dtype, device="cpu")
             frame.write(self.reader(True, frame.resampling), numpy_view(planes))
             row.copy_(planes[0, : self.channels])
             return
@@ -99,7 +99,7 @@ class Numbers:
         if are_neighbors and self.channels == 3:
             batch = first.as_strided((len(rows), *first.shape), (first.numel(), *first.stride()))
             return _refused(reader.read(sources, numpy_view(batch), lines), sources)
-        planes = torch.empty((len(rows), 3, *first.shape[1:]), dtype=self.dtype)
+        planes = torch.empty((len(rows), 3, *first.shape[1:]), dtype=self.dtype, device="cpu")
         refused = _refused(reader.read(sources, numpy_view(planes), lines), sources)
         for row, plane in zip(rows, planes, strict=True):
             row.copy_(plane[: self.channels])
@@ -117,9 +117,9 @@ def _refused(unwritten: Sequence[tuple[Any, ...]] | None, sources: Sequence[Imag
 def empty_row(shape: tuple[int, ...], dtype: torch.dtype, interleaved: bool) -> torch.Tensor:
     """Uninitialized image, (channels, height, width)."""
     if not interleaved:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     channels, height, width = shape
-    return torch.empty((height, width, channels), dtype=dtype).permute(2, 0, 1)
+    return torch.empty((height, width, channels), dtype=dtype, device="cpu").permute(2, 0, 1)
 
 
 def numbers_of(steps: Sequence[LevelFunction], mode: str) -> Numbers | None:
@@ -144,7 +144,7 @@ def numbers_of(steps: Sequence[LevelFunction], mode: str) -> Numbers | None:
         return None
     interleaved = given.stride(0) == 1
     if given.dtype == torch.uint8:
-        levels = torch.arange(256, dtype=torch.uint8).expand(channels, 256)
+        levels = torch.arange(256, dtype=torch.uint8, device="cpu").expand(channels, 256)
         return Numbers(None, channels, interleaved, type(given), _NO_SCALE) if torch.equal(table, levels) else None
     of_each = table.expand(3, 256).contiguous().numpy()
     return Numbers(of_each, channels, interleaved, type(given), _scale_of(steps))

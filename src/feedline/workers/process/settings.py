@@ -16,6 +16,8 @@ import numpy as np
 import torch
 import torch.utils.data._utils.collate as torchs_collate
 
+from feedline.core.definitions import module_of_code
+
 _REGISTRY: dict[Any, Callable[..., Any]] = torchs_collate.default_collate_fn_map
 
 
@@ -99,7 +101,7 @@ def _pillow_settings() -> dict[str, Any]:
 def registered_collates() -> dict[Any, Callable[..., Any]]:
     """Functions that users have registered with torch's `default_collate`, by type."""
     own = torchs_collate.__name__
-    return {kind: function for kind, function in _REGISTRY.items() if getattr(function, "__module__", None) != own}
+    return {kind: function for kind, function in _REGISTRY.items() if module_of_code(function) != own}
 
 
 def register_collates(functions: dict[Any, Callable[..., Any]]) -> None:

@@ -346,7 +346,7 @@ class BufferPool:
     def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         nbytes = prod(shape) * dtype.itemsize
         if nbytes < LARGE_NBYTES:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         return tensor_over(self._take(nbytes), shape, dtype)
 
     @property
