@@ -159,7 +159,8 @@ class Monitor:
             # An iteration that was left before its first batch has no record.
             resumed = loader._fl_resume is not None or _has_unwritten_resume(former)
             audited = audit_path(self._log.path)
-            progress.audit = AuditLog(audited, self.identity, plan, loader.dataset, resumed=resumed)
+            stops = loader._fl_ranks.uneven == "stop"
+            progress.audit = AuditLog(audited, self.identity, plan, loader.dataset, resumed=resumed, stops=stops)
         page = self._open_page()
         page.words[BATCHES] = self.whole.batches
         due_ns = min(self._publication_due_ns, monotonic_ns() + LOOK_NS)  # short epochs end before
