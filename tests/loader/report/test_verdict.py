@@ -419,6 +419,7 @@ def test_a_stream_without_the_signs_gets_ascii(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     print(verdict)  # raises UnicodeEncodeError where a sign is left
     assert "-> num_workers" in str(verdict)
+    print(replace(verdict, explanation="Why: fetch (Bilder für 画像)"))
 
 
 TIMES = st.builds(
