@@ -42,7 +42,7 @@ def _audit_log(path: str) -> Path:
 
 
 def _compared(records: Sequence[AuditLine], target: str) -> Audit:
-    """The audit with a comparison of the loader that `target` names; a log may hold other loaders, too."""
+    """The audit, compared with the order of one loader of the logs."""
     plan = plan_of(as_feedline(load(target), distributed=None), 0, 1)
     indices_at = _indices_at(target, plan.sampler)
     digest, length = order_digest(plan), epoch_length(plan)

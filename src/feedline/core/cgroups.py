@@ -67,9 +67,9 @@ class Cgroup:
         )
 
     def memory_available(self) -> int | None:
-        """Bytes that the group may still take, page cache that the kernel frees for it included.
+        """Bytes that the group may still take; None without a limit.
 
-        None without a limit.
+        They include the page cache that the kernel frees first.
         """
         limit = self.memory_limit()
         return None if limit is None else max(limit - max((self.memory_used() or 0) - self._cache_nbytes(), 0), 0)

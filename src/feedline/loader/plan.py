@@ -116,10 +116,10 @@ class Plan:
         return self.schedule.length(len(self.sampler))
 
     def remaining(self, cursor: Cursor | PartitionCursor) -> int:
-        """Batches that this rank has left in the epoch; TypeError if their number is unknown.
+        """Batches that this rank has left in the epoch.
 
-        A state of another batch size or world size may end within a batch of this one, so they are counted from the
-        cursor.
+        TypeError if their number is unknown. They are counted from the cursor: a state of another batch size or world
+        size may end within a batch of this one.
         """
         schedule = self.schedule
         if isinstance(schedule, PartitionSchedule) or isinstance(cursor, PartitionCursor):

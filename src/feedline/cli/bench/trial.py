@@ -244,13 +244,13 @@ def _counter(loader: TorchDataLoader[Any]) -> Callable[[Any], int]:
 
 
 def _rows(batch: Any, size: int | None) -> int:
-    """Number of samples in a batch: its batch size if that fits, else the first length found."""
+    """Number of samples in a batch, `size` if it has that length."""
     lengths = list(_lengths(batch))
     return size if size in lengths else next(iter(lengths), 1)
 
 
 def _lengths(batch: Any) -> Iterator[int]:
-    """Lengths of a batch that may be the number of its samples, the likely ones first."""
+    """Possible numbers of samples in a batch, the likely ones first."""
     if isinstance(batch, (torch.Tensor, np.ndarray)):
         if batch.ndim:
             yield int(batch.shape[0])

@@ -126,7 +126,7 @@ def keys_of(loader: TorchDataLoader[Any], most: int) -> list[Any]:
 
 
 def length_of(dataset: Any) -> int | None:
-    """The length of a dataset; None without one, as next to a sampler."""
+    """The length of a dataset; None without one."""
     try:
         return len(dataset)
     except (TypeError, NotImplementedError):

@@ -418,7 +418,7 @@ def predict(model: Model, arguments: Mapping[str, Any]) -> Gain | None:
 
 
 def case_of(model: Model, arguments: Mapping[str, Any]) -> Case | None:
-    """The loop with other arguments, or None if they or their values are unknown."""
+    """The loop with other arguments; None for unknown names or values."""
     context, setting = model.context, model.present.setting
     known = {"num_workers", "prefetch_factor", "in_order", "worker_method"}
     if not arguments or not known.issuperset(arguments) or context.together:

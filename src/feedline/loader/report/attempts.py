@@ -72,7 +72,7 @@ class JobAttempt:
         return min(_reach(self.begun, runs) for runs in self.ranks.values())
 
     def already(self, rank: int) -> set[tuple[int, int]]:
-        """Ranges that were delivered before the attempt, from the state that it began with."""
+        """Ranges delivered ahead in the state that the attempt began with."""
         return {tuple(span) for record in self.ranks.get(rank, ()) for span in record["already"]}
 
 
@@ -126,10 +126,10 @@ class _JobLaunch:
 
 
 def loaders_of(records: Iterable[AuditLine]) -> dict[str, list[AuditLine]]:
-    """The records of each loader, by a name that no other loader has.
+    """The records of each loader, by a unique name.
 
     A label is not enough: it passes to the next loader when one is freed, and ranks may have other labels for the same
-    loader. So loaders are told apart by dataset and order, and by their labels if a process has several that are alike.
+    loader. So a loader is known by its dataset and order, and by its label if a process has several that are alike.
     """
     ordered = sorted(records, key=lambda record: record["started_s"])
     labels: dict[Any, set[int]] = defaultdict(set)

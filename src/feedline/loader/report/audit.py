@@ -206,7 +206,7 @@ def check_partitions(attempts: Sequence[JobAttempt], result: Audit) -> None:
 
 
 def _check_rest(last: JobAttempt, later: Sequence[JobAttempt], rest: Mapping[int, int], result: Audit) -> None:
-    """Check the partitions of an epoch of which no rank has read the end.
+    """Check partitions whose end no rank has read.
 
     `rest` has the number of samples that were delivered of each, `later` the attempts of later epochs.
     """
@@ -227,7 +227,7 @@ def _check_rest(last: JobAttempt, later: Sequence[JobAttempt], rest: Mapping[int
 
 
 def _check_partition(partition: int, attempts: Sequence[JobAttempt], result: Audit) -> tuple[int, bool]:
-    """Check one partition; returns its number of samples, and True if its end was read."""
+    """Check one partition; returns its samples, and if its end was read."""
     reached, ended = 0, False
     for attempt in attempts:
         if attempt.first["strided"]:

@@ -79,7 +79,7 @@ def _header(report: RankReport, loaders: Mapping[str, Sequence[RankReport]]) -> 
 
 
 def _ranks(reports: Sequence[RankReport], *, alone: bool) -> str:
-    """A table of the ranks of a loader, and the name of the slow one."""
+    """A table of a loader's ranks that names the slow one."""
     slow = slowest_rank(reports)
     rows = [
         [
@@ -178,7 +178,8 @@ def _tiles(report: RankReport) -> str:
 
 
 def _epochs(figures: Mapping[str, Any]) -> int:
-    """Epochs of this process; the first batch of each has a wait, but no step before it."""
+    """Epochs of this process."""
+    # The first batch of each has a wait, but no step before it.
     waits, steps = (figures["loop"].get(stage, {}).get("count", 0) for stage in ("wait", "step"))
     return max(int(waits) - int(steps), 1)
 

@@ -70,7 +70,7 @@ class RunLog:
             _log.warning("the run log %s ends here: %s", self.path, error)
 
     def _thin_out(self) -> None:
-        """Halve the file: of a loader's lines close in time, only one stays."""
+        """Halve the file: of lines close in time, one stays."""
         lines = read_log(self.path)
         timed = [line for line in lines if isinstance(line.get("time_s"), int | float)]
         foreign = [line for line in lines if line not in timed]
@@ -91,7 +91,7 @@ def _duration_s(lines: list[dict[str, Any]]) -> float:
 
 
 def _last_of_each_step(lines: list[dict[str, Any]], step_s: float) -> Iterable[dict[str, Any]]:
-    """Of each loader, the last line of each step, which sums most."""
+    """The last line of each step and loader, which sums most."""
     first_s = min(line["time_s"] for line in lines)
     kept = {
         (line.get("rank"), line.get("loader"), int((line["time_s"] - first_s) / step_s)): line

@@ -149,7 +149,10 @@ def _is_of_table(call: _CodeName, method: str) -> bool:
 def _calls(
     function: FunctionType, dataset: Any, seen: set[CodeType], lines: Collection[int | None] | None = None
 ) -> Iterator[_CodeName]:
-    """Dotted names that a function uses, resolved as far as globals go; with `lines`, only those on them."""
+    """Dotted names that a function uses, resolved as far as globals go.
+
+    With `lines`, only those on these lines.
+    """
     code = function.__code__
     if code in seen or len(seen) > _MOST_FUNCTIONS:
         return
