@@ -272,3 +272,5 @@ def _close(loader: TorchDataLoader[Any]) -> None:
     close = getattr(loader, "close", None)
     if close is not None:
         close()
+    else:
+        loader._iterator = None  # ends persistent workers of torch

@@ -72,8 +72,9 @@ class RunLog:
     def _thin_out(self) -> None:
         """Halve the file: of lines close in time, one stays."""
         lines = read_log(self.path)
-        timed = [line for line in lines if isinstance(line.get("time_s"), int | float)]
-        foreign = [line for line in lines if line not in timed]
+        timed, foreign = list[dict[str, Any]](), list[dict[str, Any]]()
+        for line in lines:
+            (timed if isinstance(line.get("time_s"), int | float) else foreign).append(line)
         kept = timed
         step_s = 2 * _duration_s(timed) / max(len(timed), 1)
         # A loader with few lines keeps them, so the distance may have to grow until half of all lines are gone.
