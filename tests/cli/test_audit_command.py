@@ -65,6 +65,19 @@ def test_a_run_is_proven_and_a_lost_log_is_named(script: Path, tmp_path: Path) -
     assert "positions 0 to 59: the rows of rank 1 of 2, which has no audit log" in fault["text"]
 
 
+def test_only_records_of_the_named_loader_are_compared(script: Path, tmp_path: Path) -> None:
+    log, validation = tmp_path / "run.jsonl", torch.utils.data.TensorDataset(torch.arange(20))
+    list(loader(log=log))
+    list(DataLoader(validation, batch_size=5, seed=4, log=log))
+    done = called("audit", log, "--loader", f"{script}:make")
+    assert done.exit_code == 0, done.output
+    records = [json.loads(line) for line in Path(f"{log}.audit").read_text().splitlines()]
+    Path(f"{log}.audit").write_text(json.dumps(records[1]))
+    assert "no loader of the logs has the 60 samples of" in str(
+        called("audit", log, "--loader", f"{script}:make").exception
+    )
+
+
 def test_a_missing_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.setattr("sys.argv", ["feedline", "audit", str(tmp_path / "run.jsonl")])
     with pytest.raises(SystemExit) as ended:

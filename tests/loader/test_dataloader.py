@@ -9,7 +9,7 @@ import json
 import pickle
 import threading
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from process_cases import Faulty, default_start_method
 from torch.utils.data import DistributedSampler, IterableDataset, Subset, TensorDataset
 
 import feedline as fl
+from feedline.core.cursor import Cursor
 from feedline.datasets import JSONL
 from feedline.samplers.adapters import as_index_sampler
 from feedline.workers.threads import GlobalRngCheck
@@ -436,6 +437,29 @@ def test_report_and_stats_speak_before_the_first_batch() -> None:
     loader = fl.DataLoader([1, 2, 3])
     assert loader.stats().batches == 0
     assert "No batch" in str(loader.report())
+
+
+@pytest.mark.parametrize("batches", [False, True])
+def test_the_rest_of_an_epoch_is_counted_from_any_cursor(batches: bool) -> None:
+    """A state of another batch size or world size ends anywhere within a batch."""
+    places = [Cursor(0, position) for position in range(13)]
+    places += [Cursor(0, 2, ((4, 5), (8, 11))), Cursor(0, 0, ((5, 12),)), Cursor(0, 3, ((12, 13),))]
+    for size, world, drop_last in product((1, 3, 5), (1, 2, 3), (False, True)):
+        kind: Any = {"batch_sampler": fl.samplers.LengthBuckets([1] * 13, batch_size=1, drop_last=drop_last)}
+        more = kind if batches else {"batch_size": size, "drop_last": drop_last}
+        loader: Any = fl.DataLoader(list(range(13)), seed=0, distributed=(world - 1, world), **more)
+        plan = loader._fl_make_plan(None)
+        for cursor in places:
+            assert plan.remaining(cursor) == len(list(plan.schedule.requests(cursor))), (cursor, size, world)
+
+
+def test_a_resume_with_another_batch_size_knows_its_rest() -> None:
+    made: Any = fl.DataLoader(list(range(85)), 10, seed=0)
+    next(iter(made))
+    resumed: Any = fl.DataLoader(list(range(85)), 30, seed=0)
+    resumed.load_state_dict(made.state_dict())
+    iterator = iter(resumed)
+    assert len(iterator) == len(list(iterator)) == 3
 
 
 def test_asking_on_after_the_end_and_closing_within_the_loop_leave_the_state_alone() -> None:

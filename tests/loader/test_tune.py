@@ -84,6 +84,17 @@ def test_a_loader_that_draws_random_numbers_without_a_seed_keeps_its_workers() -
         assert loader.num_workers == 1
 
 
+def test_a_loop_with_a_timeout_keeps_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch refuses a timeout without workers."""
+    verdict = Verdict("fetch", 0.9, "", "", advice=(Advice("none", {"num_workers": 0}), MORE))
+    monkeypatch.setattr(fl.DataLoader, "report", lambda *_, **__: verdict)
+    loader: Any = fl.DataLoader(list(range(40)), 4, seed=0, num_workers=1, worker_method="thread", timeout=30)
+    list(loader)
+    assert loader.tune() == (MORE,)
+    assert len(list(loader)) == 10
+    loader.close()
+
+
 @pytest.mark.usefixtures("advised")
 def test_a_stream_keeps_its_workers() -> None:
     with fl.DataLoader(Stream(), 4) as loader:

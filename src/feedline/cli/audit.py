@@ -14,9 +14,9 @@ from feedline.cli.arguments import AsJson, print_json
 from feedline.cli.target import as_feedline, load
 from feedline.errors import ArgumentError
 from feedline.loader.plan import plan_of
-from feedline.loader.report.attempts import Audit
+from feedline.loader.report.attempts import Audit, AuditLine
 from feedline.loader.report.audit import IndicesAt, audit
-from feedline.loader.report.audit_log import SUFFIX, audit_path, read_audit_log
+from feedline.loader.report.audit_log import SUFFIX, audit_path, epoch_length, order_digest, read_audit_log
 from feedline.samplers import IndexSampler
 
 
@@ -31,7 +31,7 @@ def run(paths: Sequence[str], target: str | None = None) -> Audit:
     records = [record for log in logs for record in read_audit_log(log)]
     if not records:
         raise ArgumentError(f"{', '.join(map(str, logs))}: no batch was delivered, so there is nothing to audit")
-    return audit(records, None if target is None else _order_of(target))
+    return audit(records) if target is None else _compared(records, target)
 
 
 def _audit_log(path: str) -> Path:
@@ -41,10 +41,22 @@ def _audit_log(path: str) -> Path:
     return log
 
 
-def _order_of(target: str) -> IndicesAt:
-    """Function that returns a loader's indices at positions of an epoch."""
-    loader = as_feedline(load(target), distributed=None)
-    sampler = plan_of(loader, 0, 1).sampler
+def _compared(records: Sequence[AuditLine], target: str) -> Audit:
+    """The audit, compared with the order of one loader of the logs."""
+    plan = plan_of(as_feedline(load(target), distributed=None), 0, 1)
+    indices_at = _indices_at(target, plan.sampler)
+    digest, length = order_digest(plan), epoch_length(plan)
+    if any(record["order"] == digest for record in records):
+        return audit(records, indices_at, lambda record: record["order"] == digest)
+    if not any(record["length"] == length for record in records):
+        raise ArgumentError(
+            f"no loader of the logs has the {length} samples of {target}: name the loader of this run's script"
+        )
+    return audit(records, indices_at, lambda record: record["length"] == length)
+
+
+def _indices_at(target: str, sampler: Any) -> IndicesAt:
+    """Function that returns a sampler's indices at positions of an epoch."""
     if not isinstance(sampler, IndexSampler):
         raise ArgumentError(
             f"the order of {target} has no random access, so indices cannot be compared with it: give the loader a "

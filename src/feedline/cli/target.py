@@ -60,6 +60,8 @@ def as_feedline(loader: TorchDataLoader[Any], **changes: Any) -> DataLoader[Any]
     feedline's own arguments are kept if `loader` is feedline's.
     """
     own = {name: getattr(loader._fl, name) for name in _OWN} if isinstance(loader, DataLoader) else {}
+    if getattr(loader, "_fl_adapts", False):
+        own["num_workers"] = "auto"
     if hasattr(loader, "in_order"):
         own["in_order"] = loader.in_order
     return DataLoader(loader.dataset, **_without_unused({**_arguments(loader, changes), **own, **changes}))
@@ -101,7 +103,7 @@ _PLAIN = (
 )  # fmt: skip
 
 
-_OWN = ("seed", "worker_method", "distributed", "on_error", "device", "recovery")
+_OWN = ("seed", "worker_method", "distributed", "on_error", "device", "recovery", "accelerate")
 
 
 def _globals_of(source: str) -> dict[str, Any]:

@@ -66,6 +66,22 @@ class Cgroup:
             None,
         )
 
+    def memory_available(self) -> int | None:
+        """Bytes that the group may still take; None without a limit.
+
+        They include the page cache that the kernel frees first.
+        """
+        limit = self.memory_limit()
+        return None if limit is None else max(limit - max((self.memory_used() or 0) - self._cache_nbytes(), 0), 0)
+
+    def _cache_nbytes(self) -> int:
+        for folder in self.memory:
+            counters = dict(line.split()[:2] for line in _lines(folder / "memory.stat"))
+            for name in ("total_inactive_file", "inactive_file"):  # of version 1, with its subgroups, and of 2
+                if name in counters:
+                    return int(counters[name])
+        return 0
+
     def oom_kills(self) -> int:
         """Number of processes killed for lack of memory.
 

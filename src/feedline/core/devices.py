@@ -142,9 +142,8 @@ def gpu_utilization() -> float | None:
 
 
 def _free_host_nbytes() -> int:
-    free, group = meminfo()["MemAvailable"], Cgroup.of_process()
-    limit, used = group.memory_limit(), group.memory_used()
-    return free if limit is None or used is None else max(0, min(free, limit - used))
+    free, left = meminfo()["MemAvailable"], Cgroup.of_process().memory_available()
+    return free if left is None else min(free, left)
 
 
 def budget_nbytes(budget: int | str, device: torch.device) -> int:

@@ -36,9 +36,11 @@ def columns(otherwise: int = WIDTH) -> int:
 
 
 def printable(text: str, encoding: str | None) -> str:
-    """The text, without characters that the encoding lacks."""
+    """The text, with escapes for characters that the encoding lacks."""
     try:
         text.encode(encoding or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return text.translate(_ASCII)
+    except UnicodeEncodeError as error:
+        return text.translate(_ASCII).encode(error.encoding, "backslashreplace").decode(error.encoding)
+    except LookupError:
+        return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
     return text

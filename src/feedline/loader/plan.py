@@ -115,6 +115,26 @@ class Plan:
             raise TypeError("the number of batches of an iterable dataset is unknown before its end")
         return self.schedule.length(len(self.sampler))
 
+    def remaining(self, cursor: Cursor | PartitionCursor) -> int:
+        """Batches that this rank has left in the epoch.
+
+        TypeError if their number is unknown. They are counted from the cursor: a state of another batch size or world
+        size may end within a batch of this one.
+        """
+        schedule = self.schedule
+        if isinstance(schedule, PartitionSchedule) or isinstance(cursor, PartitionCursor):
+            return self.length()
+        each = self._positions_per_step
+        gaps = cursor.gaps(cursor.delivered_ahead[-1][1]) if cursor.delivered_ahead else []
+        filled = cursor.delivered_ahead[-1][1] if cursor.delivered_ahead else cursor.position
+        rest = max(0, len(self.sampler) - filled)
+        return sum(-(-(stop - start) // each) for start, stop in gaps) + schedule.length(rest)
+
+    @property
+    def _positions_per_step(self) -> int:
+        schedule = self.schedule
+        return schedule.global_batch_size if isinstance(schedule, Schedule) else schedule.share.world_size  # type: ignore[union-attr]
+
     def start_of(self, epoch: int) -> Cursor | PartitionCursor:
         """The cursor at the start of an epoch."""
         if isinstance(self.schedule, PartitionSchedule):
@@ -157,18 +177,16 @@ class Plan:
         if isinstance(self.schedule, PartitionSchedule):
             return isinstance(cursor, PartitionCursor) and cursor.ended().issuperset(self.schedule.own_partitions)
         try:
-            batches = self.length()
+            return not self.remaining(cursor)
         except TypeError:  # a sampler without a length
             return False
-        return isinstance(cursor, Cursor) and not cursor.delivered_ahead and self.delivered(cursor) >= batches
 
     def delivered(self, cursor: Cursor | PartitionCursor) -> int:
         """Batches of the epoch that this rank has received."""
         if isinstance(cursor, PartitionCursor):
             return cursor.step
-        schedule = self.schedule
-        each = schedule.global_batch_size if isinstance(schedule, Schedule) else schedule.share.world_size  # type: ignore[union-attr]
-        return -(-(cursor.position + sum(stop - start for start, stop in cursor.delivered_ahead)) // each)
+        received = cursor.position + sum(stop - start for start, stop in cursor.delivered_ahead)
+        return -(-received // self._positions_per_step)
 
     def check_order(self, state: Mapping[str, Any]) -> None:
         """Raise `StateError` if a foreign sampler cannot repeat its saved order."""

@@ -210,14 +210,14 @@ class LoaderPools:
             self._closes_kept = weakref.finalize(self, finalizers.run, pool.close)
         requests = plan.requests(progress.cursor, lambda: progress.cursor, progress.run)
         frameworks.skip_delivered(loader, progress, requests)
-        before = plan.delivered(progress.cursor)
+        begun = progress.cursor
         ranges = ranges_of(loader.dataset) if plan.allows_lookahead else None
         ahead = None if ranges is None else PrefetchingRequests(requests, ranges)
         self._flow = _flow_control(loader, kind, pool, self._together)
         live = LiveRun.of(loader.dataset, plan)
         iteration = Iteration(
             ahead or requests, pool, progress, self._flow,
-            stage=self._stage, length=lambda: plan.length() - before,
+            stage=self._stage, length=lambda: plan.remaining(begun),
             on_close=partial(self._release, pool, ahead, live),
             restart=lambda cursor: plan.requests(cursor, lambda: progress.cursor, progress.run),
         )  # fmt: skip

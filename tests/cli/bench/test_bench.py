@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from io import StringIO
 from math import inf
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -22,6 +23,7 @@ from feedline.cli.bench import command, show
 from feedline.cli.bench.sweep import Sweep, Threshold, default_workers, recommend, settings_of
 from feedline.cli.bench.trial import Round, Setting, Trial, measure
 from feedline.cli.doctor.findings import Marks
+from feedline.cli.target import as_feedline
 from feedline.errors import ArgumentError
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.report.stats import size
@@ -156,6 +158,43 @@ def test_the_fewest_workers_that_are_nearly_as_fast_are_recommended() -> None:
 )
 def test_thresholds_judge_a_trial(text: str, met: bool) -> None:
     assert Threshold.parse(text).is_met(trial(100, waits=0.4)) is met
+
+
+def test_the_own_setting_counts_with_its_workers() -> None:
+    trials = [trial(1000), trial(1010, num_workers=8)]
+    trials[0].num_workers = 4
+    assert recommend(trials, 0.0) is trials[0]
+
+
+def test_a_trial_without_samples_has_figures() -> None:
+    assert trial(0.0).figures()["samples_per_s"] == 0.0
+
+
+def detections(samples: list[Any]) -> Any:
+    return tuple(zip(*((torch.zeros(3, 8, 8), {"boxes": torch.zeros(2, 4)}) for _ in samples), strict=True))
+
+
+def weighted(samples: list[Any]) -> Any:
+    return {"weight": torch.tensor(1.0), "x": torch.stack(samples)}
+
+
+@pytest.mark.parametrize("collate", [None, detections, weighted, list, len])
+@pytest.mark.parametrize("kind", [DataLoader, TorchDataLoader])
+def test_a_batch_of_any_form_has_as_many_samples(kind: Any, collate: Any) -> None:
+    loader = kind(Numbers(), 6, collate_fn=collate)
+    if collate is not len or kind is DataLoader:
+        assert measure(loader, 0.0, 0.0).delivered == 12
+
+
+def test_workers_that_persist_do_so_in_a_trial() -> None:
+    loader = DataLoader(Numbers(), 4, num_workers=1, worker_method="thread", persistent_workers=True)
+    assert Setting().make(loader).persistent_workers
+    assert not Setting(num_workers=0).make(loader).persistent_workers
+    assert Setting(is_torch=True).make(loader).persistent_workers
+    assert not as_feedline(DataLoader(Numbers(), accelerate=False))._fl.accelerate
+    adapts = DataLoader(Numbers(), num_workers="auto")
+    assert as_feedline(adapts)._fl_adapts
+    assert not as_feedline(adapts, num_workers=2)._fl_adapts
 
 
 def test_a_threshold_is_met_by_a_loader_that_does_not_run() -> None:

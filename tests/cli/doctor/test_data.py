@@ -22,7 +22,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from feedline.cli.doctor import data, machine
 from feedline.cli.doctor.findings import Finding, Severity
-from feedline.cli.doctor.loader import SampleProbe, errors, fork_hazards, held_generators, held_handles
+from feedline.cli.doctor.loader import SampleProbe, errors, examine, fork_hazards, held_generators, held_handles
 
 
 class Sound(Dataset[Any]):
@@ -144,6 +144,46 @@ def test_files_are_compared_with_memory_and_their_disk_is_measured(
     assert "to read them all" in found["files"].evidence
     assert list(data.files(Sound())) == []
     assert data.disk_rate([tmp_path / "missing"]) == 0
+
+
+@pytest.mark.parametrize("text", ["word " * 100 + "see page/two", "either/or " * 60, "a/\0b"])
+def test_texts_are_no_files(text: str) -> None:
+    assert list(data.files(OnDisk([text] * 3))) == []
+
+
+class Unsized(Dataset[Any]):
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(index)
+
+
+class ByName(Sound):
+    def __getitem__(self, key: Any) -> Any:
+        return {"a": torch.zeros(2), "b": torch.ones(2)}[key]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "arguments"),
+    [
+        (Unsized(), {"sampler": list(range(10))}), (ByName(), {"sampler": ["a", "b"]}),
+        (ByName(), {"batch_sampler": [["a"], ["b", "a"]]}),
+        (Sound(), {"batch_size": 4, "shuffle": True, "generator": torch.Generator().manual_seed(0)}),
+    ],
+    ids=["no length", "names", "batches of names", "generator"],
+)  # fmt: skip
+def test_a_loader_is_examined_with_the_keys_of_its_sampler(dataset: Any, arguments: Any) -> None:
+    findings = examine(DataLoader(dataset, **arguments))
+    noted = {finding.name for finding in findings if finding.severity is not Severity.GOOD}
+    assert noted <= {"storage", "slow"}, findings  # by a busy machine
+    assert {"threads", "2 workers", "speed"} <= {finding.name for finding in findings}
+
+
+def test_a_dataset_whose_length_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Any) -> int:
+        raise OSError("no index")
+
+    loader = DataLoader(Sound(), 4)
+    monkeypatch.setattr(Sound, "__len__", fails)
+    assert any("OSError: no index" in finding.evidence for finding in examine(loader))
 
 
 class Holding(Sound):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import socket
 from io import StringIO
@@ -18,6 +19,7 @@ from feedline.cli.doctor import command, machine
 from feedline.cli.doctor.findings import Finding, Marks, Severity, closing_line, render
 from feedline.cli.doctor.machine import CpuUse, Memory
 from feedline.core.cgroups import Cgroup
+from feedline.core.proc import cpu_ticks
 
 
 def group(folder: Path, quota: str = "max", throttled: int = 0) -> Cgroup:
@@ -57,8 +59,11 @@ def test_other_load_is_measured(use: CpuUse, severity: Severity, text: str) -> N
     assert (finding.severity, text in finding.evidence) == (severity, True)
 
 
-def test_load_of_this_machine_is_between_none_and_all() -> None:
+def test_load_of_this_machine_is_between_none_and_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(machine, "cpu_ticks", lambda cpus: asked.append(cpus) or cpu_ticks(cpus))
     use = CpuUse.measure(0.05)
+    assert asked == [os.sched_getaffinity(0)] * 2
     assert use.others >= 0
     assert use.pressure is None or 0 <= use.pressure <= 1
 
@@ -80,6 +85,9 @@ def test_the_limit_of_a_group_replaces_the_memory_of_the_machine(tmp_path: Path)
     (tmp_path / "memory.current").write_text(f"{1 << 25}\n")
     state = Memory.read(Cgroup(memory=(tmp_path,)))
     assert state[:3] == (1 << 26, 1 << 25, True)
+    (tmp_path / "memory.stat").write_text(f"anon 4\ninactive_file {1 << 24}\nactive_file 8\n")
+    state = Memory.read(Cgroup(memory=(tmp_path,)))
+    assert state.available == (1 << 25) + (1 << 24), "the kernel frees page cache first"
     assert not Memory.read(Cgroup()).limit_is_cgroup
 
 

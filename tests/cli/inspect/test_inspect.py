@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,18 @@ def test_a_contact_sheet_shows_the_images(images: Path, tmp_path: Path) -> None:
         first = drawn[8 : 8 + 176, 8 : 8 + 176]
         assert first[-1].std() > 5, "the image stands on its label"
         assert drawn[8 + 176 : 8 + 176 + 34, 8 : 8 + 176].min() < 60, "dark letters"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("float64", (8, 8, 3)), ("int64", (8, 8)), ("uint8", (8, 8, 5)), ("float32", ())]
+)
+def test_arrays_that_are_no_images_are_drawn_as_unreadable(dtype: str, shape: Any, tmp_path: Path) -> None:
+    file = io.BytesIO()
+    np.save(file, np.zeros(shape, dtype))
+    tar = write_tar(tmp_path / "a.tar", {"0.npy": file.getvalue()})
+    feedline("inspect", tar, "--contact-sheet", tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as image:
+        assert image.getpixel((8, 8)) == contact_sheet._WARNING
 
 
 def test_a_sheet_of_nothing_is_an_error(tmp_path: Path) -> None:

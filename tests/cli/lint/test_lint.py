@@ -231,6 +231,15 @@ def test_another_file_of_the_same_package_may_have_what_a_rule_misses(tmp_path: 
     assert not command.run([str(tmp_path)]).is_clean, "scripts of one folder are no package"
 
 
+def test_a_script_in_the_current_folder_may_be_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "train.py").write_text(f"{HEAD}sampler = DistributedSampler(data)\n", encoding="utf-8-sig")
+    monkeypatch.chdir(tmp_path)
+    for path in ("train.py", "."):
+        survey = command.run([path])
+        assert (survey.unreadable, {hit.code for hit in survey.hits}) == ([], {"missing-set-epoch"})
+
+
 def test_places_in_files_are_never_cut() -> None:
     place = "/a/long/folder/of/some/project/datasets/images.py:123"
     text = render([Finding(place, "a mistake that is described in words", Severity.NOTE)], 40, names_first=True)

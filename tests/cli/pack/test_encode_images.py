@@ -89,11 +89,29 @@ def test_orientation_and_color_profile_stay_and_thumbnails_go() -> None:
     assert image.info["icc_profile"] == b"profile" * 30
 
 
-def test_pixels_are_those_of_the_decoder() -> None:
-    data = jpeg(150, 100)
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_pixels_are_those_of_the_upright_image(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(photo(150, 100), exif=exif)
     image = encode_image(data, "jpg", PackOptions(decoded=True))
     assert image.field == "npy"
-    assert np.array_equal(np.load(io.BytesIO(image.data), allow_pickle=False), images.decode(data))
+    upright = images.decode(data, apply_exif_orientation=True)
+    assert np.array_equal(np.load(io.BytesIO(image.data), allow_pickle=False), upright)
+    smaller = encode_image(data, "jpg", PackOptions(decoded=True, shorter_side=50))
+    shape = (75, 50, 3) if orientation == 6 else (50, 75, 3)
+    assert np.load(io.BytesIO(smaller.data), allow_pickle=False).shape == shape
+
+
+@pytest.mark.parametrize(
+    ("dtype", "format_"), [("uint16", "PNG"), ("uint16", "TIFF"), ("int32", "TIFF"), ("float32", "TIFF")]
+)
+@pytest.mark.parametrize("options", [{"shorter_side": 8}, {"quality": 90}, {"decoded": True}])
+def test_values_of_more_than_8_bits_are_not_clipped(dtype: str, format_: str, options: dict[str, Any]) -> None:
+    data = encoded(Image.fromarray(np.linspace(0, 60_000, 256).reshape(16, 16).astype(dtype)), format_)
+    with pytest.raises(ValueError, match="more than 8 bits"):
+        encode_image(data, "x", PackOptions(**options))
+    assert encode_image(data, "x", PackOptions(shorter_side=16)).data == data
 
 
 def test_a_grid_comes_with_its_lengths_or_with_a_reason() -> None:

@@ -94,6 +94,15 @@ def test_a_dataset_that_raises_leaves_the_verdict() -> None:
     assert "ValueError: no such sample" in verdict.notes[-1]
 
 
+def test_a_batch_sampler_of_the_user_makes_batches() -> None:
+    class Batches(torch.utils.data.BatchSampler):
+        """No plain batch sampler: the loader has no batch size."""
+
+    sampler = Batches(range(50), 4, drop_last=False)
+    loader = fl.DataLoader(Slow(), batch_sampler=sampler, collate_fn=lambda samples: torch.stack(samples))
+    assert costly_lines(loader, 0.1)[0].text.endswith("# the line")
+
+
 def test_streams_and_empty_datasets_have_no_lines() -> None:
     assert costly_lines(fl.DataLoader(Stream()), 0.05) == ()
     assert costly_lines(fl.DataLoader(TensorDataset(torch.zeros(0))), 0.05) == ()

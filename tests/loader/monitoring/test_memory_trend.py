@@ -45,6 +45,16 @@ def test_one_epoch_says_nothing_and_no_workers_do_neither(persistent: bool) -> N
     assert without.growth() is None
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_more_workers_are_no_growth(persistent: bool) -> None:
+    trend = MemoryTrend(persistent)
+    for epoch in range(4):
+        workers = 1 if epoch < 2 else 6
+        trend.add(epoch + 0.5, 90 * MIB * workers, workers=workers)
+        trend.add(epoch + 1.0, 100 * MIB * workers, ends=True, workers=workers)
+    assert trend.growth() == pytest.approx(0, abs=MIB)
+
+
 def test_a_long_run_keeps_few_readings() -> None:
     trend = trend_of(MIB, 1000, persistent=True, each=7)
     assert len(trend._readings) <= MOST_POINTS

@@ -374,3 +374,107 @@ def test_a_fault_of_a_stream_is_found(kind: str, partition: int, fields: Any, sa
     found = audit([*kept, *({**record, **fields} for record in planted if fields is not None)])
     assert [fault for fault in found.faults if fault.kind == kind and said in fault.text], found.faults
     assert ("Lanes", 0) not in found.proven
+
+
+def all_records(folder: Path) -> list[dict[str, Any]]:
+    return [record for path in sorted(folder.glob("*.audit")) for record in read_audit_log(path)]
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot share equally")
+def test_the_end_of_the_only_epoch_of_a_stream_is_checked(tmp_path: Path) -> None:
+    ranks = [stream(tmp_path / "run.jsonl", rank, 2) for rank in range(2)]
+    for each in ranks:
+        list(each)
+    records = all_records(tmp_path)
+    assert audit(records).proven == {("Lanes", 0): sum(5 * n % 17 for n in range(11))}
+    for name, number in (("rank", 1), ("partition", 7)):
+        found = audit([record for record in records if record[name] != number])
+        assert "partition 7 from sample 0 on: no rank has read its end" in [fault.text for fault in found.faults]
+        assert not found.proven
+    killed = [{**record, "over": False, "ended": False} for record in records if record["rank"] == 0]
+    found = audit(killed)
+    assert (found.faults, found.notes) == ([], ["Lanes: rank 1 has no audit log of the last attempt"])
+
+
+def test_what_a_stream_leaves_is_a_note(tmp_path: Path) -> None:
+    made = stream(tmp_path / "run.jsonl", 0, 1)
+    for _ in zip(range(3), made, strict=False):
+        pass
+    list(made)
+    found = audited(tmp_path)
+    assert not found.faults
+    assert [note[:57] for note in found.notes] == ["Lanes: the loop left epoch 0 before the end of partition "]
+    records = [{**record, "over": True, "stops": True} for record in all_records(tmp_path)]
+    assert [note[:46] for note in audit(records).notes] == ["Lanes: uneven='stop' left out partition 1 from"]
+
+
+def test_a_partition_ends_with_its_mark_and_not_with_the_epoch(tmp_path: Path) -> None:
+    """As with `RankPolicy(uneven="stop")`, where the epoch ends with the first rank that has no batch."""
+    made = stream(tmp_path / "run.jsonl", 0, 1)
+    iteration = iter(made)
+    next(iteration)
+    log = iteration._progress.audit
+    log.settle(ended=True)
+    records = all_records(tmp_path)
+    assert [(record["ended"], record["over"]) for record in records if record["stop"]] == [(False, True)]
+
+
+def test_a_restarted_container_is_another_process(tmp_path: Path) -> None:
+    """It has the same host and process id."""
+    made = loader(tmp_path / "run.jsonl", 0, 1)
+    for _ in zip(range(5), made, strict=False):
+        pass
+    made.set_epoch(1)
+    list(made)
+    assert not audited(tmp_path).faults  # the loop has left the epoch
+    records = all_records(tmp_path)
+    assert [record["epoch"] for record in records] == [0, 1]
+    records[1]["process"] = "another"
+    assert [fault.text for fault in audit(records).faults] == ["positions 20 to 210: all rows"]
+
+
+def test_loaders_of_one_label_are_audited_apart(tmp_path: Path) -> None:
+    """Each is made in a function: the label of the first is free again when the second begins."""
+    small = torch.utils.data.TensorDataset(torch.arange(60))
+    for rank in range(2):
+        list(loader(tmp_path / "run.jsonl", rank, 2))
+        list(fl.DataLoader(small, 4, seed=3, distributed=(rank, 2), log=tmp_path / "run.jsonl"))
+    records = all_records(tmp_path)
+    names = [("TensorDataset", 0), ("TensorDataset-2", 0)]
+    assert audit(records).proven == dict(zip(names, (N, 60), strict=True))
+    assert audit(records[::-1]).proven == audit(records).proven
+    lost = audit([record for record in records if (record["rank"], record["length"]) != (1, N)])
+    assert ["the rows of rank 1 of 2, which has no audit log" in fault.text for fault in lost.faults] == [True]
+    assert lost.proven == {names[1]: 60}
+    labels = [{**record, "loader": f"TensorDataset-{5 - record['rank']}"} for record in records]
+    assert list(audit(labels).proven.values()) == [N, 60]
+
+
+def test_two_equal_loaders_of_a_process_are_audited_apart(tmp_path: Path) -> None:
+    for _ in range(2):
+        list(loader(tmp_path / "run.jsonl", 0, 1))
+    records = all_records(tmp_path)
+    assert len(audit(records).proven) == 1  # the second run replaces the first
+    records[1]["loader"] = "TensorDataset-3"
+    assert len(audit(records).proven) == 2
+
+
+def ahead(folder: Path, starts: range) -> Any:
+    """A loader whose log has batches delivered ahead, as from workers that are slow at some samples."""
+    made = fl.DataLoader(list(range(N)), 1, seed=3, in_order=False, log=folder / "run.jsonl")
+    iteration: Any = iter(made)
+    requests = list(iteration._requests)
+    iteration._requests = iter([requests[place] for place in starts])
+    list(zip(starts, iteration, strict=False))
+    return made
+
+
+def test_gaps_of_a_killed_attempt_are_no_loss_and_any_number_is_resumed(tmp_path: Path) -> None:
+    first = ahead(tmp_path, range(1, 41, 2))
+    found = audited(tmp_path)
+    assert (found.faults, list(found.proven.values())) == ([], [0])
+    resumed = fl.DataLoader(list(range(N)), 1, seed=3, in_order=False, log=tmp_path / "run.jsonl")
+    resumed.load_state_dict(first.state_dict())
+    list(resumed)
+    found = audited(tmp_path)
+    assert (found.faults, list(found.proven.values())) == ([], [N])

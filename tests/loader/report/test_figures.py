@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from torch.utils.data import TensorDataset
 
 import feedline as fl
+from feedline.loader.monitoring import monitor
 from feedline.loader.report import Advice
 from feedline.loader.report.figures import advice_text, figures_of, rates, verdict_figures
 from feedline.loader.report.layout import gain_of
@@ -41,6 +46,36 @@ def test_all_figures_are_json() -> None:
         "range": "4.2 × (4.0–4.5)",
         "why": "fetch takes 94 ms",
     }
+
+
+class Pairs(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, pair: Any) -> torch.Tensor:
+        return torch.tensor(int(pair[0]))
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor, tuple])
+def test_indices_of_several_elements_are_text(make: Any, tmp_path: Path) -> None:
+    sampler: Any = [make((number, number + 1)) for number in range(40)]
+    loader: Any = fl.DataLoader(Pairs(), 4, sampler=sampler, log=tmp_path / "run.jsonl")
+    assert len(list(loader)) == 10
+    loader.report()
+    assert figures_of(loader.stats())["slowest"][0]["indices"][0].startswith(("[", "tensor", "("))
+
+
+def test_a_loop_survives_figures_that_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(stats: Any) -> Any:
+        raise ValueError("no figures")
+
+    monkeypatch.setattr(monitor, "figures_of", fails)
+    monitor._warn_of_figures.cache_clear()
+    loader: Any = fl.DataLoader(TensorDataset(torch.arange(8)), log=tmp_path / "run.jsonl")
+    assert len(list(loader)) == len(list(loader)) == 8
+    assert ["cannot publish the figures" in record.message for record in caplog.records] == [True]
 
 
 def test_rates_between_two_moments() -> None:

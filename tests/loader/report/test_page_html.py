@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections import Counter
@@ -167,6 +168,30 @@ def test_the_slow_rank_is_named(log: Path) -> None:
     Outline(html)
     assert "Rank 1 on node-1 is the slow one: it waits 500 ms per batch for its data, others 1.0 ms." in html
     assert html.count("<details>") == 3
+
+
+def test_only_ranks_of_one_loader_are_compared(log: Path) -> None:
+    lines = read_log(log)
+    train = [of_rank(lines, rank, 0.001) for rank in range(2)]
+    validation = [replace(each, figures={**copy.deepcopy(dict(each.figures)), "loader": "val<"}) for each in train]
+    validation[0].figures["loop"]["wait"]["total_s"] = 9 * validation[0].figures["loop"]["wait"]["count"]
+    html = page([train[0], validation[0]])
+    assert "Ranks" not in html
+    assert "2 ranks" not in html
+    assert ["Rank 0 · val&lt;" in html, "Rank 0 · " + train[0].figures["loader"] in html] == [True, True]
+    html = page([*train, *validation])
+    assert Outline(html).headings.count("Ranks of val<") == 1
+    assert html.count("is the slow one") == 1
+
+
+def test_the_wait_for_a_first_batch_is_that_of_the_epochs_of_this_process(tmp_path: Path) -> None:
+    loader: Any = fl.DataLoader(list(range(8)), 2, seed=0)
+    loader.set_epoch(49)
+    list(loader)
+    list(loader)
+    report = RankReport(loader._fl_monitor.figures())
+    report.figures["startup_s"] = 3.0  # type: ignore[index]
+    assert "<b>1.5 s</b><span>first batch</span>" in page([report])
 
 
 def test_ranks_that_wait_alike_are_not_blamed(log: Path) -> None:

@@ -112,6 +112,21 @@ def test_a_long_run_stays_within_the_bound_and_covers_all_of_it(tmp_path: Path) 
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.jsonl"]
 
 
+def test_a_loader_with_few_lines_keeps_them(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"a": 1}\n')
+    train, validation = (RunLog(path, interval_s=0, max_nbytes=4_000) for _ in range(2))
+    for number in range(100):
+        figures = {"time_s": number, "rank": 0, "number": number, "filler": "x" * 50}
+        train.write({"loader": "train", **figures}, epoch_ends=True)
+        if number % 20 == 0:
+            validation.write({"loader": "validation", **figures}, epoch_ends=True)
+    lines = read_log(path)
+    assert [line["number"] for line in lines if line.get("loader") == "validation"] == [0, 20, 40, 60, 80]
+    assert 10 < len([line for line in lines if line.get("loader") == "train"]) < 60
+    assert {"a": 1} in lines
+
+
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(json.dumps({"number": 1}) + '\n{"number": 2, "bat')

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 import urllib.request
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,79 @@ def test_what_the_constructor_opens_counts(tmp_path: Path) -> None:
 )
 def test_nothing_is_said_of_other_code(dataset: Any) -> None:
     assert source_of(dataset) == SampleSource()
+
+
+class Downloads(Photos):
+    """Photos that were downloaded once."""
+
+    def __init__(self) -> None:
+        self.download()
+
+    def download(self) -> None:
+        urllib.request.urlretrieve("http://nowhere/photos.zip", "photos.zip")
+
+
+class Archived(Photos):
+    def __init__(self) -> None:
+        self.archive = opened_archive("samples.zip")
+
+    def __getitem__(self, index: int) -> Any:
+        return self.archive.read(str(index))
+
+
+def opened_archive(path: str) -> Any:
+    return zipfile.ZipFile(path)
+
+
+def test_a_constructor_counts_by_what_it_keeps() -> None:
+    assert source_of(Downloads.__new__(Downloads)).call == "Image.open"
+    assert source_of(Archived.__new__(Archived)).call == "zipfile.ZipFile"
+
+    class Read(Downloads):
+        def __getitem__(self, index: int) -> Any:
+            return torch.load(f"{index}.pt")
+
+    assert source_of(Read.__new__(Read)) == SampleSource()
+
+
+class Client:
+    @property
+    def session(self) -> Any:
+        raise AssertionError("the user's code ran")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError("the user's code ran")
+
+
+CLIENT = Client()
+
+
+class ByClient(Photos):
+    def __getitem__(self, index: int) -> Any:
+        return Image.open(CLIENT.session.get(CLIENT.any.place(index)))
+
+
+def test_no_property_of_the_user_runs() -> None:
+    assert source_of(ByClient()).call == "Image.open"
+
+
+def test_a_package_of_the_user_named_datasets_is_not_hugging_faces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "datasets.arrow_dataset", raising=False)
+    monkeypatch.setattr(Whole, "__module__", "datasets.mine")
+    monkeypatch.setattr(fetch, "__module__", "datasets.util")
+    monkeypatch.setattr(Plain, "__getitem__", lambda self, index: fetch(str(index)))
+    assert not shards_itself(Whole())
+    assert source_of(Plain()) == SampleSource()
+
+
+def test_a_stream_of_hugging_face_has_work_for_its_shards() -> None:
+    import datasets as huggingface
+
+    table = huggingface.Dataset.from_dict({"x": list(range(12))})
+    for shards in (1, 3):
+        loader = fl.DataLoader(table.to_iterable_dataset(num_shards=shards), 4)
+        context = loader._fl_pools.context(loader)
+        assert (context.most_workers, context.shards_itself, context.source) == (shards, True, SampleSource())
 
 
 class Whole(IterableDataset[Any]):

@@ -17,6 +17,7 @@ from simulated_pipeline import Pipeline
 
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import MAIN, Span
+from feedline.errors import ArgumentError
 from feedline.loader.report import Advice, StageTimes, Stats, Totals, Verdict, diagnose
 from feedline.loader.report.context import Context
 from feedline.loader.report.remedy import LEAST_GAIN
@@ -294,6 +295,48 @@ def test_threads_of_the_workers_that_outnumber_the_cpus() -> None:
     assert any("OMP_NUM_THREADS=1" in advice.text for advice in verdict.advice)
 
 
+def test_threads_of_workers_gain_no_more_than_free_data() -> None:
+    totals = Totals()
+    for number in range(60):
+        start, worker = number * 100_000_000, number % 2
+        spans = [Span("fetch", start, start + 10_000_000, worker), Span("fetch.cpu", 0, 40_000_000, worker)]
+        totals.add([*spans, Span("step", start, start + 100_000_000), Span("wait", start, start + 200_000)], 10)
+    context = Context(pool=PROCESSES, num_workers=2, cpus=2, epoch_batches=60)
+    verdict = diagnose(totals.stats(), context, totals.recent)
+    assert any("OMP_NUM_THREADS" in advice.text for advice in verdict.advice)
+    assert all(advice.gain <= verdict.free_gain for advice in verdict.advice)
+
+
+def test_a_loop_without_workers_is_not_advised_to_change_their_method() -> None:
+    pipeline = replace(BASE, fetch=(0, 1), step=(5, 0), workers=0)
+    run = pipeline.run()
+    copied = replace(run.stats, copy_s=0.5 * run.stats.wall_s, copied_nbytes=50 << 30, staged_nbytes=50 << 30)
+    verdict = diagnose(copied, pipeline.context(device="cuda"), run.recent)
+    assert verdict.limiting_stage == "copy"
+    assert not any("worker_method" in advice.arguments for advice in verdict.advice)
+
+
+def test_values_that_a_loader_refuses_have_no_prediction() -> None:
+    run = BASE.run()
+    verdict = diagnose(run.stats, BASE.context(), run.recent)
+    for arguments in (
+        {"num_workers": "auto"}, {"num_workers": -1}, {"num_workers": 2.5}, {"num_workers": None},
+        {"prefetch_factor": "x"}, {"prefetch_factor": 0},
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match="nothing can be predicted for"):
+            verdict.predict(**arguments)
+    assert verdict.predict(num_workers=4, prefetch_factor=None) == verdict.predict(num_workers=4, prefetch_factor=2)
+    alone = replace(BASE, workers=0)
+    with pytest.raises(ArgumentError, match="nothing can be predicted for persistent_workers=True"):
+        diagnose(alone.run().stats, alone.context(), alone.run().recent).predict(persistent_workers=True)
+
+
+def test_workers_without_a_partition_gain_nothing() -> None:
+    alone = replace(BASE, fetch=(100, 0), workers=0)
+    verdict = diagnose(alone.run().stats, alone.context(most_workers=2), alone.run().recent)
+    assert verdict.predict(num_workers=16) == verdict.predict(num_workers=2)
+
+
 def test_a_quota_that_stops_the_job_is_the_limit_of_its_workers() -> None:
     run = replace(BASE, fetch=(0, 20), cpus=1).run()
     verdict = diagnose(run.stats, replace(BASE, cpus=1).context(throttled=True), run.recent)
@@ -376,6 +419,7 @@ def test_a_stream_without_the_signs_gets_ascii(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     print(verdict)  # raises UnicodeEncodeError where a sign is left
     assert "-> num_workers" in str(verdict)
+    print(replace(verdict, explanation="Why: fetch (Bilder für 画像)"))
 
 
 TIMES = st.builds(

@@ -85,11 +85,12 @@ def recommend(trials: Iterable[Trial], step_s: float) -> Trial | None:
     fast = [trial for trial in ran if step_s and trial.figures()["wait_share"] <= GOOD_WAIT_SHARE]
     best = max(trial.samples_per_s for trial in ran)
     fast = fast or [trial for trial in ran if trial.samples_per_s >= ENOUGH_SHARE * best]
-    return min(fast, key=lambda trial: (_processes(trial.setting), -trial.samples_per_s))
+    return min(fast, key=lambda trial: (_processes(trial), -trial.samples_per_s))
 
 
-def _processes(setting: Setting) -> int:
-    return 1 << 20 if setting.num_workers is None else setting.num_workers
+def _processes(trial: Trial) -> int:
+    workers = trial.setting.num_workers if trial.num_workers is None else trial.num_workers
+    return 1 << 20 if workers is None else workers
 
 
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, "<": operator.lt}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from statistics import median
@@ -49,7 +49,7 @@ class Setting(NamedTuple):
 
     def make(self, loader: TorchDataLoader[Any]) -> TorchDataLoader[Any]:
         """A copy of the user's loader with this setting."""
-        changes = {**self.arguments, "persistent_workers": False}
+        changes = self.arguments
         if self.is_torch:
             changes.pop("worker_method", None)
             return as_torch(loader, **changes)
@@ -93,6 +93,8 @@ class Trial:
     setting: Setting
     rounds: list[Round] = field(default_factory=list)
     error: str = ""
+    num_workers: int | None = None
+    """Workers of the loader, once it was made."""
 
     @property
     def samples_per_s(self) -> float:
@@ -138,9 +140,9 @@ class Trial:
             "serialization_share": self.serialization_share(),
             "cpu_s_per_1000": 1000
             * sum(part.cpu_s for part in self.rounds)
-            / sum(part.delivered for part in self.rounds),
+            / max(sum(part.delivered for part in self.rounds), 1),
             "memory_nbytes": max(part.memory_nbytes for part in self.rounds),
-            "spread_share": self.spread / self.samples_per_s,
+            "spread_share": self.spread / self.samples_per_s if self.samples_per_s else 0.0,
         }
 
     @property
@@ -159,6 +161,7 @@ class Trial:
             with warnings.catch_warnings():  # a sweep tries more workers than CPUs on purpose
                 warnings.filterwarnings("ignore", "This DataLoader will create")
                 made = self.setting.make(loader)
+            self.num_workers = made.num_workers
             try:
                 self.rounds.append(measure(made, seconds, step_s))
             finally:
@@ -181,10 +184,10 @@ def measure(
     cluster = max(1, loader.num_workers)
     first_s, waits, samples, nbytes, delivered, memory = 0.0, list[float](), 0, 0, 0, 0
     start = wait_from = began
-    counted = 0, 0.0, 0, 0
+    counted, rows_of = (0, 0.0, 0, 0), _counter(loader)
     for number, batch in enumerate(_endless(loader)):
         now = perf_counter()
-        rows = _rows(batch)
+        rows = rows_of(batch)
         delivered += rows
         if number == 0:
             first_s = now - began
@@ -221,18 +224,53 @@ def _endless(loader: TorchDataLoader[Any]) -> Iterator[Any]:
             )
 
 
-def _rows(batch: Any) -> int:
-    """Number of samples in a batch, from its first tensor or list."""
+def _counter(loader: TorchDataLoader[Any]) -> Callable[[Any], int]:
+    """Function that returns the number of samples of each batch.
+
+    feedline's loader counts them. Torch's does not: there, the batch is searched for the batch size.
+    """
+    size = loader.batch_size
+    if not isinstance(loader, DataLoader) or (size is None and loader.batch_sampler is None):
+        return lambda batch: _rows(batch, size)
+    totals = loader._fl_monitor.whole
+    before = totals.samples
+
+    def count(_: Any) -> int:
+        nonlocal before
+        rows, before = totals.samples - before, totals.samples
+        return rows
+
+    return count
+
+
+def _rows(batch: Any, size: int | None) -> int:
+    """Number of samples in a batch, `size` if it has that length."""
+    lengths = list(_lengths(batch))
+    return size if size in lengths else next(iter(lengths), 1)
+
+
+def _lengths(batch: Any) -> Iterator[int]:
+    """Possible numbers of samples in a batch, the likely ones first."""
     if isinstance(batch, (torch.Tensor, np.ndarray)):
-        return int(batch.shape[0]) if batch.ndim else 1
-    if isinstance(batch, Mapping):
-        return _rows(next(iter(batch.values()))) if batch else 1
-    if isinstance(batch, (list, tuple)) and batch:
-        return len(batch) if isinstance(batch[0], (str, bytes, int, float)) else _rows(batch[0])
-    return 1
+        if batch.ndim:
+            yield int(batch.shape[0])
+    elif isinstance(batch, Mapping):
+        for part in batch.values():
+            yield from _lengths(part)
+    elif isinstance(batch, (list, tuple)) and batch:
+        is_flat = isinstance(batch[0], (str, bytes, int, float))
+        if is_flat:
+            yield len(batch)
+        elif isinstance(batch[0], (list, tuple)):  # of tuple(zip(*samples))
+            yield len(batch[0])
+        for part in () if is_flat else batch:
+            yield from _lengths(part)
+        yield len(batch)
 
 
 def _close(loader: TorchDataLoader[Any]) -> None:
     close = getattr(loader, "close", None)
     if close is not None:
         close()
+    else:
+        loader._iterator = None  # ends persistent workers of torch

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset
 
 from feedline.cli.doctor.findings import Finding, Severity
 from feedline.cli.doctor.search import attributes
 from feedline.cli.plain import plain
+from feedline.core.cgroups import Cgroup
 from feedline.core.proc import meminfo
 from feedline.core.rng_globals import restoring_globals
 from feedline.datasets.formats import FORMATS, register_installed
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.report.stats import seconds, size
+from feedline.samplers import BatchIndexSampler, IndexSampler
 from feedline.testing import difference
 
 EXAMINING_S = 0.5
@@ -59,7 +63,7 @@ class NamedFiles(NamedTuple):
         for path in map(Path, names[::step]):
             if monotonic() > deadline:
                 break
-            if path.is_file():
+            if _is_file(path):
                 paths.append(path)
                 sizes.append(path.stat().st_size)
         number = len(names) if len(paths) > 1 else len(paths)
@@ -73,8 +77,15 @@ def _names(dataset: Any) -> Iterator[str]:
         if isinstance(first, (tuple, list)) and first:  # torchvision: (path, label)
             values = [each[0] for each in values if isinstance(each, (tuple, list)) and each]
             first = values[0]
-        if isinstance(first, (str, os.PathLike)) and os.sep in os.fspath(first) and Path(first).is_file():
+        if isinstance(first, (str, os.PathLike)) and os.sep in os.fspath(first) and _is_file(first):
             yield from (os.fspath(each) for each in values if isinstance(each, (str, os.PathLike)))
+
+
+def _is_file(name: str | os.PathLike[str]) -> bool:
+    try:
+        return Path(name).is_file()
+    except OSError:  # such as a text that is too long for a name
+        return False
 
 
 def files(dataset: Any) -> Iterator[Finding]:
@@ -82,7 +93,8 @@ def files(dataset: Any) -> Iterator[Finding]:
     found = NamedFiles.of(dataset)
     if not found.paths:
         return
-    free = meminfo()["MemAvailable"]
+    left = Cgroup.of_process().memory_available()
+    free = min(meminfo()["MemAvailable"], sys.maxsize if left is None else left)
     text = f"{found.number:,} files, {size(found.nbytes)}"
     if found.nbytes <= 0.8 * free:
         yield Finding("files", f"{text}: they fit into the page cache")
@@ -95,6 +107,30 @@ def files(dataset: Any) -> Iterator[Finding]:
         evidence = f"{text}, and {size(free)} of memory free: every epoch reads the disk{speed}"
         yield Finding("files", evidence, severity, remedy if severity is Severity.NOTE else "")
     yield from _unindexed(found.paths)
+
+
+def keys_of(loader: TorchDataLoader[Any], most: int) -> list[Any]:
+    """Arguments for `dataset[...]` of at most `most` samples, evenly spread.
+
+    A sampler of the user's is asked if its keys are no integers, or if the dataset has no length.
+    """
+    batches: Any = None if type(loader.batch_sampler) is BatchSampler else loader.batch_sampler
+    order = loader.sampler if batches is None else batches
+    length = length_of(loader.dataset)
+    if not isinstance(order, SequentialSampler | RandomSampler | IndexSampler | BatchIndexSampler):
+        drawn: Iterable[Any] = order if batches is None else chain.from_iterable(batches)
+        keys = list(islice(drawn, most))
+        if length is None or not all(hasattr(key, "__index__") for key in keys):
+            return keys
+    return list(map(int, np.linspace(0, (length or 0) - 1, min(most, length or 0), dtype=np.int64)))
+
+
+def length_of(dataset: Any) -> int | None:
+    """The length of a dataset; None without one."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def disk_rate(paths: list[Path]) -> float:
@@ -130,9 +166,9 @@ def _unindexed(paths: list[Path]) -> Iterator[Finding]:
 def threads(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
     """Samples read by several threads at once, compared with one thread."""
     dataset: Any = loader.dataset
-    if isinstance(dataset, IterableDataset) or not len(dataset):
+    indices = [] if isinstance(dataset, IterableDataset) else keys_of(loader, PROBED_SAMPLES)
+    if not indices:
         return
-    indices = np.linspace(0, len(dataset) - 1, min(PROBED_SAMPLES, len(dataset)), dtype=np.int64).tolist()
     with restoring_globals():
         alone = [dataset[index] for index in indices]
         if not all(map(is_equal, alone, [dataset[index] for index in indices])):
@@ -154,28 +190,28 @@ def threads(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
 class _RepeatedSample(Dataset[Any]):
     """One sample, many times."""
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Any, key: Any) -> None:
+        self.dataset, self.key = dataset, key
 
     def __len__(self) -> int:
         return 4
 
     def __getitem__(self, index: int) -> Any:
-        return self.dataset[0]
+        return self.dataset[self.key]
 
 
 def random_numbers(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
     """Random samples of two workers, compared with each other."""
     dataset: Any = loader.dataset
-    if isinstance(dataset, IterableDataset) or not len(dataset):
+    keys = [] if isinstance(dataset, IterableDataset) else keys_of(loader, 1)
+    if not keys:
         return
     with restoring_globals():
-        if is_equal(dataset[0], dataset[0]):
+        if is_equal(dataset[keys[0]], dataset[keys[0]]):
             return
         arguments: dict[str, Any] = {"worker_init_fn": loader.worker_init_fn, "accelerate": False}
-        same = DataLoader(
-            _RepeatedSample(dataset), 1, num_workers=2, collate_fn=_first, worker_method="process", **arguments
-        )
+        arguments |= {"num_workers": 2, "worker_method": "process", "collate_fn": _first}
+        same = DataLoader(_RepeatedSample(dataset, keys[0]), 1, **arguments)
         with same:
             first, second = (sample for _, sample in zip(range(2), same, strict=False))
     if is_equal(first, second):

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, RandomSampler
 
-from feedline.cli.doctor.data import files, is_equal, random_numbers, threads
+from feedline.cli.doctor.data import files, is_equal, keys_of, length_of, random_numbers, threads
 from feedline.cli.doctor.findings import Finding, Severity
 from feedline.cli.doctor.search import is_handle, kind_of, parts
 from feedline.cli.target import as_feedline
@@ -51,9 +51,17 @@ WAITING_SHARE = 0.5
 
 def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
     """Run all checks; an error in a check is a finding, too."""
-    sample = SampleProbe.read(loader) if not isinstance(loader.dataset, IterableDataset) else SampleProbe.none()
+    sample = SampleProbe.none()
+
+    def read_samples() -> Iterator[Finding]:
+        nonlocal sample
+        if not isinstance(loader.dataset, IterableDataset):
+            sample = SampleProbe.read(loader)
+        return iter(())
+
     checks: list[Callable[[], Iterator[Finding]]] = [
         lambda: describe(loader),
+        read_samples,
         lambda: errors(sample),
         lambda: slow_samples(sample),
         lambda: slow_storage(sample),
@@ -83,10 +91,10 @@ def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
 class SampleProbe(NamedTuple):
     """Samples that were read one by one, evenly spread over the dataset."""
 
-    indices: list[int]
+    indices: list[Any]
     wall_s: list[float]
     cpu_s: list[float]
-    failures: list[tuple[int, Exception]]
+    failures: list[tuple[Any, Exception]]
     nbytes: int
     """Bytes of tensors and arrays in the largest sample."""
     differing: bool
@@ -104,10 +112,9 @@ class SampleProbe(NamedTuple):
         Global random generators are restored.
         """
         dataset, result = loader.dataset, cls.none()
-        length = len(dataset)  # type: ignore[arg-type]
         deadline, largest, shapes = perf_counter() + READING_S, 0, set()
         with restoring_globals():
-            for index in np.linspace(0, length - 1, min(MOST_SAMPLES, length), dtype=np.int64).tolist():
+            for index in keys_of(loader, MOST_SAMPLES):
                 if result.indices and perf_counter() > deadline:
                     break
                 began, cpu = perf_counter(), thread_time()
@@ -130,8 +137,9 @@ def describe(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
     if isinstance(loader.dataset, IterableDataset):
         yield Finding("dataset", f"{name} (a stream)")
         return
-    length = len(loader.dataset)  # type: ignore[arg-type]
-    yield Finding("dataset", f"{name}, {length:,} samples, {loader.batch_size or 'sampled'} a batch")
+    length = length_of(loader.dataset)
+    samples = "samples by a sampler" if length is None else f"{length:,} samples"
+    yield Finding("dataset", f"{name}, {samples}, {loader.batch_size or 'sampled'} a batch")
     if length == 0:
         yield Finding("length", "the dataset is empty", Severity.BAD, "check the path it was created from")
 
@@ -141,10 +149,11 @@ def errors(samples: SampleProbe) -> Iterator[Finding]:
     if samples.failures:
         index, error = samples.failures[0]
         read = len(samples.failures) + len(samples.indices)
-        evidence = f"{len(samples.failures)} of {read} raise; index {index:,}: {type(error).__name__}: {error}"
+        evidence = f"{len(samples.failures)} of {read} raise; index {_shown(index)}: {type(error).__name__}: {error}"
         if isinstance(error, IndexError):
             evidence = (
-                f"len() is larger than the number of samples: index {index:,} raises {type(error).__name__}: {error}"
+                f"len() is larger than the number of samples: index {_shown(index)} raises {type(error).__name__}: "
+                f"{error}"
             )
             yield Finding("length", evidence, Severity.BAD, "let __len__ return the number of samples")
             return
@@ -161,12 +170,16 @@ def slow_samples(samples: SampleProbe) -> Iterator[Finding]:
         worst = max(slow, key=samples.wall_s.__getitem__)
         evidence = (
             f"{len(slow)} of {len(samples.indices)} take over {SLOW_RATIO:g} × the median of {seconds(median)} "
-            f"(index {samples.indices[worst]:,}: {seconds(samples.wall_s[worst])})"
+            f"(index {_shown(samples.indices[worst])}: {seconds(samples.wall_s[worst])})"
         )
         yield Finding(
             "slow", evidence, Severity.NOTE, "prefetch_factor=4 hides single slow samples; look at these files"
         )
     yield Finding("speed", f"{seconds(median)} a sample in one process")
+
+
+def _shown(index: Any) -> str:
+    return f"{index:,}" if isinstance(index, int) else repr(index)
 
 
 def slow_storage(samples: SampleProbe) -> Iterator[Finding]:
@@ -284,7 +297,13 @@ def worker_results(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
     if isinstance(loader.dataset, IterableDataset):
         return
     state = torch.get_rng_state()
-    first = [_first_batches(loader, workers, state) for workers in (0, 2, 2)]
+    generators = {id(each): each for each in _generators(loader)}.values()
+    before = [each.get_state() for each in generators]
+    first = []
+    for workers in (0, 2, 2):
+        first.append(_first_batches(loader, workers, state))
+        for generator, generator_state in zip(generators, before, strict=True):  # the copies share them
+            generator.set_state(generator_state)
     if not is_equal(first[1], first[2]):
         evidence = "two runs of two workers gave different batches with the same seed"
         remedy = "draw random numbers from feedline.sample_rng(), torch, numpy.random or random only"
@@ -292,6 +311,15 @@ def worker_results(loader: TorchDataLoader[Any]) -> Iterator[Finding]:
     else:
         equal = "as in one process" if is_equal(first[0], first[1]) else "the same twice"
         yield Finding("2 workers", equal)
+
+
+def _generators(loader: TorchDataLoader[Any]) -> Iterator[torch.Generator]:
+    """The generators that a loader and its samplers draw from."""
+    sampler: Any = loader.batch_sampler
+    for holder in (loader, getattr(loader, "sampler", None), sampler, getattr(sampler, "sampler", None)):
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator):
+            yield generator
 
 
 def _first_batches(loader: TorchDataLoader[Any], workers: int, state: torch.Tensor) -> list[Any]:

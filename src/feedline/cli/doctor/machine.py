@@ -104,7 +104,7 @@ def cpus(affinity: int, present: int, cgroup: Cgroup) -> Finding:
 
 
 class CpuUse(NamedTuple):
-    """Use of the CPUs over a short time."""
+    """Use of the CPUs of the affinity mask over a short time."""
 
     others: float
     """CPUs busy with programs other than this one, or lost to the hypervisor."""
@@ -116,9 +116,10 @@ class CpuUse(NamedTuple):
     @classmethod
     def measure(cls, duration_s: float) -> CpuUse:
         """Measure for `duration_s`, in which this thread sleeps."""
-        before, began = cpu_ticks() or CpuTicks(), time.monotonic()
+        usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        before, began = cpu_ticks(usable) or CpuTicks(), time.monotonic()
         time.sleep(duration_s)
-        after, elapsed = cpu_ticks() or CpuTicks(), time.monotonic() - began
+        after, elapsed = cpu_ticks(usable) or CpuTicks(), time.monotonic() - began
         busy, stolen = ((new - old) * TICK_S / elapsed for old, new in zip(before, after, strict=True))
         return cls(busy, stolen, _pressure())
 
@@ -157,10 +158,10 @@ class Memory(NamedTuple):
         machine = meminfo()
         total, free = machine["MemTotal"], machine["MemAvailable"]
         swap = machine.get("SwapTotal", 0) - machine.get("SwapFree", 0)
-        limit, used = cgroup.memory_limit(), cgroup.memory_used() or 0
-        if limit is None or limit >= total:
+        limit, left = cgroup.memory_limit(), cgroup.memory_available()
+        if limit is None or left is None or limit >= total:
             return cls(total, free, False, swap)
-        return cls(limit, min(free, max(limit - used, 0)), True, swap)
+        return cls(limit, min(free, left), True, swap)
 
 
 def memory(state: Memory) -> Finding:

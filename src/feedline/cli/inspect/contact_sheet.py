@@ -64,7 +64,7 @@ def _draw(sheet: Image.Image, sample: Sample, classes: Sequence[str] | None, lef
     try:
         tile = _tile(part)
         sheet.paste(tile, (left + (_TILE - tile.width) // 2, top + _TILE - tile.height))
-    except (SampleError, ValueError, OSError):
+    except (SampleError, ValueError, OSError, TypeError, IndexError):  # Pillow's errors for arrays that are no image
         pen.rectangle((left, top, left + _TILE - 1, top + _TILE - 1), outline=_WARNING)
         pen.text((left + _TILE // 2, top + _TILE // 2), "cannot be read", _WARNING, _font(13), anchor="mm")
     below = top + _TILE + 2

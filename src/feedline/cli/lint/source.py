@@ -168,8 +168,8 @@ def package_of(path: Path) -> Path:
 
     Outside packages, the file itself.
     """
-    package = path
-    while (package.parent / "__init__.py").exists():
+    package = path.resolve()  # else the parent of "." is "." again
+    while package.parent != package and (package.parent / "__init__.py").exists():
         package = package.parent
     return package
 
@@ -180,7 +180,7 @@ def parse(path: Path) -> list[SourceFile] | UnreadableFile:
     A file to which no rule can apply is not parsed, and has an empty tree. Cells that are not Python are left out.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
         if _SUBJECT.search(text) is None:
             return [SourceFile(str(path), text, ast.Module([], []))]
         if path.suffix == ".ipynb":

@@ -64,6 +64,10 @@ def _native() -> Any:
 _DEFAULT_QUALITY = 90
 
 
+_DEEP_MODES = ("I", "F")
+"""First letters of Pillow's modes with more than 8 bits; its conversion to 8 bits clips them."""
+
+
 _SAVED_MODES = {"JPEG": ("L", "RGB"), "PNG": ("L", "LA", "RGB", "RGBA")}
 
 
@@ -84,12 +88,16 @@ def encode_image(data: bytes, field: str, options: PackOptions) -> EncodedImage:
 
     Of an unchanged image, only the header is checked. A resized JPEG or PNG keeps its format; other formats become PNG.
     The quality of a JPEG is 90, unless the options name one. Orientation and color profile are kept. With `decoded`,
-    the result is a `.npy` file of pixels. Raises `ImageError` or `OSError` if the image cannot be read.
+    the result is a `.npy` file of upright pixels. Raises `ImageError` or `OSError` if the image cannot be read, and
+    `ValueError` if its values have more than 8 bits and the options change pixels.
     """
     header = images.probe(data)
     smaller = _smaller_size(header.width, header.height, options.shorter_side)
+    if header.format != "JPEG" and (options.decoded or options.quality is not None or smaller is not None):
+        _check_depth(data)
     if options.decoded:
-        return EncodedImage(_with_extension(field, "npy"), _npy(_pixels(data, smaller)))
+        smaller = smaller and (smaller if header.orientation < 5 else smaller[::-1])
+        return EncodedImage(_with_extension(field, "npy"), _npy(_upright_pixels(data, smaller)))
     if options.quality is not None or smaller is not None:
         format_ = "JPEG" if options.quality is not None or header.format == "JPEG" else "PNG"
         data = _reencode(data, format_, smaller, options.quality or _DEFAULT_QUALITY, header.orientation)
@@ -116,8 +124,17 @@ def _with_extension(field: str, extension: str) -> str:
     return f"{name}{dot}{extension}"
 
 
-def _pixels(data: bytes, size: tuple[int, int] | None) -> NDArray[np.uint8]:
-    pixels = images.decode(data)
+def _check_depth(data: bytes) -> None:
+    with Image.open(io.BytesIO(data)) as image:
+        if image.mode.startswith(_DEEP_MODES):
+            raise ValueError(
+                f"its values have more than 8 bits (mode {image.mode}), and --shorter-side, --quality and --decoded"
+                " would clip them; --field names other images to change"
+            )
+
+
+def _upright_pixels(data: bytes, size: tuple[int, int] | None) -> NDArray[np.uint8]:
+    pixels = images.decode(data, apply_exif_orientation=True)
     if size is None:
         return pixels
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))

@@ -88,6 +88,8 @@ def tune(loader: Any) -> tuple[Advice, ...]:
     """Take the first advice that changes neither order nor values; return it."""
     may_change = {"prefetch_factor"} | ({"num_workers"} if _workers_are_free(loader) else set())
     for advice in loader.report().advice:
+        if advice.arguments.get("num_workers") == 0 and loader.timeout:  # torch refuses a timeout without workers
+            continue
         if advice.arguments and may_change.issuperset(advice.arguments):
             for name, value in advice.arguments.items():
                 setattr(loader, name, value)

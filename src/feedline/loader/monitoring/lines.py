@@ -81,7 +81,7 @@ def _read(loader: DataLoader[Any], deadline: float) -> None:
         indices = source.integers(0, length, min(size, length)).tolist()
         samples = many(indices) if many is not None else [dataset[index] for index in indices if monotonic() < deadline]
         if samples:
-            loader.collate_fn(samples if loader.batch_size is not None else samples[0])
+            loader.collate_fn(samples if loader._auto_collation else samples[0])
 
 
 @contextmanager

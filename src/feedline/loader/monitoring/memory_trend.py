@@ -22,6 +22,7 @@ class _MemoryReading(NamedTuple):
     epochs: float
     nbytes: int
     ends: bool
+    workers: int
 
 
 @dataclass(slots=True)
@@ -32,14 +33,17 @@ class MemoryTrend:
     """True if the workers stay from epoch to epoch."""
     _readings: list[_MemoryReading] = field(default_factory=list)
 
-    def add(self, epochs: float, nbytes: int, *, ends: bool = False) -> None:
-        """Add a reading after a number of `epochs`.
+    def add(self, epochs: float, nbytes: int, *, ends: bool = False, workers: int = 0) -> None:
+        """Add a reading of `workers` after a number of `epochs`.
 
         `ends` is True at the end of an epoch. A reading of 0 bytes is ignored.
         """
         if not nbytes:
             return
-        self._readings.append(_MemoryReading(epochs, nbytes, ends))
+        before = next((each for each in reversed(self._readings) if each.ends), None)
+        if ends and before is not None and before.workers != workers:  # more workers do not mean that they grow
+            self._readings.clear()
+        self._readings.append(_MemoryReading(epochs, nbytes, ends, workers))
         if len(self._readings) > MOST_POINTS:
             self._readings = [each for place, each in enumerate(self._readings) if each.ends or place % 2]
             self._readings = self._readings[-MOST_POINTS:]

@@ -159,7 +159,8 @@ class Monitor:
             # An iteration that was left before its first batch has no record.
             resumed = loader._fl_resume is not None or _has_unwritten_resume(former)
             audited = audit_path(self._log.path)
-            progress.audit = AuditLog(audited, self.identity, plan, loader.dataset, resumed=resumed)
+            stops = loader._fl_ranks.uneven == "stop"
+            progress.audit = AuditLog(audited, self.identity, plan, loader.dataset, resumed=resumed, stops=stops)
         page = self._open_page()
         page.words[BATCHES] = self.whole.batches
         due_ns = min(self._publication_due_ns, monotonic_ns() + MEASURE_AFTER_NS)  # short epochs end before
@@ -255,8 +256,11 @@ class Monitor:
 
         def publish(queue: Callable[[], QueueState], *, epoch_ends: bool = False) -> None:
             bound = method()
-            if bound is not None:
-                bound(queue, epoch_ends=epoch_ends)
+            try:
+                if bound is not None:
+                    bound(queue, epoch_ends=epoch_ends)
+            except Exception:  # noqa: BLE001 - the loop continues, whatever is wrong with its figures
+                _warn_of_figures()
 
         return publish
 
@@ -280,7 +284,8 @@ class Monitor:
             self._postpone(page, sources, began_ns)
             return
         if epoch_ends and statistics.pids:
-            self._memory.add(sources.progress.cursor.epoch, resident_nbytes(statistics.pids), ends=True)
+            pids = statistics.pids
+            self._memory.add(sources.progress.cursor.epoch, resident_nbytes(pids), ends=True, workers=len(pids))
         self._machine.watch_others(epoch_ends=epoch_ends)
         if epoch_ends and self._log is not None and self._judged_few:
             self._advice_due_ns = 0  # a short run, whose log is to say more than a first impression
@@ -372,6 +377,11 @@ class Monitor:
             except Exception as error:  # noqa: BLE001 - an error of the user's `address`: a label is not worth it
                 self._addresses[index] = f"unknown: address({index!r}) raised {type(error).__name__}: {error}"
         return self._addresses[index]
+
+
+@cache
+def _warn_of_figures() -> None:
+    _log.warning("feedline cannot publish the figures of this loop; please report this error", exc_info=True)
 
 
 @cache

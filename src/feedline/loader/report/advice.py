@@ -374,8 +374,9 @@ def single_threads(model: Model, _: Stats) -> Iterator[Advice]:
             f"one thread in each worker (cv2.setNumThreads(0), OMP_NUM_THREADS=1): {workers} workers with "
             f"{width:.1f} threads each share {model.context.cpus:g} CPUs"
         )
-        gain = model.gain(case)
-        yield Advice(text, {}, max(gain, width), 1.0, max(gain, width), "bound")
+        # The replay does not know how much the threads of all workers slow each other down.
+        gain = min(max(model.gain(case), width), model.free_gain)
+        yield Advice(text, {}, gain, 1.0, gain, "bound")
 
 
 def _one_thread(batch: BatchTimes) -> BatchTimes:
@@ -408,6 +409,8 @@ _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
 def predict(model: Model, arguments: Mapping[str, Any]) -> Gain | None:
     """The gain of other arguments, or None if they are not known."""
     if arguments == {"persistent_workers": True}:
+        if model.present.setting.method == INLINE:  # it has no workers to keep
+            return None
         gain = model.without_startup()
         return Gain(gain, gain, gain)
     case = case_of(model, arguments)
@@ -415,12 +418,16 @@ def predict(model: Model, arguments: Mapping[str, Any]) -> Gain | None:
 
 
 def case_of(model: Model, arguments: Mapping[str, Any]) -> Case | None:
-    """The loop with other arguments, or None if they are unknown."""
+    """The loop with other arguments; None for unknown names or values."""
     context, setting = model.context, model.present.setting
     known = {"num_workers", "prefetch_factor", "in_order", "worker_method"}
     if not arguments or not known.issuperset(arguments) or context.together:
         return None
     number = arguments.get("num_workers", context.num_workers)
+    factor = arguments.get("prefetch_factor", setting.prefetch_factor)
+    factor = 2 if factor is None else factor
+    if not (_is_number(number, 0) and _is_number(factor, 1)):
+        return None
     if number == 0:
         return model.with_setting(EngineSetting())
     if not context.shards_itself:
@@ -428,7 +435,11 @@ def case_of(model: Model, arguments: Mapping[str, Any]) -> Case | None:
     chosen = arguments.get("worker_method")
     kind = context.pool_with_workers if chosen in (None, "auto") else find_pool(chosen)
     method = method_of(kind)
-    factor = arguments.get("prefetch_factor", setting.prefetch_factor)
+    number = min(number, context.most_workers or number)  # others would get no partition
     in_order = arguments.get("in_order", context.in_order)
     changed = EngineSetting(number, factor, in_order, method, context.round_robin and method == PROCESS)
     return model.with_setting(changed)
+
+
+def _is_number(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

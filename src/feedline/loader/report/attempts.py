@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 AuditLine = dict[str, Any]
@@ -59,15 +61,33 @@ class JobAttempt:
         return next(iter(self.ranks.values()))[0]
 
     @property
-    def processes(self) -> set[tuple[str, int]]:
-        return {(record["host"], record["pid"]) for runs in self.ranks.values() for record in runs}
+    def processes(self) -> set[tuple[str, int, str]]:
+        return {(record["host"], record["pid"], record["process"]) for runs in self.ranks.values() for record in runs}
 
     @property
     def delivered_by_all(self) -> int:
         """Position up to which all ranks are known to have delivered."""
         if len(self.ranks) < self.world_size:
             return self.begun
-        return min(max(int(record["stop"]) for record in runs) for runs in self.ranks.values())
+        return min(_reach(self.begun, runs) for runs in self.ranks.values())
+
+    def already(self, rank: int) -> set[tuple[int, int]]:
+        """Ranges delivered ahead in the state that the attempt began with."""
+        return {tuple(span) for record in self.ranks.get(rank, ()) for span in record["already"]}
+
+
+def _reach(begun: int, runs: Sequence[AuditLine]) -> int:
+    """Position up to which a rank has delivered."""
+    if runs[0]["in_order"]:
+        return max(int(run["stop"]) for run in runs)
+    # Batches out of order leave gaps: the next attempt would begin at the first of them.
+    spans = chain(
+        ((run["start"], run["stop"]) for run in runs), (tuple(span) for run in runs for span in run["already"])
+    )
+    reach = begun
+    for start, stop in sorted(spans):
+        reach = max(reach, stop) if start <= reach else reach
+    return int(reach)
 
 
 @dataclass(slots=True)
@@ -103,6 +123,64 @@ class _JobLaunch:
                 )
                 attempt.ranks[rank] = runs
         yield from found.values()
+
+
+def loaders_of(records: Iterable[AuditLine]) -> dict[str, list[AuditLine]]:
+    """The records of each loader, by a unique name.
+
+    A label is not enough: it passes to the next loader when one is freed, and ranks may have other labels for the same
+    loader. So a loader is known by its dataset and order, and by its label if a process has several that are alike.
+    """
+    ordered = sorted(records, key=lambda record: record["started_s"])
+    labels: dict[Any, set[int]] = defaultdict(set)
+    for record in ordered:
+        labels[_labels_key(record)].add(_split(record["loader"])[1])
+    groups: dict[Any, list[AuditLine]] = defaultdict(list)
+    for record in ordered:
+        name, number = _split(record["loader"])
+        place = sorted(labels[_labels_key(record)]).index(number)
+        groups[name, record["unit"], place, record["order"]].append(record)
+    loaders: list[tuple[Any, list[AuditLine]]] = []
+    for (*kind, _), group in groups.items():
+        same = next((other for others, other in loaders if others == kind and _is_same_loader(other, group)), None)
+        if same is None:
+            loaders.append((kind, group))
+        else:
+            same += group
+    named: dict[str, list[AuditLine]] = {}
+    for (name, *_), group in loaders:
+        label = next(
+            each for each in chain([group[0]["loader"]], (f"{name}-{n}" for n in count(2))) if each not in named
+        )
+        named[label] = [{**record, "loader": label} for record in group]
+    return named
+
+
+def _labels_key(record: AuditLine) -> tuple[Any, ...]:
+    process = record["host"], record["pid"], record["process"], record["rank"]
+    return *process, _split(record["loader"])[0], record["order"]
+
+
+def _split(label: str) -> tuple[str, int]:
+    """A label without its number, and the number."""
+    found = _LABEL.fullmatch(label)
+    assert found is not None
+    return found[1] + (found[3] or ""), int(found[2] or 1)
+
+
+_LABEL = re.compile(r"(.*?)(?:-(\d+))?( of rank \d+)?", re.DOTALL)
+
+
+def _is_same_loader(earlier: Sequence[AuditLine], later: Sequence[AuditLine]) -> bool:
+    """True for parts of one loader although their orders differ.
+
+    One of its ranks may have read another order, which is a fault, or the order may have changed between two epochs.
+    """
+    ranks, others = ({(record["world_size"], record["rank"]) for record in part} for part in (earlier, later))
+    if ranks.isdisjoint(others) and {world for world, _ in ranks} == {world for world, _ in others}:
+        return True
+    last, first = max(record["epoch"] for record in earlier), min(record["epoch"] for record in later)
+    return bool(last < first)
 
 
 def attempts_of(records: Sequence[AuditLine], result: Audit) -> Iterator[JobAttempt]:

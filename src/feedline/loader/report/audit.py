@@ -8,7 +8,7 @@ end: each record of a partition has to begin where the one before it ended.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,26 +16,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core.schedule import Share
-from feedline.loader.report.attempts import Audit, AuditLine, JobAttempt, attempts_of
+from feedline.loader.report.attempts import Audit, AuditLine, JobAttempt, attempts_of, loaders_of
 from feedline.loader.report.audit_log import ZERO_SUMS, added, pair_digest, power_sums
 
 IndicesAt = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
 """Function of an epoch and positions that returns the schedule's indices."""
 
-_CHUNK = 1 << 16
-"""Global batches whose positions are computed at once."""
+_CHUNK = 1 << 18
+"""Positions of a rank that are computed at once, in 2 MiB."""
 
 
-def audit(records: Iterable[AuditLine], indices_at: IndicesAt | None = None) -> Audit:
+def audit(
+    records: Iterable[AuditLine],
+    indices_at: IndicesAt | None = None,
+    compares: Callable[[AuditLine], bool] | None = None,
+) -> Audit:
     """Audit the records of all ranks and restarts.
 
-    With `indices_at`, the indices that ranks have delivered are compared with those of the schedule.
+    With `indices_at`, the indices that ranks have delivered are compared with those of the schedule, in the records for
+    which `compares` is true, by default all.
     """
     result = Audit()
-    loaders: dict[str, list[AuditLine]] = defaultdict(list)
-    for record in records:
-        loaders[record["loader"]].append(record)
-    for of_loader in loaders.values():
+    for of_loader in loaders_of(records).values():
         attempts = sorted(attempts_of(of_loader, result), key=lambda attempt: (attempt.started_s, attempt.epoch))
         result.attempts += len(attempts)
         for attempt in attempts:
@@ -45,7 +47,8 @@ def audit(records: Iterable[AuditLine], indices_at: IndicesAt | None = None) -> 
         elif of_loader[0]["unit"] == "partition":
             check_partitions(attempts, result)
         else:
-            check_positions(attempts, result, indices_at)
+            is_compared = compares is None or compares(of_loader[0])
+            check_positions(attempts, result, indices_at if is_compared else None)
     return result
 
 
@@ -76,10 +79,13 @@ def check_positions(attempts: Sequence[JobAttempt], result: Audit, indices_at: I
             for run in runs:
                 _check_rows(attempt, rank, run, result, indices_at)
         proven[attempt.epoch] += max(0, stop - attempt.begun)
-    faulty = {fault.epoch for fault in result.faults}
-    for epoch, count in proven.items():
-        if epoch not in faulty:
-            result.proven[attempts[0].loader, epoch] = count
+    _prove(attempts[0].loader, proven, result)
+
+
+def _prove(loader: str, proven: Mapping[int, int], result: Audit) -> None:
+    """Record the epochs of a loader that have no fault."""
+    faulty = {fault.epoch for fault in result.faults if fault.loader == loader}
+    result.proven.update(((loader, epoch), count) for epoch, count in proven.items() if epoch not in faulty)
 
 
 def _expected_stop(
@@ -120,7 +126,7 @@ def _check_rank(attempt: JobAttempt, rank: int, stop: int, result: Audit) -> Non
     """Check that one rank has delivered its rows of [begun, stop) once."""
     records = attempt.ranks.get(rank, [])
     runs = [(run["start"], run["stop"]) for run in records if not _is_nested(run, attempt)]
-    runs = sorted([*runs, *(tuple(span) for span in (records[0]["already"] if records else ()))])
+    runs = sorted([*runs, *attempt.already(rank)])
     whose = f"the rows of rank {rank} of {attempt.world_size}" if attempt.world_size > 1 else "all rows"
     if rank not in attempt.ranks and stop > attempt.begun:
         whose += ", which has no audit log of this attempt"
@@ -170,8 +176,9 @@ def _rows(run: AuditLine, rank: int) -> Iterator[NDArray[np.int64]]:
     share = Share(rank, run["world_size"], strided=run["strided"], pad=run["pad"])
     full = (stop - start) // batch
     row = np.array(share.positions(0, batch // share.world_size))
-    for first in range(0, full, _CHUNK):
-        starts = start + batch * np.arange(first, min(first + _CHUNK, full))
+    batches = max(1, _CHUNK // len(row))
+    for first in range(0, full, batches):
+        starts = start + batch * np.arange(first, min(first + batches, full))
         yield (starts[:, None] + row).reshape(-1)
     rest = stop - start - full * batch
     if rest:
@@ -186,18 +193,43 @@ def check_partitions(attempts: Sequence[JobAttempt], result: Audit) -> None:
     for attempt in attempts:
         if not any(other.epoch < attempt.epoch and other.started_s > attempt.seen_s for other in attempts):
             epochs[attempt.epoch].append(attempt)  # the others were rolled back as a whole
-    last_epoch = max(epochs)
+    proven: dict[int, int] = defaultdict(int)
     for epoch, of_epoch in epochs.items():
-        before = len(result.faults)
-        delivered = 0
+        later = [attempt for other, of_other in epochs.items() if other > epoch for attempt in of_other]
+        rest: dict[int, int] = {}
         for partition in range(of_epoch[0].first["partitions"]):
-            delivered += _check_partition(partition, of_epoch, result, is_over=epoch < last_epoch)
-        if len(result.faults) == before:
-            result.proven[of_epoch[0].loader, epoch] = delivered
+            reached, ended = _check_partition(partition, of_epoch, result)
+            proven[epoch] += reached
+            if not ended:
+                rest[partition] = reached
+        if rest:
+            _check_rest(of_epoch[-1], later, rest, result)
+    _prove(attempts[0].loader, proven, result)
 
 
-def _check_partition(partition: int, attempts: Sequence[JobAttempt], result: Audit, *, is_over: bool) -> int:
-    """Check one partition; returns its number of samples."""
+def _check_rest(last: JobAttempt, later: Sequence[JobAttempt], rest: Mapping[int, int], result: Audit) -> None:
+    """Check partitions whose end no rank has read.
+
+    `rest` has the number of samples that were delivered of each, `later` the attempts of later epochs.
+    """
+    places = ", ".join(f"{partition} from sample {reached} on" for partition, reached in rest.items())
+    ends = [all(run["over"] for run in runs) for runs in last.ranks.values()]
+    absent = sorted(set(range(min(last.world_size, last.first["partitions"]))) - last.ranks.keys())
+    processes = {process for attempt in later for process in attempt.processes}
+    if all(ends) and last.first.get("stops"):
+        result.notes.append(f"{last.loader}: uneven='stop' left out partition {places} in epoch {last.epoch}")
+    elif all(ends) or (later and not (processes & last.processes and not any(ends))):
+        for partition, reached in rest.items():
+            text = f"partition {partition} from sample {reached} on: no rank has read its end"
+            result.fault("lost", last, text)
+    elif later:
+        result.notes.append(f"{last.loader}: the loop left epoch {last.epoch} before the end of partition {places}")
+    elif absent:
+        result.notes.append(f"{last.loader}: rank {_listed(absent)} has no audit log of the last attempt")
+
+
+def _check_partition(partition: int, attempts: Sequence[JobAttempt], result: Audit) -> tuple[int, bool]:
+    """Check one partition; returns its samples, and if its end was read."""
     reached, ended = 0, False
     for attempt in attempts:
         if attempt.first["strided"]:
@@ -218,9 +250,7 @@ def _check_partition(partition: int, attempts: Sequence[JobAttempt], result: Aud
                 )
                 result.fault("twice", attempt, text)
             reached, ended = stop, at_end
-    if is_over and not ended:
-        result.fault("lost", attempts[-1], f"partition {partition} from sample {reached} on: no rank has read its end")
-    return reached
+    return reached, ended
 
 
 def _check_strides(partition: int, attempt: JobAttempt, reached: int, result: Audit) -> tuple[int, bool]:
@@ -293,8 +323,7 @@ def check_live(attempts: Sequence[JobAttempt], result: Audit) -> None:
     loader, idle = attempts[0].loader, [str(read.number) for read in partitions if not read.is_known]
     if idle:
         result.notes.append(f"{loader}: no rank has a record of partition {', '.join(idle)}")
-    faulty = {fault.epoch for fault in result.faults if fault.loader == loader}
-    result.proven.update(((loader, epoch), count) for epoch, count in proven.items() if epoch not in faulty)
+    _prove(loader, proven, result)
 
 
 def _records(attempt: JobAttempt, partition: int) -> list[tuple[int, AuditLine]]:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -43,8 +44,12 @@ _SPREAD = np.uint64(0xD1342543DE82EF95)
 multipliers for congruential pseudorandom number generators", 2021)."""
 
 
-_MOST_RANGES = 8
-"""Ranges delivered ahead that a record can hold."""
+_MOST_RANGES = 4
+"""Ranges delivered ahead that a record can hold; empty records hold the others."""
+
+
+_PROCESS = uuid4().hex[:12]
+"""Name of this process and its forks: a restarted container has the same host and process id."""
 
 
 _PENDING = 64
@@ -123,6 +128,8 @@ class DeliveredRun:
     is_even: bool = True
     """True if all batches but the last had full length."""
     ended: bool = False
+    over: bool = False
+    """True if the epoch of the rank has ended."""
     flushed_stop: int = 0
     """End of the part that is in the sums and the digest."""
     sums: tuple[int, ...] = ZERO_SUMS
@@ -159,9 +166,13 @@ class AuditLog:
     A failure to write is logged once and ends the log, but not the run.
     """
 
-    def __init__(self, path: Path, identity: dict[str, Any], plan: Any, dataset: Any, *, resumed: bool) -> None:
+    def __init__(
+        self, path: Path, identity: dict[str, Any], plan: Any, dataset: Any, *, resumed: bool, stops: bool = False
+    ) -> None:
         self._path = path
         self._fixed = _fixed_fields(identity, plan)
+        self._stops = stops
+        """True if the epoch ends for all ranks with the first one that has no batch left."""
         self._live = dataset if is_live(dataset) else None
         self.unwritten_resume = resumed
         """True if a state was loaded, and no record says so yet."""
@@ -189,12 +200,16 @@ class AuditLog:
             self._fail(error)
 
     def flush(self, *, ended: bool = False) -> None:
-        """Complete sums and digests; with `ended`, close the records of the epoch."""
+        """Complete sums and digests; with `ended`, close the records of the epoch.
+
+        A partition may go on after the epoch of its rank: only its mark says that it has ended.
+        """
         if self._failed or self._fd < 0:
             return
         try:
             for run in self._runs:
-                run.ended = run.ended or ended
+                run.over = ended
+                run.ended = run.ended or (ended and run.partition is None)
                 run.flush(self._share, batches=self._batches)
                 self._write(run)
         except OSError as error:
@@ -273,14 +288,23 @@ class AuditLog:
         self._fd = os.open(self._path, os.O_WRONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
         self._close = weakref.finalize(self, os.close, self._fd)
         begun, already = (cursor.position, cursor.delivered_ahead) if isinstance(cursor, Cursor) else (0, ())
-        fields = {**self._fixed, "epoch": cursor.epoch, "begun": begun, "already": already[:_MOST_RANGES]}
+        fields = {**self._fixed, "epoch": cursor.epoch, "begun": begun}
+        if self._stops:
+            fields["stops"] = True
         if self._live is not None:
             fields["resumed"], self.unwritten_resume = self.unwritten_resume, False
-        self._prefix = json.dumps(fields)[:-1].encode()
+        for first in range(_MOST_RANGES, len(already), _MOST_RANGES):
+            self._set_prefix(fields, already[first : first + _MOST_RANGES])
+            self._write(self._begin(begun))
+        self._runs.clear()
+        self._set_prefix(fields, already[:_MOST_RANGES])
         if isinstance(cursor, PartitionCursor):
             for partition, mark in cursor.marks:
                 if partition in self._mine:
                     self._add_samples(partition, mark, mark)
+
+    def _set_prefix(self, fields: dict[str, Any], already: Sequence[tuple[int, int]]) -> None:
+        self._prefix = json.dumps({**fields, "already": already})[:-1].encode()
 
     def _write(self, run: DeliveredRun) -> None:
         """Write a whole record.
@@ -289,7 +313,7 @@ class AuditLog:
         """
         fields = {
             "partition": run.partition, "ahead": run.is_ahead, "even": run.is_even, "ended": run.ended,
-            "start": run.start, "settled": run.flushed_stop, "sums": run.sums, "digest": run.digest,
+            "over": run.over, "start": run.start, "settled": run.flushed_stop, "sums": run.sums, "digest": run.digest,
             "seen_s": round(time.time(), 3), **({} if run.places is None else {"places": run.places}),
         }  # fmt: skip
         run.head = b"%b, %b, " % (self._prefix, json.dumps(fields)[1:-1].encode())
@@ -314,12 +338,12 @@ def _fixed_fields(identity: dict[str, Any], plan: Any) -> dict[str, Any]:
     rank, world_size = identity["rank"], identity["world_size"]
     alone = world_size > 1 and not isinstance(schedule, PartitionSchedule) and share.world_size == 1
     return {
-        "event": "span", "loader": identity["loader"][:100] + (f" of rank {rank}" if alone else ""),
+        "event": "span", "loader": identity["loader"][:60] + (f" of rank {rank}" if alone else ""),
         "rank": 0 if alone else rank, "world_size": 1 if alone else world_size,
-        "instance": identity["instance"], "pid": identity["pid"], "host": identity["host"],
+        "instance": identity["instance"], "pid": identity["pid"], "host": identity["host"][:40], "process": _PROCESS,
         "started_s": round(time.time(), 6),
-        "order": _short_digest(plan.fingerprint.to_json()), "unit": _UNITS[type(schedule)],
-        "length": _length(plan), "partitions": getattr(schedule, "partitions", None),
+        "order": order_digest(plan), "unit": _UNITS[type(schedule)], "in_order": identity["settings"]["in_order"],
+        "length": epoch_length(plan), "partitions": getattr(schedule, "partitions", None),
         "batch": schedule.global_batch_size if isinstance(schedule, Schedule) else share.world_size,
         "strided": share.strided or getattr(schedule, "stride", (0, 1))[1] > 1,
         "pad": share.pad, "drop_last": bool(getattr(schedule, "drop_last", False)),
@@ -329,11 +353,12 @@ def _fixed_fields(identity: dict[str, Any], plan: Any) -> dict[str, Any]:
 _UNITS = {Schedule: "sample", BatchSchedule: "batch", PartitionSchedule: "partition"}
 
 
-def _short_digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
+def order_digest(plan: Any) -> str:
+    """Short digest of a plan's dataset and order."""
+    return hashlib.blake2b(json.dumps(plan.fingerprint.to_json()).encode(), digest_size=8).hexdigest()
 
 
-def _length(plan: Any) -> int | None:
+def epoch_length(plan: Any) -> int | None:
     """Positions per epoch; None for streams and endless samplers."""
     try:
         return len(plan.sampler)

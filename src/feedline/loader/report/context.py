@@ -13,6 +13,7 @@ from feedline.collate.batch_reads import reader_of
 from feedline.core.cgroups import Cgroup
 from feedline.core.copying import CopyRates
 from feedline.core.dataset import traits_of
+from feedline.core.huggingface import is_stream as is_huggingface_stream
 from feedline.core.torch_wrappers import batch_getter
 from feedline.loader.device import Delivery
 from feedline.loader.monitoring.resources import available_cpus
@@ -130,7 +131,7 @@ def context_of(loader: Any, builder: Any, kind: PoolKind, kind_with_workers: Poo
         fetches_many=batch_getter(dataset) is not None or reader_of(dataset) is not None,
         thread_safe=traits_of(dataset).thread_safe or getattr(builder, "vectorized", False),
         shards_itself=not is_stream or loader.worker_init_fn is not None or shards_itself(dataset),
-        most_workers=dataset.num_partitions if isinstance(dataset, PartitionedDataset) else None,
+        most_workers=_most_workers(dataset),
         together=together,
         device=None if loader._fl.device is None else str(Delivery.of(loader._fl.device).device),
         sampler=_sampler_of(loader),
@@ -139,6 +140,12 @@ def context_of(loader: Any, builder: Any, kind: PoolKind, kind_with_workers: Poo
         source=source,
         accelerates=bool(loader._fl.accelerate) and source.library == "PIL",
     )
+
+
+def _most_workers(dataset: Any) -> int | None:
+    if isinstance(dataset, PartitionedDataset):
+        return dataset.num_partitions
+    return getattr(dataset, "num_shards", None) if is_huggingface_stream(dataset) else None
 
 
 def _sampler_of(loader: Any) -> str:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from feedline.loader.report.model import Model
 from feedline.loader.report.remedy import Advice, upper_bound
-from feedline.loader.report.replay import PROCESS
+from feedline.loader.report.replay import THREAD
 from feedline.loader.report.stats import Stats, seconds, share, size
 
 
@@ -71,7 +71,7 @@ def one_copy(model: Model, stats: Stats) -> Iterator[Advice]:
             f"is copied into it first, for which the loop waits {seconds(copy_s)} a batch"
         )
         yield from upper_bound(model, "copy", text)
-    elif stats.staged_nbytes > 0.05 * stats.copied_nbytes and model.present.setting.method != PROCESS:
+    elif stats.staged_nbytes > 0.05 * stats.copied_nbytes and model.present.setting.method == THREAD:
         part = share(min(stats.staged_nbytes / max(stats.copied_nbytes, 1), 1.0))
         text = (
             f"worker processes send in page-locked memory: {part} of the bytes were copied twice, for which the loop "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -72,7 +73,10 @@ def plain_indices(indices: Any, most: int) -> list[Any]:
 
 def plain_index(index: Any) -> Any:
     """An index as a JSON value."""
-    return int(index) if hasattr(index, "__index__") else str(index)
+    try:
+        return operator.index(index)
+    except Exception:  # noqa: BLE001 - arrays and tensors of several elements have an __index__ that raises
+        return str(index)
 
 
 def advice_text(advice: Advice) -> str:

@@ -23,8 +23,9 @@ def incidents(stats: Stats, context: Context) -> Iterator[str]:
     """Sentences on growing workers, restarts and failed samples."""
     growth = stats.worker_growth_nbytes or 0.0
     if grows(stats):
+        now = f", to {size(stats.worker_nbytes)} now" if stats.worker_nbytes else ""  # workers may have ended
         yield (
-            f"The workers grow by {size(growth)} an epoch, to {size(stats.worker_nbytes)} now: a cache without a "
+            f"The workers grow by {size(growth)} an epoch{now}: a cache without a "
             "limit, or Python objects of the dataset, of which each worker copies the pages that it reads. "
             "feedline.datasets.PackedStrings and feedline.share(array) hold them once."
             + _until_full(growth, stats, context)

@@ -44,10 +44,14 @@ def page(reports: Sequence[RankReport]) -> str:
     """The text of the page, for one or more ranks."""
     first = reports[0]
     title = f"feedline · {first.figures['script']} · {first.figures['loader']}"
-    body = [_header(first, len(reports))]
-    if len(reports) > 1:
-        body.append(_ranks(reports))
-    body += [_rank(report, folded=len(reports) > 1) for report in reports]
+    loaders: dict[str, list[RankReport]] = {}
+    for report in reports:
+        loaders.setdefault(report.figures["loader"], []).append(report)
+    body = [_header(first, loaders)]
+    # Loaders of one process do different work: only the ranks of one loader are compared.
+    body += [_ranks(of_loader, alone=len(loaders) == 1) for of_loader in loaders.values() if len(of_loader) > 1]
+    named = len(loaders) > 1
+    body += [_rank(each, folded=len(reports) > 1, named=named) for group in loaders.values() for each in group]
     figures = json.dumps([dict(report.figures) for report in reports]).replace("</", "<\\/")
     script = f"<script>{_file('page.js')}</script>"
     return (
@@ -62,19 +66,20 @@ def _file(name: str) -> str:
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
-def _header(report: RankReport, ranks: int) -> str:
+def _header(report: RankReport, loaders: Mapping[str, Sequence[RankReport]]) -> str:
     figures = report.figures
+    ranks = len({each.figures["rank"] for of_loader in loaders.values() for each in of_loader})
     when = datetime.fromtimestamp(figures["time_s"], UTC).strftime("%Y-%m-%d %H:%M UTC")
     where = f"{figures['host']} · process {figures['pid']}" if ranks == 1 else f"{ranks} ranks"
     return (
-        f"<header><h1>{escape(figures['script'])} · {escape(figures['loader'])}</h1>"
+        f"<header><h1>{escape(figures['script'])} · {escape(', '.join(loaders))}</h1>"
         f"<p>{escape(where)} · {when} · epoch {figures['epoch']}, {count(figures['batches'], 'batch')}, "
         f"{count(figures['samples'], 'sample')}</p></header>\n"
     )
 
 
-def _ranks(reports: Sequence[RankReport]) -> str:
-    """A table of the ranks, and the name of the slow one."""
+def _ranks(reports: Sequence[RankReport], *, alone: bool) -> str:
+    """A table of a loader's ranks that names the slow one."""
     slow = slowest_rank(reports)
     rows = [
         [
@@ -88,9 +93,8 @@ def _ranks(reports: Sequence[RankReport]) -> str:
         for report in reports
     ]
     text = _slow_text(slow, reports)
-    return _section(
-        "Ranks", f"<p>{escape(text)}</p>" + _table(("rank", "host", "waits", "wait", "step", "limit"), rows)
-    )
+    title = "Ranks" if alone else f"Ranks of {reports[0].figures['loader']}"
+    return _section(title, f"<p>{escape(text)}</p>" + _table(("rank", "host", "waits", "wait", "step", "limit"), rows))
 
 
 def slowest_rank(reports: Sequence[RankReport]) -> RankReport:
@@ -117,14 +121,15 @@ def _mean(figures: Mapping[str, Any], stage: str) -> float:
     return times["total_s"] / times["count"] if times and times["count"] else 0.0
 
 
-def _rank(report: RankReport, *, folded: bool) -> str:
+def _rank(report: RankReport, *, folded: bool, named: bool) -> str:
     inner = "".join(
         (_verdict(report), _lines(report), _tiles(report), _what_if(report), _where(report), _over_time(report),
          _timeline(report), _stages(report), _slowest(report), _incidents(report), _settings(report))
     )  # fmt: skip
     if not folded:
         return inner
-    return f"<details><summary>Rank {report.figures['rank']}</summary>\n{inner}</details>\n"
+    title = f"Rank {report.figures['rank']}" + (f" · {report.figures['loader']}" if named else "")
+    return f"<details><summary>{escape(title)}</summary>\n{inner}</details>\n"
 
 
 def _verdict(report: RankReport) -> str:
@@ -158,7 +163,7 @@ def _tiles(report: RankReport) -> str:
         ("samples/s", f"{figures['samples'] / wall_s:,.0f}" if wall_s else "–"),
         ("waits, all epochs", share(report.wait_share)),
         ("step", seconds(_mean(figures, "step"))),
-        ("first batch", seconds(figures["startup_s"] / (figures["epoch"] + 1))),
+        ("first batch", seconds(figures["startup_s"] / _epochs(figures))),
         ("batches in memory", size(figures["in_flight_nbytes"])),
         ("workers' memory", size(memory) if memory else "–"),
     ]
@@ -170,6 +175,13 @@ def _tiles(report: RankReport) -> str:
             tiles.append((words, size(figures[name])))
     cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(name)}</span></div>" for name, value in tiles)
     return f'<section class="tiles">{cells}</section>\n'
+
+
+def _epochs(figures: Mapping[str, Any]) -> int:
+    """Epochs of this process."""
+    # The first batch of each has a wait, but no step before it.
+    waits, steps = (figures["loop"].get(stage, {}).get("count", 0) for stage in ("wait", "step"))
+    return max(int(waits) - int(steps), 1)
 
 
 def _lines(report: RankReport) -> str:

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,15 +70,35 @@ class RunLog:
             _log.warning("the run log %s ends here: %s", self.path, error)
 
     def _thin_out(self) -> None:
-        """Halve the file: of lines close in time, only one stays."""
+        """Halve the file: of lines close in time, one stays."""
         lines = read_log(self.path)
-        first_s, last_s = lines[0]["time_s"], lines[-1]["time_s"]
-        step_s = max(2 * (last_s - first_s) / len(lines), 1e-9)
-        kept = {int((line["time_s"] - first_s) / step_s): line for line in lines}  # the last of each step: it sums most
-        text = "".join(_line(line) for line in kept.values())
+        timed, foreign = list[dict[str, Any]](), list[dict[str, Any]]()
+        for line in lines:
+            (timed if isinstance(line.get("time_s"), int | float) else foreign).append(line)
+        kept = timed
+        step_s = 2 * _duration_s(timed) / max(len(timed), 1)
+        # A loader with few lines keeps them, so the distance may have to grow until half of all lines are gone.
+        while len(kept) > len(timed) // 2 and 0 < step_s < 4 * _duration_s(timed):
+            kept = list(_last_of_each_step(timed, step_s))
+            step_s *= 2
+        text = "".join(_line(line) for line in [*foreign, *kept])
         with replacing(self.path) as file:
             file.write(text.encode())
         self._interval_s *= 2
+
+
+def _duration_s(lines: list[dict[str, Any]]) -> float:
+    return max((line["time_s"] for line in lines), default=0.0) - min((line["time_s"] for line in lines), default=0.0)
+
+
+def _last_of_each_step(lines: list[dict[str, Any]], step_s: float) -> Iterable[dict[str, Any]]:
+    """The last line of each step and loader, which sums most."""
+    first_s = min(line["time_s"] for line in lines)
+    kept = {
+        (line.get("rank"), line.get("loader"), int((line["time_s"] - first_s) / step_s)): line
+        for line in sorted(lines, key=lambda line: line["time_s"])
+    }
+    return sorted(kept.values(), key=lambda line: line["time_s"])
 
 
 def _line(figures: Mapping[str, Any]) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Iterator
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from torch.utils.data import ConcatDataset, Subset
+
+from feedline.core.huggingface import is_stream
 
 
 class _OwnReader(NamedTuple):
@@ -26,6 +29,10 @@ _IN_MEMORY = "table in memory"
 _TABLES = ("pandas", "polars", "pyarrow")
 
 
+_HUGGINGFACE = "datasets"
+"""Package of Hugging Face; many projects have a package of their own by this name."""
+
+
 _OWN_READERS = (
     _OwnReader(("requests", "urllib", "urllib3", "httpx", "boto3", "botocore", "fsspec", "s3fs", "gcsfs", "smart_open"),
             "feedline.datasets.TarShards, or Files with cache=, reads many objects at once and keeps them"),
@@ -33,7 +40,7 @@ _OWN_READERS = (
             "feedline.datasets.SQLManifest reads the table once, and then whole batches"),
     _OwnReader(("PIL", "cv2", "torchvision.io", "imageio", "skimage", "turbojpeg"),
             "feedline.datasets.ImageFolder with feedline.transforms decodes only what a crop needs"),
-    _OwnReader(("datasets",), "feedline.datasets.HuggingFace reads whole batches of the same table"),
+    _OwnReader((_HUGGINGFACE,), "feedline.datasets.HuggingFace reads whole batches of the same table"),
     _OwnReader(("h5py", "tables"), "feedline.datasets.HDF5 reads whole batches, and each worker opens the file itself"),
     _OwnReader(("zarr",), "feedline.datasets.Zarr reads whole batches by chunk"),
     _OwnReader(("lmdb",), "feedline.datasets.LMDB reads whole batches"),
@@ -64,19 +71,27 @@ class SampleSource:
 def source_of(dataset: Any) -> SampleSource:
     """A known library call with which a dataset reads its samples.
 
-    Searches its methods for reading, `__init__`, and the types of its attributes; if several calls are known, the order
-    of `_OWN_READERS` decides. Reads the code and runs none of it. Calls of functions in the same module are followed.
+    Searches its methods for reading and the types of its attributes, and then what `__init__` keeps: a download there
+    reads no sample. If several calls are known, the order of `_OWN_READERS` decides. Reads the code and runs none of
+    it. Calls of functions in the same module are followed.
     """
     dataset = _innermost(dataset)
-    if type(dataset).__module__.partition(".")[0] == "feedline":
+    if type(dataset).__module__.partition(".")[0] == "feedline" or is_stream(dataset):
         return SampleSource()
     with suppress(Exception):  # code objects of other tools may lack anything; then nothing is known
-        calls = list(_calls_of_dataset(dataset))
-        for reader in _OWN_READERS:
-            for target, call, where in calls:
-                if any(target == name or target.startswith(name + ".") for name in reader.names):
-                    return SampleSource(call, where, reader.text, target.partition(".")[0])
+        return _known(list(_calls_of_dataset(dataset))) or _known(list(_kept_calls(dataset))) or SampleSource()
     return SampleSource()
+
+
+def _known(calls: Sequence[_CodeName]) -> SampleSource | None:
+    """The first call of a library that feedline has a reader for."""
+    for reader in _OWN_READERS:
+        if reader.names == (_HUGGINGFACE,) and "datasets.arrow_dataset" not in sys.modules:
+            continue
+        for target, call, where in calls:
+            if any(target == name or target.startswith(name + ".") for name in reader.names):
+                return SampleSource(call, where, reader.text, target.partition(".")[0])
+    return None
 
 
 def _innermost(dataset: Any) -> Any:
@@ -94,7 +109,7 @@ class _CodeName(NamedTuple):
 def _calls_of_dataset(dataset: Any) -> Iterator[_CodeName]:
     seen: set[CodeType] = set()
     held = [value for value in vars(dataset).values() if _is_table(value)]
-    for name in ("__getitems__", "__getitem__", "__iter__", "__init__"):
+    for name in ("__getitems__", "__getitem__", "__iter__"):
         method = inspect.getattr_static(type(dataset), name, None)
         if isinstance(method, FunctionType):
             calls = _calls(method, dataset, seen)
@@ -104,6 +119,18 @@ def _calls_of_dataset(dataset: Any) -> Iterator[_CodeName]:
         if not isinstance(value, (ModuleType, FunctionType, type)) and module != "builtins":
             target = _IN_MEMORY if _is_table(value) else f"{module}.{type(value).__name__}"
             yield _CodeName(target, type(value).__name__, "")
+
+
+def _kept_calls(dataset: Any) -> Iterator[_CodeName]:
+    """Calls on lines of `__init__` that set an attribute."""
+    method = inspect.getattr_static(type(dataset), "__init__", None)
+    if not isinstance(method, FunctionType):
+        return
+    held = any(_is_table(value) for value in vars(dataset).values())
+    instructions = dis.get_instructions(method.__code__)
+    lines = {each.positions.lineno for each in instructions if each.opname == "STORE_ATTR" and each.positions}
+    calls = _calls(method, dataset, set(), lines)
+    yield from (call for call in calls if not (held and _is_of_table(call, "__init__")))
 
 
 def _is_table(value: Any) -> bool:
@@ -119,14 +146,22 @@ def _is_of_table(call: _CodeName, method: str) -> bool:
     return library in _TABLES and (method == "__init__" or not reads)
 
 
-def _calls(function: FunctionType, dataset: Any, seen: set[CodeType]) -> Iterator[_CodeName]:
-    """Dotted names that a function uses, resolved as far as globals go."""
+def _calls(
+    function: FunctionType, dataset: Any, seen: set[CodeType], lines: Collection[int | None] | None = None
+) -> Iterator[_CodeName]:
+    """Dotted names that a function uses, resolved as far as globals go.
+
+    With `lines`, only those on these lines.
+    """
     code = function.__code__
     if code in seen or len(seen) > _MOST_FUNCTIONS:
         return
     seen.add(code)
-    yield from _imports(code)
+    if lines is None:
+        yield from _imports(code)
     for name, line in _dotted_names(code):
+        if lines is not None and line not in lines:
+            continue
         value, target = _resolve(function.__globals__, dataset, name)
         if isinstance(value, FunctionType) and value.__module__ == function.__module__:
             yield from _calls(value, dataset, seen)
@@ -169,12 +204,17 @@ def _resolve(variables: dict[str, Any], dataset: Any, name: str) -> tuple[Any, s
     for part in rest:
         if value is None:
             break
-        value = inspect.getattr_static(value, part, None) if isinstance(value, type) else getattr(value, part, None)
+        # Not getattr, which runs properties and __getattr__ of the user's.
+        is_module = isinstance(value, ModuleType)
+        value = vars(value).get(part) if is_module else inspect.getattr_static(value, part, None)
     owner = variables.get(first)
     if isinstance(owner, ModuleType):
         return value, ".".join([owner.__name__, *rest])
-    module = getattr(owner, "__module__", "") or ""
-    return value, ".".join([module, getattr(owner, "__name__", first), *rest]) if module else ""
+    is_named = isinstance(owner, type | FunctionType | BuiltinFunctionType)
+    module = (owner.__module__ if is_named else type(owner).__module__) or ""
+    if owner is None or module == "builtins":
+        return value, ""
+    return value, ".".join([module, owner.__name__ if is_named else first, *rest]) if module else ""
 
 
 def shards_itself(stream: Any) -> bool:
@@ -182,7 +222,7 @@ def shards_itself(stream: Any) -> bool:
 
     It has partitions, or its code calls `get_worker_info`. Streams of other libraries count, too.
     """
-    if hasattr(stream, "num_partitions") or type(stream).__module__.partition(".")[0] in ("datasets", "webdataset"):
+    if hasattr(stream, "num_partitions") or is_stream(stream) or type(stream).__module__.startswith("webdataset."):
         return True
     with suppress(Exception):  # code objects of other tools may lack anything; then workers are not advised
         seen: set[CodeType] = set()
