@@ -156,8 +156,8 @@ class _Phased:
         self._begin()
         if state["weights"] != self._weights:  # those of a function are not in the fingerprint
             raise StateError(
-                f"this state mixes with the weights {state['weights']}, but those of epoch {self._place.shown_epoch} are"
-                f" now {self._weights}: weights cannot change within an epoch. Pass the former weights for this epoch"
+                f"this state mixes with the weights {state['weights']}, but those of epoch {self._place.shown_epoch}"
+                f" are now {self._weights}: weights cannot change within an epoch. Pass the former weights for it"
             )
         self._given, self._drawn = state["given"], list(state["drawn"])
         self._due = [self._time(number) for number in range(len(self._flows))]
