@@ -174,7 +174,7 @@ class RedisClient:
         if before > place[1]:
             end = [_text(info["last-generated-id"]), info["entries-added"]]
             self._stream.after_loss(partition, place, Kept([read[0], before], end))
-        return max(int(place[1]), before)
+        return max(int(place[1]), int(before))
 
     def _passed_deleted(self, partition: int) -> MessageRun | None:
         """A run without messages up to the newest identifier, if the entries up to there were deleted."""
