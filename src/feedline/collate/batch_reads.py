@@ -19,6 +19,7 @@ from feedline.core.kernels import Int64s
 from feedline.core.rng import addressed, torch_keys
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view, torch_dtype, within
+from feedline.errors import ArgumentError
 
 
 class BatchReader(NamedTuple):
@@ -115,9 +116,22 @@ def _map_indices(choice: Any, indices: Int64s) -> Int64s:
     # Converted for each batch, because the user may change the list.
     if isinstance(choice, (np.ndarray, torch.Tensor)):
         chosen = np.asarray(choice)[indices]
+        if chosen.dtype.kind not in "iu":
+            raise _no_index(chosen.dtype)
         kernels.check_int64(chosen)
         return chosen.astype(np.int64, copy=False)
-    return np.fromiter(map(choice.__getitem__, indices.tolist()), np.int64, len(indices))
+    entries = list(map(choice.__getitem__, indices.tolist()))
+    for index in entries:
+        if isinstance(index, bool | np.bool_) or not hasattr(index, "__index__"):
+            raise _no_index(repr(index))
+    return np.fromiter(entries, np.int64, len(indices))
+
+
+def _no_index(value: Any) -> ArgumentError:
+    return ArgumentError(
+        f"the indices of a Subset must be integers, but have {value}: pass integers; for a mask,"
+        " np.flatnonzero(mask).tolist()"
+    )
 
 
 def stack_reader(dataset: StackDataset[Any]) -> BatchReader | None:
