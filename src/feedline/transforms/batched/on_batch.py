@@ -37,11 +37,12 @@ class OnBatch:
 
     On the CPU, uint8 images go through the native kernels where these are faster, and the results are those of single
     images. On other devices each transform is one launch, or a few, and results differ by at most one level where an
-    image is resized or blurred; all others are equal. The input is left unchanged, and the result may share memory with
-    it. With `inplace`, a tensor of images may be written to, which avoids a copy where flips and erasing change a part
-    of it: for batches that nothing else refers to, such as collated batches and those that a `Delivery` has moved to
-    another device. With `batch_size=None`, a batch that was on the device already is the dataset's own. Callables of
-    other libraries, and subclasses with an `apply` of their own, raise an ArgumentError.
+    image is resized or blurred, in bicubic resizes rarely by two; all others are equal. The input is left unchanged,
+    and the result may share memory with it. With `inplace`, a tensor of images may be written to, which avoids a copy
+    where flips and erasing change a part of it: for batches that nothing else refers to, such as collated batches and
+    those that a `Delivery` has moved to another device. With `batch_size=None`, a batch that was on the device already
+    is the dataset's own. Callables of other libraries, and subclasses with an `apply` of their own, raise an
+    ArgumentError.
     """
 
     def __init__(
