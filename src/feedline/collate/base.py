@@ -185,7 +185,7 @@ def check_fill(fill: Fill, names: Iterable[Any]) -> None:
 
 
 def put(values: torch.Tensor, mask: torch.Tensor, flat: torch.Tensor, path: KeyPath) -> None:
-    """Write rows at the places of a mask; CollateError for rows with a gradient."""
+    """Write rows where a mask is true; CollateError for a gradient."""
     if flat.requires_grad:
         raise CollateError(f"{place(path)}: a sequence requires grad, which a padded batch would lose: pass x.detach()")
     # One scatter of all rows is several times faster than a copy per row.

@@ -52,7 +52,10 @@ class FlowPlace:
 
     @property
     def passed_epoch(self) -> int:
-        """Epoch for the user's datasets, which may add it to a seed of 32 bits."""
+        """Epoch for datasets and samplers.
+
+        They may add it to a seed of 32 bits.
+        """
         return self.epoch if self.shown_epoch == self.epoch else self.epoch >> 31
 
     def at(self, epoch: int) -> FlowPlace:

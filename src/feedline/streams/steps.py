@@ -133,7 +133,7 @@ class BlockFlow:
         return self._made[self._given - 1]
 
     def _read(self) -> list[Any]:
-        """The samples of the next block, or the rest of it after an error."""
+        """The samples of the next block; continues after an error."""
         try:
             for sample in islice(self._inner, self._size - len(self._block)):
                 self._block.append(sample)

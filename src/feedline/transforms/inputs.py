@@ -55,7 +55,7 @@ def open_image(value: Any) -> Any:
 
 
 def own(result: Any, source: Any) -> Any:
-    """Return the result with memory of its own; arrays are writable and contiguous.
+    """Return the result with memory of its own.
 
     Copies an array that may share memory with `source`, is read-only or has gaps, and a tensor that shares memory with
     floating-point numbers. Levels given as a tensor reach only callables of other libraries, which may return them.

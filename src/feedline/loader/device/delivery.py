@@ -156,7 +156,7 @@ class DeliverySteps:
 
 
 def _tensors(batch: Any) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
-    """Tensors of a batch and their places; ArgumentError for those that cannot be replaced."""
+    """Paths and tensors of a batch; ArgumentError if some cannot be replaced."""
     for path, leaf in paths(batch):
         if isinstance(leaf, torch.Tensor):
             yield path, leaf

@@ -155,7 +155,7 @@ class LinesClient:
         return MessageRun(partition, messages, list(range(first + 1, first + len(messages) + 1)))
 
     def _too_long(self, partition: int, number: int) -> MessageTooLargeError:
-        """The error in place of a line that does not end; raised if it is the answer to READ."""
+        """The error in place of a line; raised if it answers READ."""
         limit = f"LiveLimits.message_nbytes={self._limits.message_nbytes:,} bytes"
         remedy = "raise the limit, or check that the server ends its lines"
         if partition in self._unanswered:

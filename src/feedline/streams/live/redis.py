@@ -177,7 +177,7 @@ class RedisClient:
         return max(int(place[1]), int(before))
 
     def _passed_deleted(self, partition: int) -> MessageRun | None:
-        """A run without messages up to the newest identifier, if the entries up to there were deleted."""
+        """A run up to the newest identifier, if its entries were deleted."""
         place, info = self._places[partition], self._about(partition)
         newest = place if info is None else [_text(info["last-generated-id"]), info["entries-added"]]
         if self._stream.order(newest) <= self._stream.order(place):

@@ -157,7 +157,7 @@ class SQLClient:
         names, rows = self._rows(f"{query} LIMIT {max(1, most) + 1}")
         at = self._column(names)
         places = [int(row[at]) for row in rows]
-        self._check_ascending(places)  # one row more than is returned: rows of equal keys could not be told apart
+        self._check_ascending(places)  # one row more than is returned: the limit may fall between rows of equal keys
         end = horizon if len(rows) <= max(1, most) else None  # all up to there was read
         del rows[max(1, most) :], places[max(1, most) :]
         self._places[number] = max([place, *places[-1:]]) if end is None else max(place, end)

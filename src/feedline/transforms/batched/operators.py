@@ -139,7 +139,7 @@ def _resize(step: ResizeShortest, rows: ImageRows, keys: Keys) -> ImageRows:
 
 
 def _join(images: list[torch.Tensor]) -> ImageRows:
-    """Stack the images if shapes and dtypes are equal, else keep the list."""
+    """Stack images of equal shape and dtype, else keep the list."""
     alike = len({(image.shape, image.dtype) for image in images}) == 1
     return ImageRows(torch.stack(images), is_owned=True) if alike else ImageRows(images)
 
