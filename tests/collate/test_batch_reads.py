@@ -17,6 +17,7 @@ import feedline as fl
 from feedline.collate.batch_reads import reader_of
 from feedline.core.dataset import BatchRead
 from feedline.core.rng import sample_rng, torch_keys
+from feedline.errors import ArgumentError
 
 
 def numbers(length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -96,6 +97,10 @@ def test_the_indices_of_a_subset_are_read_again() -> None:
     assert read is not None
     subset.indices[1] = 4
     assert read(BatchRead(np.array([1]), Recorder()))[1].tolist() == [4]
+    for indices in ([0.0, 1.7], [False, True], np.array([0.0, 1.7]), np.array([False, True]), [np.False_, np.True_]):
+        subset.indices = indices  # type: ignore[assignment]
+        with pytest.raises(ArgumentError, match="indices of a Subset must be integers"):
+            read(BatchRead(np.array([1]), Recorder()))
     subset.indices = np.array([0, 2**64 - 1], np.uint64)  # type: ignore[assignment]
     with pytest.raises(IndexError, match="index 18446744073709551615 is out of range"):  # -1 as int64
         read(BatchRead(np.array([1]), Recorder()))

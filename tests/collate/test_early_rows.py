@@ -116,3 +116,13 @@ def test_an_error_names_its_sample() -> None:
     with pytest.raises(ValueError, match="damaged") as error:
         next(loader)
     assert any("sample 6" in note for note in error.value.__notes__)
+
+
+def test_an_error_names_its_field() -> None:
+    class Uneven(Tensors):
+        def __getitem__(self, index: int) -> Any:
+            return *super().__getitem__(index), torch.zeros(1 + index % 2)
+
+    with pytest.raises(RuntimeError) as error:
+        next(iter(fl.DataLoader(Uneven(), 4)))
+    assert any("batch[2]" in note for note in error.value.__notes__), error.value.__notes__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections import UserDict
 from dataclasses import dataclass
@@ -114,13 +115,31 @@ class TestPad:
         batch = collate.pad({"ids": 50256, "labels": -100})(samples)
         assert [batch[key].values[0, 1].item() for key in ("ids", "labels", "mask")] == [50256, -100, 0]
 
+    @pytest.mark.parametrize("collator", [collate.pad, lambda value: collate.token_budget(4, value=value)])
+    def test_values_that_no_field_has_or_can_hold_are_refused(self, collator: Any) -> None:
+        samples = [{"ids": [1], "x": torch.ones(1, dtype=torch.uint8)}, {"ids": [1, 2], "x": torch.ones(2).byte()}]
+        with pytest.raises(CollateError, match=r"value= names 'idz', but .* padded are \['ids', 'x'\]: correct"):
+            collator({"ids": 7, "idz": -100})(samples)
+        for value in (-100, 300, 0.5, math.nan):
+            with pytest.raises(CollateError, match=r"batch\['x'\]: torch.uint8 cannot hold the padding value"):
+                collator({"x": value})(samples)
+        assert collator({"x": 255.0, "ids": -1})(samples) is not None
+        with pytest.raises(CollateError, match=r"torch.bool cannot hold the padding value -1"):
+            collator(-1)([torch.ones(2, dtype=torch.bool)])
+
+    def test_a_single_place_is_a_key(self) -> None:
+        batch = collate.pad(keys=0)([(torch.ones(2), torch.ones(2))])
+        assert isinstance(batch[0], Padded)
+        assert isinstance(batch[1], torch.Tensor)
+
     def test_memory_comes_from_the_allocator(self) -> None:
         empty = Recorder()
         assert empty.holds(collate.pad()([(tokens, 1, 2.0) for tokens in ranges(1, 2)], allocate=empty))
 
     def test_a_gradient_is_not_dropped_silently(self) -> None:
-        with pytest.raises(RuntimeError, match="requires grad"):
-            collate.pad()([torch.ones(2, requires_grad=True)])
+        for collator in (collate.pad(), collate.token_budget(4)):
+            with pytest.raises(CollateError, match=r"batch\['x'\]: a sequence requires grad.*detach"):
+                collator([{"x": torch.ones(2, requires_grad=True)}])
 
     def test_travels_to_workers(self) -> None:
         recipe = collate.pad({"ids": 3}, side="left", keys=["ids"])

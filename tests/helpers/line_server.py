@@ -92,8 +92,9 @@ class _Connection(socketserver.StreamRequestHandler):
 
     def has_gone(self) -> bool:
         """True if the reader has closed its end."""
-        ready, _, _ = select.select([self.connection], [], [], 0)
-        return bool(ready)
+        poll = select.poll()
+        poll.register(self.connection, select.POLLIN)
+        return bool(poll.poll(0))
 
     def write_from(self, number: int) -> None:
         server = self.server

@@ -60,6 +60,7 @@ SUBJECTS = {
         "uneven_ranks",
     },
     "stores": {"google", "outage", "slow_lines"},
+    "streams/live": {"live_clients"},
     "transforms": {"fusions", "pixels"},
     "workers/process": {"inheritance"},
 }

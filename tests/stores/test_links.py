@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
+from xml.etree import ElementTree as ET
 
 import pytest
 from web_servers import Handler, WebServer, serving
@@ -18,7 +19,8 @@ from web_servers import Handler, WebServer, serving
 import feedline as fl
 from feedline import stores
 from feedline.errors import ArgumentError
-from feedline.stores.links import unsigned
+from feedline.stores.links import decoded, encoded, keeps_escapes, unsigned
+from feedline.stores.signed_reader import SignedReader
 
 SECRET = "hunter2-very-secret"
 CONTENT = random.Random(7).randbytes(300_000)
@@ -305,3 +307,25 @@ def test_a_link_is_no_store(server: Server) -> None:
         stores.open_store(link(server, "0.txt"))
     assert SECRET not in str(caught.value)
     assert pickle.loads(pickle.dumps(stores.open_store(server.url))).read("plain/0.txt") == b"zero"
+
+
+@pytest.mark.parametrize(
+    ("written", "path"),
+    [("a%20b%C3%A9.jpg", "a bé.jpg"), ("caf%E9.jpg", None), ("%C3%A9/%FF%2Fb+c", None), ("a%zz", "a%zz")],
+)
+def test_escapes_that_are_not_utf8_are_sent_as_written(written: str, path: str | None) -> None:
+    assert encoded(decoded(written), "/+%") == written
+    assert path in (None, decoded(written))
+    assert keeps_escapes(decoded(written)) == (path is None)
+
+
+def test_keys_of_encoded_listings_have_their_spaces() -> None:
+    parts = "<Contents><Key>my+photo%2B1.jpg</Key><Size>3</Size><ETag>&quot;a&quot;</ETag></Contents>"
+    folders = "<CommonPrefixes><Prefix>a+b/</Prefix></CommonPrefixes>"
+    for encoding, names in (
+        ("<EncodingType>url</EncodingType>", ("my photo+1.jpg", "a b")),
+        ("", ("my+photo%2B1.jpg", "a+b")),
+    ):
+        page = ET.fromstring(f"<ListBucketResult>{encoding}{parts}{folders}</ListBucketResult>")
+        found = SignedReader._parse(None, page, {})  # type: ignore[arg-type]
+        assert ([info.path for info in found.infos], list(found.folders)) == ([names[0]], [names[1]])

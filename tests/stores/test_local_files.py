@@ -97,6 +97,12 @@ def test_a_listing_of_linked_folders(tmp_path: Path) -> None:
     assert [info.path for info in stores.open_store(tmp_path / "data").list("linked/b")] == listed[3:]
 
 
+def test_a_listing_leaves_out_links_to_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / "b").symlink_to("nowhere")
+    assert [info.path for info in stores.open_store(str(tmp_path)).list()] == ["a"]
+
+
 def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path) -> None:
     place = os.open(tmp_path, os.O_RDONLY)
     for _ in range(20):  # longer than a path may be; root can read any other folder

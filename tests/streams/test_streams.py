@@ -6,7 +6,9 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -502,3 +504,193 @@ def test_numbered_keys_are_those_of_their_addresses() -> None:
     keys = place.keys("mix", 0)
     for number in (0, 1, 127, 128, 5, 1_000_000, 6):
         assert keys[number] == place.key("mix", 0, number)
+
+
+class Failing:
+    """A counter that raises at some numbers and goes on; its state is one dict that changes."""
+
+    def __init__(self, n: int, *bad: int) -> None:
+        self.n, self.bad, self.state = n, bad, {"at": 0}
+
+    def __iter__(self) -> Failing:
+        return self
+
+    def __next__(self) -> int:
+        at = self.state["at"]
+        if at == self.n:
+            raise StopIteration
+        self.state["at"] = at + 1
+        if at in self.bad:
+            raise ValueError(f"bad {at}")
+        return at
+
+
+class FailingWithState(Failing):
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = dict(state)
+
+
+def went_on(flow: Iterator[Any]) -> list[Any]:
+    """All samples, and the texts of errors that the loop survived."""
+    seen: list[Any] = []
+    while True:
+        try:
+            seen.append(next(flow))
+        except StopIteration:
+            return seen
+        except (ValueError, RuntimeError, fl.errors.CollateError) as error:
+            seen.append(str(error)[:6])
+
+
+def after_errors(numbers: Any, *bad: int) -> Any:
+    def check(sample: int) -> int:
+        if sample in bad:
+            raise ValueError(f"bad {sample}")
+        return sample
+
+    return streams.from_items([numbers], iter).map(check)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        streams.from_items([12], lambda n: Failing(n, 5, 6)),
+        streams.from_items([12], lambda n: Failing(n, 5, 6)).shuffle(4),
+        streams.from_items([12], lambda n: FailingWithState(n, 5, 6)).shuffle(4),
+        after_errors(range(12), 5, 6).shuffle(4),
+        after_errors(range(12), 5, 6).shuffle(4).map(str).shuffle(3).map(int),
+    ],
+    ids=["read again", "block, read again", "block, live state", "map", "two blocks"],
+)
+def test_a_flow_goes_on_after_errors_and_resumes(made: Any) -> None:
+    whole = went_on(made.partition(0, 0))
+    assert sorted(each for each in whole if isinstance(each, int)) == [0, 1, 2, 3, 4, 7, 8, 9, 10, 11]
+    for cut in range(len(whole) + 1):
+        flow, before = made.partition(0, 0), []
+        for _ in range(cut):
+            try:
+                before.append(next(flow))
+            except ValueError:
+                before.append("error")
+        state = flow.state_dict()
+        went_on(flow)
+        resumed = made.partition(0, 0)
+        resumed.load_state_dict(state)
+        samples = [each for each in [*before, *went_on(resumed)] if isinstance(each, int)]
+        assert samples == [each for each in whole if isinstance(each, int)], f"resumed after {cut}"
+
+
+def test_a_resume_passes_no_new_errors() -> None:
+    def flow(*bad: int) -> Any:
+        return streams.from_items([12], lambda n: Failing(n, *bad)).shuffle(4).partition(0, 0)
+
+    first = flow()
+    list(islice(first, 6))
+    with pytest.raises(ValueError, match="bad 2"):
+        flow(2).load_state_dict(first.state_dict())
+    with pytest.raises(ValueError, match="bad 5"):
+        flow(5).load_state_dict(first.state_dict())
+
+
+def test_a_block_that_cannot_be_made_is_left_out() -> None:
+    tensors = [torch.tensor([number] * (1 + (number == 3))) for number in range(8)]
+    batches = went_on(streams.from_items([tensors], iter).batch(2).partition(0, 0))
+    assert [each if isinstance(each, str) else each.flatten().tolist() for each in batches] == [
+        [0, 1], "stack ", [4, 5], [6, 7],
+    ]  # fmt: skip
+    texts = [[1, 1], [2, 2], [3, 3], [4] * 9, [5, 5]]
+    rows = went_on(streams.from_items([texts], iter).pack(4, buffer=2).partition(0, 0))
+    assert [each if isinstance(each, str) else each["tokens"].tolist() for each in rows][::2] == [
+        [1, 1, 2, 2], [5, 5, 0, 0],
+    ]  # fmt: skip
+    assert isinstance(rows[1], str)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_map_style_sample_that_raises_is_passed(many: bool) -> None:
+    class Numbers(torch.utils.data.Dataset[int]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> int:
+            if index in (4, 33):
+                raise ValueError(f"bad {index}")
+            return index
+
+        if many:
+
+            def __getitems__(self, indices: list[int]) -> list[int]:
+                return [self[index] for index in indices]
+
+    expected: list[Any] = list(range(40))
+    expected[4], expected[33] = "bad 4", "bad 33"
+    assert went_on(streams.from_dataset(Numbers()).partition(0, 0)) == expected
+
+
+def test_packing_refuses_fields_of_the_names_it_adds() -> None:
+    with pytest.raises(fl.errors.CollateError, match=r"adds fields \['positions'\]"):
+        list(streams.from_items([[{"tokens": [1, 2], "positions": [7, 8]}]], iter).pack(4).partition(0, 0))
+
+
+def test_weights_are_those_of_the_loops_epoch_in_every_pass() -> None:
+    parts = [streams.from_items([[name] * 1000], iter) for name in "ab"]
+    course = streams.mix(parts, [[9, 1], [1, 9]], stop=100).repeat(3)
+    for epoch, share in enumerate((90, 10)):
+        drawn = list(course.partition(0, epoch))
+        assert [drawn[at : at + 100].count("a") for at in (0, 100, 200)] == [share] * 3
+    epochs: list[int] = []
+    nested = streams.mix([streams.mix(parts, lambda epoch: epochs.append(epoch) or [1, 1], stop=10)], [1], stop=25)
+    list(nested.repeat(2).partition(0, 7))
+    assert set(epochs) == {7}
+    with pytest.raises(ZeroDivisionError) as raised:
+        list(items().repeat(2).map(lambda sample: 1 // (sample < 1211)).repeat(2).partition(2, 4))
+    assert "(epoch 4)" in raised.value.__notes__[0]
+
+
+def test_epochs_of_later_passes_fit_seeds_of_32_bits() -> None:
+    class Permuted(torch.utils.data.IterableDataset[int]):
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(np.random.RandomState(5 + self.epoch).permutation(30).tolist())
+
+    passes = list(streams.from_dataset(Permuted()).repeat(3).partition(0, 0))
+    assert len({tuple(passes[at : at + 30]) for at in (0, 30, 60)}) == 3
+
+
+def one(item: Any) -> Any:
+    return streams.from_items([item], iter)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        *((one(a), one(b)) for a, b in [
+            (Path("a"), Path("b")), (Path("a"), "a"), (b"a", b"b"), (range(5), range(5, 10)), ({"p": 1}, {"p": 2}),
+            ({1, 2}, {1, 3}), (np.arange(3), np.arange(1, 4)), (torch.arange(3), torch.arange(1, 4)),
+            (np.int64(1), np.int64(2)),
+        ]),
+        (one([*range(100), 1]), one([*range(100), 2])),
+        (one("a").map(partial(max, 1)), one("a").map(partial(max, 2))),
+        (one("a").pack(4, value={"a": 1}), one("a").pack(4, value={"a": 2})),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_streams_of_other_samples_differ_in_their_fingerprints(first: Any, second: Any) -> None:
+    assert first.fingerprint() != second.fingerprint()
+    assert "0x" not in first.fingerprint(), "equal in every process"
+
+
+def test_a_stream_of_other_files_differs_in_its_fingerprint(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_text(name)
+
+    def made(*names: str) -> str:
+        return streams.from_dataset(fl.datasets.Files([tmp_path / name for name in names])).fingerprint()
+
+    assert made("a", "b") != made("a", "c") != made("c", "a")
+    assert made("a", "b") == made("a", "b")

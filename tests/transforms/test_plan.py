@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +266,37 @@ def test_images_of_different_sizes_cannot_slip_into_one_batch() -> None:
     """A callable of torch's collate would refuse them, too; the plan does so before anything is read."""
     with pytest.raises(ArgumentError, match=r"shape is not known beforehand"):
         T.Resize(16).plan.batch([random_image(), random_image(40, 90)], None, ordinary)
+
+
+def turned(image: Any) -> Any:
+    return image.transpose(-1, -2)
+
+
+def second(image: Any) -> Any:
+    return image[1:2].expand(3, -1, -1)
+
+
+@dataclass(frozen=True)
+class View(T.Transform):
+    """A step that returns a view of its tensor."""
+
+    function: Any
+    accepts_tensors = True
+    is_random = False
+
+    def apply(self, image: Any, rng: Any) -> Any:
+        return self.function(image)
+
+
+@pytest.mark.parametrize("function", [turned, second, lambda image: image[:1].expand(3, -1, -1), lambda image: image])
+def test_steps_may_return_views_of_a_row(function: Any) -> None:
+    found = T.Compose([T.Resize((8, 8)), T.ToTensor(), View(function)]).plan
+    keys = np.arange(3, dtype=np.uint64)
+    samples = [found.sample(source, SampleRng(key)) for key, source in enumerate(SOURCES[:3])]
+    assert torch.equal(found.batch(SOURCES[:3], keys, ordinary), default_collate(samples))
+
+
+def test_gray_images_cannot_slip_into_a_batch_of_rgb() -> None:
+    gray = [random_image(20, 30)[:, :, :1]] * 2
+    with pytest.raises(ArgumentError, match=r"a sample came out with shape \(1, 16, 16\) in a batch of \(3, 16, 16\)"):
+        T.Compose([T.RandomCrop(16), T.ToTensor()]).plan.batch(gray, None, ordinary)

@@ -138,6 +138,20 @@ def test_a_result_is_never_the_memory_that_was_given() -> None:
             assert result.flags.writeable
             result[...] = 0
     assert difference(array, random_image()) == 0
+    numbers = torch.rand(3, 8, 8)
+    before = numbers.clone()
+    for transform in (T.Compose([]), T.ToTensor(), T.RandomErasing(0.0), T.RandomApply([T.ToTensor()], 0.0)):
+        for image in (numbers, numbers[:, 2:]):
+            transform(image).zero_()
+    assert torch.equal(numbers, before)
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 3), (5, 1, 3), (1, 1, 1)])
+def test_flips_of_one_line_are_contiguous(shape: tuple[int, int, int]) -> None:
+    for flip in (T.RandomVerticalFlip(1.0), T.RandomHorizontalFlip(1.0)):
+        result = T.Compose([T.ColorJitter(0.3), flip])(np.full(shape, 7, np.uint8), SampleRng(1))
+        assert min(result.strides) > 0
+        assert torch.from_numpy(result).shape == shape
 
 
 def test_many_threads_may_share_one() -> None:
@@ -321,6 +335,9 @@ def test_images_that_are_too_small_are_reported() -> None:
         T.Compose([T.Grayscale(), T.Normalize(IMAGENET_MEAN, IMAGENET_STD)])(random_image())
     with pytest.raises(SampleError, match=r"has 3 values, but the image has 1 channel"):
         T.RandomErasing(1.0, value=(1, 2, 3))(random_image()[:, :, 0])
+    for image in (random_image(8, 8)[:, :, 0], random_image(8, 9)[:, :, 0]):
+        with pytest.raises(SampleError, match=r"has 3 levels in fill, but the image has 1 channel"):
+            T.RandomCrop(8, padding=1, fill=(1, 2, 3))(image)
 
 
 def test_erasing_with_what_is_no_level_is_for_numbers() -> None:

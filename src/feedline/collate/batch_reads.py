@@ -19,6 +19,7 @@ from feedline.core.kernels import Int64s
 from feedline.core.rng import addressed, torch_keys
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, allocate_tensor, normalize_indices, numpy_view, torch_dtype
+from feedline.errors import ArgumentError
 
 
 class BatchReader(NamedTuple):
@@ -115,9 +116,15 @@ def _map_indices(choice: Any, indices: Int64s) -> Int64s:
     # Converted for each batch, because the user may change the list.
     if isinstance(choice, (np.ndarray, torch.Tensor)):
         chosen = np.asarray(choice)[indices]
-        kernels.check_int64(chosen)
-        return chosen.astype(np.int64, copy=False)
-    return np.fromiter(map(choice.__getitem__, indices.tolist()), np.int64, len(indices))
+    else:
+        chosen = np.asarray(list(map(choice.__getitem__, indices.tolist())))
+    if chosen.dtype.kind not in "iu" and len(chosen):
+        raise ArgumentError(
+            f"the indices of a Subset must be integers, but are {chosen.dtype}: pass integers; for a mask,"
+            " np.flatnonzero(mask).tolist()"
+        )
+    kernels.check_int64(chosen)
+    return chosen.astype(np.int64, copy=False)
 
 
 def stack_reader(dataset: StackDataset[Any]) -> BatchReader | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from feedline.collate.default import default
+from feedline.collate.default import BatchWalk, default
 from feedline.core.tensors import Allocator, allocate_tensor, empty_tensor
 
 Undo = Callable[[], object]
@@ -198,8 +198,9 @@ class RowBuffer:
         self._written()
         if not self._holds(samples):
             return default(samples, allocate=None if self._allocate is allocate_tensor else self._allocate)
-        rest = default([sample[1:] for sample in samples], allocate=self._allocate) if len(samples[0]) > 1 else []
-        return [self._batch, *rest]
+        walk = BatchWalk(self._allocate)
+        columns = zip(*(sample[1:] for sample in samples), strict=True)
+        return [self._batch, *(walk(column, (place,)) for place, column in enumerate(columns, 1))]
 
     def _holds(self, samples: Sequence[Any]) -> bool:
         """True if the samples are tuples beginning with the rows."""

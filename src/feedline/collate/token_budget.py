@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.collate.base import Collator, Fill, as_rows, concatenate, cut, fill_for
+from feedline.collate.base import Collator, Fill, as_rows, check_fill, concatenate, cut, fill_for, put
 from feedline.collate.default import KeyPath, format_path
-from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
+from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import ArgumentError, CollateError
 
 
@@ -66,7 +66,8 @@ class PackCollator(Collator):
         lengths = [min(length, self.max_tokens) for length in _common_lengths(whole)]
         plan = _PackPlan(lengths, self.max_tokens, allocate or allocate_tensor)
         fields = {path: cut(rows, self.max_tokens) for path, rows in whole.items()}
-        values = {path: plan.pack(rows, path, fill_for(self.value, path)) for path, rows in fields.items()}
+        check_fill(self.value, [path[-1] for path in fields if path])
+        values = {path: plan.pack(rows, path, self.value) for path, rows in fields.items()}
         packed = values[()] if () in values else {path[-1]: value for path, value in values.items()}
         return Packed(packed, plan.positions(), plan.segments(), plan.bounds(), plan.order)
 
@@ -95,6 +96,9 @@ def _fields(samples: Sequence[Any]) -> dict[KeyPath, Sequence[Any]]:
         return {(): samples}
     if not elem:
         raise CollateError("token_budget needs samples with at least one field")
+    for number, sample in enumerate(samples):
+        if lacking := [key for key in elem if key not in sample]:
+            raise CollateError(f"sample {number} of the batch lacks the field {lacking[0]!r}, sample 0 has it")
     return {(key,): [sample[key] for sample in samples] for key in elem}
 
 
@@ -147,10 +151,10 @@ class _PackPlan:
         self._mask = np.arange(width) < used[:, None]
         self.order = torch.from_numpy(order)
 
-    def pack(self, sequences: Sequence[torch.Tensor], path: KeyPath, fill: float) -> torch.Tensor:
+    def pack(self, sequences: Sequence[torch.Tensor], path: KeyPath, fill: Fill) -> torch.Tensor:
         flat = concatenate([sequences[sample] for sample in self.order.tolist()], path)
-        values = self._allocate(self._shape, flat.dtype).fill_(fill)
-        numpy_view(values)[self._mask] = numpy_view(flat)
+        values = self._allocate(self._shape, flat.dtype).fill_(fill_for(fill, path, flat.dtype))
+        put(values, torch.from_numpy(self._mask), flat, path)
         return values
 
     def positions(self) -> torch.Tensor:

@@ -58,6 +58,26 @@ def leaves(tree: Any) -> Iterator[Any]:
         yield tree
 
 
+def paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every leaf after its path, in the order of `map_leaves`.
+
+    A path has keys, positions and names of fields.
+    """
+    if isinstance(tree, (str, bytes, bytearray)):
+        yield path, tree
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from paths(value, (*path, key))
+    elif isinstance(tree, Sequence) and not isinstance(tree, range):
+        for place, value in enumerate(tree):
+            yield from paths(value, (*path, place))
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        for name, value in _fields(tree):
+            yield from paths(value, (*path, name))
+    else:
+        yield path, tree
+
+
 def arrays(tree: Any) -> Iterator[torch.Tensor | NDArray[Any]]:
     """Tensors and NumPy arrays among the leaves, in their order."""
     return (leaf for leaf in leaves(tree) if isinstance(leaf, (torch.Tensor, np.ndarray)))

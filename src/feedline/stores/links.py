@@ -22,6 +22,9 @@ _KEPT = re.compile(r"%(?=2[FfBb]|1[EeFf])")
 """Escapes of `/` and `+`, which servers tell from the characters themselves, and of the two separators above."""
 
 
+_ESCAPES = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
+
+
 _SIGNING = re.compile(
     r"(?i)x-(?:amz|goog|ms)-.*|awsaccesskeyid|googleaccessid|signature|expires|policy|key-pair-id|hdnea|.*token.*"
     r"|sig|se|st|sp|sv|sr|si|sip|spr|ss|srt|sks|skt|ske|skv|skoid|sktid|sdd|saoid|suoid|scid"
@@ -32,9 +35,16 @@ _SIGNING = re.compile(
 def decoded(written: str) -> str:
     """The path that is written in an address.
 
-    `%20` becomes a space; `%2F` and `%2B` stay apart from `/` and `+`.
+    `%20` becomes a space; `%2F` and `%2B` stay apart from `/` and `+`. Escapes that are not UTF-8 are kept.
     """
-    return unquote(_KEPT.sub(_ESCAPE, written))
+    return _ESCAPES.sub(_decoded_run, _KEPT.sub(_ESCAPE, written))
+
+
+def _decoded_run(run: re.Match[str]) -> str:
+    try:
+        return unquote(run[0], errors="strict")
+    except UnicodeDecodeError:
+        return run[0].replace("%", _ESCAPE)
 
 
 def encoded(path: str, safe: str) -> str:

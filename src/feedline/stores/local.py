@@ -130,15 +130,19 @@ class LocalStore:
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """List every file whose path begins with `prefix`, sorted by path.
 
-        Links to folders are followed, except to a folder that contains the link. OSError for a folder that cannot be
-        read.
+        Links to folders are followed, except to a folder that contains the link; links to nothing are left out.
+        OSError for a folder that cannot be read.
         """
         folder, slash, beginning = check_path(prefix).rpartition("/")
         top = Path(self._file(folder + slash))
         files = files_below(str(top), beginning) if top.is_dir() else ()
         for path in sorted(Path(file).relative_to(self._folder).as_posix() for file in files):
             if not is_special(self._file(path)):
-                yield self.info(path)
+                try:
+                    info = self.info(path)
+                except ObjectNotFoundError:  # a link to nothing, or deleted since
+                    continue
+                yield info
 
     def _file(self, path: str) -> str:
         return os.path.join(self._folder, check_path(path))  # noqa: PTH118 - per sample, and Path costs microseconds

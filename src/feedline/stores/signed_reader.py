@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import quote, unquote, unquote_plus, urlencode
 from xml.etree import ElementTree as ET
 
 from feedline.errors import StoreError, TransientError
@@ -78,8 +78,8 @@ class SignedReader(WebReader):
     def _parse(self, page: ET.Element, parameters: Mapping[str, str]) -> ListedPage:
         space = page.tag.partition("}")[0] + "}" if page.tag.startswith("{") else ""
         token = page.findtext(f"{space}NextContinuationToken", "")
-        # Not all S3-compatible servers encode keys on request.
-        decode = unquote if page.findtext(f"{space}EncodingType") == "url" else str
+        # Not all S3-compatible servers encode keys on request. Those that do write a space as "+".
+        decode = unquote_plus if page.findtext(f"{space}EncodingType") == "url" else str
         folders = {decode(each.findtext(f"{space}Prefix", "")) for each in page.iter(f"{space}CommonPrefixes")}
         following = {**parameters, "start-after": "", "continuation-token": token} if token else None
         infos = [_info(each, space, decode) for each in page.iter(f"{space}Contents")]

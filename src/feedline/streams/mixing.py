@@ -35,8 +35,8 @@ class MixSource:
 
     def open(self, place: FlowPlace) -> SampleFlow:
         """The mixture of one partition; `ArgumentError` for invalid weights."""
-        weights = self.weights(place.epoch) if callable(self.weights) else self.weights
-        return _Mixed(self, check_weights(weights, len(self.sources), place.epoch), place)
+        weights = self.weights(place.shown_epoch) if callable(self.weights) else self.weights
+        return _Mixed(self, check_weights(weights, len(self.sources), place.shown_epoch), place)
 
     def passes(self, number: int, place: FlowPlace) -> Passes:
         """Passes over one source's share of a partition of the mixture.
@@ -47,7 +47,7 @@ class MixSource:
         mine = range(place.partition, source.num_partitions, self.num_partitions)
 
         def open_flow(epoch: int) -> SampleFlow:
-            own = replace(place, seed=derive(place.seed, "source", number), epoch=epoch)
+            own = replace(place.at(epoch), seed=derive(place.seed, "source", number))
             places = [replace(own, partition=partition, partitions=source.num_partitions) for partition in mine]
             return Chained([partial(source.open, each) for each in places])
 
@@ -66,7 +66,7 @@ class _Mixed:
     def __init__(self, source: MixSource, weights: Sequence[float], place: FlowPlace) -> None:
         self._stop = source.stop
         self._weights = [float(f"{weight:.9g}") for weight in weights]
-        self._epoch = place.epoch
+        self._epoch = place.shown_epoch
         self._periods = [1.0 / weight if weight else 0.0 for weight in weights]
         self._flows = [source.passes(number, place) for number in range(len(weights))]
         self._keys = [place.keys("mix", number) for number in range(len(weights))]

@@ -99,7 +99,7 @@ class _Phased:
         """Set weights and times of the sources for the current phase."""
         weights = self._source.phases[self._phase].weights
         if callable(weights):
-            weights = check_weights(weights(self._place.epoch), len(self._flows), self._place.epoch)
+            weights = check_weights(weights(self._place.shown_epoch), len(self._flows), self._place.shown_epoch)
         self._weights = [float(f"{weight:.9g}") for weight in weights]
         self._periods = [1.0 / weight if weight else 0.0 for weight in weights]
         self._keys = [self._place.keys("phase", self._phase, number) for number in range(len(weights))]
@@ -137,7 +137,7 @@ class _Phased:
 
     def _shortage(self) -> str:
         place, phase = self._place, self._source.phases[self._phase]
-        where = f"partition {place.partition} of {place.partitions} (epoch {place.epoch}, phase {self._phase})"
+        where = f"partition {place.partition} of {place.partitions} (epoch {place.shown_epoch}, phase {self._phase})"
         numbers = [number for number, weight in enumerate(self._weights) if weight]
         return (
             f"in {where} of a mixture, streams {numbers} have ended after {self._given} of {self._quota(self._phase)}"
@@ -156,8 +156,8 @@ class _Phased:
         self._begin()
         if state["weights"] != self._weights:  # those of a function are not in the fingerprint
             raise StateError(
-                f"this state mixes with the weights {state['weights']}, but those of epoch {self._place.epoch} are now"
-                f" {self._weights}: weights cannot change within an epoch. Pass the former weights for this epoch"
+                f"this state mixes with the weights {state['weights']}, but those of epoch {self._place.shown_epoch}"
+                f" are now {self._weights}: weights cannot change within an epoch. Pass the former weights for it"
             )
         self._given, self._drawn = state["given"], list(state["drawn"])
         self._due = [self._time(number) for number in range(len(self._flows))]

@@ -9,12 +9,13 @@ from typing import Any, Self, cast
 from torch.utils.data import IterableDataset
 
 from feedline.core.dataset import traits_of
+from feedline.core.listing import listing_fingerprint_of
 from feedline.core.live import is_live
 from feedline.core.rng import addressed
 from feedline.core.torch_wrappers import batch_getter
 from feedline.errors import ArgumentError
 from feedline.samplers import IndexSampler, Sequential
-from feedline.streams.flow import FlowPlace, ReadingFlow, SampleFlow, check_count
+from feedline.streams.flow import FlowPlace, ReadingFlow, SampleFlow, check_count, describe
 from feedline.streams.live.terms import LiveOptions
 from feedline.streams.stream import SampleStream
 
@@ -36,14 +37,23 @@ class IterableSource:
     def num_partitions(self) -> int:
         return int(getattr(self.dataset, "num_partitions", 1)) if hasattr(self.dataset, "partition") else 1
 
+    def fingerprint(self) -> str:
+        """Text that identifies the dataset."""
+        return f"IterableSource({_describe_dataset(self.dataset)})"
+
     def open(self, place: FlowPlace) -> SampleFlow:
         """The flow of one partition."""
         if hasattr(self.dataset, "partition"):
-            samples = iter(self.dataset.partition(place.partition, place.epoch))
+            samples = iter(self.dataset.partition(place.partition, place.passed_epoch))
             return ReadingFlow(_LiveMessages(self.dataset, samples, place) if is_live(self.dataset) else samples, place)
         if callable(getattr(self.dataset, "set_epoch", None)):
-            self.dataset.set_epoch(place.epoch)
+            self.dataset.set_epoch(place.passed_epoch)
         return ReadingFlow(_begun_later(self.dataset), place)
+
+
+def _describe_dataset(dataset: Any) -> str:
+    listing = listing_fingerprint_of(dataset)
+    return describe(dataset) if listing is None else f"{type(dataset).__name__} of {listing}"
 
 
 def _begun_later(dataset: Iterable[Any]) -> Iterator[Any]:
@@ -67,7 +77,7 @@ class _LiveMessages:
 
     def load_state_dict(self, state: Any) -> None:
         if state["place"] is not None:  # it may be out of retention by now
-            state = self._dataset.begin(self._place.epoch, {self._place.partition: state})[self._place.partition]
+            state = self._dataset.begin(self._place.passed_epoch, {self._place.partition: state})[self._place.partition]
         self._samples.load_state_dict(state)
 
 
@@ -101,6 +111,11 @@ class MapSource:
     sampler: IndexSampler
     num_partitions: int
 
+    def fingerprint(self) -> str:
+        """Text that identifies the dataset and its order."""
+        order = f"{describe(self.sampler)}, {self.num_partitions}"
+        return f"MapSource({_describe_dataset(self.dataset)}, {order})"
+
     def open(self, place: FlowPlace) -> SampleFlow:
         """The flow of one partition."""
         length = len(self.sampler)
@@ -119,6 +134,7 @@ class _Positions:
         self._ready: list[Any] = []
         self._indices: list[int] = []
         self._first = 0
+        self._alone = start  # up to here, samples are read one by one
 
     def __iter__(self) -> Self:
         return self
@@ -133,17 +149,33 @@ class _Positions:
         return sample
 
     def _read(self) -> list[Any]:
-        """The next samples, in reverse order."""
-        stop = min(self._stop, self._at + (_TOGETHER if self._many is not None else 1))
+        """The next samples, in reverse order.
+
+        If reading many at once fails, they are read one by one. A sample that raises is passed.
+        """
+        if self._many is not None and self._at >= self._alone:
+            indices = self._take(_TOGETHER)
+            try:
+                with addressed([self._keys[self._at]]):
+                    return list(self._many(indices))[::-1]
+            except Exception:  # noqa: BLE001 - reading the sample alone raises it again
+                self._alone = self._at + len(indices)
+        (index,) = self._take(1)
+        try:
+            with addressed([self._keys[self._at]]):
+                return [self._source.dataset[index]] if self._many is None else list(self._many([index]))
+        except Exception:
+            self._at += 1
+            raise
+
+    def _take(self, count: int) -> list[int]:
+        """Up to `count` of the next indices."""
+        stop = min(self._stop, self._at + count)
         if not self._first <= self._at <= stop <= self._first + len(self._indices):
             end = min(self._stop, self._at + _LOOKAHEAD)
             self._first = self._at
-            self._indices = self._source.sampler.take(self._place.epoch, self._at, end).tolist()
-        indices = self._indices[self._at - self._first : stop - self._first]
-        with addressed([self._keys[self._at]]):
-            if self._many is None:
-                return [self._source.dataset[indices[0]]]
-            return list(self._many(indices))[::-1]
+            self._indices = self._source.sampler.take(self._place.passed_epoch, self._at, end).tolist()
+        return self._indices[self._at - self._first : stop - self._first]
 
     def state_dict(self) -> Any:
         return self._at

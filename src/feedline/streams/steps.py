@@ -73,7 +73,7 @@ class _MappedSamples:
         raise StopIteration
 
     def _add_note(self, error: Exception) -> None:
-        place = f"sample {self._count - 1} of partition {self._place.partition} (epoch {self._place.epoch})"
+        place = f"sample {self._count - 1} of partition {self._place.partition} (epoch {self._place.shown_epoch})"
         function = self._transform.transform
         note(error, f"feedline: {place}, in the step {getattr(function, '__name__', function)}")
 
@@ -104,7 +104,8 @@ class BlockFlow:
     """Samples made from blocks of other samples.
 
     `make(samples, number)` lists the samples made from one block. The state is that of the preceding flow at the start
-    of the block, so a resume reads at most one block again, and none of its content is stored.
+    of the block, so a resume reads at most one block again, and none of its content is stored. After an error of the
+    preceding flow, the next call continues the block. A block that cannot be made is left out.
     """
 
     def __init__(self, inner: SampleFlow, size: int, make: Callable[[list[Any], int], list[Any]]) -> None:
@@ -112,33 +113,59 @@ class BlockFlow:
         self._began = inner.state_dict()
         self._number, self._given = -1, 0
         self._made: list[Any] = []
+        self._block: list[Any] = []
+        self._reads, self._errors = False, 0  # an error may interrupt the reading of a block
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
         while self._given == len(self._made):
-            began = self._inner.state_dict()
-            samples = list(islice(self._inner, self._size))
+            if not self._reads:
+                self._began, self._made, self._given = self._inner.state_dict(), [], 0
+                self._block, self._reads, self._errors = [], True, 0
+            samples = self._read()
             if not samples:
                 raise StopIteration
-            self._began, self._number, self._given = began, self._number + 1, 0
+            self._number += 1
             self._made = self._make(samples, self._number)
         self._given += 1
         return self._made[self._given - 1]
 
+    def _read(self) -> list[Any]:
+        """The samples of the next block; continues after an error."""
+        try:
+            for sample in islice(self._inner, self._size - len(self._block)):
+                self._block.append(sample)
+        except Exception:
+            self._errors += 1
+            raise
+        self._reads = False
+        return self._block
+
     def state_dict(self) -> Any:
+        if self._reads:
+            return {"number": self._number + 1, "given": 0, "inner": self._began}
         if self._given == len(self._made):  # between two blocks
             return {"number": self._number + 1, "given": 0, "inner": self._inner.state_dict()}
-        return {"number": self._number, "given": self._given, "inner": self._began}
+        return {"number": self._number, "given": self._given, "errors": self._errors, "inner": self._began}
 
     def load_state_dict(self, state: Any) -> None:
         self._inner.load_state_dict(state["inner"])
         self._number, self._given, self._made = state["number"] - 1, 0, []
+        self._block, self._reads, self._errors = [], False, 0
         if state["given"]:
             self._began, self._number = state["inner"], state["number"]
-            self._made = self._make(list(islice(self._inner, self._size)), self._number)
+            self._made = self._make(self._read_again(state.get("errors", 0)), self._number)
             self._given = state["given"]
+
+    def _read_again(self, errors: int) -> list[Any]:
+        while True:
+            try:
+                return self._read()
+            except Exception:
+                if self._errors > errors:
+                    raise  # the first run has not raised it
 
 
 @dataclass(frozen=True)
@@ -220,7 +247,9 @@ class PackStep:
             try:
                 return self._rows(samples)
             except CollateError as error:
-                error.add_note(f"feedline: in block {number} of partition {place.partition} (epoch {place.epoch})")
+                error.add_note(
+                    f"feedline: in block {number} of partition {place.partition} (epoch {place.shown_epoch})"
+                )
                 raise
 
         return BlockFlow(upstream(place.epoch), self.buffer, rows)
@@ -232,6 +261,10 @@ class PackStep:
             return []
         packed = collate.token_budget(self.max_tokens, value=self.value, truncate=self.long == "truncate")(pieces)
         columns = packed.values if isinstance(packed.values, dict) else {"tokens": packed.values}
+        if taken := sorted({"positions", "segments"} & set(columns)):
+            raise CollateError(
+                f"pack() adds fields {taken} to its rows, but samples have them, too: rename or drop them"
+            )
         columns = {**columns, "positions": packed.positions, "segments": packed.segments}
         return [{name: column[row] for name, column in columns.items()} for row in range(len(packed.positions))]
 

@@ -61,7 +61,7 @@ class SampleStream(IterableDataset[Any]):
         place = replace(place, seed=derive(place.seed, self.seed), depth=0)
 
         def source(epoch: int) -> SampleFlow:
-            return self.source.open(replace(place, epoch=epoch))
+            return self.source.open(place.at(epoch))
 
         upstream: OpenFlow = source
         for depth, step in enumerate(self.steps, 1):
@@ -148,7 +148,7 @@ class SampleStream(IterableDataset[Any]):
 
 
 def _opening(step: StreamStep, upstream: OpenFlow, place: FlowPlace) -> OpenFlow:
-    return lambda epoch: step.open(upstream, replace(place, epoch=epoch))
+    return lambda epoch: step.open(upstream, place.at(epoch))
 
 
 def mix(

@@ -160,8 +160,15 @@ def _store(sample: Any, row: torch.Tensor) -> None:
             f"a sample came out as {tensor.dtype} of shape {tuple(tensor.shape)}, but the transforms' infer() promised"
             f" {row.dtype} of shape {tuple(row.shape)}: correct infer() of the transform that changes it"
         )
-    if tensor.data_ptr() != row.data_ptr():
-        row.copy_(tensor)
+    if tensor.data_ptr() == row.data_ptr() and tensor.stride() == row.stride():
+        return
+    # A view of the row itself, such as a transposed one, cannot be copied into it in place.
+    row.copy_(tensor.clone() if _within(tensor, row) else tensor)
+
+
+def _within(tensor: torch.Tensor, row: torch.Tensor) -> bool:
+    memory = row.untyped_storage()
+    return 0 <= tensor.data_ptr() - memory.data_ptr() < memory.nbytes()
 
 
 @contextmanager

@@ -144,8 +144,18 @@ class RandomCrop(Transform):
     def apply(self, image: ImageLevels, rng: Draws) -> ImageLevels:
         top, left = self.corner(rng, *image.shape[:2])
         if self.padding_mode == "constant":
-            return _crop_filled(image, top, left, self.size, self.fill)
+            return _crop_filled(image, top, left, self.size, self.levels(image.shape[2]))
         return _crop_folded(image, top, left, self.size, self.padding_mode)
+
+    def levels(self, channels: int) -> tuple[int, ...]:
+        """Levels of `fill`, one or one per channel; otherwise SampleError."""
+        levels = self.fill if isinstance(self.fill, tuple) else (self.fill,)
+        if len(levels) not in (1, channels):
+            raise SampleError(
+                f"{self} has {len(levels)} levels in fill, but the image has {channels} channel(s): give one level, or"
+                " make the image RGB with Grayscale(num_output_channels=3) before"
+            )
+        return levels
 
     def corner(self, rng: Any, height: int, width: int) -> tuple[Any, Any]:
         """Draw top and left of the part; negative within the padding.
@@ -183,7 +193,7 @@ class RandomHorizontalFlip(Transform):
         init_frozen(self, p=_arguments.check_probability(self, "p", p))
 
     def apply(self, image: ImageLevels, rng: Draws) -> ImageLevels:
-        return np.ascontiguousarray(image[:, ::-1]) if rng.unit() < self.p else image
+        return image[:, ::-1].copy() if rng.unit() < self.p else image
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -196,7 +206,7 @@ class RandomVerticalFlip(Transform):
         init_frozen(self, p=_arguments.check_probability(self, "p", p))
 
     def apply(self, image: ImageLevels, rng: Draws) -> ImageLevels:
-        return np.ascontiguousarray(image[::-1]) if rng.unit() < self.p else image
+        return image[::-1].copy() if rng.unit() < self.p else image
 
 
 def _crop_filled(

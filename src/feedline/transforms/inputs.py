@@ -55,15 +55,24 @@ def open_image(value: Any) -> Any:
 
 
 def in_own_memory(result: Any, source: Any) -> Any:
-    """Return arrays as writable, contiguous memory of their own.
+    """Return the result with memory of its own.
 
-    Copies an array that may share memory with `source`, is read-only or has gaps.
+    Copies an array that may share memory with `source`, is read-only or has gaps, and a tensor that shares memory with
+    floating-point numbers. Levels given as a tensor reach only callables of other libraries, which may return them.
     """
+    if isinstance(result, torch.Tensor) and isinstance(source, torch.Tensor) and source.is_floating_point():
+        return result.clone() if _share_memory(result, source) else result
     if not isinstance(result, np.ndarray):
         return result
     memory = source.numpy() if isinstance(source, torch.Tensor) else source
     is_shared = isinstance(memory, np.ndarray) and np.may_share_memory(result, memory)
     return result.copy() if is_shared or not (result.flags.writeable and result.flags.c_contiguous) else result
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if torch.strided is not one.layout or one.layout is not other.layout:
+        return one is other
+    return one.numel() > 0 and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _is_file(value: Any) -> bool:

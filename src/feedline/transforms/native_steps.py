@@ -13,7 +13,7 @@ from feedline import images
 from feedline.core.dataset import Keys
 from feedline.core.rng import Draws
 from feedline.core.tensors import numpy_view
-from feedline.errors import SampleError
+from feedline.errors import ArgumentError, SampleError
 from feedline.images import Recipe, WholeBox
 from feedline.images.decode import Grid
 from feedline.transforms.inputs import ImageLevels, as_source, pixels
@@ -61,7 +61,13 @@ class Conversion(Step):
             images.read_batch(sources, self._recipe(sources[0]), numpy_view(out), grids=grids, threads=threads)
             return
         for row, image in zip(out, sources, strict=True):
-            row.copy_(self.convert_gray(image))
+            gray = self.convert_gray(image)
+            if gray.shape != row.shape:  # copy_() would repeat the channel
+                raise ArgumentError(
+                    f"a sample came out with shape {tuple(gray.shape)} in a batch of {tuple(row.shape)}: convert gray"
+                    " images with Grayscale(num_output_channels=3), or make the samples one by one"
+                )
+            row.copy_(gray)
 
     def infer(self, spec: ImageSpec | None) -> ImageSpec | None:
         return spec and replace(spec, converted=True, dtype=self.dtype, layout=self.layout)

@@ -145,6 +145,19 @@ def test_tensors_on_the_device_are_not_copied() -> None:
     assert data[2].tolist() == [99] * 4
 
 
+def test_tensors_on_the_device_that_are_converted_keep_to_the_budget() -> None:
+    images = torch.randn(50, 10)
+    data = DeviceDataset((images,), device="cpu", budget=200, dtype=torch.bfloat16)
+    assert data.statistics().resident == 10
+    assert torch.equal(data[40][0], images[40].bfloat16())
+
+
+def test_arrays_of_the_other_byte_order_are_converted() -> None:
+    numbers = np.arange(6)
+    data = DeviceDataset((numbers.astype(">i4"), numbers.astype("<f8")), device="cpu")
+    assert [int(value) for value in data[5]] == [5, 5]
+
+
 def test_floats_are_stored_in_the_requested_dtype() -> None:
     data = DeviceDataset((torch.randn(8, 3), torch.arange(8)), device="cpu", dtype=torch.bfloat16)
     numbers, labels = data[5]
@@ -230,8 +243,11 @@ def test_values_that_fit_into_the_dtype_of_the_first_are_exact_in_any_batch() ->
     assert torch.equal(torch.stack(halves.__getitems__([1, 2, 0])), torch.tensor([0.5, 2, 1], dtype=torch.bfloat16))
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("room", ROOMS)
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.float8_e4m3fn, torch.complex64, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.uint16, torch.uint64, torch.float8_e4m3fn, torch.complex32, torch.complex64, torch.bool]
+)
 def test_every_dtype_can_be_stored(dtype: torch.dtype, room: str) -> None:
     source = [torch.full((3,), float(number)).to(dtype) for number in range(13)]
     data = DeviceDataset(source, device="cpu", **ROOMS[room])
@@ -264,9 +280,10 @@ def test_samples_of_another_shape_can_be_left_out() -> None:
         (torch.zeros(3), {"budget": "180%"}, "budget='180%'"),
         (torch.zeros(3), {"dtype": torch.uint8}, "give a floating-point dtype"),
         (torch.zeros(3), {"device": "cuda:7"}, r"cuda.*pass device=\"cpu\""),
+        ((np.array(["a", "b"]),), {}, "an array of <U1 cannot be a table"),
         (Noisy(), {}, r"samples of this Noisy are random.*OnBatch"),
     ],
-    ids=["empty", "no columns", "no fields", "lengths", "budget", "share", "dtype", "device", "random"],
+    ids=["empty", "no columns", "no fields", "lengths", "budget", "share", "dtype", "device", "strings", "random"],
 )
 def test_bad_arguments_are_named(source: Any, arguments: dict[str, Any], message: str) -> None:
     budget = {} if isinstance(source, list) else {"budget": 8}

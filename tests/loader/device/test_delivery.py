@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from held_items import HeldItems
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import TensorDataset
 
 import feedline as fl
@@ -280,6 +281,41 @@ def test_a_step_may_keep_batches_that_are_not_static() -> None:
         check_same(list(seen), held, "later batches must not overwrite earlier ones")
 
 
+def test_static_batches_keep_the_address_of_each_key() -> None:
+    def collated(samples: list[Any]) -> dict[str, torch.Tensor]:
+        numbers = torch.tensor([int(sample[1]) for sample in samples])
+        batch = {"x": numbers, "y": -numbers - 1}
+        return batch if numbers[0] % 2 else dict(reversed(batch.items()))
+
+    addresses = set()
+    with loader(static=True, drop_last=True, collate_fn=collated) as batches:
+        orders = set()
+        for batch in batches:
+            orders.add(tuple(batch))
+            addresses.add((batch["x"].data_ptr(), batch["y"].data_ptr()))
+            assert torch.equal(batch["y"], -batch["x"] - 1)
+            assert batch["x"].min() >= 0
+    assert (len(orders), len(addresses)) == (2, 1)
+
+
+def test_tensors_that_cannot_be_static_are_named() -> None:
+    message = "cannot keep the addresses of tensors in a Graph: return a dict"
+    with (
+        loader(static=True, collate_fn=lambda samples: Graph(samples[0][0])) as batches,
+        pytest.raises(ArgumentError, match=message),
+    ):
+        next(iter(batches))
+
+
+def test_packed_sequences_are_converted() -> None:
+    def collated(samples: list[Any]) -> Any:
+        return pack_sequence([sample[0][0].float() for sample in samples])
+
+    with loader(dtype=torch.bfloat16, collate_fn=collated) as batches:
+        batch = next(iter(batches))
+    assert (batch.data.dtype, batch.batch_sizes.dtype) == (torch.bfloat16, torch.int64)
+
+
 def test_a_shorter_static_batch_is_named() -> None:
     with loader(static=True) as static, pytest.raises(ArgumentError, match=r"equal shapes.*drop_last=True") as caught:
         list(static)
@@ -359,10 +395,11 @@ def full(batch: Any) -> Any:
     [
         ({"collate_fn": lambda _: TooLarge()}, (r"batch of 5368709120 bytes was copied to cpu", r"batch 0 of epoch 0")),
         ({"transform": full, "prefetch": 3}, (r"batch 0 of epoch 0", r"has 2920 bytes there.*prefetch=2\)")),
+        ({"transform": full, "device": "meta"}, (r"batch 0 of epoch 0", r"has 2920 bytes there")),
         ({"transform": full, "prefetch": 1}, (r"batch 0 of epoch 0", r"prefetch=1: make it smaller")),
         ({"transform": full, "prefetch": "1 GiB"}, (r"batch 0 of epoch 0", r"a smaller Delivery\(..., prefetch=\)")),
     ],
-    ids=["copy", "transform", "one", "amount"],
+    ids=["copy", "transform", "on its device", "one", "amount"],
 )
 def test_a_batch_without_memory_for_it_is_named(arguments: dict[str, Any], notes: tuple[str, ...]) -> None:
     with loader(**arguments) as failing, pytest.raises(torch.OutOfMemoryError) as caught:

@@ -340,6 +340,16 @@ def test_steps_without_an_operator_are_named(transform: T.Transform) -> None:
         (T.OnBatch(T.GaussianBlur(99)), BATCH, "reaches beyond an image of 48 × 64"),
         (T.OnBatch(T.RandomCrop(100)), BATCH, "needs more than an image of 48 × 64"),
         (T.OnBatch(NORMALIZE), BATCH[:, :1], "Normalize has 3 means, but the images have 1 channel"),
+        (
+            T.OnBatch(T.MixUp(3)),
+            (BATCH / 255, torch.rand(COUNT)),
+            "shares .batch, num_classes.; these are torch.float32",
+        ),
+        (T.OnBatch(T.RandomCrop(4)), [BATCH[0], BATCH[1] / 255], "of one shape and dtype, but the batch has 2"),
+        (T.OnBatch(T.CenterCrop(4)), [BATCH[0], BATCH[1] / 255], "of one shape and dtype, but the batch has 2"),
+        (T.OnBatch(T.Resize(4)), [BATCH[0], BATCH[1][:1]], "of one shape and dtype, but the batch has 2"),
+        (T.OnBatch(NORMALIZE), BATCH.long(), "takes uint8 levels.* but the images are torch.int64"),
+        (T.OnBatch(T.RandomCrop(48, padding=1, fill=(1, 2, 3))), BATCH[:, :1], "3 levels in fill, but the image has 1"),
     ],
     ids=[
         "rank",
@@ -356,11 +366,35 @@ def test_steps_without_an_operator_are_named(transform: T.Transform) -> None:
         "blur",
         "crop",
         "means",
+        "targets",
+        "levels and numbers",
+        "levels and numbers, centered",
+        "gray among RGB",
+        "integers",
+        "fill",
     ],
 )
-def test_bad_batches_are_named(pipeline: T.OnBatch, batch: Any, message: str) -> None:
-    with pytest.raises(SampleError, match=message):
-        pipeline(batch)
+def test_bad_batches_are_named(ways: Iterator[str], pipeline: T.OnBatch, batch: Any, message: str) -> None:
+    for _ in ways:
+        with pytest.raises(SampleError, match=message):
+            pipeline(batch)
+
+
+def test_fields_may_be_counted_from_the_end() -> None:
+    flip = T.RandomHorizontalFlip(1.0)
+    for batch in ((BATCH, 1), [BATCH, 1]):
+        assert torch.equal(T.OnBatch(flip, images=-2)(batch)[0], BATCH.flip(-1))
+    mixed = T.OnBatch([NORMALIZE, T.MixUp(COUNT)], images=-2, labels=-1)((BATCH, torch.arange(COUNT)))
+    assert mixed[1].shape == (COUNT, COUNT)
+
+
+@pytest.mark.parametrize("size", [(48, 64), (20, 20)])
+def test_blurs_take_any_memory_format(ways: Iterator[str], size: tuple[int, int]) -> None:
+    blur, batch = T.GaussianBlur((5, 7)), BATCH[:, :, : size[0], : size[1]]
+    for _ in ways:
+        wanted = T.OnBatch(blur)(batch.contiguous(), KEYS)
+        for images in (batch, batch.contiguous(memory_format=torch.channels_last)):
+            assert torch.equal(T.OnBatch(blur)(images, KEYS), wanted)
 
 
 @pytest.mark.parametrize(

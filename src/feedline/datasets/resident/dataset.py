@@ -233,13 +233,14 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
 
     def _room(self, values: Sequence[Any]) -> int:
         """Rows that fit into the budget."""
-        if (
-            all(value.device == self.device for value in values if isinstance(value, torch.Tensor))
-            and self.source is None
-        ):
+        if all(self._is_stored(value) for value in values if isinstance(value, torch.Tensor)) and self.source is None:
             return self._length  # used in place, for any budget
         each = self._row_nbytes(values)
         return min(self._length, budget_nbytes(self.budget, self.device) // each) if each else self._length
+
+    def _is_stored(self, value: torch.Tensor) -> bool:
+        """True if a table needs no copy."""
+        return value.device == self.device and value.dtype is stored_dtype(value.dtype, self._dtype)
 
     def _row_nbytes(self, values: Sequence[Any]) -> int:
         tensors = (value for value in values if isinstance(value, torch.Tensor))
@@ -302,7 +303,18 @@ def _tables(source: Any) -> list[torch.Tensor] | None:
     parts = source.values() if isinstance(source, dict) else source if isinstance(source, tuple) else (source,)
     if not all(isinstance(part, (torch.Tensor, np.ndarray)) for part in parts):
         return None
-    return [part.detach() if isinstance(part, torch.Tensor) else torch.as_tensor(part, device="cpu") for part in parts]
+    return list(map(_table, parts))
+
+
+def _table(part: Any) -> torch.Tensor:
+    if isinstance(part, np.ndarray):
+        part = part.astype(part.dtype.newbyteorder("="), copy=False)
+        if part.dtype.kind not in "biufc":
+            raise ArgumentError(
+                f"an array of {part.dtype} cannot be a table of a DeviceDataset, which has numbers: leave it out, or"
+                " pass a dataset of samples, whose other values stay on the host"
+            )
+    return part.detach() if isinstance(part, torch.Tensor) else torch.as_tensor(part, device="cpu")
 
 
 def _rows_of(source: Any) -> Any:

@@ -120,6 +120,8 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _without_nan(tensor: torch.Tensor) -> torch.Tensor:
     is_float8 = tensor.is_floating_point() and tensor.itemsize == 1  # which lacks nan_to_num
+    if tensor.dtype is torch.complex32:  # so does complex32
+        tensor = tensor.to(torch.complex64)
     return torch.nan_to_num(tensor.float() if is_float8 else tensor)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -11,12 +11,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import PackedSequence
 
 from feedline.core.batch import BatchResult
 from feedline.core.devices import Device, usable_device
 from feedline.core.numa import Cpus, placement
 from feedline.core.rng import derive_each
-from feedline.core.tree import leaves, map_leaves
+from feedline.core.tree import leaves, map_leaves, paths
 from feedline.core.units import parse_nbytes
 from feedline.errors import ArgumentError, note
 from feedline.loader.device.stage import Depth, host_nbytes, moves_itself
@@ -100,7 +101,7 @@ class DeliverySteps:
 
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
-        self._buffers: list[torch.Tensor] | None = None
+        self._buffers: dict[tuple[Any, ...], torch.Tensor] | None = None
         self._wants_keys = takes_keys(delivery.transform)
 
     def __call__(self, batch: Any, delivered: Delivered) -> Any:
@@ -117,7 +118,7 @@ class DeliverySteps:
                 raise
 
     def _explain_memory(self, batch: Any) -> str:
-        nbytes = host_nbytes(batch)
+        nbytes = sum(map(_nbytes, leaves(batch)))
         ahead = self._delivery.prefetch
         fewer = f"pass Delivery(..., prefetch={ahead - 1})" if isinstance(ahead, int) and ahead > 1 else None
         less = fewer or ("pass a smaller Delivery(..., prefetch=)" if isinstance(ahead, str) else "make it smaller")
@@ -130,6 +131,8 @@ class DeliverySteps:
         return transform(batch, keys=_keys(delivered)) if self._wants_keys else transform(batch)
 
     def _convert(self, leaf: Any) -> Any:
+        if isinstance(leaf, PackedSequence):
+            return map_leaves(self._convert, leaf)
         if not isinstance(leaf, torch.Tensor):
             return leaf
         delivery = self._delivery
@@ -141,27 +144,52 @@ class DeliverySteps:
 
     def _copy_to_static(self, batch: Any) -> Any:
         """The batch in the tensors of the first one."""
-        tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+        tensors = dict(_tensors(batch))
         if self._buffers is None:
-            self._buffers = [tensor.clone() for tensor in tensors]
+            self._buffers = {path: tensor.clone() for path, tensor in tensors.items()}
         else:
             _check_same(self._buffers, tensors)
-            for buffer, tensor in zip(self._buffers, tensors, strict=True):
-                buffer.copy_(tensor)
-        rest = iter(self._buffers)
+            for path, tensor in tensors.items():  # a dict may have its keys in another order
+                self._buffers[path].copy_(tensor)
+        rest = map(self._buffers.__getitem__, tensors)
         return map_leaves(lambda leaf: next(rest) if isinstance(leaf, torch.Tensor) else leaf, batch)
+
+
+def _tensors(batch: Any) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
+    """Paths and tensors of a batch; ArgumentError if some cannot be replaced."""
+    for path, leaf in paths(batch):
+        if isinstance(leaf, torch.Tensor):
+            yield path, leaf
+        elif hasattr(leaf, "to"):
+            raise ArgumentError(
+                f"static=True cannot keep the addresses of tensors in a {type(leaf).__name__}: return a dict, a tuple"
+                " or a dataclass from collate_fn or the transform, or leave out static="
+            )
+
+
+def _nbytes(leaf: Any) -> int:
+    is_strided = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
+    return leaf.nbytes if is_strided else host_nbytes([leaf])
 
 
 _DIMENSIONS: dict[Any, int] = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
 
-def _check_same(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    wanted, got = ([(tuple(each.shape), each.dtype) for each in one] for one in (buffers, tensors))
+def _check_same(
+    buffers: Mapping[tuple[Any, ...], torch.Tensor], tensors: Mapping[tuple[Any, ...], torch.Tensor]
+) -> None:
+    wanted, got = ({path: (tuple(each.shape), each.dtype) for path, each in one.items()} for one in (buffers, tensors))
     if wanted != got:
         raise ArgumentError(
-            f"static=True needs batches of equal shapes: the first had {wanted}, this one has {got}. Pass"
-            " drop_last=True for a shorter last batch, or pad samples to one length"
+            f"static=True needs batches of equal shapes: the first had {_listed(wanted)}, this one has {_listed(got)}."
+            " Pass drop_last=True for a shorter last batch, or pad samples to one length"
         )
+
+
+def _listed(kinds: Mapping[tuple[Any, ...], Any]) -> Any:
+    """Shapes and dtypes, with the keys of dicts."""
+    are_named = any(isinstance(key, str) for path in kinds for key in path)
+    return dict(kinds) if are_named else list(kinds.values())
 
 
 def _keys(batch: Delivered) -> NDArray[np.uint64] | None:

@@ -7,7 +7,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from time import monotonic
@@ -35,6 +35,8 @@ class _Commits:
     done: dict[int, Place] = field(default_factory=dict)
     client: LiveClient | None = None
     at_s: float = 0.0
+    own: set[int] = field(default_factory=set)
+    """Partitions that this process has begun; a state also has those of other ranks."""
 
 
 class LiveStream(IterableDataset[Any]):
@@ -124,6 +126,7 @@ class LiveStream(IterableDataset[Any]):
             which = f"partition{'s'[: len(states) - 1]} {', '.join(map(str, states))}"
             note(error, f"feedline: while opening {which} (epoch {epoch}) of {type(self).__name__}")
             raise
+        self._commits.own = set(states)
         with closing(client):
             return {number: self._begin_partition(client, number, epoch, state) for number, state in states.items()}
 
@@ -147,11 +150,14 @@ class LiveStream(IterableDataset[Any]):
     def commit(self, state: Mapping[str, Any]) -> None:
         """Commit the places of a loader's state, as after a checkpoint.
 
-        Raises `ArgumentError` without `group`.
+        Of the partitions, only those of this rank are committed: the state has old places of the others. A process
+        that has not read the stream commits all of them. Raises `ArgumentError` without `group`.
         """
         if self.terms.group is None:
             raise ArgumentError("commit() needs group=: the source keeps places by the name of a group")
         marks = {int(entry[0]): unpack(from_leaf(entry[3], "partitions")) for entry in state["partitions"]}
+        own = self._commits.own or set(marks)
+        marks = {number: mark for number, mark in marks.items() if number in own}
         self.acknowledge({number: mark[1] for number, mark in marks.items() if mark is not None}, now=True)
 
     def disconnect(self) -> None:
@@ -186,8 +192,9 @@ class LiveStream(IterableDataset[Any]):
                 except StopIteration:
                     del flows[number]
                     continue
-                self._places[number] = flow.state_dict()
-                yield from drawn.samples
+                for state, sample in zip(flow.states(), drawn.samples, strict=True):
+                    self._places[number] = state
+                    yield sample
                 given += len(drawn.samples)
                 if most is not None and given >= most:
                     return
@@ -222,7 +229,13 @@ class LiveStream(IterableDataset[Any]):
         if changed:
             if commits.client is None:
                 commits.client = self.open_client()
-            commits.client.commit(changed)
+            try:
+                commits.client.commit(changed)
+            except BaseException:
+                client, commits.client = commits.client, None  # a connection that was lost stays so
+                with suppress(FeedlineError):
+                    client.close()
+                raise
         commits.done.update(changed)
         commits.pending.clear()
         commits.at_s = monotonic()
@@ -238,7 +251,7 @@ class LiveStream(IterableDataset[Any]):
         retained = client.retained(number)
         place = self._start(client, number, retained) if state is None else state["place"]
         if client.is_lost(number, place, retained):
-            place = self._after_loss(number, place, retained)
+            place = self.after_loss(number, place, retained)
         stop = retained.end if self.terms.until == "latest" else None
         if state is not None and state["epoch"] == epoch:
             kept_stop = state["stop"]  # None in an epoch that began without an end, and may get one now
@@ -252,7 +265,8 @@ class LiveStream(IterableDataset[Any]):
         self._commits.done[number] = place  # nothing was delivered that could be committed
         return place
 
-    def _after_loss(self, number: int, place: Place, retained: RetainedRange) -> Place:
+    def after_loss(self, number: int, place: Place, retained: RetainedRange) -> Place:
+        """The oldest place, with a warning; raises `OffsetLostError` unless `lost` is "skip"."""
         what = (
             f"{self.address(number, place)} is out of retention: the source has only what lies between "
             f"{retained.first!r} and {retained.end!r}, so messages were deleted before they were delivered"
@@ -281,7 +295,8 @@ class LivePartition:
         self._stream, self._number = stream, number
         self._state: dict[str, Any] = {"place": None, "epoch": epoch, "count": 0, "stop": None}
         self._reader: LiveReader | None = None
-        self._ready: list[Any] = []
+        self._before = self._state
+        self._used: list[Any] = []
 
     def __iter__(self) -> LivePartition:
         return self
@@ -310,10 +325,18 @@ class LivePartition:
         finally:
             if used < len(messages):
                 reader.put_back(self._number, messages[used:], places[used:])
+        self._before, self._used = self._state, places[:used]
         if used:
-            state = self._state
-            self._state = {**state, "place": places[used - 1], "count": state["count"] + used}
+            self._state = self._after(used)
         return drawn
+
+    def states(self) -> Iterator[dict[str, Any]]:
+        """States after each message of the latest draw."""
+        return map(self._after, range(1, len(self._used) + 1))
+
+    def _after(self, count: int) -> dict[str, Any]:
+        before = self._before
+        return {**before, "place": self._used[count - 1], "count": before["count"] + count}
 
     def state_dict(self) -> dict[str, Any]:
         return self._state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -30,6 +31,8 @@ _UNREACHABLE = (
     *("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_TIMED_OUT", "REQUEST_TIMED_OUT", "LEADER_NOT_AVAILABLE"),
     *("NOT_LEADER_FOR_PARTITION", "COORDINATOR_LOAD_IN_PROGRESS", "_WAIT_COORD", "BROKER_NOT_AVAILABLE"),
 )
+
+_LOST = ("OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET")
 
 _NO_OFFSET = -1001
 
@@ -165,11 +168,24 @@ class KafkaClient:
             if error is None:
                 values.append(message.value() or b"")
                 places.append(message.offset() + 1)
+                end = None  # messages have arrived since
             elif error.code() == self._kafka.KafkaError._PARTITION_EOF:
                 end = message.offset()
+            elif error.name() in _LOST and self._stream.terms.lost == "skip":
+                self._skip_lost(partition)
             else:
                 self._raise(error, partition)
         return MessageRun(partition, values, places, end)
+
+    def _skip_lost(self, partition: int) -> None:
+        """Continue with the oldest message."""
+        first = self.retained(partition).first
+        warnings.warn(
+            f"{self._stream.topic}[{partition}]: messages were deleted before they were delivered; continuing with the"
+            f" oldest message, at {first}",
+            stacklevel=2,
+        )
+        self.seek(partition, first)
 
     def _pause_all_but(self, wanted: set[int]) -> None:
         full = self._assigned - wanted
@@ -217,7 +233,7 @@ class KafkaClient:
                 f"{who} do not answer ({text}): check servers=, security.protocol in settings=, and that this"
                 " machine reaches them"
             )
-        if name in ("OFFSET_OUT_OF_RANGE", "_AUTO_OFFSET_RESET"):
+        if name in _LOST:
             raise OffsetLostError(
                 f"{topic}: the offset is out of retention ({text}). Keep messages for longer; lost='skip' continues"
                 " with the oldest message"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import select
+import selectors
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -79,6 +79,8 @@ class LinesClient:
         self._places: dict[int, int] = {}
         self._rests: dict[int, bytes] = {}
         self._unanswered = set[int]()
+        self._cut = set[int]()
+        """Partitions in the middle of a line that is too long."""
 
     def retained(self, partition: int) -> RetainedRange:
         """The server's answer to KEPT."""
@@ -113,13 +115,17 @@ class LinesClient:
         connection = self._connect(partition)
         self._reading[partition], self._places[partition], self._rests[partition] = connection, place, b""
         self._unanswered.add(partition)
+        self._cut.discard(partition)
         self._guarded(partition, connection.sendall, f"READ {place}\n".encode())
 
     def poll(self, partitions: Sequence[int], most: int, timeout_s: float) -> list[MessageRun]:  # noqa: ARG002 - the protocol
         """Lines of the servers that have sent some."""
-        by_connection = {self._reading[partition]: partition for partition in partitions}
-        ready, _, _ = select.select(list(by_connection), [], [], timeout_s)
-        return [self._receive(by_connection[connection]) for connection in ready]
+        # Unlike select(), poll() takes descriptors of any number.
+        with selectors.PollSelector() as selector:
+            for partition in partitions:
+                selector.register(self._reading[partition], selectors.EVENT_READ, partition)
+            ready = [key.data for key, _ in selector.select(timeout_s)]
+        return [self._receive(partition) for partition in ready]
 
     def close(self) -> None:
         """Close all connections."""
@@ -130,20 +136,34 @@ class LinesClient:
         received = self._guarded(partition, self._reading[partition].recv, _RECEIVED)
         if not received:
             raise SourceUnavailableError(f"{self._who(partition)} has closed the connection")
+        if partition in self._cut:
+            _, end, received = received.partition(b"\n")
+            if not end:
+                return MessageRun(partition, [], [])
+            self._cut.remove(partition)
         *lines, rest = (self._rests[partition] + received).split(b"\n")
         if lines and partition in self._unanswered:
             if (answer := _text(lines.pop(0))) != _DONE:
                 self._refuse(partition, f"READ {self._places[partition]}", answer, _DONE)
             self._unanswered.remove(partition)
-        if len(rest) > self._limits.message_nbytes:
-            raise MessageTooLargeError(
-                f"{self._who(partition)}: line {self._places[partition] + len(lines)} has more than"
-                f" LiveLimits.message_nbytes={self._limits.message_nbytes:,} bytes: raise the limit, or check that the"
-                " server ends its lines"
-            )
         first = self._places[partition]
-        self._rests[partition], self._places[partition] = rest, first + len(lines)
-        return MessageRun(partition, lines, list(range(first + 1, first + len(lines) + 1)))
+        messages: list[Any] = lines
+        if len(rest) > self._limits.message_nbytes:
+            messages, rest = [*lines, self._too_long(partition, first + len(lines))], b""
+            self._cut.add(partition)
+        self._rests[partition], self._places[partition] = rest, first + len(messages)
+        return MessageRun(partition, messages, list(range(first + 1, first + len(messages) + 1)))
+
+    def _too_long(self, partition: int, number: int) -> MessageTooLargeError:
+        """The error in place of a line; raised if it answers READ."""
+        limit = f"LiveLimits.message_nbytes={self._limits.message_nbytes:,} bytes"
+        remedy = "raise the limit, or check that the server ends its lines"
+        if partition in self._unanswered:
+            raise MessageTooLargeError(f"{self._who(partition)}: the answer to READ has more than {limit}: {remedy}")
+        return MessageTooLargeError(
+            f"{self._who(partition)}: line {number} has more than {limit}: {remedy}, or leave out such lines by"
+            " on_error='skip'"
+        )
 
     def _ask(self, partition: int, question: str) -> str:
         """Send a request on a new connection, and return the answer."""

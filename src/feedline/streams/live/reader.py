@@ -71,7 +71,11 @@ class LiveReader:
         """Read a partition from `place` up to `stop`; without end for None."""
         self._buffers[partition] = _Buffer(place, stop)
         if self._client is not None:
-            self._client.seek(partition, place)
+            try:
+                self._client.seek(partition, place)
+            except BaseException:
+                self._disconnect()  # the next draw connects again, and seeks all partitions
+                raise
 
     def draw(self, partition: int, size: int) -> tuple[list[Any], list[Any]]:
         """Up to `size` messages and their places, when they are due.
@@ -140,6 +144,9 @@ class LiveReader:
         except SourceUnavailableError as error:
             self._reconnect(error)
             return
+        except BaseException:
+            self._disconnect()  # it may have taken messages that it did not return: they are read again
+            raise
         now_s = monotonic()
         for chunk in chunks:
             self._add(self._buffers[chunk.partition], chunk, now_s)
@@ -176,8 +183,8 @@ class LiveReader:
     def _reconnect(self, error: FeedlineError) -> None:
         """Connect again; raise the latest error after `patience_s`."""
         give_up_s = monotonic() + self._terms.limits.patience_s
+        self._disconnect()
         while monotonic() < give_up_s and not self._closed.is_set():
-            self._disconnect()
             self._closed.wait(_RETRY_S)
             try:
                 self._connected()

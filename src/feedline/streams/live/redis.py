@@ -142,7 +142,8 @@ class RedisClient:
         block_ms = max(1, int(timeout_s * 1000)) if timeout_s else None  # for Redis, 0 is forever
         found = self._ask(lambda: self._client.xread(behind, count=most, block=block_ms)) if behind else []
         pairs = found.items() if isinstance(found, dict) else found  # a mapping in the newer protocol
-        return [self._chunk(by_key[key], entries) for key, entries in pairs]
+        chunks = [self._chunk(by_key[key], entries) for key, entries in pairs]
+        return chunks or [run for number in partitions if (run := self._passed_deleted(number)) is not None]
 
     def close(self) -> None:
         """Close the connection."""
@@ -151,7 +152,7 @@ class RedisClient:
     def _chunk(self, partition: int, entries: Any) -> MessageRun:
         if entries and isinstance(entries[0], list):
             (entries,) = entries
-        count = self._places[partition][1]
+        count = self._count_before(partition, [last.decode() for last, _ in entries])
         places = [[last.decode(), count + number] for number, (last, _) in enumerate(entries, 1)]
         self._places[partition] = places[-1]
         if self._field is None:
@@ -159,6 +160,44 @@ class RedisClient:
         name = self._field
         messages = [fields[name] if name in fields else _missing_field_error(name, fields) for _, fields in entries]
         return MessageRun(partition, messages, places)
+
+    def _count_before(self, partition: int, read: list[str]) -> int:
+        """Number of entries before those just read.
+
+        Raises `OffsetLostError`, or warns, if some of them were deleted before they were read.
+        """
+        place, order = self._places[partition], self._stream.order
+        info = self._about(partition)
+        if info is None:  # the stream was deleted since
+            return int(place[1])
+        first = info.get("first-entry")
+        oldest = order([_text(first[0])]) if first else None
+        if oldest is not None and oldest <= order(place):
+            return int(place[1])
+        if order([_text(info.get("max-deleted-entry-id", "0-0"))]) >= order([read[0]]):
+            return int(place[1])  # single ones were deleted, and Redis does not tell how many of them come later
+        # Entries that were read may have been trimmed since, too.
+        gone = sum(oldest is None or order([each]) < oldest for each in read)
+        before = info["entries-added"] - info["length"] - gone
+        if before > place[1]:
+            end = [_text(info["last-generated-id"]), info["entries-added"]]
+            self._stream.after_loss(partition, place, RetainedRange([read[0], before], end))
+        return max(int(place[1]), int(before))
+
+    def _passed_deleted(self, partition: int) -> MessageRun | None:
+        """A run up to the newest identifier, if its entries were deleted."""
+        place, info = self._places[partition], self._about(partition)
+        newest = place if info is None else [_text(info["last-generated-id"]), info["entries-added"]]
+        if self._stream.order(newest) <= self._stream.order(place):
+            return None
+        key = self._stream.keys[partition].encode()
+        if self._ask(lambda: self._client.xread({key: place[0]}, count=1, block=None)):
+            return None  # they have arrived since
+        retained = self.retained(partition)
+        if self.is_lost(partition, place, retained):
+            self._stream.after_loss(partition, place, retained)
+        self._places[partition] = newest
+        return MessageRun(partition, [], [], newest)
 
     def _about(self, partition: int) -> dict[str, Any] | None:
         """Redis's facts about a stream; None if the stream does not exist."""

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from itertools import pairwise
 from time import monotonic
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ _ACCESS = ("password", "authentication", "permission denied", "role ")
 class SQLRows(LiveStream):
     """Rows of a query with an ascending key; see `LiveStream`.
 
-    The key is a whole number, such as a serial `id`.
+    The key is a whole number, such as a serial `id`, that no two rows share: `SourceError` otherwise.
 
     A message is a mapping of the columns. `source` is that of `datasets.SQLManifest`: an address, `env:NAME`, or a
     function that returns a DB-API connection. Partition p of `partitions` has the rows whose key is p modulo their
@@ -155,12 +156,32 @@ class SQLClient:
         # The query is the user's own, and the rest are whole numbers and a checked name.
         within = f"{self._key} > {int(place)} AND {self._key} <= {int(horizon)}{share}"
         query = f"SELECT * FROM ({self._stream.query}) AS rows_ WHERE {within} ORDER BY {self._key}"  # noqa: S608
-        names, rows = self._rows(f"{query} LIMIT {max(1, most)}")
-        at = names.index(self._key)
+        names, rows = self._rows(f"{query} LIMIT {max(1, most) + 1}")
+        at = self._column(names)
         places = [int(row[at]) for row in rows]
-        end = horizon if len(rows) < most else None  # all up to there was read
+        self._check_ascending(places)  # one row more than is returned: the limit may fall between rows of equal keys
+        end = horizon if len(rows) <= max(1, most) else None  # all up to there was read
+        del rows[max(1, most) :], places[max(1, most) :]
         self._places[number] = max([place, *places[-1:]]) if end is None else max(place, end)
         return MessageRun(number, [dict(zip(names, row, strict=True)) for row in rows], places, self._places[number])
+
+    def _column(self, names: list[str]) -> int:
+        """Number of the key's column, whose case may differ."""
+        for found in (names, [name.lower() for name in names]):
+            for key in (self._key, self._key.lower()):
+                if key in found:
+                    return found.index(key)
+        raise SourceError(
+            f"key={self._key!r} is not a column of the query, which has {', '.join(names)}: select it, too"
+        )
+
+    def _check_ascending(self, keys: list[int]) -> None:
+        for before, after in pairwise(keys):
+            if after <= before:
+                raise SourceError(
+                    f"several rows of {self._stream.fingerprint()} have the key {self._key} = {after}, so a place"
+                    " between them could not be kept: pass key= a column with a value of its own in each row"
+                )
 
     def _rows(self, query: str) -> tuple[list[str], list[Sequence[Any]]]:
         def ask() -> tuple[list[str], list[Sequence[Any]]]:
@@ -169,7 +190,7 @@ class SQLClient:
             try:
                 cursor.execute(query)
                 names = [column[0] for column in cursor.description]
-                return names, cursor.fetchall()
+                return names, list(cursor.fetchall())
             finally:
                 cursor.close()
                 connection.rollback()  # the next query must see later commits

@@ -134,8 +134,8 @@ def blurred(levels: torch.Tensor, across: np.ndarray, down: np.ndarray) -> torch
     batch, channels, height, width = levels.shape
     reach = across.shape[1] // 2, down.shape[1] // 2
     padded = functional.pad(levels, (reach[0], reach[0], reach[1], reach[1]), mode="reflect")
-    lines = padded.view(1, batch * channels, *padded.shape[-2:])
+    lines = padded.reshape(1, batch * channels, *padded.shape[-2:])
     for kernels, shape in ((across, (1, -1)), (down, (-1, 1))):
         each = torch.from_numpy(kernels).to(levels.device).repeat_interleave(channels, 0)
         lines = functional.conv2d(lines, each.view(batch * channels, 1, *shape), groups=batch * channels)
-    return lines.view(batch, channels, height, width).round_().clamp_(0.0, 255.0)
+    return lines.reshape(batch, channels, height, width).round_().clamp_(0.0, 255.0)

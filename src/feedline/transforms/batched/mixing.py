@@ -48,7 +48,7 @@ class SampleMixing:
         raise NotImplementedError
 
     def _mix_labels(self, labels: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-        if labels.ndim == 1:
+        if labels.ndim == 1 and not (labels.is_floating_point() or labels.is_complex()):
             labels = self._one_hot(labels)
         if not labels.is_floating_point() or labels.ndim != 2:
             raise SampleError(

@@ -74,7 +74,7 @@ def moved(images: torch.Tensor, steps: Sequence[PlannedStep], keys: Keys) -> tor
             lines = _flipped(lines, flips)
     if not is_moved:
         return images
-    fill = (0.0,) if crop is None else crop.fill if isinstance(crop.fill, tuple) else (crop.fill,)
+    fill = (0.0,) if crop is None else crop.levels(images.shape[1])
     return _taken(images, lines, columns, fill, out)
 
 

@@ -37,10 +37,12 @@ class OnBatch:
 
     On the CPU, uint8 images go through the native kernels where these are faster, and the results are those of single
     images. On other devices each transform is one launch, or a few, and results differ by at most one level where an
-    image is resized or blurred; all others are equal. The input is left unchanged, and the result may share memory with
-    it. With `inplace`, a tensor of images may be written to, which avoids a copy where flips and erasing change a part
-    of it: for batches that nothing else refers to, such as those of a `Delivery`. Callables of other libraries, and
-    subclasses with an `apply` of their own, raise an ArgumentError.
+    image is resized or blurred, in bicubic resizes rarely by two; all others are equal. The input is left unchanged,
+    and the result may share memory with it. With `inplace`, a tensor of images may be written to, which avoids a copy
+    where flips and erasing change a part of it: for batches that nothing else refers to, such as collated batches and
+    those that a `Delivery` has moved to another device. With `batch_size=None`, a batch that was on the device already
+    is the dataset's own. Callables of other libraries, and subclasses with an `apply` of their own, raise an
+    ArgumentError.
     """
 
     def __init__(
@@ -133,7 +135,7 @@ def uses_kernels(images: Any) -> bool:
 def _by_kernels(images: Any, plan: ImagePlan, keys: Keys) -> torch.Tensor:
     """Apply the plan to single images, which defines the result."""
     sources = [image.permute(1, 2, 0).numpy() for image in images]
-    if plan.spec is not None and plan.batchable and sources[0].shape[2] == 3:
+    if plan.spec is not None and plan.batchable and all(source.shape[2] == 3 for source in sources):
         done = plan.batch(sources, keys, allocate_tensor, threads=torch.get_num_threads())
         return done if plan.spec.converted else done.permute(0, 3, 1, 2).contiguous()
     samples = [plan.run(source, key) for source, key in zip(sources, keys.tolist(), strict=True)]
@@ -173,6 +175,7 @@ def _check_images(images: Any) -> int:
 def _replace(batch: Any, changes: Mapping[Any, Any]) -> Any:
     if isinstance(batch, Mapping):
         return {**batch, **changes}
+    changes = {place % len(batch): part for place, part in changes.items()}  # -1 is the last one
     if hasattr(batch, "_fields"):
         return like_named_tuple(batch, (changes.get(place, part) for place, part in enumerate(batch)))
     return type(batch)(changes.get(place, part) for place, part in enumerate(batch))

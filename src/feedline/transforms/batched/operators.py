@@ -62,7 +62,7 @@ def apply_steps(steps: Sequence[PlannedStep], rows: ImageRows, keys: Keys) -> Im
 def _move(moves: Sequence[PlannedStep], rows: ImageRows, keys: Keys) -> ImageRows:
     if not isinstance(rows.images, torch.Tensor) and isinstance(moves[0].step, RandomCrop):
         parts = [moved(image[None], moves, keys[row : row + 1]) for row, image in enumerate(rows.images)]
-        return ImageRows(torch.cat(parts), is_owned=True)
+        return _one_batch(parts, type(moves[0].step).__name__)
     before = stacked(rows, type(moves[0].step).__name__)
     if rows.is_owned and flip_in_place(before, moves, keys):
         return ImageRows(before, is_owned=True)
@@ -139,8 +139,8 @@ def _resize(step: ResizeShortest, rows: ImageRows, keys: Keys) -> ImageRows:
 
 
 def _join(images: list[torch.Tensor]) -> ImageRows:
-    """Stack the images if all shapes are equal, else keep the list."""
-    alike = len({image.shape for image in images}) == 1
+    """Stack images of equal shape and dtype, else keep the list."""
+    alike = len({(image.shape, image.dtype) for image in images}) == 1
     return ImageRows(torch.stack(images), is_owned=True) if alike else ImageRows(images)
 
 
@@ -204,14 +204,19 @@ def _crop(step: RandomCrop, rows: ImageRows, keys: Keys) -> ImageRows:
         return ImageRows(_crop_all(step, rows.images, keys), is_owned=True)
     each = enumerate(rows.images)
     parts = [_crop_all(step, image[None], keys[row : row + 1]) for row, image in each]
-    return ImageRows(torch.cat(parts), is_owned=True)
+    return _one_batch(parts, type(step).__name__)
+
+
+def _one_batch(parts: list[torch.Tensor], name: str) -> ImageRows:
+    """One tensor of batches with one row each; SampleError if they differ."""
+    return ImageRows(stacked(ImageRows([part[0] for part in parts]), name), is_owned=True)
 
 
 def _crop_all(step: RandomCrop, images: torch.Tensor, keys: Keys) -> torch.Tensor:
     """Crop all rows by one gather, each at its own corner."""
     lines, columns = (np.arange(side)[None] for side in images.shape[-2:])
     places = cropped(step, DrawsEach(keys), lines, columns)
-    fill = step.fill if isinstance(step.fill, tuple) else (step.fill,)
+    fill = step.levels(images.shape[1])
     y, x = (torch.from_numpy(np.ascontiguousarray(each)).to(images.device) for each in places)
     batch = torch.arange(len(images), device=images.device)[:, None, None]
     down, across = y[:, :, None], x[:, None, :]
@@ -262,6 +267,11 @@ def _convert(step: Conversion, rows: ImageRows, keys: Keys) -> ImageRows:  # noq
         if step.dtype == torch.uint8:
             return _made_of(rows, _laid_out(images, step.layout))
         images = images.to(torch.float32).div_(255.0)
+    elif not images.is_floating_point():
+        raise SampleError(
+            f"the conversion to numbers takes uint8 levels, 0 to 255, or floating-point numbers, but the images are"
+            f" {images.dtype}: convert them with images.to(torch.uint8) before"
+        )
     else:
         images = images.to(torch.float32, copy=step.mean is not None)
     if step.mean is not None and step.std is not None:
