@@ -145,7 +145,7 @@ def test_a_file_whose_tags_cannot_be_read_is_decoded_on_the_cpu(monkeypatch: pyt
     good, bad = file_of(oriented(6)), file_of(b"no image")
     monkeypatch.setattr(device_decoders, "decoder_of", lambda _: lambda some, __: [decoded(good) for _ in some])
     with pytest.raises(images.ImageError, match="could not be read") as caught:
-        device_decoders.decode_there([good, good, bad], HERE, apply_exif_orientation=True)
+        device_decoders.decode_on_device([good, good, bad], HERE, apply_exif_orientation=True)
     assert caught.value.row == 2
 
 

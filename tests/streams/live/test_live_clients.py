@@ -22,9 +22,9 @@ from feedline.streams.live.kafka import KafkaClient
 from feedline.streams.live.reader import LiveReader
 from feedline.streams.live.redis import RedisClient
 from feedline.streams.live.sql import SQLClient
-from feedline.streams.live.terms import Kept, LiveLimits, LiveTerms, MessageRun
+from feedline.streams.live.terms import LiveLimits, LiveOptions, MessageRun, RetainedRange
 
-TERMS = LiveTerms(None, "bytes", "earliest", 0.02, None, None, "raise", LiveLimits(patience_s=0))
+TERMS = LiveOptions(None, "bytes", "earliest", 0.02, None, None, "raise", LiveLimits(patience_s=0))
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def kafka_client(lost: str) -> Any:
     client._noted = []
     client._stream = SimpleNamespace(terms=dataclasses.replace(TERMS, lost=lost), topic="t", servers="h:1")
     client.sought = []
-    client.kept = lambda _: Kept(40, 50)
+    client.retained = lambda _: RetainedRange(40, 50)
     client.seek = lambda *place: client.sought.append(place)
     return client
 
