@@ -679,7 +679,6 @@ def one(item: Any) -> Any:
         (one("a").map(partial(max, 1)), one("a").map(partial(max, 2))),
         (one("a").pack(4, value={"a": 1}), one("a").pack(4, value={"a": 2})),
     ],
-    ids=str,
 )  # fmt: skip
 def test_streams_of_other_samples_differ_in_their_fingerprints(first: Any, second: Any) -> None:
     assert first.fingerprint() != second.fingerprint()
