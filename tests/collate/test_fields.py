@@ -124,6 +124,8 @@ class TestPad:
             with pytest.raises(CollateError, match=r"batch\['x'\]: torch.uint8 cannot hold the padding value"):
                 collator({"x": value})(samples)
         assert collator({"x": 255.0, "ids": -1})(samples) is not None
+        with pytest.raises(CollateError, match="sample 1 of the batch lacks the field 'ids'"):
+            collate.token_budget(4)([*samples[:1], {"x": [1]}])
         with pytest.raises(CollateError, match=r"torch.bool cannot hold the padding value -1"):
             collator(-1)([torch.ones(2, dtype=torch.bool)])
 
