@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 import pickle
+import random
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -24,7 +25,7 @@ from feedline.core.dataset import BatchRead, Keys, traits_of
 from feedline.core.devices import for_device
 from feedline.core.recognition import SampleReader
 from feedline.core.rng import Address, RowKeys, addressed, derive, derive_each, is_addressed
-from feedline.core.rng_globals import global_states, restore_globals, seed_globals
+from feedline.core.rng_globals import global_states, restore_globals, restoring_globals, seed_globals
 from feedline.core.schedule import BatchRequest
 from feedline.core.telemetry import Recorder, SpanTuple, recorder_of_thread
 from feedline.core.tensors import Allocator, allocate_tensor, as_container, as_yielded
@@ -290,7 +291,18 @@ class BatchBuilder:
             raise
 
     def _failing_row(self, error: Exception, request: BatchRequest, address: Address) -> int | None:
-        """The first row that fails alone; None if its error differs."""
+        """The first row that fails alone; None if its error differs.
+
+        None also for a dataset that another read would change. The loop may go on after the error, and must then draw
+        the numbers that it draws with torch.
+        """
+        if self.is_stateful or _owns_generator(self.dataset):
+            return None
+        # Worker threads share the generators: restoring them would change the draws of others.
+        with nullcontext() if telemetry.is_worker_thread() else restoring_globals():
+            return self._find_row(error, request, address)
+
+    def _find_row(self, error: Exception, request: BatchRequest, address: Address) -> int | None:
         for row, index in enumerate(as_yielded(request.indices)):
             address.row = row
             if self.progress is not None:
@@ -416,6 +428,14 @@ class BatchBuilder:
             if length is not None and not -length <= index < length:
                 return f"the index from the sampler is out of range: the dataset has {length} samples"
         return "on_error='skip' counts and leaves out such samples"
+
+
+_GENERATORS = random.Random, np.random.Generator, np.random.RandomState, torch.Generator
+
+
+def _owns_generator(dataset: Any) -> bool:
+    """True if an attribute of the dataset is a random generator."""
+    return any(isinstance(value, _GENERATORS) for value in getattr(dataset, "__dict__", {}).values())
 
 
 def _no_progress(row: int) -> None:
