@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import (
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -20,6 +21,7 @@ from torch.utils.data import (
     TensorDataset,
     default_collate,
     default_convert,
+    get_worker_info,
 )
 from torch_datasets import (
     Counting,
@@ -295,6 +297,47 @@ def test_stacks_ask_one_part_after_the_other(loader_class: type[DataLoader[Any]]
         random.seed(3)
         torch.manual_seed(3)
         return list(loader_class(STACKS[stack](), batch_size=3, shuffle=True, collate_fn=list))
+
+    assert batches(loader_class) == batches(DataLoader)
+
+
+def rows_from(first: int) -> TensorDataset:
+    return TensorDataset(torch.arange(first, first + 6))
+
+
+def exchange(dataset: Any) -> None:
+    """Exchange the inner dataset of a Subset, or the first of a ConcatDataset or StackDataset."""
+    if isinstance(dataset, Subset):
+        dataset.dataset = rows_from(100)
+    else:
+        parts = list(dataset.datasets)
+        dataset.datasets = type(dataset.datasets)([rows_from(100), *parts[1:]])
+
+
+def exchange_in_worker(_: int) -> None:
+    exchange(get_worker_info().dataset)
+
+
+@pytest.mark.parametrize("in_worker", [False, True])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda: Subset(rows_from(0), range(6)),
+        lambda: ConcatDataset([rows_from(0), rows_from(10)]),
+        lambda: StackDataset(rows_from(0), rows_from(10)),
+    ],
+)
+def test_an_exchanged_inner_dataset_is_read(
+    loader_class: type[DataLoader[Any]], wrap: Callable[[], Any], in_worker: bool
+) -> None:
+    def batches(loader_class: Any) -> list[Any]:
+        dataset, seen = wrap(), []
+        how = {"num_workers": 1, "worker_init_fn": exchange_in_worker} if in_worker else {}
+        for batch in loader_class(dataset, 2, **how):
+            seen.append(str(batch))
+            if not in_worker:
+                exchange(dataset)
+        return seen
 
     assert batches(loader_class) == batches(DataLoader)
 

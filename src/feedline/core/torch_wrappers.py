@@ -9,6 +9,7 @@ import numpy as np
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from feedline.core.dataset import Ranges, RangesOf, has_traits, overrides_samples, traits_of
+from feedline.core.huggingface import is_table
 from feedline.core.kernels import Int64s
 from feedline.core.shard_offsets import ShardOffsets
 
@@ -17,6 +18,23 @@ def parts_of(dataset: Any) -> Sequence[Any]:
     """The datasets that a ConcatDataset or StackDataset holds."""
     parts = dataset.datasets
     return list(parts.values()) if isinstance(parts, dict) else list(parts)
+
+
+def inner_objects(dataset: Any) -> list[Any]:
+    """What decides how a wrapper, or a Hugging Face table, is read besides its type.
+
+    For torch's wrappers the datasets inside, at any depth; for a table the parts of its format, which it replaces as a
+    whole. Empty for other datasets.
+    """
+    kind = type(dataset)
+    if kind is Subset:
+        return [dataset.dataset, *inner_objects(dataset.dataset)]
+    if kind is ConcatDataset or kind is StackDataset:
+        return [each for part in parts_of(dataset) for each in (part, *inner_objects(part))]
+    return [getattr(dataset, name, None) for name in _FORMAT] if is_table(dataset) else []
+
+
+_FORMAT = "_format_type", "_format_kwargs", "_format_columns", "_output_all_columns"
 
 
 def ranges_of(dataset: Any) -> RangesOf | None:

@@ -380,6 +380,35 @@ class TestChanges:
 
         assert_same(run(fl.DataLoader), run(torch.utils.data.DataLoader))
 
+    def test_of_lists_of_modules_and_numbers_in_place(self, root: Path) -> None:
+        def run(loader_class: Any) -> list[Any]:
+            mean, std, flips = torch.zeros(3), np.ones(3), torch.nn.ModuleList([v1.RandomHorizontalFlip(0.0)])
+            steps = [v1.Resize((20, 20)), v1.RandomApply(flips, 1.0), v1.ToTensor(), v1.Normalize(mean, std)]
+            dataset = datasets.ImageFolder(root, v1.Compose(steps))
+            batches = []
+            for number, batch in enumerate(loader_class(dataset, batch_size=8)):
+                batches.append(batch)
+                if number == 0:
+                    mean += 1
+                if number == 1:
+                    std *= 2
+                if number == 2:
+                    flips[0] = v1.RandomVerticalFlip(1.0)
+            return batches
+
+        assert_same(run(fl.DataLoader), run(torch.utils.data.DataLoader))
+
+    def test_of_the_function_that_opens_images(self, root: Path) -> None:
+        def run(loader_class: Any) -> list[Any]:
+            dataset = datasets.ImageFolder(root, v1.Compose([v1.Resize((20, 20)), v1.ToTensor()]))
+            own, batches = dataset.loader, []
+            for number, batch in enumerate(loader_class(dataset, batch_size=8)):
+                batches.append(batch)
+                dataset.loader = own if number == 1 else lambda path: Image.new("RGB", (60, 60), "red")
+            return batches
+
+        assert_same(run(fl.DataLoader), run(torch.utils.data.DataLoader))
+
     def test_of_the_default_dtype(self, root: Path) -> None:
         dataset = datasets.ImageFolder(root, PIPELINES["train"]())
         loader = fl.DataLoader(dataset, batch_size=8)

@@ -29,7 +29,7 @@ from feedline.core.rng_globals import global_states, restore_globals, restoring_
 from feedline.core.schedule import BatchRequest
 from feedline.core.telemetry import Recorder, SpanTuple, recorder_of_thread
 from feedline.core.tensors import Allocator, allocate_tensor, as_container, as_yielded
-from feedline.core.torch_wrappers import batch_getter, stack_getter
+from feedline.core.torch_wrappers import batch_getter, inner_objects, stack_getter
 from feedline.errors import SampleIndexError, note
 from feedline.loader.building.captures import is_stateful, split_capture, traveling_schemes
 from feedline.loader.building.foreign import adapt, may_be_recognized, plain_samples, recognize
@@ -89,12 +89,19 @@ class BatchBuilder:
     _many: Callable[..., Any] | None = field(init=False, default=None, compare=False)
     _columns: Callable[..., Any] | None = field(init=False, default=None, compare=False)
     _samples: SampleReader | None = field(init=False, default=None, compare=False)
+    _inner: list[Any] = field(init=False, default_factory=list, compare=False)
+    """Objects for which the readers were chosen."""
     _is_plain: bool = field(init=False, default=False, compare=False)
     _adopts: bool = field(init=False, default=True, compare=False)
     is_stateful: bool = field(init=False, default=False, compare=False)
     """True if the dataset has a state, saved for each worker."""
 
     def __post_init__(self) -> None:
+        self._choose_readers()
+
+    def _choose_readers(self) -> None:
+        self._inner = inner_objects(self.dataset)
+        self._reader = self._many = self._columns = self._samples = None
         if self.batched and self.collate_fn is None:
             self._reader = reader_of(adapt(self.dataset) if self.accelerate else self.dataset)
         if self.batched and self.action == "raise":
@@ -177,6 +184,8 @@ class BatchBuilder:
     def _build_timed(
         self, request: BatchRequest, allocate: Allocator, recorder: Recorder, outer: list[SpanTuple] | None
     ) -> BatchResult:
+        if self._inner:
+            self._follow_changes()
         if self._reader is not None and isinstance(request.indices, np.ndarray):
             batch = self._read(self._reader, request, allocate)
             if batch is not EMPTY_BATCH:
@@ -193,6 +202,14 @@ class BatchBuilder:
             recorder.end("fetch")
             batch = self._collate_good(samples, request, skipped, rows or allocate)
         return BatchResult(batch, recorder.finish("collate", outer), tuple(skipped))
+
+    def _follow_changes(self) -> None:
+        """Choose the readers again if the loop or `worker_init_fn` has exchanged an inner dataset or a format."""
+        if telemetry.is_worker_thread():  # torch's workers keep what they began with
+            return
+        inner = inner_objects(self.dataset)
+        if len(inner) != len(self._inner) or not all(map(operator.is_, inner, self._inner)):
+            self._choose_readers()
 
     def part(self, request: BatchRequest, rows: Sequence[int]) -> BatchRequest:
         """The request with only these rows, to bisect a worker's death."""
