@@ -81,6 +81,8 @@ def _open(loader: Any, plan: Plan, progress: Progress) -> Iteration:
         )
     if isinstance(loader.dataset, IterableDataset) and loader._fl.seed is None and not loader.num_workers:
         plan.workers.starts.setdefault(0, global_states())
+    if isinstance(loader.dataset, IterableDataset) and not loader.num_workers:
+        iteration.open_stream()
     iteration.on_shutdown = weakref.WeakMethod(loader._fl_pools.close)
     if loader._fl.seed is not None or not loader.num_workers:  # workers without a seed have begun, as torch's
         iteration.late_start = _late_start(loader, plan, progress)

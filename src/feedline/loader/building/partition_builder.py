@@ -109,19 +109,38 @@ class PartitionBuilder:
         """Restore the result of `capture()`, from this process or another one."""
         restore_globals(captured)
 
+    def open(self, request: PartitionRequest) -> None:
+        """Open the stream of the first request of an epoch.
+
+        As torch, which calls `iter(dataset)` in `iter(loader)` if there are no workers: the method may draw, or read
+        attributes that the user changes later. A resumed stream, a live one, and one with partitions wait for their
+        first batch.
+        """
+        is_resumed = request.mark != PartitionOffset() or request.initial_states is not None
+        if not (is_resumed or request.continues or isinstance(self.dataset, PartitionedDataset)):
+            with self._working_on(request) as address:
+                self._partition(request, address)
+
     def __call__(self, request: PartitionRequest, allocate: Allocator = allocate_tensor) -> BatchResult:
         """The batch of `request` with its mark; EMPTY_BATCH at the end."""
-        self._hosts = _is_hosted(request) and not isinstance(self.dataset, PartitionedDataset)
         recorder = recorder_of_thread()
         outer = recorder.begin()
         try:
-            with addressed(None) as address, self._as_partition(request):
+            with self._working_on(request) as address:
                 return with_padding(self._build(request, allocate, recorder, address))
+        finally:
+            recorder.spans = outer
+
+    @contextmanager
+    def _working_on(self, request: PartitionRequest) -> Iterator[Address]:
+        """Let `get_worker_info()` describe the partition, and errors name it."""
+        self._hosts = _is_hosted(request) and not isinstance(self.dataset, PartitionedDataset)
+        try:
+            with addressed(None) as address, self._as_partition(request):
+                yield address
         except Exception as error:
             note(error, f"feedline: while working on {request} of {type(self.dataset).__name__}")
             raise
-        finally:
-            recorder.spans = outer
 
     def _build(
         self, request: PartitionRequest, allocate: Allocator, recorder: Recorder, address: Address
