@@ -30,6 +30,7 @@ def start_epoch(loader: Any) -> Iteration:
     began_ns = monotonic_ns()
     if loader._iterator is not None:
         loader._iterator.close()
+    loader._fl_pools.drop_unusable()
     plan, progress = _begin(loader, loader._fl_resume)
     serve_if_configured()
     loader._fl_monitor.begin(progress, plan, loader._fl_pools, loader)

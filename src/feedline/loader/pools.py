@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from dataclasses import replace
@@ -167,6 +168,7 @@ class LoaderPools:
 
     def __init__(self) -> None:
         self._kept: WorkerPool | None = None
+        self._owner = os.getpid()
         self._latest: WorkerPool | None = None
         self._stage: Stage | None = None
         self._steps: DeliverySteps | None = None
@@ -206,7 +208,7 @@ class LoaderPools:
         # A data pipe is seeded for each epoch: persistent workers would keep the seeds of the first one.
         keeps = loader.persistent_workers and not isinstance(loader.dataset, IterDataPipe)
         if keeps and pool is not self._kept:
-            self._kept = pool
+            self._kept, self._owner = pool, os.getpid()
             self._closes_kept = weakref.finalize(self, finalizers.run, pool.close)
         requests = plan.requests(progress.cursor, lambda: progress.cursor, progress.run)
         frameworks.skip_delivered(loader, progress, requests)
@@ -295,6 +297,20 @@ class LoaderPools:
         return replace(
             context, adapts=loader._fl_adapts, num_workers=context.num_workers if tuner is None else tuner.workers
         )
+
+    def drop_unusable(self) -> None:
+        """Let the next iteration open a new pool if the kept one cannot serve it.
+
+        That is so in a forked child, which has none of the workers, and after an error that ended them.
+        """
+        if self._kept is None:
+            return
+        if os.getpid() != self._owner:
+            self._closes_kept.detach()
+            self._kept = None
+        elif not getattr(self._kept, "is_usable", True):  # pools of other projects have no such property
+            self._closes_kept()
+            self._kept = None
 
     def renew(self, *, running: bool) -> None:
         """Let the next iteration open a new pool.
