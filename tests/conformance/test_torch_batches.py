@@ -468,3 +468,67 @@ def test_in_workers_the_first_sample_decides_the_dtype(loader_class: type[DataLo
             batch = next(batches)
             assert batch.dtype == dtypes[0]
             assert torch.equal(batch[:, :1], expected)
+
+
+class Stubborn:
+    """Its attributes, and comparisons with it, raise."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise KeyError(name)
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("cannot be compared")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Willing:
+    """Has an attribute of any name, as mocks and remote proxies."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+
+def map_style(odd: type) -> dict[str, Any]:
+    members = {"__len__": lambda _: 4, "__getitem__": lambda _, index: index}
+    return {"dataset": type("Map", (odd,), members)()}
+
+
+def stream(odd: type) -> dict[str, Any]:
+    return {"dataset": type("Stream", (odd, IterableDataset), {"__iter__": lambda _: iter(range(4))})()}
+
+
+def indices(odd: type, items: Any) -> Any:
+    return type("Indices", (odd,), {"__len__": lambda _: len(items), "__iter__": lambda _: iter(items)})()
+
+
+def own_batch_sampler(_: type) -> dict[str, Any]:
+    sampler = indices(object, [[0, 1], [2]])
+    sampler.batch_sampler = sampler
+    return {"batch_sampler": sampler}
+
+
+ODD: dict[str, Callable[[type], dict[str, Any]]] = {
+    "dataset": map_style,
+    "stream": stream,
+    "sampler": lambda odd: {"sampler": indices(odd, [2, 0])},
+    "batch sampler": lambda odd: {"batch_sampler": indices(odd, [[2, 0], [1]])},
+    "its own batch sampler": own_batch_sampler,
+    "collate function": lambda odd: {"collate_fn": type("Collate", (odd,), {"__call__": lambda _, rows: rows})()},
+    "init function": lambda odd: {
+        "worker_init_fn": type("Init", (odd,), {"__call__": lambda _, __: None})(), "num_workers": 1,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", [Stubborn, Willing])
+@pytest.mark.parametrize("what", ODD)
+def test_objects_with_odd_attributes(loader_class: type[DataLoader[Any]], what: str, odd: type) -> None:
+    def batches(loader_class: Any) -> list[Any]:
+        return [str(batch) for batch in loader_class(**{"dataset": [0, 1, 2, 3], **ODD[what](odd)})]
+
+    assert batches(loader_class) == batches(DataLoader)

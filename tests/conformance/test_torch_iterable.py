@@ -334,3 +334,23 @@ class Unreadable(IterableDataset[int]):
 def test_an_error_of_a_stream_without_workers_comes_from_iter(loader_class: Loader) -> None:
     with pytest.raises(KeyError, match="not there"):
         iter(loader_class(Unreadable()))
+
+
+class Splits(IterableDataset[int]):
+    """Has a method of its own named as that of `fl.PartitionedDataset`, and a fingerprint that it cannot give."""
+
+    num_partitions = 2
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+    def partition(self, index: int, seed: int = 0) -> Iterator[int]:
+        return iter(range(index + seed, 12, 3))
+
+    def fingerprint(self) -> str:
+        raise RuntimeError("only after the download")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_partition_method_of_the_users_own_is_not_called(loader_class: Loader, num_workers: int) -> None:
+    assert values(loader_class(Splits(), batch_size=4, num_workers=num_workers)) == values(DataLoader(Splits(), 4))

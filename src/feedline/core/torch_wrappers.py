@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
-from feedline.core.dataset import Ranges, RangesOf, has_traits, overrides_samples, traits_of
+from feedline.core.dataset import Ranges, RangesOf, declared, has_traits, overrides_samples, traits_of
 from feedline.core.huggingface import is_table
 from feedline.core.kernels import Int64s
 from feedline.core.shard_offsets import ShardOffsets
@@ -42,8 +42,8 @@ def ranges_of(dataset: Any) -> RangesOf | None:
 
     torch's Subset, ConcatDataset and StackDataset have the ranges of the datasets they wrap.
     """
-    own: RangesOf | None = getattr(dataset, "ranges", None)
-    if own is not None and has_traits(dataset):
+    own: RangesOf | None = declared(dataset, "ranges") if has_traits(dataset) else None
+    if own is not None:
         return own if traits_of(dataset).has_ranges else None
     if isinstance(dataset, Subset):
         return _ranges_of_subset(dataset)

@@ -28,7 +28,7 @@ from feedline.loader.live import LiveRun
 from feedline.loader.loop import Iteration
 from feedline.loader.monitoring.autoscale import MOST_WORKERS, Autoscale, kind_by_measurement
 from feedline.loader.monitoring.resources import available_cpus
-from feedline.loader.partitions import PartitionedDataset, partitioned
+from feedline.loader.partitions import is_partitioned, partitioned
 from feedline.loader.plan import Plan
 from feedline.loader.progress import Progress
 from feedline.loader.report import Context, Stats, context_of
@@ -78,7 +78,7 @@ def kind_of(loader: Any, builder: Any, *, measure: bool = True) -> PoolKind:
             return THREADS if safe and builder.supports_threads else PROCESSES
         return kind_by_measurement(builder, loader.batch_size or 1, loader._fl.seed, safe or builder.vectorized)
     if isinstance(loader.dataset, IterableDataset):
-        return THREADS if safe and isinstance(loader.dataset, PartitionedDataset) else PROCESSES
+        return THREADS if safe and is_partitioned(loader.dataset) else PROCESSES
     return THREADS if safe or builder.vectorized else PROCESSES
 
 
@@ -100,7 +100,8 @@ def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
     """
     batched = loader.batch_sampler is not None
     usual = default_collate if batched or loader.batch_size is not None else default_convert
-    collate_fn = None if loader.collate_fn in (None, usual) else loader.collate_fn
+    # By identity: `==` is the user's own code.
+    collate_fn = None if loader.collate_fn is None or loader.collate_fn is usual else loader.collate_fn
     if isinstance(loader.dataset, IterableDataset):
         dataset = partitioned(loader.dataset, loader._fl_world_size)
         arguments = dataset, collate_fn, loader.batch_size, loader.drop_last
@@ -394,7 +395,7 @@ def _kind_with_workers(loader: Any, builder: Any) -> PoolKind:
     """The kind of pool of this loader, if it had workers."""
     if loader._fl.worker_method != AUTO:
         return find_pool(loader._fl.worker_method)
-    is_stream = isinstance(loader.dataset, IterableDataset) and not isinstance(loader.dataset, PartitionedDataset)
+    is_stream = isinstance(loader.dataset, IterableDataset) and not is_partitioned(loader.dataset)
     safe = traits_of(loader.dataset).thread_safe or builder.vectorized
     return THREADS if safe and not is_stream else PROCESSES
 
@@ -439,7 +440,7 @@ def kind_for_stream(kind: PoolKind, builder: BatchBuilder | PartitionBuilder, pa
 
     A stream that shards itself by torch's `get_worker_info()` needs a pool that hosts partitions.
     """
-    is_hosted = kind.hosts_partitions or partitions < 2 or isinstance(builder.dataset, PartitionedDataset)
+    is_hosted = kind.hosts_partitions or partitions < 2 or is_partitioned(builder.dataset)
     return kind if is_hosted else INLINE
 
 

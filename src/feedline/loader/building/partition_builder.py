@@ -29,10 +29,10 @@ from feedline.loader.building.builder import run_collate
 from feedline.loader.building.captures import traveling_schemes
 from feedline.loader.monitoring.padding import with_padding
 from feedline.loader.partitions import (
-    PartitionedDataset,
     StreamSource,
     StridedSamples,
     copy_for_epoch,
+    is_partitioned,
     load_dataset,
 )
 from feedline.loader.ranks.own_shares import RankWatch
@@ -117,7 +117,7 @@ class PartitionBuilder:
         first batch.
         """
         is_resumed = request.mark != PartitionOffset() or request.initial_states is not None
-        if not (is_resumed or request.continues or isinstance(self.dataset, PartitionedDataset)):
+        if not (is_resumed or request.continues or is_partitioned(self.dataset)):
             with self._working_on(request) as address:
                 self._partition(request, address)
 
@@ -134,7 +134,7 @@ class PartitionBuilder:
     @contextmanager
     def _working_on(self, request: PartitionRequest) -> Iterator[Address]:
         """Let `get_worker_info()` describe the partition, and errors name it."""
-        self._hosts = _is_hosted(request) and not isinstance(self.dataset, PartitionedDataset)
+        self._hosts = _is_hosted(request) and not is_partitioned(self.dataset)
         try:
             with addressed(None) as address, self._as_partition(request):
                 yield address
@@ -233,7 +233,7 @@ class PartitionBuilder:
         state = request.mark.state
         watches = request.stride[1] > 1 and not self.reads_all
         watch = RankWatch(type(self.dataset).__name__) if watches else nullcontext()
-        if isinstance(self.dataset, PartitionedDataset):
+        if is_partitioned(self.dataset):
             samples: Any = iter(self.dataset.partition(request.partition, request.epoch))
             source = StreamSource(None, samples)
             source.load_iterator(state)
@@ -378,7 +378,7 @@ class PartitionBuilder:
 
     def _digest(self, request: PartitionRequest, samples: Any) -> str | None:
         """Digests of a first batch's samples, to detect duplicate partitions; or None."""
-        if request.partitions == 1 or request.number >= _DIGEST_BATCHES or isinstance(self.dataset, PartitionedDataset):
+        if request.partitions == 1 or request.number >= _DIGEST_BATCHES or is_partitioned(self.dataset):
             return None
         parts = samples if self.batch_size is not None else [samples]
         try:

@@ -16,7 +16,7 @@ from feedline.core.dataset import traits_of
 from feedline.core.torch_wrappers import batch_getter
 from feedline.loader.device import Delivery
 from feedline.loader.monitoring.resources import available_cpus
-from feedline.loader.partitions import PartitionedDataset
+from feedline.loader.partitions import is_partitioned
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, EngineSetting, Task
 from feedline.loader.report.sources import SampleSource, shards_itself, source_of
 from feedline.samplers import Shuffled
@@ -130,7 +130,7 @@ def context_of(loader: Any, builder: Any, kind: PoolKind, kind_with_workers: Poo
         fetches_many=batch_getter(dataset) is not None or reader_of(dataset) is not None,
         thread_safe=traits_of(dataset).thread_safe or getattr(builder, "vectorized", False),
         shards_itself=not is_stream or loader.worker_init_fn is not None or shards_itself(dataset),
-        most_workers=dataset.num_partitions if isinstance(dataset, PartitionedDataset) else None,
+        most_workers=dataset.num_partitions if is_partitioned(dataset) else None,
         together=together,
         device=None if loader._fl.device is None else str(Delivery.of(loader._fl.device).device),
         sampler=_sampler_of(loader),
@@ -153,7 +153,7 @@ def _sampler_of(loader: Any) -> str:
 def _collate_fn_of(loader: Any) -> str:
     function = loader.collate_fn
     module = getattr(function, "__module__", None) or ""  # a method of a builtin type has None
-    if function in (None, default_collate) or module.startswith("torch."):
+    if function is None or function is default_collate or module.startswith("torch."):
         return ""
     return getattr(function, "__name__", type(function).__name__)
 
