@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch_datasets as cases
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch_datasets import Counting, Failing, FailingStream, Gate, Gated, Returning
 
 Make = Callable[..., DataLoader[Any]]
@@ -228,3 +228,16 @@ def test_keyboard_interrupt_of_the_loop_passes_through(make_loader: Make, num_wo
     with pytest.raises(KeyboardInterrupt):
         loop()
     assert len(list(loader)) == 8
+
+
+def test_an_empty_batch_cannot_be_collated(loader_class: Loader) -> None:
+    iterator = iter(loader_class(TensorDataset(torch.arange(4)), batch_sampler=[[0], []]))
+    next(iterator)
+    with pytest.raises(IndexError):
+        next(iterator)
+
+
+def test_workers_must_be_asked_for_something(loader_class: Loader) -> None:
+    loader = loader_class(Counting(4), num_workers=1, prefetch_factor=0)
+    with pytest.raises(AssertionError):
+        iter(loader)

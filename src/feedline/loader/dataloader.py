@@ -212,6 +212,8 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         if self.num_workers == 0 and self.timeout:  # AssertionError, as in torch
             raise AssertionError(f"timeout={self.timeout} needs num_workers > 0: there is no worker to wait for")
+        if self.num_workers and self.prefetch_factor == 0:  # the same
+            raise AssertionError("prefetch_factor=0 would let workers wait for ever: give a number above 0, or None")
         return start_epoch(self)
 
     @property

@@ -39,7 +39,7 @@ def start_epoch(loader: Any) -> Iteration:
     loader._fl_plan, loader._fl_progress, loader._fl_resume = plan, progress, None
     loader._fl_epoch = progress.cursor.epoch + 1
     loader._fl_live.add(iteration)
-    if loader.persistent_workers:
+    if loader.persistent_workers and loader.num_workers:
         loader._iterator = iteration
     progress.totals.add_startup(monotonic_ns() - began_ns)
     return iteration

@@ -190,7 +190,7 @@ class LoaderPools:
 
     def iterate(self, loader: Any, plan: Plan, progress: Progress) -> Iteration:
         """Start an iteration over the rest of the epoch of `progress`."""
-        pool = self._kept
+        pool = self._kept if loader.num_workers else None  # the user may set it to 0 later
         self._before_epoch = self._sums()
         if pool is None:
             self._ended, self._latest = self._before_epoch, None
@@ -207,7 +207,7 @@ class LoaderPools:
         kind = self._kind
         self._latest = pool
         # A data pipe is seeded for each epoch: persistent workers would keep the seeds of the first one.
-        keeps = loader.persistent_workers and not isinstance(loader.dataset, IterDataPipe)
+        keeps = loader.persistent_workers and loader.num_workers and not isinstance(loader.dataset, IterDataPipe)
         if keeps and pool is not self._kept:
             self._kept, self._owner = pool, os.getpid()
             self._closes_kept = weakref.finalize(self, finalizers.run, pool.close)

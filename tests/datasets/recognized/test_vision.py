@@ -129,6 +129,13 @@ def test_images_that_stay_pillows_keep_what_their_file_says(root: Path) -> None:
         assert mine[0].getexif() == other[0].getexif()
 
 
+def test_a_first_image_of_one_pixel_leaves_the_kernels_on(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (1, 1), "red").save(tmp_path / "a" / "0.png")
+    Image.new("RGB", (20, 10), "blue").save(tmp_path / "a" / "1.png")
+    compare(datasets.ImageFolder(tmp_path, v1.ToTensor()), batch_size=1, shuffle=False)
+
+
 def test_unbatched_samples_are_torchs(root: Path) -> None:
     compare(datasets.ImageFolder(root, PIPELINES["train"]()), batch_size=None)
 

@@ -186,7 +186,8 @@ class BatchBuilder:
     ) -> BatchResult:
         if self._inner:
             self._follow_changes()
-        if self._reader is not None and isinstance(request.indices, np.ndarray):
+        # An empty batch is an error of collate, as in torch.
+        if self._reader is not None and isinstance(request.indices, np.ndarray) and len(request.indices):
             batch = self._read(self._reader, request, allocate)
             if batch is not EMPTY_BATCH:
                 return BatchResult(batch, recorder.finish("fetch", outer))
