@@ -21,10 +21,10 @@ def parts_of(dataset: Any) -> Sequence[Any]:
 
 
 def inner_objects(dataset: Any) -> list[Any]:
-    """What decides how a wrapper, or a Hugging Face table, is read besides its type.
+    """Objects that decide, besides the type, how a dataset is read.
 
-    For torch's wrappers the datasets inside, at any depth; for a table the parts of its format, which it replaces as a
-    whole. Empty for other datasets.
+    For torch's wrappers the datasets inside, at any depth; for a Hugging Face table the parts of its format, which it
+    replaces as a whole. Empty for other datasets.
     """
     kind = type(dataset)
     if kind is Subset:

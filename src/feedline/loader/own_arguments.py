@@ -40,7 +40,7 @@ class OwnArguments:
 
 
 def change_argument(loader: Any, name: str, value: Any) -> Any:
-    """Change one of the arguments for the next iteration; return the new value.
+    """Change one argument for the next iteration; return the new value.
 
     Raises `ArgumentError`, and changes nothing, if the loader could not have been created with it.
     """

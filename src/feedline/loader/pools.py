@@ -300,7 +300,7 @@ class LoaderPools:
         )
 
     def drop_unusable(self) -> None:
-        """Let the next iteration open a new pool if the kept one cannot serve it.
+        """Forget a kept pool that cannot serve the next iteration.
 
         That is so in a forked child, which has none of the workers, and after an error that ended them.
         """

@@ -205,7 +205,10 @@ class BatchBuilder:
         return BatchResult(batch, recorder.finish("collate", outer), tuple(skipped))
 
     def _follow_changes(self) -> None:
-        """Choose the readers again if the loop or `worker_init_fn` has exchanged an inner dataset or a format."""
+        """Choose the readers again after an inner dataset or format changed.
+
+        The loop does this, or `worker_init_fn`.
+        """
         if telemetry.is_worker_thread():  # torch's workers keep what they began with
             return
         inner = inner_objects(self.dataset)

@@ -119,27 +119,27 @@ def _attributes(step: Any) -> dict[str, Any]:
     return {name: copy(value) if isinstance(value, (list, dict)) else value for name, value in values.items()}
 
 
-_Array = torch.Tensor | np.ndarray
+_Numeric = torch.Tensor | np.ndarray
 
 _MOST_NUMBERS = 4096
 """Larger arrays, as those of `LinearTransformation`, belong to no step of the kernels."""
 
 
-def _arrays_of(step: Any) -> Iterator[_Array]:
-    """Small arrays and tensors among the attributes of the library's step, and in lists and tuples there."""
+def _arrays_of(step: Any) -> Iterator[_Numeric]:
+    """Small arrays and tensors of a step, also in lists."""
     if _name(step).partition(".")[0] != PACKAGE:
         return
     for value in getattr(step, "__dict__", {}).values():
         for each in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(each, _Array) and math.prod(each.shape) <= _MOST_NUMBERS:
+            if isinstance(each, _Numeric) and math.prod(each.shape) <= _MOST_NUMBERS:
                 yield each
 
 
-def _copy_of(array: _Array) -> _Array:
+def _copy_of(array: _Numeric) -> _Numeric:
     return array.detach().clone() if isinstance(array, torch.Tensor) else array.copy()
 
 
-def _is_equal(array: _Array, former: _Array) -> bool:
+def _is_equal(array: _Numeric, former: _Numeric) -> bool:
     if isinstance(array, torch.Tensor) and isinstance(former, torch.Tensor):
         return torch.equal(array, former)
     return np.array_equal(array, former)

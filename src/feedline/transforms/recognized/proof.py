@@ -47,5 +47,5 @@ def _equal(ours: Any, theirs: Any) -> bool:
 
 
 def _strides(tensor: torch.Tensor) -> list[int]:
-    """The strides that matter: along an axis of size 1, any number is right."""
+    """Strides of axes longer than 1; along others, any number is right."""
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
