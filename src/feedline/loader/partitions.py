@@ -23,10 +23,10 @@ from feedline.loader.building.captures import is_stateful
 class PartitionedDataset(Protocol):
     """An iterable dataset with a fixed number of partitions.
 
-    The number does not depend on workers and ranks: rank r of w reads the partitions r, r + w, ..., and a saved state
-    fits any number of workers and ranks. A partition must yield the same samples each time it is opened for an epoch.
-    If its iterator has `state_dict()` and `load_state_dict(state)` (JSON values), a resume skips the samples before the
-    saved position without reading them.
+    The class has a method `partition` that requires exactly two arguments. The number does not depend on workers and
+    ranks: rank r of w reads the partitions r, r + w, ..., and a saved state fits any number of workers and ranks. A
+    partition must yield the same samples each time it is opened for an epoch. If its iterator has `state_dict()` and
+    `load_state_dict(state)` (JSON values), a resume skips the samples before the saved position without reading them.
     """
 
     num_partitions: int
