@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import (
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -20,6 +21,7 @@ from torch.utils.data import (
     TensorDataset,
     default_collate,
     default_convert,
+    get_worker_info,
 )
 from torch_datasets import (
     Counting,
@@ -299,6 +301,47 @@ def test_stacks_ask_one_part_after_the_other(loader_class: type[DataLoader[Any]]
     assert batches(loader_class) == batches(DataLoader)
 
 
+def rows_from(first: int) -> TensorDataset:
+    return TensorDataset(torch.arange(first, first + 6))
+
+
+def exchange(dataset: Any) -> None:
+    """Exchange the inner dataset of a Subset, or the first of a ConcatDataset or StackDataset."""
+    if isinstance(dataset, Subset):
+        dataset.dataset = rows_from(100)
+    else:
+        parts = list(dataset.datasets)
+        dataset.datasets = type(dataset.datasets)([rows_from(100), *parts[1:]])
+
+
+def exchange_in_worker(_: int) -> None:
+    exchange(get_worker_info().dataset)
+
+
+@pytest.mark.parametrize("in_worker", [False, True])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda: Subset(rows_from(0), range(6)),
+        lambda: ConcatDataset([rows_from(0), rows_from(10)]),
+        lambda: StackDataset(rows_from(0), rows_from(10)),
+    ],
+)
+def test_an_exchanged_inner_dataset_is_read(
+    loader_class: type[DataLoader[Any]], wrap: Callable[[], Any], in_worker: bool
+) -> None:
+    def batches(loader_class: Any) -> list[Any]:
+        dataset, seen = wrap(), []
+        how = {"num_workers": 1, "worker_init_fn": exchange_in_worker} if in_worker else {}
+        for batch in loader_class(dataset, 2, **how):
+            seen.append(str(batch))
+            if not in_worker:
+                exchange(dataset)
+        return seen
+
+    assert batches(loader_class) == batches(DataLoader)
+
+
 @workers
 def test_memory_mapped_rows(make_loader: Make, num_workers: int, tmp_path: Any) -> None:
     rows = np.arange(8).reshape(4, 2)
@@ -425,3 +468,67 @@ def test_in_workers_the_first_sample_decides_the_dtype(loader_class: type[DataLo
             batch = next(batches)
             assert batch.dtype == dtypes[0]
             assert torch.equal(batch[:, :1], expected)
+
+
+class Stubborn:
+    """Its attributes, and comparisons with it, raise."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise KeyError(name)
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("cannot be compared")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Willing:
+    """Has an attribute of any name, as mocks and remote proxies."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+
+def map_style(odd: type) -> dict[str, Any]:
+    members = {"__len__": lambda _: 4, "__getitem__": lambda _, index: index}
+    return {"dataset": type("Map", (odd,), members)()}
+
+
+def stream(odd: type) -> dict[str, Any]:
+    return {"dataset": type("Stream", (odd, IterableDataset), {"__iter__": lambda _: iter(range(4))})()}
+
+
+def indices(odd: type, items: Any) -> Any:
+    return type("Indices", (odd,), {"__len__": lambda _: len(items), "__iter__": lambda _: iter(items)})()
+
+
+def own_batch_sampler(_: type) -> dict[str, Any]:
+    sampler = indices(object, [[0, 1], [2]])
+    sampler.batch_sampler = sampler
+    return {"batch_sampler": sampler}
+
+
+ODD: dict[str, Callable[[type], dict[str, Any]]] = {
+    "dataset": map_style,
+    "stream": stream,
+    "sampler": lambda odd: {"sampler": indices(odd, [2, 0])},
+    "batch sampler": lambda odd: {"batch_sampler": indices(odd, [[2, 0], [1]])},
+    "its own batch sampler": own_batch_sampler,
+    "collate function": lambda odd: {"collate_fn": type("Collate", (odd,), {"__call__": lambda _, rows: rows})()},
+    "init function": lambda odd: {
+        "worker_init_fn": type("Init", (odd,), {"__call__": lambda _, __: None})(), "num_workers": 1,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", [Stubborn, Willing])
+@pytest.mark.parametrize("what", ODD)
+def test_objects_with_odd_attributes(loader_class: type[DataLoader[Any]], what: str, odd: type) -> None:
+    def batches(loader_class: Any) -> list[Any]:
+        return [str(batch) for batch in loader_class(**{"dataset": [0, 1, 2, 3], **ODD[what](odd)})]
+
+    assert batches(loader_class) == batches(DataLoader)

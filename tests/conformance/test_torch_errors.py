@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch_datasets as cases
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch_datasets import Counting, Failing, FailingStream, Gate, Gated, Returning
 
 Make = Callable[..., DataLoader[Any]]
@@ -70,6 +70,44 @@ def test_the_loop_may_go_on_after_an_error(make_loader: Make, num_workers: int) 
         except StopIteration:
             break
     assert seen == [[0, 1], "error", [4, 5], "error", [8, 9], [10, 11]]
+
+
+class FailsTogether(Dataset[Any]):
+    """Draws in `__getitem__` and `__getitems__`, from the global generator or one of its own; 4 fails there."""
+
+    def __init__(self, *, own: bool) -> None:
+        self.generator = torch.Generator().manual_seed(3) if own else None
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> float:
+        return torch.rand((), generator=self.generator).item()
+
+    def __getitems__(self, indices: list[int]) -> list[float]:
+        if 4 in indices:
+            raise cases.value_error()
+        return [self[index] for index in indices]
+
+
+@workers
+@pytest.mark.parametrize("own", [False, True])
+def test_the_random_numbers_after_a_failed_batch_stay_the_same(
+    loader_class: Loader, num_workers: int, own: bool
+) -> None:
+    def seen(loader_class: Loader) -> list[Any]:
+        torch.manual_seed(5)
+        iterator = iter(loader_class(FailsTogether(own=own), 3, num_workers=num_workers))
+        return [outcome(lambda: next(iterator).tolist()) for _ in range(4)]
+
+    assert seen(loader_class) == seen(DataLoader)
+
+
+def outcome(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except ValueError as error:
+        return type(error)
 
 
 @workers
@@ -190,3 +228,16 @@ def test_keyboard_interrupt_of_the_loop_passes_through(make_loader: Make, num_wo
     with pytest.raises(KeyboardInterrupt):
         loop()
     assert len(list(loader)) == 8
+
+
+def test_an_empty_batch_cannot_be_collated(loader_class: Loader) -> None:
+    iterator = iter(loader_class(TensorDataset(torch.arange(4)), batch_sampler=[[0], []]))
+    next(iterator)
+    with pytest.raises(IndexError):
+        next(iterator)
+
+
+def test_workers_must_be_asked_for_something(loader_class: Loader) -> None:
+    loader = loader_class(Counting(4), num_workers=1, prefetch_factor=0)
+    with pytest.raises(AssertionError):
+        iter(loader)

@@ -303,3 +303,54 @@ def test_an_error_of_a_stream(make_loader: Make, num_workers: int) -> None:
     assert next(iterator) == 0
     with pytest.raises(ValueError, match="the stream broke"):
         next(iterator)
+
+
+class Eager(IterableDataset[int]):
+    """Draws its samples in `__iter__`, not with the first one."""
+
+    first = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((torch.randperm(6) + self.first).tolist())
+
+
+def test_streams_without_workers_begin_in_iter(loader_class: Loader) -> None:
+    def pairs(loader_class: Loader) -> list[Any]:
+        torch.manual_seed(3)
+        dataset = Eager()
+        both = [iter(loader_class(dataset, batch_size=size)) for size in (2, 3)]
+        torch.manual_seed(4)
+        dataset.first = 100
+        return [[batch.tolist() for batch in iterator] for iterator in both]
+
+    assert pairs(loader_class) == pairs(DataLoader)
+
+
+class Unreadable(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        raise KeyError("not there")
+
+
+def test_an_error_of_a_stream_without_workers_comes_from_iter(loader_class: Loader) -> None:
+    with pytest.raises(KeyError, match="not there"):
+        iter(loader_class(Unreadable()))
+
+
+class Splits(IterableDataset[int]):
+    """Has a method of its own named as that of `fl.PartitionedDataset`, and a fingerprint that it cannot give."""
+
+    num_partitions = 2
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+    def partition(self, index: int, seed: int = 0) -> Iterator[int]:
+        return iter(range(index + seed, 12, 3))
+
+    def fingerprint(self) -> str:
+        raise RuntimeError("only after the download")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_partition_method_of_the_users_own_is_not_called(loader_class: Loader, num_workers: int) -> None:
+    assert values(loader_class(Splits(), batch_size=4, num_workers=num_workers)) == values(DataLoader(Splits(), 4))

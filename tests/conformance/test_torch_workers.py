@@ -335,3 +335,15 @@ def test_out_of_order_without_competition_is_in_order(make_loader: Make, num_wor
 def test_out_of_order_streams_give_everything(loader_class: Loader) -> None:
     loader = loader_class(CountingStream(10), batch_size=3, num_workers=2, in_order=False)
     assert sorted(torch.cat(list(loader)).tolist()) == sorted([*range(10), *range(10)])
+
+
+def test_persistent_workers_may_be_left_out_later(loader_class: Loader) -> None:
+    """Each epoch without workers draws a base seed, as the first one does."""
+
+    def epochs(loader_class: Loader) -> list[Any]:
+        torch.manual_seed(3)
+        loader = loader_class(FirstDraw(4), num_workers=1, persistent_workers=True)
+        loader.num_workers = 0
+        return [[str(batch) for batch in loader] + [torch.rand(()).item()] for _ in range(3)]
+
+    assert epochs(loader_class) == epochs(DataLoader)

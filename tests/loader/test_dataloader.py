@@ -6,7 +6,9 @@ import copy
 import functools
 import inspect
 import json
+import os
 import pickle
+import signal
 import threading
 from collections.abc import Iterator
 from itertools import islice, product
@@ -22,6 +24,7 @@ from torch.utils.data import DistributedSampler, IterableDataset, Subset, Tensor
 import feedline as fl
 from feedline.core.cursor import Cursor
 from feedline.datasets import JSONL
+from feedline.errors import WorkerError
 from feedline.samplers.adapters import as_index_sampler
 from feedline.workers.threads import GlobalRngCheck
 
@@ -741,3 +744,50 @@ class _Threads(torch.utils.data.Dataset[int]):
 def test_without_workers_their_kind_does_not_matter(method: Any) -> None:
     batches = list(fl.DataLoader(_Threads(), 2, num_workers=0, worker_method=method))
     assert {int(thread) for batch in batches for thread in batch} == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("method", ["thread", "process"])
+def test_a_forked_child_gets_persistent_workers_of_its_own(method: Any) -> None:
+    dataset = TensorDataset(torch.arange(10))
+    arguments: dict[str, Any] = {"num_workers": 1, "worker_method": method, "persistent_workers": True}
+    with fl.DataLoader(dataset, 5, **arguments) as loader:
+        list(loader)
+        iterator = iter(loader)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(60)  # instead of a wait for workers that this process does not have
+            try:
+                with pytest.raises(WorkerError, match="forked from it"):
+                    list(islice(iterator, 3))
+                found = [batch.tolist() for (batch,) in loader]
+                loader.close()
+                os._exit(0 if found == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]] else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert len(list(loader)) == 2
+
+
+class Deadly:
+    """Its samples end their worker while a file exists."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if self.file.exists():
+            os._exit(3)
+        return index
+
+
+def test_persistent_workers_that_died_too_often_are_replaced_in_the_next_epoch(tmp_path: Path) -> None:
+    (tmp_path / "kill").touch()
+    dataset, recovery = Deadly(tmp_path / "kill"), fl.Recovery(deaths_per_epoch=0)
+    with fl.DataLoader(dataset, 2, num_workers=1, persistent_workers=True, recovery=recovery) as loader:
+        with pytest.raises(fl.errors.WorkerDiedError):
+            list(loader)
+        (tmp_path / "kill").unlink()
+        assert lists(loader) == [[0, 1], [2, 3]]

@@ -63,6 +63,13 @@ def test_the_patch_reaches_every_module_and_is_undone() -> None:
         del sys.modules[module.__name__]
 
 
+def test_a_loader_that_exists_already_is_reported() -> None:
+    """Accelerate would return it unprepared."""
+    loader = torch.utils.data.DataLoader(NUMBERS)
+    with pytest.warns(UserWarning, match=r"loaders of torch's class exist already.*prepare"), fl.patch_torch():
+        assert not isinstance(loader, torch.utils.data.DataLoader)
+
+
 def test_a_patch_stays_until_it_is_undone() -> None:
     patch = fl.patch_torch()
     try:

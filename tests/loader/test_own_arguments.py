@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.utils.data
 
 import feedline as fl
+from feedline.loader.own_arguments import OWN_NAMES
 
 TORCH = torch.utils.data.DataLoader
 NUMBERS: Any = list(range(10))
@@ -81,8 +83,66 @@ def test_a_subclass_may_have_a_property_of_the_name_of_an_argument() -> None:
     assert epochs(loader) == epochs(fl.DataLoader(NUMBERS, 5, shuffle=True, seed=3))
 
 
-def test_an_argument_may_be_changed_between_epochs() -> None:
-    loader = fl.DataLoader(NUMBERS, 5)
-    list(loader)
-    loader.device = "meta"
-    assert [batch.device.type for batch in loader] == ["meta"] * 2
+class Broken(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3:
+            raise ValueError("sample 3 is broken")
+        return index
+
+
+CHANGES: dict[str, Any] = {
+    "seed": 3,
+    "worker_method": "thread",
+    "distributed": (1, 2),
+    "on_error": "skip",
+    "device": "meta",
+    "recovery": fl.Recovery(deaths_per_epoch=1),
+    "accelerate": False,
+    "log": "log.txt",
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_argument_may_be_changed_between_epochs(
+    name: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert list(CHANGES) == list(OWN_NAMES)
+    indices = [2, 3, 4, 5] if name == "on_error" else [0, 1, 4, 5]
+    dataset = torch.utils.data.Subset(Broken(), indices)
+    more = {"num_workers": workers, "persistent_workers": bool(workers)}
+    with fl.DataLoader(dataset, 2, on_error="replace", **more) as loader:
+        list(loader)
+        setattr(loader, name, CHANGES[name])
+        arguments = {"on_error": "replace", **more, name: CHANGES[name]}
+        with fl.DataLoader(dataset, 2, **arguments) as other:
+            assert [str(batch) for batch in loader] == [str(batch) for batch in other]
+        assert getattr(loader, name) == CHANGES[name] == getattr(loader._fl, name)
+    assert name != "log" or (tmp_path / "log.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value", "message"),
+    [
+        ({"shuffle": True}, "seed", 3, "cannot be changed"),
+        ({"shuffle": True, "seed": 2}, "seed", None, "cannot be changed"),
+        ({"shuffle": True}, "distributed", (0, 2), "needs seed"),
+        ({}, "seed", "x", "whole number"),
+        ({}, "on_error", "ignore", "on_error"),
+        ({}, "distributed", (2, 2), "rank < world_size"),
+        ({}, "worker_method", "none", "worker_method"),
+    ],
+)
+def test_an_argument_that_cannot_be_changed_is_refused(
+    arguments: dict[str, Any], name: str, value: Any, message: str
+) -> None:
+    loader = fl.DataLoader(NUMBERS, 5, **arguments)
+    former = getattr(loader, name)
+    with pytest.raises(fl.errors.ArgumentError, match=message):
+        setattr(loader, name, value)
+    assert getattr(loader, name) == former == getattr(loader._fl, name)
+    assert len(list(loader)) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -141,9 +142,18 @@ class Dataset(Protocol):
         ...
 
 
+def declared(thing: Any, name: str) -> Any:
+    """An attribute that the object or its class declares, or None.
+
+    `__getattr__` is not called: it may raise anything, wrappers answer for the object inside, and mocks and remote
+    proxies have attributes of every name.
+    """
+    return None if inspect.getattr_static(thing, name, None) is None else getattr(thing, name, None)
+
+
 def traits_of(dataset: Any) -> Traits:
     """The traits of a dataset; the defaults for a dataset without traits."""
-    traits = getattr(dataset, "traits", None)
+    traits = declared(dataset, "traits")
     if not isinstance(traits, Traits):
         return _NO_TRAITS
     # The user's method may draw random numbers, and reads only single samples.
@@ -166,12 +176,12 @@ def is_ours(cls: type) -> bool:
 
 
 def has_traits(dataset: Any) -> bool:
-    return isinstance(getattr(dataset, "traits", None), Traits)
+    return isinstance(declared(dataset, "traits"), Traits)
 
 
 def has_read_batch(dataset: Any) -> bool:
     """True if the dataset's own `read_batch` may be called."""
-    return has_traits(dataset) and traits_of(dataset).reads_batches and hasattr(dataset, "read_batch")
+    return has_traits(dataset) and traits_of(dataset).reads_batches and declared(dataset, "read_batch") is not None
 
 
 def check_reads_batches(dataset: Any) -> None:

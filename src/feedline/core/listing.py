@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
-from feedline.core.dataset import has_traits
+from feedline.core.dataset import declared, has_traits
 from feedline.core.torch_wrappers import parts_of
 
 _HASHED_NAMES = 4096
@@ -33,8 +33,8 @@ def listing_fingerprint_of(dataset: Any) -> str | None:
 
     Knows torch's wrappers. None without a fingerprint.
     """
-    own = getattr(dataset, "listing_fingerprint", None)
-    if isinstance(own, str) and has_traits(dataset):
+    own = declared(dataset, "listing_fingerprint") if has_traits(dataset) else None
+    if isinstance(own, str):
         return own
     if isinstance(dataset, Subset):
         whole = listing_fingerprint_of(dataset.dataset)

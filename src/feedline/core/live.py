@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
+from feedline.core.dataset import declared
+
 
 class FailedMessage(NamedTuple):
     """A message that could not be decoded; its content is in base64."""
@@ -82,4 +84,4 @@ class LiveDataset(Protocol):
 
 def is_live(dataset: Any) -> TypeGuard[LiveDataset]:
     """True for a dataset whose epochs continue each other."""
-    return getattr(dataset, "continues", None) is True and callable(getattr(dataset, "begin", None))
+    return declared(dataset, "continues") is True and callable(declared(dataset, "begin"))

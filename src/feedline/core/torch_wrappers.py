@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
-from feedline.core.dataset import Ranges, RangesOf, has_traits, overrides_samples, traits_of
+from feedline.core.dataset import Ranges, RangesOf, declared, has_traits, overrides_samples, traits_of
+from feedline.core.huggingface import is_table
 from feedline.core.kernels import Int64s
 from feedline.core.shard_offsets import ShardOffsets
 
@@ -19,13 +20,30 @@ def parts_of(dataset: Any) -> Sequence[Any]:
     return list(parts.values()) if isinstance(parts, dict) else list(parts)
 
 
+def inner_objects(dataset: Any) -> list[Any]:
+    """Objects that decide, besides the type, how a dataset is read.
+
+    For torch's wrappers the datasets inside, at any depth; for a Hugging Face table the parts of its format, which it
+    replaces as a whole. Empty for other datasets.
+    """
+    kind = type(dataset)
+    if kind is Subset:
+        return [dataset.dataset, *inner_objects(dataset.dataset)]
+    if kind is ConcatDataset or kind is StackDataset:
+        return [each for part in parts_of(dataset) for each in (part, *inner_objects(part))]
+    return [getattr(dataset, name, None) for name in _FORMAT] if is_table(dataset) else []
+
+
+_FORMAT = "_format_type", "_format_kwargs", "_format_columns", "_output_all_columns"
+
+
 def ranges_of(dataset: Any) -> RangesOf | None:
     """The method `ranges` of a dataset, or None.
 
     torch's Subset, ConcatDataset and StackDataset have the ranges of the datasets they wrap.
     """
-    own: RangesOf | None = getattr(dataset, "ranges", None)
-    if own is not None and has_traits(dataset):
+    own: RangesOf | None = declared(dataset, "ranges") if has_traits(dataset) else None
+    if own is not None:
         return own if traits_of(dataset).has_ranges else None
     if isinstance(dataset, Subset):
         return _ranges_of_subset(dataset)

@@ -165,7 +165,7 @@ def keeps_sample_seeds(init_fn: Any) -> bool:
     That is so without a function, and for those of trainers that only seed the generators. Another function may have
     set the generators on purpose.
     """
-    function = getattr(init_fn, "func", init_fn)  # a partial
+    function = init_fn.func if isinstance(init_fn, partial) else init_fn
     package = (module_of_code(function) or "").partition(".")[0]
     return init_fn is None or (package, getattr(function, "__name__", "")) in _SEEDERS
 

@@ -9,7 +9,6 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -32,7 +31,7 @@ from feedline.loader.loop import Iteration
 from feedline.loader.monitoring import diagnosis
 from feedline.loader.monitoring.monitor import Monitor
 from feedline.loader.monitoring.resources import rank_and_world_size, usable_cpus
-from feedline.loader.own_arguments import OWN_NAMES, OwnArguments
+from feedline.loader.own_arguments import OWN_NAMES, OwnArguments, change_argument, check_seed
 from feedline.loader.plan import Plan, check_ranks, partitions_of, plan_of
 from feedline.loader.pools import LoaderPools, PersistentIteration, check_method, runs_elsewhere
 from feedline.loader.progress import Progress
@@ -137,7 +136,7 @@ class DataLoader(TorchDataLoader[T_co]):
     ) -> None:
         own: dict[str, Any] = {"seed": seed, "worker_method": worker_method, "on_error": on_error, "recovery": recovery}
         own = frameworks.inherit_arguments(batch_sampler, own)
-        seed = own["seed"] = _check_seed(own["seed"])
+        seed = own["seed"] = check_seed(own["seed"])
         own["recovery"] = own["recovery"] or Recovery()
         own |= {"distributed": distributed, "device": device, "accelerate": accelerate, "log": log}
         self._fl = OwnArguments(**own)
@@ -188,7 +187,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if type(self) is DataLoader and name in OWN_NAMES:
-            self._fl = replace(self._fl, **{name: value})
+            value = change_argument(self, name, value)
         super().__setattr__(name, value)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -216,6 +215,8 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         if self.num_workers == 0 and self.timeout:  # AssertionError, as in torch
             raise AssertionError(f"timeout={self.timeout} needs num_workers > 0: there is no worker to wait for")
+        if self.num_workers and self.prefetch_factor == 0:  # the same
+            raise AssertionError("prefetch_factor=0 would let workers wait for ever: give a number above 0, or None")
         return start_epoch(self)
 
     @property
@@ -423,15 +424,6 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _fl_make_plan(self, state: Mapping[str, Any] | None = None) -> Plan:
         return plan_of(self, self._fl_rank, self._fl_world_size, self._fl_plan, partitions_of(state))
-
-
-def _check_seed(seed: Any) -> int | None:
-    if seed is None:
-        return None
-    try:
-        return operator.index(seed)
-    except TypeError:
-        raise ArgumentError(f"seed must be a whole number or None; got {seed!r}") from None
 
 
 def _plain_integer(value: Any) -> Any:

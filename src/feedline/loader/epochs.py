@@ -30,6 +30,7 @@ def start_epoch(loader: Any) -> Iteration:
     began_ns = monotonic_ns()
     if loader._iterator is not None:
         loader._iterator.close()
+    loader._fl_pools.drop_unusable()
     plan, progress = _begin(loader, loader._fl_resume)
     serve_if_configured()
     loader._fl_monitor.begin(progress, plan, loader._fl_pools, loader)
@@ -38,7 +39,7 @@ def start_epoch(loader: Any) -> Iteration:
     loader._fl_plan, loader._fl_progress, loader._fl_resume = plan, progress, None
     loader._fl_epoch = progress.cursor.epoch + 1
     loader._fl_live.add(iteration)
-    if loader.persistent_workers:
+    if loader.persistent_workers and loader.num_workers:
         loader._iterator = iteration
     progress.totals.add_startup(monotonic_ns() - began_ns)
     return iteration
@@ -81,6 +82,8 @@ def _open(loader: Any, plan: Plan, progress: Progress) -> Iteration:
         )
     if isinstance(loader.dataset, IterableDataset) and loader._fl.seed is None and not loader.num_workers:
         plan.workers.starts.setdefault(0, global_states())
+    if isinstance(loader.dataset, IterableDataset) and not loader.num_workers:
+        iteration.open_stream()
     iteration.on_shutdown = weakref.WeakMethod(loader._fl_pools.close)
     if loader._fl.seed is not None or not loader.num_workers:  # workers without a seed have begun, as torch's
         iteration.late_start = _late_start(loader, plan, progress)

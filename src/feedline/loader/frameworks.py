@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.data import BatchSampler
 
 from feedline.core.cursor import Cursor
+from feedline.core.dataset import declared
 from feedline.core.rng import derive
 from feedline.workers.base import Recovery
 
@@ -68,10 +69,14 @@ def inherit_arguments(batch_sampler: Any, own: dict[str, Any]) -> dict[str, Any]
     if _changed_arguments(own):
         return own
     rank: int = 0
-    wrapper = batch_sampler
-    while wrapper is not None and not hasattr(wrapper, _ARGUMENTS):
-        rank = getattr(wrapper, "process_index", rank)
-        wrapper = getattr(wrapper, "batch_sampler", None)
+    wrapper, seen = batch_sampler, set[int]()
+    while wrapper is not None and declared(wrapper, _ARGUMENTS) is None:
+        seen.add(id(wrapper))
+        process_index = declared(wrapper, "process_index")
+        rank = process_index if isinstance(process_index, int) else rank
+        wrapper = declared(wrapper, "batch_sampler")
+        if id(wrapper) in seen:  # some samplers are their own batch sampler
+            return own
     if wrapper is None:
         return own
     found: dict[str, Any] = dict(getattr(wrapper, _ARGUMENTS))

@@ -25,6 +25,7 @@ from feedline.loader.ranks.agreement import Agreement, Entry
 from feedline.loader.step_clocks import StepClocks
 from feedline.loader.window import FlowControl, PendingBatch, RequestWindow, in_profile
 from feedline.workers.base import BatchFuture, WorkerPool
+from feedline.workers.inline import InlinePool
 
 T = TypeVar("T")
 
@@ -265,6 +266,12 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
     def start(self) -> None:
         """Submit the first requests before the loop needs a batch."""
         self._fill(self._flow.ahead)
+
+    def open_stream(self) -> None:
+        """Open the stream of a loader without workers."""
+        self._fill(1)
+        if self._window and isinstance(self._pool, InlinePool):
+            self._pool.open(self._window[0].request)
 
     def close(self) -> None:
         """Cancel requests in flight; the position in the state does not change."""

@@ -5,12 +5,13 @@ A partition is a forward-only stream of samples. It can be opened at any batch f
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.huggingface import is_stream, loses_shuffle_buffer
@@ -22,10 +23,10 @@ from feedline.loader.building.captures import is_stateful
 class PartitionedDataset(Protocol):
     """An iterable dataset with a fixed number of partitions.
 
-    The number does not depend on workers and ranks: rank r of w reads the partitions r, r + w, ..., and a saved state
-    fits any number of workers and ranks. A partition must yield the same samples each time it is opened for an epoch.
-    If its iterator has `state_dict()` and `load_state_dict(state)` (JSON values), a resume skips the samples before the
-    saved position without reading them.
+    The class has a method `partition` that requires exactly two arguments. The number does not depend on workers and
+    ranks: rank r of w reads the partitions r, r + w, ..., and a saved state fits any number of workers and ranks. A
+    partition must yield the same samples each time it is opened for an epoch. If its iterator has `state_dict()` and
+    `load_state_dict(state)` (JSON values), a resume skips the samples before the saved position without reading them.
     """
 
     num_partitions: int
@@ -34,12 +35,35 @@ class PartitionedDataset(Protocol):
         """The samples of one partition, 0 <= partition < num_partitions, in `epoch`."""
 
 
+def is_partitioned(dataset: Any) -> TypeGuard[PartitionedDataset]:
+    """True for a dataset with `num_partitions` and a method `partition(partition, epoch)`.
+
+    A method of this name with other parameters is the user's own, such as one that splits the data for training.
+    """
+    cls: Any = type(dataset)
+    return _has_partition(cls) and inspect.getattr_static(dataset, "num_partitions", None) is not None
+
+
+@lru_cache(maxsize=256)
+def _has_partition(cls: Any) -> bool:
+    method: Any = inspect.getattr_static(cls, "partition", None)
+    try:
+        parameters = inspect.signature(getattr(method, "__func__", method)).parameters.values()
+    except (TypeError, ValueError):  # no method, or a built-in one
+        return False
+    required = [each for each in parameters if each.default is each.empty and each.kind in _POSITIONAL]
+    return len(required) == (2 if isinstance(method, staticmethod) else 3)
+
+
+_POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
 def partitioned(dataset: Any, world_size: int) -> Any:
     """The dataset; for several ranks, a Hugging Face stream with partitions.
 
     The partitions are the shards of the stream. With fewer shards than ranks it stays unchanged.
     """
-    if world_size > 1 and is_stream(dataset) and not isinstance(dataset, PartitionedDataset):
+    if world_size > 1 and is_stream(dataset) and not is_partitioned(dataset):
         stream = _huggingface_stream()(dataset)
         if stream.num_partitions >= world_size:
             return stream
@@ -160,7 +184,7 @@ def with_dataset_states(loader: Any, cursor: Cursor | PartitionCursor) -> Cursor
     The workers of a resumed run have not kept these states.
     """
     dataset = loader.dataset
-    is_plain = not isinstance(dataset, PartitionedDataset) and not is_stream(dataset)
+    is_plain = not is_partitioned(dataset) and not is_stream(dataset)
     keeps = is_plain and (loader.persistent_workers or not loader.num_workers)
     return cursor.with_dataset_states() if keeps and isinstance(cursor, PartitionCursor) else cursor
 

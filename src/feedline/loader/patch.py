@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import warnings
 from types import ModuleType
 from typing import Self
 
@@ -16,10 +18,18 @@ class patch_torch:  # noqa: N801 - a function that is a context manager, too
 
     For frameworks that build loaders themselves, such as Accelerate. Call it before or after their import. It returns
     an object whose `undo()` restores torch's class; a `with` block does so at its end. Existing loaders and subclasses
-    are not changed. torchdata's StatefulDataLoader is not changed either, whenever it is imported.
+    are not changed, and no `isinstance` recognizes them while torch's class is replaced: a warning counts such loaders.
+    torchdata's StatefulDataLoader is not changed either, whenever it is imported.
     """
 
     def __init__(self) -> None:
+        if count := _count_torchs():
+            warnings.warn(
+                f"{count} loaders of torch's class exist already. Frameworks no longer recognize them as loaders, and"
+                " Accelerate's prepare() returns them as they are, neither shared nor moved: call"
+                " feedline.patch_torch() before you create loaders",
+                stacklevel=2,
+            )
         self._replaced = list(_references(TorchDataLoader))
         for module, name in self._replaced:
             setattr(module, name, DataLoader)
@@ -35,6 +45,18 @@ class patch_torch:  # noqa: N801 - a function that is a context manager, too
 
     def __exit__(self, *_: object) -> None:
         self.undo()
+
+
+def _count_torchs() -> int:
+    """Number of loaders in use whose class is not feedline's."""
+    if not any(map(_is_torchs, gc.get_objects())):
+        return 0
+    gc.collect()  # those that nothing refers to do not count
+    return sum(map(_is_torchs, gc.get_objects()))
+
+
+def _is_torchs(thing: object) -> bool:
+    return issubclass(type(thing), TorchDataLoader) and not issubclass(type(thing), DataLoader)
 
 
 def _references(cls: type) -> list[tuple[ModuleType, str]]:

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, IterDataPipe, RandomSampler
 
 from feedline.core.cursor import Cursor, PartitionCursor
+from feedline.core.dataset import declared
 from feedline.core.decode_shares import decode_share_of
 from feedline.core.listing import listing_fingerprint_of
 from feedline.core.live import is_live
@@ -20,7 +21,7 @@ from feedline.core.schedule import LOOKAHEAD, BatchSchedule, PartitionSchedule, 
 from feedline.errors import ArgumentError, StateError
 from feedline.loader import state as states
 from feedline.loader.error_policy import Quarantine
-from feedline.loader.partitions import PartitionedDataset, partitioned
+from feedline.loader.partitions import is_partitioned, partitioned
 from feedline.loader.ranks.own_shares import check_shares
 from feedline.loader.state import Fingerprint
 from feedline.loader.worker_states import WorkerStates, resume_workers
@@ -271,9 +272,9 @@ def check_ranks(dataset: Any, rank: int, world_size: int, *, allows_uneven: bool
         if not reads_all:
             check_shares(dataset, rank, world_size)
         dataset = partitioned(dataset, world_size)
-        if not isinstance(dataset, PartitionedDataset):
+        if not is_partitioned(dataset):
             _warn_of_striding(dataset, world_size)
-    partitions = dataset.num_partitions if isinstance(dataset, PartitionedDataset) else 0
+    partitions = dataset.num_partitions if is_partitioned(dataset) else 0
     if allows_uneven and partitions > world_size and partitions % world_size:
         warnings.warn(
             f"{type(dataset).__name__} has {partitions} partitions, which {world_size} ranks cannot share equally: some"
@@ -354,7 +355,7 @@ def _share(source: Any, rank: int, world_size: int, *, pad: bool) -> Share:
 
 def _batch_plan(loader: Any, rank: int, world_size: int) -> Plan:
     source: Any = as_index_sampler(loader.batch_sampler, batches=True)
-    drop_last = bool(getattr(loader.batch_sampler, "drop_last", False))
+    drop_last = bool(declared(loader.batch_sampler, "drop_last"))
     share = Share(rank, world_size)
     schedule = BatchSchedule(source, share, loader._fl.seed, drop_last, _forgets(loader, source, share))
     return Plan(schedule, source, _fingerprint(loader, "batches", source), lists_at_once=True)
@@ -363,7 +364,7 @@ def _batch_plan(loader: Any, rank: int, world_size: int) -> Plan:
 def _partition_plan(loader: Any, rank: int, world_size: int, partitions: int | None) -> Plan:
     dataset, stride = partitioned(loader.dataset, world_size), (0, 1)
     owner: tuple[int | None, int] = rank, world_size
-    if isinstance(dataset, PartitionedDataset):
+    if is_partitioned(dataset):
         partitions = dataset.num_partitions
         if partitions < world_size:
             raise ArgumentError(
@@ -380,7 +381,9 @@ def _partition_plan(loader: Any, rank: int, world_size: int, partitions: int | N
         if world_size > 1:
             _check_strides(dataset)
             stride, owner = (rank, world_size), (None, world_size)
-    order = dataset.fingerprint() if callable(getattr(dataset, "fingerprint", None)) else type(loader.dataset).__name__
+    # A method of this name of another dataset is the user's own.
+    has_fingerprint = is_partitioned(dataset) and callable(declared(dataset, "fingerprint"))
+    order = dataset.fingerprint() if has_fingerprint else type(loader.dataset).__name__
     return Plan(
         PartitionSchedule(partitions, mine, loader._fl.seed, loader.in_order, stride, is_live(dataset), owner),
         None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from dataclasses import replace
@@ -27,7 +28,7 @@ from feedline.loader.live import LiveRun
 from feedline.loader.loop import Iteration
 from feedline.loader.monitoring.autoscale import MOST_WORKERS, Autoscale, kind_by_measurement
 from feedline.loader.monitoring.resources import available_cpus
-from feedline.loader.partitions import PartitionedDataset, partitioned
+from feedline.loader.partitions import is_partitioned, partitioned
 from feedline.loader.plan import Plan
 from feedline.loader.progress import Progress
 from feedline.loader.report import Context, Stats, context_of
@@ -77,7 +78,7 @@ def kind_of(loader: Any, builder: Any, *, measure: bool = True) -> PoolKind:
             return THREADS if safe and builder.supports_threads else PROCESSES
         return kind_by_measurement(builder, loader.batch_size or 1, loader._fl.seed, safe or builder.vectorized)
     if isinstance(loader.dataset, IterableDataset):
-        return THREADS if safe and isinstance(loader.dataset, PartitionedDataset) else PROCESSES
+        return THREADS if safe and is_partitioned(loader.dataset) else PROCESSES
     return THREADS if safe or builder.vectorized else PROCESSES
 
 
@@ -99,7 +100,8 @@ def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
     """
     batched = loader.batch_sampler is not None
     usual = default_collate if batched or loader.batch_size is not None else default_convert
-    collate_fn = None if loader.collate_fn in (None, usual) else loader.collate_fn
+    # By identity: `==` is the user's own code.
+    collate_fn = None if loader.collate_fn is None or loader.collate_fn is usual else loader.collate_fn
     if isinstance(loader.dataset, IterableDataset):
         dataset = partitioned(loader.dataset, loader._fl_world_size)
         arguments = dataset, collate_fn, loader.batch_size, loader.drop_last
@@ -167,6 +169,7 @@ class LoaderPools:
 
     def __init__(self) -> None:
         self._kept: WorkerPool | None = None
+        self._owner = os.getpid()
         self._latest: WorkerPool | None = None
         self._stage: Stage | None = None
         self._steps: DeliverySteps | None = None
@@ -187,7 +190,7 @@ class LoaderPools:
 
     def iterate(self, loader: Any, plan: Plan, progress: Progress) -> Iteration:
         """Start an iteration over the rest of the epoch of `progress`."""
-        pool = self._kept
+        pool = self._kept if loader.num_workers else None  # the user may set it to 0 later
         self._before_epoch = self._sums()
         if pool is None:
             self._ended, self._latest = self._before_epoch, None
@@ -204,9 +207,9 @@ class LoaderPools:
         kind = self._kind
         self._latest = pool
         # A data pipe is seeded for each epoch: persistent workers would keep the seeds of the first one.
-        keeps = loader.persistent_workers and not isinstance(loader.dataset, IterDataPipe)
+        keeps = loader.persistent_workers and loader.num_workers and not isinstance(loader.dataset, IterDataPipe)
         if keeps and pool is not self._kept:
-            self._kept = pool
+            self._kept, self._owner = pool, os.getpid()
             self._closes_kept = weakref.finalize(self, finalizers.run, pool.close)
         requests = plan.requests(progress.cursor, lambda: progress.cursor, progress.run)
         frameworks.skip_delivered(loader, progress, requests)
@@ -296,6 +299,20 @@ class LoaderPools:
             context, adapts=loader._fl_adapts, num_workers=context.num_workers if tuner is None else tuner.workers
         )
 
+    def drop_unusable(self) -> None:
+        """Forget a kept pool that cannot serve the next iteration.
+
+        That is so in a forked child, which has none of the workers, and after an error that ended them.
+        """
+        if self._kept is None:
+            return
+        if os.getpid() != self._owner:
+            self._closes_kept.detach()
+            self._kept = None
+        elif not getattr(self._kept, "is_usable", True):  # pools of other projects have no such property
+            self._closes_kept()
+            self._kept = None
+
     def renew(self, *, running: bool) -> None:
         """Let the next iteration open a new pool.
 
@@ -378,7 +395,7 @@ def _kind_with_workers(loader: Any, builder: Any) -> PoolKind:
     """The kind of pool of this loader, if it had workers."""
     if loader._fl.worker_method != AUTO:
         return find_pool(loader._fl.worker_method)
-    is_stream = isinstance(loader.dataset, IterableDataset) and not isinstance(loader.dataset, PartitionedDataset)
+    is_stream = isinstance(loader.dataset, IterableDataset) and not is_partitioned(loader.dataset)
     safe = traits_of(loader.dataset).thread_safe or builder.vectorized
     return THREADS if safe and not is_stream else PROCESSES
 
@@ -423,7 +440,7 @@ def kind_for_stream(kind: PoolKind, builder: BatchBuilder | PartitionBuilder, pa
 
     A stream that shards itself by torch's `get_worker_info()` needs a pool that hosts partitions.
     """
-    is_hosted = kind.hosts_partitions or partitions < 2 or isinstance(builder.dataset, PartitionedDataset)
+    is_hosted = kind.hosts_partitions or partitions < 2 or is_partitioned(builder.dataset)
     return kind if is_hosted else INLINE
 
 

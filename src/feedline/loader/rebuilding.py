@@ -21,7 +21,7 @@ from feedline.loader import checks
 from feedline.loader.building.captures import is_stateful
 from feedline.loader.building.partition_builder import PartitionBuilder
 from feedline.loader.monitoring.resources import rank_and_world_size
-from feedline.loader.partitions import PartitionedDataset
+from feedline.loader.partitions import is_partitioned
 from feedline.loader.plan import Plan, partitions_of, plan_of
 from feedline.loader.pools import builder_of
 from feedline.samplers import MaterializedSampler
@@ -89,7 +89,7 @@ def _requests(plan: Plan, cursor: Any, progress: Callable[[], Any]) -> Iterator[
 def _pool(loader: Any) -> InlinePool:
     builder = builder_of(loader)
     builder.reseeds = checks.keeps_sample_seeds(loader.worker_init_fn) and builder.draws
-    if isinstance(builder, PartitionBuilder) and not isinstance(loader.dataset, PartitionedDataset):
+    if isinstance(builder, PartitionBuilder) and not is_partitioned(loader.dataset):
         builder.dataset = copy.deepcopy(loader.dataset)  # the run may be reading it
     return InlinePool(builder, isolate=loader._fl.seed is not None and builder.reseeds)
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, Sampler, SequentialSampler
 
+from feedline.core.dataset import declared
 from feedline.core.tensors import as_integers, as_yielded, with_container
 from feedline.errors import ArgumentError, StateError
 from feedline.samplers.base import BatchIndexSampler, IndexSampler, Indices, clip_span
@@ -231,7 +232,7 @@ class MaterializedSampler(Sampler[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Call `set_epoch` of the sampler, if it has one."""
-        if callable(getattr(self.sampler, "set_epoch", None)):
+        if callable(declared(self.sampler, "set_epoch")):
             self.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Any]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
+from feedline.core.dataset import declared
 from feedline.core.packing import pack_or_keep, unpack
 from feedline.core.rng_globals import SAMPLER_STEPS
 from feedline.errors import StateError
@@ -293,15 +294,13 @@ def next_items(iterator: Iterator[Any] | None, count: int) -> Iterator[Any]:
 
 
 def _with_epoch(sampler: Any) -> list[tuple[str, Any]]:
-    holders = (
-        (path, holder) for path, holder in nested_samplers(sampler) if callable(getattr(holder, "set_epoch", None))
-    )
-    return [(path, holder) for path, holder in holders if isinstance(getattr(holder, "epoch", None), int)]
+    holders = ((path, holder) for path, holder in nested_samplers(sampler) if callable(declared(holder, "set_epoch")))
+    return [(path, holder) for path, holder in holders if isinstance(declared(holder, "epoch"), int)]
 
 
 def is_stateful(thing: Any) -> bool:
     """True if it has `state_dict` and `load_state_dict`."""
-    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+    return callable(declared(thing, "state_dict")) and callable(declared(thing, "load_state_dict"))
 
 
 def stateful(sampler: Any) -> list[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any, Self
 
 from feedline.core.batch import BatchResult
@@ -75,6 +76,12 @@ class InlinePool:
             return self._builder(request, self._allocate)
         with restoring_globals():
             return self._builder(request, self._allocate)
+
+    def open(self, request: Any) -> None:
+        """Let a builder of streams open that of the request."""
+        builder: Any = self._builder
+        with restoring_globals() if self._isolate else nullcontext():
+            builder.open(request)
 
     def wait_any(self, futures: Iterable[InlineFuture]) -> InlineFuture:
         """Return the first future."""

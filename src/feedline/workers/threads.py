@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import sys
 import threading
@@ -103,6 +104,7 @@ class ThreadPool:
     ) -> None:
         self._builder, self._allocate = builder, allocate
         self._timeout_s, self._stall_s = timeout_s, stall_s
+        self._owner = os.getpid()
         self._queues: list[SimpleQueue[ThreadFuture | None]] = [SimpleQueue()]
         self._round_robin = round_robin
         self._num_workers = 0
@@ -189,6 +191,11 @@ class ThreadPool:
     def _check(self) -> None:
         if not self._finalizer.alive:
             raise WorkerError("the worker threads of this iterator have been closed")
+        if os.getpid() != self._owner:
+            raise WorkerError(
+                f"these worker threads belong to process {self._owner}, not to {os.getpid()}, which was forked from it:"
+                " call iter(loader) again there"
+            )
 
     def _wait(self, future: ThreadFuture) -> None:
         def wait(limit_s: float) -> bool:

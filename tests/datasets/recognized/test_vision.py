@@ -129,6 +129,13 @@ def test_images_that_stay_pillows_keep_what_their_file_says(root: Path) -> None:
         assert mine[0].getexif() == other[0].getexif()
 
 
+def test_a_first_image_of_one_pixel_leaves_the_kernels_on(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (1, 1), "red").save(tmp_path / "a" / "0.png")
+    Image.new("RGB", (20, 10), "blue").save(tmp_path / "a" / "1.png")
+    compare(datasets.ImageFolder(tmp_path, v1.ToTensor()), batch_size=1, shuffle=False)
+
+
 def test_unbatched_samples_are_torchs(root: Path) -> None:
     compare(datasets.ImageFolder(root, PIPELINES["train"]()), batch_size=None)
 
@@ -376,6 +383,35 @@ class TestChanges:
                     steps[0] = v1.RandomVerticalFlip(1.0)
                 if number == 3:
                     outer.transforms[2].register_forward_hook(lambda *_: Image.new("RGB", (40, 40)))
+            return batches
+
+        assert_same(run(fl.DataLoader), run(torch.utils.data.DataLoader))
+
+    def test_of_lists_of_modules_and_numbers_in_place(self, root: Path) -> None:
+        def run(loader_class: Any) -> list[Any]:
+            mean, std, flips = torch.zeros(3), np.ones(3), torch.nn.ModuleList([v1.RandomHorizontalFlip(0.0)])
+            steps = [v1.Resize((20, 20)), v1.RandomApply(flips, 1.0), v1.ToTensor(), v1.Normalize(mean, std)]
+            dataset = datasets.ImageFolder(root, v1.Compose(steps))
+            batches = []
+            for number, batch in enumerate(loader_class(dataset, batch_size=8)):
+                batches.append(batch)
+                if number == 0:
+                    mean += 1
+                if number == 1:
+                    std *= 2
+                if number == 2:
+                    flips[0] = v1.RandomVerticalFlip(1.0)
+            return batches
+
+        assert_same(run(fl.DataLoader), run(torch.utils.data.DataLoader))
+
+    def test_of_the_function_that_opens_images(self, root: Path) -> None:
+        def run(loader_class: Any) -> list[Any]:
+            dataset = datasets.ImageFolder(root, v1.Compose([v1.Resize((20, 20)), v1.ToTensor()]))
+            own, batches = dataset.loader, []
+            for number, batch in enumerate(loader_class(dataset, batch_size=8)):
+                batches.append(batch)
+                dataset.loader = own if number == 1 else lambda path: Image.new("RGB", (60, 60), "red")
             return batches
 
         assert_same(run(fl.DataLoader), run(torch.utils.data.DataLoader))

@@ -143,3 +143,18 @@ def test_ranks_that_will_have_unequal_numbers_of_batches_are_reported() -> None:
 
 def _twice(loader: Any) -> int:
     return sum(len(list(loader)) for _ in range(2))
+
+
+@pytest.mark.parametrize("how", [{}, {"collate_fn": list}])
+def test_a_format_set_in_the_loop_applies_to_the_next_batch(how: dict[str, Any]) -> None:
+    def run(loader_class: Any) -> list[Any]:
+        dataset, batches = table(), []
+        for number, batch in enumerate(loader_class(dataset, 10, **how)):
+            batches.append(batch)
+            if number == 0:
+                dataset.set_format("torch", columns=["y"])
+            if number == 1:
+                dataset.set_transform(lambda rows: {"z": [2 * y for y in rows["y"]]})
+        return batches
+
+    assert not difference(run(fl.DataLoader), run(TorchDataLoader))

@@ -171,6 +171,36 @@ def test_changes_since_the_last_epoch(loader_class: Any, persistent: bool) -> No
         loader.close()
 
 
+class Surroundings(Dataset[Any]):
+    """Settings of the worker's process."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _: int) -> list[Any]:
+        return [
+            os.environ.get("FEEDLINE_TESTS"), str(Path.cwd()), str(torch.get_default_dtype()), np.geterr()["divide"],
+            logging.getLogger("feedline_tests").level, ImageFile.LOAD_TRUNCATED_IMAGES,
+        ]  # fmt: skip
+
+
+def test_fresh_workers_get_the_settings_of_their_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with default_start_method("spawn"), fl.DataLoader(Surroundings(), None, num_workers=1) as loader:
+        assert list(loader) == [Surroundings()[0]]
+        monkeypatch.setenv("FEEDLINE_TESTS", "new")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+        logger, former = logging.getLogger("feedline_tests"), np.seterr(divide="raise")
+        logger.setLevel(logging.ERROR)
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert list(loader) == [Surroundings()[0]]
+        finally:
+            torch.set_default_dtype(torch.float32)
+            logger.setLevel(logging.NOTSET)
+            np.seterr(**former)
+
+
 class Cached(Dataset[Any]):
     """The forum's cache: the first epoch fills an `mp.Array`, later ones read it."""
 

@@ -122,6 +122,7 @@ class VisionReader:
     def __init__(self, dataset: Any, known: KnownDataset) -> None:
         self._dataset, self._known = dataset, known
         self.disabled: str | None = None
+        self._opener, self._opens_itself = getattr(dataset, "loader", None), False
         self._compile()
 
     @property
@@ -130,16 +131,21 @@ class VisionReader:
 
     @property
     def uses_kernels(self) -> bool:
-        return self._chain.uses_kernels and self.disabled is None
+        return self._chain.uses_kernels and self.disabled is None and not self._opens_itself
 
     @property
     def is_repeatable(self) -> bool:
-        return self._repeatable and self._dataset.target_transform is None
+        return self._repeatable and self._dataset.target_transform is None and not self._opens_itself
 
     def refresh(self) -> None:
-        """Update for changes of the transforms; called before each batch."""
+        """Update for changes of the dataset; called before each batch."""
         if not self._chain.is_current(self._dataset.transform):
             self._compile()
+        opener = getattr(self._dataset, "loader", None)
+        if opener is not self._opener:  # only the library's own opens images as the kernels do
+            self._opener = opener
+            self._opens_itself = isinstance(self._known, ImageFiles) and _why_own_loader(self._dataset) is not None
+            self._proven = False
 
     def _compile(self) -> None:
         self._chain = chain = Chain(self._dataset.transform)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 import pickle
+import random
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -25,11 +26,11 @@ from feedline.core.definitions import module_of_code
 from feedline.core.devices import for_device
 from feedline.core.recognition import SampleReader
 from feedline.core.rng import Address, RowKeys, addressed, derive, derive_each, is_addressed
-from feedline.core.rng_globals import global_states, restore_globals, seed_globals
+from feedline.core.rng_globals import global_states, restore_globals, restoring_globals, seed_globals
 from feedline.core.schedule import BatchRequest
 from feedline.core.telemetry import Recorder, SpanTuple, recorder_of_thread
 from feedline.core.tensors import Allocator, allocate_tensor, as_container, as_yielded
-from feedline.core.torch_wrappers import batch_getter, stack_getter
+from feedline.core.torch_wrappers import batch_getter, inner_objects, stack_getter
 from feedline.errors import SampleIndexError, note
 from feedline.loader.building.captures import is_stateful, split_capture, traveling_schemes
 from feedline.loader.building.foreign import adapt, may_be_recognized, plain_samples, recognize
@@ -89,12 +90,19 @@ class BatchBuilder:
     _many: Callable[..., Any] | None = field(init=False, default=None, compare=False)
     _columns: Callable[..., Any] | None = field(init=False, default=None, compare=False)
     _samples: SampleReader | None = field(init=False, default=None, compare=False)
+    _inner: list[Any] = field(init=False, default_factory=list, compare=False)
+    """Objects for which the readers were chosen."""
     _is_plain: bool = field(init=False, default=False, compare=False)
     _adopts: bool = field(init=False, default=True, compare=False)
     is_stateful: bool = field(init=False, default=False, compare=False)
     """True if the dataset has a state, saved for each worker."""
 
     def __post_init__(self) -> None:
+        self._choose_readers()
+
+    def _choose_readers(self) -> None:
+        self._inner = inner_objects(self.dataset)
+        self._reader = self._many = self._columns = self._samples = None
         if self.batched and self.collate_fn is None:
             self._reader = reader_of(adapt(self.dataset) if self.accelerate else self.dataset)
         if self.batched and self.action == "raise":
@@ -177,7 +185,10 @@ class BatchBuilder:
     def _build_timed(
         self, request: BatchRequest, allocate: Allocator, recorder: Recorder, outer: list[SpanTuple] | None
     ) -> BatchResult:
-        if self._reader is not None and isinstance(request.indices, np.ndarray):
+        if self._inner:
+            self._follow_changes()
+        # An empty batch is an error of collate, as in torch.
+        if self._reader is not None and isinstance(request.indices, np.ndarray) and len(request.indices):
             batch = self._read(self._reader, request, allocate)
             if batch is not EMPTY_BATCH:
                 return BatchResult(batch, recorder.finish("fetch", outer))
@@ -193,6 +204,17 @@ class BatchBuilder:
             recorder.end("fetch")
             batch = self._collate_good(samples, request, skipped, rows or allocate)
         return BatchResult(batch, recorder.finish("collate", outer), tuple(skipped))
+
+    def _follow_changes(self) -> None:
+        """Choose the readers again after an inner dataset or format changed.
+
+        The loop does this, or `worker_init_fn`.
+        """
+        if telemetry.is_worker_thread():  # torch's workers keep what they began with
+            return
+        inner = inner_objects(self.dataset)
+        if len(inner) != len(self._inner) or not all(map(operator.is_, inner, self._inner)):
+            self._choose_readers()
 
     def part(self, request: BatchRequest, rows: Sequence[int]) -> BatchRequest:
         """The request with only these rows, to bisect a worker's death."""
@@ -291,7 +313,18 @@ class BatchBuilder:
             raise
 
     def _failing_row(self, error: Exception, request: BatchRequest, address: Address) -> int | None:
-        """The first row that fails alone; None if its error differs."""
+        """The first row that fails alone; None if its error differs.
+
+        None also for a dataset that another read would change. The loop may go on after the error, and must then draw
+        the numbers that it draws with torch.
+        """
+        if self.is_stateful or _owns_generator(self.dataset):
+            return None
+        # Worker threads share the generators: restoring them would change the draws of others.
+        with nullcontext() if telemetry.is_worker_thread() else restoring_globals():
+            return self._find_row(error, request, address)
+
+    def _find_row(self, error: Exception, request: BatchRequest, address: Address) -> int | None:
         for row, index in enumerate(as_yielded(request.indices)):
             address.row = row
             if self.progress is not None:
@@ -417,6 +450,14 @@ class BatchBuilder:
             if length is not None and not -length <= index < length:
                 return f"the index from the sampler is out of range: the dataset has {length} samples"
         return "on_error='skip' counts and leaves out such samples"
+
+
+_GENERATORS = random.Random, np.random.Generator, np.random.RandomState, torch.Generator
+
+
+def _owns_generator(dataset: Any) -> bool:
+    """True if an attribute of the dataset is a random generator."""
+    return any(isinstance(value, _GENERATORS) for value in getattr(dataset, "__dict__", {}).values())
 
 
 def _no_progress(row: int) -> None:

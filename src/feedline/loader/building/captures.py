@@ -7,10 +7,12 @@ import pickle
 import sys
 from typing import Any
 
+from feedline.core.dataset import declared
+
 
 def is_stateful(thing: Any) -> bool:
     """True if `state_dict()` and `load_state_dict(state)` can be called."""
-    methods = getattr(thing, "state_dict", None), getattr(thing, "load_state_dict", None)
+    methods = declared(thing, "state_dict"), declared(thing, "load_state_dict")
     return all(map(callable, methods)) and not _needs_arguments(methods[0])
 
 

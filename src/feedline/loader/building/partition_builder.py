@@ -29,10 +29,10 @@ from feedline.loader.building.builder import run_collate
 from feedline.loader.building.captures import traveling_schemes
 from feedline.loader.monitoring.padding import with_padding
 from feedline.loader.partitions import (
-    PartitionedDataset,
     StreamSource,
     StridedSamples,
     copy_for_epoch,
+    is_partitioned,
     load_dataset,
 )
 from feedline.loader.ranks.own_shares import RankWatch
@@ -109,19 +109,38 @@ class PartitionBuilder:
         """Restore the result of `capture()`, from this process or another one."""
         restore_globals(captured)
 
+    def open(self, request: PartitionRequest) -> None:
+        """Open the stream of the first request of an epoch.
+
+        As torch, which calls `iter(dataset)` in `iter(loader)` if there are no workers: the method may draw, or read
+        attributes that the user changes later. A resumed stream, a live one, and one with partitions wait for their
+        first batch.
+        """
+        is_resumed = request.mark != PartitionOffset() or request.initial_states is not None
+        if not (is_resumed or request.continues or is_partitioned(self.dataset)):
+            with self._working_on(request) as address:
+                self._partition(request, address)
+
     def __call__(self, request: PartitionRequest, allocate: Allocator = allocate_tensor) -> BatchResult:
         """The batch of `request` with its mark; EMPTY_BATCH at the end."""
-        self._hosts = _is_hosted(request) and not isinstance(self.dataset, PartitionedDataset)
         recorder = recorder_of_thread()
         outer = recorder.begin()
         try:
-            with addressed(None) as address, self._as_partition(request):
+            with self._working_on(request) as address:
                 return with_padding(self._build(request, allocate, recorder, address))
+        finally:
+            recorder.spans = outer
+
+    @contextmanager
+    def _working_on(self, request: PartitionRequest) -> Iterator[Address]:
+        """Let `get_worker_info()` describe the partition, and errors name it."""
+        self._hosts = _is_hosted(request) and not is_partitioned(self.dataset)
+        try:
+            with addressed(None) as address, self._as_partition(request):
+                yield address
         except Exception as error:
             note(error, f"feedline: while working on {request} of {type(self.dataset).__name__}")
             raise
-        finally:
-            recorder.spans = outer
 
     def _build(
         self, request: PartitionRequest, allocate: Allocator, recorder: Recorder, address: Address
@@ -214,7 +233,7 @@ class PartitionBuilder:
         state = request.mark.state
         watches = request.stride[1] > 1 and not self.reads_all
         watch = RankWatch(type(self.dataset).__name__) if watches else nullcontext()
-        if isinstance(self.dataset, PartitionedDataset):
+        if is_partitioned(self.dataset):
             samples: Any = iter(self.dataset.partition(request.partition, request.epoch))
             source = StreamSource(None, samples)
             source.load_iterator(state)
@@ -359,7 +378,7 @@ class PartitionBuilder:
 
     def _digest(self, request: PartitionRequest, samples: Any) -> str | None:
         """Digests of a first batch's samples, to detect duplicate partitions; or None."""
-        if request.partitions == 1 or request.number >= _DIGEST_BATCHES or isinstance(self.dataset, PartitionedDataset):
+        if request.partitions == 1 or request.number >= _DIGEST_BATCHES or is_partitioned(self.dataset):
             return None
         parts = samples if self.batch_size is not None else [samples]
         try:

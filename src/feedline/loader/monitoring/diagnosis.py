@@ -13,7 +13,7 @@ from feedline.loader.building.captures import is_stateful
 from feedline.loader.monitoring.lines import SECONDS, costly_lines
 from feedline.loader.monitoring.memory_trend import memory_left
 from feedline.loader.monitoring.resources import affine_cpus
-from feedline.loader.partitions import PartitionedDataset
+from feedline.loader.partitions import is_partitioned
 from feedline.loader.pools import LoaderPools, builder_of
 from feedline.loader.report import Advice, Verdict, diagnose
 from feedline.loader.report.incidents import grows
@@ -101,7 +101,7 @@ def tune(loader: Any) -> tuple[Advice, ...]:
 def _workers_are_free(loader: Any) -> bool:
     """True if the number of workers affects only the speed."""
     if isinstance(loader.dataset, IterableDataset):
-        return isinstance(loader.dataset, PartitionedDataset) and loader._fl.seed is not None
+        return is_partitioned(loader.dataset) and loader._fl.seed is not None
     builder = builder_of(loader)
     return not is_stateful(loader.dataset) and (loader._fl.seed is not None or not getattr(builder, "draws", True))
 

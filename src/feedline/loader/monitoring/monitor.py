@@ -19,6 +19,7 @@ from typing import Any
 from torch.utils.data import default_collate
 
 from feedline.core import store_metrics
+from feedline.core.dataset import declared
 from feedline.core.page import BATCHES, PHASE_START, Page
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import Span
@@ -147,7 +148,8 @@ class Monitor:
             self._former = self._sources.progress.totals
         former = self._sources
         is_pageable = loader._fl.device is None and not loader.pin_memory
-        collated = loader.collate_fn in (None, default_collate) and loader.batch_size is not None
+        is_default = loader.collate_fn is None or loader.collate_fn is default_collate
+        collated = is_default and loader.batch_size is not None
         self._sources = _FigureSources(pools, progress, plan, loader.dataset, _length(plan), is_pageable, collated)
         # `for batch in DataLoader(...)` drops the loader at once: its arguments are enough for a verdict.
         self._loader, self._arguments = weakref.ref(loader), Arguments(loader, self._sources.length)
@@ -366,7 +368,7 @@ class Monitor:
         return tuple(replace(batch, address=self._address(batch)) for batch in stats.slowest)
 
     def _address(self, batch: SlowBatch) -> str:
-        address = getattr(self._sources and self._sources.dataset, "address", None)
+        address = declared(self._sources and self._sources.dataset, "address")
         indices = plain_indices(batch.indices, 1)
         if address is None or not indices:
             return ""

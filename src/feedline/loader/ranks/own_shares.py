@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, IterDataPipe
 
 from feedline.core.huggingface import is_stream
 from feedline.errors import ArgumentError
-from feedline.loader.partitions import PartitionedDataset
+from feedline.loader.partitions import is_partitioned
 
 _VARIABLES = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}
@@ -118,7 +118,7 @@ def _streams_within(dataset: Any) -> Iterator[Any]:
         if isinstance(stream, IterDataPipe) or id(stream) in seen:
             continue
         seen.add(id(stream))
-        if not isinstance(stream, PartitionedDataset):  # whose __iter__ is for torch's loader
+        if not is_partitioned(stream):  # whose __iter__ is for torch's loader
             yield stream
         if not is_stream(stream):
             for value in _attributes(stream).values():

@@ -17,7 +17,7 @@ from feedline.core.huggingface import is_stream as is_huggingface_stream
 from feedline.core.torch_wrappers import batch_getter
 from feedline.loader.device import Delivery
 from feedline.loader.monitoring.resources import available_cpus
-from feedline.loader.partitions import PartitionedDataset
+from feedline.loader.partitions import is_partitioned
 from feedline.loader.report.replay import INLINE, PROCESS, THREAD, EngineSetting, Task
 from feedline.loader.report.sources import SampleSource, shards_itself, source_of
 from feedline.samplers import Shuffled
@@ -143,8 +143,8 @@ def context_of(loader: Any, builder: Any, kind: PoolKind, kind_with_workers: Poo
 
 
 def _most_workers(dataset: Any) -> int | None:
-    if isinstance(dataset, PartitionedDataset):
-        return dataset.num_partitions
+    if is_partitioned(dataset):
+        return int(dataset.num_partitions)
     return getattr(dataset, "num_shards", None) if is_huggingface_stream(dataset) else None
 
 
@@ -160,7 +160,7 @@ def _sampler_of(loader: Any) -> str:
 def _collate_fn_of(loader: Any) -> str:
     function = loader.collate_fn
     module = getattr(function, "__module__", None) or ""  # a method of a builtin type has None
-    if function in (None, default_collate) or module.startswith("torch."):
+    if function is None or function is default_collate or module.startswith("torch."):
         return ""
     return getattr(function, "__name__", type(function).__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
@@ -59,8 +60,10 @@ class Chain:
         flat = list(_flatten(transform)) if transform is not None else []
         self._dtype = torch.get_default_dtype()
         self.nodes = _compile(flat, self.findings)
-        # Lists of steps and hooks are compared item by item, and steps by identity.
-        self._seen = [(step, _attributes(step)) for step in (*_sequences(transform), *(step for step, _ in flat))]
+        # Lists of steps and hooks are compared item by item, steps and arrays by identity, and arrays also by content.
+        watched = list(_watched(transform)) if transform is not None else []
+        self._seen = [(step, _attributes(step)) for step in watched]
+        self._arrays = [(array, _copy_of(array)) for step, _ in self._seen for array in _arrays_of(step)]
 
     @property
     def uses_kernels(self) -> bool:
@@ -98,9 +101,10 @@ class Chain:
         if transform is not self.transform or torch.get_default_dtype() is not self._dtype:
             return False
         try:
-            return all(getattr(step, "__dict__", {}) == seen for step, seen in self._seen)
+            same = all(getattr(step, "__dict__", {}) == seen for step, seen in self._seen)
         except (RuntimeError, ValueError):  # tensors or arrays were exchanged, and have no single truth value
             return False
+        return same and all(_is_equal(array, former) for array, former in self._arrays)
 
 
 def _all_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
@@ -115,12 +119,43 @@ def _attributes(step: Any) -> dict[str, Any]:
     return {name: copy(value) if isinstance(value, (list, dict)) else value for name, value in values.items()}
 
 
-def _sequences(step: Any) -> Iterator[Any]:
-    """Sequences in a transform, from outside to inside."""
-    if qualified_name(type(step)) in known.SEQUENCES:
-        yield step
-        for part in _parts_of(step):
-            yield from _sequences(part)
+_Numeric = torch.Tensor | np.ndarray
+
+_MOST_NUMBERS = 4096
+"""Larger arrays, as those of `LinearTransformation`, belong to no step of the kernels."""
+
+
+def _arrays_of(step: Any) -> Iterator[_Numeric]:
+    """Small arrays and tensors of a step, also in lists."""
+    if _name(step).partition(".")[0] != PACKAGE:
+        return
+    for value in getattr(step, "__dict__", {}).values():
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(each, _Numeric) and math.prod(each.shape) <= _MOST_NUMBERS:
+                yield each
+
+
+def _copy_of(array: _Numeric) -> _Numeric:
+    return array.detach().clone() if isinstance(array, torch.Tensor) else array.copy()
+
+
+def _is_equal(array: _Numeric, former: _Numeric) -> bool:
+    if isinstance(array, torch.Tensor) and isinstance(former, torch.Tensor):
+        return torch.equal(array, former)
+    return np.array_equal(array, former)
+
+
+def _watched(step: Any) -> Iterator[Any]:
+    """A transform, and all steps and lists of steps in it."""
+    yield step
+    name = qualified_name(type(step))
+    if name not in known.SEQUENCES and name not in known.RANDOM_APPLIES:
+        return
+    parts = _parts_of(step)
+    if parts is not step and isinstance(parts, torch.nn.Module):  # a ModuleList
+        yield parts
+    for part in parts:
+        yield from _watched(part)
 
 
 def _parts_of(sequence: Any) -> Any:

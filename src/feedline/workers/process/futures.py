@@ -93,6 +93,11 @@ class FuturePool:
         self._error: BaseException | None = None
         self._tasks = count(1)
 
+    @property
+    def is_usable(self) -> bool:
+        """False once an error or `close` has ended the workers."""
+        return self._error is None and not self._closed
+
     def _wait(self, ready: Callable[[], bool]) -> None:
         """Handle events until `ready()`; raises exceptions of `_check`."""
         raise NotImplementedError

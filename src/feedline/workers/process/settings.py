@@ -41,8 +41,7 @@ class LibrarySettings(NamedTuple):
     @classmethod
     def capture(cls) -> LibrarySettings:
         """Capture the settings of this process and thread."""
-        loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-        levels = {logger.name: logger.level for logger in loggers if isinstance(logger, logging.Logger)}
+        levels = {logger.name: logger.level for logger in _loggers()}
         deterministic, warns = _determinism()
         return cls(
             recursion_limit=sys.getrecursionlimit(),
@@ -64,18 +63,26 @@ class LibrarySettings(NamedTuple):
         with suppress(locale.Error):
             locale.setlocale(locale.LC_ALL, self.locale)
         decimal.setcontext(self.decimal)
-        for name, level in self.log_levels.items():
-            logging.getLogger(None if name == "root" else name).setLevel(level)
+        # Also the defaults: this process may be forked from one that took over other settings.
+        for name in {each.name for each in _loggers()} | set(self.log_levels):
+            logger = logging.getLogger(None if name == "root" else name)
+            logger.setLevel(self.log_levels.get(name, logging.NOTSET))
         np.seterr(**self.numpy_errors)
         if (self.deterministic, self.deterministic_warns) != _determinism():
             # Only then: torch imports its compiler with SymPy for this, which takes longer than to import torch.
             torch.use_deterministic_algorithms(self.deterministic, warn_only=self.deterministic_warns)
         torch.set_grad_enabled(self.grad)
         multiprocessing.current_process().authkey = self.authkey
-        for place, value in self.pillow.items():
+        for place, default in _PILLOW_DEFAULTS.items():
             module, _, name = place.rpartition(".")
-            with suppress(ImportError):
-                setattr(importlib.import_module(module), name, value)
+            if place in self.pillow or module in sys.modules:
+                with suppress(ImportError):
+                    setattr(importlib.import_module(module), name, self.pillow.get(place, default))
+
+
+def _loggers() -> list[logging.Logger]:
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    return [logger for logger in loggers if isinstance(logger, logging.Logger)]
 
 
 def _determinism() -> tuple[bool, bool]:

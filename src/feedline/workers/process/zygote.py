@@ -258,6 +258,17 @@ class ZygoteProcess:
 _ANSWER_S = 0.5
 
 
+def _process_context() -> ProcessContext:
+    return ProcessContext(ProcessEnvironment.capture(), LibrarySettings.capture())
+
+
+def _plain(settings: LibrarySettings) -> tuple[Any, ...]:
+    """The settings as values that can be compared."""
+    context = settings.decimal.copy()
+    context.clear_flags()  # results of computations, which are no settings
+    return tuple(repr(context) if value is settings.decimal else value for value in settings)
+
+
 class ZygoteLauncher:
     """Launcher of workers that are forked from a zygote.
 
@@ -270,14 +281,22 @@ class ZygoteLauncher:
     def __init__(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> None:
         self.builder = builder
         self._dumped = dump_builder(SharedWork(builder, init_fn, registered_collates()), "loader")
+        self._context = _process_context()
         self._zygote: ZygoteClient | None = None
         self._groups: weakref.WeakSet[ZygoteProcessGroup] = weakref.WeakSet()
         self._closed = False
         fork_server.close_at_exit(self)
 
     def matches(self, builder: Any, init_fn: Callable[[int], object] | None = None) -> bool:
-        """See `Launcher`. Compares every byte of the pickled builder."""
-        return self._dumped.matches(SharedWork(builder, init_fn, registered_collates()))
+        """See `Launcher`. Compares every byte of the pickled builder.
+
+        Also compares the environment and the settings of this process, which a zygote takes over only once.
+        """
+        now = _process_context()
+        is_same = now.environment == self._context.environment and _plain(now.settings) == _plain(
+            self._context.settings
+        )
+        return is_same and self._dumped.matches(SharedWork(builder, init_fn, registered_collates()))
 
     def new_group(self) -> ZygoteProcessGroup:
         """Create an empty process group; does not wait for the zygote."""
@@ -315,7 +334,7 @@ class ZygoteClient:
         self._owner = os.getpid()
         self._control, theirs = channels.pair()
         tracker = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]
-        process_context = ProcessContext(ProcessEnvironment.capture(), LibrarySettings.capture())
+        process_context = _process_context()
         start = ZygoteStart(process_context, dumped.skeleton, has_tracker=tracker is not None)
         own = [channels.spill(pickle.dumps(start)), *map(_dup_or_null, (1, 2, -1 if tracker is None else tracker))]
         branch = channels.spill(pickle.dumps(process_context))
