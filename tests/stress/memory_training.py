@@ -67,7 +67,12 @@ def weigh_shares(mib: int, workers: int, method: str, shared: bool) -> dict[str,
     dataset: Any = InMemory(mib, shared)
     context = "fork" if method == "fork" else None
     with fl.DataLoader(
-        dataset, batch_size=4, num_workers=workers, worker_method="process", multiprocessing_context=context
+        dataset,
+        batch_size=4,
+        num_workers=workers,
+        worker_method="process",
+        multiprocessing_context=context,
+        persistent_workers=True,  # others end after the last batch
     ) as loader:
         iterator = iter(loader)
         for _ in range(len(loader)):

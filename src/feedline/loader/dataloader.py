@@ -427,7 +427,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
 
 def _plain_integer(value: Any) -> Any:
-    """An integer of another library, such as NumPy's, as Python's: JSON has no others."""
+    """Convert integers of other libraries, which JSON does not have."""
     return int(value) if isinstance(value, Integral) else value
 
 

@@ -297,7 +297,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         for future in self._window:
             future.cancel()
         self._window.clear()
-        self._requests, self._broken = requests, None
+        self._requests, self._broken, self._exhausted = requests, None, False
 
     def _end(self) -> None:
         error, self._broken = self._broken, None

@@ -227,6 +227,9 @@ class LoaderPools:
         iteration.delivered = lambda: plan.delivered(progress.end or progress.cursor)
         iteration.live = live
         iteration.last_steps = self._last_steps(loader._fl.device)
+        end = getattr(pool, "end_when_answered", None)  # worker processes have it
+        if pool is not self._kept and end is not None:
+            iteration.end_workers = lambda: end(progress.heartbeat.keep_workers)
         if kind.works_ahead:
             iteration.start()
         return iteration

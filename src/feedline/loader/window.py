@@ -63,13 +63,17 @@ class RequestWindow:
         self._unsent: Any = None
         self._taken: PendingBatch | None = None
         self._broken: Exception | None = None
-        self._closed = self._profiling = False
+        self._closed = self._profiling = self._exhausted = False
+        self.end_workers: Callable[[], bool] | None = None
+        """Called with each batch once no request is left; True if the workers now end, while the loop computes."""
 
     def _fill(self, depth: int) -> None:
         """Submit requests until `depth` are in flight; keep a sampler's error."""
         window, clock = self._window, self._progress.heartbeat.clock
         while len(window) < depth:
-            if self._unsent is None and not clock.sample(self._draw_profiled if self._profiling else self._draw):
+            if self._unsent is None and (
+                self._exhausted or not clock.sample(self._draw_profiled if self._profiling else self._draw)
+            ):
                 return
             if not (window and window[-1].request is self._unsent):  # an interrupt came before the last line
                 window.append(self._pool.submit(self._unsent))
@@ -85,6 +89,7 @@ class RequestWindow:
             # Not `next`: an interrupt cannot come between a step of a loop and the storing of its value.
             for self._unsent in self._requests:  # noqa: B020 - an attribute is the target
                 return True
+            self._exhausted = self._broken is None
         except Exception as error:  # noqa: BLE001 - raised when its turn comes
             self._broken, self._requests = error, iter(())
         except BaseException:
@@ -143,6 +148,8 @@ class RequestWindow:
             if self._closed:
                 self._taken = None
                 return None
+            if self._exhausted and self.end_workers is not None and self.end_workers():
+                self.end_workers = None
         request, result, _ = self._taken
         self._drop(request)
         return request, result, None

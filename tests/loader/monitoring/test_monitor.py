@@ -275,17 +275,20 @@ def test_a_forked_process_writes_a_page_of_its_own() -> None:
 def test_cpus_of_other_programs_are_those_that_this_process_and_its_workers_do_not_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    busy, own, now_s = 100.0, {os.getpid(): 10.0, 7: 0.0}, 50.0
+    def used(cpu_s: float) -> ProcessStat:
+        return ProcessStat("R", int(cpu_s / TICK_S), 0, 0, 0)
+
+    busy, own_s, now_s = 100.0, 10.0, 50.0
     monkeypatch.setattr(machine, "cpu_ticks", lambda _: CpuTicks(int(busy / TICK_S)))
-    monkeypatch.setattr(machine, "stat_of", lambda pid: ProcessStat("R", int(own[pid] / TICK_S), 0, 0, 0))
+    monkeypatch.setattr(machine, "stat_of", lambda _: used(own_s))
     monkeypatch.setattr(machine, "monotonic", lambda: now_s)
-    others = machine.OtherPrograms([7])
+    others = machine.OtherPrograms([used(0.0)])
     now_s += 0.1
-    assert others.cpus([7]) is None  # too early: ticks are coarse
-    now_s, busy, own = 52.0, 103.0, {os.getpid(): 11.0, 7: 0.5}
-    assert others.cpus([7]) == pytest.approx(0.75)
+    assert others.cpus([used(0.0)]) is None  # too early: ticks are coarse
+    now_s, busy, own_s = 52.0, 103.0, 11.0
+    assert others.cpus([used(0.5)]) == pytest.approx(0.75)
     monkeypatch.setattr(machine, "cpu_ticks", lambda _: None)
-    assert others.cpus([7]) is None
+    assert others.cpus([used(0.5)]) is None
 
 
 def test_a_verdict_is_about_the_epoch_before_until_the_new_one_has_some_batches() -> None:

@@ -89,7 +89,7 @@ def plain_names(dataset: Any) -> list[str] | None:
 
 
 def _names_in_samples(dataset: Any) -> list[str]:
-    """The columns of the format, in the order of the table, as samples of `datasets` have them."""
+    """Columns of the format in the order of the table, as in samples."""
     chosen = set(dataset.format["columns"])
     return [name for name in dataset.column_names if name in chosen]
 

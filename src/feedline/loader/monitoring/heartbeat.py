@@ -26,6 +26,10 @@ class QueueState(NamedTuple):
     """Requests in flight while the loop computes."""
 
 
+def _keep_nothing() -> None:
+    """Keep no figures: for an iteration without a loader."""
+
+
 def _skip_publishing(_: Callable[[], QueueState], *, epoch_ends: bool = False) -> None:
     """Publish nothing: for an iteration without a loader."""
 
@@ -86,6 +90,8 @@ class Heartbeat:
     """Time of the next publication."""
     publish: Callable[..., None] = _skip_publishing
     """Called by the loop with a function that returns its `QueueState`; `epoch_ends=True` at the end of an epoch."""
+    keep_workers: Callable[[], None] = _keep_nothing
+    """Called before the workers end: their last figures count until the end of the epoch."""
     inspect: Callable[[Any], object] | None = None
     """Called once with the next batch."""
     clock: LoopClock = field(init=False)

@@ -12,33 +12,32 @@ from time import monotonic
 
 from feedline.core import devices
 from feedline.core.cgroups import Cgroup, Throttling
-from feedline.core.proc import TICK_S, cpu_ticks, stat_of
-from feedline.loader.monitoring.resources import resident_nbytes
+from feedline.core.proc import TICK_S, ProcessStat, cpu_ticks, stat_of
 
 
 class OtherPrograms:
     """CPUs that other programs use, since this was made."""
 
-    def __init__(self, pids: Iterable[int]) -> None:
+    def __init__(self, workers: Iterable[ProcessStat]) -> None:
         self._cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-        self._began_s, self._before = monotonic(), self._ticks(pids)
+        self._began_s, self._before = monotonic(), self._ticks(workers)
 
-    def cpus(self, pids: Iterable[int]) -> float | None:
+    def cpus(self, workers: Iterable[ProcessStat]) -> float | None:
         """CPUs used by other programs, of those that this process may use.
 
-        None if the system does not report them, or in the first `_LEAST_S`. `pids` are the workers of this process,
-        which are not other programs.
+        None if the system does not report them, or in the first `_LEAST_S`. The workers of this process are not other
+        programs.
         """
         elapsed_s = monotonic() - self._began_s
-        if self._before is None or elapsed_s < _LEAST_S or (now := self._ticks(pids)) is None:
+        if self._before is None or elapsed_s < _LEAST_S or (now := self._ticks(workers)) is None:
             return None
         return max((now - self._before) * TICK_S / elapsed_s, 0.0)
 
-    def _ticks(self, pids: Iterable[int]) -> int | None:
+    def _ticks(self, workers: Iterable[ProcessStat]) -> int | None:
         busy = cpu_ticks(self._cpus)
         if busy is None:
             return None
-        own = (stat_of(pid) for pid in (os.getpid(), *pids))
+        own = (stat_of(os.getpid()), *workers)
         return busy.busy - sum(stat.cpu_ticks + stat.reaped_ticks for stat in own if stat is not None)
 
 
@@ -68,14 +67,15 @@ class SystemFigures:
 class MachineFigures:
     """Figures of the machine for one loader.
 
-    Each is read only at intervals. `pids_of_all` returns the workers of all loaders of the process, which do not
+    Each is read only at intervals. `all_workers` returns the workers of all loaders of the process, which do not
     count as other programs.
     """
 
-    def __init__(self, pids_of_all: Callable[[], list[int]]) -> None:
+    def __init__(self, all_workers: Callable[[], list[ProcessStat]]) -> None:
         self.others_cpus: float | None = None
         """CPUs that other programs use; None if unknown."""
-        self._pids_of_all = pids_of_all
+        self._all_workers = all_workers
+        self._kept: dict[int, ProcessStat | None] = {}
         self._system = SystemFigures()
         self._group: Cgroup | None = None
         self._throttling_before: Throttling | None = None
@@ -90,6 +90,7 @@ class MachineFigures:
 
     def follow_loop(self) -> None:
         """Follow a new iteration; after a pause, count other programs from zero."""
+        self.forget_workers()
         if monotonic() - self._left_s > _PAUSE_S:  # in between, they could do anything
             self._others = self.others_cpus = None
             self._others_due_s = monotonic() + _MACHINE_S
@@ -101,7 +102,7 @@ class MachineFigures:
     def begin_others(self) -> None:
         """Count other programs from here on, if not begun yet."""
         if self._others is None:
-            self._others = OtherPrograms(self._pids_of_all())
+            self._others = OtherPrograms(self._all_workers())
 
     def watch_others(self, *, epoch_ends: bool) -> None:
         """Update `others_cpus` if it is due.
@@ -113,7 +114,33 @@ class MachineFigures:
             self.begin_others()
         elif epoch_ends or now_s >= self._others_due_s:
             self._others_due_s = now_s + _MACHINE_S
-            self.others_cpus = self._others.cpus(self._pids_of_all())
+            self.others_cpus = self._others.cpus(self._all_workers())
+
+    def keep_workers(self, pids: Iterable[int]) -> None:
+        """Read the workers for the last time in this epoch.
+
+        They may end before it does. Until they are reaped, their times are nowhere else.
+        """
+        self._kept = {pid: stat_of(pid) for pid in pids}
+
+    @property
+    def keeps_workers(self) -> bool:
+        """True from `keep_workers` on, until `forget_workers`."""
+        return bool(self._kept)
+
+    def forget_workers(self) -> None:
+        """Read workers again: the epoch is over."""
+        self._kept = {}
+
+    def workers(self, pids: Iterable[int]) -> list[ProcessStat]:
+        """The figures of workers: those that are kept, or current ones."""
+        kept = self._kept
+        stats = (kept[pid] if pid in kept else stat_of(pid) for pid in pids)
+        return [stat for stat in stats if stat is not None]
+
+    def resident_nbytes(self, pids: Iterable[int]) -> int:
+        """Resident memory of workers in bytes, shared pages included."""
+        return sum(stat.resident_nbytes for stat in self.workers(pids))
 
     def system(self, pids: tuple[int, ...], *, keeps: bool) -> SystemFigures:
         """The figures from the operating system; with `keeps`, the latest ones."""
@@ -121,7 +148,7 @@ class MachineFigures:
         if keeps or (now_s - latest.read_s < _MACHINE_S and pids == latest.pids):
             return latest
         self._system = SystemFigures(
-            now_s, pids, resident_nbytes(pids), self._throttled_share(), devices.gpu_utilization()
+            now_s, pids, self.resident_nbytes(pids), self._throttled_share(), devices.gpu_utilization()
         )
         return self._system
 

@@ -21,6 +21,7 @@ from torch.utils.data import default_collate
 from feedline.core import store_metrics
 from feedline.core.dataset import declared
 from feedline.core.page import BATCHES, PHASE_START, Page
+from feedline.core.proc import ProcessStat
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import Span
 from feedline.errors import ArgumentError
@@ -29,7 +30,6 @@ from feedline.loader.monitoring.heartbeat import NEVER_NS, Heartbeat, QueueState
 from feedline.loader.monitoring.identity import identity_of, log_path
 from feedline.loader.monitoring.machine import MachineFigures
 from feedline.loader.monitoring.memory_trend import MemoryTrend
-from feedline.loader.monitoring.resources import resident_nbytes
 from feedline.loader.monitoring.sending import SendingMeasurement
 from feedline.loader.plan import Plan
 from feedline.loader.pools import LoaderPools
@@ -118,7 +118,7 @@ class Monitor:
         self._former: Totals | None = None
         self._heartbeat = Heartbeat()
         self._queue = QueueState()
-        self._machine = MachineFigures(_pids_of_all)
+        self._machine = MachineFigures(_workers_of_all)
         self._stores_before: StoreStatistics | None = None
         self._memory = MemoryTrend()
         self._publication_due_ns = 0
@@ -166,7 +166,10 @@ class Monitor:
         page = self._open_page()
         page.words[BATCHES] = self.whole.batches
         due_ns = min(self._publication_due_ns, monotonic_ns() + MEASURE_AFTER_NS)  # short epochs end before
-        progress.heartbeat = self._heartbeat = Heartbeat(page, due_ns=due_ns, publish=self._weak_publisher())
+        self._heartbeat = Heartbeat(
+            page, due_ns=due_ns, publish=self._weak(self._publish), keep_workers=self._weak(self._keep_workers)
+        )
+        progress.heartbeat = self._heartbeat
 
     def stats(self) -> Stats:
         """The figures so far."""
@@ -253,20 +256,27 @@ class Monitor:
             self._page, self._owner = Page(), os.getpid()
         return self._page
 
-    def _weak_publisher(self) -> Callable[..., None]:
-        method = weakref.WeakMethod(self._publish)  # an iteration that is kept must not keep the page open
+    @staticmethod
+    def _weak(method: Callable[..., None]) -> Callable[..., None]:
+        reference = weakref.WeakMethod(method)  # an iteration that is kept must not keep the page open
 
-        def publish(queue: Callable[[], QueueState], *, epoch_ends: bool = False) -> None:
-            bound = method()
+        def call(*arguments: Any, **named: Any) -> None:
+            bound = reference()
             try:
                 if bound is not None:
-                    bound(queue, epoch_ends=epoch_ends)
+                    bound(*arguments, **named)
             except Exception:  # noqa: BLE001 - the loop continues, whatever is wrong with its figures
                 _warn_of_figures()
 
-        return publish
+        return call
 
-    def _publish(self, queue: Callable[[], QueueState], *, epoch_ends: bool) -> None:
+    def _keep_workers(self) -> None:
+        """Read the figures of the workers for the last time."""
+        if self._sources is not None:
+            self._machine.keep_workers(self._sources.pools.pool_statistics().pids)
+            self._machine.watch_others(epoch_ends=True)
+
+    def _publish(self, queue: Callable[[], QueueState], *, epoch_ends: bool = False) -> None:
         began_ns = monotonic_ns()
         if began_ns < self._publication_due_ns and not epoch_ends:
             self._begin_measurements(began_ns)
@@ -285,10 +295,7 @@ class Monitor:
         if is_early and began_ns < _early.due_ns and not statistics.pids and self._log is None:
             self._postpone(page, sources, began_ns)
             return
-        if epoch_ends and statistics.pids:
-            pids = statistics.pids
-            self._memory.add(sources.progress.cursor.epoch, resident_nbytes(pids), ends=True, workers=len(pids))
-        self._machine.watch_others(epoch_ends=epoch_ends)
+        self._read_workers(statistics.pids, sources.progress.cursor.epoch, epoch_ends=epoch_ends)
         if epoch_ends and self._log is not None and self._judged_few:
             self._advice_due_ns = 0  # a short run, whose log is to say more than a first impression
         self._update_verdict(began_ns)
@@ -296,6 +303,8 @@ class Monitor:
         now_s = figures["time_s"]
         if figures["length"] and not epoch_ends:
             self._memory.add(figures["epoch"] + figures["position"] / figures["length"], figures["worker_nbytes"])
+        if epoch_ends:
+            self._machine.forget_workers()
         if epoch_ends or self.history.is_due(now_s):
             self.history.add(_point(figures))
         if self._log is not None:
@@ -304,6 +313,15 @@ class Monitor:
         live = {"ahead": self._queue.ahead, "status_fd": statistics.status_fd, "history": recent}
         page.publish({**figures, **live})
         self._plan_next(began_ns, is_early=is_early)
+
+    def _read_workers(self, pids: tuple[int, ...], epoch: int, *, epoch_ends: bool) -> None:
+        """Read the figures of the workers, unless they are kept."""
+        if not self._machine.keeps_workers:
+            if epoch_ends:  # once, for all that is published
+                self._machine.keep_workers(pids)
+            self._machine.watch_others(epoch_ends=epoch_ends)
+        if epoch_ends:
+            self._memory.add(epoch, self._machine.resident_nbytes(pids), ends=True, workers=len(pids))
 
     def _plan_next(self, began_ns: int, *, is_early: bool) -> None:
         """Set when the next publication is due, after one that is complete."""
@@ -410,10 +428,14 @@ def _position(sources: _FigureSources) -> int:
     return sources.plan.delivered(progress.cursor)
 
 
-def _pids_of_all() -> list[int]:
+def _workers_of_all() -> list[ProcessStat]:
     """Worker processes of all loaders of this process."""
-    all_sources = [monitor._sources for monitor in monitors()]
-    return [pid for sources in all_sources if sources is not None for pid in sources.pools.pool_statistics().pids]
+    return [
+        stat
+        for monitor in monitors()
+        if monitor._sources is not None
+        for stat in monitor._machine.workers(monitor._sources.pools.pool_statistics().pids)
+    ]
 
 
 _monitors: weakref.WeakValueDictionary[str, Monitor] = weakref.WeakValueDictionary()

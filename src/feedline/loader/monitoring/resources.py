@@ -1,4 +1,4 @@
-"""CPUs and memory of processes, and the rank among training processes.
+"""CPUs of processes, and the rank among training processes.
 
 CPU counts follow affinity and the cgroup's quota, not the machine. The rank comes from the `distributed` argument,
 torch.distributed or the launcher's environment variables.
@@ -7,13 +7,11 @@ torch.distributed or the launcher's environment variables.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from typing import Any
 
 import torch.distributed as dist
 
 from feedline.core.cgroups import Cgroup
-from feedline.core.proc import stat_of
 from feedline.errors import ArgumentError
 
 
@@ -28,15 +26,6 @@ def available_cpus(cgroup: Cgroup | None = None) -> float:
     """CPUs that affinity and quota allow, parts of a CPU included."""
     quota = (cgroup or Cgroup.of_process()).cpu_quota()
     return float(affine_cpus()) if quota is None else min(float(affine_cpus()), quota)
-
-
-def resident_nbytes(pids: Iterable[int]) -> int:
-    """Resident memory of processes in bytes, shared pages included.
-
-    Processes that have ended count as 0.
-    """
-    stats = map(stat_of, pids)
-    return sum(stat.resident_nbytes for stat in stats if stat is not None)
 
 
 def affine_cpus() -> int:

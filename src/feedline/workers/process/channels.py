@@ -178,6 +178,7 @@ class RequestQueue:
         self._mine.setblocking(False)
         self._backlog: deque[QueuedRequest] = deque()
         self._receive_buffer: ReceiveBuffer | None = None
+        self._finished = False
 
     @property
     def fd(self) -> int:
@@ -223,13 +224,15 @@ class RequestQueue:
             self.stop_one()
 
     def finish(self) -> None:
-        """Close the queue; workers first read the remaining requests."""
+        """Close the queue; workers first read the remaining requests. Idempotent."""
+        self._finished = True
         disconnect(self._mine)
         self._theirs.close()
 
     def close(self) -> None:
         """Drop unread requests and close the queue."""
-        self.withdraw()
+        if not self._finished:  # a signal handler may come here in the middle of `finish`
+            self.withdraw()
         self.finish()
 
     def _send(self, request: QueuedRequest) -> None:

@@ -107,6 +107,9 @@ class ContextProcessGroup:
         for process, _ in self._watched.values():
             process.kill()
 
+    def finish(self) -> None:
+        """See `ProcessGroup`: no process exists only to launch workers."""
+
     def inherited_locks(self) -> None:
         """See `ProcessGroup`: None, because workers of a context are not checked."""
 

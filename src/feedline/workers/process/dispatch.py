@@ -110,7 +110,7 @@ class Dispatch:
         self.dropped: deque[ProcessFuture] = deque()
         self._queues: list[RequestQueue] = [] if round_robin else [RequestQueue()]
         self._ready_fds: list[int] = []
-        self._needs_repair = self._resized = self._is_opening = False
+        self._needs_repair = self._resized = self._is_opening = self._finished = False
         self._built: dict[int, tuple[int, Any]] = {}
         """Epoch and latest mark of each partition of a live stream, whose batches cannot be built twice."""
         self.worker_set = WorkerSet(launcher, new_inbox)
@@ -128,6 +128,8 @@ class Dispatch:
 
         Futures of dead workers stay open: `repair` resubmits them, unless the caller closes them first.
         """
+        if self._finished:
+            return StepResult(0, [])
         self._start_others()
         self.repair()
         # An interrupt (Ctrl-C) before this list is empty again may lose an answer, and with it the order of an inbox:
@@ -159,6 +161,8 @@ class Dispatch:
 
     def resize(self, num_workers: int) -> None:
         """Start workers, or stop surplus ones after their current request."""
+        if self._finished:
+            return
         self._start_others()
         surplus, self._num_workers = self._num_workers - num_workers, num_workers
         if self._round_robin:
@@ -203,8 +207,21 @@ class Dispatch:
         queue.finish()
         return lambda: self.worker_set.members.get(PROBE) is not probe
 
+    def finish(self) -> None:
+        """Let all workers end. No request is open, and none will come.
+
+        Does not wait. Their ends are not deaths, and no other worker is started. Without effect after `close`.
+        """
+        if self._finished:
+            return
+        self._finished = True
+        self.worker_set.finish()
+        for queue in self._queues:
+            queue.finish()
+
     def close(self, grace_s: float) -> None:
         """Shut down every worker."""
+        self._finished = True
         self.open.clear()
         for queue in self._queues:
             queue.close()

@@ -84,6 +84,12 @@ class ProcessGroup(Protocol):
         With such a process, all members count as ended, and `lost` is True. Otherwise the members are killed.
         """
 
+    def finish(self) -> None:
+        """Record that no worker will be launched any more.
+
+        A process that forks the members may end with the last of them. Does not wait.
+        """
+
     def inherited_locks(self) -> InheritedLocks | None:
         """Facts for the search for locks that were held during the fork.
 

@@ -162,6 +162,12 @@ class WorkerSet:
                 self._forget(member)
                 member.inbox.close()
 
+    def finish(self) -> None:
+        """Expect the ends of all workers. They stay members until `close`."""
+        for member in list(self.members.values()):
+            member.stopping = True
+        self._group.finish()
+
     def close(self, grace_s: float) -> None:
         """Shut down every worker; kill those that still run after `grace_s` seconds.
 

@@ -6,6 +6,7 @@ The training process runs no background thread: all work happens inside calls of
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from math import inf
 from time import monotonic
@@ -116,6 +117,23 @@ class ProcessPool(FuturePool):
         with self._lock:
             self._check()
             self._dispatch.resize(num_workers)
+
+    def end_when_answered(self, before: Callable[[], object]) -> bool:
+        """Let the workers end if all requests are answered.
+
+        False if one is not. No other request may come. Calls `before` while the workers still run, and does not wait
+        for their end. `statistics` and `processes` stay as they are until `close`.
+        """
+        # Without the lock, which another thread may hold while it waits for a batch. In a fork of this process, the
+        # requests are those of its parent, whose workers must go on.
+        if self._closed or os.getpid() != self._owner:
+            return True
+        if self._dispatch.open or self._poisoned:
+            return False
+        with self._lock:
+            before()
+            self._dispatch.finish()
+        return True
 
     def statistics(self) -> PoolStatistics:
         """See `WorkerPool`.

@@ -26,7 +26,7 @@ from feedline.workers.process.forked import ALL_SIGNALS, ForkedProcess, has_ende
 from feedline.workers.process.launch import InheritedLocks, Launcher
 from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup, import_for_workers, name_process
 from feedline.workers.process.zygote import ZygoteLauncher, ZygoteProcess, ZygoteProcessGroup
-from feedline.workers.process.zygote_main import Exited, SharedWork, WorkerForker, new_worker, serve_forked
+from feedline.workers.process.zygote_main import Exited, Finish, SharedWork, WorkerForker, new_worker, serve_forked
 
 _EXIT_S = 2.0
 """Seconds that a snapshot has to end by itself once its group is closed."""
@@ -111,6 +111,11 @@ class SnapshotProcessGroup(ZygoteProcessGroup):
         """See `ProcessGroup`."""
         super().abandon()
         self._snapshot.end(0)
+
+    def finish(self) -> None:
+        """See `ProcessGroup`. The snapshot ends with its last worker."""
+        super().finish()
+        self._send(Finish())
 
     def inherited_locks(self) -> InheritedLocks | None:
         """See `ProcessGroup`."""

@@ -31,6 +31,7 @@ from feedline.workers.process.settings import LibrarySettings, registered_collat
 from feedline.workers.process.worker_main import WorkerChannels, WorkerSetup
 from feedline.workers.process.zygote_main import (
     Exited,
+    Finish,
     KillWorker,
     Launch,
     ProcessContext,
@@ -58,6 +59,7 @@ class ZygoteProcessGroup:
         self._serial = 0
         self._processes: dict[int, ZygoteProcess] = {}
         self._exited: list[ExitedProcess] = []
+        self._finished = False
         self.lost = False
 
     def fileno(self) -> int:
@@ -74,7 +76,9 @@ class ZygoteProcessGroup:
     def pid_of(self, process: WorkerProcess) -> int | None:
         """See `ProcessGroup`."""
         assert isinstance(process, ZygoteProcess)
-        if not deferred_finalizers.depth:  # otherwise a signal handler calls this, below a frame that holds the lock
+        # In a signal handler, a frame below may hold the lock. And after `finish`, whatever is read must not be reaped
+        # before `close`: until then, the last figures of its members count.
+        if not (deferred_finalizers.depth or self._finished):
             with deferred_finalizers, self._lock:
                 while self._receive():
                     pass
@@ -98,6 +102,10 @@ class ZygoteProcessGroup:
         """See `ProcessGroup`."""
         with deferred_finalizers, self._lock:
             self._mark_lost()
+
+    def finish(self) -> None:
+        """See `ProcessGroup`. The zygote stays for other groups."""
+        self._finished = True
 
     def inherited_locks(self) -> InheritedLocks | None:
         """See `ProcessGroup`: None, because the fork server has no threads."""
@@ -135,7 +143,7 @@ class ZygoteProcessGroup:
         if self._exited:
             self._send(Wakeup())
 
-    def _send(self, command: Launch | KillWorker | Wakeup, worker_channels: Sequence[int] = ()) -> None:
+    def _send(self, command: Launch | KillWorker | Wakeup | Finish, worker_channels: Sequence[int] = ()) -> None:
         with suppress(ConnectionError):  # the zygote has ended, as `collect_exited` will notice
             channels.send(self._zygote, [pickle.dumps(command)], worker_channels)
 

@@ -117,6 +117,10 @@ class KillWorker(NamedTuple):
     serial: int
 
 
+class Finish(NamedTuple):
+    """Command to end with the last worker: no launch will come."""
+
+
 class Wakeup(NamedTuple):
     """Message without data that the zygote returns to wake its sender."""
 
@@ -288,6 +292,7 @@ class WorkerForker:
         self._handlers: dict[int, Callable[[], object]] = {}
         self._workers: dict[tuple[Channel, int], _WatchedWorker] = {}
         self._open_sockets = 0
+        self._finishes = False
 
     def accept_groups(self, control: Channel) -> None:
         """Serve the groups whose sockets come through `control`."""
@@ -317,11 +322,11 @@ class WorkerForker:
         self._register(pidfd, partial(self._stop, pidfd))
 
     def step(self, timeout_ms: float | None = None) -> bool:
-        """Handle the next events; False when launcher and pools have closed."""
+        """Handle the next events; False when no more will come."""
         for fd, _ in self._poll.poll(timeout_ms):
             if fd in self._handlers:  # an earlier handler may have removed it
                 self._handlers[fd]()
-        return self._open_sockets > 0
+        return self._open_sockets > 0 and not (self._finishes and not self._workers)
 
     def drain(self, within_s: float = _GRACE_S) -> None:
         """Wait up to `within_s` seconds for the workers, then kill the rest.
@@ -369,6 +374,8 @@ class WorkerForker:
             self._launch(group, command, fds)
         elif isinstance(command, Wakeup):
             _reply(group, command)
+        elif isinstance(command, Finish):
+            self._finishes = True
         elif (group, command.serial) in self._workers:
             self._workers[group, command.serial].kill()
 
