@@ -89,7 +89,7 @@ def plain_names(dataset: Any) -> list[str] | None:
 
 
 def _names_in_samples(dataset: Any) -> list[str]:
-    """Columns of the format in the order of the table, as in samples."""
+    """Columns of the format, in the order of the table."""
     chosen = set(dataset.format["columns"])
     return [name for name in dataset.column_names if name in chosen]
 
