@@ -51,6 +51,9 @@ def lists(batches: Any) -> list[Any]:
     return [batch.tolist() for batch in batches]
 
 
+@pytest.mark.filterwarnings(
+    "ignore:loaders of torch's class exist already:UserWarning"
+)  # Accelerate keeps the first one
 @pytest.mark.parametrize("arguments", [{}, {"shuffle": True}, {"drop_last": True}])
 def test_accelerate_prepares_a_loader_of_the_same_batches(accelerate: Any, arguments: dict[str, Any]) -> None:
     accelerator = accelerate.Accelerator(cpu=True)

@@ -25,7 +25,7 @@ class patch_torch:  # noqa: N801 - a function that is a context manager, too
     def __init__(self) -> None:
         if count := _count_torchs():
             warnings.warn(
-                f"{count} loaders of torch's class exist already. Frameworks no longer recognize them as loaders, and"
+                f"loaders of torch's class exist already ({count}). Frameworks no longer recognize them as loaders, and"
                 " Accelerate's prepare() returns them as they are, neither shared nor moved: call"
                 " feedline.patch_torch() before you create loaders",
                 stacklevel=2,
