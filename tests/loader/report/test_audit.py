@@ -414,7 +414,7 @@ def test_a_partition_ends_with_its_mark_and_not_with_the_epoch(tmp_path: Path) -
     iteration = iter(made)
     next(iteration)
     log = iteration._progress.audit
-    log.settle(ended=True)
+    log.flush(ended=True)
     records = all_records(tmp_path)
     assert [(record["ended"], record["over"]) for record in records if record["stop"]] == [(False, True)]
 
