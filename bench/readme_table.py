@@ -35,6 +35,8 @@ TITLES = {
     "first batch of a process": "time to the first batch",
     "first batch of the second epoch": "time to the first batch of the second epoch",
     "head of line": "samples of 0.5 ms, every 50th of 10 ms, 2 workers",
+    "large process, 64 batches": "64 batches and the end of 4 workers, in a process of 14 GB",
+    "large process, first batch": "time to the first batch of 4 workers, in a process of 14 GB",
     "memory of 4 workers, array": "memory of 4 workers, 1 GiB in an array",
     "memory of 4 workers, list": "memory of 4 workers, ten million names in a list",
     "memory of 4 workers, packed": "memory of 4 workers, the same names in `PackedStrings`",
