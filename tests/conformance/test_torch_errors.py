@@ -237,6 +237,7 @@ def test_an_empty_batch_cannot_be_collated(loader_class: Loader) -> None:
         next(iterator)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the end of torch's unfinished iterator
 def test_workers_must_be_asked_for_something(loader_class: Loader) -> None:
     loader = loader_class(Counting(4), num_workers=1, prefetch_factor=0)
     with pytest.raises(AssertionError):
