@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -71,3 +73,22 @@ def test_collections_that_were_off_stay_off() -> None:
     with pytest.raises(KeyError), no_collections():
         raise KeyError
     assert gc.isenabled()
+
+
+def collect_amid_an_interrupt() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+    gc.collect()
+    time.sleep(1)
+
+
+def test_an_interrupt_during_a_collection_is_not_lost() -> None:
+    """Python raises it in the next line of Python, and drops errors of callbacks of the collection."""
+    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    many = [list[int]() for _ in range(300_000)]  # the collection takes ten times as long as the timer
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            collect_amid_an_interrupt()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+    assert many

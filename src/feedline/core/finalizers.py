@@ -45,18 +45,19 @@ def no_collections() -> Iterator[None]:
             gc.enable()
 
 
-class _Collections:
-    """The thread that collects garbage; at most one does at a time."""
-
-    def __init__(self) -> None:
-        self.thread = 0
-        gc.callbacks.append(self._note)
-
-    def _note(self, phase: str, _: dict[str, Any]) -> None:
-        self.thread = threading.get_ident() if phase == "start" else 0
+_phases: dict[str, Any] = {}
+"""Phases of collections since it was last cleared."""
 
 
-_collections = _Collections()
+# A method in C: an interrupt (Ctrl-C) that came during a collection would be raised in a callback in Python, and lost.
+gc.callbacks.append(_phases.__setitem__)
+
+
+def _is_collecting() -> bool:
+    """True during a garbage collection, of any thread: another one does not begin then."""
+    _phases.clear()
+    gc.collect(0)
+    return not _phases
 
 
 class _ForkedChild:
@@ -93,7 +94,7 @@ def run(finalizer: Callable[..., object], *arguments: object) -> None:
 
     It needs the thread during garbage collections, and inside `deferred_finalizers`.
     """
-    if not (deferred_finalizers.depth or _collections.thread == threading.get_ident()):
+    if not (deferred_finalizers.depth or _is_collecting()):
         finalizer(*arguments)
     elif not _forked_child.defer(finalizer, arguments):
         _run_in_thread(finalizer, arguments)
