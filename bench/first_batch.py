@@ -23,6 +23,7 @@ from feedline.loader.building.builder import BatchBuilder
 from feedline.workers.process.pool import ProcessPool
 from feedline.workers.process.snapshot import SnapshotLauncher
 from harness import Contest
+from loaders import first_batch
 
 WORKERS = 2
 
@@ -47,16 +48,6 @@ LOADERS: dict[str, Make] = {
     "torch": lambda: DataLoader(Numbers(), 8, num_workers=WORKERS),
     "feedline": lambda: fl.DataLoader(Numbers(), 8, num_workers=WORKERS, worker_method="process"),
 }
-
-
-def first_batch(make: Make) -> float:
-    """Seconds from the loader's construction to its first batch."""
-    start = perf_counter()
-    iterator = iter(make())
-    next(iterator)
-    seconds = perf_counter() - start
-    del iterator
-    return seconds
 
 
 def in_a_new_process(name: str, method: str) -> Callable[[], float]:

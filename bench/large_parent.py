@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 import feedline as fl
 from harness import Contest
+from loaders import first_batch
 
 WORKERS, USUAL = 4, 14
 GIB = 2**30
@@ -51,16 +52,6 @@ def filled(size: int) -> mmap.mmap:
     for page in range(0, size, mmap.PAGESIZE):
         memory[page] = 1
     return memory
-
-
-def first_batch(make: Callable[[], Any]) -> float:
-    """Seconds from the construction of a loader to its first batch."""
-    start = perf_counter()
-    iterator = iter(make())
-    next(iterator)
-    seconds = perf_counter() - start
-    del iterator
-    return seconds
 
 
 def epoch(make: Callable[[], Any]) -> float:

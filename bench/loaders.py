@@ -1,4 +1,4 @@
-"""Throughput of a loader in its steady state, measured with the same code for torch and feedline."""
+"""First batch and steady throughput of a loader, measured with the same code for torch and feedline."""
 
 from __future__ import annotations
 
@@ -29,3 +29,13 @@ def rate(make: Callable[[], Iterable[Any]], per_batch: float = 1, *, most_s: flo
         return count * per_batch / seconds
 
     return measure
+
+
+def first_batch(make: Callable[[], Iterable[Any]]) -> float:
+    """Seconds from the construction of a loader to its first batch."""
+    start = perf_counter()
+    iterator = iter(make())
+    next(iterator)
+    seconds = perf_counter() - start
+    del iterator
+    return seconds

@@ -43,19 +43,12 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], boo
 
 def leaves(tree: Any) -> Iterator[Any]:
     """Every leaf, in the order of `map_leaves`."""
-    if isinstance(tree, (str, bytes, bytearray)):
+    parts = _parts(tree)
+    if parts is None:
         yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from leaves(value)
-    elif isinstance(tree, Sequence) and not isinstance(tree, range):
-        for value in tree:
-            yield from leaves(value)
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        for _, value in _fields(tree):
-            yield from leaves(value)
-    else:
-        yield tree
+        return
+    for _, value in parts:
+        yield from leaves(value)
 
 
 def paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -63,19 +56,23 @@ def paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ..
 
     A path has keys, positions and names of fields.
     """
+    parts = _parts(tree)
+    if parts is None:
+        yield path, tree
+        return
+    for name, value in parts:
+        yield from paths(value, (*path, name))
+
+
+def _parts(tree: Any) -> Iterable[tuple[Any, Any]] | None:
+    """Names and values of the parts of a container; None for a leaf."""
     if isinstance(tree, (str, bytes, bytearray)):
-        yield path, tree
-    elif isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from paths(value, (*path, key))
-    elif isinstance(tree, Sequence) and not isinstance(tree, range):
-        for place, value in enumerate(tree):
-            yield from paths(value, (*path, place))
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        for name, value in _fields(tree):
-            yield from paths(value, (*path, name))
-    else:
-        yield path, tree
+        return None
+    if isinstance(tree, Mapping):
+        return tree.items()
+    if isinstance(tree, Sequence) and not isinstance(tree, range):
+        return enumerate(tree)
+    return _fields(tree) if dataclasses.is_dataclass(tree) and not isinstance(tree, type) else None
 
 
 def arrays(tree: Any) -> Iterator[torch.Tensor | NDArray[Any]]:
