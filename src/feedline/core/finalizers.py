@@ -54,7 +54,10 @@ gc.callbacks.append(_phases.__setitem__)
 
 
 def _is_collecting() -> bool:
-    """True during a garbage collection, of any thread: another one does not begin then."""
+    """True during a garbage collection of any thread.
+
+    Another collection does not begin then.
+    """
     _phases.clear()
     gc.collect(0)
     return not _phases

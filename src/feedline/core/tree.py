@@ -65,7 +65,7 @@ def paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ..
 
 
 def _parts(tree: Any) -> Iterable[tuple[Any, Any]] | None:
-    """Names and values of the parts of a container; None for a leaf."""
+    """Names and values of a container's parts; None for a leaf."""
     if isinstance(tree, (str, bytes, bytearray)):
         return None
     if isinstance(tree, Mapping):
