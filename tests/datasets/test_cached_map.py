@@ -504,6 +504,6 @@ class TestCodeOfTheUsersOwn:
         forbidden, allowed = torch.no_grad()(np.median), torch.inference_mode()(np.median)
         assert fingerprint(np.median) != fingerprint(forbidden) != fingerprint(allowed)
 
-    @pytest.mark.parametrize("thing", [torch.optim.SGD.step, torch.nn.functional.fold])
+    @pytest.mark.parametrize("thing", [torch.nn.utils.clip_grad_norm_, torch.nn.functional.fold])
     def test_decorated_functions_of_a_package_are_its_version(self, thing: Any) -> None:
         assert _function(thing)[0] == "of"
