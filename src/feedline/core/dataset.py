@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -148,7 +147,18 @@ def declared(thing: Any, name: str) -> Any:
     `__getattr__` is not called: it may raise anything, wrappers answer for the object inside, and mocks and remote
     proxies have attributes of every name.
     """
-    return None if inspect.getattr_static(thing, name, None) is None else getattr(thing, name, None)
+    if any(name in vars(cls) for cls in type(thing).__mro__) or name in _own_attributes(thing):
+        return getattr(thing, name, None)
+    return None
+
+
+def _own_attributes(thing: Any) -> Mapping[str, Any]:
+    """The attributes of the object itself, without a call of code of its class."""
+    try:
+        own: Mapping[str, Any] = object.__getattribute__(thing, "__dict__")
+    except AttributeError:  # of a class with slots
+        return {}
+    return own
 
 
 def traits_of(dataset: Any) -> Traits:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -216,11 +217,10 @@ def _parameters(sampler: Any) -> dict[str, object]:
     Reading attributes instead of recording the call leaves pickling unchanged, and keeps no second copy of large
     arguments.
     """
-    without = {*IndexSampler.__mro__, *BatchIndexSampler.__mro__}
-    constructors = [vars(cls)["__init__"] for cls in type(sampler).__mro__ if cls not in without and _constructs(cls)]
+    constructors = [vars(cls)["__init__"] for cls in type(sampler).__mro__ if cls not in _bases() and _constructs(cls)]
     parameters: dict[str, object] = {}
     for depth, constructor in enumerate(constructors):
-        for parameter in list(inspect.signature(constructor).parameters.values())[1:]:
+        for parameter in _parameters_of(constructor):
             name = parameter.name
             attribute = next((each for each in (name, f"_{name}") if _has_value(sampler, each)), None)
             if attribute is not None:
@@ -233,6 +233,18 @@ def _parameters(sampler: Any) -> dict[str, object]:
                     "override fingerprint()"
                 )
     return parameters
+
+
+@cache
+def _bases() -> frozenset[type]:
+    """Classes whose constructors take no arguments of an order."""
+    return frozenset((*IndexSampler.__mro__, *BatchIndexSampler.__mro__))
+
+
+@lru_cache(maxsize=256)
+def _parameters_of(constructor: Callable[..., None]) -> tuple[inspect.Parameter, ...]:
+    """The parameters of a constructor, without `self`."""
+    return tuple(inspect.signature(constructor).parameters.values())[1:]
 
 
 def _constructs(cls: type) -> bool:

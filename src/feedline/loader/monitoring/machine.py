@@ -64,6 +64,28 @@ class SystemFigures:
     gpu_utilization: float | None = None
 
 
+class _GroupCounters:
+    """Throttling of the process's control group, for all its loaders.
+
+    A script that makes a loader per epoch would read several files for each of them.
+    """
+
+    def __init__(self) -> None:
+        self._latest: tuple[float, int, Throttling | None] = (-1e9, 0, None)
+
+    def within(self, age_s: float) -> Throttling | None:
+        """The counters, read at most `age_s` ago in this process."""
+        read_s, pid, counters = self._latest
+        now_s = monotonic()
+        if pid != os.getpid() or now_s - read_s >= age_s:
+            counters = Cgroup.of_process().throttling()
+            self._latest = now_s, os.getpid(), counters  # in one step: threads read it
+        return counters
+
+
+_counters = _GroupCounters()
+
+
 class MachineFigures:
     """Figures of the machine for one loader.
 
@@ -77,7 +99,6 @@ class MachineFigures:
         self._all_workers = all_workers
         self._kept: dict[int, ProcessStat | None] = {}
         self._system = SystemFigures()
-        self._group: Cgroup | None = None
         self._throttling_before: Throttling | None = None
         self._others: OtherPrograms | None = None
         self._others_due_s = 0.0
@@ -85,8 +106,7 @@ class MachineFigures:
 
     def begin(self) -> None:
         """Count throttling from here on."""
-        self._group = Cgroup.of_process()
-        self._throttling_before = self._group.throttling()
+        self._throttling_before = _counters.within(_MACHINE_S)
 
     def follow_loop(self) -> None:
         """Follow a new iteration; after a pause, count other programs from zero."""
@@ -154,7 +174,5 @@ class MachineFigures:
 
     def _throttled_share(self) -> float | None:
         """Share of the quota's periods cut short since the first iteration."""
-        if self._group is None:
-            self._group = Cgroup.of_process()
-        now, before = self._group.throttling(), self._throttling_before
+        now, before = _counters.within(0.0), self._throttling_before
         return None if now is None else (now if before is None else now.since(before)).share
