@@ -292,7 +292,8 @@ class Monitor:
             return
         statistics = sources.pools.pool_statistics()
         is_early = began_ns < self._publication_due_ns or not self._publication_due_ns
-        if is_early and began_ns < _early.due_ns and not statistics.pids and self._log is None:
+        workers_stay = self._memory.persistent or not statistics.pids  # the figures of others are read now or never
+        if is_early and began_ns < _early.due_ns and workers_stay and self._log is None:
             self._postpone(page, sources, began_ns)
             return
         self._read_workers(statistics.pids, sources.progress.cursor.epoch, epoch_ends=epoch_ends)
