@@ -46,7 +46,7 @@ LARGE_LIBRARIES = {"lightning", "matplotlib", "pandas", "pyarrow", "scipy", "skl
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile(
     "ci",
-    max_examples=300,
+    max_examples=100,  # of other properties; the laws have `law_settings.CI_EXAMPLES`
     deadline=None,  # the machines of a CI are shared: a slow example proves nothing
     derandomize=True,  # a red run can be repeated
     print_blob=True,

@@ -1,11 +1,14 @@
-"""Hypothesis settings of the laws: the profile sets the number of examples of a law."""
+"""Hypothesis settings of the laws, which have more examples in CI than other properties."""
 
 from __future__ import annotations
 
 import enum
+import os
 from typing import Any
 
 from hypothesis import settings
+
+CI_EXAMPLES = 300
 
 
 class Reason(enum.Enum):
@@ -16,11 +19,11 @@ class Reason(enum.Enum):
 
 
 def law_settings(*, at_least: int = 0, at_most: int | None = None, because: Reason | None = None, **more: Any) -> Any:
-    """Settings for a law: as many examples as the profile has, which are 300 in CI.
+    """Settings for a law: `CI_EXAMPLES` examples in CI, else as many as the profile has.
 
-    `at_least` raises their number in every profile. `at_most` lowers it, for a stated reason. `more` are Hypothesis's.
+    `at_least` raises their number everywhere. `at_most` lowers it, for a stated reason. `more` are Hypothesis's.
     """
     if (at_most is None) != (because is None):
         raise TypeError("a law with fewer examples has a reason: pass at_most= and because= together")
-    examples = max(settings().max_examples, at_least)
+    examples = max(CI_EXAMPLES if os.environ.get("CI") else settings().max_examples, at_least)
     return settings(**{"deadline": None, "max_examples": min(examples, at_most or examples), **more})

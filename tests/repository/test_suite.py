@@ -22,7 +22,8 @@ def test_no_law_sets_the_number_of_its_examples_itself() -> None:
     assert not found, "take law_settings(...)"
 
 
-def test_a_law_has_the_examples_of_the_profile() -> None:
+def test_a_law_has_the_examples_of_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
     assert law_settings().max_examples == settings().max_examples
     assert law_settings(at_least=10_000).max_examples == 10_000
     assert law_settings(at_most=2, because=Reason.PROCESSES).max_examples == 2
@@ -33,8 +34,9 @@ def test_fewer_examples_need_a_reason() -> None:
         law_settings(at_most=2)
 
 
-def test_ci_takes_300_examples() -> None:
-    assert settings.get_profile("ci").max_examples >= 300
+def test_ci_takes_300_examples_of_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "1")
+    assert law_settings().max_examples >= 300
 
 
 SOURCE = TESTS.parent / "src" / "feedline"
