@@ -99,6 +99,29 @@ def test_epochs_that_continue_each_other_are_proven_one_by_one(servers: list[Lin
     made.close()
 
 
+def test_a_resumed_loader_reads_a_partition_only_in_its_next_epoch(servers: list[LineServer], tmp_path: Path) -> None:
+    """Its record there says nothing of the state, which the loader has loaded in the epoch before."""
+    servers = servers[:2]
+    fill(servers, 0, 12)
+    first = loader(servers, tmp_path / "run.jsonl", size=1, max_wait_s=30)
+    iterator = iter(first)
+    before: list[int] = []
+    while len({number % 2 for number in before}) < 2:  # one message of each partition, or more
+        before += numbers(islice(iterator, 1))
+    state = first.state_dict()
+    assert sorted(before + numbers(iterator)) == list(range(12))
+    first.close()
+    resumed = loader(servers, tmp_path / "run.jsonl", size=1, max_wait_s=30)
+    resumed.load_state_dict(state)
+    after = numbers(islice(resumed, 1))
+    assert sorted(before + after + numbers(resumed)) == list(range(12))
+    resumed.close()
+    # Whether the other partition was asked for messages, too, and has a record, is a matter of time.
+    found = audit(record for record in records(tmp_path) if record["start"] < record["stop"])
+    assert not found.faults, found.faults
+    assert sum(found.proven.values()) == 12
+
+
 def test_what_was_rolled_back_does_not_count(servers: list[LineServer], tmp_path: Path) -> None:
     fill(servers, 0, 40)
     first = loader(servers, tmp_path / "run.jsonl")

@@ -297,6 +297,8 @@ class _PartitionRead:
     stretches: list[_Stretch] = field(default_factory=list)
     is_known: bool = False
     """True if there is a record of the partition."""
+    loaded_s: Mapping[str, float] = field(default_factory=dict)
+    """Time at which each loader that has loaded a state began, by its instance."""
 
     def roll_back(self, place: Any, count: int) -> None:
         """Drop deliveries after a place.
@@ -312,7 +314,8 @@ class _PartitionRead:
 
 def check_live(attempts: Sequence[JobAttempt], result: Audit) -> None:
     """Check the attempts of a live stream, in the order of time."""
-    partitions = [_PartitionRead(number) for number in range(attempts[0].first["partitions"])]
+    loaded_s = _loading_times(attempts)
+    partitions = [_PartitionRead(n, loaded_s=loaded_s) for n in range(attempts[0].first["partitions"])]
     proven = dict.fromkeys((attempt.epoch for attempt in attempts), 0)
     for read in partitions:
         for attempt in attempts:
@@ -324,6 +327,15 @@ def check_live(attempts: Sequence[JobAttempt], result: Audit) -> None:
     if idle:
         result.notes.append(f"{loader}: no rank has a record of partition {', '.join(idle)}")
     _prove(loader, proven, result)
+
+
+def _loading_times(attempts: Sequence[JobAttempt]) -> dict[str, float]:
+    """Times at which the loaders with a loaded state began, by instance."""
+    times: dict[str, float] = {}
+    for record in (record for attempt in attempts for records in attempt.ranks.values() for record in records):
+        if record["resumed"]:
+            times[record["instance"]] = min(record["started_s"], times.get(record["instance"], record["started_s"]))
+    return times
 
 
 def _records(attempt: JobAttempt, partition: int) -> list[tuple[int, AuditLine]]:
@@ -364,7 +376,9 @@ def _goes_back(read: _PartitionRead, attempt: JobAttempt, record: AuditLine, las
     if last.attempt is attempt:
         return False  # another rank has read the partition, too
     is_new_run = record["instance"] != last.instance and record["places"][0] == read.stretches[0].begun
-    return bool(record["resumed"] or is_new_run)
+    # A partition that was not read in the epoch of the state has its first record in a later one.
+    loaded_since = last.attempt.seen_s <= read.loaded_s.get(record["instance"], 0.0)
+    return bool(record["resumed"] or is_new_run or loaded_since)
 
 
 def _who(rank: int, record: AuditLine, last: _Stretch) -> str:
