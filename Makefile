@@ -25,8 +25,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # OpenMP's threads, which torch uses, spin while they wait: where processes share cores, for longer than tests compute.
 test test-reference test-nightly coverage: export OMP_WAIT_POLICY := passive
 
-# Debian's packages come while pip's do, and the other peers while mypy runs.
-MAKEFLAGS += --jobs=2
+# Debian's packages come while pip's do and native/ is compiled, and the peers before mypy ends.
+MAKEFLAGS += --jobs=4
 
 .DELETE_ON_ERROR:
 .PHONY: help setup demo peers test test-reference test-nightly lint format coverage fuzz bench bench-images clean
@@ -68,7 +68,7 @@ test-nightly: peers $(DONE)/services
 	@NIGHTLY=1 $(BIN)/python -m pytest -m 'nightly or stress' $(PYTEST_ARGS)
 
 # Packages that stay out of the environment, such as torchvision, in folders of their own.
-peers: $(DONE)/installed
+peers: $(DONE)/environment
 	@$(BIN)/python tests/helpers/peers.py
 
 lint: $(DONE)/installed
@@ -130,7 +130,18 @@ $(DONE)/build-tools: $(DONE)/torch.txt
 	@$(PIP_INSTALL) --quiet cmake ninja nanobind scikit-build-core
 	@touch $@
 
-# Built with the tools of the environment, not in isolation: a rebuild of native/ takes seconds instead of a minute.
-$(DONE)/installed: $(DONE)/build-tools pyproject.toml CMakeLists.txt $(wildcard native/* native/*/*)
+# Built with the tools of the environment, not in isolation: a rebuild of native/ takes seconds instead of a minute. The wheel
+# is only made to compile while pip installs what feedline needs: the editable package then has nothing left to compile.
+$(DONE)/compiled: $(DONE)/build-tools pyproject.toml CMakeLists.txt $(wildcard native/* native/*/*)
+	@$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
+	@touch $@
+
+$(DONE)/dependencies: $(DONE)/build-tools pyproject.toml
+	@$(BIN)/python -c 'import tomllib as t; p = t.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*p["dependencies"], *p["optional-dependencies"]["dev"], sep="\n")' > $@.txt
+	@$(PIP_INSTALL) --quiet --no-build-isolation --constraint $(DONE)/torch.txt --requirement $@.txt
+	@touch $@
+
+$(DONE)/installed: $(DONE)/dependencies $(DONE)/compiled
 	@$(PIP_INSTALL) --quiet --no-build-isolation --constraint $(DONE)/torch.txt --editable '.[dev]'
 	@touch $@
