@@ -153,7 +153,7 @@ def declared(thing: Any, name: str) -> Any:
 
 
 def _own_attributes(thing: Any) -> Mapping[str, Any]:
-    """The attributes of the object itself, without a call of code of its class."""
+    """Attributes of the object itself; calls no code of its class."""
     try:
         own: Mapping[str, Any] = object.__getattribute__(thing, "__dict__")
     except AttributeError:  # of a class with slots
