@@ -1,4 +1,4 @@
-"""Overhead of a loader per batch, with an empty dataset; and the cost of telemetry."""
+"""Overhead of a loader per batch and per epoch, with an empty dataset; and the cost of telemetry."""
 
 from __future__ import annotations
 
@@ -38,6 +38,17 @@ def contest(batch_size: int, workers: int, method: str) -> None:
     race.measure("torch", rate(lambda: DataLoader(dataset, **arguments), most_s=0.7))
     race.measure("feedline", rate(lambda: fl.DataLoader(dataset, worker_method=method, **arguments), most_s=0.7))
     race.run(rounds=7).publish()
+
+
+def short_epochs(workers: int) -> None:
+    """Epochs of two batches; worker processes persist."""
+    arguments: dict[str, Any] = {"batch_size": 4, "num_workers": workers, "persistent_workers": workers > 0}
+    where = "inline" if workers == 0 else f"{workers} persistent processes"
+    race = Contest(f"overhead, short epochs, {where}", unit="epochs/s", baseline="torch")
+    with fl.DataLoader(Empty(8), worker_method="process", **arguments) as feedlines:
+        for name, loader in (("torch", DataLoader(Empty(8), **arguments)), ("feedline", feedlines)):
+            race.add(name, lambda loader=loader: [list(loader) for _ in range(200)], work=200)  # type: ignore[misc]
+        race.run(rounds=7).publish()
 
 
 def telemetry() -> None:
@@ -80,5 +91,7 @@ if __name__ == "__main__":
         contest(size, 0, "auto")
         contest(size, 2, "thread")
         contest(size, 2, "process")
+    for workers in (0, 2):
+        short_epochs(workers)
     telemetry()
     audit()

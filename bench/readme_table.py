@@ -47,6 +47,8 @@ TITLES = {
     "overhead, batch 256, 2 process": f"{_EMPTY} 256, 2 processes",
     "overhead, batch 256, 2 thread": f"{_EMPTY} 256, 2 threads",
     "overhead, batch 256, inline": f"{_EMPTY} 256, no workers",
+    "overhead, short epochs, 2 persistent processes": "epochs of two batches, 2 persistent processes",
+    "overhead, short epochs, inline": "epochs of two batches, no workers",
     "table 1024 x 100 x float32": "rows of 100 numbers from a mapped file, batches of 1,024",
     "tokens 64 x 1024 x uint16": "windows of 1,024 tokens, batches of 64",
 }

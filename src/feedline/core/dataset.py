@@ -147,9 +147,10 @@ def declared(thing: Any, name: str) -> Any:
     `__getattr__` is not called: it may raise anything, wrappers answer for the object inside, and mocks and remote
     proxies have attributes of every name.
     """
-    if any(name in vars(cls) for cls in type(thing).__mro__) or name in _own_attributes(thing):
-        return getattr(thing, name, None)
-    return None
+    for cls in type(thing).__mro__:
+        if name in cls.__dict__:
+            return getattr(thing, name, None)
+    return getattr(thing, name, None) if name in _own_attributes(thing) else None
 
 
 def _own_attributes(thing: Any) -> Mapping[str, Any]:
