@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from preloaded import Preloaded
 
 from feedline.core.finalizers import no_collections
 
@@ -59,9 +61,8 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks")
-def test_a_collection_within_fork_handlers_runs_finalizers_after_them() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("['feedline-finalizer']\n", "")
+def test_a_collection_within_fork_handlers_runs_finalizers_after_them(preloaded: Preloaded, tmp_path: Path) -> None:
+    assert preloaded.run_code(SCRIPT, tmp_path) == (0, "['feedline-finalizer']\n")
 
 
 def test_the_import_does_not_collect_the_garbage_of_torch() -> None:
@@ -91,12 +92,9 @@ def test_collections_that_were_off_stay_off() -> None:
     assert gc.isenabled()
 
 
-def test_an_interrupt_during_a_collection_is_not_lost() -> None:
+def test_an_interrupt_during_a_collection_is_not_lost(preloaded: Preloaded, tmp_path: Path) -> None:
     """Python raises it in the next line of Python, and drops errors of callbacks of the collection.
 
     In a process of its own, because Hypothesis has such a callback.
     """
-    run = subprocess.run(
-        [sys.executable, "-c", INTERRUPT_SCRIPT], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert (run.stdout, run.stderr) == ("interrupted\n", "")
+    assert preloaded.run_code(INTERRUPT_SCRIPT, tmp_path) == (0, "interrupted\n")

@@ -1,6 +1,7 @@
 """A training loop that logs the figures of its loader, with the logger named by its argument.
 
-`python logging_loops.py LOGGER FOLDER`: prints what the logger's own reader finds, as JSON.
+`python logging_loops.py LOGGER RESULTS [PACKAGES]`: writes what the logger's own reader finds, as JSON, and logs to the
+folder of that file. The folder PACKAGES contains the logger.
 """
 
 from __future__ import annotations
@@ -77,5 +78,8 @@ LOGGERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
 
 
 if __name__ == "__main__":
-    found = LOGGERS[sys.argv[1]](Path(sys.argv[2]))()
-    print(json.dumps(dict(found)))
+    logger, results, *packages = sys.argv[1:]
+    sys.path[1:1] = packages
+    os.chdir(Path(results).parent)
+    found = LOGGERS[logger](Path(results).parent)()
+    Path(results).write_text(json.dumps(dict(found)))

@@ -73,7 +73,7 @@ def _run(pipeline: Pipeline) -> Run:
     return Run(pipeline)
 
 
-@dataclass
+@dataclass(eq=False)
 class Process:
     """Its remaining work, and the use of its time."""
 
@@ -84,7 +84,7 @@ class Process:
     delay: float = 0.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     number: int
     spans: list[Span] = field(default_factory=list)
@@ -226,6 +226,7 @@ class Run:
                 done.append(job)
             job = window[0] if pipeline.in_order else next(job for job in window if job in done)
             window.remove(job)
+            done.remove(job)
             spans = [*job.spans, *step_spans, Span("step", ns(left), ns(called), MAIN)]
             spans += [Span("wait", ns(called), ns(self.now), MAIN), Span("sample", 0, ns(sampled), MAIN)]
             if not any(span.stage == "run_delay" and span.worker == MAIN for span in spans):

@@ -9,8 +9,16 @@ from laws_reference import KeptLoaders
 
 
 @pytest.fixture(scope="module")
-def kept() -> Iterator[KeptLoaders]:
-    """Loaders whose workers live as long as the tests of a file."""
-    loaders = KeptLoaders()
-    yield loaders
-    loaders.close()
+def kept() -> KeptLoaders:
+    """Loaders whose workers live from example to example."""
+    return KEPT
+
+
+KEPT = KeptLoaders()
+
+
+@pytest.fixture(autouse=True)
+def _no_longer() -> Iterator[None]:
+    """Close them after each test: every loader watches the workers of all others."""
+    yield
+    KEPT.close()

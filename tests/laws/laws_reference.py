@@ -37,6 +37,11 @@ class Augmented(Dataset[Row]):
         return self.n
 
 
+def seed_torch(seed: int) -> None:
+    """Seed torch's generator; `torch.manual_seed` takes milliseconds to format its callers for each kind of GPU."""
+    torch.default_generator.manual_seed(seed)
+
+
 def rows_of(batch: Any) -> list[Row]:
     """The rows of a batch of `Augmented`, collated or a single sample."""
     columns = [torch.as_tensor(column, dtype=torch.float64).reshape(-1).tolist() for column in batch]
@@ -45,10 +50,11 @@ def rows_of(batch: Any) -> list[Row]:
 
 @cache
 def draws(seed: int, epoch: int, legacy: bool, length: int = 2 * LARGEST) -> list[Row]:
-    """The draws of the sample at each position of an epoch, by an inline loader of single samples."""
-    loader = fl.DataLoader(Augmented(length, legacy), batch_size=None, seed=seed)
+    """The draws of the sample at each position of an epoch, by an inline loader with one batch."""
+    loader = fl.DataLoader(Augmented(length, legacy), batch_size=length, collate_fn=list, seed=seed)
     loader.set_epoch(epoch)
-    return [row[1:] for sample in loader for row in rows_of(sample)]
+    (samples,) = loader
+    return [sample[1:] for sample in samples]
 
 
 @dataclass(frozen=True)

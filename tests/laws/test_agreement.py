@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from extensions import registered
 from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from law_settings import Reason, law_settings
-from laws_reference import ORDERS, Augmented, Hands, KeptLoaders, Work, draws, rows_of, taken
+from laws_reference import ORDERS, Augmented, Hands, KeptLoaders, Work, draws, rows_of, seed_torch, taken
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import feedline as fl
@@ -139,7 +140,7 @@ def test_another_seed_draws_otherwise_and_each_position_for_itself(seed: int, ot
 @law_settings()
 def test_inline_work_leaves_the_generators_of_the_loop_alone(seed: int) -> None:
     """With a seed, inline draws of samples from the global generators do not affect the training code."""
-    torch.manual_seed(3)
+    seed_torch(3)
     before = torch.get_rng_state()
     list(fl.DataLoader(Augmented(12, legacy=True), batch_size=3, seed=seed))
     assert torch.equal(torch.get_rng_state(), before)
@@ -165,7 +166,8 @@ def test_killed_workers_do_not_change_the_stream(
         for when, which in kills:
             if when == number:
                 victim = iterator._workers[which % len(iterator._workers)].pid
-                os.kill(victim, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has built its last batch of the epoch
+                    os.kill(victim, signal.SIGKILL)
         number += 1
 
     crew = Hands("process", workers, prefetch, {"recovery": fl.Recovery(deaths_per_epoch=10)})

@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from law_settings import Reason, law_settings
+from laws_reference import seed_torch
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -115,7 +116,7 @@ KINDS = st.sampled_from(sorted(samplers(range(1))))
 
 def epochs(loader_class: Any, dataset: Any, arguments: dict[str, Any]) -> tuple[list[list[Any]], torch.Tensor]:
     """Two epochs from a known state of torch's generator, and its state afterwards."""
-    torch.manual_seed(1234)
+    seed_torch(1234)
     loader = loader_class(dataset, **arguments)
     return [list(loader) for _ in range(2)], torch.get_rng_state()
 

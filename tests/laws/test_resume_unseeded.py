@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from law_settings import Reason, law_settings
+from laws_reference import seed_torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import feedline as fl
@@ -91,7 +92,7 @@ def collated(samples: list[Any]) -> torch.Tensor:
 
 
 def seed_everything(seed: int) -> None:
-    torch.manual_seed(seed)
+    seed_torch(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - as users do
 

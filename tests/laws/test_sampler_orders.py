@@ -74,15 +74,19 @@ def curricula(draw: st.DrawFn) -> Curriculum:
     )
 
 
+@st.composite
+def subsets(draw: st.DrawFn) -> Subset:
+    n, seed = draw(SIZES), draw(st.integers(0, 2**64))  # to draw each index takes as long as all tests of the sampler
+    return Subset(np.random.default_rng(seed).integers(0, 10**12, n, endpoint=True).tolist(), Shuffled(n))
+
+
 finite = st.one_of(
     curricula(),
     simple,
     distributed(),
     mixtures(),
     st.builds(VirtualEpochs, simple, SIZES),
-    SIZES.flatmap(
-        lambda n: st.builds(Subset, st.lists(st.integers(0, 10**12), min_size=n, max_size=n), st.just(Shuffled(n)))
-    ),
+    subsets(),
 )
 
 

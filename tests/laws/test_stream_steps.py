@@ -225,7 +225,7 @@ def test_other_worlds_go_on_with_the_same_samples(
             states.append(saved(loader))
         return seen, states
 
-    whole, _ = run(1, 1, None, None)
+    whole, _ = run(1, 8, None, None)
     seen: Counter[Any] = Counter()
     state = None
     for world, steps, size in legs:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from laws_reference import seed_torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import feedline as fl
@@ -55,7 +56,7 @@ def drawing_collate(samples: list[Any]) -> torch.Tensor:
 
 
 def seed_everything() -> None:
-    torch.manual_seed(5)
+    seed_torch(5)
     random.seed(6)
     np.random.seed(7)  # noqa: NPY002 - as users do
 

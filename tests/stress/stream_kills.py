@@ -13,6 +13,7 @@ import re
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -206,6 +207,7 @@ def undisturbed(case: tuple[Any, bool, int]) -> list[Any]:
 
 def main(count: int, seed: int) -> None:
     logging.getLogger("feedline").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # on a machine with few CPUs
     for number in range(count):
         chance = random.Random(f"{seed}/{number}")
         case, killer = chance.choice(CASES), Killer(chance)

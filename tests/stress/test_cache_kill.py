@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import cache_hammering
 import pytest
 from cache_hammering import LIMIT, check, reader, taken_nbytes
+from preloaded import Preloaded
 from rounds import rounds
 
 from feedline import stores
@@ -18,15 +17,14 @@ from feedline import stores
 pytestmark = pytest.mark.stress
 
 
-def test_kills_at_any_moment(tmp_path: Path) -> None:
-    hammering = [sys.executable, cache_hammering.__file__, str(tmp_path), str(rounds(30, 300))]
-    done = subprocess.run(hammering, capture_output=True, text=True, timeout=240, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    reported = json.loads(done.stdout)
+def test_kills_at_any_moment(preloaded: Preloaded, tmp_path: Path) -> None:
+    log, folder = tmp_path / "output.log", tmp_path / "cache"
+    assert preloaded.run(Path(cache_hammering.__file__), log, 240, str(folder), str(rounds(30, 300))) == 0
+    reported = json.loads(log.read_text())  # nothing else is said
     assert set(reported["seen"]) == {"."}  # nothing wrong, no error
     assert 0 < reported["most_nbytes"] <= LIMIT
-    assert taken_nbytes(str(tmp_path)) <= LIMIT
-    comes_clean(tmp_path)
+    assert taken_nbytes(str(folder)) <= LIMIT
+    comes_clean(folder)
 
 
 def comes_clean(folder: Path) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from preloaded import Preloaded
 from rounds import rounds
 
 pytestmark = pytest.mark.stress
@@ -15,8 +14,6 @@ SCRIPT = Path(__file__).parent / "interrupts.py"
 
 
 @pytest.mark.parametrize("seed", range(rounds(1, 8)))
-def test_interrupts_leave_nothing(seed: int) -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "35", str(seed)], capture_output=True, text=True, check=False, timeout=280
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def test_interrupts_leave_nothing(seed: int, preloaded: Preloaded, tmp_path: Path) -> None:
+    code = preloaded.run(SCRIPT, tmp_path / "output.log", 280, "35", str(seed))
+    assert (code, (tmp_path / "output.log").read_text()) == (0, "")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,24 +23,27 @@ WITHIN_S = 240
 Ranks = Callable[..., dict[str, Any]]
 
 
-def torchrun(out: Path, *arguments: str) -> dict[str, Any]:
+TORCHRUN = """
+import os
+from torch.distributed.run import main
+
+os.environ["OMP_NUM_THREADS"] = "1"
+main()
+"""
+
+
+def torchrun(preloaded: Preloaded, out: Path, *arguments: str) -> dict[str, Any]:
     """Run `ranks_training.py` on two ranks under torchrun; returns the output of rank 0."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launch, str(SCRIPT), str(out), *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    launcher, log = out.with_name("torchrun.py"), out.with_suffix(".log")
+    launcher.write_text(TORCHRUN)
+    launch = ("--standalone", "--nproc-per-node", "2", str(SCRIPT), str(out), *arguments)
+    assert preloaded.run(launcher, log, WITHIN_S, *launch) == 0, log.read_text()
     return written(out)
 
 
 @pytest.fixture(scope="module")
 def ranks(preloaded: Preloaded) -> Ranks:
-    """The same, on so many ranks that need not import torch first."""
+    """The same, without torchrun, on so many ranks that need not import torch first."""
 
     def run(world: int, out: Path, *arguments: str) -> dict[str, Any]:
         common = ["--world", str(world), "--meeting", str(out.with_suffix(".meeting")), *arguments]
@@ -83,8 +83,8 @@ def assert_equal_steps(steps: list[list[list[int]]]) -> None:
     assert all(len({len(batch) for batch in step}) == 1 for step in steps)
 
 
-def test_two_ranks_with_worker_processes_share_every_epoch(tmp_path: Path) -> None:
-    run = torchrun(tmp_path / "run.json", "--epochs", "2", "--workers", "1")
+def test_two_ranks_with_worker_processes_share_every_epoch(preloaded: Preloaded, tmp_path: Path) -> None:
+    run = torchrun(preloaded, tmp_path / "run.json", "--epochs", "2", "--workers", "1")
     for epoch, steps in enumerate(run["epochs"]):
         assert_equal_steps(steps)
         seen = rows(steps)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from preloaded import Preloaded
 from rounds import rounds
 
 pytestmark = pytest.mark.stress
@@ -14,7 +13,6 @@ pytestmark = pytest.mark.stress
 SCRIPT = Path(__file__).parent / "stream_kills.py"
 
 
-def test_kills_around_the_ends_of_epochs_change_nothing() -> None:
-    command = [sys.executable, "-W", "ignore:This DataLoader will create", str(SCRIPT), str(rounds(6, 100)), "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def test_kills_around_the_ends_of_epochs_change_nothing(preloaded: Preloaded, tmp_path: Path) -> None:
+    code = preloaded.run(SCRIPT, tmp_path / "output.log", 280, str(rounds(6, 100)), "1")
+    assert (code, (tmp_path / "output.log").read_text()) == (0, "")

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from logging_loops import LOGGERS, STEPS
 from peers import loggers
+from preloaded import Preloaded
 
 SCRIPT = Path(__file__).parents[2] / "helpers" / "logging_loops.py"
 
 
 @pytest.mark.parametrize("logger", LOGGERS)
-def test_every_figure_arrives(logger: str, tmp_path: Path) -> None:
+def test_every_figure_arrives(logger: str, preloaded: Preloaded, tmp_path: Path) -> None:
     folders = [] if logger == "tensorboard" else [str(loggers())]
-    run = subprocess.run(
-        [sys.executable, str(SCRIPT), logger, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])},
-        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout.splitlines()[-1])
+    results, log = tmp_path / "results.json", tmp_path / "output.log"
+    assert preloaded.run(SCRIPT, log, 240, logger, str(results), *folders) == 0, log.read_text()
+    found = json.loads(results.read_text())
     assert found["feedline/batches"] == STEPS
     assert found["feedline/samples"] == 8 * STEPS
     assert 0 <= found["feedline/wait_share"] <= 1

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from diagonals import diagonal
+from preloaded import Preloaded
 
 import feedline as fl
 from feedline.loader.ranks.contract import RankPolicy, Terms, compare
@@ -58,17 +57,18 @@ def test_a_policy_refuses_unknown_rules() -> None:
 
 
 @pytest.fixture(scope="module")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def reported(preloaded: Preloaded, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The report of each of three ranks of one gloo group, which ran all cases one after the other."""
-    meeting = tmp_path_factory.mktemp("ranks") / "meeting"
-    command = [sys.executable, str(SCRIPT), str(meeting), str(WORLD)]
-    ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(WORLD)]
+    folder = tmp_path_factory.mktemp("ranks")
+    common, logs = (str(folder / "meeting"), str(WORLD)), [folder / f"{rank}.log" for rank in range(WORLD)]
+    ranks = [preloaded.start_quietly(SCRIPT, log, *common, str(rank)) for rank, log in enumerate(logs)]
     try:
-        said = [rank.communicate(timeout=250)[0] for rank in ranks]
+        codes = [rank.wait(250) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-            rank.communicate()
+    said = [log.read_text() for log in logs]
+    assert not any(codes), said
     return [json.loads(text) for text in said]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from preloaded import Preloaded
 from torch.utils.data import Dataset
 from web_servers import Handler, serving
 
@@ -64,10 +63,13 @@ def group() -> Iterator[Path]:
     group.rmdir()
 
 
-def test_a_real_quota_is_named_with_the_periods_that_it_cut_short(group: Path, tmp_path: Path) -> None:
-    (tmp_path / "throttled.py").write_text(dedent(QUOTA))
-    command = [sys.executable, str(tmp_path / "throttled.py"), str(group)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def test_a_real_quota_is_named_with_the_periods_that_it_cut_short(
+    group: Path, preloaded: Preloaded, tmp_path: Path
+) -> None:
+    script, log = tmp_path / "throttled.py", tmp_path / "output.log"
+    script.write_text(dedent(QUOTA))
+    assert preloaded.run(script, log, 250, str(group)) == 0, log.read_text()
+    said = log.read_text()
     stage, throttled, others, text = said.split("\n", 3)
     if stage != "cpus" and float(others) > usable_cpus() - 1:
         return  # other programs leave hardly more than the quota: it is not used up in every period

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from preloaded import Preloaded
 from process_cases import GONE_WITHIN_S, Call, Gate, Once, Squares, launcher_of, request, squares, squares_of
 from torch.utils.data._utils.collate import collate_int_fn, default_collate_fn_map
 
@@ -277,14 +278,18 @@ def test_stopping_and_starting_again(open_pool: OpenPool) -> None:
     assert squares_of(open_pool(squares()).submit(request(0)).result().batch)[0] == 0
 
 
-def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard(preloaded: Preloaded, tmp_path: Path) -> None:
     """And with a module in its folder that is named as one of Python's."""
     (tmp_path / "json.py").write_text("raise RuntimeError('not this one')")
-    script = tmp_path / "train.py"
+    script, log = tmp_path / "train.py", tmp_path / "output.log"
     script.write_text(SCRIPT)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[Sample(value=0), Sample(value=1)]\n", "")
+    with open(os.devnull) as nothing, open(log, "w") as output:  # not in the folder of the script
+        streams = {"stdin": nothing.fileno(), "stdout": output.fileno(), "stderr": output.fileno()}
+        running = preloaded.start(str(script), **streams)
+    try:
+        assert (running.wait(250), log.read_text()) == (0, "[Sample(value=0), Sample(value=1)]\n")
+    finally:
+        running.kill()
 
 
 SCRIPT = """

@@ -7,8 +7,6 @@ import functools
 import mmap
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from preloaded import Preloaded
 
 from feedline.errors import NotPicklableError
 from feedline.workers.transport import SharedBuilder, SlotMemoryError, dump_builder, load_builder, shared_builder
@@ -221,7 +220,6 @@ def test_a_frozen_builder_says_its_size() -> None:
     dumped.close()
 
 
-def test_instances_of_classes_of_main_come_back_as_such() -> None:
-    script = Path(__file__).with_name("transport_script.py")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240, check=False)
-    assert (done.stdout, done.stderr) == ("by reference\n", "")
+def test_instances_of_classes_of_main_come_back_as_such(preloaded: Preloaded, tmp_path: Path) -> None:
+    script, log = Path(__file__).with_name("transport_script.py"), tmp_path / "output.log"
+    assert (preloaded.run(script, log, 240), log.read_text()) == (0, "by reference\n")
