@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peers import torchvision
 from PIL import Image
+from preloaded import Preloaded
 from rich.console import Console
 
 import compare
@@ -382,16 +381,28 @@ def test_resuming_takes_another_number_of_workers(first: int, second: int) -> No
 
 # --- the script
 
+MAIN = """
+import os, runpy, sys
+from contextlib import redirect_stdout
+os.environ["XDG_CACHE_HOME"] = {cache!r}
+sys.argv[0] = {script!r}
+sys.path[0] = os.path.dirname({script!r})
+with open({out!r}, "w") as out, redirect_stdout(out):
+    runpy.run_path({script!r}, run_name="__main__")
+"""
+"""Runs the script with another folder for caches, and its output without its messages."""
 
-def test_the_script_trains_on_the_installed_photographs(tmp_path: Path) -> None:
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, str(SCRIPT), "--images", "200", "--workers", "1", "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
+
+def test_the_script_trains_on_the_installed_photographs(preloaded: Preloaded, tmp_path: Path) -> None:
+    main, out, log = tmp_path / "main.py", tmp_path / "summary.json", tmp_path / "output.log"
+    main.write_text(MAIN.format(cache=str(tmp_path), out=str(out), script=str(SCRIPT)))
+    code = preloaded.run(main, log, 250.0, "--images", "200", "--workers", "1", "--json")
+    printed = log.read_text()
+    assert code == 0, printed
+    summary = json.loads(out.read_text())
     assert summary["equal"]
     assert len(summary["feedline"]["losses"]) == 4
-    assert "200 JPEG files" in done.stderr
+    assert "200 JPEG files" in printed
     assert len(list((tmp_path / "feedline" / "demo").rglob("*.jpg"))) == 200
 
 

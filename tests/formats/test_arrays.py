@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 import torch
 import zarr
 from format_cases import equal
+from preloaded import Preloaded
 
 from feedline.core.dataset import BatchRead
 from feedline.core.tensors import allocate_tensor
@@ -190,7 +189,7 @@ class TestHDF5:
         wanted = HDF5(folder / "a.h5")
         assert all(equal(found[start], [wanted[at] for at in range(start, COUNT, 4)]) for start in range(4))
 
-    def test_a_process_that_has_it_open_ends_well(self, folder: Path) -> None:
+    def test_a_process_that_has_it_open_ends_well(self, preloaded: Preloaded, folder: Path) -> None:
         write_hdf5(folder)
         program = (
             "from feedline.datasets import HDF5\nimport gc, os, pickle\n"
@@ -199,10 +198,10 @@ class TestHDF5:
             "copied = pickle.loads(pickle.dumps(kept)); os.remove('a.h5')\n"
             "try: copied[0]\nexcept FileNotFoundError as error: held = error; print(type(error).__name__)\n"
         )
-        ended = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
-        assert (ended.returncode, ended.stdout) == (0, f"{ROWS[9].sum()}\n{ROWS[17].sum()}\nObjectNotFoundError\n"), (
-            ended.stderr
-        )
+        (folder / "program.py").write_text(program)
+        code = preloaded.run(folder / "program.py", folder / "output.log", 240.0)
+        printed = (folder / "output.log").read_text()
+        assert (code, printed) == (0, f"{ROWS[9].sum()}\n{ROWS[17].sum()}\nObjectNotFoundError\n")
 
 
 class TestZarr:

@@ -62,17 +62,17 @@ class Script:
 
 
 class Preloaded:
-    """Our end of the server; a context manager. `flags` are the interpreter's.
+    """Our end of the server; a context manager. `flags` are the interpreter's; `more` are modules to import, too.
 
     With `ends_quickly`, a script that reaches its end runs its exit handlers, but keeps its modules: dropping them
     takes longer than most scripts, because the memory of each is copied first.
     """
 
-    def __init__(self, *flags: str, ends_quickly: bool = False) -> None:
+    def __init__(self, *flags: str, ends_quickly: bool = False, more: Sequence[str] = ()) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, *flags, __file__, str(theirs.fileno()), str(int(ends_quickly))],
+                [sys.executable, *flags, __file__, str(theirs.fileno()), str(int(ends_quickly)), *more],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # for what scripts spawn
@@ -174,7 +174,7 @@ def end_quickly() -> None:
 
 
 if __name__ == "__main__":
-    for module in PRELOADED:
+    for module in (*PRELOADED, *sys.argv[3:]):
         importlib.import_module(module)
     # The collector would write to each imported object, and each fork would copy nearly all memory at its end.
     gc.collect()

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+from perturbed import printed_by
+from preloaded import Preloaded
+
 SCRIPT = Path(__file__).with_name("grid_hostile.py")
-TESTS = SCRIPT.parents[1] / "helpers"
 
 
-def test_mutated_files_and_lengths_are_survived() -> None:
-    command = [sys.executable, str(SCRIPT), "2000", "1"]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "MALLOC_PERTURB_": "165"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stderr
-    rewritten, assembled = map(int, done.stdout.split())
+def test_mutated_files_and_lengths_are_survived(preloaded: Preloaded, tmp_path: Path) -> None:
+    rewritten, assembled = map(int, printed_by(preloaded, tmp_path, SCRIPT, "2000", "1").split())
     assert rewritten > 100
     assert assembled > 100

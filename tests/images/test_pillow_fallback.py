@@ -47,13 +47,15 @@ def table() -> list[tuple[bytes, Recipe, int]]:
     return [*cases, (jpeg(500, 400), whole, 0), (jpeg(500, 400), replace(whole, interpolation="bicubic"), 0)]
 
 
-ROWS = [images.read_one(*case) for case in table()]
-"""Rows by the kernels, computed before any test removes them."""
+@pytest.fixture(scope="module")
+def rows() -> list[tuple[tuple[bytes, Recipe, int], torch.Tensor]]:
+    """Cases with their rows by the kernels, computed before `no_kernels` removes them for a test."""
+    return [(case, images.read_one(*case)) for case in table()]
 
 
 @pytest.mark.usefixtures("no_kernels")
-def test_rows_are_those_of_the_kernels() -> None:
-    for case, wanted in zip(table(), ROWS, strict=True):
+def test_rows_are_those_of_the_kernels(rows: list[tuple[tuple[bytes, Recipe, int], torch.Tensor]]) -> None:
+    for case, wanted in rows:
         assert torch.equal(images.read_one(*case), wanted)
 
 

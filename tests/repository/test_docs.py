@@ -24,6 +24,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 WITHIN_S = 240.0
+SHARED = [
+    *("torch._dynamo", "torch.distributed.checkpoint", "torchvision.transforms.v2", "datasets", "sklearn.metrics"),
+    *("matplotlib.pyplot", "scipy.stats", "sympy", "huggingface_hub", "tokenizers", "rich.console", "boto3"),
+]
+"""Libraries that several trainers import. None of them knows torch's DataLoader, which some pages replace first."""
 
 
 class Block(NamedTuple):
@@ -43,7 +48,7 @@ def blocks(page: Path) -> list[Block]:
 
 @pytest.fixture(scope="module")
 def preloaded() -> Iterator[Preloaded]:
-    with Preloaded("-W", "error", ends_quickly=True) as server:
+    with Preloaded("-W", "error", ends_quickly=True, more=["pandas", "torch._dynamo"]) as server:
         yield server
 
 
@@ -52,7 +57,7 @@ def with_trainers() -> Iterator[Preloaded]:
     """Scripts that import packages of other projects, whose imports warn."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path, *map(str, trainers())])
-        server = Preloaded("-W", "ignore", ends_quickly=True)
+        server = Preloaded("-W", "ignore", ends_quickly=True, more=SHARED)
     with server:
         yield server
 

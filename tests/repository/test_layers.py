@@ -63,6 +63,10 @@ def test_imports_inside_functions_only_load_what_may_be_missing_or_slow(tree: ho
     assert not late_imports(tree)
 
 
+def test_the_package_has_no_banned_words(tree: house.SourceTree) -> None:
+    assert not house.banned_words(tree)
+
+
 def test_there_is_no_import_cycle(tree: house.SourceTree) -> None:
     assert not house.cycles(tree)
 

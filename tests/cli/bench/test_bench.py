@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from io import StringIO
 from math import inf
@@ -15,6 +13,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import torch
+from preloaded import Preloaded
 from rich.console import Console
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
@@ -265,7 +264,7 @@ def test_the_chart_is_well_formed_and_names_every_setting_that_ran() -> None:
         assert part.label in chart.replace("&#x27;", "'")
 
 
-def test_a_script_is_measured_from_the_command_line(tmp_path: Path) -> None:
+def test_a_script_is_measured_from_the_command_line(preloaded: Preloaded, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\n"
@@ -273,11 +272,13 @@ def test_a_script_is_measured_from_the_command_line(tmp_path: Path) -> None:
     )
     options = ["--workers", "0,1", "--rounds", "1", "--seconds", "0.05", "--svg", str(tmp_path / "a.svg")]
     failing = ["--out", str(tmp_path / "a.json"), "--fail-if", "samples_per_s > 1"]
-    run = [sys.executable, "-m", "feedline.cli", "bench", f"{script}:loader", *options, *failing]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 1, done.stderr
-    assert "failed: samples_per_s > 1" in done.stdout
-    assert "torch, as is" in done.stdout
+    main, log = tmp_path / "main.py", tmp_path / "output.log"
+    main.write_text("from feedline.cli.app import app\napp()\n")
+    code = preloaded.run(main, log, 240.0, "bench", f"{script}:loader", *options, *failing)
+    printed = log.read_text()
+    assert code == 1, printed
+    assert "failed: samples_per_s > 1" in printed
+    assert "torch, as is" in printed
     results = json.loads((tmp_path / "a.json").read_text())
     assert results["failed_thresholds"] == ["samples_per_s > 1"]
     assert {part["library"] for part in results["trials"]} == {"torch", "feedline"}

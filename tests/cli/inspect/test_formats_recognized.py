@@ -217,7 +217,7 @@ def test_row_groups_that_are_not_kept_are_read_again() -> None:
 def test_row_groups_are_read_as_often_as_announced(folder: Path, window: int, kept: int) -> None:
     pq.write_table(TABLE.select(["x"]), folder / "a.parquet", row_group_size=50)  # all of one size
     order, announced_reads, read = ShardShuffled([50] * 12, 0, window), 0.0, 0
-    for epoch in range(20):
+    for epoch in range(5):
         rows = Parquet(str(folder), cache_nbytes=50 * 8 * kept)
         for start in range(0, 600, 20):
             rows.__getitems__(order.take(epoch, start, min(start + 20, 600)).tolist())

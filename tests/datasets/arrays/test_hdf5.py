@@ -3,7 +3,6 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from format_cases import all_ways_agree, hidden
+from preloaded import Preloaded
 from torch.utils.data import DataLoader
 
 import feedline as fl
@@ -264,7 +264,7 @@ class TestOtherFiles:
             with pytest.raises(ArgumentError, match=r"'linked' in .*a.h5 is a link to /x in b.h5, which cannot be"):
                 HDF5(folder / "a.h5", names)
 
-    def test_sources_are_looked_for_where_the_library_does(self, folder: Path) -> None:
+    def test_sources_are_looked_for_where_the_library_does(self, preloaded: Preloaded, folder: Path) -> None:
         cases = {
             ("in", ""): True,
             ("away", ""): False,
@@ -284,7 +284,10 @@ class TestOtherFiles:
             "    try: found = HDF5('../a.h5', 'virtual')[1].item()\n    except FileNotFoundError: found = 'gone'\n"
             "    print(h5py.File('../a.h5')['virtual'][1], found, flush=True)\n    os._exit(0)\n"
         )
-        found = subprocess.check_output([sys.executable, "-c", program], cwd=folder, text=True)
+        (folder / "program.py").write_text(program)
+        code = preloaded.run(folder / "program.py", folder / "found.txt", 240.0)
+        found = (folder / "found.txt").read_text()
+        assert code == 0, found
         assert found.splitlines() == ["10 10" if there else "-1 gone" for there in cases.values()]
 
 
