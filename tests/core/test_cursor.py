@@ -96,3 +96,5 @@ def test_a_partition_stands_at_its_last_mark(deliveries: list[tuple[int, int]]) 
         cursor = cursor.after(partition, PartitionOffset(batches), next_partition=partition)
     assert dict(cursor.marks) == {partition: PartitionOffset(batches) for partition, batches in deliveries}
     assert list(cursor.marks) == sorted(cursor.marks)
+    last = dict(deliveries)
+    assert [cursor.mark(partition).batches for partition in range(-1, 5)] == [last.get(n, 0) for n in range(-1, 5)]

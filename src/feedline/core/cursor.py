@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -76,12 +77,16 @@ class PartitionOffset:
     ended: bool = False
 
 
+_NOTHING = PartitionOffset()
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionCursor:
     """The delivered part of an iterable dataset: an offset for each partition."""
 
     epoch: int = 0
     marks: tuple[tuple[int, PartitionOffset], ...] = ()
+    """By partition, ascending; those of which nothing was delivered are left out."""
     next_partition: int = 0
     step: int = 0
     """Batches that the loop has received in the epoch, with those before a resume."""
@@ -92,10 +97,16 @@ class PartitionCursor:
 
     def mark(self, partition: int) -> PartitionOffset:
         """The offset of `partition`; zero if nothing was delivered."""
-        for number, mark in self.marks:
-            if number == partition:
-                return mark
-        return PartitionOffset()
+        place = self._place(partition)
+        return self.marks[place][1] if self._has(partition, place) else _NOTHING
+
+    def _place(self, partition: int) -> int:
+        """The place of a partition in `marks`."""
+        # Not a scan: a stream may have a hundred thousand partitions, and each batch asks for several marks.
+        return bisect_left(self.marks, partition, key=itemgetter(0))
+
+    def _has(self, partition: int, place: int) -> bool:
+        return place < len(self.marks) and self.marks[place][0] == partition
 
     def after(
         self, partition: int, mark: PartitionOffset, next_partition: int, *, is_step: bool = True
@@ -104,10 +115,10 @@ class PartitionCursor:
 
         `is_step` is false if the loop receives no batch with it, as at the end of a partition.
         """
-        marks = dict(self.marks)
-        marks[partition] = mark
-        step = self.step + is_step
-        return replace(self, marks=tuple(sorted(marks.items())), next_partition=next_partition, step=step)
+        place = self._place(partition)
+        rest = self.marks[place + self._has(partition, place) :]
+        marks = (*self.marks[:place], (partition, mark), *rest)
+        return replace(self, marks=marks, next_partition=next_partition, step=self.step + is_step)
 
     def ended(self) -> frozenset[int]:
         """The partitions that are exhausted."""

@@ -395,7 +395,8 @@ class PartitionSchedule:
         `progress()` returns the cursor of the loop, which moves as batches are delivered. `run` is the field of
         `PartitionRequest`.
         """
-        numbers = {partition: cursor.mark(partition).batches for partition in self.own_partitions}
+        numbers = dict.fromkeys(self.own_partitions, 0)
+        numbers |= {partition: mark.batches for partition, mark in cursor.marks}
         if self.continues:
             partitions = self._rested(numbers, progress)
         elif self.in_order:
@@ -414,8 +415,8 @@ class PartitionSchedule:
 
         The first request to each loads that state into its dataset.
         """
-        marks = ((partition, cursor.mark(partition)) for partition in self.own_partitions)
-        return [partition for partition, mark in marks if mark.ended and mark.state is not None]
+        ended = {partition for partition, mark in cursor.marks if mark.ended and mark.state is not None}
+        return [partition for partition in self.own_partitions if partition in ended]
 
     def _in_turn(self, first: int, progress: Callable[[], PartitionCursor]) -> Iterator[int]:
         turns = tuple(partition for partition in self.own_partitions if partition >= first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from feedline.core.cursor import Cursor, PartitionCursor, PartitionOffset
@@ -169,8 +170,8 @@ def unpack_cursor(state: Mapping[str, Any], kind: str) -> Cursor | PartitionCurs
                 f"the field 'delivered_ahead' of this state is damaged: {delivered_ahead} above position {position}"
             )
         return Cursor(epoch, position, tuple(delivered_ahead))
-    marks = tuple(_partition(entry) for entry in field_of(state, "partitions", list))
-    return PartitionCursor(epoch, marks, _natural(state, "next_partition"), _natural(state, "step"))
+    marks = sorted((_partition(entry) for entry in field_of(state, "partitions", list)), key=itemgetter(0))
+    return PartitionCursor(epoch, tuple(marks), _natural(state, "next_partition"), _natural(state, "step"))
 
 
 def resume_quarantine(policy: ErrorPolicy, former: Quarantine | None, state: Mapping[str, Any] | None) -> Quarantine:

@@ -149,7 +149,8 @@ def describe(value: Any) -> str:
 def _entries(value: Any) -> list[str]:
     if isinstance(value, Mapping):
         return [f"{describe(key)}: {describe(each)}" for key, each in value.items()]
-    texts = list(map(describe, value))
+    # Paths of a million files would take a second and a half, at the start of each epoch.
+    texts = list(map(repr if set(map(type, value)) <= {str, int, float} else describe, value))
     return sorted(texts) if isinstance(value, set | frozenset) else texts
 
 
