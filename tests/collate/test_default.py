@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -145,6 +146,14 @@ class Unmakeable(Mapping[str, int]):
 @pytest.mark.parametrize(("sample", "kind"), [(Unmakeable(), dict), (range(2), list), (bytearray(b"ab"), list)])
 def test_containers_that_cannot_be_rebuilt_become_plain_ones(sample: Any, kind: type) -> None:
     assert type(collate.default([sample, sample])) is type(default_collate([sample, sample])) is kind
+
+
+@pytest.mark.parametrize("samples", [[[], [1], None], [[], None, [1]], [[1], [2], 3], [[1], None, []]])
+def test_the_first_list_that_differs_is_the_error_as_in_torch(samples: list[Any]) -> None:
+    with pytest.raises(Exception, match="equal size|has no len") as theirs:
+        default_collate(samples)
+    with pytest.raises(theirs.type, match=re.escape(str(theirs.value))):
+        collate.default(samples)
 
 
 def test_an_empty_batch_raises_as_in_torch() -> None:

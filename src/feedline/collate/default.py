@@ -281,7 +281,12 @@ def _sequence(walk: BatchWalk, batch: Sequence[Any], path: KeyPath) -> Any:
 
 
 def _check_lengths(batch: Sequence[Any], path: KeyPath) -> None:
-    sizes = list(map(len, batch))
+    sizes: list[int] = []
+    try:
+        sizes.extend(map(len, batch))
+    except Exception:
+        if len(set(sizes)) < 2:  # as in torch, an earlier difference is the error
+            raise
     if len(set(sizes)) > 1:
         error = RuntimeError("each element in list of batch should be of equal size")
         error.add_note(_difference(path, "length", sizes))
