@@ -150,7 +150,7 @@ def test_containers_that_cannot_be_rebuilt_become_plain_ones(sample: Any, kind: 
 
 @pytest.mark.parametrize("samples", [[[], [1], None], [[], None, [1]], [[1], [2], 3], [[1], None, []]])
 def test_the_first_list_that_differs_is_the_error_as_in_torch(samples: list[Any]) -> None:
-    with pytest.raises(Exception, match="equal size|has no len") as theirs:
+    with pytest.raises(Exception, match=r"equal size|has no len") as theirs:
         default_collate(samples)
     with pytest.raises(theirs.type, match=re.escape(str(theirs.value))):
         collate.default(samples)
