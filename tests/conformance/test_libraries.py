@@ -14,6 +14,9 @@ from torch.utils.data import Dataset
 
 import feedline as fl
 
+OF_OTHER_TESTS = "ignore:loaders of torch's class exist already"
+"""Loaders of other tests may still be in use in their process."""
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
@@ -69,7 +72,7 @@ def test_accelerate_prepares_a_loader_of_the_same_batches(accelerate: Any, argum
         assert epochs() == theirs
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", OF_OTHER_TESTS)
 def test_accelerate_keeps_what_a_loader_was_made_with_and_its_state_resumes(accelerate: Any) -> None:
     def make(accelerator: Any) -> Any:
         return accelerator.prepare(fl.DataLoader(Rows(), 4, shuffle=True, seed=5, num_workers=1))
@@ -95,7 +98,7 @@ def test_accelerate_without_the_patch_is_named(accelerate: Any) -> None:
         accelerate.Accelerator(cpu=True).prepare(fl.DataLoader(Rows(), 4, seed=5))
 
 
-@pytest.mark.filterwarnings("ignore:.*set_vital")
+@pytest.mark.filterwarnings("ignore:.*set_vital", OF_OTHER_TESTS)
 def test_accelerates_switch_for_another_stateful_loader_is_named(accelerate: Any) -> None:
     accelerator = accelerate.Accelerator(
         cpu=True, dataloader_config=accelerate.DataLoaderConfiguration(use_stateful_dataloader=True)
