@@ -64,7 +64,7 @@ test-reference: $(DONE)/installed
 
 # Tests that take minutes because of the timeouts of others, such as the rendezvous of torchrun, and the stress tests with
 # many rounds of their random kills and interrupts, of which `test` makes a few.
-test-nightly: peers $(DONE)/services
+test-nightly: peers $(DONE)/installed $(DONE)/services
 	@NIGHTLY=1 $(BIN)/python -m pytest -m 'nightly or stress' $(PYTEST_ARGS)
 
 # Packages that stay out of the environment, such as torchvision, in folders of their own.
