@@ -143,5 +143,5 @@ $(DONE)/dependencies: $(DONE)/build-tools pyproject.toml
 	@touch $@
 
 $(DONE)/installed: $(DONE)/dependencies $(DONE)/compiled
-	@$(PIP_INSTALL) --quiet --no-build-isolation --constraint $(DONE)/torch.txt --editable '.[dev]'
+	@$(PIP_INSTALL) --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
