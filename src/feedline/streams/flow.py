@@ -150,7 +150,7 @@ def _entries(value: Any) -> list[str]:
     if isinstance(value, Mapping):
         return [f"{describe(key)}: {describe(each)}" for key, each in value.items()]
     # Paths of a million files would take a second and a half, at the start of each epoch.
-    texts = list(map(repr if set(map(type, value)) <= {str, int, float} else describe, value))
+    texts = list(map(repr if set(map(type, value)).issubset(_PLAIN) else describe, value))
     return sorted(texts) if isinstance(value, set | frozenset) else texts
 
 
