@@ -42,6 +42,13 @@ def seed_torch(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
+def seed_all(seed: int) -> None:
+    """Seed the process-wide generators."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - as users do
+    seed_torch(seed)
+
+
 def rows_of(batch: Any) -> list[Row]:
     """The rows of a batch of `Augmented`, collated or a single sample."""
     columns = [torch.as_tensor(column, dtype=torch.float64).reshape(-1).tolist() for column in batch]

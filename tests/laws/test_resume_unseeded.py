@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from law_settings import Reason, law_settings
-from laws_reference import seed_torch
+from laws_reference import seed_all
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import feedline as fl
@@ -91,18 +91,12 @@ def collated(samples: list[Any]) -> torch.Tensor:
     return torch.tensor([[*sample, *draws()] for sample in samples], dtype=torch.float64)
 
 
-def seed_everything(seed: int) -> None:
-    seed_torch(seed)
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - as users do
-
-
 def run(make: Any, cuts: list[int], epochs: int, **how: Any) -> list[Any]:
     """The batches of some epochs, stopped and resumed after each number of batches in `cuts`."""
     received: list[Any] = []
     state, begun = None, 0
     for cut in [*cuts, None]:
-        seed_everything(5 if state is None else 77)  # a new process has other generators
+        seed_all(5 if state is None else 77)  # a new process has other generators
         with make() as loader:
             if state is not None:
                 loader.load_state_dict(state)
@@ -157,7 +151,7 @@ def test_persistent_workers_without_a_batch_of_the_rest_of_an_epoch_keep_their_s
 
 def on_rank(rank: int, state: Any = None) -> tuple[list[Any], Any]:
     """The batches of a rank, and the state after the first of them."""
-    seed_everything(5 + rank if state is None else 77)
+    seed_all(5 + rank if state is None else 77)
     with fl.DataLoader(
         Drawing(), 2, num_workers=1, worker_method="process", collate_fn=collated, distributed=(rank, 2)
     ) as loader:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from laws_reference import seed_torch
+from laws_reference import seed_all
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -135,12 +135,6 @@ def makers(kinds: dict[str, Make]) -> st.SearchStrategy[Make]:
 
 SIZES = st.integers(1, 60)
 STEPS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
-
-
-def seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    seed_torch(seed)
 
 
 def process_state() -> tuple[Any, ...]:
