@@ -129,8 +129,8 @@ def _install_torchaudio(place: Path) -> None:
 
 def _install(place: Path, packages: Sequence[str]) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command.append("--no-compile")  # Python compiles what is imported, a small part
-    _done([*command, "--target", str(place), *packages], {})
+    # Python compiles what is imported, a small part.
+    _done([*command, "--no-compile", "--target", str(place), *packages], {})
 
 
 def written(script: str) -> Path:
