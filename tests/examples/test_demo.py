@@ -394,10 +394,9 @@ with open({out!r}, "w") as out, redirect_stdout(out):
 
 
 def test_the_script_trains_on_the_installed_photographs(preloaded: Preloaded, tmp_path: Path) -> None:
-    main, out, log = tmp_path / "main.py", tmp_path / "summary.json", tmp_path / "output.log"
-    main.write_text(MAIN.format(cache=str(tmp_path), out=str(out), script=str(SCRIPT)))
-    code = preloaded.run(main, log, 250.0, "--images", "200", "--workers", "1", "--json")
-    printed = log.read_text()
+    out = tmp_path / "summary.json"
+    main = MAIN.format(cache=str(tmp_path), out=str(out), script=str(SCRIPT))
+    code, printed = preloaded.run_code(main, tmp_path, "--images", "200", "--workers", "1", "--json")
     assert code == 0, printed
     summary = json.loads(out.read_text())
     assert summary["equal"]

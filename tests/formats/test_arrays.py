@@ -198,10 +198,7 @@ class TestHDF5:
             "copied = pickle.loads(pickle.dumps(kept)); os.remove('a.h5')\n"
             "try: copied[0]\nexcept FileNotFoundError as error: held = error; print(type(error).__name__)\n"
         )
-        (folder / "program.py").write_text(program)
-        code = preloaded.run(folder / "program.py", folder / "output.log", 240.0)
-        printed = (folder / "output.log").read_text()
-        assert (code, printed) == (0, f"{ROWS[9].sum()}\n{ROWS[17].sum()}\nObjectNotFoundError\n")
+        assert preloaded.run_code(program, folder) == (0, f"{ROWS[9].sum()}\n{ROWS[17].sum()}\nObjectNotFoundError\n")
 
 
 class TestZarr:

@@ -96,11 +96,11 @@ class Preloaded:
         finally:
             running.kill()
 
-    def run_code(self, code: str, folder: Path, timeout_s: float = 250.0) -> tuple[int, str]:
+    def run_code(self, code: str, folder: Path, *arguments: str, timeout_s: float = 250.0) -> tuple[int, str]:
         """Run a script that is written to a folder; returns its exit code and its output."""
         script, output = folder / "script.py", folder / "script.log"
         script.write_text(code, encoding="utf-8")
-        return self.run(script, output, timeout_s), output.read_text(encoding="utf-8")
+        return self.run(script, output, timeout_s, *arguments), output.read_text(encoding="utf-8")
 
     def start_quietly(self, script: Path, output: Path, *arguments: str) -> Script:
         """Start a script in its folder, without input. `output` takes stdout and stderr."""

@@ -41,8 +41,7 @@ if other:
 def test_no_rank_hangs(preloaded: Preloaded, tmp_path: Path) -> None:
     block = re.search(r"^```python\n([^`]*RankPolicy\(uneven.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert block is not None
-    (tmp_path / "train.py").write_text(f"{BEGIN}{block[1]}{END}")
-    code = preloaded.run(tmp_path / "train.py", tmp_path / "log", 240.0, str(tmp_path / "meeting"))
-    assert code == 0, (tmp_path / "log").read_text()
+    code, said = preloaded.run_code(f"{BEGIN}{block[1]}{END}", tmp_path, str(tmp_path / "meeting"))
+    assert code == 0, said
     reported = [(tmp_path / f"meeting.{rank}").read_text().split() for rank in range(2)]
     assert reported == [["10", "60", "60"], ["10", "40", "40"]]

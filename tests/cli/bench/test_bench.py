@@ -272,10 +272,8 @@ def test_a_script_is_measured_from_the_command_line(preloaded: Preloaded, tmp_pa
     )
     options = ["--workers", "0,1", "--rounds", "1", "--seconds", "0.05", "--svg", str(tmp_path / "a.svg")]
     failing = ["--out", str(tmp_path / "a.json"), "--fail-if", "samples_per_s > 1"]
-    main, log = tmp_path / "main.py", tmp_path / "output.log"
-    main.write_text("from feedline.cli.app import app\napp()\n")
-    code = preloaded.run(main, log, 240.0, "bench", f"{script}:loader", *options, *failing)
-    printed = log.read_text()
+    main = "from feedline.cli.app import app\napp()\n"
+    code, printed = preloaded.run_code(main, tmp_path, "bench", f"{script}:loader", *options, *failing)
     assert code == 1, printed
     assert "failed: samples_per_s > 1" in printed
     assert "torch, as is" in printed

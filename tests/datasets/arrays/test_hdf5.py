@@ -284,9 +284,7 @@ class TestOtherFiles:
             "    try: found = HDF5('../a.h5', 'virtual')[1].item()\n    except FileNotFoundError: found = 'gone'\n"
             "    print(h5py.File('../a.h5')['virtual'][1], found, flush=True)\n    os._exit(0)\n"
         )
-        (folder / "program.py").write_text(program)
-        code = preloaded.run(folder / "program.py", folder / "found.txt", 240.0)
-        found = (folder / "found.txt").read_text()
+        code, found = preloaded.run_code(program, folder)
         assert code == 0, found
         assert found.splitlines() == ["10 10" if there else "-1 gone" for there in cases.values()]
 

@@ -66,10 +66,8 @@ def group() -> Iterator[Path]:
 def test_a_real_quota_is_named_with_the_periods_that_it_cut_short(
     group: Path, preloaded: Preloaded, tmp_path: Path
 ) -> None:
-    script, log = tmp_path / "throttled.py", tmp_path / "output.log"
-    script.write_text(dedent(QUOTA))
-    assert preloaded.run(script, log, 250, str(group)) == 0, log.read_text()
-    said = log.read_text()
+    code, said = preloaded.run_code(dedent(QUOTA), tmp_path, str(group))
+    assert code == 0, said
     stage, throttled, others, text = said.split("\n", 3)
     if stage != "cpus" and float(others) > usable_cpus() - 1:
         return  # other programs leave hardly more than the quota: it is not used up in every period
