@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,11 @@ class Training:
 
     def descendants(self) -> dict[int, str]:
         """A pidfd and a description of each of its descendants."""
-        return {
-            os.pidfd_open(process.pid): f"{process.pid} {process.name()}"
-            for process in psutil.Process(self.process.pid).children(recursive=True)
-        }
+        return {os.pidfd_open(each.pid): f"{each.pid} {each.name()}" for each in self.processes()}
+
+    def processes(self) -> list[psutil.Process]:
+        """All of its descendants."""
+        return psutil.Process(self.process.pid).children(recursive=True)
 
     def interrupt(self) -> None:
         """As Ctrl-C does: the signal goes to the whole group."""
@@ -103,12 +105,13 @@ def test_kill_with_another_start_method(train: Any, context: str, phase: str) ->
 @pytest.mark.parametrize("context", ["default", "zygote"])
 def test_kill_while_a_worker_is_stopped(train: Any, context: str) -> None:
     training = train("stepping", context)
+    # A worker has the name of its forker until it has asked the kernel to be killed with it.
+    while not {"feedline-0", "feedline-1"} <= {each.name() for each in training.processes()}:
+        time.sleep(0.01)
     descendants = training.descendants()
-    relatives = psutil.Process(training.process.pid).children(recursive=True)
-    workers = [process for process in relatives if process.name().startswith("feedline-")]
-    assert workers
-    for worker in workers:
-        worker.suspend()
+    for process in training.processes():
+        if process.name().startswith("feedline-"):
+            process.suspend()
     training.process.kill()
     assert_gone(descendants)
 

@@ -235,12 +235,12 @@ def _serve(
         signal.signal(number, signal.SIG_DFL)
     _signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     channels.close_inherited([group.fileno()])
-    name_process("feedline-snap")
     training = os.pidfd_open(origin.pid)
     if os.getppid() != origin.pid:  # it has ended already
         return
     if origin.in_main_thread:  # this kills a stopped snapshot, too
         die_with_parent(origin.pid)
+    name_process("feedline-snap")
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     forker = WorkerForker(partial(_serve_worker, work, os.getpid(), origin))
     forker.serve_group(group)

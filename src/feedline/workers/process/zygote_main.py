@@ -154,9 +154,9 @@ def main(fork_server: int, fds: Sequence[int]) -> None:
     output and error, the resource tracker, and the files with the arrays of the builder, if any.
     """
     control, start_fd, stdout, stderr, tracker, *arrays = fds
-    name_process("feedline-zygote")
     start: ZygoteStart = pickle.loads(channels.read_all(start_fd))
     take_over(fork_server, start.process_context, stdout, stderr)
+    name_process("feedline-zygote")
     if start.has_tracker:
         # Its own tracker would remove the shared memory of the training process when this process ends.
         resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
