@@ -378,7 +378,9 @@ class DataLoader(TorchDataLoader[T_co]):
         Each worker is a row, each stage a block. Rows are grouped by rank, so traces of several ranks can be merged.
         """
         batches = [] if self._fl_progress is None else self._fl_progress.totals.recent_batches()
-        Path(path).write_text(json.dumps(chrome_trace(batches, self._fl_monitor.identity)))
+        text = json.dumps(chrome_trace(batches, self._fl_monitor.identity), ensure_ascii=False)
+        # Perfetto shows an escape in a name as it is. Lone surrogates cannot be written otherwise.
+        Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
 
     def close(self) -> None:
         """Cancel requests in flight and stop all workers.

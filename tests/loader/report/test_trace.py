@@ -48,7 +48,7 @@ def test_spans_are_blocks_in_rows_of_the_rank() -> None:
         {"ph": "X", "name": "wait", "tid": 0, "ts": 1000, "dur": 2000.0, **where},
     ]
     names = {(event["name"], event.get("tid")): event["args"] for event in events("M", trace)}
-    assert names["process_name", None] == {"name": "feedline Photos · rank 3"}
+    assert names["process_name", None] == {"name": "feedline Photos, rank 3"}
     rows = [names["thread_name", row]["name"] for row in range(3)]
     assert rows == ["training loop", "sampler", "worker 0"]
 
@@ -92,6 +92,17 @@ def test_the_trace_of_a_real_loop_is_well_formed(method: str, tmp_path: Path) ->
             assert all((1000 * time).is_integer() for time in (block["ts"], block["dur"]))
     for spans in rows.values():  # blocks of a row follow each other or nest; viewers drop any other, by one nanosecond
         assert not any(a < c < b < d for a, b in spans for c, d in spans)
+
+
+def test_names_are_written_without_escapes(tmp_path: Path) -> None:
+    """Perfetto shows an escape as it is."""
+    named = type("Größen", (TensorDataset,), {})
+    loader = fl.DataLoader(named(torch.arange(4)), 2)
+    list(loader)
+    loader.trace(tmp_path / "trace.json")
+    text = (tmp_path / "trace.json").read_text(encoding="utf-8")
+    assert "feedline Größen, rank 0" in text
+    assert json.loads(text)["otherData"]["loader"] == "Größen"
 
 
 def test_the_trace_has_the_clock_of_torchs_profiler_and_its_ranges(tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ def _names(batches: Iterable[RecentBatch], process: int, identity: Mapping[str, 
     rows = {_row(timed) for batch in batches for timed in batch.spans if is_block(timed[0])}
     if not rows:
         return
-    title = f"feedline {identity.get('loader', '')} · rank {process}".replace("  ", " ")
+    # ASCII: Perfetto shows an escape of JSON as it is, and a program that merges traces may write escapes.
+    title = f"feedline {identity.get('loader', '')}".rstrip() + f", rank {process}"
     yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": title}}
     for row in sorted(rows):
         name = {0: "training loop", 1: _SAMPLER}.get(row, f"worker {row - 2}")
