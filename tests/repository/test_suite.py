@@ -56,6 +56,7 @@ SUBJECTS = {
         "accelerate_workers",
         "checkpoints",
         "notebook",
+        "stateful_generators",
         "stateful_protocol",
         "striding",
         "tune",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -80,6 +81,16 @@ class PartitionOffset:
 _NOTHING = PartitionOffset()
 
 
+def state_of_dataset(state: Any) -> Any:
+    """The part of `StreamSource.state_dict()` that outlives an epoch, or None.
+
+    The state of an iterator ends with its epoch, unless the iterator is the dataset.
+    """
+    if not state:
+        return None
+    return state[1] if len(state) > 2 else state[0]
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionCursor:
     """The delivered part of an iterable dataset: an offset for each partition."""
@@ -134,17 +145,17 @@ class PartitionCursor:
         start = self.at_epoch(self.epoch + 1)
         if self.continues:
             return start
-        kept = {partition: mark.state for partition, mark in self.marks if mark.ended}
-        # The state of an iterator ends with its epoch; that of a dataset does not.
-        datasets = {partition: (state[0], None) for partition, state in kept.items() if state and state[0] is not None}
+        kept = {partition: state_of_dataset(mark.state) for partition, mark in self.marks if mark.ended}
+        datasets = {partition: (state, None) for partition, state in kept.items() if state is not None}
         return replace(start, dataset_states=tuple({**dict(self.dataset_states), **datasets}.items()))
 
-    def with_dataset_states(self) -> PartitionCursor:
-        """Cursor whose marks are the dataset states.
+    def with_initial_states(self, opened: Mapping[int, Any]) -> PartitionCursor:
+        """Cursor with marks for partitions of which nothing was delivered.
 
-        For workers that do not have these states.
+        They hold the states in `opened`, by partition, else the dataset states. For workers that do not have them.
         """
-        marks = {partition: PartitionOffset(state=state) for partition, state in self.dataset_states}
+        states = {**dict(self.dataset_states), **opened}
+        marks = {partition: PartitionOffset(state=state) for partition, state in states.items()}
         return replace(
             self, marks=tuple(sorted({**marks, **dict(self.marks)}.items(), key=itemgetter(0))), dataset_states=()
         )

@@ -64,6 +64,33 @@ def restoring_globals() -> Iterator[None]:
         torch.set_rng_state(torch_state)
 
 
+class LoadedGenerators:
+    """The process-wide generators that a user's `load_state_dict` sets."""
+
+    def __init__(self) -> None:
+        self._changed: set[int] = set()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note which generators the block changes."""
+        before = _parts()
+        yield
+        self._changed.update(number for number, part in enumerate(_parts()) if part != before[number])
+
+    def restore_others(self, states: bytes) -> None:
+        """Restore the generators from `global_states()`, but those that were changed."""
+        if not self._changed:
+            restore_globals(states)
+            return
+        now, others = pickle.loads(global_states()), pickle.loads(states)
+        kept = tuple(now[number] if number in self._changed else other for number, other in enumerate(others))
+        restore_globals(pickle.dumps(kept, 5))
+
+
+def _parts() -> list[bytes]:
+    return [pickle.dumps(part, 5) for part in (random.getstate(), _numpy_state(), torch.get_rng_state().numpy())]
+
+
 @dataclass(slots=True)
 class SamplerSteps:
     """Steps of foreign samplers, which may draw from the process-wide generators."""

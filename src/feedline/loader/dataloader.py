@@ -41,7 +41,7 @@ from feedline.loader.rebuilding import rebuild_batch
 from feedline.loader.report import Advice, Stats, Verdict
 from feedline.loader.report.trace import chrome_trace
 from feedline.loader.state import check_version, part_of, resume_quarantine
-from feedline.loader.worker_states import check_process
+from feedline.loader.worker_states import check_process, saved_generator
 from feedline.samplers import Shuffled
 from feedline.workers.base import Recovery
 
@@ -301,6 +301,7 @@ class DataLoader(TorchDataLoader[T_co]):
         plan.with_workers_of(state, self.num_workers, self._fl_rank)
         plan.check_order(state)
         check_process(part_of(state, "random"))
+        saved_generator(self, part_of(state, "workers"))
         resume_quarantine(self._fl_policy, None, state)
         self._fl_resume = plan.as_own_state(state, goes_on=frameworks.counts_epochs(sys._getframe(1)))
 

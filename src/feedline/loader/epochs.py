@@ -15,14 +15,20 @@ from feedline.loader.error_policy import Quarantine
 from feedline.loader.live import LiveRun
 from feedline.loader.loop import Iteration
 from feedline.loader.monitoring.metrics import serve_if_configured
-from feedline.loader.partitions import keep_dataset_states, with_dataset_states
+from feedline.loader.partitions import keep_dataset_states, with_initial_states
 from feedline.loader.plan import Plan
 from feedline.loader.progress import Progress
 from feedline.loader.ranks.agreement import Agreement
 from feedline.loader.ranks.contract import Terms, is_in_step
 from feedline.loader.rebuilding import batches_from
 from feedline.loader.state import part_of, resume_quarantine
-from feedline.loader.worker_states import WorkerStates, pack_workers, process_generators, restore_process
+from feedline.loader.worker_states import (
+    WorkerStates,
+    pack_workers,
+    process_generators,
+    restore_process,
+    saved_generator,
+)
 
 
 def start_epoch(loader: Any) -> Iteration:
@@ -121,6 +127,8 @@ def _restored_plan(loader: Any, state: Mapping[str, Any] | None) -> Plan:
     Restores the generators of this process and the dataset from `state`.
     """
     restore_process(part_of(state, "random"))
+    for source, saved in saved_generator(loader, part_of(state, "workers")).items():
+        source.write(saved)
     plan: Plan = loader._fl_make_plan(state).with_workers_of(state, loader.num_workers, loader._fl_rank)
     if state is not None and not loader._fl_repeats:
         loader._fl_pools.close()  # persistent workers have other states than the loaded ones
@@ -133,14 +141,16 @@ def pack_epoch(loader: Any, *, random: bool) -> dict[str, Any]:
     """The state of the current epoch; with `random`, with this process's generators."""
     if loader._fl_resume is not None:
         return dict(loader._fl_resume)
-    generators = process_generators() if random else None
     progress: Progress | None = loader._fl_progress
     plan: Plan | None = loader._fl_plan
+    if progress is not None and plan is not None and not progress.is_over:
+        plan.draw_first()  # before any generator is read: this may draw from it
+    generators = process_generators() if random else None
     if progress is None or plan is None:
         plan = loader._fl_make_plan()
         cursor, quarantine = plan.start_of(plan.upcoming(loader._fl_epoch)), Quarantine(loader._fl_policy)
         workers = pack_workers(loader, WorkerStates(loader.num_workers), over=True)
         return plan.pack(cursor, quarantine, workers=workers, random=generators)
     workers = pack_workers(loader, progress.workers, over=progress.is_over)
-    cursor = with_dataset_states(loader, progress.cursor)
+    cursor = with_initial_states(loader, progress.cursor, progress.run)
     return plan.pack(cursor, progress.quarantine, over=progress.is_over, workers=workers, random=generators)

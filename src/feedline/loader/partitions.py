@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import import_module
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, Self, TypeGuard, runtime_checkable
 
 from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.huggingface import is_stream, loses_shuffle_buffer
@@ -141,9 +141,10 @@ class StridedSamples:
 class StreamSource:
     """A stream's dataset and iterator, which may have states."""
 
-    __slots__ = ("_dataset", "_iterator")
+    __slots__ = ("_dataset", "_is_itself", "_iterator")
 
     def __init__(self, dataset: Any, iterator: Any) -> None:
+        self._is_itself = dataset is iterator
         self._iterator = iterator if restores_position(iterator) else None
         self._dataset = dataset if dataset is not iterator and restores_position(dataset) else None
 
@@ -153,15 +154,48 @@ class StreamSource:
         return self._dataset is not None or self._iterator is not None
 
     def state_dict(self) -> Any:
-        """The states of dataset and iterator, or None if neither has one."""
+        """The states of dataset and iterator, or None if neither has one.
+
+        If the dataset is its own iterator, True follows them.
+        """
         if not self.is_stateful:
             return None
-        return tuple(None if part is None else part.state_dict() for part in (self._dataset, self._iterator))
+        states = tuple(None if part is None else part.state_dict() for part in (self._dataset, self._iterator))
+        return (*states, True) if self._is_itself else states
 
     def load_iterator(self, state: Any) -> None:
         """Restore the iterator from `state`, the result of `state_dict()`."""
         if state is not None and self._iterator is not None and state[1] is not None:
             self._iterator.load_state_dict(state[1])
+
+    def follow(self, iterator: Any) -> None:
+        """Replace the iterator by another one of the same dataset."""
+        self._iterator = iterator if restores_position(iterator) else None
+
+
+class ReopenedSamples:
+    """Samples of a dataset whose state is of an epoch's end.
+
+    Some datasets then begin the next epoch, and others continue the ended one, which has no samples: these are opened
+    again. Draws nothing before the first sample is due.
+    """
+
+    def __init__(self, samples: Iterator[Any], reopen: Callable[[], Iterator[Any]]) -> None:
+        self._samples = samples
+        self._reopen: Callable[[], Iterator[Any]] | None = reopen
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        reopen, self._reopen = self._reopen, None
+        try:
+            return next(self._samples)
+        except StopIteration:
+            if reopen is None:
+                raise
+        self._samples = reopen()
+        return next(self._samples)
 
 
 def keep_dataset_states(
@@ -178,15 +212,21 @@ def keep_dataset_states(
     return replace(start, dataset_states=former.dataset_states) if former.epoch == start.epoch else start
 
 
-def with_dataset_states(loader: Any, cursor: Cursor | PartitionCursor) -> Cursor | PartitionCursor:
-    """The cursor to be saved, with the dataset states that workers keep.
+def with_initial_states(loader: Any, cursor: Cursor | PartitionCursor, run: int) -> Cursor | PartitionCursor:
+    """The cursor to be saved, with states of unread partitions.
 
-    The workers of a resumed run have not kept these states.
+    They are those of datasets that workers keep, and without workers, those of the stream that iteration `run` has
+    opened. The workers of a resumed run have neither.
     """
     dataset = loader.dataset
     is_plain = not is_partitioned(dataset) and not is_stream(dataset)
-    keeps = is_plain and (loader.persistent_workers or not loader.num_workers)
-    return cursor.with_dataset_states() if keeps and isinstance(cursor, PartitionCursor) else cursor
+    if (
+        not isinstance(cursor, PartitionCursor)
+        or not is_plain
+        or (loader.num_workers and not loader.persistent_workers)
+    ):
+        return cursor
+    return cursor.with_initial_states(loader._fl_pools.opened_states(run, cursor.epoch))
 
 
 def copy_for_epoch(stream: Any) -> Any:

@@ -61,6 +61,14 @@ class Plan:
         if isinstance(self.sampler, _WITH_EPOCHS):
             self.sampler.begin(epoch)
 
+    def draw_first(self) -> None:
+        """Draw the first item of the order, unless that is done.
+
+        Something may draw from the same generator before the first batch: the order would then be another one.
+        """
+        if isinstance(self.sampler, MaterializedSampler):
+            self.sampler.draw_first()
+
     def end(self) -> None:
         """End the epoch of the sampler."""
         if isinstance(self.sampler, MaterializedSampler):
@@ -225,8 +233,7 @@ class Plan:
             return None
         if over:
             return self.sampler.record_end()
-        # Something may draw from the same generator before the first batch: the order would then be another one.
-        self.sampler.draw_first()
+        self.draw_first()
         return self.sampler.record(cursor.position)
 
     def unpack(self, state: Mapping[str, Any]) -> Cursor | PartitionCursor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from threading import Thread
@@ -34,6 +35,7 @@ from feedline.loader.progress import Progress
 from feedline.loader.report import Context, Stats, context_of
 from feedline.loader.window import FlowControl
 from feedline.workers.base import PoolKind, PoolOptions, PoolStatistics, RetainedResources, WorkerPool
+from feedline.workers.inline import InlinePool
 from feedline.workers.registry import AUTO, INLINE, POOLS, PROCESSES, THREADS, find_pool
 from feedline.workers.threads import GlobalRngCheck
 from feedline.workers.transport import BufferPool
@@ -277,6 +279,13 @@ class LoaderPools:
         """The counts of `_decode_counts` since this object was created."""
         (decoded, fallbacks, by_workers), before = _decode_counts(), self._decoded_before
         return decoded - before[0], fallbacks - before[1], by_workers - before[2]
+
+    def opened_states(self, run: int, epoch: int) -> Mapping[int, Any]:
+        """The states of streams that were opened without workers, by partition.
+
+        Only of those that an iteration has opened in `epoch`, and that have given no batch.
+        """
+        return self._latest.opened_states(run, epoch) if isinstance(self._latest, InlinePool) else {}
 
     def pool_statistics(self) -> PoolStatistics:
         """Current figures of the latest pool."""

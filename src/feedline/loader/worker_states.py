@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch.utils.data._utils.worker as torch_worker
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, IterDataPipe
 
 from feedline.core.packing import pack_or_keep, unpack
 from feedline.core.rng import derive
@@ -18,7 +18,7 @@ from feedline.core.rng_globals import global_states, states_after_seeding
 from feedline.core.schedule import InitialStates
 from feedline.errors import StateError
 from feedline.loader.building.captures import is_stateful, split_capture
-from feedline.samplers.generator_state import PROCESS, GeneratorAccess, select_states
+from feedline.samplers.generator_state import PROCESS, GeneratorAccess, generators_of, select_states, torch_access
 
 _RANKS = "ranks"
 """Key of the workers of several ranks in a merged state, by rank."""
@@ -121,11 +121,45 @@ def pack_workers(loader: Any, workers: WorkerStates, *, over: bool) -> dict[str,
     if loader.num_workers:
         keeps = not over or loader.persistent_workers
         packed = workers.pack(starts=is_stream and not over) if keeps and not loader._fl_repeats else None
+        for source in _seed_generators(loader):
+            packed = {**(packed or _NO_WORKERS), "count": workers.count, _GENERATOR: source.pack(source.read())}
         return None if packed is None else {**packed, "rank": loader._fl_rank}
     captures = {} if is_stream or not is_stateful(loader.dataset) else {0: of_dataset(loader.dataset.state_dict())}
     has_drawn = is_stream and not over and workers.starts.get(0) != global_states()
     base_seed = None if over or loader._fl_repeats else workers.base_seed
     return replace(workers, base_seed=base_seed, captures=captures).pack(starts=has_drawn)
+
+
+_GENERATOR = "generator"
+"""Key of the state of the loader's `generator`."""
+
+
+_NO_WORKERS: dict[str, Any] = {"base_seed": None, "held": {}}
+
+
+def _seed_generators(loader: Any) -> list[GeneratorAccess]:
+    """The user's generator, if seeds of workers are drawn from it.
+
+    Empty if the saved order has its state.
+    """
+    generator, dataset = loader.generator, loader.dataset
+    if loader._fl.seed is not None or not loader.num_workers or isinstance(dataset, IterDataPipe):
+        return []
+    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    drawn_from = [] if isinstance(dataset, IterableDataset) else generators_of(sampler)
+    is_packed = any(source.holder is generator for source in (*PROCESS, *drawn_from))
+    return [] if generator is None or is_packed else [torch_access(_GENERATOR, generator)]
+
+
+def saved_generator(loader: Any, packed: dict[str, Any] | None) -> Mapping[GeneratorAccess, Any]:
+    """The loader's generator with its saved state, if both exist.
+
+    `packed` is the result of `pack_workers()`, of which the part of the same rank counts. `StateError` if the state is
+    damaged.
+    """
+    own = {} if packed is None else _by_rank(packed).get(str(loader._fl_rank), {})
+    sources = _seed_generators(loader) if _GENERATOR in own else []
+    return select_states(sources, {source.path: own[_GENERATOR] for source in sources})
 
 
 def process_generators() -> dict[str, Any]:

@@ -103,6 +103,11 @@ class _Torch(GeneratorAccess):
         return _lengthen(from_text(packed))
 
 
+def torch_access(path: str, generator: torch.Generator) -> GeneratorAccess:
+    """Access to a generator of torch on the CPU."""
+    return _Torch(path, generator)
+
+
 def _shorten(state: bytes) -> bytes:
     """The state of torch's CPU generator with 32-bit words.
 

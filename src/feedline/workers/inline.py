@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, Self
 
@@ -82,6 +82,12 @@ class InlinePool:
         builder: Any = self._builder
         with restoring_globals() if self._isolate else nullcontext():
             builder.open(request)
+
+    def opened_states(self, run: int, epoch: int) -> Mapping[int, Any]:
+        """The states of streams that were opened, but not read."""
+        builder: Any = self._builder
+        states: Mapping[int, Any] = builder.opened_states(run, epoch)
+        return states
 
     def wait_any(self, futures: Iterable[InlineFuture]) -> InlineFuture:
         """Return the first future."""

@@ -91,7 +91,8 @@ def attempts() -> Iterator[int]:
 def sleeping_start(_: int) -> None:
     """Make a worker process start and end slowly."""
     time.sleep(0.2)
-    Finalize(None, time.sleep, (0.1,), exitpriority=0)
+    # It ends while the loop works on its last batch: on a busy machine, that may take a part of this time.
+    Finalize(None, time.sleep, (0.5,), exitpriority=0)
 
 
 def test_the_start_and_the_end_of_workers_are_timed() -> None:

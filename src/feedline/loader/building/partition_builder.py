@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import torch.utils.data._utils.worker as torch_worker
@@ -15,13 +16,13 @@ import torch.utils.data._utils.worker as torch_worker
 from feedline import collate
 from feedline.core import telemetry
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
-from feedline.core.cursor import PartitionOffset
+from feedline.core.cursor import PartitionOffset, state_of_dataset
 from feedline.core.dataset import has_traits, traits_of
 from feedline.core.huggingface import is_stream
 from feedline.core.live import LiveSamples
 from feedline.core.rng import Address, RowKeys, addressed, derive
-from feedline.core.rng_globals import global_states, restore_globals, seed_globals
-from feedline.core.schedule import InitialStates, PartitionRequest, epoch_of
+from feedline.core.rng_globals import LoadedGenerators, global_states, restore_globals, seed_globals
+from feedline.core.schedule import PartitionRequest, epoch_of
 from feedline.core.telemetry import Recorder, recorder_of_thread
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import note
@@ -29,6 +30,7 @@ from feedline.loader.building.builder import run_collate
 from feedline.loader.building.captures import traveling_schemes
 from feedline.loader.monitoring.padding import with_padding
 from feedline.loader.partitions import (
+    ReopenedSamples,
     StreamSource,
     StridedSamples,
     copy_for_epoch,
@@ -75,6 +77,7 @@ class PartitionBuilder:
     """States of the dead worker that this one replaces."""
     _at_first: bytes | None = field(init=False, default=None, compare=False)
     _redraws: bool = field(init=False, default=False, compare=False)
+    _is_restored: bool = field(init=False, default=False, compare=False)
     _hosts: bool = field(init=False, default=False, compare=False)
     _open: dict[tuple[int, int, int], _OpenPartition] = field(init=False, default_factory=dict, compare=False)
 
@@ -121,6 +124,12 @@ class PartitionBuilder:
             with self._working_on(request) as address:
                 self._partition(request, address)
 
+    def opened_states(self, run: int, epoch: int) -> dict[int, Any]:
+        """The states of partitions that an iteration has opened, but not read."""
+        opened = {key[2]: each for key, each in self._open.items() if key[:2] == (run, epoch)}
+        unread = {number: each for number, each in opened.items() if each.mark == PartitionOffset()}
+        return {number: each.source.state_dict() for number, each in unread.items() if each.source.is_stateful}
+
     def __call__(self, request: PartitionRequest, allocate: Allocator = allocate_tensor) -> BatchResult:
         """The batch of `request` with its mark; EMPTY_BATCH at the end."""
         recorder = recorder_of_thread()
@@ -164,7 +173,11 @@ class PartitionBuilder:
             samples = samples[0]
         if request.stride[1] > 1 and self.collate_fn is not None:
             self._reseed(request, *partition.rows[:1], "collate")  # all ranks have drawn the same until here
-        batch = self._collate(samples, allocate)
+        try:
+            batch = self._collate(samples, allocate)
+        finally:
+            if self.collate_fn is not None:  # the state may hold generators that it has drawn from
+                partition.mark = replace(partition.mark, state=self._state(partition))
         spans = recorder.finish("collate", None)
         digest = self._digest(request, samples)
         return BatchResult(batch, spans, failed, mark=partition.mark, digest=digest, rows=partition.rows)
@@ -179,8 +192,8 @@ class PartitionBuilder:
             for run, epoch, number in list(self._open):
                 if run != request.run or number == request.partition:
                     del self._open[run, epoch, number]
-            with self._from_initial_states(request.initial_states):
-                partition = self._open[key] = self._open_at_mark(request, address)
+            with self._from_initial_states(request) as loaded:
+                partition = self._open[key] = self._open_at_mark(request, address, loaded)
         if request.continues:  # an error left out a batch, but no message
             partition.mark = replace(partition.mark, batches=request.number)
         # A replaced worker had built the batches between the mark and the request; skip them.
@@ -190,6 +203,7 @@ class PartitionBuilder:
         if self.replay is not None:
             restore_globals(self.replay.generators)
             self.replay = None
+        self._is_restored = False
         return partition
 
     def _begin_replay(self, replay: PartitionReplay, request: PartitionRequest) -> None:
@@ -197,6 +211,7 @@ class PartitionBuilder:
 
         If the request is of another epoch, nothing is replayed: the dataset and the generators get their latest states.
         """
+        self._is_restored = True
         if epoch_of(request) == replay.epoch:
             restore_objects(self, replay.objects_at_start)
         else:  # the worker died between two epochs, or before the first answer of this one
@@ -205,29 +220,38 @@ class PartitionBuilder:
             self.replay = None
 
     @contextmanager
-    def _from_initial_states(self, states: InitialStates | None) -> Iterator[None]:
+    def _from_initial_states(self, request: PartitionRequest) -> Iterator[LoadedGenerators]:
         """Let a resumed partition draw again up to its mark.
 
         Within the block, the generators start from their states at the start of the epoch. After the block, they have
-        their states at the mark.
+        their states at the mark. Without workers these are unknown: generators that the user's state has set keep that
+        state, and the others continue as before.
         """
+        states, loaded = request.initial_states, LoadedGenerators()
         if states is None or telemetry.is_worker_thread():  # threads share the generators with the training process
-            yield
+            yield loaded
             return
         before = global_states()
         self._at_first = self._at_first or before
+        if not request.mark.batches:  # nothing to draw again: opening may draw, and comes after the latest batch
+            restore_globals(states.latest or before)
+            yield loaded
+            return
         restore_globals(states.start or self._at_first)
         self._redraws = True
         try:
-            yield
+            yield loaded
         finally:
             self._redraws = False
-            restore_globals(states.latest or before)
+            if states.latest is not None:
+                restore_globals(states.latest)
+            else:
+                loaded.restore_others(before)
 
-    def _open_at_mark(self, request: PartitionRequest, address: Address) -> _OpenPartition:
+    def _open_at_mark(self, request: PartitionRequest, address: Address, loaded: LoadedGenerators) -> _OpenPartition:
         """Open the partition of a request at its mark.
 
-        A stateful dataset or iterator is restored; any other is read again from its beginning.
+        A stateful dataset or iterator is restored, within `loaded`; any other is read again from its beginning.
         """
         self._reseed(request, 0)
         state = request.mark.state
@@ -236,13 +260,16 @@ class PartitionBuilder:
         if is_partitioned(self.dataset):
             samples: Any = iter(self.dataset.partition(request.partition, request.epoch))
             source = StreamSource(None, samples)
-            source.load_iterator(state)
         else:
             dataset = self._dataset_of_partition(state)
-            load_dataset(dataset, state)
+            with loaded.watching():
+                load_dataset(dataset, state)
             with watch:
                 samples = iter(dataset)
             source = StreamSource(dataset, samples)
+            if self._has_ended(request.mark):
+                samples = ReopenedSamples(samples, partial(_reopen, dataset, source))
+        with loaded.watching():
             source.load_iterator(state)
         if request.stride[1] > 1:
             return self._strided(StridedSamples(samples, *request.stride, address, watch), source, request, address)
@@ -254,6 +281,11 @@ class PartitionBuilder:
                 break
         partition.mark = replace(partition.mark, batches=request.mark.batches)
         return partition
+
+    def _has_ended(self, mark: PartitionOffset) -> bool:
+        """True if the dataset may have the state of an ended epoch."""
+        is_start = mark == PartitionOffset(state=mark.state) and not (mark.state and mark.state[1])
+        return is_start and (self._is_restored or state_of_dataset(mark.state) is not None)
 
     def _strided(
         self, strided: StridedSamples, source: StreamSource, request: PartitionRequest, address: Address
@@ -346,7 +378,7 @@ class PartitionBuilder:
     def _state(self, partition: _OpenPartition) -> Any:
         state = partition.source.state_dict()
         if state is not None and not self._hosts and not is_stream(self.dataset):
-            self.dataset_state = state[0]
+            self.dataset_state = state_of_dataset(state)
         return state
 
     def _collate(self, samples: Any, allocate: Allocator) -> Any:
@@ -386,6 +418,12 @@ class PartitionBuilder:
         except Exception:  # noqa: BLE001 - samples that cannot be pickled are not compared
             return None
         return "".join(prints)
+
+
+def _reopen(dataset: Any, source: StreamSource) -> Iterator[Any]:
+    samples: Iterator[Any] = iter(dataset)
+    source.follow(samples)
+    return samples
 
 
 def _keys_of(request: PartitionRequest, number: int) -> RowKeys:
