@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from preloaded import Preloaded
 
 GPU = Path(__file__).parents[2] / "bench" / "gpu"
@@ -47,15 +48,20 @@ def test_each_script_for_a_gpu_checks_itself_without_one(preloaded: Preloaded, t
     assert {path.name for path in tmp_path.iterdir()} == {"script.py", "script.log"}
 
 
-def test_one_command_runs_all_scripts_and_none_that_fails_stops_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("first", "code", "last"), [("", 0, "all scripts ended"), ("raise SystemExit(3)", 1, "failed: prefetch.py")]
+)
+def test_one_command_runs_all_scripts_and_none_that_fails_stops_the_others(
+    first: str, code: int, last: str, tmp_path: Path
+) -> None:
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu" / "run.py").write_text((GPU / "run.py").read_text(encoding="utf-8"), encoding="utf-8")
-    (tmp_path / "gpu" / "prefetch.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    (tmp_path / "gpu" / "prefetch.py").write_text(first, encoding="utf-8")
     for name in ("gpu/decode.py", "gpu/resident.py", "batched_transforms.py"):
         (tmp_path / name).write_text("", encoding="utf-8")
     command = [sys.executable, str(tmp_path / "gpu" / "run.py"), "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == code
     assert "decode.py: exit status 0" in done.stdout
     assert "resident.py: exit status 0" in done.stdout
-    assert "failed: prefetch.py" in done.stdout
+    assert done.stdout.splitlines()[-1] == last
