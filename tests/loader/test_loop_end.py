@@ -6,6 +6,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from types import FrameType
 from typing import Any
 
@@ -140,8 +141,9 @@ CASES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("leave_at", [None, 4, 5])
-@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize(
+    ("case", "leave_at"), [*product(CASES, (4, 5)), ("drawing", None), ("stream", None), ("last broken", None)]
+)
 def test_batches_and_states_are_those_of_workers_that_stay(
     case: str, leave_at: int | None, no_debris: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

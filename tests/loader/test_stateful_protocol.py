@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diagonals import diagonal
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, RandomSampler, Sampler, get_worker_info
 
 import feedline as fl
 
 LENGTH = 17
-CREWS = [(0, False), (2, False), (3, True)]
-FEW_CREWS = [(0, False), (3, True)]
+CREWS = [(2, False), (3, True)]
 
 
 class Augmented(Dataset[Any]):
@@ -218,11 +218,13 @@ CASES = {
 }
 
 
-def every(*left_out: str, crews: Any = FEW_CREWS) -> Any:
-    """All cases with all workers of these crews, except those left out."""
+def every(*left_out: str) -> Any:
+    """All cases but those left out: inline, and with worker processes, which are new and persistent ones in turn."""
+    cases = [(name, case) for name, case in CASES.items() if name not in left_out]
+    crews = [(case, (0, False)) for case in cases] + diagonal(cases, CREWS)
     return pytest.mark.parametrize(("case", "workers", "persistent"), [
         pytest.param(case, workers, persistent, id=f"{name}, {workers}{', persistent' * persistent}")
-        for name, case in CASES.items() if name not in left_out for workers, persistent in crews
+        for (name, case), (workers, persistent) in crews
     ])  # fmt: skip
 
 
@@ -237,7 +239,7 @@ def through_a_file(state: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
-@every(crews=CREWS)
+@every()
 def test_a_cut_epoch_continues(case: Case, workers: int, persistent: bool) -> None:
     with case.loader(workers, persistent) as loader:
         batches = iter(loader)

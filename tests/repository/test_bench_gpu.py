@@ -1,10 +1,14 @@
-"""The scripts for a GPU without one: all of them, by their one command."""
+"""The scripts for a GPU without one, and the command that runs them all."""
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+from preloaded import Preloaded
 
 GPU = Path(__file__).parents[2] / "bench" / "gpu"
 
@@ -19,27 +23,45 @@ CONTESTANTS = (
 )
 
 
-def test_one_command_runs_all_scripts_for_a_gpu(tmp_path: Path) -> None:
-    command = [sys.executable, str(GPU / "run.py"), "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "all scripts ended" in done.stdout
-    assert all(name in done.stdout for name in (*CONTESTS, *CONTESTANTS)), done.stdout
-    assert "FFCV is left out: " in done.stdout
-    versions = [line for line in done.stdout.splitlines() if "feedline" in line and " torch 2" in line]
+AS_A_COMMAND = """
+import os, runpy, sys
+os.environ |= {variables!r}
+sys.argv, sys.path[0] = {command!r}, os.path.dirname({command[0]!r})
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_each_script_for_a_gpu_checks_itself_without_one(preloaded: Preloaded, tmp_path: Path) -> None:
+    """The scripts of `run.py` in forks; the next test runs the command itself, on scripts that do nothing."""
+    run = runpy.run_path(str(GPU / "run.py"))
+    printed = ""
+    for command in run["commands"]("cpu"):
+        variables = run["environment"]() if "batched_transforms" in command[0] else {}
+        if variables is not None:
+            code, output = preloaded.run_code(AS_A_COMMAND.format(variables=variables, command=command), tmp_path)
+            assert code == 0, output
+            printed += output
+    assert all(name in printed for name in (*CONTESTS, *CONTESTANTS)), printed
+    assert "FFCV is left out: " in printed
+    versions = [line for line in printed.splitlines() if "feedline" in line and " torch 2" in line]
     assert len(versions) == len(CONTESTS), "each table has its date and versions"
-    assert not list(tmp_path.iterdir())
+    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "script.log"}
 
 
-def test_a_script_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("first", "code", "last"), [("", 0, "all scripts ended"), ("raise SystemExit(3)", 1, "failed: prefetch.py")]
+)
+def test_one_command_runs_all_scripts_and_none_that_fails_stops_the_others(
+    first: str, code: int, last: str, tmp_path: Path
+) -> None:
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu" / "run.py").write_text((GPU / "run.py").read_text(encoding="utf-8"), encoding="utf-8")
-    (tmp_path / "gpu" / "prefetch.py").write_text("raise SystemExit(3)", encoding="utf-8")
-    for name in ("decode.py", "resident.py"):
-        (tmp_path / "gpu" / name).write_text("", encoding="utf-8")
-    (tmp_path / "batched_transforms.py").write_text("", encoding="utf-8")
+    (tmp_path / "gpu" / "prefetch.py").write_text(first, encoding="utf-8")
+    for name in ("gpu/decode.py", "gpu/resident.py", "batched_transforms.py"):
+        (tmp_path / name).write_text("", encoding="utf-8")
     command = [sys.executable, str(tmp_path / "gpu" / "run.py"), "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == code
+    assert "decode.py: exit status 0" in done.stdout
     assert "resident.py: exit status 0" in done.stdout
-    assert "failed: prefetch.py" in done.stdout
+    assert done.stdout.splitlines()[-1] == last

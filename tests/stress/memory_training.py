@@ -118,12 +118,12 @@ def main() -> None:
     parser.add_argument("--method", choices=["process", "fork"], default="process")
     parser.add_argument("--shared", action="store_true")
     parser.add_argument("--epochs", type=int, default=50)
-    parser.add_argument("--persistent", action="store_true")
     args = parser.parse_args()
     if args.what == "shares":
         print(json.dumps(weigh_shares(args.mib, args.workers, args.method, args.shared)))
     else:
-        print(json.dumps(weigh_epochs(args.epochs, args.workers, args.persistent)))
+        for persistent in (False, True):
+            print(json.dumps(weigh_epochs(args.epochs, args.workers, persistent)))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from diagonals import diagonal
 from process_cases import Squares, default_start_method, launcher_of, request
 from rounds import rounds
 
@@ -89,10 +90,10 @@ def after_a_kill(loader: Any) -> None:
 WAYS = [in_full, broken_off, with_an_error, dropped, never_used, twice_at_once, after_a_kill]
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_loader_leaves_nothing(way: Callable[[Any], None], method: str) -> None:
-    for persistent in (False, True):
+@pytest.mark.parametrize(("way", "methods"), diagonal(WAYS, [("fork", "forkserver"), ("forkserver", "fork")]))
+def test_a_loader_leaves_nothing(way: Callable[[Any], None], methods: tuple[str, str]) -> None:
+    """Each way to end, with new workers of the first start method and with persistent ones of the second."""
+    for persistent, method in zip((False, True), methods, strict=True):
         loader: Any = feedline.DataLoader(
             Large(100), batch_size=4, num_workers=2, worker_method="process", persistent_workers=persistent
         )

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.stress
 SCRIPT = Path(__file__).with_name("memory_training.py")
 SMALL_MIB, LARGE_MIB = 32, 160
 WITHIN_S = 240
+EPOCHS = rounds(20, 50)
 
 
 def weighed(preloaded: Preloaded, log: Path, *arguments: str) -> Any:
@@ -50,12 +51,14 @@ def test_workers_add_one_copy_of_a_dataset_in_memory_and_none_of_a_shared_one(
     assert large["family"] + large["self"] - small["family"] - small["self"] < (copies + 0.2) * grown
 
 
-@pytest.mark.parametrize("persistent", [[], ["--persistent"]], ids=["new", "persistent"])
-def test_nothing_grows_over_many_epochs(persistent: list[str]) -> None:
-    """In a fresh interpreter: a fork grows by the pages that it copies."""
-    epochs = rounds(20, 50)
+@pytest.fixture(scope="module")
+def epochs() -> list[Any]:
+    """The figures of epochs with new workers, and then with persistent ones.
+
+    In a fresh interpreter: a fork grows by the pages that it copies.
+    """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(SCRIPT), "epochs", "--epochs", str(epochs), *persistent],
+        [sys.executable, "-W", "ignore", str(SCRIPT), "epochs", "--epochs", str(EPOCHS)],
         capture_output=True,
         text=True,
         timeout=WITHIN_S,
@@ -63,8 +66,13 @@ def test_nothing_grows_over_many_epochs(persistent: list[str]) -> None:
         start_new_session=True,
     )
     assert done.returncode == 0, done.stderr
-    early, late = json.loads(done.stdout)
-    assert len(early) == len(late) == epochs // 5
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["new", "persistent"])
+def test_nothing_grows_over_many_epochs(epochs: list[Any], persistent: bool) -> None:
+    early, late = epochs[persistent]
+    assert len(early) == len(late) == EPOCHS // 5
     for name, allowed in (("rss", 1.0), ("family", 4.0), ("descriptors", 0), ("threads", 0)):
         growth = median(weight[name] for weight in late) - median(weight[name] for weight in early)
         assert growth <= allowed, f"{name} grew by {growth}: {[weight[name] for weight in early + late]}"

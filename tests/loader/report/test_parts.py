@@ -82,7 +82,7 @@ KINDS = {
     "threads": {"num_workers": 2, "worker_method": "thread"},
     "processes": {"num_workers": 2, "worker_method": "process"},
     "fork": {"num_workers": 2, "worker_method": "process", "multiprocessing_context": "fork"},
-    "spawn": {"num_workers": 2, "worker_method": "process", "multiprocessing_context": "spawn"},
+    "spawn": {"num_workers": 1, "worker_method": "process", "multiprocessing_context": "spawn"},  # it imports torch
 }
 
 

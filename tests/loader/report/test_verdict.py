@@ -24,7 +24,7 @@ from feedline.loader.report.remedy import LEAST_GAIN
 from feedline.loader.report.sources import SampleSource
 from feedline.workers.registry import INLINE, PROCESSES, THREADS
 
-BASE = Pipeline(fetch=(2, 4), step=(2, 4), workers=2)
+BASE = Pipeline(fetch=(2, 4), step=(2, 4), workers=2, batches=72)
 
 
 def slow(number: int) -> float:
