@@ -106,7 +106,7 @@ class FormatSuite:
     def _cases(cls, test: Any) -> list[tuple[str, str]]:
         return [(form, place) for form, place in test.cases if place in cls.places]
 
-    @law("files", few=("cached", "s3, cached"), fewest=("memory",))
+    @law("files", few=("cached",), fewest=("memory", "s3, cached"))
     def test_samples_are_the_expected_ones_in_every_way(self, corpus: Corpus, place: Place) -> None:
         """One by one, many at once, in batches, pickled, through loaders of every kind, and resumed."""
         place.fill(corpus.files)
