@@ -46,8 +46,9 @@ class Place:
         self.write(name, data)
         os.utime(path, ns=(before + 10**6, before + 10**6))
 
-    def remove(self, name: str) -> None:
-        Path(self.root, name).unlink()
+    def remove(self, *names: str) -> None:
+        for name in names:
+            Path(self.root, name).unlink()
 
 
 class Memory(Place):
@@ -82,8 +83,9 @@ class Memory(Place):
         data: bytes = self.system.cat_file(self._path(name))
         return data
 
-    def remove(self, name: str) -> None:
-        self.system.rm(self._path(name), recursive=True)
+    def remove(self, *names: str) -> None:
+        for name in names:
+            self.system.rm(self._path(name), recursive=True)
 
     def _path(self, name: str) -> str:
         return f"{self.root.removeprefix('memory:/')}/{name}"
@@ -108,8 +110,8 @@ class Bucket(Place):
     def touch(self, name: str, data: bytes) -> None:
         self.write(name, data)
 
-    def remove(self, name: str) -> None:
-        self._server.remove(self._bucket, [f"{self._prefix}/{name}"])
+    def remove(self, *names: str) -> None:
+        self._server.remove(self._bucket, [f"{self._prefix}/{name}" for name in names])
 
 
 class Web(Place):
