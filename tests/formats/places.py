@@ -19,7 +19,8 @@ class Place:
     """A folder of this machine; base class of the other places."""
 
     remote = False
-    methods: tuple[str, ...] = ("thread",)
+    methods: tuple[str, ...] = ()
+    """Methods of workers, besides threads, which read all datasets of the suite."""
 
     def __init__(self, root: str, **store: Any) -> None:
         self.root, self.store = root, store
@@ -98,7 +99,7 @@ class Bucket(Place):
 
     def __init__(self, server: S3, bucket: str, prefix: str, **store: Any) -> None:
         super().__init__(f"s3://{bucket}/{prefix}", options=options(server), **store)
-        self.methods = ("process",) if store else ("thread",)
+        self.methods = ("process",) if store else ()
         self._server, self._bucket, self._prefix = server, bucket, prefix
 
     def fill(self, files: Mapping[str, bytes]) -> None:

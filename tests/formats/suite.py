@@ -114,6 +114,7 @@ class FormatSuite:
         assert equal(epoch(dataset), corpus.expected)
         if not form.random:
             all_ways_agree(dataset, corpus.indices())
+        assert dataset.traits.thread_safe  # so that it is read in threads, too
         fl.testing.check_dataset(dataset, collate_fn=form.collate_fn, methods=place.methods)
         assert not place.remote or len(pickle.dumps(dataset)) < PICKLED_NBYTES
         assert "cache" in place.store or form.needs_cache or dataset.ranges(np.array([0, -1])) == []
