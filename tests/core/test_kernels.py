@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import threading
 import zlib
@@ -18,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from preloaded import Preloaded
+from preloaded import IMPORTS_FEEDLINE, Preloaded
 
 from feedline.core import kernels as _kernels
 
@@ -288,8 +286,9 @@ def test_helper_threads_start_on_need_and_again_in_a_forked_child(preloaded: Pre
     assert preloaded.run_code(IN_A_CHILD, tmp_path) == (0, "")
 
 
-WITHOUT_NATIVE = """
-import sys, warnings
+WITHOUT_NATIVE = f"""
+{IMPORTS_FEEDLINE}
+import warnings
 sys.modules["feedline._native"] = None
 from feedline.core import kernels as _kernels
 import numpy as np
@@ -303,18 +302,17 @@ print([(w.category.__name__, w.filename) for w in caught])
 """
 
 
-def test_without_native_kernels_the_results_are_the_same_and_it_is_said_once() -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_NATIVE], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+def test_without_native_kernels_the_results_are_the_same_and_it_is_said_once(
+    preloaded: Preloaded, tmp_path: Path
+) -> None:
+    code, printed = preloaded.run_code(WITHOUT_NATIVE, tmp_path)
+    assert code == 0, printed
+    assert printed.splitlines() == [
         "[6, 0, 1, 9, 3, 7, 4, 8, 5, 2]",
         "[1, 6]",
         "[3, 4]",
         "[[3, 4]]",
-        "[('SlowKernelsWarning', '<string>')]",
+        f"[('SlowKernelsWarning', '{tmp_path / 'script.py'}')]",
     ]
 
 

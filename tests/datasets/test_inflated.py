@@ -8,8 +8,6 @@ import json
 import lzma
 import os
 import pickle
-import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Callable
@@ -22,6 +20,7 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from preloaded import IMPORTS_FEEDLINE, Preloaded
 
 from feedline.datasets import JSONL, MDS, Lines, TarShards, indexes, inflated
 from feedline.datasets.fingerprints import fingerprint
@@ -277,9 +276,9 @@ def test_a_folder_of_json_lines_has_its_indexes_next_to_it(source: Path) -> None
     assert sorted(path.name for path in source.iterdir()) == ["a.jsonl.gz", "a.jsonl.gz.jsonl-index"]
 
 
-_WITHOUT_BZ2_AND_LZMA = """
-import sys
-
+_WITHOUT_BZ2_AND_LZMA = f"""
+{IMPORTS_FEEDLINE}
+sys.modules.pop("bz2", None), sys.modules.pop("lzma", None)
 sys.modules["_bz2"] = sys.modules["_lzma"] = None  # as in a Python that was built without their libraries
 import feedline as fl
 
@@ -294,15 +293,16 @@ for path in packed:
 """
 
 
-def test_a_python_without_bz2_and_lzma_reads_everything_else(source: Path) -> None:
+def test_a_python_without_bz2_and_lzma_reads_everything_else(
+    preloaded: Preloaded, source: Path, tmp_path: Path
+) -> None:
     write_text(source, "one", "a")
     (source / "b.txt.xz").write_bytes(lzma.compress(b"two"))
     (source / "c.txt.bz2").write_bytes(b"BZh9")
     paths = [source / name for name in ("a.txt.gz", "b.txt.xz", "c.txt.bz2")]
-    run = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_BZ2_AND_LZMA, *paths], check=True, capture_output=True, text=True
-    )
-    first, *errors = run.stdout.splitlines()
+    code, printed = preloaded.run_code(_WITHOUT_BZ2_AND_LZMA, tmp_path, *map(str, paths))
+    assert code == 0, printed
+    first, *errors = printed.splitlines()
     assert first == "one"
     assert [error.split(",")[0] for error in errors] == [
         "a file compressed by xz needs Python's module lzma",

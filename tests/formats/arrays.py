@@ -57,7 +57,7 @@ def write_zarr(folder: Path, version: int) -> None:
     group = zarr.open_group(folder / "a.zarr", mode="w", zarr_format=version)
     group.create_array("x", data=ROWS, chunks=(8, 2, 2))
     group.create_array("labels", data=np.arange(COUNT, dtype=">i4"), chunks=(COUNT,))
-    group.create_group("part").create_array("deep", data=ROWS, chunks=(3, 2, 3))
+    group.create_group("part").create_array("deep", data=ROWS, chunks=(15, 2, 3))
     if version == 3:
         group.create_array("sharded", data=ROWS, chunks=(2, 1, 3), shards=(20, 2, 3))
 

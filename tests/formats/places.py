@@ -19,7 +19,8 @@ class Place:
     """A folder of this machine; base class of the other places."""
 
     remote = False
-    methods: tuple[str, ...] = ("thread",)
+    methods: tuple[str, ...] = ()
+    """Methods of workers, besides threads, which read all datasets of the suite."""
 
     def __init__(self, root: str, **store: Any) -> None:
         self.root, self.store = root, store
@@ -46,8 +47,9 @@ class Place:
         self.write(name, data)
         os.utime(path, ns=(before + 10**6, before + 10**6))
 
-    def remove(self, name: str) -> None:
-        Path(self.root, name).unlink()
+    def remove(self, *names: str) -> None:
+        for name in names:
+            Path(self.root, name).unlink()
 
 
 class Memory(Place):
@@ -82,8 +84,9 @@ class Memory(Place):
         data: bytes = self.system.cat_file(self._path(name))
         return data
 
-    def remove(self, name: str) -> None:
-        self.system.rm(self._path(name), recursive=True)
+    def remove(self, *names: str) -> None:
+        for name in names:
+            self.system.rm(self._path(name), recursive=True)
 
     def _path(self, name: str) -> str:
         return f"{self.root.removeprefix('memory:/')}/{name}"
@@ -96,7 +99,7 @@ class Bucket(Place):
 
     def __init__(self, server: S3, bucket: str, prefix: str, **store: Any) -> None:
         super().__init__(f"s3://{bucket}/{prefix}", options=options(server), **store)
-        self.methods = ("process",) if store else ("thread",)
+        self.methods = ("process",) if store else ()
         self._server, self._bucket, self._prefix = server, bucket, prefix
 
     def fill(self, files: Mapping[str, bytes]) -> None:
@@ -108,8 +111,8 @@ class Bucket(Place):
     def touch(self, name: str, data: bytes) -> None:
         self.write(name, data)
 
-    def remove(self, name: str) -> None:
-        self._server.remove(self._bucket, [f"{self._prefix}/{name}"])
+    def remove(self, *names: str) -> None:
+        self._server.remove(self._bucket, [f"{self._prefix}/{name}" for name in names])
 
 
 class Web(Place):

@@ -106,7 +106,7 @@ class FormatSuite:
     def _cases(cls, test: Any) -> list[tuple[str, str]]:
         return [(form, place) for form, place in test.cases if place in cls.places]
 
-    @law("files", few=("cached", "s3, cached"), fewest=("memory",))
+    @law("files", fewest=("memory", "cached", "s3, cached"))
     def test_samples_are_the_expected_ones_in_every_way(self, corpus: Corpus, place: Place) -> None:
         """One by one, many at once, in batches, pickled, through loaders of every kind, and resumed."""
         place.fill(corpus.files)
@@ -114,6 +114,7 @@ class FormatSuite:
         assert equal(epoch(dataset), corpus.expected)
         if not form.random:
             all_ways_agree(dataset, corpus.indices())
+        assert dataset.traits.thread_safe  # so that it is read in threads, too
         fl.testing.check_dataset(dataset, collate_fn=form.collate_fn, methods=place.methods)
         assert not place.remote or len(pickle.dumps(dataset)) < PICKLED_NBYTES
         assert "cache" in place.store or form.needs_cache or dataset.ranges(np.array([0, -1])) == []
@@ -169,14 +170,12 @@ class FormatSuite:
     def test_an_object_that_changed_or_went_is_named(self, corpus: Corpus, place: Place) -> None:
         place.fill(corpus.files)
         dataset, form = _opened(corpus, place), corpus.format
-        for name, data in corpus.files.items():
-            place.write(name, data + b"more")
+        place.fill({name: data + b"more" for name, data in corpus.files.items()})
         if form.versions == "always":
             for read in _ways(dataset):
                 with _raises(ObjectChangedError, place, "{}.* has changed .*: version .*(?i:create the dataset again)"):
                     read(corpus.indices())
-        for name in corpus.files:
-            place.remove(name)
+        place.remove(*corpus.files)
         if form.gone:
             with _raises(ObjectNotFoundError, place, form.gone):
                 dataset.__getitems__(corpus.indices())
@@ -204,7 +203,7 @@ class FormatSuite:
         with pytest.raises(SampleError, match=message.replace("{}", re.escape(f"{place.root}/{name}"))):
             epoch(corpus.open(place))
 
-    @law("files", few=("memory",), fewest=("cached",), of=lambda form: form.own_layout)
+    @law("files", fewest=("memory", "cached"), of=lambda form: form.own_layout)
     def test_each_change_of_the_data_gives_another_fingerprint(self, corpus: Corpus, place: Place) -> None:
         place.fill(corpus.files)
         dataset = corpus.open(place)

@@ -15,7 +15,7 @@ from format_cases import equal
 from feedline.stores import AccessDeniedError
 from formats.format import epoch
 from formats.places import Bucket, Place, options, small_pieces
-from formats.suite import FAMILIES, Corpus, FormatSuite, law
+from formats.suite import READERS, Corpus, FormatSuite, law
 
 FAULTS = ("reset", "503", "slow", "truncated", "short")
 
@@ -40,7 +40,7 @@ class TestServers(FormatSuite):
     ) -> None:
         server, proxy = faulty_s3
         proxy.faults = Faults(share=0.05, slow_s=0.05, kinds=FAULTS)
-        expected = {name: corpora(name).local for name in FAMILIES}
+        expected = {name: corpora(name).local for name in READERS}
 
         def check(name: str) -> None:
             corpus, prefix = corpora(name), uuid4().hex
@@ -51,5 +51,5 @@ class TestServers(FormatSuite):
                 assert equal(epoch(corpus.open(place), num_workers=2, worker_method="thread"), expected[name]), name
 
         with ThreadPoolExecutor(8) as pool:  # most of the time they wait before the next attempt
-            list(pool.map(check, FAMILIES))
+            list(pool.map(check, READERS))
         assert min(proxy.happened[kind] for kind in FAULTS) > 0

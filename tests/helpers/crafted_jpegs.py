@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import product
 from math import ceil
 
@@ -13,6 +14,8 @@ Factors = Sequence[tuple[int, int]]
 
 AC_SYMBOLS = [run << 4 | size for run in range(16) for size in range(1, 11)] + [0x00, 0xF0]
 """Symbol i has the code i of eight bits; DC symbol i has the code i of four bits."""
+
+AC_CODES = {symbol: f"{code:08b}" for code, symbol in enumerate(AC_SYMBOLS)}
 
 MOST_BLOCKS = 10
 """Blocks that an MCU may hold; components with more are written one scan each."""
@@ -80,16 +83,17 @@ def _scan(
     width: int, height: int, factors: Factors, planes: list[np.ndarray], group: Sequence[int], restart: int
 ) -> bytes:
     header = bytes([len(group)]) + b"".join(bytes([i + 1, 0]) for i in group) + bytes([0, 63, 0])
-    data, bits, means = bytearray(), "", dict.fromkeys(group, 0)
+    data, bits, means = bytearray(), list[str](), dict.fromkeys(group, 0)
+    blocks = {i: planes[i].tolist() for i in group}
     for number, mcu in enumerate(_mcus(width, height, factors, group)):
         if restart and number and number % restart == 0:
-            data += _packed(bits) + bytes([0xFF, 0xD0 + (number // restart - 1) % 8])
-            bits, means = "", dict.fromkeys(group, 0)
+            data += _packed("".join(bits)) + bytes([0xFF, 0xD0 + (number // restart - 1) % 8])
+            bits, means = [], dict.fromkeys(group, 0)
         for component, row, column in mcu:
-            block = planes[component][row, column]
-            bits += _coded(block, int(block[0]) - means[component])
-            means[component] = int(block[0])
-    return _segment(0xDA, header) + bytes(data) + _packed(bits)
+            block = blocks[component][row][column]
+            bits += _coded(block, block[0] - means[component])
+            means[component] = block[0]
+    return _segment(0xDA, header) + bytes(data) + _packed("".join(bits))
 
 
 def _mcus(width: int, height: int, factors: Factors, group: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:
@@ -109,22 +113,26 @@ def _mcus(width: int, height: int, factors: Factors, group: Sequence[int]) -> It
         ]
 
 
-def _coded(block: np.ndarray, difference: int) -> str:
+def _coded(block: list[int], difference: int) -> Iterator[str]:
     """Bits of a block."""
-    size = abs(difference).bit_length()
-    bits, run = f"{size:04b}" + _number(difference, size), 0
-    for value in map(int, block[1 : int(np.flatnonzero(block).max(initial=0)) + 1]):
-        if value == 0:
-            run += 1
-            continue
-        size = abs(value).bit_length()
-        bits += f"{AC_SYMBOLS.index(0xF0):08b}" * (run // 16) + f"{AC_SYMBOLS.index(run % 16 << 4 | size):08b}"
-        bits, run = bits + _number(value, size), 0
-    return bits if block[63] else bits + f"{AC_SYMBOLS.index(0):08b}"
+    size, number = _sized(difference)
+    yield f"{size:04b}{number}"
+    last = 0
+    for at, value in enumerate(block):
+        if value and at:
+            runs, run = divmod(at - last - 1, 16)
+            size, number = _sized(value)
+            yield AC_CODES[0xF0] * runs + AC_CODES[run << 4 | size] + number
+            last = at
+    if not block[63]:
+        yield AC_CODES[0]
 
 
-def _number(value: int, size: int) -> str:
-    return f"{value if value > 0 else value + (1 << size) - 1:0{size}b}" if size else ""
+@cache
+def _sized(value: int) -> tuple[int, str]:
+    """Number of bits of a value, and these bits."""
+    size = abs(value).bit_length()
+    return size, f"{value if value > 0 else value + (1 << size) - 1:0{size}b}" if size else ""
 
 
 def _packed(bits: str) -> bytes:

@@ -29,6 +29,14 @@ from huge_pages import use_huge_pages
 # feedline imports its lazy modules on access, so importing them here hides no missing import.
 PRELOADED = ("torch", "feedline", "feedline.datasets", "feedline.images", "feedline.stores", "feedline.transforms")
 
+IMPORTS_FEEDLINE = """
+import sys
+
+for name in [name for name in sys.modules if name.partition(".")[0] == "feedline" and name != "feedline._native"]:
+    del sys.modules[name]
+"""
+"""The beginning of a script whose imports of feedline run its modules again; torch, which takes longer, stays."""
+
 
 class Script:
     """A running script. It is the leader of a session of its own."""

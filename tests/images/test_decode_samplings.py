@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Iterator
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -90,12 +91,16 @@ def test_samplings_that_differ_in_all_components() -> None:
     assert read > 20
 
 
+@cache
+def other_samplings(size: tuple[int, int]) -> list[bytes]:
+    return [crafted(*size, factors, seed) for seed, factors in enumerate(NAMED.values())]
+
+
 @pytest.mark.parametrize("name", NAMED)
 def test_a_row_is_the_same_whatever_was_decoded_before(name: str) -> None:
     """Lines that were not computed would show pixels of earlier images."""
     size = (400, 300)
-    data = crafted(*size, NAMED[name])
-    others = [crafted(*size, factors, seed) for seed, factors in enumerate(NAMED.values())]
+    data, others = crafted(*size, NAMED[name]), other_samplings(size)
     recipe = Recipe((24, 24), images.RandomBox((0.3, 0.9)), scaled_decode=True)
     for quick in (True, False):
         plan, rows = native.build_plan(recipe, quick=quick), set()

@@ -84,9 +84,7 @@ def first_requests() -> int:
     return now.requests - now.retries - now.hedges
 
 
-@pytest.mark.parametrize(
-    "name", ["parquet, chosen columns", "arrow stream", "mds, zstd", "litdata, many rows", "jsonl"]
-)
+@pytest.mark.parametrize("name", ["parquet, chosen columns", "mds, zstd", "jsonl"])
 def test_torchs_own_loader_reads_it_too(filled: Any, name: str) -> None:
     opened, _, _ = filled(name)
     far = opened()
@@ -95,9 +93,7 @@ def test_torchs_own_loader_reads_it_too(filled: Any, name: str) -> None:
     assert equal([sample for batch in batches for sample in batch], epoch(far))
 
 
-@pytest.mark.parametrize(
-    "name", ["parquet, chosen columns", "arrow, chosen columns", "mds", "mds, zstd", "litdata, tokens", "jsonl"]
-)
+@pytest.mark.parametrize("name", ["parquet, chosen columns", "mds, zstd", "jsonl"])
 def test_worker_processes_name_an_object_that_changed(filled: Any, name: str) -> None:
     opened, place, folder = filled(name)
     far = opened()

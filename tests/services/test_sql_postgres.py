@@ -27,14 +27,14 @@ QUERY = "SELECT id, path, label, weight FROM samples WHERE split = $1 AND label 
 @pytest.fixture
 def database(postgres: str, tmp_path: Path) -> Iterator[str]:
     """A database with a table of samples, whose files are in the test's folder."""
+    rows = [
+        f"({i}, '{i:02}.txt', {i % 3}, {i / 2}, '{'val' if i % 4 == 0 else 'train'}')" for i in reversed(range(COUNT))
+    ]
     run(
         postgres,
         "CREATE TABLE samples (id bigint PRIMARY KEY, path text, label integer, weight double precision, split text,"
         " made timestamp DEFAULT now())",
-        *(
-            f"INSERT INTO samples VALUES ({i}, '{i:02}.txt', {i % 3}, {i / 2}, '{'val' if i % 4 == 0 else 'train'}')"
-            for i in reversed(range(COUNT))
-        ),
+        f"INSERT INTO samples VALUES {', '.join(rows)}",
     )
     for i in range(COUNT):
         (tmp_path / f"{i:02}.txt").write_text(f"text {i}")

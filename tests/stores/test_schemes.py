@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from preloaded import Preloaded
 
 import feedline as fl
 from feedline import stores
@@ -119,7 +118,7 @@ def test_workers_know_it(method: str, dataset: Any) -> None:
         how = {"worker_method": "process", "multiprocessing_context": method}
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # workers that are forked after all
-        batches = list(fl.DataLoader(data, 4, num_workers=2, collate_fn=list, **how))
+        batches = list(fl.DataLoader(data, 4, num_workers=1, collate_fn=list, **how))
     assert [sample for batch in batches for sample in batch] == [b"%d" % n for n in range(8)]
 
 
@@ -142,16 +141,14 @@ class Opens:
 
 if __name__ == "__main__":
     fl.stores.register_scheme("main+dict", fl.stores.Scheme(open_it))
-    loader = fl.DataLoader(Opens(), 4, num_workers=2, collate_fn=b"".join, worker_method="process")
+    loader = fl.DataLoader(Opens(), 4, num_workers=1, collate_fn=b"".join, worker_method="process")
     print(b"".join(loader).decode())
 """
 
 
-def test_workers_know_what_the_main_program_defines(tmp_path: Path) -> None:
-    program = tmp_path / "main.py"
-    program.write_text(f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\n{IN_MAIN}")
-    done = subprocess.run([sys.executable, "-W", "error", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "01234567\n"), done.stderr
+def test_workers_know_what_the_main_program_defines(preloaded: Preloaded, tmp_path: Path) -> None:
+    path = f"import sys, warnings\nwarnings.simplefilter('error')\nsys.path.append({str(Path(__file__).parent)!r})\n"
+    assert preloaded.run_code(path + IN_MAIN, tmp_path) == (0, "01234567\n")
 
 
 def test_one_that_cannot_be_pickled_reaches_forked_workers() -> None:

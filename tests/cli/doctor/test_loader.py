@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -112,25 +110,21 @@ def by_name(output: str) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-def test_each_defect_is_found_with_a_remedy(tmp_path: Path, preloaded: Preloaded, name: str) -> None:
-    script, log, out = tmp_path / "doctor.py", tmp_path / "output.log", tmp_path / "findings.json"
-    script.write_text(COMMAND)
-    target = written(tmp_path, DEFECTS[name])
-    code = preloaded.run(script, log, WITHIN_S, str(out), "doctor", target, "--json", "--world-size", "2")
-    assert code in (0, 1), log.read_text()
-    found = by_name(out.read_text())
+def test_each_defect_is_found_with_a_remedy(tmp_path: Path, name: str) -> None:
+    result = CliRunner().invoke(app, ["doctor", written(tmp_path, DEFECTS[name]), "--json", "--world-size", "2"])
+    assert result.exit_code in (0, 1), result.output
+    found = by_name(result.stdout)
     assert found[name]["severity"] != "good", found
     assert found[name]["remedy"]
 
 
-def test_a_sound_loader_has_only_good_findings(tmp_path: Path) -> None:
-    target = written(
-        tmp_path, 'loader = DataLoader(Plain(), batch_size=4, num_workers=2)\nif __name__ == "__main__": 1 / 0'
-    )
-    command = [sys.executable, "-m", "feedline.cli", "doctor", target, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
-    assert done.returncode == 0, done.stderr
-    found = by_name(done.stdout)
+def test_a_sound_loader_has_only_good_findings(tmp_path: Path, preloaded: Preloaded) -> None:
+    sound = 'loader = DataLoader(Plain(), batch_size=4, num_workers=2)\nif __name__ == "__main__": 1 / 0'
+    command, log, out = tmp_path / "doctor.py", tmp_path / "output.log", tmp_path / "findings.json"
+    command.write_text(COMMAND)
+    code = preloaded.run(command, log, WITHIN_S, str(out), "doctor", written(tmp_path, sound), "--json")
+    assert code == 0, log.read_text()
+    found = by_name(out.read_text())
     assert {finding["severity"] for finding in found.values()} == {"good"}
     assert found["2 workers"]["evidence"] == "as in one process"
 

@@ -89,7 +89,7 @@ TO_TENSORS = ["train", "validate", "colors", "random crop", "flip first", "rando
 
 @pytest.mark.parametrize("pipeline", TO_TENSORS)
 def test_batches_of_worker_processes_are_torchs(in_memory: Any, pipeline: str) -> None:
-    compare(in_memory.with_transform(Prepared(PIPELINES[pipeline]())), num_workers=2)
+    compare(in_memory.with_transform(Prepared(PIPELINES[pipeline]())), num_workers=1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -111,7 +111,7 @@ VIEWS = [PIPELINES["train"](), PIPELINES["train"]()]
 
 
 def test_two_views_of_an_image_are_torchs(in_memory: Any) -> None:
-    compare(in_memory.with_transform(twice), num_workers=2)
+    compare(in_memory.with_transform(twice), num_workers=1)
 
 
 def pixels_before(rows: dict[str, Any]) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def pixels_before(rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_edited_images_are_torchs(in_memory: Any) -> None:
-    compare(in_memory.with_transform(pixels_before), num_workers=2)
+    compare(in_memory.with_transform(pixels_before), num_workers=1)
 
 
 def unconverted(rows: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def unconverted(rows: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("mode", [None, "RGB", "L"])
 def test_images_passed_as_they_are_decoded_are_torchs(mode: str | None) -> None:
     rows = [{"bytes": content, "path": None} for content in files()]
-    compare(table(rows, mode=mode).with_transform(unconverted), num_workers=2)
+    compare(table(rows, mode=mode).with_transform(unconverted), num_workers=1)
 
 
 def is_accelerated(rows: dict[str, Any]) -> dict[str, Any]:
@@ -179,7 +179,7 @@ OWN: dict[str, Any] = {
 
 @pytest.mark.parametrize("pipeline", OWN)
 def test_code_of_the_users_own_runs_as_it_is(in_memory: Any, pipeline: str) -> None:
-    compare(in_memory.with_transform(Prepared(OWN[pipeline])), num_workers=2)
+    compare(in_memory.with_transform(Prepared(OWN[pipeline])), num_workers=1)
 
 
 @pytest.mark.parametrize("damaged", [b"", b"no image", jpeg(160, 100)[:1500]])

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.orc
 import pyarrow.parquet as pq
 import pytest
+from diagonals import diagonal
 
 import feedline as fl
 from feedline.core.caches import LoadingCache
@@ -115,7 +116,7 @@ def test_threads_share_a_dataset_whose_cache_is_too_small(opened: Callable[[str]
         list(pool.map(read, range(6)))
 
 
-@pytest.mark.parametrize("place", ["local", "store"])
+@pytest.mark.parametrize(("opened", "place"), diagonal([*FORMATS], ["local", "store"]), indirect=["opened"])
 def test_a_loader_that_closes_leaves_the_dataset_to_others(opened: Callable[[str], Any], place: str) -> None:
     data, stop = opened(place), threading.Event()
 

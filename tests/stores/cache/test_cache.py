@@ -8,20 +8,21 @@ import pickle
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from preloaded import Preloaded, Script
 
 from feedline import stores
 from feedline.errors import ArgumentError
@@ -386,17 +387,29 @@ with AccountFile(sys.argv[1]).locked():
 """
 
 
+@contextmanager
+def _job(preloaded: Preloaded, folder: Path, code: str, *arguments: str) -> Iterator[tuple[Script, IO[str]]]:
+    """Another job that runs this code, and its output; killed at the end."""
+    script = folder / "job.py"
+    script.write_text(code)
+    reading, writing = os.pipe()
+    with open(os.devnull) as nothing, open(reading) as lines:
+        job = preloaded.start(str(script), *arguments, stdin=nothing.fileno(), stdout=writing, stderr=2, cwd=folder)
+        os.close(writing)
+        try:
+            yield job, lines
+        finally:
+            job.kill()
+
+
 def test_a_stopped_job_does_not_hold_up_the_others(
-    tmp_path: Path, fake: FakeStore, monkeypatch: pytest.MonkeyPatch
+    preloaded: Preloaded, tmp_path: Path, fake: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = cached(tmp_path, fake)
     store.read("a", 0, 1000)
     monkeypatch.setattr(locks, "_PATIENCE_S", 0.1)
-    with subprocess.Popen(
-        [sys.executable, "-c", STOPPED, str(tmp_path / "v1/size-account")], stdout=subprocess.PIPE
-    ) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
+    with _job(preloaded, tmp_path, STOPPED, str(tmp_path / "v1/size-account")) as (other, lines):
+        lines.readline()
         with pytest.warns(stores.CacheWarning, match=r"stores no new data for now: another process has held") as caught:
             assert store.read("a", 0, 9000) == CONTENT[:9000]
         assert len(caught) == 1
@@ -425,18 +438,14 @@ with FetchLocks(root / "fetch-locks") as fetch_locks, account.locked(), temporar
 """
 
 
-def test_no_lock_outlives_its_process_in_one_that_was_forked(tmp_path: Path) -> None:
+def test_no_lock_outlives_its_process_in_one_that_was_forked(preloaded: Preloaded, tmp_path: Path) -> None:
     name = PieceKey("x", "v", 1, 0).name()
-    with subprocess.Popen(
-        [sys.executable, "-c", FORKED, str(tmp_path), name], stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
+    with _job(preloaded, tmp_path, FORKED, str(tmp_path), name) as (parent, lines):
+        child = int(lines.readline())
         with FetchLocks(tmp_path / "fetch-locks") as fetch_locks:
             assert not fetch_locks.take(name)
         assert not is_abandoned(tmp_path / "written")
         parent.kill()
-        parent.wait()
     try:
         os.kill(child, 0)
         with FetchLocks(tmp_path / "fetch-locks") as fetch_locks, locks.AccountFile(tmp_path / "size-account").locked():

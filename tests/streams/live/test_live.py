@@ -491,8 +491,9 @@ def test_an_error_names_rank_partition_place_and_remedy_and_nothing_is_lost(
     messages, spoil, terms, kind, said = FAULTS[fault]
     fill(servers, 0, 30)
     servers[1].send(messages)
-    more = {**hands, "distributed": fl.RankPolicy((1, 2), uneven="stop"), "seed": 0}
-    with fl.DataLoader(lines(servers, **terms), 4, **more) as loader:
+    here = {"distributed": fl.RankPolicy((1, 2), uneven="stop"), "seed": 0}
+    more = {**hands, **here, "num_workers": int(bool(hands))}  # for the one partition of this rank
+    with fl.DataLoader(lines(servers, **terms), 4, **here) as loader:
         seen = received(loader, 1)
         state = loader.state_dict()
     spoil(servers[1])
