@@ -49,8 +49,8 @@ _phases: dict[str, Any] = dict.fromkeys(("start", "stop"))
 """Phases of the latest collection; the present one is the last key."""
 
 
-# Together they move the key to the end. Methods in C: an interrupt (Ctrl-C) that came during a collection would be raised
-# in a callback in Python, and lost. No thread runs between them.
+# Together they move the key to the end. No other thread runs between them. They are in C: an interrupt (Ctrl-C) that
+# came during a collection would be raised in a callback in Python, and lost.
 gc.callbacks[:0] = _phases.pop, _phases.__setitem__
 
 

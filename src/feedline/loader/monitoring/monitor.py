@@ -86,6 +86,10 @@ class _EarlyPublications:
 _early = _EarlyPublications()
 
 
+_IDLE = Heartbeat()
+"""The heartbeat of a loader before its first iteration."""
+
+
 @dataclass(slots=True)
 class _FigureSources:
     """The parts of a loader that have figures."""
@@ -116,7 +120,7 @@ class Monitor:
         self._log: RunLog | None = None
         self._sources: _FigureSources | None = None
         self._former: Totals | None = None
-        self._heartbeat = Heartbeat()
+        self._heartbeat = _IDLE
         self._queue = QueueState()
         self._machine = MachineFigures(_workers_of_all)
         self._stores_before: StoreStatistics | None = None
@@ -132,6 +136,16 @@ class Monitor:
         self._advice_due_ns = monotonic_ns() + verdict_pause_ns(0, self._verdict_ns)
         self._page: Page | None = None
         self._owner = 0
+
+    def new_heartbeat(self) -> Heartbeat:
+        """The heartbeat of a new iteration, for `begin`."""
+        due_ns = min(self._publication_due_ns, monotonic_ns() + MEASURE_AFTER_NS)  # short epochs end before
+        return Heartbeat(
+            self._open_page(),
+            due_ns=due_ns,
+            publish=self._weak(Monitor._publish),
+            keep_workers=self._weak(Monitor._keep_workers),
+        )
 
     def begin(self, progress: Progress, plan: Plan, pools: LoaderPools, loader: Any) -> None:
         """Follow a new iteration."""
@@ -155,7 +169,6 @@ class Monitor:
         self._loader, self._arguments = weakref.ref(loader), Arguments(loader, self._sources.length)
         self._memory.persistent = loader.persistent_workers
         self._machine.follow_loop()
-        progress.totals = Totals(whole=self.whole)
         progress.totals.sums.in_order = loader.in_order
         if self._log is not None:
             # An iteration that was left before its first batch has no record.
@@ -163,13 +176,8 @@ class Monitor:
             audited = audit_path(self._log.path)
             stops = loader._fl_ranks.uneven == "stop"
             progress.audit = AuditLog(audited, self.identity, plan, loader.dataset, resumed=resumed, stops=stops)
-        page = self._open_page()
-        page.words[BATCHES] = self.whole.batches
-        due_ns = min(self._publication_due_ns, monotonic_ns() + MEASURE_AFTER_NS)  # short epochs end before
-        self._heartbeat = Heartbeat(
-            page, due_ns=due_ns, publish=self._weak(self._publish), keep_workers=self._weak(self._keep_workers)
-        )
-        progress.heartbeat = self._heartbeat
+        self._heartbeat = progress.heartbeat
+        self._heartbeat.page.words[BATCHES] = self.whole.batches
 
     def stats(self) -> Stats:
         """The figures so far."""
@@ -256,15 +264,14 @@ class Monitor:
             self._page, self._owner = Page(), os.getpid()
         return self._page
 
-    @staticmethod
-    def _weak(method: Callable[..., None]) -> Callable[..., None]:
-        reference = weakref.WeakMethod(method)  # an iteration that is kept must not keep the page open
+    def _weak(self, method: Callable[..., None]) -> Callable[..., None]:
+        reference = weakref.ref(self)  # an iteration that is kept must not keep the page open
 
         def call(*arguments: Any, **named: Any) -> None:
-            bound = reference()
+            monitor = reference()
             try:
-                if bound is not None:
-                    bound(*arguments, **named)
+                if monitor is not None:
+                    method(monitor, *arguments, **named)
             except Exception:  # noqa: BLE001 - the loop continues, whatever is wrong with its figures
                 _warn_of_figures()
 
