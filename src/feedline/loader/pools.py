@@ -206,7 +206,8 @@ class LoaderPools:
             builder = builder_of(loader)
             self._kind = kind = kind_for_stream(kind_of(loader, builder), builder, _partitions(plan))
             # Threads share the generators: seeding them would change the draws of another thread's sample.
-            builder.reseeds = checks.keeps_sample_seeds(loader.worker_init_fn) and not kind.shares_rng and builder.draws
+            seeds = loader._fl.seed is not None and checks.keeps_sample_seeds(loader.worker_init_fn)
+            builder.reseeds = seeds and not kind.shares_rng and builder.draws
             self._stage = open_stage(loader._fl.device, pin_memory=loader.pin_memory)
             self._together = _work_together(loader, kind, builder)
             # As in torch, the base seed is drawn only when workers start.

@@ -276,7 +276,7 @@ class BatchBuilder:
         rows = RowBuffer(len(indices), allocate)
         samples = self._fetch_rows(request, rows, rows.adopt_all, indices, get)
         self._adopts = rows.taken == len(samples)
-        return samples, rows
+        return samples, rows if rows.taken else None
 
     def _fetch_plain(self, request: BatchRequest, indices: Sequence[Any], get: Get) -> list[Any]:
         samples: list[Any] = []

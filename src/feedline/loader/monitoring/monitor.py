@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 
 from feedline.core import store_metrics
 from feedline.core.dataset import declared
-from feedline.core.page import BATCHES, PHASE_START, Page
+from feedline.core.page import BATCHES, PHASE_START, Page, as_json
 from feedline.core.proc import ProcessStat
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import Span
@@ -345,7 +345,7 @@ class Monitor:
             self._publication_due_ns = began_ns + INTERVAL_NS
             known = {"epoch": sources.progress.cursor.epoch, "length": sources.length}
             live = {"ahead": self._queue.ahead, "status_fd": -1, "history": []}
-            page.publish({"time_s": time(), **self.identity, **_no_figures(), **known, "verdict": {}, **live})
+            page.publish({"time_s": time(), **self.identity, **known, **live}, _no_figures(tuple(known)))
         self._heartbeat.due_ns = self._publication_due_ns
 
     def _begin_measurements(self, began_ns: int) -> None:
@@ -413,8 +413,10 @@ def _warn_of_figures() -> None:
 
 
 @cache
-def _no_figures() -> dict[str, Any]:
-    return figures_of(Stats(since_epoch=Stats()))
+def _no_figures(known: tuple[str, ...]) -> str:
+    """Figures before the first batch as JSON, without those that are `known`."""
+    figures = {name: value for name, value in figures_of(Stats(since_epoch=Stats())).items() if name not in known}
+    return as_json({**figures, "verdict": {}})
 
 
 def _length(plan: Plan) -> int | None:
