@@ -113,7 +113,8 @@ class Page:
     def publish(self, figures: Mapping[str, Any], others: str = "{}") -> None:
         """Replace the published figures: JSON values, at most 128 KiB as text.
 
-        `others` is a JSON object with further figures. Larger figures are left out, with a note in their place.
+        `others` is a JSON object with further figures; `figures` then has at least one. Larger figures are left out,
+        with a note in their place.
         """
         text = as_json(figures).encode()
         if others != "{}":

@@ -26,11 +26,9 @@ class LiveRun:
     def of(cls, dataset: Any, plan: Plan) -> LiveRun | None:
         """The run of a live stream; None for other datasets."""
         schedule = plan.schedule
-        return (
-            cls(dataset, schedule.own_partitions)
-            if isinstance(schedule, PartitionSchedule) and is_live(dataset)
-            else None
-        )
+        if not isinstance(schedule, PartitionSchedule) or not is_live(dataset):
+            return None
+        return cls(dataset, schedule.own_partitions)
 
     def begin(self, start: Any, former: Any) -> PartitionCursor:
         """The cursor of an epoch, with the source's place in each partition.
