@@ -36,6 +36,13 @@ def _found_in(pid: int, inode: int) -> str:
     return f"{page.pid} {content.phase_start_ns} {content.batches} {content.figures}"
 
 
+def test_figures_that_are_text_already_are_published_with_the_others() -> None:
+    with Page() as page, _reader(page) as reader:
+        for others, read in (("{}", {}), ('{"batches":0,"verdict":{}}', {"batches": 0, "verdict": {}})):
+            page.publish({"loader": "Photos"}, others)
+            assert reader.read().figures == {"loader": "Photos", **read}
+
+
 @contextmanager
 def _forked(act: Callable[[], str]) -> Iterator[str]:
     """The result of `act` in a forked process, which stays until the block ends."""

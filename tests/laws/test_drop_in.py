@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -191,3 +191,74 @@ def test_datasets_that_are_gathered_many_at_once(
     for dataset in (plain, Subset(plain, picked), ConcatDataset([Subset(plain, picked), plain])):
         arguments = {"batch_size": batch_size, "num_workers": data.draw(st.sampled_from([0, 0, 0, 0, 1]))}
         assert_drop_in(dataset, lambda d=dataset, a=arguments: {**a, **samplers(d)[kind]})  # type: ignore[misc]
+
+
+class Changing(Dataset[torch.Tensor]):
+    """Multiples of `factor`; everything may be changed."""
+
+    def __init__(self) -> None:
+        self.n, self.factor = 10, 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index * self.factor)
+
+    def __len__(self) -> int:
+        return self.n
+
+
+def change_getter(loader: Any, number: int) -> None:
+    """Let the dataset read many samples at once, or no more."""
+    if vars(loader.dataset).pop("__getitems__", None) is None:
+        loader.dataset.__getitems__ = lambda indices: [torch.tensor(index - number) for index in indices]
+
+
+def change_workers(loader: Any, number: int) -> None:
+    """Change the workers of feedline's loader only, whose batches do not depend on them."""
+    if isinstance(loader, fl.DataLoader):
+        loader.num_workers = number % 3
+
+
+def change_epoch(loader: Any, number: int) -> None:
+    """Set an epoch, which decides nothing here."""
+    if isinstance(loader, fl.DataLoader):
+        loader.set_epoch(number)
+
+
+CHANGES: dict[str, Callable[[Any, int], object]] = {
+    "attribute": lambda loader, number: setattr(loader.dataset, "factor", number),
+    "length": lambda loader, number: setattr(loader.dataset, "n", number),
+    "getter": change_getter,
+    "collate_fn": lambda loader, number: setattr(loader, "collate_fn", lambda samples: (number, samples)),
+    "batch_size": lambda loader, number: setattr(loader.batch_sampler, "batch_size", number),
+    "drop_last": lambda loader, number: setattr(loader.batch_sampler, "drop_last", number % 2 == 0),
+    "sampler": lambda loader, number: setattr(loader.batch_sampler, "sampler", SubsetRandomSampler(range(number))),
+    "list": lambda loader, number: setattr(loader.batch_sampler, "sampler", list(range(number))),
+    "generator": lambda loader, number: loader.generator is None or loader.generator.manual_seed(number),
+    "seed": lambda _, number: torch.manual_seed(number),
+    "workers": change_workers,
+    "epoch": change_epoch,
+}
+
+
+@given(
+    st.booleans(),
+    st.booleans(),
+    st.lists(st.tuples(st.sampled_from(sorted(CHANGES)), st.integers(1, 9), st.booleans()), min_size=1, max_size=6),
+    st.integers(0, 2**31),
+)
+@law_settings(suppress_health_check=CHECKS)
+def test_changes_between_two_epochs_take_effect_as_in_torch(
+    shuffle: bool, has_generator: bool, changes: list[tuple[str, int, bool]], seed: int
+) -> None:
+    def batches(loader_class: Any, **own: Any) -> Any:
+        seed_torch(seed)
+        generator = torch.Generator().manual_seed(seed) if has_generator else None
+        loader = loader_class(Changing(), 3, shuffle, generator=generator, **own)
+        seen = []
+        for name, number, leaves in changes:
+            seen.append([str(batch) for batch in islice(loader, 1 if leaves else None)])
+            CHANGES[name](loader, number)
+        seen.append(list(map(str, loader)))
+        return seen, torch.get_rng_state().tolist()
+
+    assert batches(fl.DataLoader, worker_method="thread") == batches(DataLoader)

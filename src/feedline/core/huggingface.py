@@ -19,9 +19,8 @@ _WITHOUT_REPLACEMENT = "all_exhausted_without_replacement"
 
 def is_table(dataset: Any) -> bool:
     """True for a `datasets.Dataset`; does not import `datasets`."""
-    return any(
-        cls.__module__ == "datasets.arrow_dataset" and cls.__name__ == "Dataset" for cls in type(dataset).__mro__
-    )
+    names = [cls.__module__ for cls in type(dataset).__mro__ if cls.__name__ == "Dataset"]
+    return "datasets.arrow_dataset" in names
 
 
 def is_stream(dataset: Any) -> bool:

@@ -86,6 +86,10 @@ def _words_of(memory: mmap.mmap | bytearray) -> PageWords:
     return native.PageWords(view) if native is not None and hasattr(native, "PageWords") else PageWords(view)
 
 
+as_json = json.JSONEncoder(separators=(",", ":")).encode
+"""Returns JSON values as text."""
+
+
 class Page:
     """A page and its only writer.
 
@@ -106,12 +110,15 @@ class Page:
             self.inode = os.fstat(memory.fd).st_ino
             return mmap.mmap(memory.fd, _NBYTES)  # it has a descriptor of its own, by which readers find the page
 
-    def publish(self, figures: Mapping[str, Any]) -> None:
+    def publish(self, figures: Mapping[str, Any], others: str = "{}") -> None:
         """Replace the published figures: JSON values, at most 128 KiB as text.
 
-        Larger ones are left out, with a note in their place.
+        `others` is a JSON object with further figures; `figures` then has at least one. Larger figures are left out,
+        with a note in their place.
         """
-        text = json.dumps(figures, separators=(",", ":")).encode()
+        text = as_json(figures).encode()
+        if others != "{}":
+            text = text[:-1] + b"," + others[1:].encode()
         if len(text) > _SLOT_NBYTES - _SLOT.size:
             text = json.dumps({"problem": f"the figures take {len(text)} bytes, more than the page has"}).encode()
         memory = self._memory

@@ -58,6 +58,8 @@ class Counters:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a handler of a signal may read the statistics
         self._changed = False
+        self._latest: StoreStatistics | None = None
+        """The current sums, if they have been read."""
         self._sums: dict[str, Any] = {field.name: field.default for field in fields(StoreStatistics)}
 
     def add(self, **amounts: float) -> None:
@@ -66,11 +68,14 @@ class Counters:
             self._changed = True
             for name, amount in amounts.items():
                 self._sums[name] += amount
+            self._latest = None
 
     def statistics(self) -> StoreStatistics:
         """The current sums."""
         with self._lock:
-            return StoreStatistics(**self._sums)
+            if self._latest is None:  # each epoch reads them, and most loaders have no store
+                self._latest = StoreStatistics(**self._sums)
+            return self._latest
 
     def take(self) -> dict[str, float]:
         """The sums other than 0; all are reset to 0."""
@@ -80,6 +85,7 @@ class Counters:
             self._changed = False
             counts = {name: amount for name, amount in self._sums.items() if amount}
             self._sums.update(dict.fromkeys(counts, 0))
+            self._latest = None
         return counts
 
 

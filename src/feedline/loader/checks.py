@@ -83,9 +83,9 @@ def warn_of_equal_data(dataset: Any, distributed: Any) -> None:
     Only for map-style datasets in the loader's own order, and for streams with partitions: a user's sampler, or another
     stream, may already divide the data among the ranks.
     """
-    has_partitions = callable(getattr(type(dataset), "partition", None)) and not _is_node_share(dataset)
     if distributed is not None or torch_worker._worker_info is not None:
         return
+    has_partitions = callable(getattr(type(dataset), "partition", None)) and not _is_node_share(dataset)
     if isinstance(dataset, IterableDataset) and not has_partitions:
         return
     ranks = _ranks()

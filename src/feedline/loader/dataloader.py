@@ -51,6 +51,9 @@ T_co = TypeVar("T_co", covariant=True)
 _RUNNING = ("_fl_pools", "_fl_progress", "_fl_plan", "_fl_live", "_fl_monitor", "_fl_contract", "_fl_step")
 
 
+_OWN_NAMES = frozenset(OWN_NAMES)
+
+
 _TORCH_ARGUMENTS = frozenset(inspect.signature(TorchDataLoader.__init__).parameters)
 
 
@@ -103,6 +106,7 @@ class DataLoader(TorchDataLoader[T_co]):
     _fl_monitor: Monitor
     _fl_ranks: RankPolicy = RankPolicy(None)
     _fl_contract: Contract
+    _fl_step: frameworks.StepState
 
     def __init__(
         self,
@@ -186,7 +190,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._fl_pools.prepare(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if type(self) is DataLoader and name in OWN_NAMES:
+        if type(self) is DataLoader and name in _OWN_NAMES:
             value = change_argument(self, name, value)
         super().__setattr__(name, value)
 
@@ -417,13 +421,15 @@ class DataLoader(TorchDataLoader[T_co]):
             self._fl_reset()
 
     def _fl_reset(self) -> None:
-        self._fl_pools = LoaderPools()
-        self._fl_progress = None
-        self._fl_plan = None
-        self._fl_live = weakref.WeakSet()
-        self._fl_monitor = Monitor()
-        self._fl_contract = Contract()
-        self._fl_step = frameworks.StepState()
+        vars(self).update(
+            _fl_pools=LoaderPools(),
+            _fl_progress=None,
+            _fl_plan=None,
+            _fl_live=weakref.WeakSet(),
+            _fl_monitor=Monitor(),
+            _fl_contract=Contract(),
+            _fl_step=frameworks.StepState(),
+        )
 
     def _fl_make_plan(self, state: Mapping[str, Any] | None = None) -> Plan:
         return plan_of(self, self._fl_rank, self._fl_world_size, self._fl_plan, partitions_of(state))

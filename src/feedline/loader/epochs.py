@@ -42,8 +42,7 @@ def start_epoch(loader: Any) -> Iteration:
     loader._fl_monitor.begin(progress, plan, loader._fl_pools, loader)
     iteration = _open(loader, plan, progress)
     # Only now: after an error above, the loaded state is still there for another try.
-    loader._fl_plan, loader._fl_progress, loader._fl_resume = plan, progress, None
-    loader._fl_epoch = progress.cursor.epoch + 1
+    vars(loader).update(_fl_plan=plan, _fl_progress=progress, _fl_resume=None, _fl_epoch=progress.cursor.epoch + 1)
     loader._fl_live.add(iteration)
     if loader.persistent_workers and loader.num_workers:
         loader._iterator = iteration
@@ -64,7 +63,8 @@ def _begin(loader: Any, state: Mapping[str, Any] | None) -> tuple[Plan, Progress
     if former is not None and loader._fl_pools.has_idle_pool:
         plan.workers.follow(former.workers)
     cursor = plan.start_of(plan.upcoming(loader._fl_epoch)) if state is None else plan.unpack(state)
-    loader._fl_contract.check(loader._fl_ranks, loader._fl_rank, Terms.of(loader, plan, cursor))
+    if loader._fl_world_size > 1:
+        loader._fl_contract.check(loader._fl_ranks, loader._fl_rank, Terms.of(loader, plan, cursor))
     cursor = keep_dataset_states(cursor, None if state is not None or former is None else former.cursor)
     live = LiveRun.of(loader.dataset, plan)
     if live is not None:
@@ -86,9 +86,9 @@ def _open(loader: Any, plan: Plan, progress: Progress) -> Iteration:
         iteration.agreement = Agreement(
             loader._fl_ranks.uneven, lambda: batches_from(loader, plan, plan.start_of(progress.cursor.epoch))
         )
-    if isinstance(loader.dataset, IterableDataset) and loader._fl.seed is None and not loader.num_workers:
-        plan.workers.starts.setdefault(0, global_states())
-    if isinstance(loader.dataset, IterableDataset) and not loader.num_workers:
+    if not loader.num_workers and isinstance(loader.dataset, IterableDataset):
+        if loader._fl.seed is None:
+            plan.workers.starts.setdefault(0, global_states())
         iteration.open_stream()
     iteration.on_shutdown = weakref.WeakMethod(loader._fl_pools.close)
     if loader._fl.seed is not None or not loader.num_workers:  # workers without a seed have begun, as torch's

@@ -15,6 +15,9 @@ from feedline.errors import ArgumentError, ErrorLimitError
 Action = Literal["raise", "skip", "replace"]
 
 
+_ACTIONS = get_args(Action)
+
+
 REMEMBERED = 8
 """Number of the latest skipped samples in a state, which bounds its size."""
 
@@ -34,7 +37,7 @@ class ErrorPolicy:
     quarantine: str | PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        check_one_of("on_error", self.action, get_args(Action))
+        check_one_of("on_error", self.action, _ACTIONS)
         if self.limit is not None and self.limit < 0:
             raise ArgumentError(f"ErrorPolicy.limit must not be negative; got {self.limit}")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from feedline.core.cursor import PartitionCursor
 from feedline.core.live import LiveDataset, is_live
+from feedline.core.schedule import PartitionSchedule
 from feedline.errors import ArgumentError
 from feedline.loader.plan import Plan
 
@@ -24,7 +25,10 @@ class LiveRun:
     @classmethod
     def of(cls, dataset: Any, plan: Plan) -> LiveRun | None:
         """The run of a live stream; None for other datasets."""
-        return cls(dataset, plan.schedule.own_partitions) if is_live(dataset) else None  # type: ignore[union-attr]
+        schedule = plan.schedule
+        if not isinstance(schedule, PartitionSchedule) or not is_live(dataset):
+            return None
+        return cls(dataset, schedule.own_partitions)
 
     def begin(self, start: Any, former: Any) -> PartitionCursor:
         """The cursor of an epoch, with the source's place in each partition.

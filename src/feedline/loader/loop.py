@@ -138,8 +138,9 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
             spans += clocks.spans
             clocks.spans = []
         totals = progress.totals
-        if heartbeat.clock.deliver(totals.sums, spans, samples, request.epoch, request.number) > totals.slow_ns:
-            totals.keep_slow(spans, request)
+        longest_ns = heartbeat.clock.deliver(totals.sums, spans, samples, request.epoch, request.number)
+        if longest_ns > totals.slow_ns:
+            totals.keep_slow(longest_ns, spans, request)
         if clocks.read:
             clocks.deliver(batch)
         if heartbeat.inspect is not None or self._flow.tuner is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class Plan:
     fingerprint: Fingerprint
     lists_at_once: bool = False
     """True if torch calls `iter(sampler)` in `iter(loader)`, not with the first batch."""
-    workers: WorkerStates = field(default_factory=lambda: WorkerStates(0), compare=False)
+    workers: WorkerStates = field(default_factory=partial(WorkerStates, 0), compare=False)
     """The states of the workers, recorded as their batches are delivered."""
 
     def begin(self, epoch: int, state: Mapping[str, Any] | None, *, with_workers: bool = False) -> None:
@@ -95,12 +96,12 @@ class Plan:
 
     def with_workers_of(self, state: Mapping[str, Any] | None, count: int, rank: int) -> Plan:
         """The same plan with the workers of a saved state, on `rank`."""
+        if state is None:
+            return replace(self, workers=WorkerStates(count)) if self.workers.count != count else self
         partitions = self.schedule.own_partitions if isinstance(self.schedule, PartitionSchedule) else None
-        cursor = None if state is None else self.unpack(state)
+        cursor = self.unpack(state)
         place = 0 if not isinstance(cursor, Cursor) else cursor.position
-        begun = cursor is not None and (
-            cursor.is_begun if isinstance(cursor, PartitionCursor) else cursor != self.start_of(cursor.epoch)
-        )
+        begun = cursor.is_begun if isinstance(cursor, PartitionCursor) else cursor != self.start_of(cursor.epoch)
         saved = states.part_of(state, "workers")
         is_strided = isinstance(self.schedule, PartitionSchedule) and self.schedule.stride[1] > 1
         workers = resume_workers(saved, count, place, partitions, begun=begun, rank=rank, is_strided=is_strided)
@@ -320,18 +321,10 @@ def plan_of(loader: Any, rank: int, world_size: int, former: Plan | None = None,
     source = _adapt_sampler(loader.sampler if inner is None else inner.sampler, former)
     share = _share(source, rank, world_size, pad=inner is None or not inner.drop_last)
     lookahead = 0 if isinstance(source, MaterializedSampler) else LOOKAHEAD
-    schedule = Schedule(
-        source,
-        share=share,
-        seed=loader._fl.seed,
-        lookahead=lookahead,
-        forgets_delivered=_forgets(loader, source, share),
-    )
-    if inner is None:
-        schedule = replace(schedule, batched=False)
-    else:
-        schedule = replace(schedule, batch_size=inner.batch_size, drop_last=inner.drop_last)
-    return Plan(schedule, source, _fingerprint(loader, "samples", source), lists_at_once=inner is None)
+    batches = (1, False, False) if inner is None else (inner.batch_size, True, inner.drop_last)
+    schedule = Schedule(source, *batches, share, loader._fl.seed, lookahead, _forgets(loader, source, share))
+    fingerprint = _fingerprint(loader, "samples", source)
+    return Plan(schedule, source, fingerprint, inner is None, WorkerStates(loader.num_workers))
 
 
 def _forgets(loader: Any, source: Any, share: Share) -> bool:

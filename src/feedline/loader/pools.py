@@ -6,6 +6,7 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from threading import Thread
@@ -129,19 +130,26 @@ class PoolSums(NamedTuple):
     decode_fallbacks: int = 0
     decoded_by_workers: int = 0
 
-    def plus(self, pool: PoolStatistics, stage: StageStatistics) -> PoolSums:
-        """The sums, with the figures of another pool and stage added."""
-        return self._replace(
-            restarts=self.restarts + pool.restarts,
-            copied_nbytes=self.copied_nbytes + stage.copied_nbytes,
-            staged_nbytes=self.staged_nbytes + stage.staged_nbytes,
-            copy_s=self.copy_s + stage.copy_s,
-            hidden_copy_s=self.hidden_copy_s + stage.hidden_copy_s,
+    def plus(self, pool: PoolStatistics, stage: StageStatistics, decoded: tuple[int, int, int]) -> PoolSums:
+        """The sums, with the figures of another pool and stage added.
+
+        `decoded` replaces the counts of images.
+        """
+        return PoolSums(
+            self.restarts + pool.restarts,
+            self.copied_nbytes + stage.copied_nbytes,
+            self.staged_nbytes + stage.staged_nbytes,
+            self.copy_s + stage.copy_s,
+            self.hidden_copy_s + stage.hidden_copy_s,
+            *decoded,
         )
 
     def since(self, earlier: PoolSums) -> PoolSums:
         """The differences from earlier sums."""
         return PoolSums(*(now - before for now, before in zip(self, earlier, strict=True)))  # type: ignore[arg-type]
+
+
+_NO_STAGE = StageStatistics()
 
 
 class PersistentIteration:
@@ -199,12 +207,14 @@ class LoaderPools:
             builder = builder_of(loader)
             self._kind = kind = kind_for_stream(kind_of(loader, builder), builder, _partitions(plan))
             # Threads share the generators: seeding them would change the draws of another thread's sample.
-            builder.reseeds = checks.keeps_sample_seeds(loader.worker_init_fn) and not kind.shares_rng and builder.draws
+            seeds = loader._fl.seed is not None and checks.keeps_sample_seeds(loader.worker_init_fn)
+            builder.reseeds = seeds and not kind.shares_rng and builder.draws
             self._stage = open_stage(loader._fl.device, pin_memory=loader.pin_memory)
             self._together = _work_together(loader, kind, builder)
             # As in torch, the base seed is drawn only when workers start.
             base_seed = self._base_seed(loader, plan, progress.cursor.epoch)
-            with on_cpus(loader._fl.device.cpus if isinstance(loader._fl.device, Delivery) else None):
+            device = loader._fl.device
+            with on_cpus(device.cpus) if isinstance(device, Delivery) else nullcontext():
                 pool = self._open(loader, builder, kind, base_seed)
         kind = self._kind
         self._latest = pool
@@ -292,14 +302,12 @@ class LoaderPools:
         return PoolStatistics() if self._latest is None else self._latest.statistics()
 
     def _stage_statistics(self) -> StageStatistics:
-        return StageStatistics() if self._stage is None else self._stage.statistics()
+        return _NO_STAGE if self._stage is None else self._stage.statistics()
 
     def _sums(self) -> PoolSums:
         if self._latest is None:  # the figures of the former stage are among those of the ended pools
             return self._ended
-        decoded, fallbacks, by_workers = self._count_decoded()
-        sums = self._ended.plus(self.pool_statistics(), self._stage_statistics())
-        return sums._replace(decoded=decoded, decode_fallbacks=fallbacks, decoded_by_workers=by_workers)
+        return self._ended.plus(self.pool_statistics(), self._stage_statistics(), self._count_decoded())
 
     def context(self, loader: Any) -> Context:
         """The setup of the loader, for the advice of a verdict."""
@@ -364,7 +372,7 @@ class LoaderPools:
         if self._pipe_seed is not None:  # torch's persistent workers draw no other one
             return self._pipe_seed + epoch
         base_seed = plan.base_seed(epoch, loader.generator)
-        if isinstance(loader.dataset, IterDataPipe) and loader.num_workers:
+        if loader.num_workers and isinstance(loader.dataset, IterDataPipe):
             checks.discard_seed(loader.generator)
             self._pipe_seed = base_seed if loader.persistent_workers else None
         return base_seed
@@ -373,13 +381,16 @@ class LoaderPools:
         if not kind.works_ahead:
             checks.shard_datapipe(loader.dataset)
         seeded = loader._fl.seed is not None
+        restores_rng = seeded and builder.reseeds and not (builder.vectorized and loader._fl_policy.action == "raise")
+        if not loader.num_workers:  # all other options are for workers
+            return InlinePool(builder, isolate=restores_rng, allocate=self._buffers)
         workers, build = loader.num_workers, builder
         if self._together:  # two batches at once: one computes while the other runs Python code
             builder.threads, workers = max(1, workers - 1), min(2, workers)
         if kind.shares_rng and seeded and not builder.vectorized:
             build = GlobalRngCheck(builder, loader.dataset)
         init_fn = checks.sharding_init_fn(loader.dataset, loader.worker_init_fn)
-        if loader.num_workers > 0 and init_fn is not None and "worker_init_fn" not in kind.accepts:
+        if init_fn is not None and "worker_init_fn" not in kind.accepts:
             checks.warn_of_init_fn(init_fn)
         stage = self._stage if isinstance(self._stage, DeviceStage) else None
         options = PoolOptions(
@@ -392,9 +403,7 @@ class LoaderPools:
             worker_init_fn=init_fn if "worker_init_fn" in kind.accepts else None,
             multiprocessing_context=loader.multiprocessing_context,
             allocate=self._buffers,
-            restores_rng=seeded
-            and builder.reseeds
-            and not (builder.vectorized and loader._fl_policy.action == "raise"),
+            restores_rng=restores_rng,
             # The device stage page-locks registered memory, so copies from it need no staging.
             register_memory=None if stage is None else stage.register,
             unregister_memory=None if stage is None else stage.unregister,

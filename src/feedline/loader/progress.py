@@ -42,8 +42,12 @@ class Progress:
     @classmethod
     def of(cls, loader: Any, cursor: Cursor | PartitionCursor, plan: Plan, quarantine: Quarantine) -> Self:
         """The progress of a loader's new iteration."""
+        monitor = loader._fl_monitor
         duplicate_check = DuplicateStreamCheck(type(loader.dataset).__name__)
-        progress = cls(cursor, quarantine, Totals(), duplicate_check, workers=plan.workers)
+        progress = cls(
+            cursor, quarantine, Totals(whole=monitor.whole), duplicate_check,
+            workers=plan.workers, heartbeat=monitor.new_heartbeat(),
+        )  # fmt: skip
         if cursor == plan.start_of(cursor.epoch):
             progress.samples = 0
         length: int | None = loader._IterableDataset_len_called

@@ -66,6 +66,9 @@ class WorkerStates:
 
         The first request for each worker, and for each partition, carries the states to restore.
         """
+        return self._with_initial_states(requests) if self.latest or self.replayed else requests
+
+    def _with_initial_states(self, requests: Iterator[Any]) -> Iterator[Any]:
         while self.latest or self.replayed:
             request = next(requests, None)
             if request is None:
@@ -174,7 +177,9 @@ def check_process(packed: dict[str, Any] | None) -> None:
 
 def restore_process(packed: dict[str, Any] | None) -> None:
     """Restore `process_generators()` in this process; None leaves the generators unchanged."""
-    for source, state in select_states(list(PROCESS), packed or {}).items():
+    if packed is None:
+        return
+    for source, state in select_states(list(PROCESS), packed).items():
         source.write(state)
 
 

@@ -100,7 +100,7 @@ class IndexSampler(Sampler[int]):
         and the constructor's arguments, read from the attributes `name` or `_name`; ArgumentError if there is no such
         attribute. It is computed once: do not change the arguments afterwards.
         """
-        return describe(self, **_parameters(self))
+        return _fingerprint_of(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` yields."""
@@ -164,7 +164,7 @@ class BatchIndexSampler(Sampler[list[int]]):
 
     def fingerprint(self) -> str:
         """See `IndexSampler.fingerprint`."""
-        return describe(self, **_parameters(self))
+        return _fingerprint_of(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` yields."""
@@ -209,6 +209,11 @@ def describe(sampler: Any, /, **parameters: object) -> str:
         sampler._fingerprint = f"{name}({', '.join(parts)})"
     fingerprint: str = sampler._fingerprint
     return fingerprint
+
+
+def _fingerprint_of(sampler: Any) -> str:
+    known: str | None = vars(sampler).get("_fingerprint")  # read at the start of each epoch
+    return describe(sampler, **_parameters(sampler)) if known is None else known
 
 
 def _parameters(sampler: Any) -> dict[str, object]:

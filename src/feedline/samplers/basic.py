@@ -37,6 +37,10 @@ class Sequential(IndexSampler):
     def __init__(self, n: int) -> None:
         self.n = self.length = self.extent = _arguments.integer("n", n, 0, "pass len(dataset)")
 
+    def fingerprint(self) -> str:
+        # A loader makes such a sampler for each epoch, unless the user passes one.
+        return f"Sequential(n={self.n})" if type(self) is Sequential else super().fingerprint()
+
     def indices(self, epoch: int, start: int, stop: int) -> Indices:  # noqa: ARG002 - every epoch is the same
         return np.arange(start, stop, dtype=np.int64)
 

@@ -12,6 +12,8 @@ from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import WorkerError
 from feedline.workers.base import Builder, PoolStatistics
 
+_IDLE = PoolStatistics()
+
 
 class InlineFuture:
     """Future whose batch is built by the first `result()`."""
@@ -103,7 +105,7 @@ class InlinePool:
 
     def statistics(self) -> PoolStatistics:
         """Number of requests; all other figures are zero."""
-        return PoolStatistics(in_flight=len(self.unanswered))
+        return PoolStatistics(in_flight=len(self.unanswered)) if self.unanswered else _IDLE
 
     def close(self) -> None:
         """Do nothing: there are no workers."""

@@ -111,8 +111,8 @@ class BatchBuilder:
             self._columns = stack_getter(self.dataset)
         if self.accelerate and self._reader is None and self._many is None and may_be_recognized(self.dataset):
             self._samples = recognize(self.dataset).reader
-        others = self._reader, self._samples, self._many, self._columns
-        self._is_plain = self.batched and self.action == "raise" and all(each is None for each in others)
+        reads_each = self._reader is None and self._samples is None and self._many is None and self._columns is None
+        self._is_plain = self.batched and self.action == "raise" and reads_each
         self.is_stateful = is_stateful(self.dataset)
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -276,7 +276,7 @@ class BatchBuilder:
         rows = RowBuffer(len(indices), allocate)
         samples = self._fetch_rows(request, rows, rows.adopt_all, indices, get)
         self._adopts = rows.taken == len(samples)
-        return samples, rows
+        return samples, rows if rows.taken else None
 
     def _fetch_plain(self, request: BatchRequest, indices: Sequence[Any], get: Get) -> list[Any]:
         samples: list[Any] = []

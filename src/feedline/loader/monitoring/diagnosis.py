@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -41,7 +42,7 @@ class Arguments:
     """Arguments of a loader, which may be deleted while its loop runs."""
 
     def __init__(self, loader: Any, length: int | None) -> None:
-        vars(self).update({name: getattr(loader, name) for name in _ARGUMENTS})
+        vars(self).update(zip(_ARGUMENTS, _read_arguments(loader), strict=True))
         self._length = length
 
     def __len__(self) -> int:
@@ -56,6 +57,9 @@ _ARGUMENTS = (
     "_fl_world_size",
 )  # fmt: skip
 """Attributes of a loader that a verdict reads."""
+
+
+_read_arguments = attrgetter(*_ARGUMENTS)
 
 
 def verdict_of(loader: Any, monitor: Any, pools: LoaderPools, *, quick: bool, lines: bool = False) -> Verdict:

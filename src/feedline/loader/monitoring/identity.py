@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from pathlib import Path
+from secrets import token_hex
 from typing import Any
-from uuid import uuid4
 
 from torch.utils.data import get_worker_info
 
@@ -32,10 +31,10 @@ def identity_of(loader: Any, plan: Plan, label: str) -> dict[str, Any]:
         "loader": label,
         "rank": rank,
         "world_size": world_size,
-        "instance": uuid4().hex[:12],
+        "instance": token_hex(6),
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "script": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python",
+        "script": os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python",  # noqa: PTH119 - 7 times as fast
         "dataset": type(loader.dataset).__name__,
         "settings": _settings_of(loader),
     }
@@ -70,5 +69,8 @@ def _rank_of(loader: Any, plan: Plan) -> tuple[int, int]:
         return 0, 1
 
 
+_PLAIN = (str, int, float, bool)
+
+
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    return value if value is None or isinstance(value, _PLAIN) else str(value)

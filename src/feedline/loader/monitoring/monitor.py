@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 
 from feedline.core import store_metrics
 from feedline.core.dataset import declared
-from feedline.core.page import BATCHES, PHASE_START, Page
+from feedline.core.page import BATCHES, PHASE_START, Page, as_json
 from feedline.core.proc import ProcessStat
 from feedline.core.store_metrics import StoreStatistics
 from feedline.core.telemetry import Span
@@ -86,6 +86,10 @@ class _EarlyPublications:
 _early = _EarlyPublications()
 
 
+_IDLE = Heartbeat()
+"""The heartbeat of a loader before its first iteration."""
+
+
 @dataclass(slots=True)
 class _FigureSources:
     """The parts of a loader that have figures."""
@@ -116,7 +120,7 @@ class Monitor:
         self._log: RunLog | None = None
         self._sources: _FigureSources | None = None
         self._former: Totals | None = None
-        self._heartbeat = Heartbeat()
+        self._heartbeat = _IDLE
         self._queue = QueueState()
         self._machine = MachineFigures(_workers_of_all)
         self._stores_before: StoreStatistics | None = None
@@ -132,6 +136,16 @@ class Monitor:
         self._advice_due_ns = monotonic_ns() + verdict_pause_ns(0, self._verdict_ns)
         self._page: Page | None = None
         self._owner = 0
+
+    def new_heartbeat(self) -> Heartbeat:
+        """The heartbeat of a new iteration, for `begin`."""
+        due_ns = min(self._publication_due_ns, monotonic_ns() + MEASURE_AFTER_NS)  # short epochs end before
+        return Heartbeat(
+            self._open_page(),
+            due_ns=due_ns,
+            publish=self._weak(Monitor._publish),
+            keep_workers=self._weak(Monitor._keep_workers),
+        )
 
     def begin(self, progress: Progress, plan: Plan, pools: LoaderPools, loader: Any) -> None:
         """Follow a new iteration."""
@@ -155,7 +169,6 @@ class Monitor:
         self._loader, self._arguments = weakref.ref(loader), Arguments(loader, self._sources.length)
         self._memory.persistent = loader.persistent_workers
         self._machine.follow_loop()
-        progress.totals = Totals(whole=self.whole)
         progress.totals.sums.in_order = loader.in_order
         if self._log is not None:
             # An iteration that was left before its first batch has no record.
@@ -163,13 +176,8 @@ class Monitor:
             audited = audit_path(self._log.path)
             stops = loader._fl_ranks.uneven == "stop"
             progress.audit = AuditLog(audited, self.identity, plan, loader.dataset, resumed=resumed, stops=stops)
-        page = self._open_page()
-        page.words[BATCHES] = self.whole.batches
-        due_ns = min(self._publication_due_ns, monotonic_ns() + MEASURE_AFTER_NS)  # short epochs end before
-        self._heartbeat = Heartbeat(
-            page, due_ns=due_ns, publish=self._weak(self._publish), keep_workers=self._weak(self._keep_workers)
-        )
-        progress.heartbeat = self._heartbeat
+        self._heartbeat = progress.heartbeat
+        self._heartbeat.page.words[BATCHES] = self.whole.batches
 
     def stats(self) -> Stats:
         """The figures so far."""
@@ -256,15 +264,14 @@ class Monitor:
             self._page, self._owner = Page(), os.getpid()
         return self._page
 
-    @staticmethod
-    def _weak(method: Callable[..., None]) -> Callable[..., None]:
-        reference = weakref.WeakMethod(method)  # an iteration that is kept must not keep the page open
+    def _weak(self, method: Callable[..., None]) -> Callable[..., None]:
+        reference = weakref.ref(self)  # an iteration that is kept must not keep the page open
 
         def call(*arguments: Any, **named: Any) -> None:
-            bound = reference()
+            monitor = reference()
             try:
-                if bound is not None:
-                    bound(*arguments, **named)
+                if monitor is not None:
+                    method(monitor, *arguments, **named)
             except Exception:  # noqa: BLE001 - the loop continues, whatever is wrong with its figures
                 _warn_of_figures()
 
@@ -338,7 +345,7 @@ class Monitor:
             self._publication_due_ns = began_ns + INTERVAL_NS
             known = {"epoch": sources.progress.cursor.epoch, "length": sources.length}
             live = {"ahead": self._queue.ahead, "status_fd": -1, "history": []}
-            page.publish({"time_s": time(), **self.identity, **_no_figures(), **known, "verdict": {}, **live})
+            page.publish({"time_s": time(), **self.identity, **known, **live}, _no_figures(tuple(known)))
         self._heartbeat.due_ns = self._publication_due_ns
 
     def _begin_measurements(self, began_ns: int) -> None:
@@ -406,8 +413,10 @@ def _warn_of_figures() -> None:
 
 
 @cache
-def _no_figures() -> dict[str, Any]:
-    return figures_of(Stats(since_epoch=Stats()))
+def _no_figures(known: tuple[str, ...]) -> str:
+    """Figures before the first batch as JSON, without those that are `known`."""
+    figures = {name: value for name, value in figures_of(Stats(since_epoch=Stats())).items() if name not in known}
+    return as_json({**figures, "verdict": {}})
 
 
 def _length(plan: Plan) -> int | None:

@@ -30,6 +30,9 @@ Uneven = Literal["allow", "raise", "stop", "repeat"]
 Ranks = Literal["auto"] | tuple[int, int] | None
 """Rank and world size of a loader."""
 
+_UNEVEN = get_args(Uneven)
+
+
 _SLICE_S = 1.0
 """Longest uninterrupted wait: Ctrl-C has an effect only between two waits."""
 
@@ -65,7 +68,7 @@ class RankPolicy:
     reads_all: bool = False
 
     def __post_init__(self) -> None:
-        check_one_of("RankPolicy.uneven", self.uneven, get_args(Uneven))
+        check_one_of("RankPolicy.uneven", self.uneven, _UNEVEN)
         if not self.wait_s > 0:
             raise ArgumentError(f"RankPolicy.wait_s must be above 0; got {self.wait_s!r}")
 

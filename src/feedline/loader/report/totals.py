@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ class Totals:
         self.slow_ns = -1
         """A batch whose longest stage takes more time is among the slowest, for `keep_slow`."""
         self._recent = recent
-        self._slowest: list[SlowBatch] = []
+        self._slowest: list[_SlowSpans] = []
         self._closing_ns = 0
         self._padding = PaddingSums()
         self._whole = whole
@@ -64,8 +65,8 @@ class Totals:
         """
         if request is None:
             self.sums.add(spans, samples)
-        elif self.sums.add(spans, samples, request.epoch, request.number) > self.slow_ns:
-            self.keep_slow(spans, request)
+        elif (longest_ns := self.sums.add(spans, samples, request.epoch, request.number)) > self.slow_ns:
+            self.keep_slow(longest_ns, spans, request)
 
     def add_padding(self, padding: tuple[int, int]) -> None:
         """Count padded places and all places of a batch."""
@@ -84,14 +85,13 @@ class Totals:
     def _each(self) -> tuple[Totals, ...]:
         return (self,) if self._whole is None else (self, self._whole)
 
-    def keep_slow(self, spans: Sequence[SpanTuple], request: Any) -> None:
-        """Keep the batch if it is among the slowest."""
-        slow = _slow(spans, request)
-        if slow is None:
-            return
+    def keep_slow(self, longest_ns: int, spans: Sequence[SpanTuple], request: Any) -> None:
+        """Keep a slow batch; `longest_ns` is the result of `SpanSums.add`."""
+        slow = _SlowSpans(longest_ns, spans, request.epoch, request.number, getattr(request, "indices", ()))
         for totals in self._each():
-            totals._slowest = sorted([*totals._slowest, slow], key=_slowness)[:SLOWEST]
-            totals.slow_ns = int(totals._slowest[-1].seconds * 1e9) if len(totals._slowest) == SLOWEST else -1
+            if longest_ns > totals.slow_ns:
+                totals._slowest = sorted([*totals._slowest, slow], key=_longest_ns, reverse=True)[:SLOWEST]
+                totals.slow_ns = totals._slowest[-1].longest_ns if len(totals._slowest) == SLOWEST else -1
 
     @property
     def recent(self) -> list[list[Span]]:
@@ -130,7 +130,7 @@ class Totals:
             step_waits=_step_waits(cells),
             stages={stage: times for stage, times in stages.items() if stage not in LOOP},
             loop={stage: times for stage, times in stages.items() if stage in LOOP},
-            slowest=tuple(self._slowest),
+            slowest=tuple(map(_slow_batch, self._slowest)),
             read_nbytes=_read_nbytes(cells),
             delivered_nbytes=_delivered_nbytes(cells),
             padding_share=self._padding.share,
@@ -218,18 +218,23 @@ def _step_waits(cells: Mapping[tuple[str, int], SpanSum]) -> float:
     return 0.0 if cell is None else cell.total_ns / cell.number
 
 
-def _slow(spans: Sequence[SpanTuple], request: Any) -> SlowBatch | None:
-    """A batch with its longest stage; None if nothing was built."""
-    building = [timed for timed in spans if is_building(timed[0])]
-    if not building:
-        return None
-    stage, start_ns, stop_ns, worker = max(building, key=_duration)
-    indices = getattr(request, "indices", ())
-    return SlowBatch(stage, (stop_ns - start_ns) / 1e9, worker, request.epoch, request.number, indices)
+class _SlowSpans(NamedTuple):
+    """Spans of a slow batch, from which a report makes a `SlowBatch`."""
+
+    longest_ns: int
+    """Time of the longest stage of building."""
+    spans: Sequence[SpanTuple]
+    epoch: int
+    number: int
+    indices: Any
 
 
-def _slowness(batch: SlowBatch) -> float:
-    return -batch.seconds
+_longest_ns = attrgetter("longest_ns")
+
+
+def _slow_batch(slow: _SlowSpans) -> SlowBatch:
+    stage, start_ns, stop_ns, worker = max((timed for timed in slow.spans if is_building(timed[0])), key=_duration)
+    return SlowBatch(stage, (stop_ns - start_ns) / 1e9, worker, slow.epoch, slow.number, slow.indices)
 
 
 def _duration(timed: SpanTuple) -> int:
