@@ -56,6 +56,20 @@ class DrawnItself(Drawn, IterableDataset[Any]):  # type: ignore[misc]
         return self
 
 
+class OfArrays(OfDrawn):
+    """The state of its iterators has no truth value."""
+
+    class Iterator(Drawn):
+        def state_dict(self) -> Any:
+            return torch.cat([torch.tensor([self.at], dtype=torch.uint8), torch.get_rng_state()])
+
+        def load_state_dict(self, state: Any) -> None:
+            super().load_state_dict({"at": int(state[0]), "torch": state[1:].clone()})
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.Iterator(super().__iter__().numbers)  # type: ignore[attr-defined]
+
+
 class ByDataset(IterableDataset[Any]):
     """The dataset has the state, and its iterator is a generator."""
 
@@ -84,7 +98,7 @@ def drawing_collate(samples: list[Any]) -> Any:
 
 @pytest.mark.parametrize("taken", [0, 1, 3])
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [OfDrawn, DrawnItself, ByDataset])
+@pytest.mark.parametrize("kind", [OfDrawn, OfArrays, DrawnItself, ByDataset])
 def test_a_resumed_epoch_has_the_same_draws(kind: type[IterableDataset[Any]], workers: int, taken: int) -> None:
     batches = iter(loader := fl.DataLoader(kind(), 4, num_workers=workers, collate_fn=drawing_collate))
     for _ in islice(batches, taken):

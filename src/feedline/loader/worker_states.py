@@ -146,12 +146,13 @@ def _seed_generators(loader: Any) -> list[GeneratorAccess]:
     Empty if the saved order has its state.
     """
     generator, dataset = loader.generator, loader.dataset
-    if loader._fl.seed is not None or not loader.num_workers or isinstance(dataset, IterDataPipe):
+    is_drawn_from = generator is not None and loader._fl.seed is None and loader.num_workers
+    if not is_drawn_from or isinstance(dataset, IterDataPipe):
         return []
     sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     drawn_from = [] if isinstance(dataset, IterableDataset) else generators_of(sampler)
     is_packed = any(source.holder is generator for source in (*PROCESS, *drawn_from))
-    return [] if generator is None or is_packed else [torch_access(_GENERATOR, generator)]
+    return [] if is_packed else [torch_access(_GENERATOR, generator)]
 
 
 def saved_generator(loader: Any, packed: dict[str, Any] | None) -> Mapping[GeneratorAccess, Any]:

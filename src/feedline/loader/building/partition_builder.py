@@ -284,7 +284,7 @@ class PartitionBuilder:
 
     def _has_ended(self, mark: PartitionOffset) -> bool:
         """True if the dataset may have the state of an ended epoch."""
-        is_start = mark == PartitionOffset(state=mark.state) and not (mark.state and mark.state[1])
+        is_start = mark == PartitionOffset(state=mark.state) and (not mark.state or mark.state[1] is None)
         return is_start and (self._is_restored or state_of_dataset(mark.state) is not None)
 
     def _strided(
@@ -331,7 +331,8 @@ class PartitionBuilder:
         # A short batch means the end. The mark says so, because the dataset may have reset its state there.
         ended = len(drawn) < size or (strided is not None and strided.is_over)
         read = first + len(drawn) if strided is None else strided.count
-        partition.mark = PartitionOffset(number + 1, read, self._state(partition), ended=ended)
+        state = self._state(partition) if self.collate_fn is None else None  # taken after the call of `collate_fn`
+        partition.mark = PartitionOffset(number + 1, read, state, ended=ended)
         partition.rows = rows
         return drawn
 
