@@ -23,7 +23,11 @@ def seed_globals(key: int) -> None:
 
 def global_states() -> bytes:
     """Pickled states of `random`, `numpy.random` and torch's CPU generator."""
-    return pickle.dumps((random.getstate(), _numpy_state(), torch.get_rng_state().numpy()), 5)
+    return pickle.dumps(_states(), 5)
+
+
+def _states() -> tuple[Any, Any, Any]:
+    return random.getstate(), _numpy_state(), torch.get_rng_state().numpy()
 
 
 def _numpy_state() -> Any:
@@ -45,7 +49,10 @@ def states_after_seeding(python: int, numpy: Any) -> bytes:
 
 def restore_globals(states: bytes) -> None:
     """Restore the generators of this process from `global_states()`."""
-    python, numpy_state, torch_state = pickle.loads(states)
+    _set_states(*pickle.loads(states))
+
+
+def _set_states(python: Any, numpy_state: Any, torch_state: Any) -> None:
     random.setstate(python)
     np.random.set_state(numpy_state)  # noqa: NPY002 - as above
     torch.set_rng_state(torch.from_numpy(torch_state))
@@ -73,22 +80,18 @@ class LoadedGenerators:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Note which generators the block changes."""
-        before = _parts()
+        before = _packed_states()
         yield
-        self._changed.update(number for number, part in enumerate(_parts()) if part != before[number])
+        self._changed.update(number for number, state in enumerate(_packed_states()) if state != before[number])
 
     def restore_others(self, states: bytes) -> None:
         """Restore the generators from `global_states()`, but those that were changed."""
-        if not self._changed:
-            restore_globals(states)
-            return
-        now, others = pickle.loads(global_states()), pickle.loads(states)
-        kept = tuple(now[number] if number in self._changed else other for number, other in enumerate(others))
-        restore_globals(pickle.dumps(kept, 5))
+        now = _states()
+        _set_states(*(now[n] if n in self._changed else state for n, state in enumerate(pickle.loads(states))))
 
 
-def _parts() -> list[bytes]:
-    return [pickle.dumps(part, 5) for part in (random.getstate(), _numpy_state(), torch.get_rng_state().numpy())]
+def _packed_states() -> list[bytes]:
+    return [pickle.dumps(state, 5) for state in _states()]
 
 
 @dataclass(slots=True)

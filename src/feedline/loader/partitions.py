@@ -220,11 +220,8 @@ def with_initial_states(loader: Any, cursor: Cursor | PartitionCursor, run: int)
     """
     dataset = loader.dataset
     is_plain = not is_partitioned(dataset) and not is_stream(dataset)
-    if (
-        not isinstance(cursor, PartitionCursor)
-        or not is_plain
-        or (loader.num_workers and not loader.persistent_workers)
-    ):
+    keeps = is_plain and (loader.persistent_workers or not loader.num_workers)
+    if not keeps or not isinstance(cursor, PartitionCursor):
         return cursor
     return cursor.with_initial_states(loader._fl_pools.opened_states(run, cursor.epoch))
 

@@ -234,7 +234,6 @@ class Plan:
             return None
         if over:
             return self.sampler.record_end()
-        self.draw_first()
         return self.sampler.record(cursor.position)
 
     def unpack(self, state: Mapping[str, Any]) -> Cursor | PartitionCursor:

@@ -234,7 +234,8 @@ class PartitionBuilder:
         before = global_states()
         self._at_first = self._at_first or before
         if not request.mark.batches:  # nothing to draw again: opening may draw, and comes after the latest batch
-            restore_globals(states.latest or before)
+            if states.latest is not None:
+                restore_globals(states.latest)
             yield loaded
             return
         restore_globals(states.start or self._at_first)
