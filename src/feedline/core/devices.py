@@ -128,15 +128,29 @@ def free_nbytes(device: torch.device) -> int:
     return int(free + unused)
 
 
-def gpu_utilization() -> float | None:
-    """Recent utilization of the current CUDA device by NVML, 0 to 1.
+def gpu_of(device: torch.device | None) -> torch.device | None:
+    """The CUDA device of a loop in the calling thread, with its number.
+
+    That is `device`, or by default the thread's current one. None for others, and before this process uses CUDA.
+    """
+    if device is not None and device.type != "cuda":
+        return None
+    if device is not None and device.index is not None:
+        return device
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # asking would create a context
+        return None
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def gpu_utilization(device: torch.device | None = None) -> float | None:
+    """Recent utilization of a CUDA device by NVML, 0 to 1; by default of the thread's current one.
 
     None without NVML or its package `nvidia-ml-py`, and before this process uses CUDA.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # asking would create a context
         return None
     try:
-        return torch.cuda.utilization() / 100
+        return torch.cuda.utilization(device) / 100
     except Exception:  # noqa: BLE001 - no package, no driver, no permission: each has an error of its own
         return None
 
