@@ -9,6 +9,7 @@ import torch
 
 import feedline as fl
 from feedline.core.devices import gpu_of, gpu_utilization
+from feedline.loader.monitoring import machine
 
 
 def test_without_a_gpu_its_use_is_unknown() -> None:
@@ -58,3 +59,18 @@ def test_other_threads_report_the_gpu_of_the_loop(monkeypatch: pytest.MonkeyPatc
         reader.join()
     assert shares == [0.6] * 4
     assert set(seen) == {torch.device("cuda:2")}
+
+
+def test_after_the_loop_its_latest_use_of_the_gpu_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    use = 60
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda _: use)
+    monkeypatch.setattr(machine, "_MACHINE_S", 0.0)  # no figure is young enough to be used again
+    loader = fl.DataLoader(range(8), batch_size=2)
+    for _ in loader:
+        assert loader.stats().gpu_utilization == 0.6
+    use = 0
+    assert loader.stats().gpu_utilization == 0.6
+    next(iter(loader))
+    assert loader.stats().gpu_utilization == 0.0

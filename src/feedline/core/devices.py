@@ -149,10 +149,18 @@ def gpu_utilization(device: torch.device | None = None) -> float | None:
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # asking would create a context
         return None
+    return nvml_utilization(device)[0]
+
+
+def nvml_utilization(device: torch.device | int | None) -> tuple[float | None, str]:
+    """Share of the latest second, or a part of it, in which a CUDA device computed; or None and the reason.
+
+    A device with a number needs no context of CUDA.
+    """
     try:
-        return torch.cuda.utilization(device) / 100
-    except Exception:  # noqa: BLE001 - no package, no driver, no permission: each has an error of its own
-        return None
+        return torch.cuda.utilization(device) / 100, ""
+    except Exception as error:  # noqa: BLE001 - no package, no driver, no permission: each has an error of its own
+        return None, _first_line(error)
 
 
 def _free_host_nbytes() -> int:

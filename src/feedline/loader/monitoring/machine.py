@@ -172,14 +172,17 @@ class MachineFigures:
         """Resident memory of workers in bytes, shared pages included."""
         return sum(stat.resident_nbytes for stat in self.workers(pids))
 
-    def system(self, pids: tuple[int, ...], *, keeps: bool) -> SystemFigures:
-        """The figures from the operating system; with `keeps`, the latest ones."""
+    def system(self, pids: tuple[int, ...], *, keeps: bool, is_over: bool = False) -> SystemFigures:
+        """The figures from the operating system; with `keeps`, the latest ones.
+
+        If the epoch `is_over`, the use of the GPU is the latest one known: an idle GPU says nothing about the loop.
+        """
         latest, now_s = self._system, monotonic()
         if keeps or (now_s - latest.read_s < _MACHINE_S and pids == latest.pids):
             return latest
-        self._system = SystemFigures(
-            now_s, pids, self.resident_nbytes(pids), self._throttled_share(), devices.gpu_utilization(self._gpu)
-        )
+        gpu = latest.gpu_utilization if is_over else None
+        gpu = devices.gpu_utilization(self._gpu) if gpu is None else gpu
+        self._system = SystemFigures(now_s, pids, self.resident_nbytes(pids), self._throttled_share(), gpu)
         return self._system
 
     def _throttled_share(self) -> float | None:

@@ -187,7 +187,9 @@ class Monitor:
         progress, pools = sources.progress, sources.pools
         pool = pools.pool_statistics()
         # A loop that waits for its first batch has none: they take a while.
-        machine = self._machine.system(pool.pids, keeps=not self._heartbeat.page.words[BATCHES])
+        machine = self._machine.system(
+            pool.pids, keeps=not self._heartbeat.page.words[BATCHES], is_over=progress.is_over
+        )
         common: dict[str, Any] = {
             "epoch": progress.cursor.epoch - progress.is_over,
             "position": _position(sources),
