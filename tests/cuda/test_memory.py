@@ -20,7 +20,12 @@ import feedline as fl
 from feedline.loader.device import open_stage
 from feedline.loader.device.backend import CudaBackend
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    # A fork that a test asks for; CUDA has threads.
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
 
 MIB = 1 << 20
 BATCH_NBYTES = 32 * MIB
