@@ -254,6 +254,24 @@ def test_resident_data_keeps_order_and_resumes(data: Any, budget: int | str, res
             assert equal, f"batch {number} differs, with {num_workers} workers"
 
 
+@pytest.mark.parametrize("budget", ["80%", 70 * ROW_NBYTES])
+def test_gathers_wait_for_no_step(budget: int | str) -> None:
+    """A loop may enqueue steps ahead, so that the device never idles."""
+    there = fl.datasets.DeviceDataset(source(), device="cuda", budget=budget)
+    for data in (there, TensorDataset(*(tensor.cuda() for tensor in source().tensors))):
+        loader = fl.DataLoader(data, 16, shuffle=True, seed=0)
+        list(loader)  # torch's allocators have memory
+        batches = iter(loader)
+        next(batches)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(1_000_000_000)  # half a second
+        step = torch.cuda.current_stream().record_event()
+        for _ in range(4):
+            next(batches)
+        assert not step.query(), f"{type(data).__name__}: the gather of a batch waited for a kernel before it"
+        step.synchronize()
+
+
 def test_resident_data_is_half_as_large_in_bfloat16() -> None:
     rows = source().tensors[0]
     there = fl.datasets.DeviceDataset(rows, device="cuda", dtype=torch.bfloat16)

@@ -216,8 +216,8 @@ def test_the_verdict_names_the_bus() -> None:
             batch[:1].sum().item()
         verdict, stats = loader.report(), loader.stats()
     figures = (
-        f"{stats.copied_nbytes / stats.copy_s / 1e9:.1f} GB/s, {stats.hidden_copy_s:.3f} of {stats.copy_s:.3f} s hidden,"
-        f"staged {stats.staged_nbytes} of {stats.copied_nbytes} bytes, {stats.wall_s:.3f} s in all\n{verdict}"
+        f"{stats.copied_nbytes / stats.copy_s / 1e9:.0f} GB/s, hid {stats.hidden_copy_s:.3f} of {stats.copy_s:.3f} s,"
+        f" staged {stats.staged_nbytes} of {stats.copied_nbytes} bytes, {stats.wall_s:.3f} s in all\n{verdict}"
     )
     assert stats.copied_nbytes == 400 * 64 * MIB, figures
     assert stats.staged_nbytes == 0, figures

@@ -85,9 +85,19 @@ def take_rows(rows: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
     `places` are within the rows. In the main thread, the result belongs to its current stream. In any other thread it
     is complete, so that the loop may use it on any stream.
     """
-    taken = rows.index_select(0, torch.from_numpy(places).to(rows.device))
+    taken = rows.index_select(0, places_on(rows.device, places))
     synchronize_in_thread(rows.device)
     return taken
+
+
+def places_on(device: torch.device, places: NDArray[np.int64]) -> torch.Tensor:
+    """`places` as a tensor of a device; with CUDA, the call waits for nothing."""
+    host = torch.from_numpy(places)
+    if device.type != "cuda":
+        return host.to(device)
+    # From other memory, torch would wait for the whole stream: for the steps that the loop has enqueued.
+    pinned = torch.empty(host.shape, dtype=host.dtype, pin_memory=True).copy_(host)
+    return pinned.to(device, non_blocking=True)
 
 
 def synchronize_in_thread(device: torch.device) -> None:
