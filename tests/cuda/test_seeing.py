@@ -30,6 +30,8 @@ pytestmark = [
 MIB = 1 << 20
 COPIED = {"num_workers": 2, "worker_method": "process", "persistent_workers": True, "device": "cuda"}
 
+AHEAD = {"num_workers": 1, "worker_method": "thread"}
+
 
 def cycles(seconds: float) -> int:
     """Clock cycles of the device in this time."""
@@ -211,7 +213,7 @@ class PageLocked(Dataset[torch.Tensor]):
 
 def test_the_verdict_names_the_bus() -> None:
     torch.empty(1 << 29, dtype=torch.uint8, device="cuda")  # the allocator keeps it
-    with fl.DataLoader(PageLocked(64 * MIB, 400), batch_size=None, device="cuda") as loader:
+    with fl.DataLoader(PageLocked(64 * MIB, 400), batch_size=None, device="cuda", **AHEAD) as loader:
         for batch in loader:
             batch[:1].sum().item()
         verdict, stats = loader.report(), loader.stats()
@@ -229,7 +231,7 @@ def test_copies_are_hidden_by_long_steps_and_exposed_by_short_ones() -> None:
     shares = {}
     for name, step_s in (("long", 0.01), ("short", 0.0)):
         long = cycles(step_s)
-        with fl.DataLoader(PageLocked(64 * MIB, 60), batch_size=None, device="cuda") as loader:
+        with fl.DataLoader(PageLocked(64 * MIB, 60), batch_size=None, device="cuda", **AHEAD) as loader:
             for batch in loader:
                 torch.cuda._sleep(long)
                 batch[:1].sum().item()
