@@ -8,15 +8,17 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from ceph import S3, radosgw
 from debris import DebrisGuard
-from fault_proxy import FaultProxy, fault_proxy
 from huge_pages import use_huge_pages
 from hypothesis import HealthCheck, settings
-from nginx import nginx
 from preloaded import Preloaded
+
+if TYPE_CHECKING:
+    from ceph import S3
+    from fault_proxy import FaultProxy
 
 LONGEST_FILES = (
     *("test_unseeded", "test_interrupts", "test_resume", "test_pool", "test_torch_orders"),
@@ -136,6 +138,8 @@ def preloaded() -> Iterator[Preloaded]:
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     """A real S3 server, with keys of full access."""
+    from ceph import radosgw  # not above: machines with a GPU may lack obstore
+
     with radosgw(tmp_path_factory.mktemp("ceph")) as server:
         yield server
 
@@ -143,6 +147,9 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
 @pytest.fixture
 def faulty_s3(s3: S3) -> Iterator[tuple[S3, FaultProxy]]:
     """The same server behind a proxy, which is harmless until a test requests faults."""
+    from ceph import S3
+    from fault_proxy import fault_proxy
+
     with fault_proxy(s3.endpoint) as proxy:
         yield S3(proxy.endpoint(), s3.access_key_id, s3.secret_access_key, s3.config), proxy
 
@@ -156,5 +163,7 @@ def web_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def web(web_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a real web server that answers ranges."""
+    from nginx import nginx
+
     with nginx(tmp_path_factory.mktemp("nginx"), web_root) as address:
         yield address

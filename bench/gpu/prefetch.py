@@ -3,24 +3,31 @@
 Batches of 256 images (3×224×224, uint8, 38.5 MB) from worker processes feed a ResNet-50 in bfloat16. The peers are
 torch's DataLoader with its pin thread and `non_blocking` copies, the same with the prefetcher that tutorials show, DALI
 and FFCV where they are installed, and one batch that is already on the device. With "cpu" as its argument the script
-runs without a GPU, to check itself: a small model, and no figures of copies. "GPU busy" is the time between events
-around the steps, divided by the wall time of the same runs; "copy hidden" is the part of the copying that the loop did
-not wait for.
+runs without a GPU, to check itself: a small model, and no figures of copies.
+
+"GPU busy" is the time between events around the steps, divided by the wall time of the same runs. A step does not
+contain the wait for its batch, but it does contain the pauses between its kernels: NVML's utilization and the kernels
+that torch's profiler sees stand beside it, and the images per second beside those of the batch that is there. "Copy
+hidden" is the part of the copying that the loop did not wait for. Workers run, and memory is page-locked, before the
+first run.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import islice
+from importlib.util import find_spec
+from itertools import islice, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 import torch
 from peers import Batches, Contest, dali_memory, ffcv, optional, prefetched, publish
@@ -30,9 +37,10 @@ import feedline as fl
 
 ON_CUDA = sys.argv[1:2] != ["cpu"]
 DEVICE = "cuda" if ON_CUDA else "cpu"
-BATCH_SIZE, IMAGE_COUNT, SIDE = (256, 4096, 224) if ON_CUDA else (4, 32, 32)
+BATCH_SIZE, IMAGE_COUNT, SIDE = (256, 2048, 224) if ON_CUDA else (4, 32, 32)
 NUM_WORKERS = min(8, len(os.sched_getaffinity(0))) if ON_CUDA else 1
-WARM_UP, STEPS, ROUNDS, WARM_ROUNDS = (10, 60, 5, 1) if ON_CUDA else (1, 4, 1, 0)
+FIRST, WARM_UP, STEPS, ROUNDS = (40, 10, 20, 3) if ON_CUDA else (2, 1, 4, 1)
+EPOCH, PROFILED, COPIES = 64 * BATCH_SIZE, 6, 20
 THERE, OURS, THEIRS, LIMIT = "batch on the device", "feedline", "torch, pin thread", "page-locked memory alone"
 TUTORIAL = "torch, pin thread and prefetcher"
 
@@ -46,10 +54,10 @@ class RandomImages(torch.utils.data.Dataset):
         self.images = torch.randint(0, 256, (IMAGE_COUNT, 3, SIDE, SIDE), dtype=torch.uint8)
 
     def __len__(self) -> int:
-        return IMAGE_COUNT
+        return EPOCH
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.images[index], index % 1000
+        return self.images[index % IMAGE_COUNT], index % 1000
 
 
 class Bottleneck(nn.Module):
@@ -107,24 +115,121 @@ class Run:
 
     images_per_s: float
     busy_share: float
-    copied_gb_per_s: float = 0.0
-    hidden_share: float = 0.0
+    nvml_share: float = math.nan
+    copied_gb_per_s: float = math.nan
+    hidden_share: float = math.nan
 
 
-def measure(training: Training, batches: Iterator[Batch]) -> Run:
-    """Train on the batches of a loader; the first steps are not counted."""
-    for images, labels in islice(batches, WARM_UP):
+class Feed:
+    """Batches of one loader, without end, and its figures of copies so far."""
+
+    def __init__(self, batches: Iterator[Batch], stats: Callable[[], Any] | None = None) -> None:
+        self.batches, self._stats = batches, stats
+
+    def copies(self) -> tuple[float, float, float]:
+        """Bytes copied, seconds of copying, and the part of them that was hidden."""
+        if self._stats is None:
+            return 0.0, 0.0, 0.0
+        now = self._stats()
+        return now.copied_nbytes, now.copy_s, now.hidden_copy_s
+
+    def warm_up(self) -> None:
+        """Start the workers, and let every buffer between them and the device be used once."""
+        for _ in islice(self.batches, FIRST):
+            pass
+        wait()
+
+    def run(self, training: Training) -> Run:
+        """Steps after those that use up what workers have made ahead."""
+        for images, labels in islice(self.batches, WARM_UP):
+            training.step(images, labels)
+        wait()
+        before, steps = self.copies(), []
+        with Utilization() as nvml:
+            started = perf_counter()
+            for images, labels in islice(self.batches, STEPS):
+                begun = mark()
+                training.step(images, labels)
+                steps.append((begun, mark()))
+            wait()
+            wall_s = perf_counter() - started
+        busy_s = sum(begun.elapsed_time(ended) for begun, ended in steps) / 1e3
+        nbytes, copy_s, hidden_s = (now - then for now, then in zip(self.copies(), before, strict=True))
+        copied = (nbytes / copy_s / 1e9, hidden_s / copy_s) if copy_s else (math.nan, math.nan)
+        return Run(len(steps) * BATCH_SIZE / wall_s, busy_s / wall_s, nvml.share, *copied)
+
+    def rate_alone(self) -> float:
+        """GB/s of the copies while the loop does nothing else."""
+        before = self.copies()
+        for _ in islice(self.batches, STEPS):
+            pass
+        wait()
+        nbytes, copy_s, _ = (now - then for now, then in zip(self.copies(), before, strict=True))
+        return nbytes / copy_s / 1e9
+
+
+class Utilization:
+    """Mean of NVML's readings within a block; NaN without NVML."""
+
+    def __init__(self) -> None:
+        self.readings = list[float]()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+
+    @property
+    def share(self) -> float:
+        # A reading is of the time before it: those of the first half have seen what was before the block.
+        latest = self.readings[len(self.readings) // 2 :]
+        return statistics.mean(latest) if latest else math.nan
+
+    def _read(self) -> None:
+        while not self._ends.wait(0.1):
+            self.readings.append(torch.cuda.utilization(0) / 100)
+
+    def __enter__(self) -> Self:
+        if ON_CUDA and find_spec("pynvml") is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+
+def profiled(feed: Feed, training: Training) -> str:
+    """Figures of torch's profiler: kernels, and copies by their own durations."""
+    for images, labels in islice(feed.batches, WARM_UP):
         training.step(images, labels)
     wait()
-    started, steps = perf_counter(), list[tuple[Any, Any]]()
-    for images, labels in islice(batches, STEPS):
-        begun = mark()
-        training.step(images, labels)
-        steps.append((begun, mark()))
-    wait()
-    wall_s = perf_counter() - started
-    busy_s = sum(begun.elapsed_time(ended) for begun, ended in steps) / 1e3
-    return Run(len(steps) * BATCH_SIZE / wall_s, busy_s / wall_s)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
+        for images, labels in islice(feed.batches, PROFILED):
+            training.step(images, labels)
+        wait()
+    kernels, copies, nbytes = [], [], BATCH_SIZE * 3 * SIDE * SIDE
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            span = event.time_range.start, event.time_range.end
+            if not event.name.startswith(("Memcpy", "Memset")):
+                kernels.append(span)
+            elif "HtoD" in event.name and span[1] - span[0] > nbytes / 1e6:  # slower than 1 TB/s: not the labels
+                copies.append(span)
+    if not kernels:
+        return "no kernels"
+    kernels.sort()
+    first, last = kernels[0][0], max(end for _, end in kernels)
+    rates = [nbytes / (end - start) / 1e3 for start, end in copies]
+    rate = f"{len(copies)} copies at {statistics.median(rates):.1f} GB/s" if copies else "no copies"
+    return f"kernels run for {covered(kernels) / (last - first):.4f} of {(last - first) / 1e3:.0f} ms, {rate}"
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
+    """Length of the union of sorted spans."""
+    total, reached = 0.0, -math.inf
+    for start, end in spans:
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def wait() -> None:
@@ -152,45 +257,34 @@ def mark() -> Any:
     return event
 
 
-def there(training: Training) -> Run:
+def there(_: ExitStack) -> Feed:
     """The limit: the batch is already on the device."""
     images = torch.randint(0, 256, (BATCH_SIZE, 3, SIDE, SIDE), dtype=torch.uint8).to(DEVICE)
-    return measure(training, iter([(images, torch.arange(BATCH_SIZE).to(DEVICE))] * (WARM_UP + STEPS)))
+    return Feed(repeat((images, torch.arange(BATCH_SIZE).to(DEVICE))))
 
 
-def ours(data: RandomImages, training: Training) -> Run:
+def ours(data: RandomImages, stack: ExitStack) -> Feed:
     """feedline, batches on the device."""
-    with fl.DataLoader(
+    loader = stack.enter_context(fl.DataLoader(
         data, BATCH_SIZE, shuffle=True, drop_last=True, seed=0, num_workers=NUM_WORKERS, worker_method="process",
         persistent_workers=True, device=DEVICE,
-    ) as loader:  # fmt: skip
-        run = measure(training, epochs(loader))
-        stats = loader.stats()
-    if not stats.copy_s:
-        return run
-    return Run(
-        run.images_per_s, run.busy_share, stats.copied_nbytes / stats.copy_s / 1e9, stats.hidden_copy_s / stats.copy_s
-    )
+    ))  # fmt: skip
+    return Feed(stack.enter_context(closing(epochs(loader))), loader.stats)
 
 
-def theirs(data: RandomImages, training: Training) -> Run:
+def theirs(data: RandomImages, stack: ExitStack) -> Feed:
     """torch, with its pin thread; the loop copies."""
-    moved = (to_device(batch) for batch in epochs(pinning(data)))
-    with closing(moved):
-        return measure(training, moved)
+    return Feed(stack.enter_context(closing(to_device(batch) for batch in epochs(pinning(data)))))
 
 
-def tutorial(data: RandomImages, training: Training) -> Run:
+def tutorial(data: RandomImages, stack: ExitStack) -> Feed:
     """torch, with its pin thread and a prefetcher on a stream of its own."""
-    with closing(prefetched(epochs(pinning(data)))) as moved:
-        return measure(training, moved)
+    return Feed(stack.enter_context(closing(prefetched(epochs(pinning(data))))))
 
 
-def peer(batches: Batches, training: Training) -> Run:
+def peer(batches: Batches) -> Feed:
     """A loader of another library, epoch after epoch."""
-    steps = ((images, labels.flatten()) for _ in iter(int, 1) for images, labels in batches())
-    with closing(steps):
-        return measure(training, steps)
+    return Feed((images, labels.flatten()) for _ in iter(int, 1) for images, labels in batches())
 
 
 def pinning(data: RandomImages) -> torch.utils.data.DataLoader[Batch]:
@@ -211,48 +305,62 @@ def epochs(loader: torch.utils.data.DataLoader[Batch]) -> Iterator[Any]:
         yield from loader
 
 
-def alone() -> float:
-    """GB/s of one large copy from page-locked memory, with nothing else on the bus."""
-    host = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+def alone(nbytes: int) -> Callable[[], float]:
+    """GB/s of copies of this size from page-locked memory, with nothing else on the bus."""
+    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     device = torch.empty_like(host, device="cuda")
-    rates = []
-    for _ in range(5):
+
+    def rate() -> float:
+        wait()
         begun = mark()
-        device.copy_(host, non_blocking=True)
+        for _ in range(COPIES):
+            device.copy_(host, non_blocking=True)
         ended = mark()
-        torch.cuda.synchronize()
-        rates.append(host.nbytes / begun.elapsed_time(ended) / 1e6)
-    return statistics.median(rates)
+        wait()
+        return COPIES * nbytes / begun.elapsed_time(ended) / 1e6
+
+    return rate
 
 
-def compare(runners: dict[str, Callable[[], Run]]) -> None:
+def compare(feeds: dict[str, Feed], training: Training) -> None:
     """Three tables of the same runs: images per second, GPU busy, and rate of copies."""
-    runs: dict[str, list[Run]] = {name: [] for name in runners}
+    runs: dict[str, list[Run]] = {name: [] for name in feeds}
 
     def recorded(name: str) -> float:
-        runs[name].append(runners[name]())
-        return runs[name][-1].images_per_s
+        run = feeds[name].run(training)
+        runs[name].append(run)
+        print(
+            f"round {len(runs[name])}: {name}: {run.images_per_s:.0f} images/s, GPU busy {run.busy_share:.4f} by events"
+            f" and {run.nvml_share:.2f} by NVML, copies {run.copied_gb_per_s:.1f} GB/s, {run.hidden_share:.4f} hidden",
+            flush=True,
+        )
+        return run.images_per_s
 
     speed = Contest("gpu_prefetch", unit="images/s", baseline=THEIRS)
-    for name in runners:
+    for name in feeds:
         speed.measure(name, lambda name=name: recorded(name))
-    publish(speed.run(ROUNDS, WARM_ROUNDS), on_cuda=ON_CUDA)
+    publish(speed.run(ROUNDS, warm_up=0), on_cuda=ON_CUDA)
 
     busy = Contest("gpu_busy", unit="share", baseline=THEIRS)
-    for name in runners:
-        busy.measure(name, iter([run.busy_share for run in runs[name][WARM_ROUNDS:]]).__next__)
+    for name in feeds:
+        busy.measure(name, iter([run.busy_share for run in runs[name]]).__next__)
     publish(busy.run(ROUNDS, warm_up=0), on_cuda=ON_CUDA)
     if not ON_CUDA:
         return
 
     copies = Contest("gpu_copies", unit="GB/s", baseline=LIMIT)
-    copies.measure(LIMIT, alone)
-    copies.measure(OURS, iter([run.copied_gb_per_s for run in runs[OURS][WARM_ROUNDS:]]).__next__)
+    copies.measure(LIMIT, alone(BATCH_SIZE * 3 * SIDE * SIDE))
+    copies.measure(f"{LIMIT}, 1 GiB", alone(1 << 30))
+    copies.measure(f"{OURS}, during steps", iter([run.copied_gb_per_s for run in runs[OURS]]).__next__)
+    copies.measure(f"{OURS}, without steps", feeds[OURS].rate_alone)
     publish(copies.run(ROUNDS, warm_up=0), on_cuda=True)
 
     hidden = Contest("gpu_copy_hidden", unit="share", baseline=OURS)
-    hidden.measure(OURS, iter([run.hidden_share for run in runs[OURS][WARM_ROUNDS:]]).__next__)
+    hidden.measure(OURS, iter([run.hidden_share for run in runs[OURS]]).__next__)
     publish(hidden.run(ROUNDS, warm_up=0), on_cuda=True)
+
+    for name, feed in feeds.items():  # at the end: the profiler slows the steps that it records
+        print(f"profiler: {name}: {optional(name, lambda feed=feed: profiled(feed, training))}", flush=True)
 
 
 def main() -> None:
@@ -260,25 +368,28 @@ def main() -> None:
         print("bench/gpu/prefetch.py: no CUDA device, nothing to measure")
         return
     data, training = RandomImages(), Training()
-    runners = {
-        THERE: lambda: there(training),
-        THEIRS: lambda: theirs(data, training),
-        TUTORIAL: lambda: tutorial(data, training),
-        OURS: lambda: ours(data, training),
-    }
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, ExitStack() as stack:
         images, labels = data.images.numpy(), torch.arange(IMAGE_COUNT).remainder(1000).numpy()
         rows = [(image.transpose(1, 2, 0), int(label)) for image, label in zip(images, labels, strict=True)]
         file = Path(folder) / "images.beton"
-        others = {
-            "DALI": lambda: dali_memory(images, labels, BATCH_SIZE, NUM_WORKERS, DEVICE),
-            "FFCV": lambda: ffcv(rows, file, BATCH_SIZE, NUM_WORKERS, DEVICE),
+        makes = {
+            THERE: lambda: there(stack),
+            THEIRS: lambda: theirs(data, stack),
+            TUTORIAL: lambda: tutorial(data, stack),
+            OURS: lambda: ours(data, stack),
+            "DALI": lambda: peer(dali_memory(images, labels, BATCH_SIZE, NUM_WORKERS, DEVICE)),
+            "FFCV": lambda: peer(ffcv(rows, file, BATCH_SIZE, NUM_WORKERS, DEVICE)),
         }
-        for name, make in others.items():
-            batches = optional(name, make)
-            if batches is not None:
-                runners[name] = lambda batches=batches: peer(batches, training)
-        compare(runners)
+        feeds = {}
+        for name, make in makes.items():
+            started = perf_counter()
+            feed = optional(name, make)
+            if feed is not None and optional(name, lambda feed=feed: (feed.warm_up(), True)[1]):
+                feeds[name] = feed
+                print(f"{name}: {FIRST} batches after {perf_counter() - started:.1f} s", flush=True)
+        for _ in range(WARM_UP):
+            training.step(*next(feeds[THERE].batches))
+        compare(feeds, training)
 
 
 if __name__ == "__main__":

@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any
 
 import torch
-from peers import Batches, Contest, add_optional, dali_memory, ffcv, prefetched, publish
+from peers import Batches, Contest, dali_memory, ffcv, optional, prefetched, publish
 from torch.utils.data import DataLoader, TensorDataset
 
 import feedline as fl
 
 ON_CUDA = sys.argv[1:2] != ["cpu"]
 DEVICE = "cuda" if ON_CUDA else "cpu"
-SAMPLES, BATCH, BATCHES, ROUNDS = (50_000, 512, 60, 5) if ON_CUDA else (512, 64, 4, 1)
+SAMPLES, BATCH, SECONDS, ROUNDS = (50_000, 512, 0.4, 5) if ON_CUDA else (512, 64, 0.01, 1)
 WORKERS = min(8, len(os.sched_getaffinity(0))) if ON_CUDA else 1
 
 
@@ -36,16 +37,17 @@ class Gathered(TensorDataset):
         return tuple(tensor.index_select(0, places) for tensor in self.tensors)
 
 
-def first(batches: Batches) -> Callable[[], None]:
-    """The first batches of an epoch, complete on the device."""
-
-    def run() -> None:
-        for images, _ in islice(batches(), BATCHES):
+def rate(name: str, batches: Batches) -> float:
+    """Batches per second of whole epochs, complete on the device, for at least `SECONDS`."""
+    started, count = perf_counter(), 0
+    while (seconds := perf_counter() - started) < SECONDS:
+        for images, _ in islice(batches(), SAMPLES // BATCH):  # DALI's epochs have no end
             assert images.device.type == DEVICE
+            count += 1
         if ON_CUDA:
             torch.cuda.synchronize()
-
-    return run
+    print(f"{name}: {count} batches in {seconds:.3f} s, {count / seconds:.0f} batches/s", flush=True)
+    return count / seconds
 
 
 def loaders(images: torch.Tensor, labels: torch.Tensor) -> dict[str, Batches]:
@@ -79,13 +81,20 @@ def main() -> None:
     images = torch.randint(0, 256, (SAMPLES, 3, 32, 32), dtype=torch.uint8)
     labels = torch.randint(10, (SAMPLES,))
     contest = Contest(f"resident on {DEVICE}", unit="batches/s", baseline="feedline, from host memory")
-    for name, batches in loaders(images, labels).items():
-        contest.add(name, first(batches), BATCHES)
+    makes: dict[str, Batches] = loaders(images, labels)
     with TemporaryDirectory() as folder:
         rows = [(image.permute(1, 2, 0).numpy(), int(label)) for image, label in zip(images, labels, strict=True)]
         arrays, file = (images.numpy(), labels.numpy()), Path(folder) / "cifar.beton"
-        add_optional(contest, "DALI", lambda: dali_memory(*arrays, BATCH, WORKERS, DEVICE), first, BATCHES)
-        add_optional(contest, "FFCV", lambda: ffcv(rows, file, BATCH, WORKERS, DEVICE), first, BATCHES)
+        peers = {
+            "DALI": lambda: dali_memory(*arrays, BATCH, WORKERS, DEVICE),
+            "FFCV": lambda: ffcv(rows, file, BATCH, WORKERS, DEVICE),
+        }
+        for name, make in peers.items():
+            batches = optional(name, make)
+            if batches is not None and optional(name, partial(rate, name, batches)) is not None:
+                makes[name] = batches
+        for name, batches in makes.items():
+            contest.measure(name, partial(rate, name, batches))
         publish(contest.run(ROUNDS, warm_up=int(ON_CUDA)), on_cuda=ON_CUDA)
 
 

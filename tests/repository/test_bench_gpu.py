@@ -43,6 +43,7 @@ def test_each_script_for_a_gpu_checks_itself_without_one(preloaded: Preloaded, t
             printed += output
     assert all(name in printed for name in (*CONTESTS, *CONTESTANTS)), printed
     assert "FFCV is left out: " in printed
+    assert "step of 0.1 copies: copy; predicted " in printed, printed
     versions = [line for line in printed.splitlines() if "feedline" in line and " torch 2" in line]
     assert len(versions) == len(CONTESTS), "each table has its date and versions"
     assert {path.name for path in tmp_path.iterdir()} == {"script.py", "script.log"}
@@ -57,7 +58,7 @@ def test_one_command_runs_all_scripts_and_none_that_fails_stops_the_others(
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu" / "run.py").write_text((GPU / "run.py").read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "gpu" / "prefetch.py").write_text(first, encoding="utf-8")
-    for name in ("gpu/decode.py", "gpu/resident.py", "batched_transforms.py"):
+    for name in ("gpu/decode.py", "gpu/resident.py", "gpu/bus.py", "batched_transforms.py"):
         (tmp_path / name).write_text("", encoding="utf-8")
     command = [sys.executable, str(tmp_path / "gpu" / "run.py"), "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -85,9 +85,19 @@ def take_rows(rows: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
     `places` are within the rows. In the main thread, the result belongs to its current stream. In any other thread it
     is complete, so that the loop may use it on any stream.
     """
-    taken = rows.index_select(0, torch.from_numpy(places).to(rows.device))
+    taken = rows.index_select(0, places_on(rows.device, places))
     synchronize_in_thread(rows.device)
     return taken
+
+
+def places_on(device: torch.device, places: NDArray[np.int64]) -> torch.Tensor:
+    """`places` as a tensor of a device; with CUDA, the call waits for nothing."""
+    host = torch.from_numpy(places)
+    if device.type != "cuda":
+        return host.to(device)
+    # From other memory, torch would wait for the whole stream: for the steps that the loop has enqueued.
+    pinned = torch.empty(host.shape, dtype=host.dtype, pin_memory=True).copy_(host)
+    return pinned.to(device, non_blocking=True)
 
 
 def synchronize_in_thread(device: torch.device) -> None:
@@ -128,17 +138,39 @@ def free_nbytes(device: torch.device) -> int:
     return int(free + unused)
 
 
-def gpu_utilization() -> float | None:
-    """Recent utilization of the current CUDA device by NVML, 0 to 1.
+def gpu_of(device: torch.device | None) -> torch.device | None:
+    """The CUDA device of a loop in the calling thread, with its number.
+
+    That is `device`, or by default the thread's current one. None for others, and before this process uses CUDA.
+    """
+    if device is not None and device.type != "cuda":
+        return None
+    if device is not None and device.index is not None:
+        return device
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # asking would create a context
+        return None
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def gpu_utilization(device: torch.device | None = None) -> float | None:
+    """Recent utilization of a CUDA device by NVML, 0 to 1; by default of the thread's current one.
 
     None without NVML or its package `nvidia-ml-py`, and before this process uses CUDA.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # asking would create a context
         return None
+    return nvml_utilization(device)[0]
+
+
+def nvml_utilization(device: torch.device | int | None) -> tuple[float | None, str]:
+    """Share of the latest second, or a part of it, in which a CUDA device computed; or None and the reason.
+
+    A device with a number needs no context of CUDA.
+    """
     try:
-        return torch.cuda.utilization() / 100
-    except Exception:  # noqa: BLE001 - no package, no driver, no permission: each has an error of its own
-        return None
+        return torch.cuda.utilization(device) / 100, ""
+    except Exception as error:  # noqa: BLE001 - no package, no driver, no permission: each has an error of its own
+        return None, _first_line(error)
 
 
 def _free_host_nbytes() -> int:

@@ -145,15 +145,30 @@ def test_ray_is_reported_with_its_cluster_and_the_memory_of_its_store(
 def test_several_numa_nodes_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(machine.torch.cuda, "get_device_name", lambda _: "a GPU")
+    monkeypatch.setattr(machine.torch.cuda, "utilization", lambda _: 42)
     monkeypatch.setattr(machine.numa, "node_of", lambda *_: 1)
+    used = "in use for 42 % of the latest second"
     for node in range(2):
         assert list(machine.numa_nodes(tmp_path)) == []
-        assert list(machine.cuda(tmp_path))[-1].evidence == "a GPU"
+        assert list(machine.cuda(tmp_path))[-1].evidence == f"a GPU, {used}"
         folder = tmp_path / "devices" / "system" / "node" / f"node{node}"
         folder.mkdir(parents=True)
         (folder / "cpulist").write_text(f"{4 * node}-{4 * node + 3}")
     assert "2 nodes" in next(machine.numa_nodes(tmp_path)).evidence
-    assert list(machine.cuda(tmp_path))[-1].evidence == "a GPU, on NUMA node 1 with 4 CPUs"
+    assert list(machine.cuda(tmp_path))[-1].evidence == f"a GPU, on NUMA node 1 with 4 CPUs, {used}"
+
+
+def test_a_gpu_without_nvml_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def utilization(_: int) -> int:
+        raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed.")
+
+    monkeypatch.setattr(machine.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(machine.torch.cuda, "get_device_name", lambda _: "a GPU")
+    monkeypatch.setattr(machine.torch.cuda, "utilization", utilization)
+    found = list(machine.cuda(tmp_path))[-1]
+    assert found.severity is Severity.NOTE
+    assert found.evidence == "a GPU, its use is unknown (nvidia-ml-py does not seem to be installed)"
+    assert "pip install nvidia-ml-py" in found.remedy
 
 
 @pytest.mark.parametrize(("severity", "code"), [(Severity.GOOD, 0), (Severity.NOTE, 0), (Severity.BAD, 1)])

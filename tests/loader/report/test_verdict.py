@@ -487,4 +487,5 @@ def test_the_use_of_the_gpu_is_said_where_it_is_known() -> None:
     run = BASE.run()
     assert "GPU" not in str(diagnose(run.stats, BASE.context(), run.recent))
     known = replace(run.stats, gpu_utilization=0.34)
-    assert diagnose(known, BASE.context(), run.recent).notes[-1].endswith("The GPU was in use for 34 % of the time.")
+    notes = diagnose(known, BASE.context(), run.recent).notes
+    assert notes[-1].endswith("The GPU was in use for 34 % of the latest second.")

@@ -21,6 +21,7 @@ import torch
 from feedline.cli.doctor.findings import Finding, Severity
 from feedline.core import numa
 from feedline.core.cgroups import Cgroup
+from feedline.core.devices import nvml_utilization
 from feedline.core.paths import user_cache
 from feedline.core.proc import TICK_S, CpuTicks, cpu_ticks, meminfo
 from feedline.loader.monitoring.resources import affine_cpus
@@ -310,7 +311,14 @@ def cuda(root: Path = numa.SYS) -> Iterator[Finding]:
     if not torch.cuda.is_available():
         yield Finding("CUDA", "none: batches stay on the CPU")
     for i in range(torch.cuda.device_count()):
-        yield Finding(f"cuda:{i}", torch.cuda.get_device_name(i) + _describe_node(torch.device("cuda", i), root))
+        node = _describe_node(torch.device("cuda", i), root)
+        use, problem = nvml_utilization(i)
+        evidence = f"{torch.cuda.get_device_name(i)}{node}, "
+        if use is not None:
+            yield Finding(f"cuda:{i}", f"{evidence}in use for {share(use)} of the latest second")
+        else:
+            remedy = "pip install nvidia-ml-py, and check nvidia-smi: reports then show the use of the GPU"
+            yield Finding(f"cuda:{i}", f"{evidence}its use is unknown ({problem})", Severity.NOTE, remedy)
 
 
 def _describe_node(device: torch.device, root: Path) -> str:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core import kernels
-from feedline.core.devices import has_streams, synchronize_in_thread, take_rows
+from feedline.core.devices import has_streams, places_on, synchronize_in_thread, take_rows
 from feedline.core.kernels import Int64s
 from feedline.core.tensors import Allocator, numpy_view, supported_view, torch_dtype
 from feedline.errors import SampleError
@@ -73,7 +73,7 @@ class TensorColumn:
         out = allocate(shape, self.resident.dtype) if is_cpu else self.resident.new_empty(shape)
         at = np.flatnonzero(places < on_device)
         if len(at):
-            kept = self.resident.index_select(0, torch.from_numpy(places[at]).to(device))
+            kept = self.resident.index_select(0, places_on(device, places[at]))
             _copy_rows(kept, out, at)
         at = np.flatnonzero((places >= on_device) & (places < stored))
         if len(at):
@@ -138,7 +138,7 @@ def _write(rows: torch.Tensor, places: Int64s, values: torch.Tensor, chosen: NDA
 
 def _copy_rows(values: torch.Tensor, rows: torch.Tensor, places: Int64s) -> None:
     """Copy values of the same dtype and device to these rows."""
-    at = torch.from_numpy(places).to(rows.device)
+    at = places_on(rows.device, places)
     supported_view(rows).index_copy_(0, at, supported_view(values))  # torch has none for uint16 and some others
 
 

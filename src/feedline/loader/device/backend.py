@@ -149,8 +149,10 @@ class CudaBackend(StreamCopies):
 
     def host_unregister(self, address: int) -> None:
         """See `Backend`."""
-        code = int(_cudart().cudaHostUnregister(address))
+        with torch.cuda.device(self.device):  # a finalizer's thread would create a context on device 0
+            code = int(_cudart().cudaHostUnregister(address))
         if code not in (0, UNLOADING):
+            self._forget_error()
             torch.cuda.check_error(code)
 
     def _forget_error(self) -> None:

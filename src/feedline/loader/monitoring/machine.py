@@ -10,9 +10,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic
 
+import torch
+
 from feedline.core import devices
 from feedline.core.cgroups import Cgroup, Throttling
+from feedline.core.devices import Device
 from feedline.core.proc import TICK_S, ProcessStat, cpu_ticks, stat_of
+from feedline.loader.device.delivery import Delivery
 
 
 class OtherPrograms:
@@ -103,14 +107,20 @@ class MachineFigures:
         self._others: OtherPrograms | None = None
         self._others_due_s = 0.0
         self._left_s = -1e9
+        self._gpu: torch.device | None = None
 
     def begin(self) -> None:
         """Count throttling from here on."""
         self._throttling_before = _counters.within(_MACHINE_S)
 
-    def follow_loop(self) -> None:
-        """Follow a new iteration; after a pause, count other programs from zero."""
+    def follow_loop(self, device: Device | Delivery | None) -> None:
+        """Follow a new iteration, which has batches on `device`.
+
+        Called by the thread of the loop. After a pause, other programs are counted from zero.
+        """
         self.forget_workers()
+        there = None if device is None else torch.device(Delivery.of(device).device)
+        self._gpu = devices.gpu_of(there)  # here: other threads have a current device of their own
         if monotonic() - self._left_s > _PAUSE_S:  # in between, they could do anything
             self._others = self.others_cpus = None
             self._others_due_s = monotonic() + _MACHINE_S
@@ -162,14 +172,17 @@ class MachineFigures:
         """Resident memory of workers in bytes, shared pages included."""
         return sum(stat.resident_nbytes for stat in self.workers(pids))
 
-    def system(self, pids: tuple[int, ...], *, keeps: bool) -> SystemFigures:
-        """The figures from the operating system; with `keeps`, the latest ones."""
+    def system(self, pids: tuple[int, ...], *, keeps: bool, is_over: bool = False) -> SystemFigures:
+        """The figures from the operating system; with `keeps`, the latest ones.
+
+        If the epoch `is_over`, the use of the GPU is the latest one known: an idle GPU says nothing about the loop.
+        """
         latest, now_s = self._system, monotonic()
         if keeps or (now_s - latest.read_s < _MACHINE_S and pids == latest.pids):
             return latest
-        self._system = SystemFigures(
-            now_s, pids, self.resident_nbytes(pids), self._throttled_share(), devices.gpu_utilization()
-        )
+        gpu = latest.gpu_utilization if is_over else None
+        gpu = devices.gpu_utilization(self._gpu) if gpu is None else gpu
+        self._system = SystemFigures(now_s, pids, self.resident_nbytes(pids), self._throttled_share(), gpu)
         return self._system
 
     def _throttled_share(self) -> float | None:

@@ -168,7 +168,7 @@ class Monitor:
         # `for batch in DataLoader(...)` drops the loader at once: its arguments are enough for a verdict.
         self._loader, self._arguments = weakref.ref(loader), Arguments(loader, self._sources.length)
         self._memory.persistent = loader.persistent_workers
-        self._machine.follow_loop()
+        self._machine.follow_loop(loader._fl.device)
         progress.totals.sums.in_order = loader.in_order
         if self._log is not None:
             # An iteration that was left before its first batch has no record.
@@ -187,7 +187,9 @@ class Monitor:
         progress, pools = sources.progress, sources.pools
         pool = pools.pool_statistics()
         # A loop that waits for its first batch has none: they take a while.
-        machine = self._machine.system(pool.pids, keeps=not self._heartbeat.page.words[BATCHES])
+        machine = self._machine.system(
+            pool.pids, keeps=not self._heartbeat.page.words[BATCHES], is_over=progress.is_over
+        )
         common: dict[str, Any] = {
             "epoch": progress.cursor.epoch - progress.is_over,
             "position": _position(sources),

@@ -174,7 +174,7 @@ class Stats:
     samples; None if unknown, and without worker threads.
     """
     gpu_utilization: float | None = None
-    """Share of time in which the GPU computed recently, 0 to 1, by NVML; None if unknown."""
+    """Share of the latest second of the loop in which its GPU computed, 0 to 1, by NVML; None if unknown."""
     since_epoch: Stats | None = None
     """The same figures since the current epoch began in this process; None before the first epoch."""
 

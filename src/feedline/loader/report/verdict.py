@@ -412,9 +412,8 @@ def _basis(model: Model, stats: Stats) -> str:
     if model.explained_share < EXPLAINED_SHARE:
         missing_s = (1 - model.explained_share) * model.measured.wait_s
         explained = f"Not explained: {seconds(missing_s)} of {seconds(model.measured.wait_s)} of waiting per batch."
-    gpu = (
-        "" if stats.gpu_utilization is None else f" The GPU was in use for {share(stats.gpu_utilization)} of the time."
-    )
+    use = stats.gpu_utilization
+    gpu = "" if use is None else f" The GPU was in use for {share(use)} of the latest second."
     return f"{explained} {count(stats.batches, 'batch')}, {seconds(stats.wall_s)}.{gpu}"
 
 
