@@ -60,7 +60,13 @@ class EncodedImages:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def to(self, device: Any) -> torch.Tensor:
+    def record_stream(self, stream: Any) -> None:
+        """Do nothing: the files are in host memory.
+
+        With this method, a `Delivery` decodes on its stream for copies, where waiting does not stop the loop's work.
+        """
+
+    def to(self, device: Any, non_blocking: bool = False) -> torch.Tensor:  # noqa: ARG002 - the decoder waits
         """Decode and transform on the device.
 
         Raises ImageError with the `row` of an unreadable file.
