@@ -127,7 +127,7 @@ def decoder_of(kind: str) -> DeviceDecoder:
 
 
 def installed_decoders(kind: str) -> Iterator[tuple[str, DeviceDecoder]]:
-    """Installed decoders for a type of device with their packages, the fastest first."""
+    """Installed decoders with their packages, the fastest first."""
     for module, make in _DECODERS if kind == "cuda" else ():
         try:
             # Imports the package of the module, of which another distribution may be a part.
@@ -161,10 +161,10 @@ def _index_of(device: torch.device) -> int:
 
 @contextmanager
 def _between_waits(device: torch.device) -> Iterator[Any]:
-    """The current stream of the device; the host waits for it before and after the block.
+    """Block with the current stream; the host waits before and behind it.
 
     Before, because decoding hardware writes without regard to the order of a stream, and the memory that it gets may be
-    memory that earlier work on the stream still reads. After, because the files may change then.
+    memory that earlier work on the stream still reads. Behind, because the files may change then.
     """
     stream = torch.cuda.current_stream(device)
     stream.synchronize()
@@ -202,7 +202,7 @@ NVIMGCODEC_OPTIONS = ":fancy_upsampling=1"
 
 
 def _stored_planes(package: Any) -> tuple[Any, bool]:
-    """Parameters for images as they are stored, and True if their channels come first."""
+    """Parameters for images as stored; True if channels come first."""
     try:
         return package.DecodeParams(apply_exif_orientation=False, sample_format=package.P_RGB), True
     except (AttributeError, TypeError):  # older than 0.9

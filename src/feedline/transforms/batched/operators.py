@@ -224,7 +224,7 @@ def _crop_each(step: RandomCrop, images: Sequence[torch.Tensor], keys: Keys) -> 
 
 
 def _padding(step: RandomCrop, images: torch.Tensor, channels: int) -> torch.Tensor:
-    """Level of each channel in constant padding, (1, channels, 1, 1), of the images' kind."""
+    """Level of each channel in constant padding, (1, channels, 1, 1)."""
     fill = torch.tensor(step.levels(channels), dtype=images.dtype, device="cpu").expand(channels)
     return levels.uploaded(fill.contiguous(), images.device).view(1, -1, 1, 1)
 

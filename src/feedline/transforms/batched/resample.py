@@ -118,7 +118,10 @@ def _resample_boxes(images: Sequence[Levels], shown: Sequence[Geometry], interpo
 
 
 def _of_similar_boxes(shown: Sequence[Geometry], channels: int) -> Iterator[list[int]]:
-    """Rows in groups whose boxes differ little in size, so that little of the work is for empty places."""
+    """Rows in groups whose boxes differ little in size.
+
+    Little of the work is then for empty places.
+    """
     sizes = [each.box[2:] for each in shown]
     rows: list[int] = []
     width = height = 0
