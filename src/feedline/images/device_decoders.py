@@ -174,7 +174,8 @@ def _between_waits(device: torch.device) -> Iterator[Any]:
         stream.synchronize()
 
 
-def _nvimgcodec() -> DeviceDecoder:
+def _nvimgcodec(**arguments: Any) -> DeviceDecoder:
+    """Decoder of nvImageCodec, with other `arguments` of its `Decoder`."""
     package: Any = import_module("nvidia.nvimgcodec")
     as_stored, is_planar = _stored_planes(package)  # upright images are its default
     decoders: dict[int, Any] = {}
@@ -183,7 +184,7 @@ def _nvimgcodec() -> DeviceDecoder:
         with torch.cuda.device(device), _between_waits(device) as stream:
             index = _index_of(device)
             if index not in decoders:
-                decoders[index] = package.Decoder(device_id=index, options=NVIMGCODEC_OPTIONS)
+                decoders[index] = package.Decoder(device_id=index, **{"options": NVIMGCODEC_OPTIONS, **arguments})
             decode_some = partial(decoders[index].decode, params=as_stored, cuda_stream=stream.cuda_stream)
             arrays = [file.numpy() for file in files]
             found = decode_some(arrays)
