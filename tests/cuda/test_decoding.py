@@ -166,7 +166,8 @@ def test_a_loader_names_damaged_files_and_gets_on(decoder: Any, method: str, tmp
     for number, ((ours, _), (theirs, _)) in enumerate(zip(got, expected, strict=True)):
         mean, _, text = difference(f"batch {number}", ours, theirs)
         assert mean < 0.05, text
-    assert (stats.decoded_on_device, stats.decode_fallbacks) == (12, 1), stats  # the batch of the damaged file is read anew
+    # The batch of the damaged file is read again, sample by sample, and decoded by the workers.
+    assert (stats.decoded_on_device, stats.decode_fallbacks) == (12, 1), stats
 
 
 SHAPES = [(48, 64)] * 12
