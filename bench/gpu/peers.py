@@ -27,7 +27,9 @@ Batches = Callable[[], Iterator[Any]]
 _DALI = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
 
 
-DISTRIBUTIONS = ("torchvision", "torchcodec", "nvidia-nvimgcodec-cu12", *_DALI, "ffcv", "kornia")
+_NVIMGCODEC = ("nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13", "nvidia-nvjpeg")
+
+DISTRIBUTIONS = ("torchvision", "torchcodec", *_NVIMGCODEC, *_DALI, "ffcv", "kornia")
 
 Make = Callable[[], Any]
 

@@ -73,42 +73,53 @@ def test_torchvision_gets_jpegs_only_and_each_alone_after_an_error(monkeypatch: 
     assert [each is None for each in found] == [False, True, False]
     assert io.calls == [2, 3, 1, 1, 1]
     assert decode([other], HERE) == [None]
-    assert WithoutCopy.waits == 3
+    assert WithoutCopy.waits == 6  # before and after each call
 
 
 def oriented(orientation: int) -> bytes:
     return with_orientation(random_image(40, 50), orientation)
 
 
-@pytest.mark.parametrize("leaves_out", [False, True])
-def test_nvimgcodec_gets_all_files_and_leaves_them_as_stored(leaves_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_old", [False, True])
+def test_nvimgcodec_gets_all_files_and_leaves_them_as_stored(is_old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in with the signatures of nvImageCodec 0.9, whose default turns images upright.
 
-    Older versions leave files that they refuse out of the list.
+    Older versions leave files that they refuse out of the list, and have channels last.
     """
     asked: list[Any] = []
     devices: list[int] = []
 
     def decode_all(files: list[Any], params: Any = None, cuda_stream: int = 0) -> list[Any]:
         asked.append((params, cuda_stream))
+        assert WithoutCopy.waits == 1  # decoding hardware does not wait for the stream
         found = [None if len(file) < 500 else images.decode(file).copy() for file in files]
-        return [each for each in found if each is not None or not leaves_out]
+        if is_old:
+            return [each for each in found if each is not None]
+        return [None if each is None else each.transpose(2, 0, 1).copy() for each in found]
 
-    def decoder(device_id: int = -1) -> Any:
+    def decoder(device_id: int = -1, options: str = "") -> Any:
+        assert options == ":fancy_upsampling=1"
         devices.append(device_id)
         return SimpleNamespace(decode=decode_all)
 
-    codec = SimpleNamespace(
-        Decoder=decoder,
-        DecodeParams=lambda *, apply_exif_orientation=True: {"turned": apply_exif_orientation},
-    )
+    def params(*, apply_exif_orientation: bool = True, **formats: str) -> Any:
+        if is_old and formats:
+            raise TypeError("unexpected keyword")
+        return {"turned": apply_exif_orientation, **formats}
+
+    codec = SimpleNamespace(Decoder=decoder, DecodeParams=params, P_RGB="planes")
     monkeypatch.setattr(device_decoders, "import_module", lambda _: codec)
-    good, other = file_of(jpeg(random_image(40, 50))), file_of(png(random_image(30, 30)))
+    good, other = file_of(jpeg(random_image(3, 50))), file_of(png(random_image(30, 30)))
     found = device_decoders._nvimgcodec()([good, good[:300], other], HERE)
-    assert [None if each is None else tuple(each.shape) for each in found] == [(3, 40, 50), None, (3, 30, 30)]
-    assert asked == [({"turned": False}, WithoutCopy.cuda_stream)] * (4 if leaves_out else 1)
+    assert found[0] is not None
+    assert torch.equal(found[0], decoded(good))
+    assert found[1] is None
+    assert found[2] is not None
+    assert torch.equal(found[2], decoded(other))
+    wanted = {"turned": False} if is_old else {"turned": False, "sample_format": "planes"}
+    assert asked == [(wanted, WithoutCopy.cuda_stream)] * (4 if is_old else 1)
     assert devices == [3]  # the current one, since the device has no number
-    assert WithoutCopy.waits == 1
+    assert WithoutCopy.waits == 2
 
 
 def test_torchcodec_turns_images_and_this_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:

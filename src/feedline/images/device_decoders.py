@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -114,10 +114,8 @@ def decoder_of(kind: str) -> DeviceDecoder:
 
     Without one, a warning is given, and every file falls back to the CPU.
     """
-    for module, make in _DECODERS if kind == "cuda" else ():
-        if _is_installed(module):
-            with suppress(AttributeError, ImportError, RuntimeError):  # an older version, or one for another torch
-                return make()
+    for _, decoder in installed_decoders(kind):
+        return decoder
     warnings.warn(
         f"no decoder of images for {kind!r} is installed: DecodeOnDevice decodes on the CPU, in the training process."
         " Install nvidia-nvimgcodec, torchcodec, torchvision or nvidia-dali, or leave out DecodeOnDevice, so that"
@@ -128,11 +126,16 @@ def decoder_of(kind: str) -> DeviceDecoder:
     return lambda files, _: [None] * len(files)
 
 
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None  # imports its package, of which another distribution may be a part
-    except (ImportError, RuntimeError):  # missing, or built for another torch
-        return False
+def installed_decoders(kind: str) -> Iterator[tuple[str, DeviceDecoder]]:
+    """Installed decoders with their packages, the fastest first."""
+    for module, make in _DECODERS if kind == "cuda" else ():
+        try:
+            # Imports the package of the module, of which another distribution may be a part.
+            decoder = None if find_spec(module) is None else make()
+        except (AttributeError, ImportError, OSError, RuntimeError):  # an older version, or one for another torch
+            continue
+        if decoder is not None:
+            yield module, decoder
 
 
 def _decode_natively(files: EncodedFiles, upright: bool) -> list[torch.Tensor | images.ImageError]:
@@ -156,26 +159,55 @@ def _index_of(device: torch.device) -> int:
     return torch.cuda.current_device() if index is None else int(index)
 
 
-def _nvimgcodec() -> DeviceDecoder:
+@contextmanager
+def _between_waits(device: torch.device) -> Iterator[Any]:
+    """Block with the current stream; the host waits before and behind it.
+
+    Before, because decoding hardware writes without regard to the order of a stream, and the memory that it gets may be
+    memory that earlier work on the stream still reads. Behind, because the files may change then.
+    """
+    stream = torch.cuda.current_stream(device)
+    stream.synchronize()
+    try:
+        yield stream
+    finally:
+        stream.synchronize()
+
+
+def _nvimgcodec(**arguments: Any) -> DeviceDecoder:
+    """Decoder of nvImageCodec, with other `arguments` of its `Decoder`."""
     package: Any = import_module("nvidia.nvimgcodec")
-    as_stored = package.DecodeParams(apply_exif_orientation=False)  # True is its default
-    decoders: dict[int | None, Any] = {}
+    as_stored, is_planar = _stored_planes(package)  # upright images are its default
+    decoders: dict[int, Any] = {}
 
     def decode(files: EncodedFiles, device: torch.device) -> list[torch.Tensor | None]:
-        with torch.cuda.device(device):
-            index, stream = _index_of(device), torch.cuda.current_stream(device)
-            codec = decoders.setdefault(index, None) or package.Decoder(device_id=index)
-            decoders[index] = codec
-            decode_some = partial(codec.decode, params=as_stored, cuda_stream=stream.cuda_stream)
+        with torch.cuda.device(device), _between_waits(device) as stream:
+            index = _index_of(device)
+            if index not in decoders:
+                decoders[index] = package.Decoder(device_id=index, **{"options": NVIMGCODEC_OPTIONS, **arguments})
+            decode_some = partial(decoders[index].decode, params=as_stored, cuda_stream=stream.cuda_stream)
             arrays = [file.numpy() for file in files]
             found = decode_some(arrays)
             if len(found) != len(files):  # older versions leave out the files that they refuse
                 found = [(decode_some([array]) or [None])[0] for array in arrays]
-            levels = [None if each is None else torch.as_tensor(each, device=device).permute(2, 0, 1) for each in found]
-            stream.synchronize()  # the files may change after this
-        return [None if each is None or each.shape[0] != 3 else each for each in levels]
+            levels = [None if each is None else torch.as_tensor(each, device=device) for each in found]
+        if not is_planar:
+            levels = [None if each is None or each.ndim != 3 else each.permute(2, 0, 1) for each in levels]
+        return [None if each is None or each.ndim != 3 or each.shape[0] != 3 else each for each in levels]
 
     return decode
+
+
+NVIMGCODEC_OPTIONS = ":fancy_upsampling=1"
+"""Options of nvImageCodec: colors of half resolution are interpolated, as on the CPU."""
+
+
+def _stored_planes(package: Any) -> tuple[Any, bool]:
+    """Parameters for images as stored; True if channels come first."""
+    try:
+        return package.DecodeParams(apply_exif_orientation=False, sample_format=package.P_RGB), True
+    except (AttributeError, TypeError):  # older than 0.9
+        return package.DecodeParams(apply_exif_orientation=False), False
 
 
 def _torchvision() -> DeviceDecoder:
@@ -203,9 +235,10 @@ def _of_jpegs(decode_jpeg: Callable[..., Any]) -> DeviceDecoder:
     def decode(files: EncodedFiles, device: torch.device) -> list[torch.Tensor | None]:
         jpegs = [row for row, file in enumerate(files) if file[:3].tolist() == [0xFF, 0xD8, 0xFF]]
         levels: list[torch.Tensor | None] = [None] * len(files)
-        for row, each in zip(jpegs, _all_or_each(decode_jpeg, [files[row] for row in jpegs], device), strict=True):
+        with torch.cuda.device(device), _between_waits(device):
+            found = _all_or_each(decode_jpeg, [files[row] for row in jpegs], device)
+        for row, each in zip(jpegs, found, strict=True):
             levels[row] = each
-        torch.cuda.current_stream(device).synchronize()  # the files may change after this
         return levels
 
     return decode
@@ -263,9 +296,8 @@ def _dali() -> DeviceDecoder:
         return levels if isinstance(files, list) else levels[0]
 
     def decode(files: EncodedFiles, device: torch.device) -> list[torch.Tensor | None]:
-        levels = _all_or_each(decode_all, files, device)
-        torch.cuda.current_stream(device).synchronize()  # the files may change after this
-        return levels
+        with torch.cuda.device(device), _between_waits(device):
+            return _all_or_each(decode_all, files, device)
 
     return decode
 

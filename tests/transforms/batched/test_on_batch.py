@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from transform_cases import random_image
 
 import feedline as fl
@@ -240,18 +241,46 @@ def test_a_whole_pipeline_is_within_its_tolerance() -> None:
 
 
 @pytest.mark.parametrize(
-    "transform", [T.imagenet_train(24), T.imagenet_eval(24, 28), T.Compose([T.Resize(20), T.RandomCrop(16)])]
+    "transform",
+    [
+        T.imagenet_train(24),
+        T.imagenet_eval(24, 28),
+        T.RandomResizedCrop(40, interpolation="bicubic"),
+        T.Compose([T.Resize(20), T.RandomCrop(16)]),
+        T.Compose([T.RandomCrop((60, 66), padding=4, fill=(9, 80, 200), pad_if_needed=True), T.Resize(20)]),
+    ],
 )
-def test_images_of_different_sizes_become_one_batch(transform: T.Transform) -> None:
+def test_images_of_different_sizes_become_one_batch(ways: Iterator[str], transform: T.Transform) -> None:
     photos = [random_image(40 + 3 * row, 70 - row, row) for row in range(COUNT)]
-    got = T.OnBatch(transform)([torch.from_numpy(photo).permute(2, 0, 1) for photo in photos], KEYS)
     samples = [transform.plan.run(photo, key) for photo, key in zip(photos, KEYS.tolist(), strict=True)]
     wanted = torch.stack([torch.as_tensor(sample) for sample in samples])
-    if wanted.dtype == torch.uint8:
-        got, wanted = got.int(), wanted.permute(0, 3, 1, 2).int()
-        assert (got - wanted).abs().max() <= 1
-    else:
-        assert (got - wanted).abs().max() <= 1.01 / 255 / min(T.IMAGENET_STD)
+    is_levels = wanted.dtype == torch.uint8
+    wanted, tolerance = (wanted.permute(0, 3, 1, 2), 1) if is_levels else (wanted, 1.01 / 255 / min(T.IMAGENET_STD))
+    for way in ways:
+        got = T.OnBatch(transform)([torch.from_numpy(photo).permute(2, 0, 1) for photo in photos], KEYS)
+        assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape), way
+        assert (got.double() - wanted.double()).abs().max() <= tolerance, way
+
+
+class Launches(TorchDispatchMode):
+    """Counts operators that are launches on a device: all except views and empty memory."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not (func.is_view or func.__name__.startswith(("empty", "new_empty", "_unsafe_view")))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("transform", [T.imagenet_train(8), T.RandomCrop(8)])
+def test_images_of_different_sizes_are_one_launch_each(transform: T.Transform, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are a number that hardly depends on the batch."""
+    monkeypatch.setattr(on_batch, "uses_kernels", lambda *_: False)
+    monkeypatch.setattr(levels, "is_faster_by_rows", lambda _: False)
+    photos = [torch.full((3, 20 + row % 7, 30 - row % 5), row, dtype=torch.uint8) for row in range(200)]
+    with Launches() as launches:
+        T.OnBatch(transform)(photos, np.arange(200, dtype=np.uint64))
+    assert launches.count <= 200 + 300
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=5))

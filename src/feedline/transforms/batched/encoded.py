@@ -25,6 +25,7 @@ from feedline.images.device_decoders import count_in_workers, decode_on_device
 from feedline.transforms._arguments import check_probability
 from feedline.transforms.base import Transform
 from feedline.transforms.batch import BatchGrids
+from feedline.transforms.batched.levels import uploaded
 from feedline.transforms.batched.operators import ImageRows, apply_steps, check_steps, stacked
 from feedline.transforms.native_steps import Window
 from feedline.transforms.plan import ImagePlan
@@ -60,7 +61,13 @@ class EncodedImages:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def to(self, device: Any) -> torch.Tensor:
+    def record_stream(self, stream: Any) -> None:
+        """Do nothing: the files are in host memory.
+
+        With this method, a `Delivery` decodes on its stream for copies, where waiting does not stop the loop's work.
+        """
+
+    def to(self, device: Any, non_blocking: bool = False) -> torch.Tensor:  # noqa: ARG002 - the decoder waits
         """Decode and transform on the device.
 
         Raises ImageError with the `row` of an unreadable file.
@@ -77,7 +84,7 @@ class EncodedImages:
         others = np.setdiff1d(np.arange(len(self)), self.rows)
         for at, part in ((self.rows, done), (others, self.ready.to(device))):
             if part is not None:
-                out.index_copy_(0, torch.from_numpy(at).to(device), part)
+                out.index_copy_(0, uploaded(torch.from_numpy(at), out.device), part)
         return out
 
     def _decode(self, device: torch.device) -> Any:

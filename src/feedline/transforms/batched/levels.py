@@ -23,6 +23,15 @@ def is_faster_by_rows(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu
 
 
+def uploaded(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Small tensor of the CPU on the device.
+
+    The host does not wait for earlier work of the device: CUDA has taken values from unlocked memory when the call
+    returns. Other devices may read them later.
+    """
+    return values.to(device, non_blocking=device.type == "cuda")
+
+
 def luma(levels: torch.Tensor) -> torch.Tensor:
     """ITU-R 601 luma, (batch, 1, height, width), as Pillow's `convert("L")`."""
     red, green, blue = levels.unbind(1)
@@ -53,7 +62,7 @@ def _change(levels: torch.Tensor, rows: list[int], which: int, factors: list[flo
         for row, factor in zip(rows, factors, strict=True):
             _adjust(levels[row : row + 1], which, [factor])
         return
-    there = torch.tensor(rows, device="cpu").to(levels.device)
+    there = uploaded(torch.tensor(rows, device="cpu"), levels.device)
     part = levels.index_select(0, there)
     _adjust(part, which, factors)
     levels.index_copy_(0, there, part)
@@ -61,9 +70,10 @@ def _change(levels: torch.Tensor, rows: list[int], which: int, factors: list[flo
 
 def _adjust(levels: torch.Tensor, which: int, factors: Sequence[float]) -> None:
     if which == HUE:
-        turn_hue(levels, torch.tensor([int(factor * 255) & 255 for factor in factors], device="cpu").to(levels.device))
+        turns = torch.tensor([int(factor * 255) & 255 for factor in factors], device="cpu")
+        turn_hue(levels, uploaded(turns, levels.device))
         return
-    alpha = torch.tensor(factors, dtype=torch.float32, device="cpu").to(levels.device).view(-1, 1, 1, 1)
+    alpha = uploaded(torch.tensor(factors, dtype=torch.float32, device="cpu"), levels.device).view(-1, 1, 1, 1)
     if which == BRIGHTNESS:
         levels.mul_(alpha)
     else:
@@ -114,8 +124,8 @@ def _to_hue(levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 def _from_hue(levels: torch.Tensor, most: torch.Tensor, hue: torch.Tensor, share: torch.Tensor) -> None:
     exact = widest_float(levels.device)
     turned = torch.arange(256, dtype=torch.float64, device="cpu") * 6.0 / 255.0
-    sectors = (turned.floor().long() % 6).to(levels.device)[hue]
-    place = (turned - turned.floor()).float().to(levels.device)[hue].to(exact)
+    sectors = uploaded(turned.floor().long() % 6, levels.device)[hue]
+    place = uploaded((turned - turned.floor()).float(), levels.device)[hue].to(exact)
     value, part = most.to(exact), (share / 255.0).to(torch.float32).to(exact)
     low = _whole(value * (1.0 - part))
     falling = _whole(value * (1.0 - (part * place).float().to(exact)))
@@ -136,6 +146,6 @@ def blurred(levels: torch.Tensor, across: np.ndarray, down: np.ndarray) -> torch
     padded = functional.pad(levels, (reach[0], reach[0], reach[1], reach[1]), mode="reflect")
     lines = padded.reshape(1, batch * channels, *padded.shape[-2:])
     for kernels, shape in ((across, (1, -1)), (down, (-1, 1))):
-        each = torch.from_numpy(kernels).to(levels.device).repeat_interleave(channels, 0)
+        each = uploaded(torch.from_numpy(kernels), levels.device).repeat_interleave(channels, 0)
         lines = functional.conv2d(lines, each.view(batch * channels, 1, *shape), groups=batch * channels)
     return lines.reshape(batch, channels, height, width).round_().clamp_(0.0, 255.0)

@@ -41,7 +41,8 @@ class SampleMixing:
         """Mix images (batch, channels, height, width) and labels; one key per row."""
         draws = [Draws(key) for key in keys.tolist()]
         mixed, shares = self.mix(images, draws)
-        return mixed, self._mix_labels(labels, torch.from_numpy(shares).to(labels.device, torch.float32))
+        shares_there = levels.uploaded(torch.from_numpy(shares.astype(np.float32)), labels.device)
+        return mixed, self._mix_labels(labels, shares_there)
 
     def mix(self, images: torch.Tensor, draws: list[Draws]) -> tuple[torch.Tensor, NDArray[np.float64]]:
         """Mix the images; also return the share of each row's own image."""
@@ -81,7 +82,7 @@ class MixUp(SampleMixing):
         if not images.is_floating_point():
             raise SampleError(f"MixUp mixes numbers, not {images.dtype}: put it after ToTensor or Normalize")
         shares = np.array([beta(each, self.alpha) for each in draws])
-        weights = torch.from_numpy(shares).to(images.device, images.dtype).view(-1, 1, 1, 1)
+        weights = levels.uploaded(torch.from_numpy(shares).to(images.dtype), images.device).view(-1, 1, 1, 1)
         return torch.lerp(images.roll(1, 0), images, weights), shares
 
 
@@ -98,7 +99,7 @@ class CutMix(SampleMixing):
         shares = 1.0 - (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) / (height * width)
         if levels.is_faster_by_rows(images):
             return _paste(images, boxes), shares
-        bounds = torch.from_numpy(boxes).to(images.device)[:, :, None]
+        bounds = levels.uploaded(torch.from_numpy(boxes), images.device)[:, :, None]
         y, x = (torch.arange(length, device=images.device) for length in (height, width))
         down, across = (y >= bounds[:, 0]) & (y < bounds[:, 2]), (x >= bounds[:, 1]) & (x < bounds[:, 3])
         return torch.where((down[:, :, None] & across[:, None, :])[:, None], images.roll(1, 0), images), shares

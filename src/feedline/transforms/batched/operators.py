@@ -186,7 +186,7 @@ def _flip(step: RandomHorizontalFlip | RandomVerticalFlip, rows: ImageRows, keys
     if not flips.any():
         return rows._replace(images=images)
     images = _own_memory(rows, type(step).__name__)
-    at = torch.from_numpy(np.flatnonzero(flips)).to(images.device)
+    at = levels.uploaded(torch.from_numpy(np.flatnonzero(flips)), images.device)
     images.index_copy_(0, at, images.index_select(0, at).flip(axis))
     return ImageRows(images, is_owned=True)
 
@@ -202,9 +202,31 @@ def _center(step: CenterCrop, rows: ImageRows, keys: Keys) -> ImageRows:  # noqa
 def _crop(step: RandomCrop, rows: ImageRows, keys: Keys) -> ImageRows:
     if isinstance(rows.images, torch.Tensor):
         return ImageRows(_crop_all(step, rows.images, keys), is_owned=True)
+    if step.padding_mode == "constant" and len({(len(image), image.dtype) for image in rows.images}) == 1:
+        return ImageRows(_crop_each(step, rows.images, keys), is_owned=True)
     each = enumerate(rows.images)
     parts = [_crop_all(step, image[None], keys[row : row + 1]) for row, image in each]
     return _one_batch(parts, type(step).__name__)
+
+
+def _crop_each(step: RandomCrop, images: Sequence[torch.Tensor], keys: Keys) -> torch.Tensor:
+    """Crop images of different sizes by one copy each, into constant padding."""
+    channels, (tall, wide) = len(images[0]), step.size
+    out = _padding(step, images[0], channels).expand(len(images), -1, tall, wide).contiguous()
+    for part, image, key in zip(out, images, keys.tolist(), strict=True):
+        height, width = image.shape[-2:]
+        top, left = step.corner(Draws(key), height, width)
+        y, x = max(0, top), max(0, left)
+        bottom, right = min(height, top + tall), min(width, left + wide)
+        if y < bottom and x < right:
+            part[:, y - top : bottom - top, x - left : right - left].copy_(image[:, y:bottom, x:right])
+    return out
+
+
+def _padding(step: RandomCrop, images: torch.Tensor, channels: int) -> torch.Tensor:
+    """Level of each channel in constant padding, (1, channels, 1, 1)."""
+    fill = torch.tensor(step.levels(channels), dtype=images.dtype, device="cpu").expand(channels)
+    return levels.uploaded(fill.contiguous(), images.device).view(1, -1, 1, 1)
 
 
 def _one_batch(parts: list[torch.Tensor], name: str) -> ImageRows:
@@ -216,15 +238,13 @@ def _crop_all(step: RandomCrop, images: torch.Tensor, keys: Keys) -> torch.Tenso
     """Crop all rows by one gather, each at its own corner."""
     lines, columns = (np.arange(side)[None] for side in images.shape[-2:])
     places = cropped(step, DrawsEach(keys), lines, columns)
-    fill = step.levels(images.shape[1])
-    y, x = (torch.from_numpy(np.ascontiguousarray(each)).to(images.device) for each in places)
+    y, x = (levels.uploaded(torch.from_numpy(np.ascontiguousarray(each)), images.device) for each in places)
     batch = torch.arange(len(images), device=images.device)[:, None, None]
     down, across = y[:, :, None], x[:, None, :]
     parts = images.permute(0, 2, 3, 1)[batch, down, across].permute(0, 3, 1, 2)  # -1 takes the last one
     if step.padding_mode != "constant":
         return parts.contiguous()
-    empty = torch.tensor(fill, dtype=images.dtype, device="cpu").to(images.device).view(1, -1, 1, 1)
-    return torch.where(((down >= 0) & (across >= 0))[:, None], parts, empty)
+    return torch.where(((down >= 0) & (across >= 0))[:, None], parts, _padding(step, images, images.shape[1]))
 
 
 def _jitter(step: ColorJitter, rows: ImageRows, keys: Keys) -> ImageRows:
@@ -286,7 +306,7 @@ def _per_channel(values: tuple[float, ...], images: torch.Tensor) -> torch.Tenso
             f"Normalize has {len(values)} means, but the images have {images.shape[1]} channel(s): give one mean and"
             " std per channel, or make them RGB with Grayscale(num_output_channels=3)"
         )
-    return torch.tensor(values, dtype=torch.float32, device="cpu").to(images.device).view(-1, 1, 1)
+    return levels.uploaded(torch.tensor(values, dtype=torch.float32, device="cpu"), images.device).view(-1, 1, 1)
 
 
 def _laid_out(images: torch.Tensor, layout: str) -> torch.Tensor:
@@ -300,17 +320,13 @@ def _erase(step: RandomErasing, rows: ImageRows, keys: Keys) -> ImageRows:
     parts = [step.choose_part(Draws(key), *images.shape[-2:]) for key in distinct.tolist()]
     if len(parts) < len(images):  # one draw for all
         if step.value != "random":
-            _fill(step, images, parts[0], is_levels)
+            _fill(step, images, parts[0])
             return ImageRows(images, is_owned=True)
         parts *= len(images)
     if step.value != "random" and not levels.is_faster_by_rows(images):
         return ImageRows(_erase_all(step, images, parts), is_owned=True)
     if step.value != "random":
-        values = (
-            torch.tensor(step.values(images.shape[1], are_levels=is_levels), device="cpu")
-            .view(-1, 1, 1)
-            .to(images.dtype)
-        )
+        values = _values(step, images).view(-1, 1, 1)
         for row, part in enumerate(parts):
             if part is not None:
                 images[row, :, part[0], part[1]] = values
@@ -322,13 +338,16 @@ def _erase(step: RandomErasing, rows: ImageRows, keys: Keys) -> ImageRows:
     return ImageRows(images, is_owned=True)
 
 
-def _fill(step: RandomErasing, images: torch.Tensor, part: tuple[slice, slice] | None, is_levels: bool) -> None:
+def _values(step: RandomErasing, images: torch.Tensor) -> torch.Tensor:
+    """Value of each channel, of the images' kind."""
+    values = step.values(images.shape[1], are_levels=not images.is_floating_point())
+    return levels.uploaded(torch.tensor(values, device="cpu").to(images.dtype), images.device)
+
+
+def _fill(step: RandomErasing, images: torch.Tensor, part: tuple[slice, slice] | None) -> None:
     """Erase the same part of all images."""
     if part is not None:
-        values = torch.tensor(step.values(images.shape[1], are_levels=is_levels), device="cpu").to(
-            images.device, images.dtype
-        )
-        images[..., part[0], part[1]] = values.view(-1, 1, 1)
+        images[..., part[0], part[1]] = _values(step, images).view(-1, 1, 1)
 
 
 def _noise(key: int, inside: torch.Tensor, is_levels: bool) -> torch.Tensor:
@@ -343,14 +362,11 @@ def _erase_all(step: RandomErasing, images: torch.Tensor, parts: Sequence[Any]) 
     edges = [[(part or (none, none))[axis] for part in parts] for axis in (0, 1)]
     inside = []
     for length, each in zip(images.shape[-2:], edges, strict=True):
-        bounds = torch.tensor([(one.start, one.stop) for one in each], device="cpu").to(images.device)
+        bounds = levels.uploaded(torch.tensor([(one.start, one.stop) for one in each], device="cpu"), images.device)
         at = torch.arange(length, device=images.device)
         inside.append((at >= bounds[:, :1]) & (at < bounds[:, 1:]))
     mask = (inside[0][:, :, None] & inside[1][:, None, :])[:, None]
-    values = step.values(images.shape[1], are_levels=not images.is_floating_point())
-    return torch.where(
-        mask, torch.tensor(values, device="cpu").to(images.device, images.dtype).view(1, -1, 1, 1), images
-    )
+    return torch.where(mask, _values(step, images).view(1, -1, 1, 1), images)
 
 
 def _apply(step: ApplyWithProbability, rows: ImageRows, keys: Keys) -> ImageRows:
@@ -371,7 +387,7 @@ def _choose(step: RandomChoice, rows: ImageRows, keys: Keys) -> ImageRows:
     out = images[0].new_empty((len(keys), *images[0].shape[1:]))
     for (at, steps), some in zip(parts, images, strict=True):
         _check_alike("RandomChoice", (images[0], _with(parts[0][1])), (some, _with(steps)))
-        out.index_copy_(0, torch.from_numpy(at).to(out.device), some)
+        out.index_copy_(0, levels.uploaded(torch.from_numpy(at), out.device), some)
     return ImageRows(out, is_owned=True)
 
 
@@ -395,7 +411,7 @@ def _with(steps: Sequence[PlannedStep]) -> str:
 def _apply_to_chosen(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray, keys: Keys) -> ImageRows:
     """Apply the steps to the chosen rows, and return only these."""
     if isinstance(rows.images, torch.Tensor):
-        picked: Any = rows.images.index_select(0, torch.from_numpy(chosen).to(rows.images.device))
+        picked: Any = rows.images.index_select(0, levels.uploaded(torch.from_numpy(chosen), rows.images.device))
     else:
         picked = [rows.images[row] for row in chosen.tolist()]
     return apply_steps(steps, ImageRows(picked, is_owned=isinstance(picked, torch.Tensor)), keys[chosen])
@@ -410,7 +426,7 @@ def _replace_chosen(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.nd
     if len(chosen) == len(images):
         return ImageRows(result, is_owned=True)
     _check_alike("RandomApply", (result, _with(steps)), (images, "without"))
-    images.index_copy_(0, torch.from_numpy(chosen).to(images.device), result)
+    images.index_copy_(0, levels.uploaded(torch.from_numpy(chosen), images.device), result)
     return ImageRows(images, is_owned=True)
 
 

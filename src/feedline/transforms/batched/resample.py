@@ -1,12 +1,14 @@
 """Crops and antialiased resizes, each row with its own box.
 
 On the CPU each row is one call of torch's resize, which reads the box only. Elsewhere the rows are resampled by two
-batched matrix products, one per axis: the matrices hold the weights of Pillow's filters, the box and the flip.
+batched matrix products, one per axis: the matrices hold the weights of Pillow's filters, the box and the flip. Boxes of
+images of different sizes are copied into tensors first, by one copy for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -33,9 +35,11 @@ def geometries(recipe: Recipe, keys: NDArray[np.uint64], sizes: Sequence[tuple[i
 
 def resampled(images: Levels | Sequence[Levels], shown: Sequence[Geometry], interpolation: str) -> Levels:
     """Windows of `shown`, as uint8 levels (batch, channels, height, width)."""
-    if isinstance(images, torch.Tensor) and not levels.is_faster_by_rows(images):
+    if levels.is_faster_by_rows(images[0]):
+        return resample_rows(images, shown, interpolation)
+    if isinstance(images, torch.Tensor):
         return resample_by_products(images, shown, interpolation)
-    return resample_rows(images, shown, interpolation)
+    return _resample_boxes(images, shown, interpolation)
 
 
 def resample_rows(images: Levels | Sequence[Levels], shown: Sequence[Geometry], interpolation: str) -> Levels:
@@ -92,6 +96,46 @@ def _is_down_first(shown: Geometry) -> bool:
     return lost > 0 and lost > 2 * (shown.box[2] - shown.full[1])
 
 
+BOXES_NBYTES = 1 << 26
+"""Largest size of the boxes that are resampled together; as float32 numbers they need four times as much."""
+
+
+def _resample_boxes(images: Sequence[Levels], shown: Sequence[Geometry], interpolation: str) -> Levels:
+    """Resample images of different sizes by products; see `resampled`."""
+    order, parts = [], []
+    for rows in _of_similar_boxes(shown, len(images[0])):
+        width, height = (max(shown[row].box[side] for row in rows) for side in (2, 3))
+        boxes = images[0].new_empty((len(rows), len(images[0]), height, width))  # weights beyond a box are zero
+        placed = []
+        for place, row in enumerate(rows):
+            x, y, wide, tall = shown[row].box
+            boxes[place, :, :tall, :wide].copy_(images[row][:, y : y + tall, x : x + wide])
+            placed.append(replace(shown[row], box=(0, 0, wide, tall)))
+        parts.append(resample_by_products(boxes, placed, interpolation))
+        order += rows
+    places = torch.from_numpy(np.argsort(np.array(order)))
+    return torch.cat(parts).index_select(0, levels.uploaded(places, parts[0].device))
+
+
+def _of_similar_boxes(shown: Sequence[Geometry], channels: int) -> Iterator[list[int]]:
+    """Rows in groups whose boxes differ little in size.
+
+    Little of the work is then for empty places.
+    """
+    sizes = [each.box[2:] for each in shown]
+    rows: list[int] = []
+    width = height = 0
+    for row in sorted(range(len(shown)), key=lambda row: sizes[row][0] * sizes[row][1], reverse=True):
+        wider, taller = max(width, sizes[row][0]), max(height, sizes[row][1])
+        is_full = (len(rows) + 1) * channels * wider * taller > BOXES_NBYTES
+        if rows and (is_full or width * height > 4 * sizes[row][0] * sizes[row][1]):
+            yield rows
+            rows, wider, taller = [], *sizes[row]
+        rows.append(row)
+        width, height = wider, taller
+    yield rows
+
+
 def resample_by_products(images: Levels, shown: Sequence[Geometry], interpolation: str) -> Levels:
     """Resample by two matrix products; see `resampled`.
 
@@ -103,7 +147,7 @@ def resample_by_products(images: Levels, shown: Sequence[Geometry], interpolatio
     out = images.new_empty((*images.shape[:2], shown[0].window[3], shown[0].window[2]))
     for wanted in (False, True):
         rows = np.flatnonzero(down_first == wanted)
-        at = torch.from_numpy(rows).to(images.device)
+        at = levels.uploaded(torch.from_numpy(rows), images.device)
         some = [shown[row] for row in rows.tolist()]
         out.index_copy_(0, at, _products(images.index_select(0, at), some, interpolation, down_first=wanted))
     return out
@@ -111,15 +155,21 @@ def resample_by_products(images: Levels, shown: Sequence[Geometry], interpolatio
 
 def _products(images: Levels, shown: Sequence[Geometry], interpolation: str, *, down_first: bool) -> Levels:
     batch, channels, height, width = images.shape
-    places = torch.tensor([_axes(each) for each in shown], dtype=torch.float32, device="cpu").to(images.device)
-    across = _weights(places[:, 0], width, shown[0].window[2], interpolation)
+    axes = torch.tensor([_axes(each) for each in shown], dtype=torch.float32, device="cpu")
+    places = levels.uploaded(axes, images.device)
+    across = _weights(places[:, 0], width, shown[0].window[2], interpolation).transpose(1, 2)
     down = _weights(places[:, 1], height, shown[0].window[3], interpolation)
+    # Lines of all channels are neighbors, so each axis is one product.
+    numbers = images.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
     # Rounded between the axes, as by Pillow.
     if down_first:
-        lines = _round(down[:, None] @ images.float()).view(batch, -1, width)
-        return _levels(lines @ across.transpose(1, 2)).view(batch, channels, down.shape[1], -1)
-    lines = images.reshape(batch, channels * height, width).float() @ across.transpose(1, 2)
-    return _levels(down[:, None] @ _round(lines).view(batch, channels, height, -1))
+        lines = _round(down @ numbers.view(batch, height, -1))
+        done = lines.view(batch, -1, width) @ across
+    else:
+        lines = _round(numbers.view(batch, -1, width) @ across)
+        done = down @ lines.view(batch, height, -1)
+    lined = _levels(done).view(batch, down.shape[1], channels, -1)
+    return lined.transpose(1, 2).contiguous()
 
 
 def _axes(shown: Geometry) -> tuple[tuple[float, ...], tuple[float, ...]]:
