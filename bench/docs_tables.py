@@ -49,8 +49,14 @@ def _lines(result: Result) -> Iterator[str]:
     machine, rounds = result["machine"], len(result["standings"][0]["runs"])
     yield (
         f"{'Medians' if rounds > 1 else 'Figures'} of {rounds} round{'s' * (rounds > 1)}, ratios to "
-        f"*{result['baseline']}*; {machine['cores']} cores of {machine['cpu']}, {result['date'][:10]}."
+        f"*{result['baseline']}*; {machine['cores']} cores of {machine['cpu']}{_gpu(result)}, {result['date'][:10]}."
     )
+
+
+def _gpu(result: Result) -> str:
+    """The GPU of a result, with torch's version; nothing without one."""
+    gpu = result["machine"].get("gpu")
+    return f", {gpu}, torch {result['versions']['torch']}" if gpu else ""
 
 
 def _short(figure: float) -> str:

@@ -106,7 +106,8 @@ def dali_jpegs(folder: Path, batch: int, size: int, threads: int, device: str) -
         images = fn.decoders.image_random_crop(files, device=kind, output_type=types.RGB)
         images = fn.resize(images, size=(size, size))
         flip = fn.random.coin_flip()
-        return fn.crop_mirror_normalize(images, mean=mean, std=std, mirror=flip, output_layout="CHW"), labels
+        images = fn.crop_mirror_normalize(images, mean=mean, std=std, mirror=flip, output_layout="CHW")
+        return images, labels.gpu() if kind == "mixed" else labels
 
     return _dali(graph, batch, threads, device, reader_name="reader", auto_reset=True)
 

@@ -101,8 +101,10 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
 
     def step(self, images: Tensor, labels: Tensor) -> None:
+        self.train(images.to(memory_format=torch.channels_last).float().div(255).sub(0.45).div(0.225), labels)
+
+    def train(self, inputs: Tensor, labels: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        inputs = images.to(memory_format=torch.channels_last).float().div(255).sub(0.45).div(0.225)
         with torch.autocast(DEVICE, torch.bfloat16):
             loss = nn.functional.cross_entropy(self.model(inputs), labels)
         loss.backward()
@@ -139,9 +141,9 @@ class Feed:
             pass
         wait()
 
-    def run(self, training: Training) -> Run:
+    def run(self, training: Training, warm_up: int = WARM_UP) -> Run:
         """Steps after those that use up what workers have made ahead."""
-        for images, labels in islice(self.batches, WARM_UP):
+        for images, labels in islice(self.batches, warm_up):
             training.step(images, labels)
         wait()
         before, steps = self.copies(), []

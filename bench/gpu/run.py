@@ -19,7 +19,9 @@ HERE = Path(__file__).parent
 
 def commands(device: str) -> list[list[str]]:
     """The scripts with their arguments."""
-    alone = [[str(HERE / name), device] for name in ("prefetch.py", "decode.py", "resident.py", "bus.py")]
+    alone = [
+        [str(HERE / name), device] for name in ("prefetch.py", "training.py", "decode.py", "resident.py", "bus.py")
+    ]
     check = ["flip", "check"] if device == "cpu" else []
     return [*alone, [str(HERE.parent / "batched_transforms.py"), device, *check]]
 
