@@ -286,7 +286,7 @@ def tutorial(data: RandomImages, stack: ExitStack) -> Feed:
 
 def peer(batches: Batches) -> Feed:
     """A loader of another library, epoch after epoch."""
-    return Feed((images, labels.flatten()) for _ in iter(int, 1) for images, labels in batches())
+    return Feed((images, labels.flatten().long()) for _ in iter(int, 1) for images, labels in batches())
 
 
 def pinning(data: RandomImages) -> torch.utils.data.DataLoader[Batch]:
