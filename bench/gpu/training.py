@@ -27,8 +27,8 @@ import feedline as fl
 from feedline import transforms
 
 NUM_WORKERS = len(os.sched_getaffinity(0)) if ON_CUDA else 1
-PICTURES = 40_960 if ON_CUDA else 32
-"""Names of pictures: an epoch must be longer than a run, as that of ImageNet is."""
+IMAGES = 40_960 if ON_CUDA else 32
+"""Names of images: an epoch must be longer than a run, as that of ImageNet is."""
 WARM_UP, ROUNDS = (2 * NUM_WORKERS + 2, 2) if ON_CUDA else (1, 1)
 TORCH, TUTORIAL, IMPORT = "torch", "torch, with a prefetcher", "feedline, the import alone"
 
@@ -109,7 +109,7 @@ def main() -> None:
         return
     training = AnyBatch()
     with TemporaryDirectory() as place, ExitStack() as stack:
-        write(Path(place), PICTURES)
+        write(Path(place), IMAGES)
         feeds = opened(stack, Path(place), training)
         baseline = TORCH if TORCH in feeds else next(iter(feeds))
         runs: dict[str, list[Run]] = {name: [] for name in feeds}
