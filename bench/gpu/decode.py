@@ -38,7 +38,7 @@ NUMBERS, LEVELS = "feedline, workers", "feedline, workers, levels"
 
 
 def write(folder: Path, count: int) -> None:
-    """`count` names of distinct pictures, which are written once."""
+    """`count` names of distinct images, which are written once."""
     with ThreadPoolExecutor(WORKERS) as threads:
         photos = list(threads.map(photo, range(min(count, DISTINCT))))
     places = [folder / f"class{number % 8}" / f"{number:05d}.jpg" for number in range(count)]
@@ -68,8 +68,8 @@ def loader(folder: Path, transform: Any, device: Any) -> fl.DataLoader[Any]:
 
 def epoch(batches: Callable[[], Iterator[Any]], device: str) -> Callable[[], None]:
     def run() -> None:
-        for pictures, _ in batches():
-            assert (pictures.device.type, pictures.dtype) == (device, torch.float32)
+        for batch, _ in batches():
+            assert (batch.device.type, batch.dtype) == (device, torch.float32)
         if device == "cuda":
             torch.cuda.synchronize()
 
@@ -178,7 +178,7 @@ def main(device: str) -> None:
         for name, each in ours.items():
             contest.add(name, epoch(lambda each=each: iter(each), device), count)
         device_loaders = {}
-        for name, decode in found.items() or [("in this process", None)]:
+        for name, decode in found.items() or [("on the device", None)]:
             there = device_loaders[name] = loader(folder, transforms.DecodeOnDevice(train), device)
             add_optional(
                 contest,
@@ -204,7 +204,7 @@ def main(device: str) -> None:
 
 
 class Photos:
-    """Decoded pictures and labels, for the writer of FFCV."""
+    """Decoded images and labels, for the writer of FFCV."""
 
     def __init__(self, folder: Path) -> None:
         self.places = sorted(folder.rglob("*.jpg"))

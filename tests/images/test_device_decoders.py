@@ -224,12 +224,20 @@ def test_dali_decodes_by_a_pipeline_that_is_made_again_after_an_error(monkeypatc
     assert made == [4, 1, 1]
 
 
-def test_a_package_that_does_not_fit_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [AttributeError("decode_jpeg"), OSError("Could not load this library")])
+def test_a_package_that_does_not_fit_is_passed_over(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def old() -> Any:
-        raise AttributeError("decode_jpeg")
+        raise error
+
+    def found(module: str) -> Any:
+        if module == "broken":
+            raise error
+        return module
 
     made = object()
-    monkeypatch.setattr(device_decoders, "_DECODERS", (("json", old), ("json", lambda: made)))
+    rows = (("broken", lambda: None), ("json", old), ("json", lambda: made))
+    monkeypatch.setattr(device_decoders, "_DECODERS", rows)
+    monkeypatch.setattr(device_decoders, "find_spec", found)
     device_decoders.decoder_of.cache_clear()
     assert device_decoders.decoder_of("cuda") is made
     device_decoders.decoder_of.cache_clear()

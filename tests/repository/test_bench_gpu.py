@@ -12,7 +12,7 @@ from preloaded import Preloaded
 
 GPU = Path(__file__).parents[2] / "bench" / "gpu"
 
-CONTESTS = ("gpu_prefetch", "gpu_busy", "decode on cpu", "resident on cpu")
+CONTESTS = ("gpu_prefetch", "gpu_busy", "decoders of JPEGs on cpu", "decode on cpu", "resident on cpu")
 CONTESTANTS = (
     "torch, pin thread and prefetcher",
     "feedline, workers",

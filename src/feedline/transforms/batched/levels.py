@@ -86,7 +86,9 @@ def _adjust(levels: torch.Tensor, which: int, factors: Sequence[float]) -> None:
 def _mean(gray: torch.Tensor) -> torch.Tensor:
     """Mean level of each image, rounded."""
     total = gray.sum((1, 2, 3), dtype=widest_float(gray.device))
-    return (total / gray[0].numel() + 0.5).floor().to(torch.float32).view(-1, 1, 1, 1)
+    # By a tensor: CUDA multiplies by the reciprocal of a number, which moves means that are halves.
+    mean = total / torch.full_like(total, gray[0].numel())
+    return (mean + 0.5).floor().to(torch.float32).view(-1, 1, 1, 1)
 
 
 def widest_float(device: torch.device) -> torch.dtype:

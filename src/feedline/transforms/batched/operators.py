@@ -334,7 +334,7 @@ def _erase(step: RandomErasing, rows: ImageRows, keys: Keys) -> ImageRows:
     for row, part, key in zip(images, parts, keys.tolist(), strict=True):
         if part is not None:
             inside = row[:, part[0], part[1]]
-            inside.copy_(_noise(key, inside, is_levels))
+            inside.copy_(levels.uploaded(_noise(key, inside, is_levels), inside.device))
     return ImageRows(images, is_owned=True)
 
 
