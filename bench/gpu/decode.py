@@ -63,7 +63,9 @@ def photo(seed: int) -> bytes:
 
 def loader(folder: Path, transform: Any, device: Any) -> fl.DataLoader[Any]:
     data = fl.datasets.ImageFolder(folder, transform)
-    return fl.DataLoader(data, BATCH, shuffle=True, seed=0, drop_last=True, num_workers=WORKERS, device=device)
+    return fl.DataLoader(
+        data, BATCH, shuffle=True, seed=0, drop_last=True, num_workers=WORKERS, persistent_workers=True, device=device
+    )
 
 
 def epoch(batches: Callable[[], Iterator[Any]], device: str) -> Callable[[], None]:
