@@ -6,10 +6,9 @@ and FFCV where they are installed, and one batch that is already on the device. 
 runs without a GPU, to check itself: a small model, and no figures of copies.
 
 "GPU busy" is the time between events around the steps, divided by the wall time of the same runs. A step does not
-contain the wait for its batch, but it does contain the pauses between its kernels: NVML's utilization and the kernels
-that torch's profiler sees stand beside it, and the images per second beside those of the batch that is there. "Copy
-hidden" is the part of the copying that the loop did not wait for. Workers run, and memory is page-locked, before the
-first run.
+contain the wait for its batch, but it does contain the pauses between its kernels. Each run is therefore printed with
+NVML's utilization, and torch's profiler shows the share of time with a kernel. "Copy hidden" is the part of the copying
+that the loop did not wait for. Workers run, and memory is page-locked, before the first run.
 """
 
 from __future__ import annotations
@@ -210,7 +209,8 @@ def profiled(feed: Feed, training: Training) -> str:
         wait()
     kernels, copies, nbytes = [], [], BATCH_SIZE * 3 * SIDE * SIDE
     for event in profile.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        is_range = event.is_user_annotation or event.name.startswith(("feedline.", "enumerate(", "Optimizer."))
+        if event.device_type == torch.autograd.DeviceType.CUDA and not is_range:
             span = event.time_range.start, event.time_range.end
             if not event.name.startswith(("Memcpy", "Memset")):
                 kernels.append(span)

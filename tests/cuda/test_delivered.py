@@ -83,6 +83,7 @@ def test_every_tree_arrives_with_its_containers(num_workers: int) -> None:
         assert ours["packed"].batch_sizes.device.type == "cpu"  # as torch's recurrent layers need
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensor:UserWarning")  # torch calls them a prototype
 def test_jagged_tensors_arrive() -> None:
     def jagged(samples: list[int]) -> torch.Tensor:
         return torch.nested.nested_tensor([torch.ones(number + 1) for number in samples], layout=torch.jagged)

@@ -91,7 +91,7 @@ def take_rows(rows: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
 
 
 def places_on(device: torch.device, places: NDArray[np.int64]) -> torch.Tensor:
-    """`places` as a tensor of a device; with CUDA, the call waits for nothing."""
+    """`places` on a device; with CUDA, nothing is waited for."""
     host = torch.from_numpy(places)
     if device.type != "cuda":
         return host.to(device)
@@ -139,7 +139,7 @@ def free_nbytes(device: torch.device) -> int:
 
 
 def gpu_of(device: torch.device | None) -> torch.device | None:
-    """The CUDA device of a loop in the calling thread, with its number.
+    """The CUDA device of the calling thread's loop, with its number.
 
     That is `device`, or by default the thread's current one. None for others, and before this process uses CUDA.
     """
@@ -153,9 +153,10 @@ def gpu_of(device: torch.device | None) -> torch.device | None:
 
 
 def gpu_utilization(device: torch.device | None = None) -> float | None:
-    """Recent utilization of a CUDA device by NVML, 0 to 1; by default of the thread's current one.
+    """Recent utilization of a CUDA device by NVML, 0 to 1.
 
-    None without NVML or its package `nvidia-ml-py`, and before this process uses CUDA.
+    By default of the thread's current one. None without NVML or its package `nvidia-ml-py`, and before this process
+    uses CUDA.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # asking would create a context
         return None
@@ -163,9 +164,10 @@ def gpu_utilization(device: torch.device | None = None) -> float | None:
 
 
 def nvml_utilization(device: torch.device | int | None) -> tuple[float | None, str]:
-    """Share of the latest second, or a part of it, in which a CUDA device computed; or None and the reason.
+    """Share of the latest second in which a CUDA device computed.
 
-    A device with a number needs no context of CUDA.
+    It is None, with the reason, if NVML does not know it; some devices report on a part of a second. A device with a
+    number needs no context of CUDA.
     """
     try:
         return torch.cuda.utilization(device) / 100, ""

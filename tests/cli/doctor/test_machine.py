@@ -176,10 +176,22 @@ def test_the_exit_code_is_1_only_when_something_is_bad(
     monkeypatch: pytest.MonkeyPatch, severity: Severity, code: int
 ) -> None:
     monkeypatch.setattr(machine, "examine", lambda: [Finding("one", "two", severity, "three")])
+    monkeypatch.setattr(machine, "cuda", list)
     result = CliRunner().invoke(app, ["doctor", "--json"])
     assert result.exit_code == code
     expected = {"name": "one", "evidence": "two", "severity": severity.value, "remedy": "three"}
     assert json.loads(result.stdout) == {"machine": [expected], "loader": []}
+
+
+def test_cuda_is_initialized_after_the_workers_of_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of a GPU needs CUDA, which forked workers cannot use."""
+    calls = list[str]()
+    monkeypatch.setattr(machine, "examine", lambda: calls.append("machine") or [])
+    monkeypatch.setattr(machine, "cuda", lambda: calls.append("cuda") or [])
+    monkeypatch.setattr(command.targets, "load", lambda _: calls.append("target"))
+    monkeypatch.setattr(command.loader_checks, "examine", lambda *_, **__: calls.append("loader") or [])
+    command.run("train.py:loader")
+    assert calls == ["machine", "target", "loader", "cuda"]
 
 
 FINDINGS = [

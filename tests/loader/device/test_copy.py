@@ -543,6 +543,25 @@ def test_memory_that_cannot_be_locked_is_staged_and_said(accelerator: FakeAccele
     assert stage.statistics().staged_nbytes == 32
 
 
+def test_a_batch_arrives_where_nothing_can_be_page_locked(
+    accelerator: FakeAccelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pin(_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
+
+    monkeypatch.setattr(accelerator, "pin", pin)
+    stage = DeviceStage(accelerator)
+    host = torch.arange(4)
+    with pytest.warns(RuntimeWarning, match=r"32 bytes could not .* memory \(CUDA error: out of memory\);.*ulimit -l"):
+        moving = stage.start(host)
+    host.fill_(9)  # not page-locked: it has been read already
+    moved = stage.finish(moving)
+    accelerator.drain()
+    assert moved.tolist() == [0, 1, 2, 3]
+    stage.close()
+    assert (stage.statistics().copied_nbytes, stage.statistics().staged_nbytes) == (32, 0)
+
+
 def test_only_what_was_locked_is_unlocked(accelerator: FakeAccelerator) -> None:
     stage = DeviceStage(accelerator)
     stage.register(4096, 64)

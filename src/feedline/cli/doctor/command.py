@@ -46,14 +46,17 @@ def run(target: str | None, *, ranks: int = 1) -> Examination:
     A `target` that leads to no loader is a finding. `ranks` is the number of training processes.
     """
     findings = machine.examine()
-    if target is None:
-        return Examination("", findings, [])
+    on_loader = [] if target is None else _examine_loader(target, ranks)
+    # Last: it initializes CUDA, which would be a hazard for the workers of the loader, and a finding.
+    return Examination(target or "", [*findings, *machine.cuda()], on_loader)
+
+
+def _examine_loader(target: str, ranks: int) -> list[Finding]:
     try:
         loader = targets.load(target)
     except targets.TargetError as error:
-        trouble = Finding("loader", str(error), Severity.BAD, error.remedy)
-        return Examination(target, findings, [trouble])
-    return Examination(target, findings, loader_checks.examine(loader, ranks=ranks))
+        return [Finding("loader", str(error), Severity.BAD, error.remedy)]
+    return loader_checks.examine(loader, ranks=ranks)
 
 
 def show(examination: Examination, console: Console) -> None:

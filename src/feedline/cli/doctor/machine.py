@@ -74,7 +74,6 @@ def examine() -> list[Finding]:
         cache(Path(user_cache())),
         *ray(),
         *numa_nodes(),
-        *cuda(),
     ]
 
 
@@ -307,7 +306,7 @@ def numa_nodes(root: Path = numa.SYS) -> Iterator[Finding]:
 
 
 def cuda(root: Path = numa.SYS) -> Iterator[Finding]:
-    """CUDA devices, one finding each, with their NUMA nodes."""
+    """CUDA devices, one finding each, with their NUMA nodes; initializes CUDA."""
     if not torch.cuda.is_available():
         yield Finding("CUDA", "none: batches stay on the CPU")
     for i in range(torch.cuda.device_count()):

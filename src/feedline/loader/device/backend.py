@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
@@ -149,8 +150,13 @@ class CudaBackend(StreamCopies):
 
     def host_unregister(self, address: int) -> None:
         """See `Backend`."""
-        with torch.cuda.device(self.device):  # a finalizer's thread would create a context on device 0
-            code = int(_cudart().cudaHostUnregister(address))
+        try:
+            with torch.cuda.device(self.device):  # a finalizer's thread would create a context on device 0
+                code = int(_cudart().cudaHostUnregister(address))
+        except RuntimeError:
+            if sys.is_finalizing():  # see UNLOADING
+                return
+            raise
         if code not in (0, UNLOADING):
             self._forget_error()
             torch.cuda.check_error(code)

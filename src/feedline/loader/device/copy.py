@@ -129,8 +129,8 @@ class DeviceStage(Closing):
             self._backend.host_register(address, nbytes)
         except RuntimeError as error:
             warnings.warn(
-                f"{nbytes} bytes of transport memory could not be page-locked ({error}); batches need another copy on "
-                "the host. Raise the limit of locked memory: ulimit -l, docker run --ulimit memlock=-1",
+                f"{nbytes} bytes of transport memory could not be page-locked ({_first_line(error)}); batches need "
+                "another copy on the host. Raise the limit of locked memory: ulimit -l, docker run --ulimit memlock=-1",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -187,9 +187,20 @@ class DeviceStage(Closing):
         return moved
 
     def _stage(self, host: torch.Tensor) -> torch.Tensor:
+        try:
+            with on_cpus(self._cpus):  # memory comes from the node of the CPU that first writes to it
+                pinned = self._backend.pin(host)
+        except RuntimeError as error:
+            warnings.warn(
+                f"{host.nbytes} bytes could not be copied to page-locked memory ({_first_line(error)}); the loop waits "
+                "while they are copied to the device. Raise the limit of locked memory: ulimit -l, docker run --ulimit "
+                "memlock=-1",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return host
         self._staged_nbytes += host.nbytes
-        with on_cpus(self._cpus):  # memory comes from the node of the CPU that first writes to it
-            return self._backend.pin(host)
+        return pinned
 
     def _explain_memory(self, nbytes: int) -> str:
         flying = len(self._flights)
@@ -217,6 +228,10 @@ class DeviceStage(Closing):
         self._copy_s += total_s
         self._hidden_copy_s += hidden_s
         copy.tensors.host.clear()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 class PlainStage(Closing):

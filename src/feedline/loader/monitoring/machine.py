@@ -119,7 +119,8 @@ class MachineFigures:
         Called by the thread of the loop. After a pause, other programs are counted from zero.
         """
         self.forget_workers()
-        there = None if device is None else torch.device(Delivery.of(device).device)
+        place = device.device if isinstance(device, Delivery) else device
+        there = None if place is None else torch.device(place)
         self._gpu = devices.gpu_of(there)  # here: other threads have a current device of their own
         if monotonic() - self._left_s > _PAUSE_S:  # in between, they could do anything
             self._others = self.others_cpus = None
