@@ -79,12 +79,14 @@ TWO_BATCHES = Depth()
 Moving = TypeVar("Moving")
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
 class InFlight(Generic[Moving]):
     """A batch between `start` and `finish`; dropping it abandons the batch."""
 
-    moving: Moving
-    nbytes: int
+    # Not a dataclass with `weakref_slot`: Python 3.12 leaves that slot out of subclasses of Generic.
+    __slots__ = ("__weakref__", "moving", "nbytes")
+
+    def __init__(self, moving: Moving, nbytes: int) -> None:
+        self.moving, self.nbytes = moving, nbytes
 
 
 class Flights(Generic[Moving]):
