@@ -265,7 +265,8 @@ class ProcessPool(FuturePool):
         if (error := dead[0].exited.error) is not None:
             self._fail_all(error)
             return
-        self._budget.add(dead)
+        if not self._budget.add(dead):
+            return
         for death in dead:
             future = self._dispatch.open.get(death.task or 0)
             if future is not None and not death.exited.orphaned:
