@@ -105,3 +105,16 @@ def _fork_a_child(pid_file: str) -> None:
     if pid == 0:
         signal.pause()
     Path(pid_file).write_text(str(pid))
+
+
+def test_a_worker_requested_after_the_death_of_its_zygote(open_pool: OpenPool) -> None:
+    """The statistics, which any thread may ask for, have noticed the death before the pool."""
+    pool = open_pool(squares(), 2, kind="zygote", recovery=Recovery(deaths_per_epoch=1))
+    assert numbers(pool, 4) == list(range(4))
+    workers = [psutil.Process(process.pid) for process in pool.processes]
+    forkers_of(pool)[0].kill()
+    psutil.wait_procs(workers, GONE_WITHIN_S)
+    pool.statistics()
+    pool.resize(3)
+    assert numbers(pool, 4) == list(range(4))
+    assert pool.statistics().restarts == 3

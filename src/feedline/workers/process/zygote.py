@@ -72,6 +72,9 @@ class ZygoteProcessGroup:
         # Registered before the command is sent: another thread may read the answer at once.
         process = self._register(setup)
         self._send(Launch(process.serial, setup), worker_channels)
+        with deferred_finalizers, self._lock:
+            if self.lost:  # another thread has noticed it: no report would come
+                self._mark_lost()
         return process
 
     def pid_of(self, process: WorkerProcess) -> int | None:
