@@ -15,6 +15,7 @@ from process_cases import (
     GONE_WITHIN_S,
     Call,
     Once,
+    kill_self,
     pools,
     request,
     squares,
@@ -118,3 +119,19 @@ def test_a_worker_requested_after_the_death_of_its_zygote(open_pool: OpenPool) -
     pool.resize(3)
     assert numbers(pool, 4) == list(range(4))
     assert pool.statistics().restarts == 3
+
+
+def test_the_death_of_the_zygote_is_not_held_against_a_suspect(open_pool: OpenPool, tmp_path: Path) -> None:
+    acts = [Once(tmp_path, act, f"{n}") for n, act in enumerate((kill_self, kill_self, _kill_parent))]
+    pool = open_pool(squares({1: Call(_call_all, acts)}), 2, kind="zygote")
+    assert numbers(pool, 4) == list(range(4))
+
+
+def _call_all(acts: list[Callable[[], object]]) -> None:
+    for act in acts:
+        act()
+
+
+def _kill_parent() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
