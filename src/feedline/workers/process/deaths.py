@@ -16,6 +16,10 @@ from feedline.workers.process.members import Death
 _LISTED = 8
 
 
+_RELATED_LOSSES = 2
+"""Requests for workers that may be lost with one death: to the branch that was to fork them, and to the fork server."""
+
+
 _OWN = "feedline/workers/"
 
 
@@ -171,18 +175,30 @@ class RestartBudget(DeathCount):
         super().__init__(recovery)
         self._oom_kills: int | None = None
         self._killed_by_oom: set[int | None] = set()
+        self._related_losses = 0
 
     def begin(self) -> None:
         """Read the kernel's counter of out-of-memory kills as the baseline. Idempotent."""
         if self._oom_kills is None:
             self._oom_kills = Cgroup.of_process().oom_kills()
 
-    def add(self, dead: Sequence[Death]) -> None:
-        """Count deaths that were reported together."""
-        self.restarts += len(dead)
+    def add(self, dead: Sequence[Death]) -> bool:
+        """Count deaths that were reported together.
+
+        False if they belong to a death that was counted before.
+        """
         self._note_out_of_memory(dead)
+        # After the end of a zygote, the next one may be requested from a process that is ending for the same reason.
+        # None of its workers has run, and none counts. The limit is for machines that kill every new process.
+        if self._related_losses > 0 and all(death.exited.in_vain for death in dead):
+            self._related_losses -= 1
+            return False
+        self.restarts += len(dead)
+        if any(death.exited.orphaned for death in dead):
+            self._related_losses = _RELATED_LOSSES
         # Workers that died with the zygote they were forked from count as one death together.
         self._count += sum(not death.exited.orphaned for death in dead) or 1
+        return True
 
     def log(self, text: str, *, found: bool) -> None:
         """Log a death within the budget.

@@ -111,6 +111,8 @@ class Dispatch:
         self._queues: list[RequestQueue] = [] if round_robin else [RequestQueue()]
         self._ready_fds: list[int] = []
         self._needs_repair = self._resized = self._is_opening = self._finished = False
+        self.probe_orphaned = False
+        """True if the latest probe has died with the process that had forked it: its request is not the cause."""
         self._built: dict[int, tuple[int, Any]] = {}
         """Epoch and latest mark of each partition of a live stream, whose batches cannot be built twice."""
         self.worker_set = WorkerSet(launcher, new_inbox)
@@ -200,6 +202,7 @@ class Dispatch:
         Returns a function that is True once this worker has ended.
         """
         queue = RequestQueue()
+        self.probe_orphaned = False
         probe = self._start(PROBE, queue)
         probe.stopping = True
         self.open[future.task] = future
@@ -236,6 +239,7 @@ class Dispatch:
             else:
                 event.member.inbox.close()  # all of its answers came before and are settled
                 deaths.append(event)
+                self.probe_orphaned |= event.member.worker_id == PROBE and event.exited.orphaned
                 self._needs_repair = True
                 self.worker_set.processes.pop(event.member.worker_id, None)
         return StepResult(answers, deaths)

@@ -39,6 +39,8 @@ class ExitedProcess(NamedTuple):
     """Last lines written to standard error, if known."""
     orphaned: bool = False
     """True if the process that had forked it has ended, and the whole group with it: this worker is not the cause."""
+    in_vain: bool = False
+    """True if the process that was to fork it had ended before it began to run."""
     error: BaseException | None = None
     """Error that prevented its start; the same holds for all workers of this launcher."""
 

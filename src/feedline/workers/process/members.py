@@ -148,6 +148,7 @@ class WorkerSet:
             elif fd == self._group.fileno():
                 self._collect_deaths(events)
         if self._group.lost:
+            self._collect_deaths(events)  # if another thread has noticed the loss, it was not among the descriptors
             self._renew_group()
         return events
 

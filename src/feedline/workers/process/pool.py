@@ -265,7 +265,8 @@ class ProcessPool(FuturePool):
         if (error := dead[0].exited.error) is not None:
             self._fail_all(error)
             return
-        self._budget.add(dead)
+        if not self._budget.add(dead):
+            return
         for death in dead:
             future = self._dispatch.open.get(death.task or 0)
             if future is not None and not death.exited.orphaned:
@@ -331,11 +332,13 @@ class ProcessPool(FuturePool):
 
     def _kills(self, request: Any) -> bool:
         """True if a worker that builds only this request dies."""
-        future = ProcessFuture(self, next(self._tasks), request, trial=True)
-        # In a process of its own: the other workers keep their requests, and the death has one possible cause.
-        self._until(self._dispatch.start_probe(future))
-        self._dispatch.open.pop(future.task, None)
-        return not future.settled
+        while True:
+            future = ProcessFuture(self, next(self._tasks), request, trial=True)
+            # In a process of its own: the other workers keep their requests, and the death has one possible cause.
+            self._until(self._dispatch.start_probe(future))
+            self._dispatch.open.pop(future.task, None)
+            if future.settled or not self._dispatch.probe_orphaned:
+                return not future.settled
 
     def _leave_out(self, future: ProcessFuture, rows: Sequence[int], how: str) -> None:
         request = future.work

@@ -49,11 +49,12 @@ _REPORT_MS = 50
 class ZygoteProcessGroup:
     """Process group of a zygote; see `ProcessGroup`.
 
-    One socket carries commands to the zygote and its reports back.
+    One socket carries commands to the zygote and its reports back. `client` is that of the zygote; a group with its own
+    forking process has none.
     """
 
-    def __init__(self, zygote: Channel) -> None:
-        self._zygote = zygote
+    def __init__(self, zygote: Channel, client: ZygoteClient | None = None) -> None:
+        self._zygote, self._client = zygote, client
         self._receive_buffer = channels.ReceiveBuffer()
         self._lock = threading.Lock()  # user threads may read the pid of a process while the pool reads the socket
         self._serial = 0
@@ -71,6 +72,9 @@ class ZygoteProcessGroup:
         # Registered before the command is sent: another thread may read the answer at once.
         process = self._register(setup)
         self._send(Launch(process.serial, setup), worker_channels)
+        with deferred_finalizers, self._lock:
+            if self.lost:  # another thread has noticed it: no report would come
+                self._mark_lost()
         return process
 
     def pid_of(self, process: WorkerProcess) -> int | None:
@@ -156,6 +160,8 @@ class ZygoteProcessGroup:
         except BlockingIOError:
             return False
         if not message:
+            if self._client is not None:
+                self._client.has_ended = True
             self._mark_lost()
             return False
         match pickle.loads(message):
@@ -175,9 +181,10 @@ class ZygoteProcessGroup:
     def _mark_lost(self) -> None:
         """Mark all processes as exited: the kernel kills them with their zygote."""
         self.lost = True
+        in_vain = self._client is not None and not self._client.has_run()
         for process in self._processes.values():
             process.mark_exited(None)
-            self._exited.append(ExitedProcess(process, None, orphaned=True))
+            self._exited.append(ExitedProcess(process, None, orphaned=True, in_vain=in_vain))
         self._processes.clear()
 
 
@@ -318,7 +325,7 @@ class ZygoteLauncher:
             former, self._zygote = self._zygote, None  # it stays None if there can be no other one
             former.close(kill=True)
             self._zygote = ZygoteClient(self._dumped)
-            group = self._zygote.new_group()
+            group = self._zygote.new_group(is_first=True)
         self._groups.add(group)
         return group
 
@@ -336,9 +343,13 @@ class ZygoteLauncher:
 
 
 class ZygoteClient:
-    """Client of one zygote process."""
+    """Client of one zygote process.
+
+    `has_ended` is True once a group has noticed the end of the zygote.
+    """
 
     def __init__(self, dumped: SharedBuilder) -> None:
+        self.has_ended = False
         self._owner = os.getpid()
         self._control, theirs = channels.pair()
         tracker = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]
@@ -363,15 +374,32 @@ class ZygoteClient:
         """False in a forked child, which must not use its parent's zygote."""
         return self._owner == os.getpid()
 
-    def new_group(self) -> ZygoteProcessGroup:
+    def has_run(self) -> bool:
+        """True if the zygote has begun to run; does not wait."""
+        # Not removed from the socket: groups of several threads may ask. Unread messages at the other end are an error
+        # that hides this one, but only once.
+        for _ in range(2):
+            with suppress(OSError):
+                return bool(self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        return False
+
+    def new_group(self, *, is_first: bool = False) -> ZygoteProcessGroup:
+        """Create a process group. Raises ConnectionError if the zygote has ended.
+
+        The first group reports that end instead.
+        """
+        # While a process ends, its sockets are closed one by one: this one may still be open.
+        if self.has_ended:
+            raise ConnectionResetError("the zygote has ended")
         mine, theirs = channels.pair()
         with theirs:
             try:
                 channels.send(self._control, [b"group"], [theirs.fileno()])
             except ConnectionError:
-                mine.close()
-                raise
-        return ZygoteProcessGroup(mine)
+                if not is_first:
+                    mine.close()
+                    raise
+        return ZygoteProcessGroup(mine, self)
 
     def close(self, *, kill: bool) -> None:
         """Let the zygote end once its groups are closed.
@@ -379,7 +407,7 @@ class ZygoteClient:
         With `kill`, a zygote that does not answer in time is killed: it cannot answer while it unpickles a dataset.
         """
         poll = select.poll()
-        poll.register(self._control, select.POLLIN)
+        poll.register(self._control, 0)  # its end alone: it has sent a sign of life
         with suppress(OSError):
             # Only this direction: that the zygote closes its end is the answer that is waited for.
             self._control.shutdown(socket.SHUT_WR)

@@ -38,6 +38,10 @@ TAIL_NBYTES = 4096
 """Number of bytes kept of each worker's standard error, for the message about its death."""
 
 
+SIGN_OF_LIFE = b"runs"
+"""First message of a zygote to its launcher: the process that forked it was alive, too."""
+
+
 _GRACE_S = 0.3
 
 
@@ -156,6 +160,9 @@ def main(fork_server: int, fds: Sequence[int]) -> None:
     control, start_fd, stdout, stderr, tracker, *arrays = fds
     start: ZygoteStart = pickle.loads(channels.read_all(start_fd))
     take_over(fork_server, start.process_context, stdout, stderr)
+    channel = channels.connect(control)
+    with suppress(OSError):  # the launcher has closed
+        channels.send(channel, [SIGN_OF_LIFE])
     name_process("feedline-zygote")
     if start.has_tracker:
         # Its own tracker would remove the shared memory of the training process when this process ends.
@@ -163,7 +170,7 @@ def main(fork_server: int, fds: Sequence[int]) -> None:
     else:
         os.close(tracker)
     zygote = WorkerForker(_load_target(arrays, start.skeleton))
-    zygote.accept_groups(channels.connect(control))
+    zygote.accept_groups(channel)
     channels.close_all(arrays)
     gc.collect()
     gc.freeze()  # collections in workers would write to shared pages, and so copy them
