@@ -382,8 +382,10 @@ class LoaderPools:
             checks.shard_datapipe(loader.dataset)
         seeded = loader._fl.seed is not None
         restores_rng = seeded and builder.reseeds and not (builder.vectorized and loader._fl_policy.action == "raise")
+        stage = self._stage if isinstance(self._stage, DeviceStage) else None
+        allocate = self._buffers if stage is None else stage.buffers
         if not loader.num_workers:  # all other options are for workers
-            return InlinePool(builder, isolate=restores_rng, allocate=self._buffers)
+            return InlinePool(builder, isolate=restores_rng, allocate=allocate)
         workers, build = loader.num_workers, builder
         if self._together:  # two batches at once: one computes while the other runs Python code
             builder.threads, workers = max(1, workers - 1), min(2, workers)
@@ -392,7 +394,6 @@ class LoaderPools:
         init_fn = checks.sharding_init_fn(loader.dataset, loader.worker_init_fn)
         if init_fn is not None and "worker_init_fn" not in kind.accepts:
             checks.warn_of_init_fn(init_fn)
-        stage = self._stage if isinstance(self._stage, DeviceStage) else None
         options = PoolOptions(
             num_workers=workers,
             partitions=isinstance(loader.dataset, IterableDataset),
@@ -402,7 +403,7 @@ class LoaderPools:
             base_seed=base_seed,
             worker_init_fn=init_fn if "worker_init_fn" in kind.accepts else None,
             multiprocessing_context=loader.multiprocessing_context,
-            allocate=self._buffers,
+            allocate=allocate,
             restores_rng=restores_rng,
             # The device stage page-locks registered memory, so copies from it need no staging.
             register_memory=None if stage is None else stage.register,

@@ -21,7 +21,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedline.loader.device import Depth, DeviceStage, PlainStage, StageStatistics
+import feedline as fl
+from feedline.loader.device import Depth, DeviceStage, PlainStage, StageStatistics, resolve
 
 Work = Callable[[], bool]
 """Work enqueued on a stream; returns False when it has to wait."""
@@ -75,6 +76,7 @@ class FakeAccelerator:
         self.waits = 0
         self.locked: dict[int, int] = {}
         self.refuses = False
+        self.pinned_tensors: list[torch.Tensor] = []  # never reused: their copies may be late
         self._pinned: dict[int, torch.Tensor] = {}
         self._dead: list[tuple[torch.Tensor, list[FakeEvent]]] = []
         self._users: dict[int, set[FakeStream]] = {}
@@ -121,6 +123,14 @@ class FakeAccelerator:
         copy = host.clone()
         self._pinned[copy.data_ptr()] = copy
         return copy
+
+    def empty_pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if self.refuses:
+            raise RuntimeError("out of lockable memory")
+        tensor = torch.empty(shape, dtype=dtype)
+        self.locked[tensor.data_ptr()] = tensor.nbytes
+        self.pinned_tensors.append(tensor)
+        return tensor
 
     def host_register(self, address: int, nbytes: int) -> None:
         if self.refuses:
@@ -274,6 +284,23 @@ def test_memory_that_is_not_page_locked_may_change_at_once(accelerator: FakeAcce
     accelerator.drain()
     assert moved.tolist() == [1, 1, 1]
     assert stage.statistics().staged_nbytes == 12
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("refuses", [False, True])
+def test_batches_that_this_process_builds_need_no_staging(
+    accelerator: FakeAccelerator, monkeypatch: pytest.MonkeyPatch, num_workers: int, refuses: bool
+) -> None:
+    monkeypatch.setattr(resolve, "backend_of", lambda _: accelerator)
+    accelerator.refuses = refuses
+    rows = torch.arange(64 * 2048).view(64, 2048)
+    data = torch.utils.data.TensorDataset(rows, torch.arange(64))
+    with fl.DataLoader(data, 8, num_workers=num_workers, worker_method="thread", device="cpu") as loader:
+        batches = list(loader)
+        accelerator.drain()
+        staged = loader.stats().staged_nbytes
+    assert torch.equal(torch.cat([batch for batch, _ in batches]), rows)
+    assert staged == 64 * 8 + (rows.nbytes if refuses else 0)  # the small tensors are staged
 
 
 def test_strides_survive(accelerator: FakeAccelerator) -> None:

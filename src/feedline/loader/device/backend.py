@@ -80,6 +80,12 @@ class Backend(Protocol):
         torch reuses that memory only after copies from it have ended.
         """
 
+    def empty_pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialized tensor in torch's page-locked memory; RuntimeError if the driver refuses.
+
+        May be called from any thread. torch reuses the memory of a dropped tensor only after copies from it have ended.
+        """
+
     def host_register(self, address: int, nbytes: int) -> None:
         """Page-lock memory; RuntimeError if the driver refuses."""
 
@@ -113,6 +119,10 @@ class StreamCopies:
         # Not Tensor.pin_memory, which fails on expanded tensors.
         return torch.empty_like(host, pin_memory=True).copy_(host)
 
+    def empty_pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """See `Backend`."""
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+
 
 class CudaBackend(StreamCopies):
     """`Backend` over torch.cuda (CUDA and ROCm)."""
@@ -139,6 +149,11 @@ class CudaBackend(StreamCopies):
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(stream)
         return event
+
+    def empty_pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """See `Backend`."""
+        with torch.cuda.device(self.device):  # a worker thread would create a context on device 0
+            return super().empty_pinned(shape, dtype)
 
     def host_register(self, address: int, nbytes: int) -> None:
         """See `Backend`."""

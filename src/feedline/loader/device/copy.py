@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
 
 from feedline.core.numa import Cpus, on_cpus
+from feedline.core.tensors import allocate_tensor
 from feedline.core.tree import map_leaves
 from feedline.errors import note
 from feedline.loader.device.backend import Backend, Event
@@ -62,6 +65,25 @@ class _Copy:
         return total / 1e3, (total - waited) / 1e3
 
 
+class LockedBuffers:
+    """Allocator of uninitialized tensors in page-locked memory, for batches that this process builds.
+
+    Copies to the device need no staging from there. Below `smallest_nbytes`, and if the driver refuses, tensors are in
+    ordinary memory. Thread-safe.
+    """
+
+    smallest_nbytes = 16 << 10
+
+    def __init__(self, backend: Backend, cpus: Cpus | None) -> None:
+        self._backend, self._cpus = backend, cpus
+
+    def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if prod(shape) * dtype.itemsize >= self.smallest_nbytes:
+            with suppress(RuntimeError), on_cpus(self._cpus):  # the stage warns when it is refused, too
+                return self._backend.empty_pinned(shape, dtype)
+        return allocate_tensor(shape, dtype)
+
+
 class DeviceStage(Closing):
     """Copies batches to an accelerator on a side stream, ahead of delivery.
 
@@ -73,6 +95,7 @@ class DeviceStage(Closing):
     """
 
     def __init__(self, backend: Backend, depth: Depth = TWO_BATCHES, cpus: Cpus | None = None) -> None:
+        self.buffers = LockedBuffers(backend, cpus)
         self._backend = backend
         self._cpus = cpus
         self._depth = depth
