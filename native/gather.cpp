@@ -91,7 +91,10 @@ void gather_range(const Rows& source, const std::int64_t* indices, const Rows& o
 
 void gather(const Rows& source, const std::int64_t* indices, const Rows& out, Widen widen, int threads) {
     if (out.nbytes == 0) return;
-    const std::int64_t rows = std::max<std::int64_t>(1, kChunk / out.nbytes);
+    // Chunks of one size: the call ends with the last of them.
+    const std::int64_t most = std::max<std::int64_t>(1, kChunk / out.nbytes);
+    const std::int64_t parts = std::max<std::int64_t>(1, (out.count + most - 1) / most);
+    const std::int64_t rows = std::max<std::int64_t>(1, (out.count + parts - 1) / parts);
     const std::int64_t chunks = (out.count + rows - 1) / rows;
     run_chunks(threads, chunks, [&](std::int64_t chunk) {
         gather_range(source, indices, out, widen, chunk * rows, std::min(out.count, (chunk + 1) * rows));

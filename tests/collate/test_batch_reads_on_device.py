@@ -50,4 +50,4 @@ def test_an_index_out_of_range_is_named() -> None:
 
 def test_rows_are_those_of_the_places() -> None:
     rows = torch.arange(12.0).reshape(4, 3)
-    assert torch.equal(take_rows(rows, np.array([3, 0, 3])), rows[[3, 0, 3]])
+    assert torch.equal(take_rows([rows], np.array([3, 0, 3]))[0], rows[[3, 0, 3]])

@@ -64,7 +64,7 @@ def _tensor_rows(tensor: torch.Tensor, request: BatchRead, name: str) -> torch.T
     """Rows of a tensor, in memory of its own device."""
     if tensor.is_cpu:
         return _rows(numpy_view(tensor), tensor.dtype, request)
-    return take_rows(tensor, normalize_indices(request.indices, len(tensor), name))
+    return take_rows([tensor], normalize_indices(request.indices, len(tensor), name))[0]
 
 
 def _of_array(dataset: NDArray[Any]) -> BatchReader | None:
@@ -76,7 +76,7 @@ def _of_array(dataset: NDArray[Any]) -> BatchReader | None:
 
 def _rows(array: NDArray[Any], dtype: torch.dtype, request: BatchRead) -> torch.Tensor:
     out = request.allocate((len(request.indices), *array.shape[1:]), dtype)
-    kernels.gather_rows(array, request.indices, out=numpy_view(out))
+    kernels.gather_rows(array, request.indices, numpy_view(out), threads=torch.get_num_threads())
     return out
 
 
@@ -85,7 +85,10 @@ def _of_tensors(dataset: TensorDataset) -> BatchReader | None:
         return None
 
     def read(request: BatchRead) -> list[torch.Tensor]:
-        return [_tensor_rows(tensor, request, "TensorDataset") for tensor in dataset.tensors]
+        tensors = dataset.tensors
+        if not tensors[0].is_cpu and len({tensor.device for tensor in tensors}) == 1:
+            return take_rows(tensors, normalize_indices(request.indices, len(dataset), "TensorDataset"))
+        return [_tensor_rows(tensor, request, "TensorDataset") for tensor in tensors]
 
     return BatchReader(read)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,14 +79,16 @@ def has_streams(device: torch.device) -> bool:
     return device.type not in ("cpu", "meta")
 
 
-def take_rows(rows: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
-    """`rows[places]` in new memory of the same device, in one operation there.
+def take_rows(tables: Sequence[torch.Tensor], places: NDArray[np.int64]) -> list[torch.Tensor]:
+    """`rows[places]` of each table, in new memory of their one device.
 
-    `places` are within the rows. In the main thread, the result belongs to its current stream. In any other thread it
-    is complete, so that the loop may use it on any stream.
+    `places` are within the rows, and cross to the device once. In the main thread, the results belong to its current
+    stream. In any other thread they are complete, so that the loop may use them on any stream.
     """
-    taken = rows.index_select(0, places_on(rows.device, places))
-    synchronize_in_thread(rows.device)
+    device = tables[0].device
+    there = places_on(device, places)
+    taken = [rows.index_select(0, there) for rows in tables]
+    synchronize_in_thread(device)
     return taken
 
 

@@ -51,7 +51,7 @@ class TensorColumn:
             return self._take_mixed(places, unstored, allocate)
         if self.resident.is_cpu:
             return _gather(self.resident, places, allocate)
-        return take_rows(self.resident, places)
+        return take_rows([self.resident], places)[0]
 
     def put(self, places: Int64s, values: torch.Tensor) -> None:
         """See `Column`. Rows beyond the stored ones are dropped."""
@@ -123,7 +123,7 @@ class HostColumn:
 
 def _gather(rows: torch.Tensor, places: Int64s, allocate: Allocator) -> torch.Tensor:
     out = allocate((len(places), *rows.shape[1:]), rows.dtype)
-    kernels.gather_rows(numpy_view(rows), places, out=numpy_view(out))
+    kernels.gather_rows(numpy_view(rows), places, numpy_view(out), threads=torch.get_num_threads())
     return out
 
 

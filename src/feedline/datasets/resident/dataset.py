@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from feedline import collate
 from feedline.core.dataset import Batch, BatchRead, Ranges, Traits, traits_of
-from feedline.core.devices import Device, budget_nbytes, free_nbytes, usable_device
+from feedline.core.devices import Device, budget_nbytes, free_nbytes, take_rows, usable_device
 from feedline.core.kernels import Int64s
 from feedline.core.listing import listing_fingerprint_of
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, normalize_index, normalize_indices
@@ -97,6 +97,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         else:
             self._stored = self._length
             self._columns = [self._table_column(table) for table in tables]
+        self._tables = self._whole_tables()
         self._filled = np.full(self._stored, tables is not None)
         self._missing = 0 if tables is not None else self._length
         if tables is None and self._stored:
@@ -184,6 +185,8 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         return [map_leaves(partial(_row, columns, row), self._template) for row in range(len(places))]
 
     def _take(self, places: Int64s, allocate: Allocator) -> list[Any]:
+        if self._tables and not self._missing:
+            return take_rows(self._tables, places)
         unstored: list[Any] = [None] * len(self._columns)
         if self._missing:
             self._load(places)
@@ -191,6 +194,12 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
             if len(beyond):
                 unstored = self._fetch(beyond)
         return [column.take(places, rest, allocate) for column, rest in zip(self._columns, unstored, strict=True)]
+
+    def _whole_tables(self) -> list[torch.Tensor]:
+        """The columns, if all their rows are in the memory of an accelerator."""
+        tables = [each.resident for each in self._columns if isinstance(each, TensorColumn)]
+        whole = len(tables) == len(self._columns) and all(len(table) == self._length for table in tables)
+        return tables if whole and not any(table.is_cpu for table in tables) else []
 
     def _load(self, places: Int64s) -> None:
         """Read the samples that must be stored and are not stored yet."""
