@@ -85,18 +85,22 @@ def take_rows(rows: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
     `places` are within the rows. In the main thread, the result belongs to its current stream. In any other thread it
     is complete, so that the loop may use it on any stream.
     """
-    taken = rows.index_select(0, places_on(rows.device, places))
+    taken = rows.index_select(0, uploaded(places, rows.device))
     synchronize_in_thread(rows.device)
     return taken
 
 
-def places_on(device: torch.device, places: NDArray[np.int64]) -> torch.Tensor:
-    """`places` on a device; with CUDA, nothing is waited for."""
-    host = torch.from_numpy(places)
-    if device.type != "cuda":
+def uploaded(values: torch.Tensor | NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Values on a device; from the CPU to CUDA, nothing is waited for.
+
+    They may be changed at once, unless both are on the same device: the result may then share their memory.
+    """
+    host = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
+    if device.type != "cuda" or not host.is_cpu:
         return host.to(device)
-    # From other memory, torch would wait for the whole stream: for the steps that the loop has enqueued.
-    pinned = torch.empty(host.shape, dtype=host.dtype, pin_memory=True).copy_(host)
+    # From other memory, torch would wait for the whole stream: for the steps that the loop has enqueued. torch does not
+    # reuse its page-locked memory before the copy has ended.
+    pinned = torch.empty(host.shape, dtype=host.dtype, device="cpu", pin_memory=True).copy_(host)
     return pinned.to(device, non_blocking=True)
 
 
