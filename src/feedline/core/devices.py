@@ -91,7 +91,7 @@ def take_rows(rows: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
 
 
 def uploaded(values: torch.Tensor | NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Values on a device; from the CPU to CUDA, nothing is waited for.
+    """Put values on a device; to CUDA, without a wait.
 
     They may be changed at once, unless both are on the same device: the result may then share their memory.
     """

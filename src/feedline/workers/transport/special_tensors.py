@@ -35,8 +35,11 @@ def _reduce_coordinates(tensor: torch.Tensor) -> Any:
 def coordinates(
     dimensions: tuple[int, int, tuple[int, ...]], indices: torch.Tensor, values: torch.Tensor, coalesced: bool
 ) -> torch.Tensor:
-    """Rebuild a sparse tensor of coordinates from its sparse and dense dimensions, its shape, and its parts."""
-    # The public constructors of some versions warn that nothing is checked, even if they are told to check nothing.
+    """Rebuild a sparse tensor of coordinates.
+
+    `dimensions` are the number of sparse ones and of dense ones, and the shape.
+    """
+    # The public constructors of some versions warn that nothing is checked, even if a check is declined.
     tensor: torch.Tensor = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
         *dimensions, indices, values, dtype=values.dtype, layout=torch.sparse_coo, device="cpu", is_coalesced=coalesced
     )
@@ -54,7 +57,7 @@ def _reduce_compressed(tensor: torch.Tensor) -> Any:
 def compressed(
     layout: int, bounds: torch.Tensor, places: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """Rebuild a tensor of compressed rows or columns, or of blocks of them."""
+    """Rebuild a tensor of compressed rows, columns or blocks."""
     tensor: torch.Tensor = torch.ops.aten._sparse_compressed_tensor_unsafe(
         bounds, places, values, shape, dtype=values.dtype, layout=_COMPRESSED[layout], device="cpu"
     )
