@@ -6,11 +6,13 @@ before the contest.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -46,10 +48,19 @@ def optional(name: str, make: Make) -> Any:
 def add_optional(
     contest: Contest, name: str, make: Make, run: Callable[[Batches], Callable[[], object]], work: float
 ) -> None:
-    """Add a peer to a contest, unless it is left out; its first epoch is tried here."""
+    """Add a peer to a contest of rates, unless it is left out; its first epoch is tried here.
+
+    A peer that fails later has no figure.
+    """
     batches = optional(name, make)
-    if batches is not None and optional(name, lambda: (run(batches)(), True)[1]):
-        contest.add(name, run(batches), work)
+
+    def rate() -> float:
+        started = perf_counter()
+        done = optional(name, lambda: (run(batches)(), True)[1])
+        return work / (perf_counter() - started) if done else math.nan
+
+    if batches is not None and not math.isnan(rate()):
+        contest.measure(name, rate)
 
 
 def installed() -> list[str]:

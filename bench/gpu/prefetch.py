@@ -140,15 +140,15 @@ class Feed:
             pass
         wait()
 
-    def run(self, training: Training, warm_up: int = WARM_UP) -> Run:
-        """Steps after those that use up what workers have made ahead."""
+    def run(self, training: Training, warm_up: int = WARM_UP, count: int = STEPS) -> Run:
+        """`count` steps after those that use up what workers have made ahead."""
         for images, labels in islice(self.batches, warm_up):
             training.step(images, labels)
         wait()
         before, steps = self.copies(), []
         with Utilization() as nvml:
             started = perf_counter()
-            for images, labels in islice(self.batches, STEPS):
+            for images, labels in islice(self.batches, count):
                 begun = mark()
                 training.step(images, labels)
                 steps.append((begun, mark()))

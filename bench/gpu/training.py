@@ -4,7 +4,8 @@ A ResNet-50 in bfloat16 trains on JPEGs of 500×375 pixels in batches of 256, wi
 script is the usual one: torchvision's `ImageFolder` and transforms, a pin thread, and `non_blocking` copies. It runs
 with torch's DataLoader, with the prefetcher that tutorials show, and with feedline's import. Then come feedline's own
 datasets, which decode by the CPUs or on the device, DALI where it is installed, and the limit: one batch that is
-already on the device. With "cpu" as its argument the script runs without a GPU, to check itself.
+already on the device. The second table is of the shares of this limit in the same round. With "cpu" as its argument the
+script runs without a GPU, to check itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -29,8 +31,12 @@ from feedline import transforms
 NUM_WORKERS = len(os.sched_getaffinity(0)) if ON_CUDA else 1
 IMAGES = 40_960 if ON_CUDA else 32
 """Names of images: an epoch must be longer than a run, as that of ImageNet is."""
-WARM_UP, ROUNDS = (2 * NUM_WORKERS + 2, 2) if ON_CUDA else (1, 1)
-TORCH, TUTORIAL, IMPORT = "torch", "torch, with a prefetcher", "feedline, the import alone"
+WARM_UP, STEPS, ROUNDS = (2 * NUM_WORKERS + 2, NUM_WORKERS, 2) if ON_CUDA else (1, 2, 1)
+"""The first steps use up what the workers have made ahead; each worker makes a batch of the others."""
+LIMIT, TORCH, TUTORIAL = "batch on the device", "torch", "torch, with a prefetcher"
+IMPORT = "feedline, the import alone"
+
+STARTED = perf_counter()
 
 Make = Callable[[ExitStack], Feed]
 
@@ -80,10 +86,11 @@ def own(folder: Path, transform: Any, stack: ExitStack) -> Feed:
 
 def makers(folder: Path) -> dict[str, Make]:
     """The contestants, by name."""
-    levels = transforms.Compose([transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip()])
+    steps = transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip(), transforms.ToTensor(torch.uint8)
+    levels = transforms.Compose(steps)
     theirs, imported = (partial(usual, folder, each) for each in (torch.utils.data.DataLoader, fl.DataLoader))
     return {
-        "batch on the device": there,
+        LIMIT: there,
         TORCH: partial(looped, theirs),
         TUTORIAL: partial(ahead, theirs),
         IMPORT: partial(looped, imported),
@@ -98,9 +105,19 @@ def opened(stack: ExitStack, folder: Path, training: AnyBatch) -> dict[str, Feed
     feeds = {}
     for name, make in makers(folder).items():
         feed = optional(name, partial(make, stack))
-        if feed is not None and optional(name, lambda feed=feed: (training.step(*next(feed.batches)), True)[1]):
+        kind = feed and optional(name, partial(first_step, feed, training))
+        if kind:
             feeds[name] = feed
+            print(f"{perf_counter() - STARTED:.0f} s: {name}: first batch {kind}", flush=True)
     return feeds
+
+
+def first_step(feed: Feed, training: AnyBatch) -> str:
+    """Dtype and shape of the first batch, after its step."""
+    images, labels = next(feed.batches)
+    assert images.shape == (BATCH_SIZE, 3, SIDE, SIDE), f"images of shape {tuple(images.shape)}"
+    training.step(images, labels)
+    return f"{str(images.dtype).removeprefix('torch.')} {tuple(images.shape)}"
 
 
 def main() -> None:
@@ -115,10 +132,11 @@ def main() -> None:
         runs: dict[str, list[Run]] = {name: [] for name in feeds}
 
         def recorded(name: str) -> float:
-            run = feeds[name].run(training, WARM_UP)
+            run = feeds[name].run(training, 2 if name == LIMIT else WARM_UP, STEPS)
             runs[name].append(run)
             print(
-                f"round {len(runs[name])}: {name}: {run.images_per_s:.0f} images/s, GPU busy {run.busy_share:.4f}",
+                f"{perf_counter() - STARTED:.0f} s: round {len(runs[name])}: {name}: {run.images_per_s:.0f} images/s,"
+                f" between the first and last kernel of steps for {run.busy_share:.4f} of the time",
                 flush=True,
             )
             return run.images_per_s
@@ -127,10 +145,11 @@ def main() -> None:
         for name in feeds:
             speed.measure(name, partial(recorded, name))
         publish(speed.run(ROUNDS, warm_up=0), on_cuda=ON_CUDA)
-        busy = Contest("GPU busy in training", unit="share", baseline=baseline)
+        shares = Contest("training on a GPU, share of the limit", unit="share", baseline=baseline)
         for name in feeds:
-            busy.measure(name, iter([run.busy_share for run in runs[name]]).__next__)
-        publish(busy.run(ROUNDS, warm_up=0), on_cuda=ON_CUDA)
+            pairs = zip(runs[name], runs[LIMIT], strict=True)
+            shares.measure(name, iter([run.images_per_s / limit.images_per_s for run, limit in pairs]).__next__)
+        publish(shares.run(ROUNDS, warm_up=0), on_cuda=ON_CUDA)
 
 
 if __name__ == "__main__":

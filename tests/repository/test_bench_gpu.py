@@ -12,12 +12,17 @@ from preloaded import Preloaded
 
 GPU = Path(__file__).parents[2] / "bench" / "gpu"
 
-CONTESTS = ("gpu_prefetch", "gpu_busy", "decoders of JPEGs on cpu", "decode on cpu", "resident on cpu")
+CONTESTS = (
+    "gpu_prefetch", "gpu_busy", "training on a GPU, images/s", "training on a GPU, share of the limit",
+    "decoders of JPEGs on cpu", "decode on cpu", "resident on cpu",
+)  # fmt: skip
 CONTESTANTS = (
     "torch, pin thread and prefetcher",
+    "feedline, uint8 to the device",
+    "feedline, decoded on the device",
     "feedline, workers",
     "feedline, on the device",
-    "by workers",
+    "feedline, on the device and by workers",
     "feedline, DeviceDataset",
     "torch, workers and prefetcher",
 )
@@ -58,7 +63,7 @@ def test_one_command_runs_all_scripts_and_none_that_fails_stops_the_others(
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu" / "run.py").write_text((GPU / "run.py").read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "gpu" / "prefetch.py").write_text(first, encoding="utf-8")
-    for name in ("gpu/decode.py", "gpu/resident.py", "gpu/bus.py", "batched_transforms.py"):
+    for name in ("gpu/training.py", "gpu/decode.py", "gpu/resident.py", "gpu/bus.py", "batched_transforms.py"):
         (tmp_path / name).write_text("", encoding="utf-8")
     command = [sys.executable, str(tmp_path / "gpu" / "run.py"), "cpu"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -86,19 +86,23 @@ def take_rows(tables: Sequence[torch.Tensor], places: NDArray[np.int64]) -> list
     stream. In any other thread they are complete, so that the loop may use them on any stream.
     """
     device = tables[0].device
-    there = places_on(device, places)
+    there = uploaded(places, device)
     taken = [rows.index_select(0, there) for rows in tables]
     synchronize_in_thread(device)
     return taken
 
 
-def places_on(device: torch.device, places: NDArray[np.int64]) -> torch.Tensor:
-    """`places` on a device; with CUDA, nothing is waited for."""
-    host = torch.from_numpy(places)
-    if device.type != "cuda":
+def uploaded(values: torch.Tensor | NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Put values on a device; to CUDA, without a wait.
+
+    They may be changed at once, unless both are on the same device: the result may then share their memory.
+    """
+    host = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
+    if device.type != "cuda" or not host.is_cpu:
         return host.to(device)
-    # From other memory, torch would wait for the whole stream: for the steps that the loop has enqueued.
-    pinned = torch.empty(host.shape, dtype=host.dtype, pin_memory=True).copy_(host)
+    # From other memory, torch would wait for the whole stream: for the steps that the loop has enqueued. torch does not
+    # reuse its page-locked memory before the copy has ended.
+    pinned = torch.empty(host.shape, dtype=host.dtype, device="cpu", pin_memory=True).copy_(host)
     return pinned.to(device, non_blocking=True)
 
 

@@ -206,7 +206,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
 
     def _finish(self, stage: Stage, moving: Any) -> Any:
         if self._profiling:
-            return in_profile("feedline.copy", lambda: stage.finish(moving))
+            return in_profile("feedline.deliver", lambda: stage.finish(moving))
         return stage.finish(moving)
 
     def _advance(self, request: Any, result: BatchResult) -> int:

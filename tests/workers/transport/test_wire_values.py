@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import pickle
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -334,6 +335,45 @@ class Fragile:
 
 def _fail() -> None:
     raise KeyError("not here")
+
+
+@pytest.fixture
+def repeated_warnings() -> Iterator[None]:
+    """torch gives warnings at every call that it otherwise gives once in a process."""
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
+
+
+SPARSE = {
+    "empty": torch.zeros(3, 3).to_sparse,
+    "coalesced": torch.eye(300).to_sparse,
+    "uncoalesced": lambda: torch.sparse_coo_tensor([[2, 2, 0]], [1.0, 2.0, 3.0], (5,)),
+    "with dense dimensions": lambda: torch.arange(60.0).view(3, 4, 5).to_sparse(1),
+    "integers": lambda: torch.arange(12).view(3, 4).to_sparse(),
+    "rows": lambda: torch.arange(12.0).view(3, 4).to_sparse_csr(),
+    "columns": lambda: torch.arange(12.0).view(3, 4).to_sparse_csc(),
+    "batches of rows": lambda: torch.ones(2, 3, 4).to_sparse_csr(),
+    "blocks of rows": lambda: torch.arange(48.0).view(6, 8).to_sparse_bsr((2, 4)),
+    "blocks of columns": lambda: torch.arange(48.0).view(6, 8).to_sparse_bsc((3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.filterwarnings("ignore:Sparse ... tensor support is in beta")
+@pytest.mark.usefixtures("repeated_warnings")
+def test_sparse_tensors_arrive_without_a_warning_and_are_freed(line: Line, name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of unchecked parts, and that compressed layouts are in beta
+        sent = SPARSE[name]()
+    kept = len(torch._utils._sparse_tensors_to_validate)
+    arrived = line.carry(sent)
+    assert len(torch._utils._sparse_tensors_to_validate) == kept, "torch keeps the tensor until its next load"
+    assert (arrived.layout, arrived.dtype, arrived.shape) == (sent.layout, sent.dtype, sent.shape)
+    if sent.layout is torch.sparse_coo:
+        assert (arrived.is_coalesced(), arrived.sparse_dim()) == (sent.is_coalesced(), sent.sparse_dim())
+        assert torch.equal(arrived._indices(), sent._indices())
+    assert torch.equal(arrived.to_dense(), sent.to_dense())
 
 
 def test_quantized_tensors_arrive_without_a_warning() -> None:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core import kernels
-from feedline.core.devices import has_streams, places_on, synchronize_in_thread, take_rows
+from feedline.core.devices import has_streams, synchronize_in_thread, take_rows, uploaded
 from feedline.core.kernels import Int64s
 from feedline.core.tensors import Allocator, numpy_view, supported_view, torch_dtype
 from feedline.errors import SampleError
@@ -73,21 +73,18 @@ class TensorColumn:
         out = allocate(shape, self.resident.dtype) if is_cpu else self.resident.new_empty(shape)
         at = np.flatnonzero(places < on_device)
         if len(at):
-            kept = self.resident.index_select(0, places_on(device, places[at]))
+            kept = self.resident.index_select(0, uploaded(places[at], device))
             _copy_rows(kept, out, at)
         at = np.flatnonzero((places >= on_device) & (places < stored))
         if len(at):
-            self._upload(out, at, _gather(self.spilled, places[at] - on_device, self._staging))
+            rows = _gather(self.spilled, places[at] - on_device, self._staging)
+            # torch does not reuse its page-locked memory before the copy has ended: the rows may be dropped at once.
+            _copy_rows(rows.to(device, non_blocking=has_streams(device)), out, at)
         if unstored is not None:
-            self._upload(out, np.flatnonzero(places >= stored), unstored)
+            _copy_rows(uploaded(unstored, device).to(out.dtype), out, np.flatnonzero(places >= stored))
         # A worker thread's stream differs from the loop's: the batch must be complete when the loop gets it.
         synchronize_in_thread(device)
         return out
-
-    def _upload(self, out: torch.Tensor, at: Int64s, rows: torch.Tensor) -> None:
-        # torch does not reuse its page-locked memory before the copy has ended, so the rows may be dropped at once.
-        there = rows.to(out.device, non_blocking=has_streams(out.device))
-        _copy_rows(there.to(out.dtype), out, at)
 
     def _staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=self.resident.is_cuda)
@@ -138,7 +135,7 @@ def _write(rows: torch.Tensor, places: Int64s, values: torch.Tensor, chosen: NDA
 
 def _copy_rows(values: torch.Tensor, rows: torch.Tensor, places: Int64s) -> None:
     """Copy values of the same dtype and device to these rows."""
-    at = places_on(rows.device, places)
+    at = uploaded(places, rows.device)
     supported_view(rows).index_copy_(0, at, supported_view(values))  # torch has none for uint16 and some others
 
 

@@ -271,7 +271,8 @@ class PlainStage(Closing):
     def finish(self, moving: Any) -> Any:
         """Move all objects with `to` to the device."""
         try:
-            return map_leaves(self._to, moving, moves_itself)
+            with span("feedline.copy"):
+                return map_leaves(self._to, moving, moves_itself)
         except torch.OutOfMemoryError as error:
             nbytes = host_nbytes(moving)
             note(error, f"feedline: while a batch of {nbytes} bytes was copied to {self._device}: make batches smaller")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from feedline import images
 from feedline.core.dataset import Keys
-from feedline.core.devices import Device, for_device, is_for_device, synchronize, usable_device
+from feedline.core.devices import Device, for_device, is_for_device, synchronize, uploaded, usable_device
 from feedline.core.rng import torch_keys
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
 from feedline.errors import ArgumentError
@@ -25,7 +25,6 @@ from feedline.images.device_decoders import count_in_workers, decode_on_device
 from feedline.transforms._arguments import check_probability
 from feedline.transforms.base import Transform
 from feedline.transforms.batch import BatchGrids
-from feedline.transforms.batched.levels import uploaded
 from feedline.transforms.batched.operators import ImageRows, apply_steps, check_steps, stacked
 from feedline.transforms.native_steps import Window
 from feedline.transforms.plan import ImagePlan
@@ -84,7 +83,7 @@ class EncodedImages:
         others = np.setdiff1d(np.arange(len(self)), self.rows)
         for at, part in ((self.rows, done), (others, self.ready.to(device))):
             if part is not None:
-                out.index_copy_(0, uploaded(torch.from_numpy(at), out.device), part)
+                out.index_copy_(0, uploaded(at, out.device), part)
         return out
 
     def _decode(self, device: torch.device) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from feedline.core.devices import uploaded
 from feedline.transforms.color import BRIGHTNESS, CONTRAST, HUE, SATURATION
 
 
@@ -21,15 +22,6 @@ def is_faster_by_rows(tensor: torch.Tensor) -> bool:
     A row fits into the CPU's cache. An accelerator is faster with few large launches.
     """
     return tensor.is_cpu
-
-
-def uploaded(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Small tensor of the CPU on the device.
-
-    The host does not wait for earlier work of the device: CUDA has taken values from unlocked memory when the call
-    returns. Other devices may read them later.
-    """
-    return values.to(device, non_blocking=device.type == "cuda")
 
 
 def luma(levels: torch.Tensor) -> torch.Tensor:
@@ -148,6 +140,6 @@ def blurred(levels: torch.Tensor, across: np.ndarray, down: np.ndarray) -> torch
     padded = functional.pad(levels, (reach[0], reach[0], reach[1], reach[1]), mode="reflect")
     lines = padded.reshape(1, batch * channels, *padded.shape[-2:])
     for kernels, shape in ((across, (1, -1)), (down, (-1, 1))):
-        each = uploaded(torch.from_numpy(kernels), levels.device).repeat_interleave(channels, 0)
+        each = uploaded(kernels, levels.device).repeat_interleave(channels, 0)
         lines = functional.conv2d(lines, each.view(batch * channels, 1, *shape), groups=batch * channels)
     return lines.reshape(batch, channels, height, width).round_().clamp_(0.0, 255.0)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from feedline.core.dataset import Keys
+from feedline.core.devices import uploaded
 from feedline.core.rng import Draws
 from feedline.errors import ArgumentError, SampleError
 from feedline.transforms import _arguments
@@ -41,7 +42,7 @@ class SampleMixing:
         """Mix images (batch, channels, height, width) and labels; one key per row."""
         draws = [Draws(key) for key in keys.tolist()]
         mixed, shares = self.mix(images, draws)
-        shares_there = levels.uploaded(torch.from_numpy(shares.astype(np.float32)), labels.device)
+        shares_there = uploaded(shares.astype(np.float32), labels.device)
         return mixed, self._mix_labels(labels, shares_there)
 
     def mix(self, images: torch.Tensor, draws: list[Draws]) -> tuple[torch.Tensor, NDArray[np.float64]]:
@@ -82,7 +83,7 @@ class MixUp(SampleMixing):
         if not images.is_floating_point():
             raise SampleError(f"MixUp mixes numbers, not {images.dtype}: put it after ToTensor or Normalize")
         shares = np.array([beta(each, self.alpha) for each in draws])
-        weights = levels.uploaded(torch.from_numpy(shares).to(images.dtype), images.device).view(-1, 1, 1, 1)
+        weights = uploaded(torch.from_numpy(shares).to(images.dtype), images.device).view(-1, 1, 1, 1)
         return torch.lerp(images.roll(1, 0), images, weights), shares
 
 
@@ -99,7 +100,7 @@ class CutMix(SampleMixing):
         shares = 1.0 - (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) / (height * width)
         if levels.is_faster_by_rows(images):
             return _paste(images, boxes), shares
-        bounds = levels.uploaded(torch.from_numpy(boxes), images.device)[:, :, None]
+        bounds = uploaded(boxes, images.device)[:, :, None]
         y, x = (torch.arange(length, device=images.device) for length in (height, width))
         down, across = (y >= bounds[:, 0]) & (y < bounds[:, 2]), (x >= bounds[:, 1]) & (x < bounds[:, 3])
         return torch.where((down[:, :, None] & across[:, None, :])[:, None], images.roll(1, 0), images), shares

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from feedline.core.dataset import Keys
+from feedline.core.devices import uploaded
 from feedline.core.rng import Draws, DrawsEach, derive_each
 from feedline.errors import ArgumentError, SampleError, note
 from feedline.images.crops import center_offset
@@ -186,7 +187,7 @@ def _flip(step: RandomHorizontalFlip | RandomVerticalFlip, rows: ImageRows, keys
     if not flips.any():
         return rows._replace(images=images)
     images = _own_memory(rows, type(step).__name__)
-    at = levels.uploaded(torch.from_numpy(np.flatnonzero(flips)), images.device)
+    at = uploaded(np.flatnonzero(flips), images.device)
     images.index_copy_(0, at, images.index_select(0, at).flip(axis))
     return ImageRows(images, is_owned=True)
 
@@ -226,7 +227,7 @@ def _crop_each(step: RandomCrop, images: Sequence[torch.Tensor], keys: Keys) -> 
 def _padding(step: RandomCrop, images: torch.Tensor, channels: int) -> torch.Tensor:
     """Level of each channel in constant padding, (1, channels, 1, 1)."""
     fill = torch.tensor(step.levels(channels), dtype=images.dtype, device="cpu").expand(channels)
-    return levels.uploaded(fill.contiguous(), images.device).view(1, -1, 1, 1)
+    return uploaded(fill.contiguous(), images.device).view(1, -1, 1, 1)
 
 
 def _one_batch(parts: list[torch.Tensor], name: str) -> ImageRows:
@@ -238,7 +239,7 @@ def _crop_all(step: RandomCrop, images: torch.Tensor, keys: Keys) -> torch.Tenso
     """Crop all rows by one gather, each at its own corner."""
     lines, columns = (np.arange(side)[None] for side in images.shape[-2:])
     places = cropped(step, DrawsEach(keys), lines, columns)
-    y, x = (levels.uploaded(torch.from_numpy(np.ascontiguousarray(each)), images.device) for each in places)
+    y, x = (uploaded(each, images.device) for each in places)
     batch = torch.arange(len(images), device=images.device)[:, None, None]
     down, across = y[:, :, None], x[:, None, :]
     parts = images.permute(0, 2, 3, 1)[batch, down, across].permute(0, 3, 1, 2)  # -1 takes the last one
@@ -306,7 +307,7 @@ def _per_channel(values: tuple[float, ...], images: torch.Tensor) -> torch.Tenso
             f"Normalize has {len(values)} means, but the images have {images.shape[1]} channel(s): give one mean and"
             " std per channel, or make them RGB with Grayscale(num_output_channels=3)"
         )
-    return levels.uploaded(torch.tensor(values, dtype=torch.float32, device="cpu"), images.device).view(-1, 1, 1)
+    return uploaded(torch.tensor(values, dtype=torch.float32, device="cpu"), images.device).view(-1, 1, 1)
 
 
 def _laid_out(images: torch.Tensor, layout: str) -> torch.Tensor:
@@ -331,17 +332,20 @@ def _erase(step: RandomErasing, rows: ImageRows, keys: Keys) -> ImageRows:
             if part is not None:
                 images[row, :, part[0], part[1]] = values
         return ImageRows(images, is_owned=True)
-    for row, part, key in zip(images, parts, keys.tolist(), strict=True):
-        if part is not None:
-            inside = row[:, part[0], part[1]]
-            inside.copy_(levels.uploaded(_noise(key, inside, is_levels), inside.device))
+    rows_keys = zip(images, parts, keys.tolist(), strict=True)
+    inside = [(row[:, part[0], part[1]], key) for row, part, key in rows_keys if part is not None]
+    if inside:
+        noises = torch.cat([_noise(key, each, is_levels).reshape(-1) for each, key in inside])
+        there = torch.split(uploaded(noises, images.device), [each.numel() for each, _ in inside])
+        for (each, _), noise in zip(inside, there, strict=True):
+            each.copy_(noise.view(each.shape))
     return ImageRows(images, is_owned=True)
 
 
 def _values(step: RandomErasing, images: torch.Tensor) -> torch.Tensor:
     """Value of each channel, of the images' kind."""
     values = step.values(images.shape[1], are_levels=not images.is_floating_point())
-    return levels.uploaded(torch.tensor(values, device="cpu").to(images.dtype), images.device)
+    return uploaded(torch.tensor(values, device="cpu").to(images.dtype), images.device)
 
 
 def _fill(step: RandomErasing, images: torch.Tensor, part: tuple[slice, slice] | None) -> None:
@@ -362,7 +366,7 @@ def _erase_all(step: RandomErasing, images: torch.Tensor, parts: Sequence[Any]) 
     edges = [[(part or (none, none))[axis] for part in parts] for axis in (0, 1)]
     inside = []
     for length, each in zip(images.shape[-2:], edges, strict=True):
-        bounds = levels.uploaded(torch.tensor([(one.start, one.stop) for one in each], device="cpu"), images.device)
+        bounds = uploaded(torch.tensor([(one.start, one.stop) for one in each], device="cpu"), images.device)
         at = torch.arange(length, device=images.device)
         inside.append((at >= bounds[:, :1]) & (at < bounds[:, 1:]))
     mask = (inside[0][:, :, None] & inside[1][:, None, :])[:, None]
@@ -387,7 +391,7 @@ def _choose(step: RandomChoice, rows: ImageRows, keys: Keys) -> ImageRows:
     out = images[0].new_empty((len(keys), *images[0].shape[1:]))
     for (at, steps), some in zip(parts, images, strict=True):
         _check_alike("RandomChoice", (images[0], _with(parts[0][1])), (some, _with(steps)))
-        out.index_copy_(0, levels.uploaded(torch.from_numpy(at), out.device), some)
+        out.index_copy_(0, uploaded(at, out.device), some)
     return ImageRows(out, is_owned=True)
 
 
@@ -411,7 +415,7 @@ def _with(steps: Sequence[PlannedStep]) -> str:
 def _apply_to_chosen(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.ndarray, keys: Keys) -> ImageRows:
     """Apply the steps to the chosen rows, and return only these."""
     if isinstance(rows.images, torch.Tensor):
-        picked: Any = rows.images.index_select(0, levels.uploaded(torch.from_numpy(chosen), rows.images.device))
+        picked: Any = rows.images.index_select(0, uploaded(chosen, rows.images.device))
     else:
         picked = [rows.images[row] for row in chosen.tolist()]
     return apply_steps(steps, ImageRows(picked, is_owned=isinstance(picked, torch.Tensor)), keys[chosen])
@@ -426,7 +430,7 @@ def _replace_chosen(steps: Sequence[PlannedStep], rows: ImageRows, chosen: np.nd
     if len(chosen) == len(images):
         return ImageRows(result, is_owned=True)
     _check_alike("RandomApply", (result, _with(steps)), (images, "without"))
-    images.index_copy_(0, levels.uploaded(torch.from_numpy(chosen), images.device), result)
+    images.index_copy_(0, uploaded(chosen, images.device), result)
     return ImageRows(images, is_owned=True)
 
 

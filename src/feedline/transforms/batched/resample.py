@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from feedline.core.devices import uploaded
 from feedline.images.crops import Geometry
 from feedline.images.native import plan_of
 from feedline.images.recipe import Recipe, geometry
@@ -113,8 +114,7 @@ def _resample_boxes(images: Sequence[Levels], shown: Sequence[Geometry], interpo
             placed.append(replace(shown[row], box=(0, 0, wide, tall)))
         parts.append(resample_by_products(boxes, placed, interpolation))
         order += rows
-    places = torch.from_numpy(np.argsort(np.array(order)))
-    return torch.cat(parts).index_select(0, levels.uploaded(places, parts[0].device))
+    return torch.cat(parts).index_select(0, uploaded(np.argsort(order), parts[0].device))
 
 
 def _of_similar_boxes(shown: Sequence[Geometry], channels: int) -> Iterator[list[int]]:
@@ -147,7 +147,7 @@ def resample_by_products(images: Levels, shown: Sequence[Geometry], interpolatio
     out = images.new_empty((*images.shape[:2], shown[0].window[3], shown[0].window[2]))
     for wanted in (False, True):
         rows = np.flatnonzero(down_first == wanted)
-        at = levels.uploaded(torch.from_numpy(rows), images.device)
+        at = uploaded(rows, images.device)
         some = [shown[row] for row in rows.tolist()]
         out.index_copy_(0, at, _products(images.index_select(0, at), some, interpolation, down_first=wanted))
     return out
@@ -156,7 +156,7 @@ def resample_by_products(images: Levels, shown: Sequence[Geometry], interpolatio
 def _products(images: Levels, shown: Sequence[Geometry], interpolation: str, *, down_first: bool) -> Levels:
     batch, channels, height, width = images.shape
     axes = torch.tensor([_axes(each) for each in shown], dtype=torch.float32, device="cpu")
-    places = levels.uploaded(axes, images.device)
+    places = uploaded(axes, images.device)
     across = _weights(places[:, 0], width, shown[0].window[2], interpolation).transpose(1, 2)
     down = _weights(places[:, 1], height, shown[0].window[3], interpolation)
     # Lines of all channels are neighbors, so each axis is one product.

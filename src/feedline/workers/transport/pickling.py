@@ -25,7 +25,8 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from torch.storage import TypedStorage, UntypedStorage
 
-from feedline.workers.transport.views import ArrayView, BufferView, StorageView, TensorView, View, torch_dtypes
+from feedline.workers.transport.special_tensors import reduce_special, typed_storage
+from feedline.workers.transport.views import ArrayView, BufferView, StorageView, TensorView, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -142,7 +143,7 @@ class OutOfBandPickle:
 
     def _take_tensor(self, tensor: torch.Tensor) -> Any:
         if not is_plain(tensor):
-            return _reduce_quantized(tensor) if tensor.is_quantized and tensor.is_cpu else NotImplemented
+            return reduce_special(tensor)
         if tensor.requires_grad and not tensor.is_leaf:
             raise pickle.PicklingError(
                 "it is part of an autograd graph, which cannot leave its process; call detach() on it"
@@ -201,39 +202,6 @@ _TAKERS: dict[type, Callable[[OutOfBandPickle, Any], Any]] = {
 def restore(thing: Thing) -> Thing:
     """Return the object that replaces a mark; called from pickle streams."""
     return thing
-
-
-def typed_storage(untyped: UntypedStorage, dtype: str) -> TypedStorage:
-    """Rebuild the storage that torch's reductions of tensor subclasses refer to."""
-    return TypedStorage(wrap_storage=untyped, dtype=torch_dtypes()[dtype], _internal=True)  # type: ignore[no-untyped-call]
-
-
-def _reduce_quantized(tensor: torch.Tensor) -> Any:
-    """Reduction of a quantized tensor; loading torch's own would warn."""
-    if vars(tensor):
-        return NotImplemented
-    if tensor.qscheme() == torch.per_tensor_affine:
-        numbers: tuple[Any, ...] = tensor.q_scale(), tensor.q_zero_point()
-    else:
-        numbers = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points(), tensor.q_per_channel_axis()
-    place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
-    return quantized, (tensor.untyped_storage(), str(tensor.dtype), place, numbers)
-
-
-def quantized(storage: UntypedStorage, dtype: str, place: tuple[Any, ...], numbers: tuple[Any, ...]) -> torch.Tensor:
-    """Rebuild a quantized tensor.
-
-    `numbers` are scale and zero point, or per channel: scales, zero points and the axis.
-    """
-    size, kind = place[1], torch_dtypes()[dtype]
-    if len(numbers) == 2:
-        empty = torch._empty_affine_quantized(size, scale=numbers[0], zero_point=numbers[1], dtype=kind)
-    else:
-        scales, zero_points, axis = numbers
-        empty = torch._empty_per_channel_affine_quantized(
-            size, scales=scales, zero_points=zero_points, axis=axis, dtype=kind
-        )
-    return empty.set_(storage, *place)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
