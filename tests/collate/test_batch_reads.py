@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any
 
 import numpy as np
@@ -198,8 +198,18 @@ def test_a_batch_is_refused_where_a_transform_sees_each_sample(dataset: Any) -> 
 
 
 def test_registered_collate_functions_switch_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (torch.Tensor, object, Sized, (Tagged, float)):
+        with monkeypatch.context() as patch:
+            patch.setitem(default_collate_fn_map, kind, lambda batch, *, collate_fn_map: batch)
+            assert reader_of(pairs(3)) is None
+
+
+def test_functions_for_types_of_others_leave_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import of DALI's plugin registers one."""
     monkeypatch.setitem(default_collate_fn_map, Tagged, lambda batch, *, collate_fn_map: batch)
-    assert reader_of(pairs(3)) is None
+    assert reader_of(pairs(3)) is not None
+    with fl.DataLoader([Tagged([number]) for number in range(4)], 2) as loader:
+        assert [type(batch) for batch in loader] == [list, list]
 
 
 class Noisy(Listed):

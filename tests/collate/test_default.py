@@ -24,6 +24,15 @@ class Pair:
     right: Any
 
 
+class LooksAtValues(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        return value == 3
+
+
+class AnyValue(metaclass=LooksAtValues):
+    pass
+
+
 class Word(str):
     __slots__ = ()
 
@@ -224,6 +233,14 @@ class TestRegisteredTypes:
     def test_the_standard_registry_is_recognized(self, registry: dict[Any, Any]) -> None:
         assert is_standard()
         registry[Pair] = lambda batch, *, collate_fn_map: batch
+        assert is_standard()  # no plain value is a Pair
+        registry[Mapping] = registry[Pair]
+        assert not is_standard()
+        del registry[Mapping]
+        assert is_standard()
+        registry[AnyValue] = registry[Pair]
+        assert not is_standard()
+        del registry[AnyValue], registry[str]
         assert not is_standard()
 
     def test_subclasses_take_the_way_of_their_base(self) -> None:

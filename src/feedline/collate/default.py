@@ -7,6 +7,7 @@ torch's results: the same promotion of dtypes, the same exceptions.
 from __future__ import annotations
 
 import copy
+from abc import ABCMeta
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from functools import partial
 from operator import attrgetter
@@ -162,8 +163,42 @@ def default(samples: Sequence[Any], *, allocate: Allocator | None = None) -> Any
 
 
 def is_standard() -> bool:
-    """True if torch's registry of collate functions is unmodified."""
-    return torchs.default_collate_fn_map == _SHIPPED
+    """True if torch's registry has its own functions for plain values.
+
+    Functions that a library registers for types of its own change nothing for others.
+    """
+    return _registrations.are_standard(torchs.default_collate_fn_map)
+
+
+class _Registrations:
+    """The latest contents of torch's registry, and whether they are standard."""
+
+    def __init__(self) -> None:
+        self._latest: tuple[dict[Any, Any], bool] = ({}, False)
+
+    def are_standard(self, registry: dict[Any, Any]) -> bool:
+        seen, standard = self._latest
+        if registry != seen:
+            added = {kind for kind in registry if kind not in _SHIPPED}
+            standard = _SHIPPED.items() <= registry.items() and not any(map(_may_be_plain, added))
+            self._latest = dict(registry), standard  # in one step: threads read it
+        return standard
+
+
+_registrations = _Registrations()
+
+
+def _may_be_plain(kind: Any) -> bool:
+    """True unless no plain value is an instance of `kind`, a type or a tuple of types."""
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not all(type(each).__instancecheck__ in _USUAL_CHECKS for each in kinds):
+        return True  # it may look at the value
+    if any(each.__module__.partition(".")[0] == "feedline" for each in kinds):
+        return True  # readers of whole batches make them
+    return any(issubclass(plain, kinds) for plain in (*_EXACT, *_SCALAR_TYPES, np.uint64, np.datetime64, bytearray))
+
+
+_USUAL_CHECKS: tuple[Any, ...] = (type.__instancecheck__, ABCMeta.__instancecheck__)
 
 
 def format_path(path: KeyPath) -> str:
@@ -372,7 +407,7 @@ _SHIPPED = {
 }
 
 
-# Shortcuts for common types, valid as long as the registry is unmodified.
+# Shortcuts for common types, valid as long as the registry is standard.
 _EXACT: dict[type, Handler] = {
     torch.Tensor: _tensors,
     np.ndarray: _arrays,
