@@ -202,6 +202,8 @@ def test_registered_collate_functions_switch_it_off(monkeypatch: pytest.MonkeyPa
         with monkeypatch.context() as patch:
             patch.setitem(default_collate_fn_map, kind, lambda batch, *, collate_fn_map: batch)
             assert reader_of(pairs(3)) is None
+            plan = str(fl.DataLoader(pairs(3), 2).plan()).replace("\n", " ")
+            assert "a collate function that is registered with torch, for" in plan
 
 
 def test_functions_for_types_of_others_leave_it_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,6 +188,14 @@ class _Registrations:
 _registrations = _Registrations()
 
 
+def registered_for_plain_values() -> list[str]:
+    """Names of the types in torch's registry that keep `is_standard` from being true."""
+    registry: dict[Any, Any] = torchs.default_collate_fn_map
+    changed = [kind for kind, fn in _SHIPPED.items() if registry.get(kind) is not fn]
+    added = [kind for kind in registry if kind not in _SHIPPED and _may_be_plain(kind)]
+    return [getattr(kind, "__qualname__", str(kind)) for kind in (*changed, *added)]
+
+
 def _may_be_plain(kind: Any) -> bool:
     """True unless no plain value is an instance of `kind`, a type or a tuple of types."""
     kinds = kind if isinstance(kind, tuple) else (kind,)

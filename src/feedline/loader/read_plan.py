@@ -10,7 +10,9 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from feedline.collate.batch_reads import reader_of
+from feedline.collate.batch_reads import READERS, reader_of
+from feedline.collate.default import is_standard, registered_for_plain_values
+from feedline.core.dataset import has_read_batch
 from feedline.core.recognition import Recognition
 from feedline.core.wrapping import columns, wrap
 from feedline.loader.building.builder import BatchBuilder
@@ -84,6 +86,9 @@ def _plan_reading(loader: Any, builder: Any, kind: PoolKind) -> ReadingPlan:
         return ReadingPlan(True, _WHOLE_BATCHES, Recognition(name, None))
     if not loader._fl.accelerate:
         return ReadingPlan(False, _ORIGINAL, Recognition(name, None, "accelerate=False"))
+    if builder.collate_fn is None and (registered := _bypassed_functions(dataset)):
+        reason = f"a collate function that is registered with torch, for {registered}, may apply to its samples"
+        return ReadingPlan(False, _ORIGINAL, Recognition(name, None, reason))
     found = recognize(dataset)
     if found.reader is not None and isinstance(builder, BatchBuilder) and builder.accelerated:
         is_direct = builder.collate_fn is None and builder.batched and builder.action == "raise"
@@ -92,6 +97,12 @@ def _plan_reading(loader: Any, builder: Any, kind: PoolKind) -> ReadingPlan:
         reason = "whole batches need the default collate_fn, and a batch_size"
         return ReadingPlan(False, _ORIGINAL, Recognition(name, None, reason))
     return ReadingPlan(False, _ORIGINAL + _IN_WORKERS * _accelerates_pillow(kind), found)
+
+
+def _bypassed_functions(dataset: Any) -> str:
+    """The registered types for which whole batches are not read; empty where that is not the reason."""
+    has_reader = type(dataset) in READERS or has_read_batch(dataset)
+    return ", ".join(registered_for_plain_values()) if has_reader and not is_standard() else ""
 
 
 def _accelerates_pillow(kind: PoolKind) -> bool:
