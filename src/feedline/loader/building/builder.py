@@ -23,7 +23,7 @@ from feedline.core import telemetry
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample, new_result
 from feedline.core.dataset import BatchRead, Keys, traits_of
 from feedline.core.definitions import module_of_code
-from feedline.core.devices import for_device
+from feedline.core.devices import for_device, is_for_device
 from feedline.core.recognition import SampleReader
 from feedline.core.rng import Address, RowKeys, addressed, derive, derive_each, is_addressed
 from feedline.core.rng_globals import global_states, restore_globals, restoring_globals, seed_globals
@@ -231,8 +231,11 @@ class BatchBuilder:
         """
         try:
             keys = _keys(request) if reader.uses_keys else None
+            read = BatchRead(request.indices, allocate, keys, self.threads)
+            if is_for_device() is self.for_device:  # nearly always; the block takes a microsecond
+                return reader.read(read)
             with for_device(self.for_device):
-                return reader.read(BatchRead(request.indices, allocate, keys, self.threads))
+                return reader.read(read)
         except Exception as error:
             if self.action != "raise":
                 return EMPTY_BATCH
