@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABCMeta
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -240,8 +241,18 @@ class TestRegisteredTypes:
         assert is_standard()
         registry[AnyValue] = registry[Pair]
         assert not is_standard()
-        del registry[AnyValue], registry[str]
+        del registry[AnyValue]
+        registry[((Pair, Word), int)] = registry[Pair]
         assert not is_standard()
+        del registry[((Pair, Word), int)], registry[str]
+        assert not is_standard()
+
+    def test_a_later_registration_with_an_abstract_class_counts(self, registry: dict[Any, Any]) -> None:
+        abstract = ABCMeta("Abstract", (), {})
+        registry[abstract] = lambda batch, *, collate_fn_map: list(batch)
+        assert is_standard()
+        abstract.register(list)
+        assert collate.default([[1], [2]]) == [[1], [2]]
 
     def test_subclasses_take_the_way_of_their_base(self) -> None:
         words = [Word("a"), Word("b")]

@@ -7,7 +7,7 @@ torch's results: the same promotion of dtypes, the same exceptions.
 from __future__ import annotations
 
 import copy
-from abc import ABCMeta
+from abc import ABCMeta, get_cache_token
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from functools import partial
 from operator import attrgetter
@@ -174,14 +174,15 @@ class _Registrations:
     """The latest contents of torch's registry, and whether they are standard."""
 
     def __init__(self) -> None:
-        self._latest: tuple[dict[Any, Any], bool] = ({}, False)
+        self._latest: tuple[dict[Any, Any], object, bool] = ({}, None, False)
 
     def are_standard(self, registry: dict[Any, Any]) -> bool:
-        seen, standard = self._latest
-        if registry != seen:
+        seen, classes, standard = self._latest
+        token = get_cache_token()  # another one after each `register` of an abstract class
+        if registry != seen or token != classes:
             added = {kind for kind in registry if kind not in _SHIPPED}
             standard = _SHIPPED.items() <= registry.items() and not any(map(_may_be_plain, added))
-            self._latest = dict(registry), standard  # in one step: threads read it
+            self._latest = dict(registry), token, standard  # in one step: threads read it
         return standard
 
 
@@ -197,13 +198,14 @@ def registered_for_plain_values() -> list[str]:
 
 
 def _may_be_plain(kind: Any) -> bool:
-    """True unless no plain value is an instance of `kind`, a type or a tuple of types."""
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    if not all(type(each).__instancecheck__ in _USUAL_CHECKS for each in kinds):
+    """True unless no plain value is an instance of `kind`."""
+    if isinstance(kind, tuple):
+        return any(map(_may_be_plain, kind))
+    if getattr(type(kind), "__instancecheck__", None) not in _USUAL_CHECKS:
         return True  # it may look at the value
-    if any(each.__module__.partition(".")[0] == "feedline" for each in kinds):
+    if kind.__module__.partition(".")[0] == "feedline":
         return True  # readers of whole batches make them
-    return any(issubclass(plain, kinds) for plain in (*_EXACT, *_SCALAR_TYPES, np.uint64, np.datetime64, bytearray))
+    return any(issubclass(plain, kind) for plain in (*_EXACT, *_SCALAR_TYPES, np.uint64, np.datetime64, bytearray))
 
 
 _USUAL_CHECKS: tuple[Any, ...] = (type.__instancecheck__, ABCMeta.__instancecheck__)

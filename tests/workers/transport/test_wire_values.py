@@ -376,6 +376,15 @@ def test_sparse_tensors_arrive_without_a_warning_and_are_freed(line: Line, name:
     assert torch.equal(arrived.to_dense(), sent.to_dense())
 
 
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse ... tensor support is in beta")
+def test_sparse_tensors_keep_or_refuse_their_gradient(line: Line, layout: torch.layout) -> None:
+    leaf = torch.eye(3).to_sparse(layout=layout).requires_grad_()
+    assert line.carry(leaf).requires_grad
+    with pytest.raises(NotPicklableError, match="call detach"):
+        line.carry(leaf * 2)
+
+
 def test_quantized_tensors_arrive_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of their removal

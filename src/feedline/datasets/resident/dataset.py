@@ -196,7 +196,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         return [column.take(places, rest, allocate) for column, rest in zip(self._columns, unstored, strict=True)]
 
     def _whole_tables(self) -> list[torch.Tensor]:
-        """The columns, if all their rows are in the memory of an accelerator."""
+        """The columns, if an accelerator has all their rows."""
         tables = [each.resident for each in self._columns if isinstance(each, TensorColumn)]
         whole = len(tables) == len(self._columns) and all(len(table) == self._length for table in tables)
         return tables if whole and not any(table.is_cpu for table in tables) else []

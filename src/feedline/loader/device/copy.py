@@ -66,10 +66,10 @@ class _Copy:
 
 
 class LockedBuffers:
-    """Allocator of uninitialized tensors in page-locked memory, for batches that this process builds.
+    """Allocator of page-locked memory for batches that this process builds.
 
-    Copies to the device need no staging from there. Below `smallest_nbytes`, and if the driver refuses, tensors are in
-    ordinary memory. Thread-safe.
+    Copies to the device need no staging from there. Tensors are uninitialized; below `smallest_nbytes`, and if the
+    driver refuses, they are in ordinary memory. Thread-safe.
     """
 
     smallest_nbytes = 16 << 10

@@ -142,12 +142,12 @@ class OutOfBandPickle:
                 self._spans[number] = AddressRange(dense.data_ptr(), dense.data_ptr() + dense.nbytes)
 
     def _take_tensor(self, tensor: torch.Tensor) -> Any:
-        if not is_plain(tensor):
-            return reduce_special(tensor)
         if tensor.requires_grad and not tensor.is_leaf:
             raise pickle.PicklingError(
                 "it is part of an autograd graph, which cannot leave its process; call detach() on it"
             )
+        if not is_plain(tensor):
+            return reduce_special(tensor)
         itemsize, start = tensor.itemsize, tensor.data_ptr()
         # The receiver counts offsets in elements, so a tensor over unaligned bytes has to be copied.
         if start % itemsize:

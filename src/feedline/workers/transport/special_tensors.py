@@ -23,17 +23,23 @@ def reduce_special(tensor: torch.Tensor) -> Any:
     if tensor.is_quantized:
         return _reduce_quantized(tensor)
     if tensor.layout is torch.sparse_coo:
-        return _reduce_coordinates(tensor.detach())
-    return _reduce_compressed(tensor.detach()) if tensor.layout in _COMPRESSED else NotImplemented
+        return _reduce_coordinates(tensor.detach(), tensor.requires_grad)
+    if tensor.layout in _COMPRESSED:
+        return _reduce_compressed(tensor.detach(), tensor.requires_grad)
+    return NotImplemented
 
 
-def _reduce_coordinates(tensor: torch.Tensor) -> Any:
+def _reduce_coordinates(tensor: torch.Tensor, requires_grad: bool) -> Any:
     dimensions = tensor.sparse_dim(), tensor.dense_dim(), tuple(tensor.shape)
-    return coordinates, (dimensions, tensor._indices(), tensor._values(), tensor.is_coalesced())
+    return coordinates, (dimensions, tensor._indices(), tensor._values(), tensor.is_coalesced(), requires_grad)
 
 
 def coordinates(
-    dimensions: tuple[int, int, tuple[int, ...]], indices: torch.Tensor, values: torch.Tensor, coalesced: bool
+    dimensions: tuple[int, int, tuple[int, ...]],
+    indices: torch.Tensor,
+    values: torch.Tensor,
+    coalesced: bool,
+    requires_grad: bool,
 ) -> torch.Tensor:
     """Rebuild a sparse tensor of coordinates.
 
@@ -43,25 +49,31 @@ def coordinates(
     tensor: torch.Tensor = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
         *dimensions, indices, values, dtype=values.dtype, layout=torch.sparse_coo, device="cpu", is_coalesced=coalesced
     )
-    return tensor
+    return tensor.requires_grad_(requires_grad)
 
 
-def _reduce_compressed(tensor: torch.Tensor) -> Any:
+def _reduce_compressed(tensor: torch.Tensor, requires_grad: bool) -> Any:
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         places = tensor.crow_indices(), tensor.col_indices()
     else:
         places = tensor.ccol_indices(), tensor.row_indices()
-    return compressed, (_COMPRESSED.index(tensor.layout), *places, tensor.values(), tuple(tensor.shape))
+    layout = _COMPRESSED.index(tensor.layout)
+    return compressed, (layout, *places, tensor.values(), tuple(tensor.shape), requires_grad)
 
 
 def compressed(
-    layout: int, bounds: torch.Tensor, places: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]
+    layout: int,
+    bounds: torch.Tensor,
+    places: torch.Tensor,
+    values: torch.Tensor,
+    shape: tuple[int, ...],
+    requires_grad: bool,
 ) -> torch.Tensor:
     """Rebuild a tensor of compressed rows, columns or blocks."""
     tensor: torch.Tensor = torch.ops.aten._sparse_compressed_tensor_unsafe(
         bounds, places, values, shape, dtype=values.dtype, layout=_COMPRESSED[layout], device="cpu"
     )
-    return tensor
+    return tensor.requires_grad_(requires_grad)
 
 
 def _reduce_quantized(tensor: torch.Tensor) -> Any:
