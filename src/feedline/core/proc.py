@@ -112,10 +112,10 @@ _WAITER_NBYTES = 4096
 
 
 def _parked_at(semaphore: int, proc: Path) -> int | None:
-    """Address of the lock for which a thread waits at a semaphore on its stack; None if there is none.
+    """Address of the lock for which a thread is parked, or None.
 
-    So do the locks of Python 3.13 and later. In CPython's `struct wait_entry`, an argument of the waiter, which is also
-    on its stack, and the address of the lock precede the semaphore.
+    Locks of Python 3.13 and later park it at a semaphore on its stack. In CPython's `struct wait_entry`, an argument of
+    the waiter, which is also on its stack, and the address of the lock precede the semaphore.
     """
     try:
         # Not through a pointer: the thread may have ended, and its stack with it.

@@ -139,7 +139,7 @@ def ffmpeg_build() -> str:
 
 
 def any_metadata() -> dict[str, Any]:
-    """Arguments of `av.open` with which texts of any encoding, which are not used, are no errors."""
+    """Arguments of `av.open` that accept texts of any encoding."""
     return {"metadata_errors": "ignore"} if int(pyav().__version__.split(".")[0]) < 19 else {}
 
 
