@@ -267,3 +267,4 @@ def write_field_files(folder: Path) -> None:
         connection.executemany(
             "insert into samples values (?, ?)", [(f"name {number}", float(number)) for number in range(4000)]
         )
+    connection.close()

@@ -159,6 +159,7 @@ def write_further_files(folder: Path) -> None:
         connection.execute("create table pages (number integer primary key, value blob)")
         pages = ((number, source.bytes(4096)) for number in range(1000))
         connection.executemany("insert into pages values (?, ?)", pages)
+    connection.close()
     with h5py.File(folder / "grids.h5", "w") as file:
         grids = source.integers(0, 60, (512, 64, 64)).astype(np.float32)
         file.create_dataset("grids", data=grids, chunks=(8, 64, 64), compression="gzip", compression_opts=1)

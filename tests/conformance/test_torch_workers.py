@@ -146,6 +146,7 @@ def test_workers_of_a_process_that_has_initialized_cuda(loader_class: Loader, mo
     training = os.getpid()
     monkeypatch.setattr(torch.cuda, "_initialized", True)
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: os.getpid() != training)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)  # without a GPU, CUDA cannot tell
     assert [batch.tolist() for batch in loader_class(TouchesCuda(False), batch_size=2, num_workers=2)] == [
         [0, 1],
         [2, 3],

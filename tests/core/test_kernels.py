@@ -256,7 +256,7 @@ def test_many_threads_may_gather_at_once(no_debris: object) -> None:
 
 
 IN_A_CHILD = """
-import os, sys
+import os, sys, warnings
 import numpy as np
 from feedline.core import kernels as _kernels
 
@@ -271,6 +271,7 @@ _kernels.gather_rows(array, indices, out, threads=1)
 assert native_threads() == alone, "a single thread was asked for"
 _kernels.gather_rows(array, indices, out, threads=2)
 assert native_threads() == alone + 1
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks with threads
 pid = os.fork()
 if pid == 0:
     assert native_threads() == 1

@@ -603,6 +603,19 @@ def test_draws_of_a_sampler_are_not_taken_for_those_of_the_dataset() -> None:
     assert not torch.equal(state, torch.get_rng_state())
 
 
+def test_seeds_of_another_loader_are_not_taken_for_draws_of_the_dataset() -> None:
+    """As those of the second loader of `zip(first, second)`, while the first one builds its first batch."""
+    second = fl.DataLoader(Drawing(), 4, num_workers=1, worker_method="thread")
+
+    def build(_request: Any, _allocate: Any) -> Any:
+        return len(next(iter(second))[0])
+
+    state = torch.get_rng_state()
+    with second:
+        assert GlobalRngCheck(build, Drawing())(None, None) == 4
+    assert not torch.equal(state, torch.get_rng_state())
+
+
 def test_without_reseeding_inline_batches_still_differ() -> None:
     drawn = [value for batch in fl.DataLoader(Legacy(), 4, seed=1, worker_method="thread") for value in batch.tolist()]
     assert len(set(drawn)) == len(drawn)

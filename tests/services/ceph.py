@@ -37,7 +37,9 @@ osd pool default size = 1
 osd pool default min size = 1
 osd pool default pg num = 4
 osd pool default pgp num = 4
+osd pool default pg autoscale mode = off
 osd crush chooseleaf type = 0
+osd class dir = {classes}
 osd class load list = *
 osd class default list = *
 osd class update on start = false
@@ -159,7 +161,9 @@ def _prepared(folder: Path, mon_port: int) -> str:
     for name in ("mon", "osd"):
         (folder / name).mkdir(parents=True)
     fsid, config, keyring, monmap = str(uuid4()), folder / "ceph.conf", str(folder / "keyring"), str(folder / "monmap")
-    config.write_text(_CONFIG.format(fsid=fsid, folder=folder, port=mon_port))
+    # In Debian 13, the default is a relative path.
+    classes = next((str(place) for place in Path("/usr").glob("lib*/**/rados-classes")), "")
+    config.write_text(_CONFIG.format(fsid=fsid, folder=folder, port=mon_port, classes=classes))
     tools = [program(name, "ceph-common") for name in ("ceph-authtool", "monmaptool")]
     done(tools[0], "--create-keyring", keyring, "--gen-key", "-n", "mon.", "--cap", "mon", "allow *")
     done(tools[1], "--create", "--fsid", fsid, "--addv", "a", f"[v1:127.0.0.1:{mon_port}]", monmap)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,9 @@ def test_a_loader_leaves_nothing(way: Callable[[Any], None], methods: tuple[str,
         with default_start_method(method):
             way(loader)
         gc.collect()
+        for thread in threading.enumerate():
+            if thread.name == "feedline-finalizer":  # ends the workers of an iteration in a cycle
+                thread.join()
         if not persistent:
             assert "feedline-0" not in [child.name() for child in psutil.Process().children(recursive=True)]
         loader.close()

@@ -6,7 +6,6 @@ import copy
 import os
 import random
 import threading
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +126,7 @@ def test_memory_that_may_be_shared_is_left_alone(shared: Any) -> None:
 
 
 def test_what_cannot_be_restored_is_named() -> None:
-    things = Things(numbers=count(), files=iter(()), total=1, big=np.zeros(10_000))
+    things = Things(numbers=iter(range(3)), files=iter(()), total=1, big=np.zeros(10_000))
 
     def change() -> None:
         things.files, things.big, things.total = iter(()), np.ones(10_000), 5

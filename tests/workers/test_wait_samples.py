@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +37,19 @@ def test_the_wait_of_a_thread_is_known_by_its_system_call(call: str, found: Thre
     (task / "syscall").write_text(call)
     assert proc.wait_of_thread(7, tmp_path) == found
     assert proc.wait_of_thread(8, tmp_path) is None
+
+
+@pytest.mark.skipif(proc._FUTEX != "202", reason="the numbers below are those of x86-64")
+@pytest.mark.parametrize(("argument", "found"), [(0x7060, 0x55), (0x7000, 0x7040), (0x9060, 0x7040)])
+def test_a_thread_parked_at_a_semaphore_on_its_stack_waits_for_the_lock_of_its_entry(
+    argument: int, found: int, tmp_path: Path
+) -> None:
+    """As for each lock of Python 3.13; an entry has an argument that is on the same stack."""
+    task = tmp_path / "self" / "task" / "7"
+    task.mkdir(parents=True)
+    (task / "syscall").write_text("202 0x7040 0x189 0x0 0x0 0x0 0xffffffff 0x7008 0x7f")
+    (tmp_path / "self" / "mem").write_bytes(bytes(0x7030) + struct.pack("QQ", argument, 0x55))
+    assert proc.wait_of_thread(7, tmp_path) == ThreadWait(found, is_outside=True)
 
 
 @contextmanager

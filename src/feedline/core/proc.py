@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import struct
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -100,7 +101,29 @@ def wait_of_thread(thread: int, proc: Path = _PROC) -> ThreadWait | None:
     # which guards that lock, are held only briefly.
     if int(call[4], 16) or int(call[2], 16) & _FUTEX_COMMAND == _FUTEX_WAIT:
         return ThreadWait()
-    return ThreadWait(int(call[1], 16), is_outside=True)
+    address, stack = int(call[1], 16), int(call[-2], 16)
+    if 0 <= address - stack < _WAITER_NBYTES:
+        address = _parked_at(address, proc) or address
+    return ThreadWait(address, is_outside=True)
+
+
+_WAITER_NBYTES = 4096
+"""Bytes of its stack in which a waiting thread keeps its semaphore and its entry in CPython's parking lot."""
+
+
+def _parked_at(semaphore: int, proc: Path) -> int | None:
+    """Address of the lock for which a thread is parked, or None.
+
+    Locks of Python 3.13 and later park it at a semaphore on its stack. In CPython's `struct wait_entry`, an argument of
+    the waiter, which is also on its stack, and the address of the lock precede the semaphore.
+    """
+    try:
+        # Not through a pointer: the thread may have ended, and its stack with it.
+        with open(proc / "self" / "mem", "rb", buffering=0) as memory:
+            argument, lock = struct.unpack("QQ", os.pread(memory.fileno(), 16, semaphore - 16))
+    except (OSError, struct.error):
+        return None
+    return lock if 0 < argument - semaphore < _WAITER_NBYTES else None
 
 
 class CpuTicks(NamedTuple):

@@ -96,15 +96,34 @@ def _packed_states() -> list[bytes]:
 
 @dataclass(slots=True)
 class SamplerSteps:
-    """Steps of foreign samplers, which may draw from the process-wide generators."""
+    """Steps of foreign samplers, and draws of seeds for loaders.
+
+    Both may draw from the process-wide generators.
+    """
 
     running: int = 0
     draws: int = 0
     """Number of steps that have drawn random numbers."""
 
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """A step that draws."""
+        self.running += 1
+        try:
+            yield
+            self.draws += 1
+        finally:
+            self.running -= 1
+
 
 SAMPLER_STEPS = SamplerSteps()
 """The steps of this process. Worker threads share its generators, and must not count these draws as their own."""
+
+
+def draw_seed(generator: torch.Generator | None = None) -> int:
+    """Draw a seed as torch's loaders do."""
+    with SAMPLER_STEPS.drawing():
+        return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 class GlobalStateChanges:

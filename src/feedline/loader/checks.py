@@ -138,14 +138,6 @@ def seed_datapipe(dataset: Any, generator: torch.Generator | None) -> None:
     graph_settings.apply_random_seed(dataset, shared)
 
 
-def discard_seed(generator: torch.Generator | None) -> None:
-    """Draw a seed that nothing uses.
-
-    torch draws one more after it has started the workers of a data pipe. This leaves the generator in the same state.
-    """
-    torch.empty((), dtype=torch.int64).random_(generator=generator)
-
-
 def shard_datapipe(dataset: Any) -> None:
     """Shard a data pipe by rank for reading in the training process."""
     if isinstance(dataset, (IterDataPipe, MapDataPipe)):

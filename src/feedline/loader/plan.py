@@ -18,6 +18,7 @@ from feedline.core.listing import listing_fingerprint_of
 from feedline.core.live import is_live
 from feedline.core.packing import to_leaf
 from feedline.core.rng import derive
+from feedline.core.rng_globals import draw_seed
 from feedline.core.schedule import LOOKAHEAD, BatchSchedule, PartitionSchedule, Schedule, Share
 from feedline.errors import ArgumentError, StateError
 from feedline.loader import state as states
@@ -84,8 +85,7 @@ class Plan:
         if self.schedule.seed is not None:
             self.workers.base_seed = derive(self.schedule.seed, epoch, "workers") >> 1
         elif self.workers.base_seed is None:
-            drawn = torch.empty((), dtype=torch.int64).random_(generator=generator)
-            self.workers.base_seed = int(drawn.item())
+            self.workers.base_seed = draw_seed(generator)
         return self.workers.base_seed
 
     def requests(self, cursor: Any, delivered: Callable[[], Any], run: int) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from feedline.core import finalizers
 from feedline.core.dataset import traits_of
 from feedline.core.live import is_live
 from feedline.core.numa import on_cpus
+from feedline.core.rng_globals import draw_seed
 from feedline.core.schedule import PartitionSchedule
 from feedline.core.torch_wrappers import ranges_of
 from feedline.errors import ArgumentError
@@ -373,7 +374,7 @@ class LoaderPools:
             return self._pipe_seed + epoch
         base_seed = plan.base_seed(epoch, loader.generator)
         if loader.num_workers and isinstance(loader.dataset, IterDataPipe):
-            checks.discard_seed(loader.generator)
+            draw_seed(loader.generator)  # torch draws one more after the start of the workers: an equal state
             self._pipe_seed = base_seed if loader.persistent_workers else None
         return base_seed
 

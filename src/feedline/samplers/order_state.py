@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, RandomSampler
 
 from feedline.core.dataset import declared
 from feedline.core.packing import pack_or_keep, unpack
-from feedline.core.rng_globals import SAMPLER_STEPS
+from feedline.core.rng_globals import SAMPLER_STEPS, draw_seed
 from feedline.errors import StateError
 from feedline.samplers.generator_state import GeneratorAccess, generators_of, nested_samplers, select_states
 
@@ -386,7 +386,7 @@ class SeededRun:
 
     def _open(self) -> None:
         if self._seed is None:
-            self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
+            self._seed = draw_seed()
         generator = torch.Generator()
         generator.manual_seed(self._seed)
         sampler = self._sampler

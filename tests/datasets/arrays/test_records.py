@@ -136,7 +136,7 @@ def test_names_in_records_are_bytes(opened: Any, remote: bool) -> None:
 @pytest.mark.parametrize(("remote", "order"), [(False, ">"), (True, "<")])
 def test_times_are_counts_of_their_unit(opened: Any, order: str, remote: bool) -> None:
     times = TIMES.astype(TIMES.dtype.newbyteorder(order))
-    times[4] = np.datetime64("NaT")
+    times[4] = np.datetime64("NaT", np.datetime_data(TIMES.dtype)[0])
     dataset = opened(times, remote)
     all_ways_agree(dataset, [3, -1, 17])
     assert dataset[17].item() == TIMES[17].astype("i8")

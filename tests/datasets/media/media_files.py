@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 from pathlib import Path
 
@@ -38,8 +39,15 @@ def write_videos(folder: Path) -> list[str]:
         write_video(folder, name, settings)
     ffmpeg("-i open-gop.mkv -ss 0.7 -c copy cut-behind.mp4", folder)
     ffmpeg("-ss 0.7 -i open-gop.mkv -c copy cut-before.mp4", folder)
-    ffmpeg("-i h264.mp4 -c copy -metadata:s:v rotate=90 turned.mp4", folder)
+    (folder / "turned.mp4").write_bytes(_turned((folder / "h264.mp4").read_bytes()))
     return [*VIDEOS, "cut-behind.mp4", "cut-before.mp4", "turned.mp4"]
+
+
+def _turned(video: bytes) -> bytes:
+    """An MP4 file to be shown turned by 90 degrees; FFmpeg's option for that depends on its version."""
+    matrix = video.index(b"tkhd") + 44
+    assert video[matrix : matrix + 20] == struct.pack(">5i", 1 << 16, 0, 0, 0, 1 << 16)
+    return video[:matrix] + struct.pack(">5i", 0, 1 << 16, 0, -1 << 16, 0) + video[matrix + 20 :]
 
 
 SOUNDS = {

@@ -15,6 +15,7 @@ from media_files import VIDEOS, ffmpeg, write_video
 
 import feedline as fl
 from feedline.datasets import Clips
+from feedline.datasets.media.frame_table import any_metadata
 from feedline.errors import SampleError
 
 REPORTING = ["h264.mp4", "mpeg4.mp4", "mpeg4.avi", "open-gop.mkv"]
@@ -28,7 +29,7 @@ def by_number(path: Path, index_dir: Path) -> Clips:
 def reported(data: bytes) -> set[int]:
     """Time stamps of the packets and frames that FFmpeg reports as damaged."""
     damaged = set()
-    with av.open(io.BytesIO(data), metadata_errors="ignore") as container:
+    with av.open(io.BytesIO(data), **any_metadata()) as container:
         for packet in container.demux(video=0):
             try:
                 damaged.update(frame.pts for frame in packet.decode() if frame.is_corrupt)

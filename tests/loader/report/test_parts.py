@@ -291,6 +291,7 @@ def test_the_wait_for_messages_is_a_part_by_the_name_of_their_source(tmp_path: P
     with sqlite3.connect(tmp_path / "rows.db") as connection:
         connection.execute("create table rows (id integer primary key, value real)")
         connection.executemany("insert into rows (value) values (?)", [(float(number),) for number in range(64)])
+    connection.close()
     source = f"sqlite:///{tmp_path / 'rows.db'}"
     stream = fl.streams.SQLRows(source, "select id, value from rows", until="latest", settle_s=0, max_wait_s=0.02)
     with fl.DataLoader(stream, 8, seed=0) as loader:

@@ -138,6 +138,11 @@ def ffmpeg_build() -> str:
     return f"{av.__version__} {av.library_versions} {len(av.codecs_available)}"
 
 
+def any_metadata() -> dict[str, Any]:
+    """Arguments of `av.open` that accept texts of any encoding."""
+    return {"metadata_errors": "ignore"} if int(pyav().__version__.split(".")[0]) < 19 else {}
+
+
 class _BytesFile:
     """A file object for PyAV, which takes bytes only."""
 
@@ -185,7 +190,7 @@ class OpenVideo:
             self.file.seek(0)
         target = f"file:{source}" if self.file is None else self.file  # a file's name must not select another protocol
         with naming_damage(name, self.file):
-            self.container = pyav().open(target, metadata_errors="ignore")
+            self.container = pyav().open(target, **any_metadata())
         streams = [each for each in self.container.streams.video if not _is_cover(each)]
         if not streams:
             self.close()

@@ -310,8 +310,10 @@ class _PooledBlock:
 
     def __init__(self, nbytes: int) -> None:
         # Private: after a fork by the user, neither process must see writes of the other one into a batch.
-        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-        mapping = mmap.mmap(-1, nbytes, **private)
+        if hasattr(mmap, "MAP_PRIVATE"):
+            mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        else:
+            mapping = mmap.mmap(-1, nbytes)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             mapping.madvise(mmap.MADV_HUGEPAGE)
         self._memory = memoryview(mapping)
