@@ -190,7 +190,7 @@ _registrations = _Registrations()
 
 
 def registered_for_plain_values() -> list[str]:
-    """Names of the types in torch's registry that keep `is_standard` from being true."""
+    """Registered types for which `is_standard` is not true, by name."""
     registry: dict[Any, Any] = torchs.default_collate_fn_map
     changed = [kind for kind, fn in _SHIPPED.items() if registry.get(kind) is not fn]
     added = [kind for kind in registry if kind not in _SHIPPED and _may_be_plain(kind)]

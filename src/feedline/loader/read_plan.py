@@ -100,7 +100,7 @@ def _plan_reading(loader: Any, builder: Any, kind: PoolKind) -> ReadingPlan:
 
 
 def _bypassed_functions(dataset: Any) -> str:
-    """The registered types for which whole batches are not read; empty where that is not the reason."""
+    """Registered types that keep whole batches from being read; empty without them."""
     has_reader = type(dataset) in READERS or has_read_batch(dataset)
     return ", ".join(registered_for_plain_values()) if has_reader and not is_standard() else ""
 
