@@ -90,6 +90,12 @@ class SlowBus:
         time.sleep(host.nbytes / self.pin_rate)
         return host
 
+    def empty_pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Ordinary memory; refused where staging takes time, so that batches are staged."""
+        if self.pin_rate != float("inf"):
+            raise RuntimeError("this bus has no page-locked memory to give")
+        return torch.empty(shape, dtype=dtype)
+
     def host_register(self, address: int, nbytes: int) -> None:
         """Do nothing."""
 

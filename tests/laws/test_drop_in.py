@@ -254,10 +254,12 @@ def test_changes_between_two_epochs_take_effect_as_in_torch(
         seed_torch(seed)
         generator = torch.Generator().manual_seed(seed) if has_generator else None
         loader = loader_class(Changing(), 3, shuffle, generator=generator, **own)
-        seen = []
+        seen, workers = [], 0
         for name, number, leaves in changes:
-            seen.append([str(batch) for batch in islice(loader, 1 if leaves else None)])
+            # Workers, which torch's loader has not here, may have reached the end of the sampler, where it draws again.
+            seen.append([str(batch) for batch in islice(loader, 1 if leaves and not workers else None)])
             CHANGES[name](loader, number)
+            workers = number % 3 if name == "workers" else workers
         seen.append(list(map(str, loader)))
         return seen, torch.get_rng_state().tolist()
 
