@@ -345,7 +345,7 @@ def compare(feeds: dict[str, Feed], training: Training) -> None:
 
     busy = Contest("gpu_busy", unit="share", baseline=THEIRS)
     for name in feeds:
-        busy.measure(name, iter([run.busy_share for run in runs[name]]).__next__)
+        busy.replay(name, [run.busy_share for run in runs[name]])
     publish(busy.run(ROUNDS, warm_up=0), on_cuda=ON_CUDA)
     if not ON_CUDA:
         return
@@ -353,12 +353,12 @@ def compare(feeds: dict[str, Feed], training: Training) -> None:
     copies = Contest("gpu_copies", unit="GB/s", baseline=LIMIT)
     copies.measure(LIMIT, alone(BATCH_SIZE * 3 * SIDE * SIDE))
     copies.measure(f"{LIMIT}, 1 GiB", alone(1 << 30))
-    copies.measure(f"{OURS}, during steps", iter([run.copied_gb_per_s for run in runs[OURS]]).__next__)
+    copies.replay(f"{OURS}, during steps", [run.copied_gb_per_s for run in runs[OURS]])
     copies.measure(f"{OURS}, without steps", feeds[OURS].rate_alone)
     publish(copies.run(ROUNDS, warm_up=0), on_cuda=True)
 
     hidden = Contest("gpu_copy_hidden", unit="share", baseline=OURS)
-    hidden.measure(OURS, iter([run.hidden_share for run in runs[OURS]]).__next__)
+    hidden.replay(OURS, [run.hidden_share for run in runs[OURS]])
     publish(hidden.run(ROUNDS, warm_up=0), on_cuda=True)
 
     for name, feed in feeds.items():  # at the end: the profiler slows the steps that it records

@@ -148,7 +148,7 @@ def main() -> None:
         shares = Contest("training on a GPU, share of the limit", unit="share", baseline=baseline)
         for name in feeds:
             pairs = zip(runs[name], runs[LIMIT], strict=True)
-            shares.measure(name, iter([run.images_per_s / limit.images_per_s for run, limit in pairs]).__next__)
+            shares.replay(name, [run.images_per_s / limit.images_per_s for run, limit in pairs])
         publish(shares.run(ROUNDS, warm_up=0), on_cuda=ON_CUDA)
 
 

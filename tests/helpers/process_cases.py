@@ -205,6 +205,12 @@ def squares_of(batch: torch.Tensor) -> list[int]:
     return batch[:, 0].tolist()
 
 
+def numbers(pool: ProcessPool, count: int) -> list[int]:
+    """The numbers of the batches that come of so many requests for squares."""
+    futures = [pool.submit(request(number)) for number in range(count)]
+    return [squares_of(future.result().batch)[0] // BATCH_SIZE for future in futures]
+
+
 def launcher_of(kind: str, builder: Any, init_fn: Callable[[int], object] | None = None) -> Launcher:
     if kind == "snapshot":
         return SnapshotLauncher(builder, init_fn)

@@ -30,6 +30,7 @@ from process_cases import (
     interrupt,
     kill_self,
     leave,
+    numbers,
     pools,
     request,
     segfault,
@@ -55,12 +56,6 @@ TORCHS_PHRASE = r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly"
 def open_pool(no_debris: Any) -> Iterator[OpenPool]:
     fork_server.start()
     yield from pools()
-
-
-def numbers(pool: ProcessPool, count: int) -> list[int]:
-    """The numbers of the batches that come of so many requests."""
-    futures = [pool.submit(request(number)) for number in range(count)]
-    return [squares_of(future.result().batch)[0] // BATCH_SIZE for future in futures]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from process_cases import (
     Call,
     Once,
     kill_self,
+    numbers,
     pools,
     request,
     squares,
@@ -34,12 +35,6 @@ OpenPool = Callable[..., ProcessPool]
 def open_pool(no_debris: Any) -> Iterator[OpenPool]:
     fork_server.start()
     yield from pools()
-
-
-def numbers(pool: ProcessPool, count: int) -> list[int]:
-    """The numbers of the batches that come of so many requests."""
-    futures = [pool.submit(request(number)) for number in range(count)]
-    return [squares_of(future.result().batch)[0] // BATCH_SIZE for future in futures]
 
 
 def forkers_of(pool: ProcessPool) -> tuple[psutil.Process, psutil.Process]:
