@@ -38,8 +38,8 @@ def reader_of(dataset: Any) -> BatchReader | None:
     """The reader of whole batches of `dataset`, or None without one.
 
     Tensors, arrays, TensorDataset, and wrappers whose parts all have a reader are known by their exact type, because a
-    subclass may override anything. Other datasets need a method `read_batch`. None if a collate function
-    that is registered with torch may apply to plain values, because a reader would bypass it.
+    subclass may override anything. Other datasets need a method `read_batch`. None if a collate function that
+    is registered with torch may apply to plain values, because a reader would bypass it.
     """
     if not is_standard():
         return None

@@ -34,7 +34,7 @@ def usable_device(device: Device, alternative: str = NO_DEVICE_REMEDY) -> torch.
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ArgumentError(
-            f"device={device!r} is not a device that torch knows ({_first_line(error)}). Pass 'cuda', 'cuda:1' or "
+            f"device={device!r} is not a device that torch knows ({first_line(error)}). Pass 'cuda', 'cuda:1' or "
             f"a torch.device, or {alternative}."
         ) from error
     if wanted.type == "cuda":
@@ -66,11 +66,12 @@ def _check_other(wanted: torch.device, alternative: str) -> None:
     except (RuntimeError, NotImplementedError, AssertionError, ModuleNotFoundError) as error:
         raise ArgumentError(
             f"device='{wanted}': torch {torch.__version__} cannot use it here: "
-            f"{_first_line(error)}. Pass another device, or {alternative}."
+            f"{first_line(error)}. Pass another device, or {alternative}."
         ) from error
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of the text of an error, without its period."""
     return str(error).strip().partition("\n")[0].rstrip(".")
 
 
@@ -178,7 +179,7 @@ def nvml_utilization(device: torch.device | int | None) -> tuple[float | None, s
     try:
         return torch.cuda.utilization(device) / 100, ""
     except Exception as error:  # noqa: BLE001 - no package, no driver, no permission: each has an error of its own
-        return None, _first_line(error)
+        return None, first_line(error)
 
 
 def _free_host_nbytes() -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from feedline.core.devices import first_line
 from feedline.core.numa import Cpus, on_cpus
 from feedline.core.tensors import allocate_tensor
 from feedline.core.tree import map_leaves
@@ -152,7 +153,7 @@ class DeviceStage(Closing):
             self._backend.host_register(address, nbytes)
         except RuntimeError as error:
             warnings.warn(
-                f"{nbytes} bytes of transport memory could not be page-locked ({_first_line(error)}); batches need "
+                f"{nbytes} bytes of transport memory could not be page-locked ({first_line(error)}); batches need "
                 "another copy on the host. Raise the limit of locked memory: ulimit -l, docker run --ulimit memlock=-1",
                 RuntimeWarning,
                 stacklevel=2,
@@ -215,7 +216,7 @@ class DeviceStage(Closing):
                 pinned = self._backend.pin(host)
         except RuntimeError as error:
             warnings.warn(
-                f"{host.nbytes} bytes could not be copied to page-locked memory ({_first_line(error)}); the loop waits "
+                f"{host.nbytes} bytes could not be copied to page-locked memory ({first_line(error)}); the loop waits "
                 "while they are copied to the device. Raise the limit of locked memory: ulimit -l, docker run --ulimit "
                 "memlock=-1",
                 RuntimeWarning,
@@ -251,10 +252,6 @@ class DeviceStage(Closing):
         self._copy_s += total_s
         self._hidden_copy_s += hidden_s
         copy.tensors.host.clear()
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 class PlainStage(Closing):
