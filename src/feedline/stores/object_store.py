@@ -6,10 +6,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from feedline.core import threads
 from feedline.core.caches import PerProcess
 from feedline.core.store_metrics import count
-from feedline.core.threads import DaemonPool
+from feedline.core.threads import DaemonPool, check_not_cancelled
 from feedline.errors import (
     AccessDeniedError,
     NoRangesError,
@@ -180,7 +179,7 @@ class RemoteStore:
         check_ranges([(start, start)], what)
         first = ByteRange(start, start + self._requests.max_nbytes)
         seen = _Versions(what, version)
-        part = PartialRange(first, check=threads.check_not_cancelled)
+        part = PartialRange(first, check=check_not_cancelled)
         try:
             self._get(key, part, what)
             answer = RangeAnswer(part.data(), part.version, part.size)

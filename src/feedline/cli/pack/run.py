@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from feedline.cli.pack import encode
 from feedline.cli.pack import writer as writing
-from feedline.cli.pack.encode import EncodedSample, encode_sample
+from feedline.cli.pack.encode import EncodedSample, check_native, encode_sample
 from feedline.cli.pack.manifest import MANIFEST, FinishedShard, Manifest
 from feedline.cli.pack.options import PackOptions
 from feedline.core.paths import PARTIAL, replacing
@@ -158,7 +157,7 @@ def pack(sources: Sequence[str], folder: Path, options: PackOptions, workers: in
     the earlier run had other sources or options.
     """
     if options.grid:
-        encode.check_native()
+        check_native()
     check_outside(folder, sources)
     listing = _shuffle(list_samples(sources), options)
     with lock_folder(folder):

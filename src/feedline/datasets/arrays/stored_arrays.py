@@ -26,15 +26,7 @@ from feedline.core.tensors import (
 )
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.aligned import AlignedArrays, parse_structure
-from feedline.datasets.arrays.chunked import (
-    ArrayRows,
-    ArraySource,
-    ChunkCache,
-    ChunkedRows,
-    Names,
-    PartOfCache,
-    Shape,
-)
+from feedline.datasets.arrays.chunked import ArrayRows, ArraySource, ChunkCache, ChunkedRows, Names, PartOfCache, Shape
 from feedline.datasets.arrays.records import BatchedRows, is_record, part_of, samples_of
 from feedline.datasets.paths import Paths
 from feedline.errors import ArgumentError

@@ -16,7 +16,6 @@ from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
 from feedline.errors import ArgumentError, NotPicklableError, WorkerDiedError, WorkerStalledError
 from feedline.workers.base import PoolStatistics, Recovery
 from feedline.workers.process import deaths, fork_server, watchdog
-from feedline.workers.process.deaths import RestartBudget, find_poisonous
 from feedline.workers.process.dispatch import PROBE, Dispatch
 from feedline.workers.process.futures import FuturePool, ProcessFuture
 from feedline.workers.process.inherited_locks import CHECK_S, LockWatch, describe_stuck
@@ -79,7 +78,7 @@ class ProcessPool(FuturePool):
         self._dispatch = Dispatch(
             launcher, base_seed, new_inbox, round_robin=round_robin, reports_generators=reports_generators
         )
-        self._budget = RestartBudget(self._recovery)
+        self._budget = deaths.RestartBudget(self._recovery)
         self._closed = False
         fork_server.close_at_exit(self)
         try:
@@ -328,7 +327,7 @@ class ProcessPool(FuturePool):
         def kills(rows: Sequence[int]) -> bool:
             return self._kills(self._builder.part(request, rows))
 
-        return find_poisonous(range(len(request.positions)), kills, every=every)
+        return deaths.find_poisonous(range(len(request.positions)), kills, every=every)
 
     def _kills(self, request: Any) -> bool:
         """True if a worker that builds only this request dies."""
