@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
 from feedline.core.dataset import Keys
 from feedline.core.devices import uploaded
@@ -62,7 +61,7 @@ class SampleMixing:
         if self.num_classes is None:
             raise ArgumentError(f"{type(self).__name__} needs num_classes to mix labels that are class indices")
         try:
-            return functional.one_hot(labels.long(), self.num_classes).float()
+            return torch.nn.functional.one_hot(labels.long(), self.num_classes).float()
         except RuntimeError as error:
             raise SampleError(
                 f"{type(self).__name__}(num_classes={self.num_classes}) got labels from {int(labels.min())} to"

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
 from feedline.core.dataset import Keys
 from feedline.core.kernels import Int64s, take_planes
@@ -125,7 +124,7 @@ class _SharedCrop(NamedTuple):
             part = self._shifted(images)
         else:
             part = images[..., lines.start : lines.stop, columns.start : columns.stop]
-            part = functional.pad(part, edges, value=self.fill) if any(edges) else part
+            part = torch.nn.functional.pad(part, edges, value=self.fill) if any(edges) else part
         axes = [axis for axis, span in ((-2, lines), (-1, columns)) if span.is_reversed]
         return part.flip(axes).contiguous() if axes else part
 

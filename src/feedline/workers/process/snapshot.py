@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from multiprocessing import process
 from typing import Any, NamedTuple, NoReturn
 
 from feedline.core.descriptors import Descriptors, pipe
@@ -247,7 +246,7 @@ def _serve(
     forker.end_with(training)
     if first is not None:
         channels.close_all(first.not_mine)
-        next(process._process_counter)  # type: ignore[attr-defined] # its number is taken
+        next(multiprocessing.process._process_counter)  # type: ignore[attr-defined] # its number is taken
         forker.adopt(group, first.serial, first.pidfds, first.stderr)
     while forker.step():
         pass
