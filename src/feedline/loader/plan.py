@@ -13,8 +13,7 @@ from torch.utils.data import BatchSampler, IterableDataset, IterDataPipe, Random
 
 from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.dataset import declared
-from feedline.core.decode_shares import decode_share_of
-from feedline.core.listing import listing_fingerprint_of
+from feedline.core.dataset_fingerprint import decode_share_of, listing_fingerprint_of
 from feedline.core.live import is_live
 from feedline.core.packing import to_leaf
 from feedline.core.rng import derive

@@ -23,7 +23,7 @@ from feedline.stores.options import StoreOptions
 from feedline.stores.partial import PartialRange
 from feedline.stores.requests import FetchedRanges, Flight, Requests, Transfers, are_many, check_ranges, check_within
 from feedline.stores.retry import Attempts, Retry
-from feedline.stores.signed_client import SignedClient
+from feedline.stores.signed_requests import SignedClient
 from feedline.stores.urls import check_path, join, scheme_row
 from feedline.stores.web import WebClient
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.dataset import TransformFunction
-from feedline.core.listing import digest_of
+from feedline.core.dataset_fingerprint import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.tensors import Allocator, numpy_view
 from feedline.datasets.arrays.aligned import AlignedArrays, Named, Structure, check_aligned, parse_structure

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from feedline.core.caches import LoadingCache, PerProcess
 from feedline.core.dataset import TransformFunction
-from feedline.core.listing import digest_of
+from feedline.core.dataset_fingerprint import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.stage_parts import read_part

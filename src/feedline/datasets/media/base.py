@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from feedline.core.caches import PerProcess
 from feedline.core.dataset import TransformFunction
-from feedline.core.listing import digest_of
+from feedline.core.dataset_fingerprint import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.sample_transform import SampleTransform
 from feedline.core.shard_offsets import ShardOffsets

@@ -18,7 +18,6 @@ from feedline.workers.base import PoolStatistics, Recovery
 from feedline.workers.process import deaths, fork_server, watchdog
 from feedline.workers.process.dispatch import PROBE, Dispatch
 from feedline.workers.process.futures import FuturePool, ProcessFuture
-from feedline.workers.process.inherited_locks import CHECK_S, LockWatch, describe_stuck
 from feedline.workers.process.launch import Launcher, WorkerProcess
 from feedline.workers.process.members import Death
 from feedline.workers.transport import Inbox
@@ -176,7 +175,7 @@ class ProcessPool(FuturePool):
 
     def _until(self, ready: Callable[[], bool]) -> None:
         timer = watchdog.StallTimer(self._timeout_s, self._recovery.stall_s)
-        watch, began_s, sample_s = LockWatch(), monotonic(), self._samples.next_s()
+        watch, began_s, sample_s = watchdog.LockWatch(), monotonic(), self._samples.next_s()
         while not ready():
             self._check()
             if self._step(self._limit_wait(timer.left_s(), sample_s)) or self._is_starting():
@@ -199,7 +198,7 @@ class ProcessPool(FuturePool):
         if sample_s < inf:
             limits.append(max(sample_s - monotonic(), 0.0))
         if self._dispatch.worker_set.group.inherited_locks() is not None:
-            limits.append(CHECK_S)
+            limits.append(watchdog.CHECK_S)
         return min(limits, default=None)
 
     def _building(self) -> list[int]:
@@ -211,7 +210,7 @@ class ProcessPool(FuturePool):
             if status.task(worker) is not None and (pid := status.pid(worker))
         ]
 
-    def _replace_if_stuck(self, watch: LockWatch) -> None:
+    def _replace_if_stuck(self, watch: watchdog.LockWatch) -> None:
         """Replace workers if one of them waits for an inherited lock."""
         inherited = self._dispatch.worker_set.group.inherited_locks()
         if inherited is None or not watch.is_due():
@@ -219,7 +218,7 @@ class ProcessPool(FuturePool):
         stuck = watch.find([inherited.pid, *self._dispatch.worker_set.pids()])
         if stuck is None:
             return
-        text = describe_stuck(stuck, inherited, self._describe_workers())
+        text = watchdog.describe_stuck(stuck, inherited, self._describe_workers())
         self._stuck_forks += 1
         if self._stuck_forks < _STUCK_FORKS:
             _log.warning("%s\nAll workers are forked again.", text)
