@@ -297,6 +297,8 @@ class _PackedSample(NamedTuple):
 
 @dataclass
 class _PackRun:
+    """Work on the samples that the manifest does not list yet."""
+
     folder: Path
     options: PackOptions
     report: Report

@@ -193,6 +193,8 @@ class Decoders(Generic[D]):
 
 
 class _Idle(Generic[D]):
+    """Open decoders that no thread uses, by number of the file."""
+
     # Not an `LRUCache`: a decoder has a position, so a thread takes it out for its own use and returns it. Two threads
     # may have decoders of the same file, and a dropped decoder is closed.
     def __init__(self, most: int) -> None:

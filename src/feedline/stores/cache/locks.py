@@ -145,6 +145,8 @@ def find_or_make(path: Path, name: str, find: Callable[[], T | None], make: Call
 
 
 def _flock(name: str) -> bytes:
+    # The offset of the byte stands for the piece: the first 60 bits of its name, as offsets have 63. Two pieces with
+    # equal bits would only wait for each other.
     return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, int(name[:15], 16), 1, 0)
 
 
