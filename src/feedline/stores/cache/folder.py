@@ -64,7 +64,7 @@ the whole file in each process that opens it, which takes longer than most of it
 
 
 _CLOCKS_DIFFER_NS = 3600 * 10**9
-"""Files with a later time of use, compared with this machine's clock, have the time of a wrong clock."""
+"""Most that clocks may differ: a file that was used later than now by more has the time of a wrong clock."""
 
 
 _SPARE = 16
