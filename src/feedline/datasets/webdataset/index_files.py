@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from feedline.core.paths import Pathlike
 from feedline.datasets.array_container import NamedArrays
 from feedline.datasets.indexes import IndexFile, index_path, read_adjacent
-from feedline.datasets.webdataset.build_index import Grids, MeasureGrid, compute_index
+from feedline.datasets.webdataset import build_index as table
 from feedline.datasets.webdataset.index import Head, TarIndex, mismatch_error
 from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import ShardError
@@ -39,8 +39,8 @@ def build_index(
     tar: Tar,
     *,
     allow_truncated: bool = False,
-    grids: Grids | None = None,
-    measure: MeasureGrid | None = None,
+    grids: table.Grids | None = None,
+    measure: table.MeasureGrid | None = None,
     checksum: bool = False,
 ) -> TarIndex:
     """Build the index of a tar in memory.
@@ -52,7 +52,7 @@ def build_index(
     source = _source(tar)
     try:
         with source:
-            metadata, arrays = compute_index(
+            metadata, arrays = table.compute_index(
                 source, allow_truncated=allow_truncated, grids=grids, measure=measure, checksum=checksum
             )
     except StateError as error:
@@ -65,7 +65,7 @@ def write_index(
     index: Pathlike | None = None,
     *,
     grids: Mapping[str, NDArray[np.uint16]] | None = None,
-    measure: MeasureGrid | None = None,
+    measure: table.MeasureGrid | None = None,
     checksum: bool = False,
 ) -> Path:
     """Build the index of a tar and write it atomically.
