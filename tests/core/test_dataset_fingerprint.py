@@ -18,7 +18,7 @@ from pyarrow import feather
 from torch.utils.data import ConcatDataset, Subset
 
 import feedline as fl
-from feedline.core.listing import digest_of, listing_fingerprint_of
+from feedline.core.dataset_fingerprint import digest_of, listing_fingerprint_of
 from feedline.datasets import Arrow, Files, Filter, Map, Parquet, TarShards, TokenFile, Zip
 from feedline.errors import StateError
 

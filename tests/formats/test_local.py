@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from feedline.core.listing import listing_fingerprint_of
+from feedline.core.dataset_fingerprint import listing_fingerprint_of
 from formats.places import Place
 from formats.suite import FAMILIES, Corpus, FormatSuite
 

@@ -19,7 +19,7 @@ from web_servers import Handler, serving
 
 import feedline as fl
 from feedline import stores
-from feedline.stores.signed_reader import AzureReader, SignedReader
+from feedline.stores.signed_requests import AzureReader, SignedReader
 
 NAMED = {"why?.txt": b"why", "img[1].txt": b"literal", "img1.txt": b"matched", "star*.txt": b"star", "whys.txt": b"s"}
 FOLDERS = ("train/", "train/cats/", "lonely/")
@@ -253,7 +253,7 @@ def test_credentials_that_sign_no_links_are_named(
     azure.put_key(bucket, "a//b.txt", b"odd")
     azure.make_public(bucket)
     # The reader of odd keys sees other credentials than the client, as it does with an identity of the machine.
-    monkeypatch.setattr("feedline.stores.signed_reader.AzureReader._option", lambda self, *names: None)
+    monkeypatch.setattr("feedline.stores.signed_requests.AzureReader._option", lambda self, *names: None)
     with pytest.raises(stores.StoreError, match=r"there is an object named 'a//b\.txt'.* Rename or remove") as caught:
         list(stores.open_store(f"az://{bucket}", options=azure.options).list())
     assert remedy in "".join(caught.value.__notes__)

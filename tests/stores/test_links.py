@@ -20,7 +20,7 @@ import feedline as fl
 from feedline import stores
 from feedline.errors import ArgumentError
 from feedline.stores.links import decoded, encoded, keeps_escapes, unsigned
-from feedline.stores.signed_reader import SignedReader
+from feedline.stores.signed_requests import SignedReader
 
 SECRET = "hunter2-very-secret"
 CONTENT = random.Random(7).randbytes(300_000)

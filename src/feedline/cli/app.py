@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import shutil
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version as installed_version
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -21,9 +22,6 @@ from feedline.cli.lint import command as lint
 from feedline.cli.pack import command as pack
 from feedline.cli.top import command as top
 from feedline.errors import FeedlineError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _LEAST_COLUMNS = 60
 """Columns of the narrowest terminal that shows help in panels."""

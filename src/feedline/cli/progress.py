@@ -1,4 +1,4 @@
-"""Progress bars."""
+"""Progress bars of long work, one for each phase."""
 
 from __future__ import annotations
 

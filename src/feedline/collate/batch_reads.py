@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from feedline.collate.default import default, is_standard
-from feedline.core import kernels
 from feedline.core.dataset import Batch, BatchRead, Keys, has_read_batch, traits_of
 from feedline.core.devices import synchronize_in_thread, take_rows
-from feedline.core.kernels import Int64s
+from feedline.core.kernels import Int64s, check_int64, gather_rows
 from feedline.core.rng import addressed, torch_keys
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, allocate_tensor, normalize_indices, numpy_view, torch_dtype
@@ -76,7 +75,7 @@ def _of_array(dataset: NDArray[Any]) -> BatchReader | None:
 
 def _rows(array: NDArray[Any], dtype: torch.dtype, request: BatchRead) -> torch.Tensor:
     out = request.allocate((len(request.indices), *array.shape[1:]), dtype)
-    kernels.gather_rows(array, request.indices, numpy_view(out), threads=torch.get_num_threads())
+    gather_rows(array, request.indices, numpy_view(out), threads=torch.get_num_threads())
     return out
 
 
@@ -126,7 +125,7 @@ def _map_indices(choice: Any, indices: Int64s) -> Int64s:
             f"the indices of a Subset must be integers, but are {chosen.dtype}: pass integers; for a mask,"
             " np.flatnonzero(mask).tolist()"
         )
-    kernels.check_int64(chosen)
+    check_int64(chosen)
     return chosen.astype(np.int64, copy=False)
 
 

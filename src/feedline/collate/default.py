@@ -18,7 +18,6 @@ import torch
 import torch.utils.data._utils.worker as torch_worker
 from numpy.typing import NDArray
 from torch.utils.data._utils import collate as torchs
-from torch.utils.data._utils.collate import collate_numpy_array_fn, collate_tensor_fn
 
 from feedline.core.tensors import Allocator, allocate_tensor, torch_dtype, uses_allocator
 
@@ -49,7 +48,7 @@ def stack_tensors(batch: Sequence[torch.Tensor], allocate: Allocator | None) -> 
     """
     elem = batch[0]
     if elem.is_nested or elem.layout is not torch.strided:
-        return collate_tensor_fn(batch)  # type: ignore[no-any-return]  # raises
+        return torchs.collate_tensor_fn(batch)  # type: ignore[no-any-return]  # raises
     if uses_allocator(allocate, elem.nbytes * len(batch)) and _is_plain(batch):
         assert allocate is not None
         out = allocate((len(batch), *elem.shape), elem.dtype)
@@ -80,7 +79,7 @@ def stack_arrays(batch: Sequence[NDArray[Any]], allocate: Allocator | None) -> t
     elem = batch[0]
     dtype = torch_dtype(elem.dtype)
     if dtype is None and elem.dtype.kind in "SUO":
-        return collate_numpy_array_fn(batch)  # type: ignore[no-any-return]  # raises
+        return torchs.collate_numpy_array_fn(batch)  # type: ignore[no-any-return]  # raises
     if dtype is None or not _are_alike(batch):
         return stack_tensors([torch.as_tensor(array) for array in batch], allocate)
     out = (allocate or allocate_tensor)((len(batch), *elem.shape), dtype)

@@ -98,6 +98,8 @@ class PadCollator(Collator):
 
 
 class _PadWalk(FieldWalk):
+    """Walk over the fields of a batch that pads sequences."""
+
     __slots__ = ("_recipe", "padded")
 
     def __init__(self, recipe: PadCollator, allocate: Allocator | None) -> None:

@@ -7,7 +7,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -24,7 +23,7 @@ class PerProcess(Generic[T]):
         self._opening = opening
         self._values: dict[int, T] = {}  # by process id
         # Locks are per process, too: a lock that a thread of the parent held at the fork would never be released here.
-        self._locks: dict[int, Lock] = {}
+        self._locks: dict[int, threading.Lock] = {}
 
     def __call__(self) -> T:
         pid = os.getpid()
@@ -37,7 +36,7 @@ class PerProcess(Generic[T]):
 
     def _open(self, pid: int) -> T:
         # `setdefault` is atomic: all threads of the process get the same lock.
-        with self._locks.setdefault(pid, Lock()):
+        with self._locks.setdefault(pid, threading.Lock()):
             if pid not in self._values:
                 self._values[pid] = self._opening()
             return self._values[pid]

@@ -1,4 +1,4 @@
-"""Places where functions were written."""
+"""Modules that contain the code of functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings about datasets of other libraries."""
+"""Readers of other libraries' datasets, and findings about their steps."""
 
 from __future__ import annotations
 

@@ -6,19 +6,16 @@ import hashlib
 import inspect
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core import kernels
 from feedline.core.kernels import GOLDEN, MASK64, mix64, mix64_each, unit_floats
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def derive(*parts: int | str) -> int:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import Any
 
 from feedline.core.caches import PerProcess
-
-if TYPE_CHECKING:
-    from typing import Any
 
 
 @dataclass(frozen=True, slots=True)

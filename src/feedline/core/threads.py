@@ -233,6 +233,8 @@ class _InterruptibleFuture(Future[Any]):
 
 
 class _PoolTask(NamedTuple):
+    """A call in the queue of a pool, canceled with its scope."""
+
     future: Future[Any]
     call: Callable[[], Any]
     scope: CancelScope | None

@@ -1,4 +1,4 @@
-"""Amounts of bytes in text."""
+"""Numbers and amounts of bytes, parsed from text."""
 
 from __future__ import annotations
 

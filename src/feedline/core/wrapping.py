@@ -1,4 +1,4 @@
-"""Text for the width and the characters of a stream."""
+"""Text that fits the width and the encoding of a stream."""
 
 from __future__ import annotations
 

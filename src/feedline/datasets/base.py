@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from feedline import collate
 from feedline.core.dataset import READS_SAMPLES, Batch, BatchRead, Keys, Traits, TransformFunction, check_reads_batches
-from feedline.core.listing import digest_of
+from feedline.core.dataset_fingerprint import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.rng import torch_keys
 from feedline.core.sample_transform import SampleTransform

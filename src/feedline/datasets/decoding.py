@@ -30,7 +30,6 @@ from feedline.core.stage_parts import DECODING, TRANSFORMING
 from feedline.core.tensors import Allocator, torch_dtype
 from feedline.datasets import array_container
 from feedline.errors import ArgumentError, SampleError
-from feedline.images import ImageError
 from feedline.images.decode import Grid
 from feedline.transforms import ImagePlan, plan
 from feedline.transforms.native_steps import Window
@@ -311,7 +310,7 @@ class ImageDecoder(Decoder):
             return source
         try:
             return images.decode(source, apply_exif_orientation=True)
-        except ImageError as error:
+        except images.ImageError as error:
             error.row = row
             raise
 
@@ -321,7 +320,7 @@ def naming_images(where: Callable[[int], str]) -> Iterator[None]:
     """Add the place `where(row)` to image errors of the block."""
     try:
         yield
-    except ImageError as error:
+    except images.ImageError as error:
         raise SampleError(f"{where(error.row or 0)}: {error}") from error
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.dataset import Keys, TransformFunction
-from feedline.core.listing import digest_of
+from feedline.core.dataset_fingerprint import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.tensors import Allocator, as_indices, normalize_indices
 from feedline.datasets.base import DecodedRecords

@@ -14,13 +14,12 @@ import stat
 import sys
 import threading
 import types
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module, metadata
 from io import RawIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
 import numpy as np
 import torch
@@ -335,7 +334,7 @@ def _file(path: Any) -> Any:
     return None
 
 
-_VARIABLES = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)
+_VARIABLES = (TypeVar, ParamSpec, TypeVarTuple)
 
 
 _DESCRIPTIONS: dict[type, Callable[[Any], Any]] = {

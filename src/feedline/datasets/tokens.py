@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from feedline.core import kernels
 from feedline.core.dataset import READS_BATCHES, Batch, BatchRead
-from feedline.core.listing import digest_of
+from feedline.core.dataset_fingerprint import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.stage_parts import READ_FILES

@@ -12,13 +12,12 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import StackDataset
 
 from feedline.collate.batch_reads import READERS, stack_reader, subset_reader
 from feedline.core.dataset import Ranges, Traits, TransformFunction, traits_of
+from feedline.core.dataset_fingerprint import listing_fingerprint_of, selection_digest
 from feedline.core.kernels import Int64s
-from feedline.core.listing import listing_fingerprint_of, selection_digest
 from feedline.core.paths import Pathlike
 from feedline.core.rng import SampleRng, derive, sample_rng
 from feedline.core.sample_transform import SampleTransform
@@ -148,7 +147,7 @@ class Filter(WrappedDataset):
             raise ArgumentError(f"predicate must be callable, got {type(predicate).__name__}")
         super().__init__(dataset)
         find = partial(_find_indices, dataset, predicate, num_workers)
-        self._kept: NDArray[np.int64] | BuiltIndex
+        self._kept: Int64s | BuiltIndex
         if index_dir is None:
             self._kept = find()
         else:
@@ -157,13 +156,13 @@ class Filter(WrappedDataset):
             self._kept = BuiltIndex(path, (len(dataset), key), lambda: {"indices": find()})
 
     @property
-    def indices(self) -> NDArray[np.int64]:
+    def indices(self) -> Int64s:
         """The indices of these samples in the dataset, int64.
 
         StateError if the file of the indices was removed or replaced.
         """
         kept = self._kept
-        return cast("NDArray[np.int64]", kept.arrays["indices"]) if isinstance(kept, BuiltIndex) else kept
+        return cast("Int64s", kept.arrays["indices"]) if isinstance(kept, BuiltIndex) else kept
 
     @property
     def listing_fingerprint(self) -> str:
@@ -171,7 +170,7 @@ class Filter(WrappedDataset):
         return selection_digest(super().listing_fingerprint, self.indices)
 
     @property
-    def shard_sizes(self) -> NDArray[np.int64]:
+    def shard_sizes(self) -> Int64s:
         """Remaining samples per shard, int64; absent without shards."""
         bounds = np.cumsum([0, *self.dataset.shard_sizes])
         return np.diff(np.searchsorted(self.indices, bounds))
@@ -217,7 +216,7 @@ class _PredicateResults(torch.utils.data.Dataset[bool]):
             raise
 
 
-def _find_indices(dataset: Any, predicate: Predicate, num_workers: int) -> NDArray[np.int64]:
+def _find_indices(dataset: Any, predicate: Predicate, num_workers: int) -> Int64s:
     if not len(dataset):
         return np.empty(0, np.int64)
     results = _PredicateResults(dataset, predicate)

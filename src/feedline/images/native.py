@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core import kernels
-from feedline.core.kernels import SlowKernelsWarning
 from feedline.images.recipe import Recipe
 
 native: Any = kernels.native if hasattr(kernels.native, "ImagePlan") else None
@@ -92,6 +91,6 @@ def _warn_slow() -> None:
         "feedline runs without its native image kernels: Pillow decodes the images, with equal results, but several"
         " times slower. Install a C++ compiler, the Python headers and those of libjpeg-turbo (Debian:"
         " libjpeg62-turbo-dev), then reinstall feedline.",
-        SlowKernelsWarning,
+        kernels.SlowKernelsWarning,
         stacklevel=4,
     )

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from feedline.errors import MissingExtraError
@@ -22,7 +21,7 @@ from feedline.images.errors import RAISE_LIMIT, describe_source, too_large, unre
 from feedline.images.plugins import open_image, plugin_for
 from feedline.images.recipe import Recipe, geometry
 
-ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview | mmap.mmap | NDArray[np.uint8]
+ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview | mmap.mmap | Pixels
 """A path; the bytes of a file (never copied); or pixels: uint8 of shape (height, width, 3), with any strides."""
 
 
@@ -48,7 +47,7 @@ def is_pixels(source: ImageSource) -> bool:
     return isinstance(source, np.ndarray | memoryview) and source.ndim != 1
 
 
-def check_pixels(source: Any, row: int | None) -> NDArray[np.uint8]:
+def check_pixels(source: Any, row: int | None) -> Pixels:
     """The array of a source for which `is_pixels` is true.
 
     TypeError if it is no image, ImageError if it has no pixels.

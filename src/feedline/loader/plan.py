@@ -13,8 +13,7 @@ from torch.utils.data import BatchSampler, IterableDataset, IterDataPipe, Random
 
 from feedline.core.cursor import Cursor, PartitionCursor
 from feedline.core.dataset import declared
-from feedline.core.decode_shares import decode_share_of
-from feedline.core.listing import listing_fingerprint_of
+from feedline.core.dataset_fingerprint import decode_share_of, listing_fingerprint_of
 from feedline.core.live import is_live
 from feedline.core.packing import to_leaf
 from feedline.core.rng import derive
@@ -25,7 +24,6 @@ from feedline.loader import state as states
 from feedline.loader.error_policy import Quarantine
 from feedline.loader.partitions import is_partitioned, partitioned
 from feedline.loader.ranks.own_shares import check_shares
-from feedline.loader.state import Fingerprint
 from feedline.loader.worker_states import WorkerStates, resume_workers
 from feedline.samplers import BatchIndexSampler, IndexSampler, MaterializedSampler, TorchDistributed, as_index_sampler
 from feedline.workers.registry import POOLS
@@ -40,7 +38,7 @@ class Plan:
 
     schedule: Schedule | BatchSchedule | PartitionSchedule
     sampler: Any
-    fingerprint: Fingerprint
+    fingerprint: states.Fingerprint
     lists_at_once: bool = False
     """True if torch calls `iter(sampler)` in `iter(loader)`, not with the first batch."""
     workers: WorkerStates = field(default_factory=partial(WorkerStates, 0), compare=False)
@@ -386,11 +384,11 @@ def _partition_plan(loader: Any, rank: int, world_size: int, partitions: int | N
     return Plan(
         PartitionSchedule(partitions, mine, loader._fl.seed, loader.in_order, stride, is_live(dataset), owner),
         None,
-        Fingerprint("iterable", None, order, loader._fl.seed),
+        states.Fingerprint("iterable", None, order, loader._fl.seed),
     )
 
 
-def _fingerprint(loader: Any, kind: str, source: Any) -> Fingerprint:
+def _fingerprint(loader: Any, kind: str, source: Any) -> states.Fingerprint:
     # With a sampler of the user, torch does not read the length of the dataset, which may therefore raise anything.
     try:
         length = len(loader.dataset)
@@ -398,4 +396,4 @@ def _fingerprint(loader: Any, kind: str, source: Any) -> Fingerprint:
         length = None
     share = None if loader._fl.device is None else decode_share_of(loader.dataset)
     listing = listing_fingerprint_of(loader.dataset)
-    return Fingerprint(kind, length, source.fingerprint(), loader._fl.seed, listing, share)
+    return states.Fingerprint(kind, length, source.fingerprint(), loader._fl.seed, listing, share)

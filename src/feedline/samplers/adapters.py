@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,6 @@ from feedline.samplers.basic import Sequential
 from feedline.samplers.distributed import TorchDistributed
 from feedline.samplers.generator_state import generators_of, select_states
 from feedline.samplers.order_state import RecordedRun, SeededRun, is_seedable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 
 class ItemBuffer:

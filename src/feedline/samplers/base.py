@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
+from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,10 +16,6 @@ from torch.utils.data import Sampler
 
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 Indices = NDArray[np.int64]
 

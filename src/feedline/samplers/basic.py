@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,9 +10,6 @@ from feedline.core.rng import derive, permuted
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
 from feedline.samplers.base import LONGEST, IndexSampler, Indices
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Shuffled(IndexSampler):

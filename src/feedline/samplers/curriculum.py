@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from feedline.samplers import _arguments
 from feedline.samplers.base import IndexSampler, Indices
 from feedline.samplers.dataset_shares import SpanDraws
 from feedline.samplers.mixture import Mixture, weights_by_epoch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Curriculum(IndexSampler):

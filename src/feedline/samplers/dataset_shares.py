@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from feedline.core.caches import RecentResults
 from feedline.core.kernels import interleave, mixture_blocks
 from feedline.core.rng import derive
 from feedline.errors import ArgumentError
 from feedline.samplers.base import LONGEST, Indices, from_blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
 
 _SMALLEST_SHARE = 2.0**-20
 

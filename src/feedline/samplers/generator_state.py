@@ -6,8 +6,9 @@ Finds the generators, reads and sets their states, and packs them.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +23,6 @@ from torch.utils.data import (
 
 from feedline.core.packing import from_text, pack, to_text, unpack
 from feedline.errors import StateError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 _WORDS = 624  # words of the state of a Mersenne twister
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,9 +11,6 @@ from feedline.core.rng import derive, permuted
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
 from feedline.samplers.base import BatchIndexSampler, Indices
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 class _Bucket(NamedTuple):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from feedline.core.kernels import interleave
@@ -16,12 +17,6 @@ from feedline.samplers import _arguments
 from feedline.samplers.base import IndexSampler, Indices
 from feedline.samplers.basic import Shuffled, check_finite, endless
 from feedline.samplers.dataset_shares import DatasetShares, SpanDraws
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
 
 _STOPS = ("first_exhausted", "all_exhausted")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,9 +15,6 @@ from feedline.core.rng import derive, permuted
 from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
 from feedline.samplers.base import IndexSampler, Indices
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 MEASURED_BATCHES = 256
 """Number of batches that `mixing` lists if shards are divided among partitions."""

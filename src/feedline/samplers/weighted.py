@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +14,6 @@ from feedline.errors import ArgumentError
 from feedline.samplers import _arguments
 from feedline.samplers._random import endless_permutation, exponential, permutations
 from feedline.samplers.base import IndexSampler, Indices, from_blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Weighted(IndexSampler):

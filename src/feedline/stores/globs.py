@@ -9,7 +9,6 @@ from contextlib import suppress
 from glob import glob
 from itertools import product
 from math import prod
-from os import PathLike, fspath
 from pathlib import Path
 
 from feedline.core.paths import Pathlike
@@ -93,8 +92,8 @@ def expand(patterns: Pathlike | Sequence[Pathlike], open_store: Callable[[str], 
     names a glob that matches nothing. A file or object whose name looks like a glob is found by that name.
     """
     addresses: list[str] = []
-    for address in [patterns] if isinstance(patterns, (str, PathLike)) else patterns:
-        pattern = fspath(address)
+    for address in [patterns] if isinstance(patterns, (str, os.PathLike)) else patterns:
+        pattern = os.fspath(address)
         if is_local(pattern):
             for path in expand_braces(local_path(pattern)):
                 addresses += _files(path) if MAGIC.search(path) and not Path(path).exists() else [path]

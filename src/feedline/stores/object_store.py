@@ -6,10 +6,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from feedline.core import threads
 from feedline.core.caches import PerProcess
 from feedline.core.store_metrics import count
-from feedline.core.threads import DaemonPool
+from feedline.core.threads import DaemonPool, check_not_cancelled
 from feedline.errors import (
     AccessDeniedError,
     NoRangesError,
@@ -24,7 +23,7 @@ from feedline.stores.options import StoreOptions
 from feedline.stores.partial import PartialRange
 from feedline.stores.requests import FetchedRanges, Flight, Requests, Transfers, are_many, check_ranges, check_within
 from feedline.stores.retry import Attempts, Retry
-from feedline.stores.signed_client import SignedClient
+from feedline.stores.signed_requests import SignedClient
 from feedline.stores.urls import check_path, join, scheme_row
 from feedline.stores.web import WebClient
 
@@ -180,7 +179,7 @@ class RemoteStore:
         check_ranges([(start, start)], what)
         first = ByteRange(start, start + self._requests.max_nbytes)
         seen = _Versions(what, version)
-        part = PartialRange(first, check=threads.check_not_cancelled)
+        part = PartialRange(first, check=check_not_cancelled)
         try:
             self._get(key, part, what)
             answer = RangeAnswer(part.data(), part.version, part.size)

@@ -65,6 +65,7 @@ def _library() -> Any:
 
 
 def _second_copy(file: str) -> Any:
+    """Load obstore's library again, with threads and connections of its own."""
     if not hasattr(os, "memfd_create"):
         raise MissingExtraError(
             "obstore cannot be used in a process that was forked after its parent had used it; "

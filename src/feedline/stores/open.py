@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from os.path import commonprefix
 from typing import Any, TypeVar
 
 from feedline.core.paths import Pathlike
@@ -199,7 +198,7 @@ class Finder:
         return infos
 
     def _resolve_paths(self, store: Store, paths: Sequence[str], inside: str) -> Iterator[ObjectInfo]:
-        is_folder = "/" in commonprefix(paths)  # noqa: RUF071 - of names
+        is_folder = "/" in os.path.commonprefix(paths)  # noqa: RUF071 - of names
         known = list_below(store, paths, _WORTH_LISTING if is_folder else _WORTH_LISTING_ALL) or {}
         with DaemonPool() as pool:
             futures = [
@@ -234,7 +233,7 @@ def list_below(store: Store, paths: Sequence[str], worth: int = _WORTH_LISTING) 
     """
     if len(paths) < worth or not scheme_row(store.url).lists:
         return None
-    return {info.path: info for info in store.list(commonprefix(paths))}  # noqa: RUF071 - of names
+    return {info.path: info for info in store.list(os.path.commonprefix(paths))}  # noqa: RUF071 - of names
 
 
 def _objects_in(store: Store, folder: str, inside: str) -> list[ObjectInfo]:

@@ -11,11 +11,10 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, Self, TypeVar
 
-from feedline.core import threads
 from feedline.core.caches import PerProcess
 from feedline.core.stage_parts import read_part
 from feedline.core.store_metrics import count
-from feedline.core.threads import WAKE_S, CancelScope, DaemonPool, WaitCancelledError
+from feedline.core.threads import WAKE_S, CancelScope, DaemonPool, WaitCancelledError, check_not_cancelled
 from feedline.errors import ArgumentError, RangeError
 from feedline.stores.base import ByteRange, Range
 from feedline.stores.concurrency import ConcurrencyLimit
@@ -249,7 +248,7 @@ class Flight:
 
     def check(self) -> None:
         """Raise WaitCancelledError if nothing waits for the data any more."""
-        threads.check_not_cancelled()
+        check_not_cancelled()
         if self.has_arrived:
             raise WaitCancelledError("another request for the same bytes came first")
 

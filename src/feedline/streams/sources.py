@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 from torch.utils.data import IterableDataset
 
 from feedline.core.dataset import traits_of
-from feedline.core.listing import listing_fingerprint_of
+from feedline.core.dataset_fingerprint import listing_fingerprint_of
 from feedline.core.live import is_live
 from feedline.core.rng import addressed
 from feedline.core.torch_wrappers import batch_getter

@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Any, Self, get_args
 
 import torch.utils.data
-from torch.utils.data import IterableDataset
 
 from feedline.collate.base import Fill
 from feedline.core.arguments import check_one_of
@@ -31,7 +30,7 @@ from feedline.streams.steps import (
 )
 
 
-class SampleStream(IterableDataset[Any]):
+class SampleStream(torch.utils.data.IterableDataset[Any]):
     """Samples of a source, and steps that each partition takes by itself.
 
     A stream never changes: each method returns another one. It resumes in the middle, with the content of its buffers

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from feedline.core.rng import Draws, derive
 from feedline.errors import ArgumentError
-from feedline.transforms import _arguments
-from feedline.transforms._arguments import init_frozen
+from feedline.transforms._arguments import argument_error, check_probability, check_weights, init_frozen
 from feedline.transforms.base import Transform
 from feedline.transforms.foreign import Foreign
 from feedline.transforms.plan import ImagePlan
@@ -56,7 +55,7 @@ class RandomApply(Transform):
 
     def __init__(self, transforms: Sequence[AnyTransform] | Transform, p: float = 0.5) -> None:
         listed = [transforms] if isinstance(transforms, Transform) else transforms
-        init_frozen(self, transforms=_check_parts(self, listed), p=_arguments.check_probability(self, "p", p))
+        init_frozen(self, transforms=_check_parts(self, listed), p=check_probability(self, "p", p))
         _ = self.plan
 
     def lower(self) -> Step:
@@ -78,8 +77,8 @@ class RandomChoice(Transform):
     def __init__(self, transforms: Sequence[AnyTransform], p: Sequence[float] | None = None) -> None:
         init_frozen(self, transforms=_check_parts(self, transforms))
         if not self.transforms:
-            raise _arguments.argument_error(self, "transforms", transforms, "there must be one to choose")
-        init_frozen(self, p=None if p is None else _arguments.check_weights(self, "p", p, len(self.transforms)))
+            raise argument_error(self, "transforms", transforms, "there must be one to choose")
+        init_frozen(self, p=None if p is None else check_weights(self, "p", p, len(self.transforms)))
         _ = self.plan
 
     def apply(self, image: Any, rng: Draws) -> Any:
@@ -112,7 +111,7 @@ class ApplyWithProbability(Step):
 
 def _check_parts(owner: Transform, transforms: Iterable[Any]) -> tuple[Transform, ...]:
     if isinstance(transforms, Transform) or not isinstance(transforms, Iterable):
-        raise _arguments.argument_error(owner, "transforms", transforms, "give a list of transforms")
+        raise argument_error(owner, "transforms", transforms, "give a list of transforms")
     parts = tuple(transforms)
     for position, part in enumerate(parts):
         if isinstance(part, type) or not callable(part):

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from feedline.images.recipe import DTYPES, LAYOUTS
-from feedline.transforms import _arguments
-from feedline.transforms._arguments import init_frozen
+from feedline.transforms._arguments import argument_error, check_choice, check_numbers, init_frozen
 from feedline.transforms.base import Transform
 from feedline.transforms.compose import Compose
 from feedline.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
@@ -30,8 +29,8 @@ class ToTensor(Transform):
     def __init__(self, dtype: torch.dtype = torch.float32, layout: str = "CHW") -> None:
         init_frozen(
             self,
-            dtype=_arguments.check_choice(self, "dtype", dtype, DTYPES),
-            layout=_arguments.check_choice(self, "layout", layout, LAYOUTS),
+            dtype=check_choice(self, "dtype", dtype, DTYPES),
+            layout=check_choice(self, "layout", layout, LAYOUTS),
         )
 
     def lower(self) -> Step:
@@ -53,16 +52,14 @@ class Normalize(Transform):
     def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
         init_frozen(
             self,
-            mean=_arguments.check_numbers(self, "mean", mean, (1, 3)),
-            std=_arguments.check_numbers(self, "std", std, (1, 3)),
-            dtype=_arguments.check_choice(self, "dtype", dtype, DTYPES[1:]),
+            mean=check_numbers(self, "mean", mean, (1, 3)),
+            std=check_numbers(self, "std", std, (1, 3)),
+            dtype=check_choice(self, "dtype", dtype, DTYPES[1:]),
         )
         if 0 in self.std:
-            raise _arguments.argument_error(
-                self, "std", std, "a channel cannot be divided by 0; give its standard deviation"
-            )
+            raise argument_error(self, "std", std, "a channel cannot be divided by 0; give its standard deviation")
         if len(self.mean) != len(self.std):
-            raise _arguments.argument_error(self, "std", std, f"there are {len(self.mean)} means: give as many")
+            raise argument_error(self, "std", std, f"there are {len(self.mean)} means: give as many")
 
     def lower(self) -> Step:
         return Conversion(self.dtype, "CHW", self.mean, self.std)

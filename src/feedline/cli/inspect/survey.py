@@ -16,7 +16,6 @@ from feedline.core.threads import DaemonPool
 from feedline.datasets.formats import Format, ShardSummary, load
 from feedline.datasets.sample_lists import Readable, ReportProgress, Sample, SampleList, SamplePart, problem
 from feedline.errors import SampleError
-from feedline.images import Header
 from feedline.stores.requests import FetchedRanges
 
 BEGINNING_NBYTES = 16 << 10
@@ -106,7 +105,7 @@ class ImageHeaders:
     turned: int = 0
     broken: list[str] = field(default_factory=list)
 
-    def add(self, header: Header) -> None:
+    def add(self, header: images.Header) -> None:
         self.sizes.append((header.width, header.height))
         self.formats[header.format] += 1
         self.jpegs += header.format == "JPEG"
@@ -192,7 +191,7 @@ def _examine(sample: Sample, found: Survey) -> None:
                 found.headers.broken.append(problem(part.name, error))
 
 
-def _header(part: SamplePart) -> Header:
+def _header(part: SamplePart) -> images.Header:
     if part.member is None:
         return images.probe(part.path)
     for nbytes in _HEADER_NBYTES:

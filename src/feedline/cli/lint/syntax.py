@@ -1,4 +1,4 @@
-"""Questions that the rules of `feedline lint` ask of syntax trees."""
+"""Searches in syntax trees that several rules of `feedline lint` need."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`pack`: samples to tar shards, resumable and with reproducible bytes.
 
-`options` configures a run, `encode` builds the members of one sample, `writer` writes
-them into a tar, `manifest` records finished shards, and `run` lists the samples and drives the work.
+`options` configures a run, `encode` builds the members of one sample, and `manifest` records finished shards. `run`
+lists the samples, drives the work, and writes the tars.
 """
 
 from feedline.cli.pack.manifest import MANIFEST, Manifest

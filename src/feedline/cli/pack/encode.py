@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
-from PIL.Image import DecompressionBombError
 
 from feedline import images
 from feedline.cli.pack.options import PackOptions
@@ -21,7 +20,6 @@ from feedline.core import kernels
 from feedline.datasets.sample_lists import Sample, SamplePart
 from feedline.datasets.webdataset import is_image
 from feedline.errors import ArgumentError, MissingExtraError, SampleError
-from feedline.images import ImageError
 from feedline.images.errors import REMEDY
 
 Lengths = NDArray[np.uint16]
@@ -251,9 +249,10 @@ def _read(part: SamplePart) -> bytes:
 def _encode_part(part: SamplePart, data: bytes, options: PackOptions) -> EncodedImage:
     try:
         return encode_image(data, part.field, options)
-    except ImageError as error:
+    except images.ImageError as error:
         raise _pack_error(part, str(error).partition("could not be read: ")[2].removesuffix(f". {REMEDY}")) from error
-    except (OSError, ValueError, SyntaxError, DecompressionBombError) as error:  # errors of Pillow for damaged files
+    # Pillow raises all of these for damaged files.
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise _pack_error(part, str(error)) from error
 
 

@@ -1,25 +1,29 @@
-"""A run of `pack`, on all cores, which continues an interrupted one."""
+"""A run of `pack`, on all cores, which continues an interrupted one.
+
+Shards are written reproducibly and atomically.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
+import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
-from feedline.cli.pack import encode
-from feedline.cli.pack import writer as writing
-from feedline.cli.pack.encode import EncodedSample, encode_sample
+from feedline.cli.pack.encode import EncodedSample, Lengths, check_native, encode_sample
 from feedline.cli.pack.manifest import MANIFEST, FinishedShard, Manifest
 from feedline.cli.pack.options import PackOptions
-from feedline.core.paths import PARTIAL, replacing
+from feedline.core.paths import PARTIAL, Replacement, replacing
 from feedline.core.rng import derive, permuted
 from feedline.core.threads import WorkAhead
 from feedline.datasets.imagefolder.listing import list_folders
@@ -29,6 +33,15 @@ from feedline.datasets.webdataset.build_index import measure_intervals
 from feedline.datasets.webdataset.listing import list_tars
 from feedline.datasets.webdataset.targets import find_tars
 from feedline.errors import ArgumentError, SampleError, note
+
+_BLOCK = tarfile.BLOCKSIZE
+
+
+_END = bytes(2 * _BLOCK)
+
+
+_MODIFIED_S = 946_684_800
+"""Modification time of all members: 2000-01-01. tar warns of "implausibly old" times."""
 
 _OUTPUT_NAME = re.compile(rf"shard-\d{{6,}}\.tar(\.index)?|{re.escape(CLASSES)}|{re.escape(MANIFEST)}")
 
@@ -158,7 +171,7 @@ def pack(sources: Sequence[str], folder: Path, options: PackOptions, workers: in
     the earlier run had other sources or options.
     """
     if options.grid:
-        encode.check_native()
+        check_native()
     check_outside(folder, sources)
     listing = _shuffle(list_samples(sources), options)
     with lock_folder(folder):
@@ -205,6 +218,77 @@ def _keep_intact(old: Manifest | None, new: Manifest, folder: Path, workers: int
     return old.truncate(intact)
 
 
+class WrittenShard(NamedTuple):
+    """A finished shard, with the grids of JPEGs by member name."""
+
+    nbytes: int
+    sha256: str
+    samples: int
+    grids: dict[str, Lengths]
+
+
+def tar_blocks(sample: EncodedSample) -> list[bytes]:
+    """Headers, contents and padding of all members of a sample.
+
+    The format is ustar, with pax headers for long names.
+    """
+    blocks = list[bytes]()
+    for member in sample.members:
+        blocks += [_header(member.name, len(member.data)), member.data, bytes(-len(member.data) % _BLOCK)]
+    return blocks
+
+
+def _header(name: str, nbytes: int) -> bytes:
+    # The defaults of TarInfo have no owner and no group; the bytes must not depend on the user and the time.
+    info = tarfile.TarInfo(name)
+    info.size, info.mtime, info.mode = nbytes, _MODIFIED_S, 0o644
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+class ShardWriter:
+    """Writes a shard under a temporary name, until `finish` renames it.
+
+    Leaving the block without `finish` removes the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.samples = self.nbytes = 0
+        self._grids = dict[str, Lengths]()
+        self._digest = hashlib.sha256()
+        self._replacement = Replacement(path, durable=True, buffer_nbytes=1 << 20)
+
+    def add(self, sample: EncodedSample, blocks: list[bytes]) -> None:
+        """Append a sample; `blocks` are `tar_blocks(sample)`."""
+        self._write(blocks)
+        self.samples += 1
+        self._grids.update((member.name, member.lengths) for member in sample.members if member.lengths is not None)
+
+    def size_with(self, blocks: list[bytes]) -> tuple[int, int]:
+        """Samples and bytes of the tar if it ends after these blocks."""
+        return self.samples + 1, self.nbytes + sum(map(len, blocks)) + len(_END)
+
+    def finish(self) -> WrittenShard:
+        """End the tar, and rename it after its data is durable."""
+        self._write([_END])
+        self._replacement.finish()
+        return WrittenShard(self.nbytes, self._digest.hexdigest(), self.samples, self._grids)
+
+    def _write(self, blocks: list[bytes]) -> None:
+        for block in blocks:
+            self._replacement.file.write(block)
+            self._digest.update(block)
+            self.nbytes += len(block)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._replacement.discard()
+
+
 class _PackedSample(NamedTuple):
     sample: Sample
     encoded: EncodedSample
@@ -213,6 +297,8 @@ class _PackedSample(NamedTuple):
 
 @dataclass
 class _PackRun:
+    """Work on the samples that the manifest does not list yet."""
+
     folder: Path
     options: PackOptions
     report: Report
@@ -247,14 +333,14 @@ class _PackRun:
 
     def _encode(self, sample: Sample) -> _PackedSample:
         encoded = encode_sample(sample, self.options)
-        return _PackedSample(sample, encoded, writing.tar_blocks(encoded))
+        return _PackedSample(sample, encoded, tar_blocks(encoded))
 
     def _write_shard(self, items: WorkAhead[Sample, _PackedSample]) -> FinishedShard:
         """Write the next shard, up to the first sample beyond its size."""
         start = stop = self.manifest.done
         without_grid, skipped = Counter[str](), list[dict[str, str]]()
         path = self.folder / shard_name(len(self.manifest.shards))
-        with writing.ShardWriter(path) as writer:
+        with ShardWriter(path) as writer:
             for sample, encoded, blocks in items:
                 if encoded.error is not None:
                     skipped.append(self._skip(sample, encoded.error))

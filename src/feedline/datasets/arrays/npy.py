@@ -14,21 +14,14 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.dataset import TransformFunction
-from feedline.core.listing import digest_of
+from feedline.core.dataset_fingerprint import digest_of
 from feedline.core.paths import Pathlike
-from feedline.core.tensors import (
-    Allocator,
-    numpy_view,
-)
+from feedline.core.tensors import Allocator, numpy_view
 from feedline.datasets.arrays.aligned import AlignedArrays, Named, Structure, check_aligned, parse_structure
 from feedline.datasets.arrays.npy_files import ArrayFiles
 from feedline.datasets.arrays.npy_layout import Raw
 from feedline.datasets.arrays.npz import LoadedArrays, NpzArchive, is_npz
-from feedline.datasets.arrays.records import (
-    ArrayColumn,
-    BatchedRows,
-    memory_of,
-)
+from feedline.datasets.arrays.records import ArrayColumn, BatchedRows, memory_of
 from feedline.datasets.arrays.rows import MemoryArrays, RowSource
 from feedline.datasets.formats import FORMATS, ShardSummary
 from feedline.datasets.paths import find

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from feedline.core.caches import LoadingCache, PerProcess
 from feedline.core.dataset import TransformFunction
-from feedline.core.listing import digest_of
+from feedline.core.dataset_fingerprint import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.stage_parts import read_part
@@ -26,15 +26,7 @@ from feedline.core.tensors import (
 )
 from feedline.core.threads import DaemonPool
 from feedline.datasets.arrays.aligned import AlignedArrays, parse_structure
-from feedline.datasets.arrays.chunked import (
-    ArrayRows,
-    ArraySource,
-    ChunkCache,
-    ChunkedRows,
-    Names,
-    PartOfCache,
-    Shape,
-)
+from feedline.datasets.arrays.chunked import ArrayRows, ArraySource, ChunkCache, ChunkedRows, Names, PartOfCache, Shape
 from feedline.datasets.arrays.records import BatchedRows, is_record, part_of, samples_of
 from feedline.datasets.paths import Paths
 from feedline.errors import ArgumentError

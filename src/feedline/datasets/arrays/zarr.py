@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core import optional
-from feedline.core.listing import digest_of
+from feedline.core.dataset_fingerprint import digest_of
 from feedline.core.paths import Pathlike, missing_error
 from feedline.core.stage_parts import READ_FILES, read_part
 from feedline.core.threads import DaemonPool

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from feedline.core.arguments import whole_numbers
 from feedline.core.dataset import BatchRead, Traits, TransformFunction, check_reads_batches
-from feedline.core.listing import digest_of
+from feedline.core.dataset_fingerprint import digest_of
 from feedline.core.paths import Pathlike, expand_user, missing_error
 from feedline.core.rng import sample_rng, torch_keys
 from feedline.core.tensors import normalize_indices, numpy_view

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from feedline.core.caches import PerProcess
 from feedline.core.dataset import TransformFunction
-from feedline.core.listing import digest_of
+from feedline.core.dataset_fingerprint import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.sample_transform import SampleTransform
 from feedline.core.shard_offsets import ShardOffsets
@@ -193,6 +193,8 @@ class Decoders(Generic[D]):
 
 
 class _Idle(Generic[D]):
+    """Open decoders that no thread uses, by number of the file."""
+
     # Not an `LRUCache`: a decoder has a position, so a thread takes it out for its own use and returns it. Two threads
     # may have decoders of the same file, and a dropped decoder is closed.
     def __init__(self, most: int) -> None:

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core import kernels
 from feedline.core.devices import has_streams, synchronize_in_thread, take_rows, uploaded
-from feedline.core.kernels import Int64s
+from feedline.core.kernels import Int64s, gather_rows
 from feedline.core.tensors import Allocator, numpy_view, supported_view, torch_dtype
 from feedline.errors import SampleError
 
@@ -120,7 +119,7 @@ class HostColumn:
 
 def _gather(rows: torch.Tensor, places: Int64s, allocate: Allocator) -> torch.Tensor:
     out = allocate((len(places), *rows.shape[1:]), rows.dtype)
-    kernels.gather_rows(numpy_view(rows), places, numpy_view(out), threads=torch.get_num_threads())
+    gather_rows(numpy_view(rows), places, numpy_view(out), threads=torch.get_num_threads())
     return out
 
 

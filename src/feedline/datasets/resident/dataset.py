@@ -15,9 +15,9 @@ from torch.utils.data import TensorDataset
 
 from feedline import collate
 from feedline.core.dataset import Batch, BatchRead, Ranges, Traits, traits_of
+from feedline.core.dataset_fingerprint import listing_fingerprint_of
 from feedline.core.devices import Device, budget_nbytes, free_nbytes, take_rows, usable_device
 from feedline.core.kernels import Int64s
-from feedline.core.listing import listing_fingerprint_of
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, normalize_index, normalize_indices
 from feedline.core.torch_wrappers import ranges_of
 from feedline.core.tree import map_leaves

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from feedline.core.listing import digest_of
+from feedline.core.dataset_fingerprint import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.tensors import normalize_indices
 from feedline.core.threads import IO_THREADS
@@ -24,15 +24,7 @@ from feedline.datasets.indexes import MetadataCache, key_of, metadata_path
 from feedline.datasets.inflated import ContentBlocks, Inflation, PlainFiles
 from feedline.datasets.shards.folder import FolderFile, IndexedFolder
 from feedline.errors import SampleError
-from feedline.stores import (
-    Cache,
-    CachedStore,
-    ObjectInfo,
-    ObjectNotFoundError,
-    ObjectRange,
-    Store,
-    join,
-)
+from feedline.stores import Cache, CachedStore, ObjectInfo, ObjectNotFoundError, ObjectRange, Store, join
 from feedline.stores.cache import without_cache
 from feedline.stores.files import Extent, File, FileSet
 

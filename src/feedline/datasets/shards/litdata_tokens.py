@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from feedline.core import kernels
 from feedline.core.dataset import READS_BATCHES, BatchRead
-from feedline.core.listing import digest_of
+from feedline.core.dataset_fingerprint import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import allocate_tensor, as_indices, normalize_index, normalize_indices, numpy_view

@@ -6,7 +6,6 @@ record batches from ADBC.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, Protocol
@@ -308,4 +307,4 @@ def _decimals(column: Any) -> Sequence[Any]:
 
 def _uuids(column: Any) -> Sequence[Any]:
     stored = getattr(column, "storage", column).to_pylist()  # bytes with or without pyarrow's UUID type
-    return [None if value is None else str(uuid.UUID(bytes=value)) for value in stored]
+    return [None if value is None else str(UUID(bytes=value)) for value in stored]

@@ -13,11 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from feedline.core.dataset import READS_BATCHES, Batch, BatchRead, Ranges, Traits, check_reads_batches
+from feedline.core.dataset_fingerprint import digest_of
 from feedline.core.kernels import Int64s
-from feedline.core.listing import digest_of
 from feedline.core.shard_offsets import ShardOffsets
 from feedline.core.tensors import Allocator, as_indices, normalize_index, normalize_indices
 from feedline.datasets.tables.cells import Cells
@@ -148,7 +147,7 @@ class TableDataset(torch.utils.data.Dataset[Any]):
     `shard_sizes` holds the number of samples in each chunk, and `kind` the type of a row.
     """
 
-    def __init__(self, rows: Rows, shard_sizes: NDArray[np.int64], cells: Cells) -> None:
+    def __init__(self, rows: Rows, shard_sizes: Int64s, cells: Cells) -> None:
         self.kind = cells.kind
         self.shard_sizes = shard_sizes
         self._rows, self._cells = rows, cells

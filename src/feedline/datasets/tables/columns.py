@@ -17,17 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from feedline import collate
-from feedline.core import kernels
-from feedline.core.kernels import Int64s
+from feedline.core.kernels import Int64s, gather_rows
 from feedline.core.tensors import Allocator, allocate_tensor, numpy_view
-from feedline.datasets.tables.chunks import (
-    ItemSpan,
-    NumberChunk,
-    RaggedChunk,
-    StructChunk,
-    items,
-    row_count,
-)
+from feedline.datasets.tables.chunks import ItemSpan, NumberChunk, RaggedChunk, StructChunk, items, row_count
 from feedline.datasets.tables.nulls import Nulls
 from feedline.datasets.tables.scattered import Redirection, ScatteredItems, redirect, scattered
 from feedline.datasets.tables.types import ColumnType, ListType, NumberType, StructType, TextType
@@ -111,7 +103,7 @@ class NumberBlock:
         """
         places = self._starts.take(which, axis=0)
         places += rows[:, None]
-        found = kernels.gather_rows(self._items.view, places.reshape(-1)).reshape(places.shape)
+        found = gather_rows(self._items.view, places.reshape(-1)).reshape(places.shape)
         return list(map(torch.from_numpy, found.T.astype(dtype, order="C", copy=False)))
 
 

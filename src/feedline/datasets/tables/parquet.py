@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from feedline.core.dataset import TransformFunction
-from feedline.core.kernels import Int64s
-from feedline.core.listing import selection_digest
+from feedline.core.dataset_fingerprint import selection_digest
+from feedline.core.kernels import Int32s, Int64s
 from feedline.core.paths import Pathlike
 from feedline.datasets.decoding import Decode
 from feedline.datasets.formats import FORMATS, KeptShards, ShardSummary
@@ -105,7 +104,7 @@ class Parquet(DecodedTable[RowGroups]):
             files = FilesystemFiles(filesystem, given, decryption)
             partitions = Partitions(files.names, folder_values(files.names, texts))
         self._filters = None if filters is None else Filters(filters)
-        self._matching: NDArray[np.int32] | None = None
+        self._matching: Int32s | None = None
         groups = RowGroups(files, _footers(files, texts, index_dir), partitions, columns, self._filters, table)
         super().__init__(groups, nulls=nulls, transform=transform, decode=decode, cache_nbytes=cache_nbytes)
 

@@ -18,13 +18,7 @@ from feedline.datasets.file_objects import merge_ranges
 from feedline.datasets.tables.chunks import StructChunk, chunk_of_chunked
 from feedline.datasets.tables.decoded import FileChunks
 from feedline.datasets.tables.filters import Filters, Partitions
-from feedline.datasets.tables.parquet_files import (
-    WHAT,
-    Footers,
-    ParquetFiles,
-    Summary,
-    naming,
-)
+from feedline.datasets.tables.parquet_files import WHAT, Footers, ParquetFiles, Summary, naming
 from feedline.datasets.tables.snapshots import TableColumns
 from feedline.datasets.tables.types import (
     StructType,

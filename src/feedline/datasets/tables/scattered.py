@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feedline.core import kernels
-from feedline.core.kernels import Int64s
+from feedline.core.kernels import Int64s, gather_rows, gather_windows
 from feedline.core.tensors import Allocator, numpy_view, torch_dtype
 from feedline.datasets.tables.chunks import DictionaryChunk, ItemSpan, PartedChunk, items, null_chunk
 from feedline.datasets.tables.types import ColumnType
@@ -63,7 +62,7 @@ class ScatteredItems:
 
     def at(self, which: Int64s, places: Int64s) -> NDArray[Any]:
         """The items at `places` of the chunks `which`. Places are not checked."""
-        return kernels.gather_rows(self.view, self.starts[which] + places)
+        return gather_rows(self.view, self.starts[which] + places)
 
     def windows(self, which: Int64s, places: Int64s, shape: tuple[int, ...], allocate: Allocator) -> torch.Tensor:
         """One row of `shape` per place, starting there, in memory from `allocate`."""
@@ -75,9 +74,9 @@ class ScatteredItems:
             return out
         begin = self.starts[which] + places
         if width == 1:
-            kernels.gather_rows(self.view, begin, out=numpy_view(out).reshape(-1))
+            gather_rows(self.view, begin, out=numpy_view(out).reshape(-1))
         else:
-            kernels.gather_windows(self.view, begin, numpy_view(out).reshape(-1, width))
+            gather_windows(self.view, begin, numpy_view(out).reshape(-1, width))
         return out
 
     def runs(self, which: Int64s, starts: Int64s, stops: Int64s) -> tuple[torch.Tensor, list[int]]:

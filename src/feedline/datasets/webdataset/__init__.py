@@ -8,12 +8,7 @@ the index. `shards` opens tars and keeps some open. `columns` decodes fields, an
 from feedline.datasets.formats import IMAGE_EXTENSIONS
 from feedline.datasets.webdataset.index import Head, TarIndex
 from feedline.datasets.webdataset.index_files import build_index, open_index, read_head, write_index
-from feedline.datasets.webdataset.shards import (
-    MemberSpan,
-    Shard,
-    ShardCache,
-    Tars,
-)
+from feedline.datasets.webdataset.shards import MemberSpan, Shard, ShardCache, Tars
 from feedline.datasets.webdataset.tar import CLASSES, ShardError, TarMember, is_image, members, split
 
 __all__ = [

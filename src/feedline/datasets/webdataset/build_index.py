@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from feedline import images
 from feedline.core import kernels
 from feedline.datasets import array_container
-from feedline.datasets.array_container import narrow
-from feedline.datasets.webdataset import tar as names
 from feedline.datasets.webdataset.sources import TarSource
-from feedline.datasets.webdataset.tar import BLOCK, ShardError, TarMember, TarWalk
+from feedline.datasets.webdataset.tar import BLOCK, ShardError, TarMember, TarWalk, extension, is_image, split
 from feedline.errors import ArgumentError, SampleError
 from feedline.stores.base import FileVersion
 
@@ -58,7 +56,7 @@ class ImageSizeScanner:
 
     def add(self, cell: Cell, member: TarMember) -> None:
         """Scan a member if it may be an image."""
-        if names.is_image(member.name.lower()):
+        if is_image(member.name.lower()):
             self.sizes[cell] = self._image_size(member)
             if self._measure is not None and member.size <= _MOST_NBYTES:
                 lengths = self._measure(self._first(member, _MOST_NBYTES))
@@ -84,7 +82,7 @@ class ImageSizeScanner:
 
 def may_be_image(name: str) -> bool:
     """True for names with the extension of an image or array."""
-    return names.is_image(name) or names.extension(name) == "npy"
+    return is_image(name) or extension(name) == "npy"
 
 
 def _array_size(data: memoryview, nbytes: int) -> tuple[int, int]:
@@ -164,7 +162,7 @@ class SampleTable:
 
         ShardError if the sample already has the field, or if there are too many fields.
         """
-        place = names.split(member.name)
+        place = split(member.name)
         if place is None:
             return None
         key, name = place
@@ -188,7 +186,7 @@ class SampleTable:
 
         They begin with the sample of that member, or, if it is unknown, with that of the latest member.
         """
-        place = None if name is None else names.split(name)
+        place = None if name is None else split(name)
         first = self.latest if place is None else self.rows.get(place[0], len(self.rows))
         self.rows = {key: row for key, row in self.rows.items() if row < first}
         self.cells = {cell: member for cell, member in self.cells.items() if cell[0] < first}
@@ -238,9 +236,9 @@ def compute_index(
     }
     arrays = {
         **_keys(table.rows),
-        "blocks": narrow(starts // BLOCK),
-        "sizes": narrow(sizes),
-        "dims": narrow(_dimensions(table, image_columns, scanner)),
+        "blocks": array_container.narrow(starts // BLOCK),
+        "sizes": array_container.narrow(sizes),
+        "dims": array_container.narrow(_dimensions(table, image_columns, scanner)),
         **_grids(table, {**scanner.lengths, **_cells(table, grids or {})}),
     }
     source.check_unchanged()  # if the tar is still being written, the index would be of a part of the tar
@@ -255,7 +253,7 @@ def version_metadata(version: FileVersion) -> dict[str, Any]:
 def _keys(rows: Mapping[str, int]) -> dict[str, NDArray[Any]]:
     encoded = [key.encode("utf-8", "surrogateescape") for key in rows]
     bounds = np.cumsum([0, *map(len, encoded)])
-    return {"key_bounds": narrow(bounds), "key_bytes": np.frombuffer(b"".join(encoded), np.uint8)}
+    return {"key_bounds": array_container.narrow(bounds), "key_bytes": np.frombuffer(b"".join(encoded), np.uint8)}
 
 
 def _dimensions(table: SampleTable, image_columns: Sequence[int], scanner: ImageSizeScanner) -> NDArray[np.int64]:
@@ -272,7 +270,7 @@ def _cells(table: SampleTable, grids: Grids) -> dict[Cell, NDArray[np.uint16]]:
     """Grid lengths by cell; ArgumentError for an unknown member name."""
     found = {}
     for name, lengths in grids.items():
-        key, ending = names.split(name) or ("", "")
+        key, ending = split(name) or ("", "")
         cell = table.rows.get(key, -1), table.columns.get(ending, -1)
         if cell not in table.cells:
             raise ArgumentError(f"grids= names {name!r}, which is not a member of a sample in {table.tar}")
@@ -289,4 +287,4 @@ def _grids(table: SampleTable, lengths: Mapping[Cell, NDArray[np.uint16]]) -> di
     for cell, each in found.items():
         counts[cell] = len(each)
     bounds = np.concatenate(([0], np.cumsum(counts.reshape(-1))))
-    return {"grid_bounds": narrow(bounds), "grids": np.concatenate(list(found.values()))}
+    return {"grid_bounds": array_container.narrow(bounds), "grids": np.concatenate(list(found.values()))}

@@ -34,7 +34,7 @@ from feedline.datasets.decoding import (
     rgb,
     undecodable_error,
 )
-from feedline.datasets.webdataset import MemberSpan, Shard, tar
+from feedline.datasets.webdataset import MemberSpan, Shard
 from feedline.datasets.webdataset.tar import extension, is_image
 from feedline.errors import ArgumentError
 from feedline.images import ImageError
@@ -313,11 +313,11 @@ class TarColumn(Decoder):
         except DAMAGE as error:
             if self._is_own(place.field) and not isinstance(error, BAD_DATA):
                 raise  # a bug in the user's decoder, not bad data
-            what = f"{place} cannot be decoded as {tar.extension(place.field)}"
+            what = f"{place} cannot be decoded as {extension(place.field)}"
             raise undecodable_error(what, error, "repair it") from error
 
     def _is_own(self, field: str) -> bool:
-        return field in self._settings.own or tar.extension(field) in self._settings.own
+        return field in self._settings.own or extension(field) in self._settings.own
 
     def _load_image(self, data: memoryview) -> Any:
         return rgb(io.BytesIO(data), apply_exif_orientation=self._settings.apply_exif_orientation)
@@ -359,7 +359,7 @@ def _integer(data: memoryview) -> int:
 
 def _source(place: MemberPlace) -> Any:
     """Encoded bytes or `.npy` pixels, as views of the tar."""
-    if tar.extension(place.field) != "npy":
+    if extension(place.field) != "npy":
         return place.cell.data
     try:
         pixels = array_container.array(place.cell.data)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from feedline.core.dataset import BatchRead, Traits, TransformFunction, check_reads_batches
-from feedline.core.listing import digest_of
+from feedline.core.dataset_fingerprint import digest_of
 from feedline.core.paths import Pathlike
 from feedline.core.rng import sample_rng, torch_keys
 from feedline.core.sample_transform import SampleTransform

@@ -19,7 +19,6 @@ from feedline.core.paths import Pathlike
 from feedline.datasets.array_container import NamedArrays
 from feedline.datasets.indexes import IndexFile, index_path, read_adjacent
 from feedline.datasets.webdataset import build_index as table
-from feedline.datasets.webdataset.build_index import MeasureGrid
 from feedline.datasets.webdataset.index import Head, TarIndex, mismatch_error
 from feedline.datasets.webdataset.sources import TarSource
 from feedline.datasets.webdataset.tar import ShardError
@@ -41,7 +40,7 @@ def build_index(
     *,
     allow_truncated: bool = False,
     grids: table.Grids | None = None,
-    measure: MeasureGrid | None = None,
+    measure: table.MeasureGrid | None = None,
     checksum: bool = False,
 ) -> TarIndex:
     """Build the index of a tar in memory.
@@ -66,7 +65,7 @@ def write_index(
     index: Pathlike | None = None,
     *,
     grids: Mapping[str, NDArray[np.uint16]] | None = None,
-    measure: MeasureGrid | None = None,
+    measure: table.MeasureGrid | None = None,
     checksum: bool = False,
 ) -> Path:
     """Build the index of a tar and write it atomically.

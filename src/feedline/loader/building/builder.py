@@ -19,7 +19,6 @@ from feedline import collate
 from feedline.collate.batch_reads import BatchReader, reader_of
 from feedline.collate.default import is_standard
 from feedline.collate.rows import RowBuffer
-from feedline.core import telemetry
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample, new_result
 from feedline.core.dataset import BatchRead, Keys, traits_of
 from feedline.core.definitions import module_of_code
@@ -28,7 +27,7 @@ from feedline.core.recognition import SampleReader
 from feedline.core.rng import Address, RowKeys, addressed, derive, derive_each, is_addressed
 from feedline.core.rng_globals import global_states, restore_globals, restoring_globals, seed_globals
 from feedline.core.schedule import BatchRequest
-from feedline.core.telemetry import Recorder, SpanTuple, recorder_of_thread
+from feedline.core.telemetry import Recorder, SpanTuple, is_worker_thread, recorder_of_thread
 from feedline.core.tensors import Allocator, allocate_tensor, as_container, as_yielded
 from feedline.core.torch_wrappers import batch_getter, inner_objects, stack_getter
 from feedline.errors import SampleIndexError, note
@@ -161,11 +160,7 @@ class BatchBuilder:
     def __call__(self, request: BatchRequest, allocate: Allocator = allocate_tensor) -> BatchResult:
         """The batch of `request`; feedline's collators allocate by `allocate`."""
         # Threads share the generators and the dataset with the training process: there is nothing to restore.
-        if (
-            request.initial_states is not None
-            and request.initial_states.latest is not None
-            and not telemetry.is_worker_thread()
-        ):
+        if request.initial_states is not None and request.initial_states.latest is not None and not is_worker_thread():
             self.restore(request.initial_states.latest)
         result = with_padding(self._build(request, allocate))
         if self.is_stateful:
@@ -210,7 +205,7 @@ class BatchBuilder:
 
         The loop does this, or `worker_init_fn`.
         """
-        if telemetry.is_worker_thread():  # torch's workers keep what they began with
+        if is_worker_thread():  # torch's workers keep what they began with
             return
         inner = inner_objects(self.dataset)
         if len(inner) != len(self._inner) or not all(map(operator.is_, inner, self._inner)):
@@ -324,7 +319,7 @@ class BatchBuilder:
         if self.is_stateful or _owns_generator(self.dataset):
             return None
         # Worker threads share the generators: restoring them would change the draws of others.
-        with nullcontext() if telemetry.is_worker_thread() else restoring_globals():
+        with nullcontext() if is_worker_thread() else restoring_globals():
             return self._find_row(error, request, address)
 
     def _find_row(self, error: Exception, request: BatchRequest, address: Address) -> int | None:

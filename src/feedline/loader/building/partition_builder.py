@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch.utils.data._utils.worker as torch_worker
 
 from feedline import collate
-from feedline.core import telemetry
 from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
 from feedline.core.cursor import PartitionOffset, state_of_dataset
 from feedline.core.dataset import has_traits, traits_of
@@ -23,7 +22,7 @@ from feedline.core.live import LiveSamples
 from feedline.core.rng import Address, RowKeys, addressed, derive
 from feedline.core.rng_globals import LoadedGenerators, global_states, restore_globals, seed_globals
 from feedline.core.schedule import PartitionRequest, epoch_of
-from feedline.core.telemetry import Recorder, recorder_of_thread
+from feedline.core.telemetry import Recorder, is_worker_thread, recorder_of_thread
 from feedline.core.tensors import Allocator, allocate_tensor
 from feedline.errors import note
 from feedline.loader.building.builder import run_collate
@@ -228,7 +227,7 @@ class PartitionBuilder:
         state, and the others continue as before.
         """
         states, loaded = request.initial_states, LoadedGenerators()
-        if states is None or telemetry.is_worker_thread():  # threads share the generators with the training process
+        if states is None or is_worker_thread():  # threads share the generators with the training process
             yield loaded
             return
         before = global_states()

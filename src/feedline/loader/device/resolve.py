@@ -8,7 +8,6 @@ import torch
 
 from feedline.core.devices import Device, usable_device
 from feedline.loader.device import backend
-from feedline.loader.device.backend import AcceleratorBackend, Backend, CudaBackend
 from feedline.loader.device.copy import DeviceStage, PlainStage
 from feedline.loader.device.delivery import Delivery
 from feedline.loader.device.pin import PinStage
@@ -29,12 +28,12 @@ def open_stage(device: Device | Delivery | None = None, *, pin_memory: bool = Fa
     return PinStage() if pin_memory and _can_pin() else None
 
 
-def backend_of(device: torch.device) -> Backend | None:
+def backend_of(device: torch.device) -> backend.Backend | None:
     """The backend of a device; None without a side stream for copies."""
     if device.type == "cuda":
-        return CudaBackend(device)
+        return backend.CudaBackend(device)
     # MPS is left out: torch gives it one stream only.
-    return AcceleratorBackend(device) if device.type == "xpu" and backend.has_accelerator_streams() else None
+    return backend.AcceleratorBackend(device) if device.type == "xpu" and backend.has_accelerator_streams() else None
 
 
 def _can_pin() -> bool:

@@ -1,4 +1,4 @@
-"""A piece of advice with its gain."""
+"""`Advice`: one change, with its gain for the whole loop."""
 
 from __future__ import annotations
 

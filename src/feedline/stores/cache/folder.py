@@ -50,9 +50,11 @@ An evicted piece takes space on the disk as long as any process has it mapped.
 
 
 _TOUCHED_EVERY_S = 60.0
+"""Least time between two records of a piece's use: each one is a system call."""
 
 
 _TRUSTED = 1 << 16
+"""Number of files whose checksum this process remembers as correct."""
 
 
 _CHECKED_NBYTES = 256 << 20
@@ -62,6 +64,7 @@ the whole file in each process that opens it, which takes longer than most of it
 
 
 _CLOCKS_DIFFER_NS = 3600 * 10**9
+"""Most that clocks may differ: a file that was used later than now by more has the time of a wrong clock."""
 
 
 _SPARE = 16

@@ -6,17 +6,15 @@ lock would outlive the process that took it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import struct
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -147,6 +145,8 @@ def find_or_make(path: Path, name: str, find: Callable[[], T | None], make: Call
 
 
 def _flock(name: str) -> bytes:
+    # The offset of the byte stands for the piece: the first 60 bits of its name, as offsets have 63. Two pieces with
+    # equal bits would only wait for each other.
     return _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, int(name[:15], 16), 1, 0)
 
 
@@ -199,7 +199,7 @@ class AccountFile:
         self._thread_lock = threading.Lock()
         self._gave_up = False
 
-    @contextlib.contextmanager
+    @contextmanager
     def locked(self) -> Iterator[Account]:
         """Lock the account for a block.
 
@@ -226,7 +226,7 @@ class AccountFile:
         while not _try_lock(fd):  # polled, because flock waits without a timeout
             if monotonic() >= end_s:
                 raise self._held_error()
-            time.sleep(pause_s)
+            sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         self._gave_up = False
 

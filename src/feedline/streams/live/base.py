@@ -14,7 +14,6 @@ from time import monotonic
 from typing import Any
 
 import torch.utils.data
-from torch.utils.data import IterableDataset
 
 from feedline.core import finalizers
 from feedline.core.dataset import Traits
@@ -39,7 +38,7 @@ class _Commits:
     """Partitions that this process has begun; a state also has those of other ranks."""
 
 
-class LiveStream(IterableDataset[Any]):
+class LiveStream(torch.utils.data.IterableDataset[Any]):
     """Messages of a source without an end, in partitions.
 
     Ranks and workers share the partitions.

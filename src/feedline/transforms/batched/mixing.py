@@ -8,14 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
 from feedline.core.dataset import Keys
 from feedline.core.devices import uploaded
 from feedline.core.rng import Draws
 from feedline.errors import ArgumentError, SampleError
-from feedline.transforms import _arguments
-from feedline.transforms._arguments import init_frozen
+from feedline.transforms._arguments import argument_error, init_frozen
 from feedline.transforms.batched import levels
 
 
@@ -33,9 +31,9 @@ class SampleMixing:
 
     def __init__(self, num_classes: int | None = None, alpha: float = 1.0) -> None:
         if num_classes is not None and num_classes < 1:
-            raise _arguments.argument_error(self, "num_classes", num_classes, "give the number of classes")
+            raise argument_error(self, "num_classes", num_classes, "give the number of classes")
         if not 0 < alpha < math.inf:
-            raise _arguments.argument_error(self, "alpha", alpha, "give a number above 0")
+            raise argument_error(self, "alpha", alpha, "give a number above 0")
         init_frozen(self, num_classes=num_classes, alpha=float(alpha))
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor, keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,7 +61,7 @@ class SampleMixing:
         if self.num_classes is None:
             raise ArgumentError(f"{type(self).__name__} needs num_classes to mix labels that are class indices")
         try:
-            return functional.one_hot(labels.long(), self.num_classes).float()
+            return torch.nn.functional.one_hot(labels.long(), self.num_classes).float()
         except RuntimeError as error:
             raise SampleError(
                 f"{type(self).__name__}(num_classes={self.num_classes}) got labels from {int(labels.min())} to"

@@ -9,11 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
-from feedline.core import kernels
 from feedline.core.dataset import Keys
-from feedline.core.kernels import Int64s
+from feedline.core.kernels import Int64s, take_planes
 from feedline.core.rng import Draws, DrawsEach
 from feedline.core.tensors import numpy_view
 from feedline.transforms.geometry import RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, fold
@@ -126,7 +124,7 @@ class _SharedCrop(NamedTuple):
             part = self._shifted(images)
         else:
             part = images[..., lines.start : lines.stop, columns.start : columns.stop]
-            part = functional.pad(part, edges, value=self.fill) if any(edges) else part
+            part = torch.nn.functional.pad(part, edges, value=self.fill) if any(edges) else part
         axes = [axis for axis, span in ((-2, lines), (-1, columns)) if span.is_reversed]
         return part.flip(axes).contiguous() if axes else part
 
@@ -229,5 +227,5 @@ def _taken(
     lines, columns = (np.broadcast_to(each, (batch, each.shape[1])) for each in (lines, columns))
     empty = torch.tensor(fill, dtype=images.dtype, device="cpu").expand(channels).contiguous()
     source, value, target = (numpy_view(tensor) for tensor in (images.contiguous(), empty, out))
-    kernels.take_planes(source, lines, columns, value, target, torch.get_num_threads())
+    take_planes(source, lines, columns, value, target, torch.get_num_threads())
     return out

@@ -331,6 +331,8 @@ class _OnFrame:
 
 @dataclass(slots=True)
 class _ConvertedNumbers:
+    """Steps such as ToTensor and Normalize, executed as one conversion to numbers."""
+
     numbers: ByMode
     steps: list[Any]
     goes_to_batch: bool

@@ -137,7 +137,10 @@ def close_all(fds: Iterable[int]) -> None:
 
 
 def spill(data: bytes) -> Descriptors:
-    """Write `data` to a memfd."""
+    """Write `data` to a memfd, as it may exceed a message.
+
+    The descriptor is sent in its place; `read_all` reads it.
+    """
     memory = opened(os.memfd_create, "feedline-message", os.MFD_CLOEXEC)
     with open(memory.fd, "wb", closefd=False) as file:
         file.write(data)

@@ -68,6 +68,8 @@ class _ZygoteChild(NamedTuple):
 
 
 class _ForkServerLoop:
+    """Handler of commands, and of the ends of zygotes."""
+
     def __init__(self, commands: channels.Channel, parent_fd: int) -> None:
         self._commands, self._parent_fd = commands, parent_fd
         self._zygotes: dict[int, _ZygoteChild] = {}
@@ -114,6 +116,7 @@ class _ForkServerLoop:
         else:
             for child in self._zygotes.values():
                 if child.number == command.number:
+                    # Children here are not reaped yet, so the kernel has given this pid to no other process.
                     os.kill(child.pid, signal.SIGKILL)
 
     def _fork(self, number: int, program: Callable[[int, list[int]], object], fds: list[int]) -> None:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from feedline.core.descriptors import Descriptors, pipe
 from feedline.workers.process import channels
-from feedline.workers.process.channels import Channel, RequestQueue, StatusTable
 from feedline.workers.process.launch import ExitedProcess, Launcher, ProcessGroup, WorkerProcess
 from feedline.workers.process.worker_main import HEADER, STOPPED, WorkerChannels, WorkerSetup
 from feedline.workers.transport import Inbox
@@ -29,7 +28,7 @@ class WorkerHandle:
     __slots__ = ("_stacks", "answers", "inbox", "process", "stopping", "worker_id")
 
     def __init__(
-        self, worker_id: int, process: WorkerProcess, answers: Channel, stacks: Descriptors, inbox: Inbox
+        self, worker_id: int, process: WorkerProcess, answers: channels.Channel, stacks: Descriptors, inbox: Inbox
     ) -> None:
         self.worker_id, self.process = worker_id, process
         self.answers, self._stacks, self.inbox = answers, stacks, inbox
@@ -98,7 +97,7 @@ class WorkerSet:
     def __init__(self, launcher: Launcher, new_inbox: Callable[[], Inbox]) -> None:
         self._launcher, self._new_inbox = launcher, new_inbox
         self._group: ProcessGroup = launcher.new_group()
-        self.status = StatusTable()
+        self.status = channels.StatusTable()
         self.members: dict[int, WorkerHandle] = {}
         self.processes: dict[int, WorkerProcess] = {}
         self._receive_buffer = channels.ReceiveBuffer()
@@ -106,7 +105,7 @@ class WorkerSet:
         self._by_fd: dict[int, WorkerHandle] = {}
         self._poll.register(self._group.fileno(), select.EPOLLIN)
 
-    def start(self, setup: WorkerSetup, queue: RequestQueue) -> WorkerHandle:
+    def start(self, setup: WorkerSetup, queue: channels.RequestQueue) -> WorkerHandle:
         """Start a worker that reads requests from `queue`."""
         # The row may still hold the task of a dead worker with this id, which would count as running, and never be
         # resubmitted.

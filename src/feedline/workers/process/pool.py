@@ -16,10 +16,8 @@ from feedline.core.batch import EMPTY_BATCH, BatchResult, SkippedSample
 from feedline.errors import ArgumentError, NotPicklableError, WorkerDiedError, WorkerStalledError
 from feedline.workers.base import PoolStatistics, Recovery
 from feedline.workers.process import deaths, fork_server, watchdog
-from feedline.workers.process.deaths import RestartBudget, find_poisonous
 from feedline.workers.process.dispatch import PROBE, Dispatch
 from feedline.workers.process.futures import FuturePool, ProcessFuture
-from feedline.workers.process.inherited_locks import CHECK_S, LockWatch, describe_stuck
 from feedline.workers.process.launch import Launcher, WorkerProcess
 from feedline.workers.process.members import Death
 from feedline.workers.transport import Inbox
@@ -79,7 +77,7 @@ class ProcessPool(FuturePool):
         self._dispatch = Dispatch(
             launcher, base_seed, new_inbox, round_robin=round_robin, reports_generators=reports_generators
         )
-        self._budget = RestartBudget(self._recovery)
+        self._budget = deaths.RestartBudget(self._recovery)
         self._closed = False
         fork_server.close_at_exit(self)
         try:
@@ -177,7 +175,7 @@ class ProcessPool(FuturePool):
 
     def _until(self, ready: Callable[[], bool]) -> None:
         timer = watchdog.StallTimer(self._timeout_s, self._recovery.stall_s)
-        watch, began_s, sample_s = LockWatch(), monotonic(), self._samples.next_s()
+        watch, began_s, sample_s = watchdog.LockWatch(), monotonic(), self._samples.next_s()
         while not ready():
             self._check()
             if self._step(self._limit_wait(timer.left_s(), sample_s)) or self._is_starting():
@@ -200,7 +198,7 @@ class ProcessPool(FuturePool):
         if sample_s < inf:
             limits.append(max(sample_s - monotonic(), 0.0))
         if self._dispatch.worker_set.group.inherited_locks() is not None:
-            limits.append(CHECK_S)
+            limits.append(watchdog.CHECK_S)
         return min(limits, default=None)
 
     def _building(self) -> list[int]:
@@ -212,7 +210,7 @@ class ProcessPool(FuturePool):
             if status.task(worker) is not None and (pid := status.pid(worker))
         ]
 
-    def _replace_if_stuck(self, watch: LockWatch) -> None:
+    def _replace_if_stuck(self, watch: watchdog.LockWatch) -> None:
         """Replace workers if one of them waits for an inherited lock."""
         inherited = self._dispatch.worker_set.group.inherited_locks()
         if inherited is None or not watch.is_due():
@@ -220,7 +218,7 @@ class ProcessPool(FuturePool):
         stuck = watch.find([inherited.pid, *self._dispatch.worker_set.pids()])
         if stuck is None:
             return
-        text = describe_stuck(stuck, inherited, self._describe_workers())
+        text = watchdog.describe_stuck(stuck, inherited, self._describe_workers())
         self._stuck_forks += 1
         if self._stuck_forks < _STUCK_FORKS:
             _log.warning("%s\nAll workers are forked again.", text)
@@ -328,7 +326,7 @@ class ProcessPool(FuturePool):
         def kills(rows: Sequence[int]) -> bool:
             return self._kills(self._builder.part(request, rows))
 
-        return find_poisonous(range(len(request.positions)), kills, every=every)
+        return deaths.find_poisonous(range(len(request.positions)), kills, every=every)
 
     def _kills(self, request: Any) -> bool:
         """True if a worker that builds only this request dies."""

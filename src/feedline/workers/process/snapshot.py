@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from multiprocessing import process
 from typing import Any, NamedTuple, NoReturn
 
 from feedline.core.descriptors import Descriptors, pipe
@@ -241,13 +240,14 @@ def _serve(
     if origin.in_main_thread:  # this kills a stopped snapshot, too
         die_with_parent(origin.pid)
     name_process("feedline-snap")
+    # multiprocessing lets no daemonic process have children, and the training process may be one.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     forker = WorkerForker(partial(_serve_worker, work, os.getpid(), origin))
     forker.serve_group(group)
     forker.end_with(training)
     if first is not None:
         channels.close_all(first.not_mine)
-        next(process._process_counter)  # type: ignore[attr-defined] # its number is taken
+        next(multiprocessing.process._process_counter)  # type: ignore[attr-defined] # its number is taken
         forker.adopt(group, first.serial, first.pidfds, first.stderr)
     while forker.step():
         pass
@@ -260,10 +260,12 @@ def _serve(
 def _serve_worker(
     work: SharedWork, snapshot: int, origin: Origin, setup: WorkerSetup, worker_channels: WorkerChannels, stderr: int
 ) -> None:
+    # The snapshot ignores these signals. A worker has the user's handlers, as a fork of the training process would.
     for number, handler in origin.handlers.items():
         signal.signal(number, handler)
     if origin.collects:
         gc.enable()
+    # For the user's code, the parent is the process that iterates the loader, not the snapshot.
     parent: Any = multiprocessing.parent_process()
     parent._pid, parent._name = origin.pid, origin.name
     serve_forked(work, snapshot, setup, worker_channels, stderr if origin.has_stderr else None)

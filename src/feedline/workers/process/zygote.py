@@ -23,7 +23,6 @@ from feedline.core.descriptors import Descriptors, opened
 from feedline.core.finalizers import deferred_finalizers
 from feedline.errors import WorkerError
 from feedline.workers.process import channels, exceptions, fork_server
-from feedline.workers.process.channels import Channel
 from feedline.workers.process.environment import ProcessEnvironment
 from feedline.workers.process.imports import imports_of
 from feedline.workers.process.launch import ExitedProcess, InheritedLocks, WorkerProcess
@@ -53,7 +52,7 @@ class ZygoteProcessGroup:
     forking process has none.
     """
 
-    def __init__(self, zygote: Channel, client: ZygoteClient | None = None) -> None:
+    def __init__(self, zygote: channels.Channel, client: ZygoteClient | None = None) -> None:
         self._zygote, self._client = zygote, client
         self._receive_buffer = channels.ReceiveBuffer()
         self._lock = threading.Lock()  # user threads may read the pid of a process while the pool reads the socket

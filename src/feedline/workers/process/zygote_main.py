@@ -396,7 +396,7 @@ class WorkerForker:
             _reply(group, StartFailed(command.serial, exceptions.pack(error)))
             return
         finally:
-            fds.close()
+            fds.close()  # the worker has its own copies; with these, its pipes and sockets would outlive it
         self._watch(worker)
         _reply(group, Started(command.serial, worker.pid), [worker.pidfd])
 
@@ -428,7 +428,7 @@ def _fork_worker(
         os.close(stderr)
         raise
     finally:
-        os.close(theirs)
+        os.close(theirs)  # with a copy in this process, the pipe would not end with the worker
     return _WorkerChild(command.serial, group, process, stderr)
 
 

@@ -12,12 +12,11 @@ import numpy as np
 import torch
 
 from feedline.core.tensors import Allocator
-from feedline.workers.transport.pickling import GRAIN, INLINE_NBYTES, OutOfBandPickle
+from feedline.workers.transport.pickling import GRAIN, INLINE_NBYTES, AddressRange, OutOfBandPickle
 from feedline.workers.transport.sender import pickle_batch
 from feedline.workers.transport.wire import MessageContents, SlotRange
 
 if TYPE_CHECKING:
-    from feedline.workers.transport.pickling import AddressRange
     from feedline.workers.transport.views import Bytes
 
 COPIED_NBYTES = 256 * 1024

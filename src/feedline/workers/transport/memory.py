@@ -8,21 +8,17 @@ import mmap
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from itertools import starmap
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from feedline.core.descriptors import Descriptors, opened, releaser
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from numpy.typing import NDArray
-
 
 if sys.platform == "linux":
     import fcntl

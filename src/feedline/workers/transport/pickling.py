@@ -13,10 +13,10 @@ import operator
 import pickle
 import sys
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
@@ -27,10 +27,6 @@ from torch.storage import TypedStorage, UntypedStorage
 
 from feedline.workers.transport.special_tensors import reduce_special, typed_storage
 from feedline.workers.transport.views import ArrayView, BufferView, StorageView, TensorView, View
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 INLINE_NBYTES = 16 * 1024
 """Size in bytes below which memory stays inside the message: sending it out of band would cost more."""

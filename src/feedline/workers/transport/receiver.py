@@ -5,24 +5,19 @@ from __future__ import annotations
 import os
 import pickle
 import weakref
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
 from feedline.core.descriptors import Descriptors
 from feedline.errors import WorkerError
 from feedline.workers.transport.forks import forks
-from feedline.workers.transport.memory import attach
+from feedline.workers.transport.memory import Mapping, attach
 from feedline.workers.transport.slots import FREE, RETIRED
-from feedline.workers.transport.views import base_array
+from feedline.workers.transport.views import Bytes, base_array
 from feedline.workers.transport.wire import Envelope, MessageContents, OpenedSlot, SlotRange
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from feedline.workers.transport.memory import Mapping
-    from feedline.workers.transport.views import Bytes
 
 
 @dataclass(frozen=True, slots=True)

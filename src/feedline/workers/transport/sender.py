@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -15,22 +16,18 @@ from feedline.errors import NotPicklableError
 from feedline.workers.transport.explain import explain_unpicklable
 from feedline.workers.transport.pickling import (
     INLINE_NBYTES,
+    AddressRange,
     MixedPickler,
     Pickling,
     ReferencePickler,
     dump_out_of_band,
 )
-from feedline.workers.transport.slots import ALONE_NBYTES, FREE, LENT, SlotAllocator, SlotPool, align
-from feedline.workers.transport.views import tensor_over
+from feedline.workers.transport.slots import ALONE_NBYTES, FREE, LENT, Allocation, Slot, SlotAllocator, SlotPool, align
+from feedline.workers.transport.views import Bytes, tensor_over
 from feedline.workers.transport.wire import Envelope, MessageContents, OpenedSlot, SlotRange
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from feedline.workers.transport.memory import Backing
-    from feedline.workers.transport.pickling import AddressRange
-    from feedline.workers.transport.slots import Allocation, Slot
-    from feedline.workers.transport.views import Bytes
 
 
 UNSENT_LIMIT = 64

@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,15 +19,11 @@ import numpy as np
 import torch
 
 from feedline.errors import WorkerError
-from feedline.workers.transport.memory import default_backing
-from feedline.workers.transport.views import base_array, tensor_over
+from feedline.workers.transport.memory import Backing, Handle, Mapping, default_backing
+from feedline.workers.transport.views import Bytes, base_array, tensor_over
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from feedline.workers.transport.memory import Backing, Handle, Mapping
     from feedline.workers.transport.pickling import AddressRange
-    from feedline.workers.transport.views import Bytes
 
 
 HEADER_NBYTES = 64

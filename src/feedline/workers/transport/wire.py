@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from feedline.workers.transport.pickling import ViewPlace
 from feedline.workers.transport.views import ArrayView, BufferView, Bytes, Region, StorageView, TensorView, View
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class OpenedSlot(NamedTuple):

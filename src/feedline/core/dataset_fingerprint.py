@@ -1,16 +1,19 @@
-"""Digests of the files of a dataset, in their order."""
+"""Parts of the fingerprint by which a state recognizes its dataset.
+
+These are digests of files in their order, and the shares of images that workers decode for a device.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
-from feedline.core.dataset import declared, has_traits
+from feedline.core.dataset import declared, has_traits, is_ours
 from feedline.core.torch_wrappers import parts_of
 
 _HASHED_NAMES = 4096
@@ -60,3 +63,36 @@ def _spread(length: int) -> range:
 
 def _digest(*values: Any) -> str:
     return hashlib.blake2b(repr(values).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+
+
+_LONG = 64
+"""Longer lists hold files or samples, not transforms."""
+
+
+def decode_share_of(dataset: Any) -> str | None:
+    """The `cpu_share` of each `DecodeOnDevice` in a dataset, or None."""
+    shares = sorted(set(_shares_in(dataset)))
+    return ", ".join(f"{share:g}" for share in shares) or None
+
+
+def _shares_in(dataset: Any) -> Iterator[float]:
+    pending, seen = [dataset], set[int]()
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, (list, tuple)):
+            pending += value if len(value) <= _LONG else ()
+        elif isinstance(value, dict):
+            pending += value.values() if len(value) <= _LONG else ()
+        elif isinstance(value, (Subset, ConcatDataset, StackDataset)) or any(map(is_ours, type(value).__mro__)):
+            if isinstance(share := getattr(value, "cpu_share", None), float):
+                yield share
+            pending += getattr(value, "__dict__", {}).values()
+            pending += (getattr(value, name, None) for cls in type(value).__mro__ for name in _slots(cls))
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    slots = vars(cls).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)

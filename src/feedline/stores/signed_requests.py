@@ -1,7 +1,7 @@
-"""Requests for any key or query of a bucket, as signed links.
+"""Requests to buckets as signed links, for names that obstore refuses.
 
-obstore refuses keys that are not paths. A link is signed with the credentials of the store. It is a plain address if
-the store needs none, or if a token is sent with the request.
+These are links with a query, and keys with empty parts or control characters. A link is signed with the credentials of
+the store. It is a plain address if the store needs none, or if a token is sent with the request.
 """
 
 from __future__ import annotations
@@ -11,20 +11,31 @@ import binascii
 import hashlib
 import hmac
 import os
+import re
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, unquote_plus, urlencode
 from xml.etree import ElementTree as ET
 
-from feedline.errors import StoreError, TransientError
+from feedline.core.caches import PerProcess
+from feedline.errors import InvalidNameError, RegionError, StoreError, TransientError
 from feedline.stores.base import ObjectInfo, unversioned
 from feedline.stores.links import as_link, split_link
-from feedline.stores.obstore_client import AZURE, GOOGLE, S3, ObstoreKind, open_checked, settings
+from feedline.stores.obstore_client import AZURE, GOOGLE, S3, Client, ObstoreKind, RangeAnswer, open_checked, settings
 from feedline.stores.obstore_errors import is_obstore_error
 from feedline.stores.options import StoreOptions
+from feedline.stores.partial import PartialRange
 from feedline.stores.web import WebReader
+
+_ODD = re.compile(r"(?:^|/)(?:/|$)|[\x00-\x1f\x7f]|(?:^|/)\.\.?(?:/|$)")
+"""Keys that obstore refuses as paths."""
+
+
+_DOTS = re.compile(r"(?:^|/)\.\.?(?:/|$)")
+"""Keys that no address can hold: `.` and `..` are resolved before an address is signed."""
+
 
 _LINK_LIFETIME = timedelta(hours=1)
 
@@ -276,3 +287,97 @@ def _azure_name(entry: ET.Element) -> str:
     name = entry.find("Name")
     text = "" if name is None else name.text or ""
     return unquote(text) if name is not None and name.get("Encoded") == "true" else text
+
+
+class SignedClient(Client):
+    """Single requests to a bucket, some as signed links."""
+
+    def __init__(self, kind: ObstoreKind, root: str, options: StoreOptions, idle_timeout_s: float) -> None:
+        super().__init__(kind, root, options, idle_timeout_s)
+        self._reader = PerProcess(lambda: READERS[kind](self._library, root, options, idle_timeout_s))
+
+    def _call(self, what: str, call: Any) -> Any:
+        try:
+            return super()._call(what, call)
+        except RegionError as error:
+            if error.region:
+                raise
+            problem = error
+        try:
+            reader = self._reader()
+            if isinstance(reader, S3Reader):
+                reader.check_region(what)
+        except RegionError as error:
+            problem = error
+        except (StoreError, TransientError):
+            pass  # then the message does not name it
+        raise problem
+
+    def info(self, key: str, what: str) -> ObjectInfo:
+        """Size and version of an object; its path is the key."""
+        return self._reader().info(_check_key(key, what), what) if _ODD.search(key) else super().info(key, what)
+
+    def get(self, key: str, part: PartialRange, what: str) -> None:
+        """Fetch the rest of a range into `part`, as `Client.get` does."""
+        if _ODD.search(key):
+            self._reader().get(_check_key(key, what), part, what)
+        else:
+            super().get(key, part, what)
+
+    def whole(self, key: str, what: str, most: int | None = None) -> RangeAnswer:
+        """Read an object without a range request, as `Client.whole` does."""
+        if _ODD.search(key):
+            return self._reader().whole(_check_key(key, what), what)
+        return super().whole(key, what, most)
+
+    def page(self, pages: Iterator[Any], what: str) -> list[ObjectInfo] | None:
+        """The next of these pages; None after the last one."""
+        return next(pages, None) if isinstance(pages, _ListingPages) else super().page(pages, what)
+
+    def odd_pages(self, prefix: str, offset: str | None, what: str) -> Iterator[Any]:
+        """Pages of objects with any keys.
+
+        StoreError if the credentials sign no links.
+        """
+        self._reader().check()
+        return _ListingPages(self._reader(), prefix, offset or "", what)
+
+    def folder(self, prefix: str, what: str) -> tuple[list[ObjectInfo], set[str]]:
+        """List the objects and folders directly in a folder, in any order."""
+        try:
+            return super().folder(prefix, what)
+        except InvalidNameError:
+            pages = _ListingPages(self._reader(), prefix, "", what, delimiter="/")
+            return [info for page in pages for info in page], pages.folders
+
+
+def _check_key(key: str, what: str) -> str:
+    if _DOTS.search(key):
+        raise StoreError(
+            f"{what}: the key has a part . or .., which no address can hold. Copy the object to another key, or leave "
+            "it out"
+        )
+    return key
+
+
+class _ListingPages:
+    """Pages of a listing whose keys may be any text.
+
+    `folders` are the folders that were found before.
+    """
+
+    def __init__(self, reader: SignedReader, prefix: str, offset: str, what: str, delimiter: str = "") -> None:
+        self._reader, self._what = reader, what
+        self._next: dict[str, str] | None = reader.first_page(prefix, offset, delimiter)
+        self.folders: set[str] = set()
+
+    def __iter__(self) -> Iterator[list[ObjectInfo]]:
+        return self
+
+    def __next__(self) -> list[ObjectInfo]:
+        if self._next is None:
+            raise StopIteration
+        page = self._reader.page(self._next, self._what)
+        self._next = page.following
+        self.folders |= page.folders
+        return page.infos

@@ -20,18 +20,17 @@ from process_cases import BATCH_SIZE, Call, Gate, Squares, launcher_of, pools, r
 from feedline.errors import WorkerStalledError
 from feedline.loader.building.builder import BatchBuilder
 from feedline.workers.process import fork_server
-from feedline.workers.process.inherited_locks import LockWatch, ticks_if_waiting
 from feedline.workers.process.pool import ProcessPool
 from feedline.workers.process.snapshot import SnapshotLauncher
+from feedline.workers.process.watchdog import LockWatch, ticks_if_waiting
 
 OpenPool = Callable[..., ProcessPool]
 
 
 @pytest.fixture
 def open_pool(no_debris: Any, monkeypatch: Any) -> Iterator[OpenPool]:
-    monkeypatch.setattr("feedline.workers.process.inherited_locks.STUCK_S", 0.3)
-    monkeypatch.setattr("feedline.workers.process.inherited_locks.CHECK_S", 0.1)
-    monkeypatch.setattr("feedline.workers.process.pool.CHECK_S", 0.1)
+    monkeypatch.setattr("feedline.workers.process.watchdog.STUCK_S", 0.3)
+    monkeypatch.setattr("feedline.workers.process.watchdog.CHECK_S", 0.1)
     fork_server.start()
     yield from pools()
 
