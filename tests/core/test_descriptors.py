@@ -130,6 +130,7 @@ def test_an_interrupt_before_any_instruction_loses_none(
     # Python drops an exception of a finalizer, but pytest would keep it, with everything that it refers to.
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     use()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 reads it only in `settrace`
     files, tracer = OpenFiles(), sys.gettrace()
     for number in range(1, 10_000):
         interrupt = Interrupt(number)
