@@ -86,7 +86,7 @@ def _read(loader: DataLoader[Any], deadline: float) -> None:
 
 @contextmanager
 def _watching(times: Counter[tuple[str, int]]) -> Iterator[None]:
-    """Add up the nanoseconds of each line of this thread, as another thread samples them."""
+    """Add up the nanoseconds of each line of this thread."""
     ended, watched = threading.Event(), threading.get_ident()
     reads = False  # else the thread waits for the start or the end of the other
 
