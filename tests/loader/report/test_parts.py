@@ -91,7 +91,7 @@ def agrees(parts_of: tuple[str, ...], spans: Sequence[Any], truth: list[float]) 
     taken_s = [sum(span.stop_ns - span.start_ns for span in spans if span.stage == stage) / 1e9 for stage in parts_of]
     (fetch,) = (span for span in spans if span.stage == "fetch")
     excess_s = [part_s - 1.1 * true_s for part_s, true_s in zip(taken_s, truth, strict=True)]
-    return max(excess_s) <= 0.003 and sum(taken_s) >= 0.9 * (fetch.stop_ns - fetch.start_ns) / 1e9
+    return max(excess_s) <= 0.0005 and sum(taken_s) >= 0.9 * (fetch.stop_ns - fetch.start_ns) / 1e9
 
 
 @pytest.mark.parametrize("kind", KINDS)

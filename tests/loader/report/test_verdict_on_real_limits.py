@@ -18,6 +18,7 @@ from undisturbed import ATTEMPTS, Measurement, measured
 from web_servers import Handler, serving
 
 import feedline as fl
+from feedline.core import stage_parts
 from feedline.loader.monitoring import monitor as monitor_module
 from feedline.loader.monitoring.resources import usable_cpus
 from feedline.loader.report import Advice
@@ -91,7 +92,8 @@ class SlowObjects(Handler):
 
 
 @pytest.fixture
-def urls() -> Iterator[list[str]]:
+def urls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    monkeypatch.setattr(stage_parts, "_stores", {})  # after many hosts of other tests, this one would have no part
     with serving(SlowObjects, None) as server:
         yield [f"http://127.0.0.1:{server.server_port}/{number:02}.bin" for number in range(24)]
 
