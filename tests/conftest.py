@@ -45,6 +45,9 @@ LARGE_FILES = {
 
 LARGE_LIBRARIES = {"lightning", "matplotlib", "pandas", "pyarrow", "scipy", "sklearn", "sympy", "transformers"}
 
+SETTLED_MODULES = pytest.StashKey[int]()
+"""The number of modules whose objects no collection visits."""
+
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile(
     "ci",
@@ -115,9 +118,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     imported = LARGE_LIBRARIES & sys.modules.keys()
     if session.config.getoption("--part") == "forking" and imported:
         raise pytest.UsageError(f"tests of the forking part import {', '.join(imported)}: add to LARGE_FILES")
+    _settle(session)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Do the same after a test that has imported a large library: hundreds of tests may follow in this process."""
+    if len(sys.modules) > item.session.stash[SETTLED_MODULES] + 200:
+        _settle(item.session)
+
+
+def _settle(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     use_huge_pages()
+    session.stash[SETTLED_MODULES] = len(sys.modules)
 
 
 @pytest.fixture

@@ -208,8 +208,10 @@ def test_a_timeout_needs_workers(loader_class: Loader) -> None:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_timeout_is_a_runtime_error_that_says_how_long(loader_class: Loader, gate: Gate, persistent: bool) -> None:
     loader = loader_class(Gated(4, 0, gate), num_workers=2, timeout=1, persistent_workers=persistent)
+    batches = iter(loader)
     with pytest.raises(RuntimeError, match=r"DataLoader timed out after \d+ seconds"):
-        next(iter(loader))
+        next(batches)
+    gate.open()  # its end waits for a busy worker
 
 
 def test_no_timeout_while_batches_come(make_loader: Make) -> None:

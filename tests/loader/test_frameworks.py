@@ -358,6 +358,18 @@ def test_ranks_that_share_the_data_are_left_in_peace(name: str) -> None:
         list(SHARED[name]())
 
 
-def test_importing_feedline_and_patching_are_silent() -> None:
-    code = "import feedline, torch; feedline.patch_torch(); assert torch.utils.data.DataLoader is feedline.DataLoader"
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+def test_importing_feedline_is_silent_and_collects_no_garbage_of_torch() -> None:
+    """In a fresh interpreter; patching torch is silent, too."""
+    script = """
+import gc
+import torch.utils.data
+
+before = gc.get_stats()[2]["collections"]
+import feedline
+
+print(gc.get_stats()[2]["collections"] - before, gc.isenabled())
+feedline.patch_torch()
+assert torch.utils.data.DataLoader is feedline.DataLoader
+"""
+    run = subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, capture_output=True, text=True)
+    assert run.stdout.split() == ["0", "True"]

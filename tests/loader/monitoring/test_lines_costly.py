@@ -32,8 +32,15 @@ class Slow(Dataset[torch.Tensor]):
 
 class Busy(Slow):
     def __getitem__(self, index: int) -> torch.Tensor:
-        end = time.perf_counter() + 0.002
-        while time.perf_counter() < end: pass  # the line  # noqa: E701  # fmt: skip
+        end = time.thread_time() + 0.002  # not of a clock, which goes on while other programs have the CPU
+        while time.thread_time() < end: pass  # the line  # noqa: E701  # fmt: skip
+        return torch.zeros(2)
+
+
+class Locked(Slow):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        sum(range(1_500_000))  # the line: one call, in which nothing sees it
+        time.sleep(0.005)
         return torch.zeros(2)
 
 
@@ -70,6 +77,11 @@ def test_a_line_that_computes_is_seen_though_it_keeps_pythons_lock() -> None:
     assert sys.getswitchinterval() == usual_s
 
 
+def test_a_call_that_keeps_pythons_lock_has_its_whole_time() -> None:
+    first, *_ = costly_lines(fl.DataLoader(Locked(), batch_size=4), 0.3)
+    assert first.where == f"test_lines_costly.py:{the_line(Locked)}"
+
+
 def test_a_verdict_names_lines_only_on_request() -> None:
     loader = fl.DataLoader(Slow(), batch_size=8)
     for _ in loader:
@@ -100,7 +112,7 @@ def test_a_batch_sampler_of_the_user_makes_batches() -> None:
 
     sampler = Batches(range(50), 4, drop_last=False)
     loader = fl.DataLoader(Slow(), batch_sampler=sampler, collate_fn=lambda samples: torch.stack(samples))
-    assert costly_lines(loader, 0.1)[0].text.endswith("# the line")
+    assert costly_lines(loader, 0.3)[0].text.endswith("# the line")
 
 
 def test_streams_and_empty_datasets_have_no_lines() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 import feedline as fl
+from feedline.workers.process.pool import ProcessPool
 
 
 class Sleeping(Dataset[torch.Tensor]):
@@ -88,15 +91,24 @@ def attempts() -> Iterator[int]:
     raise AssertionError("the measurement was wrong each time")
 
 
-def sleeping_start(_: int) -> None:
-    """Make a worker process start and end slowly."""
+def slow_life(closing: Path, _: int) -> None:
+    """Make a worker process start slowly, and end slowly once the file exists."""
     time.sleep(0.2)
-    # It ends while the loop works on its last batch: on a busy machine, that may take a part of this time.
-    Finalize(None, time.sleep, (0.5,), exitpriority=0)
+    Finalize(None, end_slowly, (closing,), exitpriority=0)
 
 
-def test_the_start_and_the_end_of_workers_are_timed() -> None:
-    workers: dict[str, Any] = {"num_workers": 1, "worker_method": "process", "worker_init_fn": sleeping_start}
+def end_slowly(closing: Path) -> None:
+    while not closing.exists():
+        time.sleep(0.005)
+    time.sleep(0.1)
+
+
+def test_the_start_and_the_end_of_workers_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closing, close = tmp_path / "closing", ProcessPool.close
+    # A worker begins to end while the loop works on its last batch, for which a busy machine may take long.
+    monkeypatch.setattr(ProcessPool, "close", lambda pool: (closing.touch(), close(pool)))
+    init_fn = partial(slow_life, closing)
+    workers: dict[str, Any] = {"num_workers": 1, "worker_method": "process", "worker_init_fn": init_fn}
     with fl.DataLoader(Sleeping(), batch_size=16, **workers) as loader:
         began = time.perf_counter()
         for _ in loader:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
+from time import monotonic, monotonic_ns
 from types import FrameType
 from typing import Any
 
@@ -58,14 +58,14 @@ def costly_lines(loader: DataLoader[Any], seconds: float = SECONDS) -> tuple[Lin
     """
     if isinstance(loader.dataset, IterableDataset):
         return ()
-    counts = Counter[tuple[str, int]]()
-    with restoring_globals(), _watching(counts):
+    times = Counter[tuple[str, int]]()
+    with restoring_globals(), _watching(times):
         _read(loader, monotonic() + seconds)
-    total = sum(counts.values())
+    total_ns = times.total()
     return tuple(
-        LineShare(number / total, f"{place[0].rpartition('/')[2]}:{place[1]}", linecache.getline(*place).strip())
-        for place, number in counts.most_common(MOST_LINES)
-        if number >= LEAST_SHARE * total and place[0]
+        LineShare(taken_ns / total_ns, f"{place[0].rpartition('/')[2]}:{place[1]}", linecache.getline(*place).strip())
+        for place, taken_ns in times.most_common(MOST_LINES)
+        if taken_ns >= LEAST_SHARE * total_ns and place[0]
     )
 
 
@@ -85,16 +85,20 @@ def _read(loader: DataLoader[Any], deadline: float) -> None:
 
 
 @contextmanager
-def _watching(counts: Counter[tuple[str, int]]) -> Iterator[None]:
-    """Count the lines of this thread, as another thread samples them."""
+def _watching(times: Counter[tuple[str, int]]) -> Iterator[None]:
+    """Add up the nanoseconds of each line of this thread."""
     ended, watched = threading.Event(), threading.get_ident()
     reads = False  # else the thread waits for the start or the end of the other
 
     def watch() -> None:
+        latest_ns = monotonic_ns()
         while not ended.wait(INTERVAL_S):
-            if not reads:
-                continue
-            counts[_line_of(sys._current_frames().get(watched))] += 1
+            line = _line_of(sys._current_frames().get(watched)) if reads else None
+            now_ns = monotonic_ns()
+            if line is not None:
+                # Not 1: while a thread that holds Python's lock has no CPU, no sample can be taken.
+                times[line] += now_ns - latest_ns
+            latest_ns = now_ns
 
     watcher = threading.Thread(target=watch, name="feedline-lines", daemon=True)
     watcher.start()
