@@ -178,7 +178,7 @@ def test_requests_that_fail_together_halve_the_limit_once() -> None:
     limit, all_in = ConcurrencyLimit(8), threading.Barrier(8)
 
     def fail_together() -> None:
-        all_in.wait(30)
+        all_in.wait(60)
         fail()
 
     def ask() -> None:
@@ -200,7 +200,7 @@ def run_all(calls: Sequence[Callable[[], None]]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
 
 
@@ -258,7 +258,7 @@ def test_a_wait_for_a_slot_can_be_canceled_and_passes_the_slot_on() -> None:
         while not limit.waiting:
             waiter.join(0.01)
         scope.cancel()
-        waiter.join(30)
+        waiter.join(60)
 
     limit.run(hold)
     good_slot(limit)
