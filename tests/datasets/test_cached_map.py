@@ -220,8 +220,9 @@ class TestObjectsWithoutVersions:
 
 
 @pytest.fixture(scope="class")
-def preloaded() -> Iterator[Preloaded]:
-    with Preloaded("-B") as server:  # no bytecode: a module that is written again within a second must be read again
+def preloaded(preloaded: Preloaded) -> Iterator[Preloaded]:
+    # No bytecode: a module that is written again within a second must be read again.
+    with Preloaded(trunk=preloaded, setup="sys.dont_write_bytecode = True") as server:
         yield server
 
 

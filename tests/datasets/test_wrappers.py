@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -241,20 +240,22 @@ class TestFingerprint:
 
         assert fingerprint(down) == fingerprint(down)
 
-    def test_it_is_the_same_in_every_process(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """Sets of 20 texts have another order in a process with another seed of their hashes."""
+    def test_it_is_the_same_in_every_process(
+        self, capsys: pytest.CaptureFixture[str], preloaded: Preloaded, tmp_path: Path
+    ) -> None:
+        """Sets of 20 texts have another order in a process with another seed of their hashes, as `preloaded` has."""
         texts = {f"text {number}" for number in range(20)}
         code = (
             "from feedline.datasets.fingerprints import fingerprint\n"
             "__name__ = 'code_of_the_user'\n"
             f"print(fingerprint({texts}, lambda x: x in {texts}), *{texts}, sep='\\n')"
         )
-        exec(compile(code, "<string>", "exec", dont_inherit=True), {})
+        run = f"exec(compile({code!r}, '<string>', 'exec', dont_inherit=True), {{}})"
+        exec(run, {})
         here = capsys.readouterr().out.splitlines()
-        seed = str(1 + (os.environ.get("PYTHONHASHSEED") == "1"))
-        run = [sys.executable, "-c", code]
-        env = {**os.environ, "PYTHONHASHSEED": seed}
-        there = subprocess.run(run, env=env, capture_output=True, check=True, text=True).stdout.splitlines()
+        status, printed = preloaded.run_code(run, tmp_path)
+        assert status == 0, printed
+        there = printed.splitlines()
         assert there[0] == here[0]
         assert there[1:] != here[1:]
         assert sorted(there) == sorted(here)

@@ -96,7 +96,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], AbstractContext
 
     @contextmanager
     def waiting(count: int) -> Iterator[None]:
-        meeting, plain = threading.Barrier(count, timeout=30), MemoryFileSystem.cat_file
+        meeting, plain = threading.Barrier(count, timeout=60), MemoryFileSystem.cat_file
 
         def cat_file(*arguments: Any, **more: Any) -> Any:
             meeting.wait()

@@ -36,8 +36,10 @@ class TestServers(FormatSuite):
             corpus.open(place)[0]
 
     def test_faults_on_one_request_in_twenty_change_nothing(
-        self, corpora: Callable[[str], Corpus], faulty_s3: tuple[S3, FaultProxy], bucket: str, tmp_path: Path, keys: S3
-    ) -> None:
+        self, corpora: Callable[[str], Corpus], faulty_s3: tuple[S3, FaultProxy], bucket: str, tmp_path: Path, keys: S3,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        monkeypatch.setattr("feedline.stores.retry._THROTTLED_S", 0.01)
         server, proxy = faulty_s3
         proxy.faults = Faults(share=0.05, slow_s=0.05, kinds=FAULTS)
         expected = {name: corpora(name).local for name in READERS}

@@ -126,4 +126,4 @@ def line_server(port: int = 0, token: str = "") -> Iterator[LineServer]:
             server.disconnect()
             thread.join()
             with server.changed:
-                server.changed.wait_for(lambda: not server.running, 10)
+                server.changed.wait_for(lambda: not server.running, 60)

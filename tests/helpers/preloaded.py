@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -74,17 +74,36 @@ class Preloaded:
 
     With `ends_quickly`, a script that reaches its end runs its exit handlers, but keeps its modules: dropping them
     takes longer than most scripts, because the memory of each is copied first.
+
+    With `trunk`, the server is a script of that server, whose modules it has at once. In place of flags, it runs the
+    statements `setup` before it imports `more`.
     """
 
-    def __init__(self, *flags: str, ends_quickly: bool = False, more: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *flags: str,
+        ends_quickly: bool = False,
+        more: Sequence[str] = (),
+        trunk: Preloaded | None = None,
+        setup: str = "",
+    ) -> None:
+        assert not (trunk and flags), "a fork keeps the flags of its interpreter"
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        path = os.pathsep.join(sys.path)  # also for what scripts spawn
         with theirs:
-            self._server = subprocess.Popen(
-                [sys.executable, *flags, __file__, str(theirs.fileno()), str(int(ends_quickly)), *more],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # for what scripts spawn
-            )
+            if trunk is not None:
+                lasting = f"os.environ['PYTHONPATH'], sys.path[1:] = {path!r}, {sys.path!r}\n{setup}"
+                options = ["0", str(int(ends_quickly)), lasting, *more]
+                script = trunk.start(__file__, *options, stdin=theirs.fileno(), stdout=1, stderr=2)
+                self._wait: Callable[[], int] = lambda: script.wait(60.0)
+            else:
+                server = subprocess.Popen(
+                    [sys.executable, *flags, __file__, str(theirs.fileno()), str(int(ends_quickly)), setup, *more],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "random"},
+                )
+                self._wait = server.wait
 
     def start(self, *command: str, stdin: int, stdout: int, stderr: int, cwd: Path | None = None) -> Script:
         """Run a script with its arguments on copies of these descriptors."""
@@ -121,7 +140,7 @@ class Preloaded:
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
-        self._server.wait()
+        self._wait()
 
 
 def serve(requests: socket.socket) -> None:
@@ -182,7 +201,8 @@ def end_quickly() -> None:
 
 
 if __name__ == "__main__":
-    for module in (*PRELOADED, *sys.argv[3:]):
+    exec(sys.argv[3])
+    for module in (*PRELOADED, *sys.argv[4:]):
         importlib.import_module(module)
     # The collector would write to each imported object, and each fork would copy nearly all memory at its end.
     gc.collect()

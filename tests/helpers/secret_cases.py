@@ -18,8 +18,7 @@ def shown_by(store: Any, proxy: Any) -> str:
     """Errors with their tracebacks and causes, representations, pickles, statistics: after each kind of fault."""
     shown = io.StringIO()
     for fault in (None, "expired", "reset", "503", "503 Retry-After", "truncated", "short"):
-        paths = ("train/1.bin", "missing", "train//1.bin")
-        for path in paths[:1] if fault == "503 Retry-After" else paths:  # each waits for a second
+        for path in ("train/1.bin", "missing", "train//1.bin"):
             proxy.forced.extend([fault, fault] if fault else [])
             try:
                 store.read(path, 0, 3)

@@ -31,6 +31,10 @@ SHARED = [
 """Libraries that several trainers import. None of them knows torch's DataLoader, which some pages replace first."""
 
 
+WARNINGS = "import warnings; warnings.simplefilter({0!r}); sys.warnoptions[:] = [{0!r}]"
+"""What the option `-W` of Python does."""
+
+
 class Block(NamedTuple):
     page: Path
     line: int
@@ -38,26 +42,27 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    """The blocks of a page; one that follows `<!-- continues -->` begins with all the code of the one before."""
+    """The blocks of a page; one that follows `<!-- continues -->` begins with the one before, which runs only there."""
     text, found = page.read_text(encoding="utf-8"), list[Block]()
     for match in BLOCK.finditer(text):
-        before = found[-1].code if text.endswith("<!-- continues -->\n", 0, match.start()) else ""
+        before = found.pop().code if text.endswith("<!-- continues -->\n", 0, match.start()) else ""
         found.append(Block(page, text.count("\n", 0, match.start()) + 1, before + match[1]))
     return found
 
 
 @pytest.fixture(scope="module")
-def preloaded() -> Iterator[Preloaded]:
-    with Preloaded("-W", "error", ends_quickly=True, more=["pandas", "torch._dynamo"]) as server:
+def preloaded(preloaded: Preloaded) -> Iterator[Preloaded]:
+    more = ["pandas", "torch._dynamo"]
+    with Preloaded(ends_quickly=True, more=more, trunk=preloaded, setup=WARNINGS.format("error")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def with_trainers() -> Iterator[Preloaded]:
+def with_trainers(preloaded: Preloaded) -> Iterator[Preloaded]:
     """Scripts that import packages of other projects, whose imports warn."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path, *map(str, trainers())])
-        server = Preloaded("-W", "ignore", ends_quickly=True, more=SHARED)
+        server = Preloaded(ends_quickly=True, more=SHARED, trunk=preloaded, setup=WARNINGS.format("ignore"))
     with server:
         yield server
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from preloaded import IMPORTS_FEEDLINE, Preloaded
 
 import house
 
@@ -142,15 +142,14 @@ def test_late_imports_are_found(tmp_path: Path) -> None:
     ]
 
 
-def test_a_loader_does_without_the_datasets() -> None:
+def test_a_loader_does_without_the_datasets(preloaded: Preloaded, tmp_path: Path) -> None:
     """Every start pays for imports, also that of a worker process; the public names are available without them."""
-    program = (
+    program = IMPORTS_FEEDLINE + (
         "import sys, feedline as fl; heavy = ('datasets', 'images', 'stores', 'testing', 'transforms')\n"
         "print([name for name in heavy if f'feedline.{name}' in sys.modules])\n"
         "print([name for name in fl.__all__ if not hasattr(fl, name)])"
     )
-    reported = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert reported == "[]\n[]\n"
+    assert preloaded.run_code(program, tmp_path) == (0, "[]\n[]\n")
 
 
 def test_the_test_files_that_run_first_exist() -> None:

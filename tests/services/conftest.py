@@ -27,6 +27,12 @@ def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GCS]:
         yield server
 
 
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits after throttled answers are short; others are the subject of tests without it."""
+    monkeypatch.setattr("feedline.stores.retry._THROTTLED_S", 0.01)
+
+
 @pytest.fixture(scope="session")
 def redis_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Redis server."""

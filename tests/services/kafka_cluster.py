@@ -22,13 +22,13 @@ class MockKafka:
         for value in values:
             self.producer.produce(topic, value, partition=partition)
             self.producer.poll(0)
-        assert self.producer.flush(30) == 0
+        assert self.producer.flush(60) == 0
 
 
 @contextmanager
 def mock_kafka(partitions: int = 4) -> Iterator[MockKafka]:
     """A cluster that creates topics of 4 partitions on first use."""
     producer = Producer({"bootstrap.servers": "", "test.mock.num.brokers": 1, "linger.ms": 1, "log_level": 0})
-    brokers = producer.list_topics(timeout=30).brokers.values()
+    brokers = producer.list_topics(timeout=60).brokers.values()
     yield MockKafka(",".join(f"{each.host}:{each.port}" for each in brokers), producer)
     producer.flush(10)

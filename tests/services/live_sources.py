@@ -43,7 +43,7 @@ class KafkaSource(Source):
     def send_texts(self, messages: Sequence[tuple[int, bytes]]) -> None:
         for partition, value in messages:
             self.address.producer.produce(self.name, value, partition=partition)
-        assert self.address.producer.flush(30) == 0
+        assert self.address.producer.flush(60) == 0
 
     def stream(self, **more: Any) -> Any:
         return streams.Kafka(self.name, servers=more.pop("server", self.address.servers), **more)

@@ -22,7 +22,7 @@ def test_no_batch_is_lost_between_epochs(tmp_path: Path) -> None:
     loader = fl.DataLoader(Scraped(torch.arange(40)), 4)
     series = 'feedline_batches_total{loader="Scraped"}'
     with fl.serve_metrics(0, "127.0.0.1") as server, prometheus(tmp_path, server.port) as scraper:
-        epochs, end = 0, time.monotonic() + 60
+        epochs, end = 0, time.monotonic() + 200
         while len(seen := scraper.query(f"count_over_time({series}[1m])")) == 0 or seen[0] < 5:
             assert time.monotonic() < end
             epochs += len(list(loader)) == 10

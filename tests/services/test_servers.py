@@ -30,7 +30,7 @@ def test_a_server_ends_with_its_block(tmp_path: Path) -> None:
 def test_postgres_speaks(postgres: str) -> None:
     """The first message of its protocol, which requests encryption."""
     host, _, rest = postgres.rpartition("@")[2].partition(":")
-    with socket.create_connection((host, int(rest.partition("/")[0])), timeout=10) as client:
+    with socket.create_connection((host, int(rest.partition("/")[0])), timeout=60) as client:
         client.sendall((8).to_bytes(4, "big") + (80877103).to_bytes(4, "big"))
         assert client.recv(1) == b"N"
 

@@ -140,6 +140,7 @@ def test_objects_that_google_decompresses_have_no_ranges(gcs: GCS) -> None:
         opened(gcs, bucket).read("x.jsonl", 0, 10)
 
 
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_fault_by_itself(faulty_gcs: Faulty, bucket: str, kind: str) -> None:
     server, proxy = faulty_gcs
@@ -148,6 +149,7 @@ def test_each_fault_by_itself(faulty_gcs: Faulty, bucket: str, kind: str) -> Non
     assert proxy.happened[kind] == 1
 
 
+@pytest.mark.usefixtures("hurried")
 def test_faults_on_one_request_in_twenty_change_no_byte(faulty_gcs: Faulty, bucket: str) -> None:
     server, proxy = faulty_gcs
     proxy.faults = Faults(share=0.05, slow_s=0.1, kinds=tuple(kind for kind in KINDS if kind != "503 Retry-After"))
@@ -158,6 +160,7 @@ def test_faults_on_one_request_in_twenty_change_no_byte(faulty_gcs: Faulty, buck
     assert sum(proxy.happened[kind] for kind in proxy.faults.kinds)
 
 
+@pytest.mark.usefixtures("hurried")
 def test_retries_ask_no_other_server(faulty_gcs: Faulty, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's own metadata server, here the proxy, would be one."""
     server, proxy = faulty_gcs
@@ -270,6 +273,7 @@ def test_refused_credentials(guarded: Guard, bucket: str, monkeypatch: pytest.Mo
         reading()
 
 
+@pytest.mark.usefixtures("hurried")
 def test_secrets_show_nowhere(
     faulty_gcs: Faulty, guarded: Guard, bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -165,6 +165,7 @@ def test_an_object_that_changes_between_reads(s3: S3, tmp_path: Path) -> None:
     assert plain.read("x", 0, 10) == b"b" * 10
 
 
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_fault_by_itself(faulty_s3: Faulty, bucket: str, kind: str) -> None:
     server, proxy = faulty_s3
@@ -187,6 +188,7 @@ def test_a_server_that_throttles_is_left_alone_for_a_second_each_time(faulty_s3:
     assert stores.statistics().waited_s - before.waited_s >= 2.0
 
 
+@pytest.mark.usefixtures("hurried")
 def test_faults_on_one_request_in_twenty_change_no_byte(faulty_s3: Faulty, bucket: str, tmp_path: Path) -> None:
     server, proxy = faulty_s3
     proxy.faults = Faults(share=0.05, slow_s=0.1, kinds=tuple(kind for kind in KINDS if kind != "503 Retry-After"))
@@ -201,6 +203,7 @@ def test_faults_on_one_request_in_twenty_change_no_byte(faulty_s3: Faulty, bucke
     assert all(proxy.happened[kind] for kind in proxy.faults.kinds)
 
 
+@pytest.mark.usefixtures("hurried")
 def test_everything_fails(faulty_s3: Faulty, bucket: str) -> None:
     server, proxy = faulty_s3
     proxy.faults = Faults(share=1.0, kinds=("reset", "503"))
@@ -264,6 +267,7 @@ def test_workers_read_through_the_store_and_a_shared_cache(
     assert found == [sum(BIG[start:stop]) for start, stop in data.ranges]
 
 
+@pytest.mark.usefixtures("hurried")
 def test_secrets_show_nowhere(faulty_s3: Faulty, bucket: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Errors with their tracebacks and causes, representations, logs, pickles, statistics, the cache's files."""
     server, proxy = faulty_s3

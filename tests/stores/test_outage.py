@@ -181,7 +181,7 @@ def test_waits_for_a_store_end_when_not_wanted(
 
     reader = threading.Thread(target=run)
     reader.start()
-    assert server.asked.wait(30)
+    assert server.asked.wait(60)
     scope.cancel()
     reader.join(60)
     assert len(ends) == 1
@@ -257,7 +257,7 @@ def test_closing_a_loader_waits_for_no_store(
     server.asked.clear()
     reader = threading.Thread(target=_next_of, args=(loader,))
     reader.start()
-    assert server.asked.wait(30)
+    assert server.asked.wait(60)
     loader.close()
     reader.join(60)
     assert not reader.is_alive()

@@ -32,13 +32,13 @@ class FillStore(stores.CachedStore):
 
     def fetch_range(self, path: str, start: int = 0, stop: int | None = None) -> int:
         self.begun.release()
-        assert self.turn.acquire(timeout=30)
+        assert self.turn.acquire(timeout=60)
         self.filled.append((path, start, stop))
         return super().fetch_range(path, start, stop)
 
     def fetch_pieces(self, path: str, numbers: Sequence[int]) -> None:
         self.begun.release()
-        assert self.turn.acquire(timeout=30)
+        assert self.turn.acquire(timeout=60)
         self.brought.append((path, tuple(numbers)))
         if self.failures:
             self.failures -= 1
@@ -55,11 +55,11 @@ def test_wants_are_fetched_in_order_and_no_further_than_allowed(store: FillStore
     wants = [ObjectRange(name) for name in "abcdefgh"]
     with Prefetch(store, wants, ahead_nbytes=2500, threads=1) as ahead:
         for _ in range(3):
-            assert store.begun.acquire(timeout=30)
+            assert store.begun.acquire(timeout=60)
             store.turn.release()
         assert not store.begun.acquire(timeout=0.05)  # 3,000 bytes are ahead
         ahead.advance()
-        assert store.begun.acquire(timeout=30)
+        assert store.begun.acquire(timeout=60)
         store.turn.release()
         assert ahead.statistics().ahead_nbytes <= 3000
     assert [path for path, _, _ in store.filled] == ["a", "b", "c", "d"]
@@ -82,7 +82,7 @@ def test_a_reader_that_is_ahead_is_not_followed(store: FillStore) -> None:
     ahead.advance(3)
     store.turn.release()
     with ahead:
-        assert store.begun.acquire(timeout=30)
+        assert store.begun.acquire(timeout=60)
     assert store.filled == [("d", 0, 1000)]
     assert ahead.statistics().passed == 3
 
@@ -91,7 +91,7 @@ def test_failed_fetches_are_counted_and_skipped(store: FillStore) -> None:
     store.turn.release(4)
     with Prefetch(store, [ObjectRange("missing"), ObjectRange("a", 0, 99_999), ObjectRange("b")], threads=1) as ahead:
         for _ in range(2):
-            assert store.begun.acquire(timeout=30)
+            assert store.begun.acquire(timeout=60)
     assert (ahead.statistics().failed, ahead.statistics().fetched) == (2, 1)
 
 
@@ -146,8 +146,8 @@ def test_a_piece_in_flight_is_waited_for_and_not_fetched_twice(store: FillStore)
         known(store), [ObjectRange("a", 0, 10), ObjectRange("a", 10, 20), ObjectRange("b", 0, 10)], threads=2
     )
     with ahead:
-        assert store.begun.acquire(timeout=30)
-        assert store.begun.acquire(timeout=30)  # "a" and "b": the second want adds nothing
+        assert store.begun.acquire(timeout=60)
+        assert store.begun.acquire(timeout=60)  # "a" and "b": the second want adds nothing
         assert ahead.statistics().fetched == 0
         store.turn.release(2)
         until_ended(ahead, 3)
@@ -159,7 +159,7 @@ def test_the_pieces_of_one_want_are_fetched_at_the_same_time(tmp_path: Path) -> 
     store = FillStore(tmp_path, piece_nbytes=MEBIBYTES_4)
     (tmp_path / "data" / "long").write_bytes(bytes(3 * MEBIBYTES_4))
     with Prefetch(known(store), [ObjectRange("long", 0, 3 * MEBIBYTES_4)], threads=3):
-        assert all(store.begun.acquire(timeout=30) for _ in range(3))
+        assert all(store.begun.acquire(timeout=60) for _ in range(3))
         store.turn.release(3)
 
 
@@ -167,7 +167,7 @@ def test_a_failed_piece_is_fetched_for_the_next_item_that_needs_it(store: FillSt
     store.failures = 1
     with Prefetch(known(store), [ObjectRange("a", 0, 10), ObjectRange("a", 0, 10)], ahead_nbytes=1, threads=1) as ahead:
         for count in (1, 2):
-            assert store.begun.acquire(timeout=30)
+            assert store.begun.acquire(timeout=60)
             store.turn.release()
             until_ended(ahead, count)
             ahead.advance()

@@ -315,7 +315,7 @@ def test_a_lost_connection_loses_nothing(servers: list[LineServer]) -> None:
 
 
 def test_a_source_that_stays_away_is_named(servers: list[LineServer]) -> None:
-    limits = streams.LiveLimits(patience_s=0.1, connect_s=1)
+    limits = streams.LiveLimits(patience_s=0.1)
     with line_server() as server:
         server.send([b"1"])
         loader = fl.DataLoader(lines([server], until=None, limits=limits), 1)
