@@ -23,6 +23,7 @@ from feedline.cli.bench.sweep import Sweep, Threshold, default_workers, recommen
 from feedline.cli.bench.trial import Round, Setting, Trial, measure
 from feedline.cli.doctor.findings import Marks
 from feedline.cli.target import as_feedline
+from feedline.core import proc
 from feedline.errors import ArgumentError
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.report.stats import size
@@ -93,6 +94,27 @@ def test_a_round_ends_by_the_clock_and_only_whole_clusters_count() -> None:
     part = measure(loader, inf, 0.0, over_s=0.0)
     assert (part.delivered, part.samples, part.waits_s) == (1, 0, ())
     assert part.first_s > 0
+
+
+class Logging(TorchDataLoader[torch.Tensor]):
+    events: list[str]
+
+    def __iter__(self) -> Any:
+        try:
+            for batch in super().__iter__():
+                self.events.append("batch")
+                yield batch
+        finally:
+            self.events.append("end")
+
+
+def test_memory_is_read_when_the_round_is_over_and_before_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers go on while it is read: within the round, what they build would arrive at once, and count as fast."""
+    loader = Logging(Numbers(), 3)
+    loader.events = []
+    monkeypatch.setattr(proc, "tree_nbytes", lambda _: loader.events.append("memory"))
+    measure(loader, 0.0, 0.0)
+    assert loader.events == ["batch", "batch", "memory", "end"]
 
 
 def test_an_error_ends_its_trial_only() -> None:

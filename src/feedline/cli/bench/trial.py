@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from statistics import median
@@ -182,18 +182,18 @@ def measure(
     """
     pid, began, cpu = os.getpid(), perf_counter(), proc.tree_cpu_s(os.getpid())
     cluster = max(1, loader.num_workers)
-    first_s, waits, samples, nbytes, delivered, memory = 0.0, list[float](), 0, 0, 0, 0
+    first_s, waits, samples, nbytes, delivered = 0.0, list[float](), 0, 0, 0
     start = wait_from = began
     counted, rows_of = (0, 0.0, 0, 0), _counter(loader)
-    for number, batch in enumerate(_endless(loader)):
+    batches = _endless(loader)
+    for number, batch in enumerate(batches):
         now = perf_counter()
         rows = rows_of(batch)
         delivered += rows
         if number == 0:
             first_s = now - began
         if number == cluster - 1:
-            memory = proc.tree_nbytes(pid)  # once all workers have built a batch
-            now = start = perf_counter()  # reading the memory of many processes takes a while
+            start = now
         elif number >= cluster:
             waits.append(now - wait_from)
             samples, nbytes = samples + rows, nbytes + sum(array.nbytes for array in tree.arrays(batch))
@@ -205,13 +205,16 @@ def measure(
         sleep(step_s)
         wait_from = perf_counter()
     used_s = proc.tree_cpu_s(pid) - cpu
+    # Not in the loop: it takes a while, in which workers would build batches that cost the measurement nothing.
+    memory = proc.tree_nbytes(pid)
+    batches.close()  # only now may workers end
     stages = loader.stats().stages if isinstance(loader, DataLoader) else {}
     samples, elapsed_s, nbytes, number = counted
     kept = tuple(waits[:number])
     return Round(samples, elapsed_s, sum(kept), nbytes, first_s, used_s, delivered, memory, kept, stages)
 
 
-def _endless(loader: TorchDataLoader[Any]) -> Iterator[Any]:
+def _endless(loader: TorchDataLoader[Any]) -> Generator[Any, None, None]:
     """Batches of epoch after epoch; `ArgumentError` if an epoch has none."""
     while True:
         empty = True
