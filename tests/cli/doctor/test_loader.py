@@ -46,6 +46,8 @@ loader = DataLoader(Data(), batch_size=4, num_workers=2)
 class Data(Plain):
     def __init__(self):
         self.rng = np.random.default_rng(0)
+    def __getitem__(self, index):
+        return self.rng.random(3)
 loader = DataLoader(Data(), batch_size=4, num_workers=2)
 """,
     "pickling": """
