@@ -80,6 +80,13 @@ class Round(NamedTuple):
     """Times of the stages, warm-up included; torch's loader has none."""
 
 
+FIGURES = (
+    "samples_per_s", "mb_per_s", "wait_share", "first_batch_s", "wait_p50_s", "wait_p95_s", "wait_p99_s",
+    "serialization_share", "cpu_s_per_1000", "memory_nbytes", "spread_share",
+)  # fmt: skip
+"""Names that thresholds use."""
+
+
 _SENT = ("serialize", "receive")
 
 
@@ -124,26 +131,23 @@ class Trial:
         return sent / worked if worked else 0.0
 
     def figures(self) -> Mapping[str, float]:
-        """Figures by the names that thresholds use; empty without rounds."""
+        """Values of `FIGURES` by name; empty without rounds."""
         if not self.rounds:
             return {}
         waits = np.array([wait for part in self.rounds for wait in part.waits_s])
         seconds = sum(part.seconds for part in self.rounds)
-        return {
-            "samples_per_s": self.samples_per_s,
-            "mb_per_s": sum(part.nbytes for part in self.rounds) / seconds / 1e6,
-            "wait_share": sum(part.wait_s for part in self.rounds) / seconds,
-            "first_batch_s": median(part.first_s for part in self.rounds),
-            "wait_p50_s": float(np.quantile(waits, 0.5)),
-            "wait_p95_s": float(np.quantile(waits, 0.95)),
-            "wait_p99_s": float(np.quantile(waits, 0.99)),
-            "serialization_share": self.serialization_share(),
-            "cpu_s_per_1000": 1000
-            * sum(part.cpu_s for part in self.rounds)
-            / max(sum(part.delivered for part in self.rounds), 1),
-            "memory_nbytes": max(part.memory_nbytes for part in self.rounds),
-            "spread_share": self.spread / self.samples_per_s if self.samples_per_s else 0.0,
-        }
+        values = (
+            self.samples_per_s,
+            sum(part.nbytes for part in self.rounds) / seconds / 1e6,
+            sum(part.wait_s for part in self.rounds) / seconds,
+            median(part.first_s for part in self.rounds),
+            *(float(np.quantile(waits, quantile)) for quantile in (0.5, 0.95, 0.99)),
+            self.serialization_share(),
+            1000 * sum(part.cpu_s for part in self.rounds) / max(sum(part.delivered for part in self.rounds), 1),
+            max(part.memory_nbytes for part in self.rounds),
+            self.spread / self.samples_per_s if self.samples_per_s else 0.0,
+        )
+        return dict(zip(FIGURES, values, strict=True))
 
     @property
     def label(self) -> str:
