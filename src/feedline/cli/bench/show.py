@@ -129,9 +129,11 @@ def measured(trial: Trial, threshold: str) -> str:
     value = trial.figures().get(name)
     if value is None:
         return ""
-    words = {"share": share, "s": seconds, "nbytes": lambda nbytes: size(int(nbytes))}
-    form = "" if name.endswith("per_s") else name.rpartition("_")[2]
-    return f": it is {words.get(form, '{:,.4g}'.format)(value)}"
+    if name.endswith("_share"):
+        return f": it is {share(value)}"
+    if name.endswith("_nbytes"):
+        return f": it is {size(int(value))}"
+    return f": it is {seconds(value) if name.endswith('_s') and 'per' not in name else f'{value:,.4g}'}"
 
 
 def summary(trials: Sequence[Trial], chosen: Trial | None, step_s: float, failed: Sequence[str]) -> dict[str, Any]:

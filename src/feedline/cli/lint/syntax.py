@@ -52,7 +52,7 @@ def serves_only(source: SourceFile, method: ast.FunctionDef | None, assignment: 
         for node in source.nodes
         if isinstance(node, ast.Attribute) and node.attr in names and isinstance(node.ctx, ast.Load)
     ]
-    return bool(reads) and all(method in source.enclosing(node) for node in reads)
+    return bool(reads) and all(any(outer is method for outer in source.enclosing(node)) for node in reads)
 
 
 def is_self(node: ast.AST) -> bool:
