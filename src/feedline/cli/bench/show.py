@@ -124,7 +124,10 @@ def stage_percentiles(trial: Trial) -> dict[str, list[float]]:
 
 
 def measured(trial: Trial, threshold: str) -> str:
-    """The figure that a threshold compares, as text behind it; empty if the trial did not run."""
+    """The figure that a threshold compares, in words.
+
+    Empty if the trial did not run.
+    """
     name = Threshold.parse(threshold).name
     value = trial.figures().get(name)
     if value is None:

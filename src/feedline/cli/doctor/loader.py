@@ -203,9 +203,9 @@ def held_handles(dataset: Any) -> Iterator[Finding]:
 
 
 def held_generators(dataset: Any, keys: Sequence[Any] = ()) -> Iterator[Finding]:
-    """Random generators from which the dataset draws for its samples, and which every worker would copy.
+    """Random generators kept by the dataset, which every worker would copy.
 
-    `keys` are those of samples that can be read.
+    Only those from which samples are drawn, as far as reads show it: `keys` are those of samples that can be read.
     """
     kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
     held = [(path, value) for path, value in parts(dataset) if isinstance(value, kinds)]

@@ -125,7 +125,7 @@ def handle_in_init(source: SourceFile) -> Iterator[Violation]:
 
 
 def generator_in_init(source: SourceFile) -> Iterator[Violation]:
-    """Random generators made in a dataset's constructor for its samples, which every worker copies."""
+    """Random generators that a constructor makes for samples: every worker copies them."""
     for definition in dataset_classes(source):
         constructor = method_of(definition, "__init__")
         for assignment in own_assignments(constructor):

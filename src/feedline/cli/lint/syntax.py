@@ -44,7 +44,7 @@ def own_assignments(method: ast.FunctionDef | None) -> Iterator[ast.Assign | ast
 
 
 def serves_only(source: SourceFile, method: ast.FunctionDef | None, assignment: ast.Assign | ast.AnnAssign) -> bool:
-    """True if an attribute of `self` is read in this method, and nowhere else in the file."""
+    """True if only this method reads the assigned attribute of `self`."""
     targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
     names = {target.attr for target in targets if isinstance(target, ast.Attribute)}
     reads = [
