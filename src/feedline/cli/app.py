@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import shutil
 import sys
@@ -103,6 +104,8 @@ def feedline(
     ] = False,
 ) -> None:
     """Options of all commands."""
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__)  # a library that crashes on a sample would end the command without a word
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files may hold bytes that are not UTF-8
             stream.reconfigure(errors="backslashreplace")

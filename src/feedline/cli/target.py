@@ -50,7 +50,7 @@ def load(target: str) -> TorchDataLoader[Any]:
     if not isinstance(found, TorchDataLoader) and callable(found):
         found = _call(found, target)
     if not isinstance(found, TorchDataLoader):
-        raise TargetError(f"{target} is a {type(found).__name__}, not a DataLoader", _NAME_ONE)
+        raise TargetError(f"{target} is of class {type(found).__name__}, not a DataLoader", _NAME_ONE)
     return found
 
 

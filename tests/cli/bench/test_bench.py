@@ -20,9 +20,10 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from feedline.cli.bench import command, show
 from feedline.cli.bench.sweep import Sweep, Threshold, default_workers, recommend, settings_of
-from feedline.cli.bench.trial import Round, Setting, Trial, measure
+from feedline.cli.bench.trial import FIGURES, Round, Setting, Trial, measure
 from feedline.cli.doctor.findings import Marks
 from feedline.cli.target import as_feedline
+from feedline.core import proc
 from feedline.errors import ArgumentError
 from feedline.loader.dataloader import DataLoader
 from feedline.loader.report.stats import size
@@ -93,6 +94,27 @@ def test_a_round_ends_by_the_clock_and_only_whole_clusters_count() -> None:
     part = measure(loader, inf, 0.0, over_s=0.0)
     assert (part.delivered, part.samples, part.waits_s) == (1, 0, ())
     assert part.first_s > 0
+
+
+class Logging(TorchDataLoader[torch.Tensor]):
+    events: list[str]
+
+    def __iter__(self) -> Any:
+        try:
+            for batch in super().__iter__():
+                self.events.append("batch")
+                yield batch
+        finally:
+            self.events.append("end")
+
+
+def test_memory_is_read_when_the_round_is_over_and_before_workers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers go on while it is read: within the round, what they build would arrive at once, and count as fast."""
+    loader = Logging(Numbers(), 3)
+    loader.events = []
+    monkeypatch.setattr(proc, "tree_nbytes", lambda _: loader.events.append("memory"))
+    measure(loader, 0.0, 0.0)
+    assert loader.events == ["batch", "batch", "memory", "end"]
 
 
 def test_an_error_ends_its_trial_only() -> None:
@@ -205,7 +227,18 @@ def test_other_thresholds_are_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match="--fail-if takes a condition such as"):
         Threshold.parse(text)
     with pytest.raises(ArgumentError, match=r"--fail-if knows samples_per_s, .*; got 'waiting'"):
-        Threshold.parse("waiting > 3").is_met(trial(100))
+        Threshold.parse("waiting > 3")
+
+
+@pytest.mark.parametrize(
+    ("threshold", "words"),
+    [("wait_share > 5%", "40 %"), ("samples_per_s < 200", "100"), ("first_batch_s > 0", "100 ms"),
+     ("memory_nbytes > 0", "256 MiB")],
+)  # fmt: skip
+def test_the_figure_of_a_threshold_is_printed(threshold: str, words: str) -> None:
+    assert show.measured(trial(100, waits=0.4), threshold) == f": it is {words}"
+    assert show.measured(Trial(Setting(), error="ValueError"), threshold) == ""
+    assert set(trial(100).figures()) == set(FIGURES)
 
 
 @pytest.mark.parametrize("wrong", ["fast", "20 m", "1.2.3", ".", "", "2h", "3601s", "9" * 400])
@@ -245,7 +278,9 @@ def test_the_conclusion_names_the_gain_or_says_that_there_is_none() -> None:
     assert "2.0 × today's rate" in show.conclusion(TRIALS, TRIALS[2], 0.0)
     same = [trial(100), trial(101, num_workers=2)]
     assert "No other setting is worth a change" in show.conclusion(same, same[1], 0.0)
-    assert "No setting ran" in show.conclusion([], None, 0.0)
+    assert show.conclusion([Trial(Setting(), error="ValueError: no data")], None, 0.0) == (
+        "No setting ran: ValueError: no data."
+    )
 
 
 def test_sizes_have_binary_units() -> None:
@@ -275,7 +310,7 @@ def test_a_script_is_measured_from_the_command_line(preloaded: Preloaded, tmp_pa
     main = "from feedline.cli.app import app\napp()\n"
     code, printed = preloaded.run_code(main, tmp_path, "bench", f"{script}:loader", *options, *failing)
     assert code == 1, printed
-    assert "failed: samples_per_s > 1" in printed
+    assert "failed: samples_per_s > 1: it is " in printed
     assert "torch, as is" in printed
     results = json.loads((tmp_path / "a.json").read_text())
     assert results["failed_thresholds"] == ["samples_per_s > 1"]

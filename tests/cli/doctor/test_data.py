@@ -220,6 +220,24 @@ def test_open_handles_and_generators_are_found_in_containers_until_they_are_clos
     assert found.severity is Severity.BAD
 
 
+@pytest.mark.parametrize(
+    "make", [np.random.default_rng, np.random.RandomState, lambda seed: torch.Generator().manual_seed(seed)]
+)
+def test_a_generator_from_which_no_sample_is_drawn_is_no_finding(make: Callable[[int], Any]) -> None:
+    class Draws(Sound):
+        rng = None
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            drawn = torch.rand(1, generator=self.rng) if isinstance(self.rng, torch.Generator) else self.rng.normal()
+            return super().__getitem__(index) + drawn
+
+    ordered, drawing = Sound(), Draws()
+    ordered.rng, drawing.rng = make(0), make(0)
+    assert not list(held_generators(ordered, [0, 1]))
+    (found,) = held_generators(drawing, [0, 1])
+    assert found.severity is Severity.BAD
+
+
 def test_a_file_watcher_is_a_hazard_of_forks() -> None:
     loader = DataLoader(Sound(), num_workers=1)
     assert not any("inotify" in finding.evidence for finding in fork_hazards(loader))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,8 @@ loader = DataLoader(Data(), batch_size=4, num_workers=2)
 class Data(Plain):
     def __init__(self):
         self.rng = np.random.default_rng(0)
+    def __getitem__(self, index):
+        return self.rng.random(3)
 loader = DataLoader(Data(), batch_size=4, num_workers=2)
 """,
     "pickling": """
@@ -120,6 +123,17 @@ def test_each_defect_is_found_with_a_remedy(tmp_path: Path, name: str) -> None:
     assert found[name]["remedy"]
 
 
+def test_a_library_that_crashes_on_a_sample_is_found_by_the_line_that_called_it(
+    tmp_path: Path, preloaded: Preloaded
+) -> None:
+    crashing = "import ctypes\nclass Data(Plain):\n    def __getitem__(self, index):\n        ctypes.string_at(0)\n"
+    target = written(tmp_path, f"{crashing}loader = DataLoader(Data(), batch_size=4)\n")
+    code, printed = preloaded.run_code("from feedline.cli.app import app\napp()\n", tmp_path, "doctor", target)
+    assert code == -signal.SIGSEGV, printed
+    assert 'train.py", line' in printed
+    assert "in __getitem__" in printed
+
+
 def test_a_sound_loader_has_only_good_findings(tmp_path: Path, preloaded: Preloaded) -> None:
     sound = 'loader = DataLoader(Plain(), batch_size=4, num_workers=2)\nif __name__ == "__main__": 1 / 0'
     command, log, out = tmp_path / "doctor.py", tmp_path / "output.log", tmp_path / "findings.json"
@@ -137,7 +151,7 @@ def test_a_sound_loader_has_only_good_findings(tmp_path: Path, preloaded: Preloa
         ("raise RuntimeError('no data')", "loader", "raised RuntimeError: no data before"),
         ("import sys; sys.exit(3)", "loader", "raised SystemExit: 3 before"),
         ("", "loader", "defines no loader"),
-        ("loader = 3", "loader", "is a int, not a DataLoader"),
+        ("loader = 3", "loader", "is of class int, not a DataLoader"),
         ("x = DataLoader(Plain()); y = DataLoader(Plain())", "", "has several loaders: name one (loaders there: x, y)"),
         ("", "", "Name a function without arguments"),
         ("def loader(): raise ValueError('nothing')", "loader", "loader() raised ValueError: nothing"),

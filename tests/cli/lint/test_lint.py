@@ -40,7 +40,10 @@ CASES = {
     ),
     "generator-in-init": (
         "class A(Dataset[int]):\n def __init__(self):\n  self.rng = np.random.default_rng(0)",
-        "class A:\n def __init__(self):\n  self.rng = np.random.default_rng(0)",
+        (
+            "class A:\n def __init__(self):\n  self.rng = np.random.default_rng(0)\n"
+            "class B(Dataset):\n def __init__(self):\n  self.r = random.Random(0)\n  self.x = self.r.sample(X, 9)"
+        ),
     ),
     "constant-seed": (
         "class A(Dataset):\n def __getitem__(self, i):\n  random.seed(1)",

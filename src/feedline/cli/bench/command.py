@@ -82,7 +82,8 @@ def print_outcome(outcome: Outcome, sweep: Sweep, console: Console) -> None:
     for line in () if outcome.chosen is None else show.details(outcome.chosen):
         _print(console, *wrap(marks.adapt(line), console.width))
     for text in outcome.failed:
-        _print(console, *wrap(f"failed: {text}", console.width), style="bold red")
+        words = marks.adapt(f"failed: {text}{show.measured(outcome.trials[0], text)}")
+        _print(console, *wrap(words, console.width), style="bold red")
 
 
 def _print(console: Console, *lines: str, style: str | None = None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from feedline.cli.bench.sweep import GOOD_WAIT_SHARE
+from feedline.cli.bench.sweep import GOOD_WAIT_SHARE, Threshold
 from feedline.cli.bench.trial import Trial
 from feedline.cli.doctor.findings import Marks
 from feedline.core.histogram import quantile_s
@@ -81,7 +81,8 @@ def bar(part: float, columns: int, marks: Marks) -> str:
 def conclusion(trials: Sequence[Trial], chosen: Trial | None, step_s: float) -> str:
     """Recommended setting with its gain over the user's own, and the reason."""
     if chosen is None:
-        return "No setting ran: see the errors above."
+        error = next((trial.error for trial in trials), "")  # the table cuts it
+        return f"No setting ran: {error or 'there was none'}."
     own = next((trial for trial in trials if trial.setting.describe() == "as is" and not trial.setting.is_torch), None)
     if chosen is own or own is None or not own.rounds:
         return f"{chosen.label}: {chosen.samples_per_s:,.0f} samples/s; no other setting is worth a change."
@@ -120,6 +121,22 @@ def stage_percentiles(trial: Trial) -> dict[str, list[float]]:
     return {
         stage: [quantile_s(counts, part / 100) for part in PERCENTILES] for stage, counts in trial.histograms().items()
     }
+
+
+def measured(trial: Trial, threshold: str) -> str:
+    """The figure that a threshold compares, in words.
+
+    Empty if the trial did not run.
+    """
+    name = Threshold.parse(threshold).name
+    value = trial.figures().get(name)
+    if value is None:
+        return ""
+    if name.endswith("_share"):
+        return f": it is {share(value)}"
+    if name.endswith("_nbytes"):
+        return f": it is {size(int(value))}"
+    return f": it is {seconds(value) if name.endswith('_s') and 'per' not in name else f'{value:,.4g}'}"
 
 
 def summary(trials: Sequence[Trial], chosen: Trial | None, step_s: float, failed: Sequence[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from feedline.cli.bench.trial import Setting, Trial
+from feedline.cli.bench.trial import FIGURES, Setting, Trial
 from feedline.core.units import DECIMAL
 from feedline.errors import ArgumentError
 from feedline.loader.monitoring.resources import usable_cpus
@@ -112,19 +112,19 @@ class Threshold(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Threshold:
-        """Read a condition such as `wait_share > 5%` or `first_batch_s > 2s`."""
+        """Read a condition such as `wait_share > 5%` or `first_batch_s > 2s`.
+
+        Raises `ArgumentError` for another form, and for an unknown name.
+        """
         found = _THRESHOLD.fullmatch(text)
         if found is None:
             raise ArgumentError(f"--fail-if takes a condition such as 'wait_share > 5%'; got {text!r}")
         name, comparison, number, unit = found.groups()
+        if name not in FIGURES:
+            raise ArgumentError(f"--fail-if knows {', '.join(FIGURES)}; got {name!r}")
         return cls(text.strip(), name, comparison, float(number) * _UNITS[unit])
 
     def is_met(self, trial: Trial) -> bool:
-        """True if the condition holds, or if the trial did not run.
-
-        Raises `ArgumentError` for an unknown name.
-        """
+        """True if the condition holds, or if the trial did not run."""
         figures = trial.figures()
-        if figures and self.name not in figures:
-            raise ArgumentError(f"--fail-if knows {', '.join(figures)}; got {self.name!r}")
         return not figures or _COMPARISONS[self.comparison](figures[self.name], self.limit)

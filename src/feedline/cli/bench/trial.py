@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from statistics import median
@@ -80,6 +80,13 @@ class Round(NamedTuple):
     """Times of the stages, warm-up included; torch's loader has none."""
 
 
+FIGURES = (
+    "samples_per_s", "mb_per_s", "wait_share", "first_batch_s", "wait_p50_s", "wait_p95_s", "wait_p99_s",
+    "serialization_share", "cpu_s_per_1000", "memory_nbytes", "spread_share",
+)  # fmt: skip
+"""Names that thresholds use."""
+
+
 _SENT = ("serialize", "receive")
 
 
@@ -124,26 +131,23 @@ class Trial:
         return sent / worked if worked else 0.0
 
     def figures(self) -> Mapping[str, float]:
-        """Figures by the names that thresholds use; empty without rounds."""
+        """Values of `FIGURES` by name; empty without rounds."""
         if not self.rounds:
             return {}
         waits = np.array([wait for part in self.rounds for wait in part.waits_s])
         seconds = sum(part.seconds for part in self.rounds)
-        return {
-            "samples_per_s": self.samples_per_s,
-            "mb_per_s": sum(part.nbytes for part in self.rounds) / seconds / 1e6,
-            "wait_share": sum(part.wait_s for part in self.rounds) / seconds,
-            "first_batch_s": median(part.first_s for part in self.rounds),
-            "wait_p50_s": float(np.quantile(waits, 0.5)),
-            "wait_p95_s": float(np.quantile(waits, 0.95)),
-            "wait_p99_s": float(np.quantile(waits, 0.99)),
-            "serialization_share": self.serialization_share(),
-            "cpu_s_per_1000": 1000
-            * sum(part.cpu_s for part in self.rounds)
-            / max(sum(part.delivered for part in self.rounds), 1),
-            "memory_nbytes": max(part.memory_nbytes for part in self.rounds),
-            "spread_share": self.spread / self.samples_per_s if self.samples_per_s else 0.0,
-        }
+        values = (
+            self.samples_per_s,
+            sum(part.nbytes for part in self.rounds) / seconds / 1e6,
+            sum(part.wait_s for part in self.rounds) / seconds,
+            median(part.first_s for part in self.rounds),
+            *(float(np.quantile(waits, quantile)) for quantile in (0.5, 0.95, 0.99)),
+            self.serialization_share(),
+            1000 * sum(part.cpu_s for part in self.rounds) / max(sum(part.delivered for part in self.rounds), 1),
+            max(part.memory_nbytes for part in self.rounds),
+            self.spread / self.samples_per_s if self.samples_per_s else 0.0,
+        )
+        return dict(zip(FIGURES, values, strict=True))
 
     @property
     def label(self) -> str:
@@ -182,18 +186,18 @@ def measure(
     """
     pid, began, cpu = os.getpid(), perf_counter(), proc.tree_cpu_s(os.getpid())
     cluster = max(1, loader.num_workers)
-    first_s, waits, samples, nbytes, delivered, memory = 0.0, list[float](), 0, 0, 0, 0
+    first_s, waits, samples, nbytes, delivered = 0.0, list[float](), 0, 0, 0
     start = wait_from = began
     counted, rows_of = (0, 0.0, 0, 0), _counter(loader)
-    for number, batch in enumerate(_endless(loader)):
+    batches = _endless(loader)
+    for number, batch in enumerate(batches):
         now = perf_counter()
         rows = rows_of(batch)
         delivered += rows
         if number == 0:
             first_s = now - began
         if number == cluster - 1:
-            memory = proc.tree_nbytes(pid)  # once all workers have built a batch
-            now = start = perf_counter()  # reading the memory of many processes takes a while
+            start = now
         elif number >= cluster:
             waits.append(now - wait_from)
             samples, nbytes = samples + rows, nbytes + sum(array.nbytes for array in tree.arrays(batch))
@@ -205,13 +209,16 @@ def measure(
         sleep(step_s)
         wait_from = perf_counter()
     used_s = proc.tree_cpu_s(pid) - cpu
+    # Not in the loop: it takes a while, in which workers would build batches that cost the measurement nothing.
+    memory = proc.tree_nbytes(pid)
+    batches.close()  # only now may workers end
     stages = loader.stats().stages if isinstance(loader, DataLoader) else {}
     samples, elapsed_s, nbytes, number = counted
     kept = tuple(waits[:number])
     return Round(samples, elapsed_s, sum(kept), nbytes, first_s, used_s, delivered, memory, kept, stages)
 
 
-def _endless(loader: TorchDataLoader[Any]) -> Iterator[Any]:
+def _endless(loader: TorchDataLoader[Any]) -> Generator[Any, None, None]:
     """Batches of epoch after epoch; `ArgumentError` if an epoch has none."""
     while True:
         empty = True

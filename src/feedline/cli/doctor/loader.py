@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -66,7 +67,7 @@ def examine(loader: TorchDataLoader[Any], *, ranks: int = 1) -> list[Finding]:
         lambda: slow_samples(sample),
         lambda: slow_storage(sample),
         lambda: held_handles(loader.dataset),
-        lambda: held_generators(loader.dataset),
+        lambda: held_generators(loader.dataset, sample.indices[:3]),
         lambda: pickling(loader),
         lambda: fork_hazards(loader),
         lambda: shards(loader, ranks),
@@ -201,14 +202,31 @@ def held_handles(dataset: Any) -> Iterator[Finding]:
         )
 
 
-def held_generators(dataset: Any) -> Iterator[Finding]:
-    """Random generators kept by the dataset, which every worker would copy."""
+def held_generators(dataset: Any, keys: Sequence[Any] = ()) -> Iterator[Finding]:
+    """Random generators kept by the dataset, which every worker would copy.
+
+    Only those from which samples are drawn, as far as reads show it: `keys` are those of samples that can be read.
+    """
     kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-    found = [path for path, value in parts(dataset) if isinstance(value, kinds)]
+    held = [(path, value) for path, value in parts(dataset) if isinstance(value, kinds)]
+    if not held:
+        return
+    before = [_state_of(value) for _, value in held]
+    for key in keys:
+        with restoring_globals():
+            dataset[key]
+    after = [_state_of(value) for _, value in held]
+    found = [path for (path, _), old, new in zip(held, before, after, strict=True) if not keys or old != new]
     if found:
         evidence = f"{', '.join(found[:3])}: a copy in every worker draws the same numbers"
         remedy = "feedline.sample_rng() in __getitem__ draws by seed, epoch and position; or seed it in worker_init_fn"
         yield Finding("random", evidence, Severity.BAD, remedy)
+
+
+def _state_of(generator: Any) -> bytes:
+    if isinstance(generator, torch.Generator):
+        return bytes(generator.get_state().numpy())
+    return pickle.dumps(generator)
 
 
 def pickling(loader: TorchDataLoader[Any]) -> Iterator[Finding]:

@@ -30,6 +30,7 @@ from feedline.cli.lint.syntax import (
     own_assignments,
     raises,
     returns,
+    serves_only,
 )
 
 LOADERS = (
@@ -124,10 +125,14 @@ def handle_in_init(source: SourceFile) -> Iterator[Violation]:
 
 
 def generator_in_init(source: SourceFile) -> Iterator[Violation]:
-    """Random generators made in a dataset's constructor, which every worker copies."""
+    """Random generators that a constructor makes for samples: every worker copies them."""
     for definition in dataset_classes(source):
-        for assignment in own_assignments(method_of(definition, "__init__")):
-            if isinstance(assignment.value, ast.Call) and source.qualified_name(assignment.value.func) in GENERATORS:
+        constructor = method_of(definition, "__init__")
+        for assignment in own_assignments(constructor):
+            is_generator = (
+                isinstance(assignment.value, ast.Call) and source.qualified_name(assignment.value.func) in GENERATORS
+            )
+            if is_generator and not serves_only(source, constructor, assignment):
                 text = f"{definition.name} keeps a random generator: its copies in the workers draw the same numbers"
                 yield Violation(
                     assignment, text, "use feedline.sample_rng() in __getitem__, or torch.rand and numpy.random"

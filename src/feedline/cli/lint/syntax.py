@@ -43,6 +43,18 @@ def own_assignments(method: ast.FunctionDef | None) -> Iterator[ast.Assign | ast
                 yield node
 
 
+def serves_only(source: SourceFile, method: ast.FunctionDef | None, assignment: ast.Assign | ast.AnnAssign) -> bool:
+    """True if only this method reads the assigned attribute of `self`."""
+    targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
+    names = {target.attr for target in targets if isinstance(target, ast.Attribute)}
+    reads = [
+        node
+        for node in source.nodes
+        if isinstance(node, ast.Attribute) and node.attr in names and isinstance(node.ctx, ast.Load)
+    ]
+    return bool(reads) and all(any(outer is method for outer in source.enclosing(node)) for node in reads)
+
+
 def is_self(node: ast.AST) -> bool:
     """True for the name `self`."""
     return isinstance(node, ast.Name) and node.id == "self"

@@ -300,17 +300,22 @@ def _stages(report: RankReport) -> str:
 
 
 def _slowest(report: RankReport) -> str:
+    slowest = report.figures["slowest"]
     rows = [
         [
             f"{batch['epoch']}", f"{batch['number']:,}", escape(batch["stage"]), seconds(batch["seconds"]),
             escape(", ".join(map(str, batch["indices"])) + (" …" if len(batch["indices"]) > 3 else "")),
             escape(batch["address"]),
         ]
-        for batch in report.figures["slowest"]
+        for batch in slowest
     ]  # fmt: skip
     if not rows:
         return ""
-    return _section("Slowest batches", _table(("epoch", "batch", "stage", "took", "samples", "first sample"), rows))
+    shown = len(_SLOW_HEADS) - (not any(batch["address"] for batch in slowest))  # most datasets have no addresses
+    return _section("Slowest batches", _table(_SLOW_HEADS[:shown], [row[:shown] for row in rows]))
+
+
+_SLOW_HEADS = ("epoch", "batch", "stage", "took", "samples", "first sample")
 
 
 def _incidents(report: RankReport) -> str:

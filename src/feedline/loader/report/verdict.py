@@ -32,6 +32,14 @@ EXPLAINED_SHARE = 0.9
 """Share of the waiting that the stages should explain."""
 
 
+_LIMIT_GAIN = 1 / 0.9
+"""Least gain without a stage at which this stage is the limit: below it, the step takes nine tenths of the time."""
+
+
+_OVERHEAD_GAIN = 1.25
+"""The same for the overhead: it is no work, but what the stages leave of the waiting, such as wake-ups on busy CPUs."""
+
+
 _COPY_GAIN = 1.25
 """Least gain without waiting for copies to the device at which these copies are the limit."""
 
@@ -209,19 +217,25 @@ def model_of(stats: Stats, context: Context, recent: Sequence[Sequence[Span]], *
 
 
 def limiting_stage(model: Model, stats: Stats) -> str:
-    """The stage whose removal gains most; "step" if free data gains little."""
+    """The stage whose removal gains most, the step among them.
+
+    It is the step if that takes nearly all of the time, or gains more than any stage of the data that is worth a limit.
+    """
     gains = {**model.removal_gains, "overhead": model.gain(model.removal("latency"))}
     if copies_of(stats, model).gain(0.0) >= max(_COPY_GAIN, *gains.values()):
         return "copy"
     startup = 1.0 if model.context.persistent_workers else model.without_startup()
-    if startup >= max(LEAST_GAIN, *gains.values()):
+    if startup >= max(_LIMIT_GAIN, *gains.values()):
         return "startup"
-    if model.free_gain < LEAST_GAIN:
+    if model.free_gain < _LIMIT_GAIN:
         return "step"
     if _is_preempted(model):
         return "cpus"
     stage = max(gains, key=gains.__getitem__)
-    return "straggler" if stage in BUILD_STAGES and _straggles(model) else stage
+    if stage in BUILD_STAGES and _straggles(model):
+        return "straggler"
+    least = _OVERHEAD_GAIN if stage == "overhead" else _LIMIT_GAIN
+    return "step" if gains[stage] < min(least, model.data_gain) else stage
 
 
 def _is_preempted(model: Model) -> bool:
@@ -267,9 +281,10 @@ def _headline(model: Model, stats: Stats, stage: str) -> str:
     )
     if stage == "copy" and copies_of(stats, model).exposed_s:
         return f"{waits} Its steps wait for copies to the device."
+    free = f"with free data it would be {layout.number(model.free_gain)} × as fast"
     if stage == "step":
-        return f"{waits} It is not bound by its data: the data alone is {layout.number(model.data_gain)} × as fast."
-    return f"{waits} With free data it would be {layout.number(model.free_gain)} × as fast."
+        return f"{waits} The step limits it: {free}, and the data alone is {layout.number(model.data_gain)} × as fast."
+    return f"{waits} {free.capitalize()}."
 
 
 def _explanation(model: Model, stats: Stats, stage: str) -> str:
