@@ -179,7 +179,7 @@ def test_an_interrupt_while_the_loop_waits_loses_nothing(monkeypatch: pytest.Mon
         return wait(self)
 
     monkeypatch.setattr(decoding.Decoding, "result", result)
-    monkeypatch.setattr(decoding.Decoding, "times_s", lambda _: (1.0, 0.5))
+    monkeypatch.setattr(decoding, "times_s", lambda *_: (1.0, 0.5))
     seen = list[list[int]]()
     with loader_of("thread") as loader:
         iterator = iter(loader)
@@ -310,7 +310,9 @@ def test_a_device_decodes_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch
             accelerator.read(images, seen)
             accelerator.read(numbers, seen)
             assert accelerator._users[images.data_ptr()] == {accelerator.loop}
+            reference = weakref.ref(images)
             del images, numbers
+            assert reference() is None
             accelerator.loop.advance(10)  # waits for both streams
             assert len(seen) == 2 * value
             accelerator.side.advance(10)

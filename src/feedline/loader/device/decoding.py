@@ -47,10 +47,10 @@ class Decoding:
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._decoded: Any = None
-        self._started: Event | None = None
+        self.started: Event | None = None
         self.stopped: Event | None = None
         self.needed: Event | None = None
-        self.has_ended = False
+        self.has_ended = self.is_counted = False
 
     def run(self) -> None:
         """Decode the images, and keep them or the error."""
@@ -65,11 +65,11 @@ class Decoding:
                     started = self._backend.record(stream)
                     self._decoded = self._images.to(self._backend.device)
                     stopped = self._backend.record(stream)
-            self._started, self.stopped = started, stopped
+            self.started, self.stopped = started, stopped
         except BaseException as error:  # noqa: BLE001 - raised where the loop needs the images
             self._error = error
-        # The device has read the files: their memory is free for the workers.
-        self._images, self.has_ended = None, True
+        self.has_ended = True
+        self._images = None  # the device has read the files: their memory is free for the workers
         self._ended.set()
 
     def result(self) -> Any:
@@ -78,22 +78,9 @@ class Decoding:
             self.run()  # a forked child has no thread, and its copy of a lock may be taken for ever
         if not self.has_ended:
             self._ended.wait()
-        if self._error is None:
-            return self._decoded
-        try:
+        if self._error is not None:
             raise self._error
-        finally:
-            del self  # its error refers to this frame
-
-    def times_s(self) -> tuple[float, float]:
-        """Seconds of decoding, and its part without a waiting loop.
-
-        None after an error.
-        """
-        if self._started is None or self.stopped is None:
-            return 0.0, 0.0
-        self.stopped.synchronize()
-        return times_s(self._started, self.stopped, self.needed)
+        return self._decoded
 
 
 class DecodeThread:
@@ -107,7 +94,7 @@ class DecodeThread:
         self._device, self._backend = device, backend
         self._thread: ThreadPoolExecutor | None = None
         self._owner = 0
-        self._timed: deque[Decoding] = deque()
+        self._timed: deque[tuple[Event, Event, Event]] = deque()
         self.decode_s = self.hidden_s = 0.0
         """Seconds of decoding, and its part in which the loop did not wait."""
 
@@ -135,7 +122,8 @@ class DecodeThread:
         if thread is not None:
             thread.shutdown()
         while self._timed:
-            self._count(self._timed.popleft())
+            self._timed[0][1].synchronize()
+            self._count()
 
     def _wait(self, leaf: Any) -> Any:
         if not isinstance(leaf, Decoding):
@@ -143,25 +131,22 @@ class DecodeThread:
         backend = self._backend
         if leaf.needed is None:  # not after an interrupt
             leaf.needed = HostTime() if backend is None else backend.record(backend.current_stream())
-            self._timed.append(leaf)
         images = leaf.result()
-        if backend is not None and leaf.stopped is not None:
+        assert leaf.started is not None and leaf.stopped is not None  # noqa: PT018
+        if backend is not None:
             current = backend.current_stream()
             backend.wait(current, leaf.stopped)
             # The memory belongs to the stream of the decoder, whose allocator could reuse it while the loop reads it.
             backend.record_stream(images, current)
-        self._count_passed()
+        if not leaf.is_counted:
+            leaf.is_counted = True
+            self._timed.append((leaf.started, leaf.stopped, leaf.needed))
+        while self._timed and self._timed[0][1].query():
+            self._count()
         return images
 
-    def _count_passed(self) -> None:
-        while self._timed and self._timed[0].has_ended:
-            stopped = self._timed[0].stopped
-            if stopped is not None and not stopped.query():
-                return
-            self._count(self._timed.popleft())
-
-    def _count(self, decoding: Decoding) -> None:
-        total_s, hidden_s = decoding.times_s()
+    def _count(self) -> None:
+        total_s, hidden_s = times_s(*self._timed.popleft())
         self.decode_s += total_s
         self.hidden_s += hidden_s
 
