@@ -171,6 +171,7 @@ def test_a_loader_names_damaged_files_and_gets_on(decoder: Any, method: str, tmp
         assert mean < 0.05, text
     # The batch of the damaged file is read again, sample by sample, and decoded by the workers.
     assert (stats.decoded_on_device, stats.decode_fallbacks) == (12, 1), stats
+    assert 0 <= stats.hidden_device_decode_s <= stats.device_decode_s > 0, stats
 
 
 SHAPES = [(48, 64)] * 12

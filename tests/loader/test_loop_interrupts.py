@@ -32,6 +32,19 @@ class Numbers:
         return torch.full((5_000,), index)
 
 
+class Encoded:
+    """A batch that a thread decodes."""
+
+    decodes_on_device = True
+    host_nbytes = 0
+
+    def __init__(self, samples: list[torch.Tensor]) -> None:
+        self._samples = samples
+
+    def to(self, device: torch.device) -> torch.Tensor:
+        return torch.stack(self._samples).to(device)
+
+
 class Interrupter:
     """Raises KeyboardInterrupt at the entry of the `at`-th called function of feedline's loop.
 
@@ -70,7 +83,13 @@ PROCESS = {"num_workers": 1, "worker_method": "process", "persistent_workers": T
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"shuffle": True, "seed": 1}, {**PROCESS, "seed": 0}, {"device": fl.Delivery("cpu", dtype=torch.float64)}],
+    [
+        {},
+        {"shuffle": True, "seed": 1},
+        {**PROCESS, "seed": 0},
+        {"device": fl.Delivery("cpu", dtype=torch.float64)},
+        {"device": "cpu", "collate_fn": Encoded},
+    ],
 )
 def test_nothing_is_lost_or_repeated(arguments: dict[str, Any], no_debris: Any) -> None:
     interrupt_everywhere(arguments)

@@ -16,7 +16,7 @@ from feedline.core.batch import EMPTY_BATCH, BatchResult
 from feedline.core.cursor import PartitionCursor
 from feedline.core.telemetry import SpanTuple
 from feedline.errors import note, note_rank
-from feedline.loader.device import Delivered, Stage
+from feedline.loader.device import Delivered, InFlight, Stage
 from feedline.loader.live import LiveRun
 from feedline.loader.monitoring.autoscale import Autoscale
 from feedline.loader.monitoring.heartbeat import QueueState
@@ -178,7 +178,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         batch = result.batch
         if self._stage is not None:
             try:
-                batch = self._clocks.timed("copy", self._finish, self._stage, moving)
+                batch = self._clocks.timed(_stage_name(moving), self._finish, self._stage, moving)
             except Exception as error:
                 _name_row(error, request)
                 self._forget()
@@ -360,6 +360,11 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         self._staged += (staged,)
         self._taken = None
         return True
+
+
+def _stage_name(moving: Any) -> str:
+    """The stage in which the loop waits for a batch."""
+    return "device_decode" if isinstance(moving, InFlight) and moving.decodes else "copy"
 
 
 def _name_row(error: Exception, request: Any) -> None:

@@ -127,6 +127,8 @@ class PoolSums(NamedTuple):
     staged_nbytes: int = 0
     copy_s: float = 0.0
     hidden_copy_s: float = 0.0
+    device_decode_s: float = 0.0
+    hidden_device_decode_s: float = 0.0
     decoded: int = 0
     decode_fallbacks: int = 0
     decoded_by_workers: int = 0
@@ -142,6 +144,8 @@ class PoolSums(NamedTuple):
             self.staged_nbytes + stage.staged_nbytes,
             self.copy_s + stage.copy_s,
             self.hidden_copy_s + stage.hidden_copy_s,
+            self.device_decode_s + stage.decode_s,
+            self.hidden_device_decode_s + stage.hidden_decode_s,
             *decoded,
         )
 
@@ -278,6 +282,8 @@ class LoaderPools:
             staged_nbytes=sums.staged_nbytes,
             copy_s=sums.copy_s,
             hidden_copy_s=sums.hidden_copy_s,
+            device_decode_s=sums.device_decode_s,
+            hidden_device_decode_s=sums.hidden_device_decode_s,
             decoded_on_device=sums.decoded,
             decode_fallbacks=sums.decode_fallbacks,
             decoded_by_workers=sums.decoded_by_workers,

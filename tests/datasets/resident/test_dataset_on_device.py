@@ -16,6 +16,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 import feedline as fl
 from feedline.core.dataset import BatchRead
 from feedline.core.tensors import allocate_tensor
+from feedline.core.torch_wrappers import ranges_of
 from feedline.datasets import DeviceDataset
 from feedline.errors import ArgumentError, NotPicklableError, SampleError
 from feedline.testing import check_dataset
@@ -136,6 +137,22 @@ def test_tensors_are_taken_as_they_are(kind: str) -> None:
     expected = batches(plain)
     check_same(expected, batches(DeviceDataset(source, device="cpu")), "tensors must come out as they are")
     check_same(expected, batches(DeviceDataset(source, device="cpu", budget=100)), "spilled ones, too")
+
+
+class Ranged(Decoded):
+    def ranges(self, indices: Any) -> Any:
+        return [("store", index) for index in indices.tolist()]
+
+
+def test_only_missing_samples_have_ranges_to_prefetch() -> None:
+    data = DeviceDataset(Ranged(), device="cpu")
+    ranges = ranges_of(data)
+    assert ranges is not None
+    assert ranges(np.array([5, 0, 7])) == [("store", 5), ("store", 7)]
+    data.fill()
+    assert ranges(np.array([5, 0, 7])) == []
+    assert ranges_of(data) is None
+    assert ranges_of(DeviceDataset(torch.arange(3), device="cpu")) is None
 
 
 def test_tensors_on_the_device_are_not_copied() -> None:

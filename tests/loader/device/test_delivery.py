@@ -418,8 +418,13 @@ def test_a_batch_without_memory_for_it_is_named(arguments: dict[str, Any], notes
         ({"prefetch": "many"}, "give at least 1 batch"),
         ({"transform": 3}, "give a callable"),
         ({"dtype": torch.int8}, "give a floating-point dtype"),
+        ({"prefetch": 1.5}, "give at least 1 batch"),
+        ({"prefetch": True}, "give at least 1 batch"),
+        ({"dtype": "bfloat16"}, r"dtype='bfloat16'\): give a floating-point dtype"),
+        ({"memory_format": "channels_last"}, "give torch.channels_last or torch.channels_last_3d"),
+        ({"memory_format": torch.contiguous_format}, "give torch.channels_last or"),
+        ({"static": "no"}, "give True or False"),
     ],
-    ids=["device", "none", "amount", "transform", "dtype"],
 )
 def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):

@@ -71,3 +71,26 @@ def test_a_transform_on_the_device_is_a_stage() -> None:
     assert verdict.limiting_stage == "device_transform", str(verdict)
     assert verdict.explained_share >= 0.9
     assert any("Delivery(transform=...)" in advice.text for advice in verdict.advice)
+
+
+class SlowToDecode:
+    """A batch whose decoder on the device takes long."""
+
+    decodes_on_device = True
+
+    def __init__(self, samples: list[torch.Tensor]) -> None:
+        self._samples = samples
+
+    def to(self, device: torch.device) -> torch.Tensor:
+        sleep(0.08)
+        return torch.stack(self._samples).to(device)
+
+
+def test_decoding_on_the_device_is_a_stage_with_a_remedy() -> None:
+    with fl.DataLoader(Zeros(), batch_size=4, collate_fn=SlowToDecode, device="cpu") as loader:
+        for _ in loader:
+            pass
+        verdict = loader.report()
+    assert verdict.limiting_stage == "device_decode", str(verdict)
+    assert verdict.explained_share >= 0.9
+    assert any("cpu_share=" in advice.text for advice in verdict.advice)

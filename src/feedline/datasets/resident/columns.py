@@ -49,7 +49,7 @@ class TensorColumn:
         if len(places) and int(places.max()) >= len(self.resident):
             return self._take_mixed(places, unstored, allocate)
         if self.resident.is_cpu:
-            return _gather(self.resident, places, allocate)
+            return gather(self.resident, places, allocate)
         return take_rows([self.resident], places)[0]
 
     def put(self, places: Int64s, values: torch.Tensor) -> None:
@@ -76,7 +76,7 @@ class TensorColumn:
             _copy_rows(kept, out, at)
         at = np.flatnonzero((places >= on_device) & (places < stored))
         if len(at):
-            rows = _gather(self.spilled, places[at] - on_device, self._staging)
+            rows = gather(self.spilled, places[at] - on_device, self._staging)
             # torch does not reuse its page-locked memory before the copy has ended: the rows may be dropped at once.
             _copy_rows(rows.to(device, non_blocking=has_streams(device)), out, at)
         if unstored is not None:
@@ -117,7 +117,8 @@ class HostColumn:
         return 0, 0
 
 
-def _gather(rows: torch.Tensor, places: Int64s, allocate: Allocator) -> torch.Tensor:
+def gather(rows: torch.Tensor, places: Int64s, allocate: Allocator) -> torch.Tensor:
+    """The rows of a CPU tensor at these places."""
     out = allocate((len(places), *rows.shape[1:]), rows.dtype)
     gather_rows(numpy_view(rows), places, numpy_view(out), threads=torch.get_num_threads())
     return out

@@ -21,7 +21,7 @@ from feedline.core.kernels import Int64s
 from feedline.core.tensors import Allocator, allocate_tensor, as_indices, normalize_index, normalize_indices
 from feedline.core.torch_wrappers import ranges_of
 from feedline.core.tree import map_leaves
-from feedline.datasets.resident.columns import Column, HostColumn, TensorColumn, check_alike, stored_dtype
+from feedline.datasets.resident.columns import Column, HostColumn, TensorColumn, check_alike, gather, stored_dtype
 from feedline.datasets.resident.source_rows import ReadBlocks, SourceRows, number_leaves
 from feedline.errors import ArgumentError, NotPicklableError, note
 
@@ -89,6 +89,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         self._batch_template = map_leaves(int, collate.default([self._template]))
         values: list[Any] = (tables or []) if self._rows is None else self._rows.first()
         self._names = [f"leaf {number} of the sample" for number in range(len(values))]
+        self._is_list = type(self._batch_template) is list and self._batch_template == [*range(len(values))]
         self._resident = self._room(values)
         self._stored = self._length if spill else self._resident
         if tables is None:
@@ -118,7 +119,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
     def read_batch(self, request: BatchRead) -> Batch:
         """The collated batch, on the device."""
         columns = self._take(normalize_indices(request.indices, len(self), "DeviceDataset"), request.allocate)
-        return map_leaves(columns.__getitem__, self._batch_template)
+        return columns if self._is_list else map_leaves(columns.__getitem__, self._batch_template)
 
     def fill(self, num_workers: int = 0) -> None:
         """Read the samples that must be stored and are not stored yet.
@@ -143,7 +144,8 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
     @property
     def traits(self) -> Traits:
         """Traits: whole batches from any thread, without random numbers."""
-        return Traits(thread_safe=True, is_random=False, uses_keys=False)
+        has_ranges = bool(self._missing) and ranges_of(self.source) is not None
+        return Traits(thread_safe=True, is_random=False, uses_keys=False, has_ranges=has_ranges)
 
     @property
     def listing_fingerprint(self) -> str | None:
@@ -159,7 +161,7 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
     def ranges(self, indices: Int64s) -> Ranges:
         """Ranges that the source reads for samples that are not in memory."""
         ranges = ranges_of(self.source)
-        return [] if ranges is None else ranges(self._absent(indices))
+        return [] if ranges is None or not self._missing else ranges(self._absent(indices))
 
     def address(self, index: int) -> tuple[str, str]:
         """The file of a sample and its position there, from the source."""
@@ -186,7 +188,9 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
 
     def _take(self, places: Int64s, allocate: Allocator) -> list[Any]:
         if self._tables and not self._missing:
-            return take_rows(self._tables, places)
+            if self.device.type != "cpu":
+                return take_rows(self._tables, places)
+            return [gather(table, places, allocate) for table in self._tables]
         unstored: list[Any] = [None] * len(self._columns)
         if self._missing:
             self._load(places)
@@ -196,10 +200,10 @@ class DeviceDataset(torch.utils.data.Dataset[Any]):
         return [column.take(places, rest, allocate) for column, rest in zip(self._columns, unstored, strict=True)]
 
     def _whole_tables(self) -> list[torch.Tensor]:
-        """The columns, if an accelerator has all their rows."""
+        """The columns, if the device has all their rows."""
         tables = [each.resident for each in self._columns if isinstance(each, TensorColumn)]
         whole = len(tables) == len(self._columns) and all(len(table) == self._length for table in tables)
-        return tables if whole and not any(table.is_cpu for table in tables) else []
+        return tables if whole else []
 
     def _load(self, places: Int64s) -> None:
         """Read the samples that must be stored and are not stored yet."""

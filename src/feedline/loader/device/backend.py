@@ -47,6 +47,9 @@ class Backend(Protocol):
         Always the same one, because torch's allocator keeps memory per stream.
         """
 
+    def decode_stream(self) -> Any:
+        """The stream for decoding; always the same one, too."""
+
     def current_stream(self) -> Any:
         """The current stream of the calling thread."""
 
@@ -134,7 +137,11 @@ class CudaBackend(StreamCopies):
 
     def side_stream(self) -> torch.cuda.Stream:
         """One stream per device and process."""
-        return _side_stream(self.device)
+        return _side_stream(self.device, "copies")
+
+    def decode_stream(self) -> torch.cuda.Stream:
+        """One stream per device and process."""
+        return _side_stream(self.device, "decoding")
 
     def current_stream(self) -> torch.cuda.Stream:
         """See `Backend`."""
@@ -187,7 +194,7 @@ def _cudart() -> Any:
 
 
 @cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
+def _side_stream(device: torch.device, work: str) -> torch.cuda.Stream:  # noqa: ARG001 - a stream for each kind of work
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
@@ -204,7 +211,11 @@ class AcceleratorBackend(StreamCopies):
 
     def side_stream(self) -> Any:
         """One stream per device and process."""
-        return _other_stream(self.device)
+        return _other_stream(self.device, "copies")
+
+    def decode_stream(self) -> Any:
+        """One stream per device and process."""
+        return _other_stream(self.device, "decoding")
 
     def current_stream(self) -> Any:
         """See `Backend`."""
@@ -234,7 +245,7 @@ class AcceleratorBackend(StreamCopies):
 
 
 @cache
-def _other_stream(device: torch.device) -> Any:
+def _other_stream(device: torch.device, work: str) -> Any:  # noqa: ARG001 - a stream for each kind of work
     return torch.Stream(device)
 
 

@@ -18,9 +18,10 @@ import torch
 from feedline.core.devices import first_line
 from feedline.core.numa import Cpus, on_cpus
 from feedline.core.tensors import allocate_tensor
-from feedline.core.tree import map_leaves
+from feedline.core.tree import leaves, map_leaves
 from feedline.errors import note
 from feedline.loader.device.backend import Backend, Event
+from feedline.loader.device.decoding import DecodeThread
 from feedline.loader.device.delivery import span
 from feedline.loader.device.stage import (
     TWO_BATCHES,
@@ -30,8 +31,10 @@ from feedline.loader.device.stage import (
     InFlight,
     StageStatistics,
     host_nbytes,
+    is_encoded,
     is_plain,
     moves_itself,
+    times_s,
 )
 
 
@@ -41,6 +44,7 @@ class _BatchTensors:
 
     host: list[Any] = field(default_factory=list)
     moved: list[Any] = field(default_factory=list)
+    decodes: bool = False
 
 
 @dataclass(slots=True)
@@ -59,11 +63,7 @@ class _Copy:
 
     def times_s(self) -> tuple[float, float]:
         """Seconds of the copy, and its part without a waiting loop."""
-        total = self.started.elapsed_time(self.stopped)
-        if self.needed is None or not self.needed.query():  # it has ended before the loop came to it
-            return total / 1e3, total / 1e3
-        waited = min(max(self.needed.elapsed_time(self.stopped), 0.0), total)
-        return total / 1e3, (total - waited) / 1e3
+        return times_s(self.started, self.stopped, self.needed)
 
 
 class LockedBuffers:
@@ -90,9 +90,9 @@ class DeviceStage(Closing):
 
     Containers keep their types. CPU tensors are copied from page-locked memory; others are first copied into it.
     Objects with `to` and `record_stream` use the side stream too. Objects with `to` alone, sparse tensors and tensor
-    subclasses are copied on the loop's own stream at `start`. Other objects are left unchanged. References to host
-    tensors are dropped by the first call after their copy has ended; there is no thread. Page-locked memory for staging
-    is allocated and written on `cpus`, if they are given.
+    subclasses are copied on the loop's own stream at `start`. Encoded images are decoded by a thread, on a stream of
+    its own. Other objects are left unchanged. References to host tensors are dropped by the first call after their copy
+    has ended. Page-locked memory for staging is allocated and written on `cpus`, if they are given.
     """
 
     def __init__(self, backend: Backend, depth: Depth = TWO_BATCHES, cpus: Cpus | None = None) -> None:
@@ -101,6 +101,7 @@ class DeviceStage(Closing):
         self._cpus = cpus
         self._depth = depth
         self._flights: Flights[tuple[Any, _Copy]] = Flights(self._depth)
+        self._decoder = DecodeThread(backend.device, backend)
         self._held: deque[_Copy] = deque()
         self._locked: dict[int, int] = {}
         self._copied_nbytes = self._staged_nbytes = 0
@@ -123,7 +124,7 @@ class DeviceStage(Closing):
             finally:  # also if a leaf cannot be moved: earlier copies already run
                 copy = _Copy(nbytes, started, backend.record(side), tensors)
                 self._held.append(copy)
-        return self._flights.enter((moved, copy), nbytes)
+        return self._flights.enter((moved, copy), nbytes, decodes=tensors.decodes)
 
     def finish(self, moving: InFlight[tuple[Any, _Copy]]) -> Any:
         """The batch on the device; only the current stream waits for it."""
@@ -136,7 +137,13 @@ class DeviceStage(Closing):
         for tensor in copy.tensors.moved:
             backend.record_stream(tensor, current)
         copy.tensors.moved.clear()
-        return batch
+        if not copy.tensors.decodes:
+            return batch
+        try:
+            return self._decoder.finish(batch)
+        except torch.OutOfMemoryError as error:
+            note(error, self._explain_memory(copy.nbytes))
+            raise
 
     def has_room(self) -> bool:
         """True if undelivered batches and unfinished copies leave room for a batch."""
@@ -178,13 +185,16 @@ class DeviceStage(Closing):
             registered_nbytes=sum(self._locked.copy().values()),
             copy_s=self._copy_s,
             hidden_copy_s=self._hidden_copy_s,
+            decode_s=self._decoder.decode_s,
+            hidden_decode_s=self._decoder.hidden_s,
         )
 
     def close(self) -> None:
-        """Wait for all copies and drop the references to host memory.
+        """Wait for copies and decoder, and drop the references to host memory.
 
         Registered memory stays registered until `unregister`.
         """
+        self._decoder.close()
         while self._held:
             self._release_oldest()
 
@@ -197,6 +207,9 @@ class DeviceStage(Closing):
         if is_plain(leaf):
             source = leaf if leaf.nbytes == 0 or backend.is_pinned(leaf) else self._stage(leaf)
             moved = backend.copy(source)
+        elif is_encoded(leaf):
+            tensors.decodes = True
+            return self._decoder.start(leaf)
         elif not hasattr(leaf, "to"):
             return leaf
         elif hasattr(leaf, "record_stream") and not isinstance(leaf, torch.Tensor):
@@ -255,36 +268,64 @@ class DeviceStage(Closing):
 
 
 class PlainStage(Closing):
-    """Copies at delivery by `to(device)`, for CPU, MPS, XPU and others."""
+    """Copies at delivery by `to(device)`, for CPU, MPS, XPU and others.
 
-    def __init__(self, device: torch.device) -> None:
+    Encoded images are decoded by a thread ahead of delivery.
+    """
+
+    def __init__(self, device: torch.device, depth: Depth = TWO_BATCHES) -> None:
         self._device = device
+        self._decoder = DecodeThread(device)
+        self._flights: Flights[Any] = Flights(depth)
+        self._decodes = False
         self._copied_nbytes = 0
 
     def start(self, batch: Any) -> Any:
-        """Return the batch itself."""
-        return batch
+        """Return the batch itself, or with encoded images one in flight."""
+        self._decodes = any(map(is_encoded, leaves(batch)))
+        if not self._decodes:
+            return batch
+        moving = map_leaves(self._decode, batch, moves_itself)
+        return self._flights.enter(moving, host_nbytes(batch), decodes=True)
 
     def finish(self, moving: Any) -> Any:
-        """Move all objects with `to` to the device."""
+        """Move all objects with `to`, and wait for the decoder."""
+        in_flight = isinstance(moving, InFlight)
+        batch = self._flights.leave(moving) if in_flight else moving
         try:
             with span("feedline.copy"):
-                return map_leaves(self._to, moving, moves_itself)
+                moved = map_leaves(self._to, batch, moves_itself)
+                return self._decoder.finish(moved) if in_flight else moved
         except torch.OutOfMemoryError as error:
-            nbytes = host_nbytes(moving)
+            nbytes = moving.nbytes if in_flight else host_nbytes(batch)
             note(error, f"feedline: while a batch of {nbytes} bytes was copied to {self._device}: make batches smaller")
             raise
 
     def has_room(self) -> bool:
-        """False: starting early has no effect."""
-        return False
+        """True if another batch may be decoded; other batches gain nothing."""
+        return self._decodes and self._flights.has_room()
 
     def statistics(self) -> StageStatistics:
         """See `Stage`."""
-        return StageStatistics(copied_nbytes=self._copied_nbytes)
+        flights, decoder = self._flights, self._decoder
+        return StageStatistics(
+            in_flight=len(flights),
+            in_flight_nbytes=flights.nbytes,
+            peak_nbytes=flights.peak_nbytes,
+            copied_nbytes=self._copied_nbytes,
+            decode_s=decoder.decode_s,
+            hidden_decode_s=decoder.hidden_s,
+        )
 
     def close(self) -> None:
-        """Do nothing: no copies are in flight."""
+        """Wait for the decoder."""
+        self._decoder.close()
+
+    def _decode(self, leaf: Any) -> Any:
+        if not is_encoded(leaf):
+            return leaf
+        self._copied_nbytes += host_nbytes(leaf)
+        return self._decoder.start(leaf)
 
     def _to(self, leaf: Any) -> Any:
         if not hasattr(leaf, "to"):

@@ -56,8 +56,14 @@ class Delivery:
     def __post_init__(self) -> None:
         if self.transform is not None and not callable(self.transform):
             raise ArgumentError(f"Delivery(transform={self.transform!r}): give a callable")
-        if self.dtype is not None and not self.dtype.is_floating_point:
-            raise ArgumentError(f"Delivery(dtype={self.dtype}): give a floating-point dtype, or a transform")
+        if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
+            raise ArgumentError(f"Delivery(dtype={self.dtype!r}): give a floating-point dtype, or a transform")
+        if self.memory_format is not None and self.memory_format not in _DIMENSIONS:
+            raise ArgumentError(
+                f"Delivery(memory_format={self.memory_format!r}): give torch.channels_last or torch.channels_last_3d"
+            )
+        if not isinstance(self.static, bool):
+            raise ArgumentError(f"Delivery(static={self.static!r}): give True or False")
         if self.numa not in (None, "auto"):
             raise ArgumentError(f"Delivery(numa={self.numa!r}): give 'auto' or None")
         usable_device(self.device)
@@ -76,7 +82,7 @@ class Delivery:
             nbytes = parse_nbytes(self.prefetch)
             if nbytes:
                 return Depth(nbytes)
-        elif self.prefetch >= 1:
+        elif hasattr(self.prefetch, "__index__") and self.prefetch is not True and self.prefetch >= 1:
             return Depth(batches=self.prefetch)
         raise ArgumentError(f'Delivery(prefetch={self.prefetch!r}): give at least 1 batch, or an amount ("512 MiB")')
 

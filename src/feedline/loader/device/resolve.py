@@ -24,7 +24,9 @@ def open_stage(device: Device | Delivery | None = None, *, pin_memory: bool = Fa
         delivery = Delivery.of(device)
         wanted = usable_device(delivery.device)
         streams = backend_of(wanted)
-        return PlainStage(wanted) if streams is None else DeviceStage(streams, delivery.depth, delivery.cpus)
+        if streams is None:
+            return PlainStage(wanted, delivery.depth)
+        return DeviceStage(streams, delivery.depth, delivery.cpus)
     return PinStage() if pin_memory and _can_pin() else None
 
 

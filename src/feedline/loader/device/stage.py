@@ -10,6 +10,7 @@ from weakref import ref
 import torch
 
 from feedline.core.tree import leaves
+from feedline.loader.device.backend import Event
 
 
 class Stage(Protocol):
@@ -54,6 +55,10 @@ class StageStatistics:
     """Seconds the device spent on finished copies."""
     hidden_copy_s: float = 0.0
     """Part of `copy_s` in which the loop's stream did not wait for copies."""
+    decode_s: float = 0.0
+    """Seconds of decoding delivered images on the device."""
+    hidden_decode_s: float = 0.0
+    """Part of `decode_s` in which the loop did not wait for images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +85,16 @@ Moving = TypeVar("Moving")
 
 
 class InFlight(Generic[Moving]):
-    """A batch between `start` and `finish`; dropping it abandons the batch."""
+    """A batch between `start` and `finish`; dropping it abandons the batch.
+
+    `decodes` is True if images are decoded on the device meanwhile.
+    """
 
     # Not a dataclass with `weakref_slot`: Python 3.12 leaves that slot out of subclasses of Generic.
-    __slots__ = ("__weakref__", "moving", "nbytes")
+    __slots__ = ("__weakref__", "decodes", "moving", "nbytes")
 
-    def __init__(self, moving: Moving, nbytes: int) -> None:
-        self.moving, self.nbytes = moving, nbytes
+    def __init__(self, moving: Moving, nbytes: int, *, decodes: bool) -> None:
+        self.moving, self.nbytes, self.decodes = moving, nbytes, decodes
 
 
 class Flights(Generic[Moving]):
@@ -110,9 +118,9 @@ class Flights(Generic[Moving]):
         alive = (flight() for flight in self._flights.copy())  # a copy: other threads read statistics
         return sum(flight.nbytes for flight in alive if flight is not None)
 
-    def enter(self, moving: Moving, nbytes: int) -> InFlight[Moving]:
+    def enter(self, moving: Moving, nbytes: int, *, decodes: bool = False) -> InFlight[Moving]:
         """Add a batch."""
-        flight = InFlight(moving, nbytes)
+        flight = InFlight(moving, nbytes, decodes=decodes)
         self._flights.add(ref(flight, self._flights.discard))
         self.last_nbytes = nbytes
         self.peak_nbytes = max(self.peak_nbytes, self.nbytes)
@@ -149,6 +157,23 @@ def moves_itself(node: Any) -> bool:
     Hugging Face's tokenizers, are traversed like any other.
     """
     return hasattr(node, "to") and (hasattr(node, "record_stream") or not isinstance(node, (dict, UserDict)))
+
+
+def is_encoded(leaf: Any) -> bool:
+    """True for images that `to(device)` decodes there."""
+    return getattr(leaf, "decodes_on_device", False) is True
+
+
+def times_s(started: Event, stopped: Event, needed: Event | None) -> tuple[float, float]:
+    """Seconds of ended work, and its part without a waiting loop.
+
+    `needed` is the event where the loop begins to wait.
+    """
+    total = started.elapsed_time(stopped)
+    if needed is None or not needed.query():  # it has stopped before the loop came to it
+        return total / 1e3, total / 1e3
+    waited = min(max(needed.elapsed_time(stopped), 0.0), total)
+    return total / 1e3, (total - waited) / 1e3
 
 
 def is_plain(leaf: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from feedline.core.stage_parts import DECODE, TRANSFORM
 from feedline.loader.report.calibration import ASSUMED_GIL_SHARE
 from feedline.loader.report.context import Context, method_of
-from feedline.loader.report.copies import cheaper_transform, fewer_bytes, one_copy
+from feedline.loader.report.copies import cheaper_transform, fewer_bytes, less_decoding, one_copy
 from feedline.loader.report.model import Case, Gain, Model
 from feedline.loader.report.parts import dominant_part
 from feedline.loader.report.remedy import LEAST_GAIN, Advice, Basis, upper_bound
@@ -396,6 +396,7 @@ _REMEDIES: tuple[Callable[[Model, Stats], Iterator[Advice]], ...] = (
     single_threads,
     fewer_bytes,
     one_copy,
+    less_decoding,
     cheaper_transform,
     faster_sampler,
     cheaper_collate,

@@ -82,6 +82,16 @@ def one_copy(model: Model, stats: Stats) -> Iterator[Advice]:
         yield Advice(text, {"worker_method": "process"}, gain, 1.0, gain, "bound")
 
 
+def less_decoding(model: Model, _: Stats) -> Iterator[Advice]:
+    """A decoder on the device for which the loop does not wait."""
+    takes = seconds(model.measured.mean("device_decode").alone_s)
+    text = (
+        f"the loop waits {takes} a batch for the device's decoder: let workers decode a part of the images, "
+        "DecodeOnDevice(..., cpu_share=), or all of them, without DecodeOnDevice"
+    )
+    yield from upper_bound(model, "device_decode", text)
+
+
 def cheaper_transform(model: Model, _: Stats) -> Iterator[Advice]:
     """A transform on the device that takes no time."""
     takes = seconds(model.measured.mean("device_transform").alone_s)

@@ -14,7 +14,7 @@ from feedline.loader.report.context import Context, SendingCost
 from feedline.loader.report.measured import BUILD_STAGES, Measured
 from feedline.loader.report.replay import PROCESS, THREAD, BatchTimes, EngineSetting, Machine, Task, replay
 
-STAGES = ("sample", *BUILD_STAGES, "receive", "copy", "device_transform")
+STAGES = ("sample", *BUILD_STAGES, "receive", "copy", "device_decode", "device_transform")
 """Stages that a prediction can remove."""
 
 

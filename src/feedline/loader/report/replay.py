@@ -45,7 +45,7 @@ class Task(NamedTuple):
 NO_TASK = Task()
 
 
-MAIN_STAGES = ("sample", "receive", "copy", "device_transform", "step")
+MAIN_STAGES = ("sample", "receive", "copy", "device_decode", "device_transform", "step")
 """Stages of the training process: those of every loader."""
 
 
@@ -61,6 +61,8 @@ class BatchTimes:
     """Receiving, in the training process."""
     copy: Task = NO_TASK
     """Delivery to page-locked memory or a device, as far as the training process waits for it."""
+    device_decode: Task = NO_TASK
+    """Decoding on the device, as far as the training process waits for it."""
     device_transform: Task = NO_TASK
     """The transform on the device."""
     step: Task = NO_TASK
@@ -297,6 +299,7 @@ class _Engine:
                 yield from self._work[turn]
             window.remove(self._due(window))
             yield from _phases(self._batches[turn].copy)
+            yield from _phases(self._batches[turn].device_decode)
             yield from _phases(self._batches[turn].device_transform)
             yield _TaskPhase(self._machine.latency_s)
             self.delivered_s.append(self._clock.now)

@@ -125,6 +125,10 @@ class Stats:
     """Seconds the device spent on copies."""
     hidden_copy_s: float = 0.0
     """Part of `copy_s` in which the loop did not wait for copies."""
+    device_decode_s: float = 0.0
+    """Seconds of decoding images on the device, the transforms of `DecodeOnDevice` included."""
+    hidden_device_decode_s: float = 0.0
+    """Part of `device_decode_s` in which the loop did not wait for images."""
     decoded_on_device: int = 0
     """Images of `DecodeOnDevice` that this process has sent to an accelerator."""
     decode_fallbacks: int = 0

@@ -81,9 +81,10 @@ class Verdict:
     """
 
     limiting_stage: str
-    """A stage ("sample", "fetch", "collate", "serialize", "receive", "copy", "device_transform"), or "step", "startup",
-    "straggler", "overhead", "cpus"; "nothing" before the first batch. In place of "fetch" or "collate", the part that
-    takes most of it ("read s3://bucket", "read files", "decode", "transform"), where feedline reads the samples."""
+    """A stage ("sample", "fetch", "collate", "serialize", "receive", "copy", "device_decode", "device_transform"), or
+    "step", "startup", "straggler", "overhead", "cpus"; "nothing" before the first batch. In place of "fetch" or
+    "collate", the part that takes most of it ("read s3://bucket", "read files", "decode", "transform"), where feedline
+    reads the samples."""
     wait_share: float
     """Waiting time of the loop as a share of the wall time, 0 to 1."""
     headline: str

@@ -36,8 +36,11 @@ class EncodedImages:
 
     `data` is uint8 with the files of `rows`, `stops` the end of each. `ready` holds the other rows, which a worker has
     decoded, or None; `fallbacks` of these because a device might refuse them. `to(device)` returns the batch that the
-    plan makes from them.
+    plan makes from them, and waits for the decoder.
     """
+
+    decodes_on_device = True
+    """A `Delivery` calls `to` in a thread, while the loop computes."""
 
     def __init__(
         self,
@@ -60,13 +63,7 @@ class EncodedImages:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def record_stream(self, stream: Any) -> None:
-        """Do nothing: the files are in host memory.
-
-        With this method, a `Delivery` decodes on its stream for copies, where waiting does not stop the loop's work.
-        """
-
-    def to(self, device: Any, non_blocking: bool = False) -> torch.Tensor:  # noqa: ARG002 - the decoder waits
+    def to(self, device: Any) -> torch.Tensor:
         """Decode and transform on the device.
 
         Raises ImageError with the `row` of an unreadable file.
