@@ -127,7 +127,7 @@ def _warn_of_equal_data(_pid: int, dataset_name: str, ranks: int, remedy: str) -
     warnings.warn(
         f"this is one of {ranks} ranks, and every rank reads all of {dataset_name}: give the loader {remedy} to share"
         " the samples among the ranks. If every rank should read all samples, pass distributed=(0, 1)",
-        stacklevel=6,
+        stacklevel=7,
     )
 
 

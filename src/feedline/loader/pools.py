@@ -252,10 +252,11 @@ class LoaderPools:
     def iterate_again(self, loader: Any, setup: EpochSetup, progress: Progress) -> Iteration:
         """Start a whole epoch in the pool of the previous one."""
         plan = setup.plan
+        schedule: Any = plan.schedule
         if _DECODERS in sys.modules:  # nothing else counts without workers
             self._before_epoch = self._sums()
         plan.base_seed(progress.cursor.epoch, loader.generator)
-        requests = plan.schedule.requests(progress.cursor)
+        requests = schedule.requests(progress.cursor)
         frameworks.skip_delivered(loader, progress, requests)
         setup.clocks.begin_again()
         return self._iteration(plan, progress, requests, setup.pool, None, setup.clocks)

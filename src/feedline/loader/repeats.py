@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler, MapDataPipe, RandomSampler, Sequentia
 from feedline.core.dataset import has_traits, own_attributes
 from feedline.core.huggingface import is_table
 from feedline.loader.building.builder import BatchBuilder
+from feedline.loader.building.foreign import may_be_recognized
 from feedline.loader.plan import Plan
 from feedline.loader.step_clocks import StepClocks
 from feedline.samplers import Shuffled
@@ -46,9 +47,10 @@ class EpochSetup:
             return None
         if loader._fl_monitor.has_log:
             return None
-        if has_traits(core) or is_table(core) or isinstance(core, MapDataPipe) or builder.is_stateful:
+        if has_traits(core) or is_table(core) or may_be_recognized(core) or builder.is_stateful:
             return None
-        if not _order_of(loader) or _lengths_of(loader) is None or not plan.workers.is_new:
+        is_regular = bool(_order_of(loader)) and _lengths_of(loader) is not None and plan.workers.is_new
+        if isinstance(core, MapDataPipe) or not is_regular:
             return None
         return cls(loader, plan, builder, pool)
 
