@@ -1,12 +1,18 @@
-"""Overhead of a loader per batch and per epoch, with an empty dataset; and the cost of telemetry."""
+"""Overhead of a loader per batch and per epoch, with an empty dataset; and the cost of telemetry.
+
+bench/overhead.py            # everything
+bench/overhead.py epochs     # short epochs, and new loaders
+"""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import feedline as fl
 from feedline.core.cursor import Cursor
@@ -40,15 +46,33 @@ def contest(batch_size: int, workers: int, method: str) -> None:
     race.run(rounds=7).publish()
 
 
-def short_epochs(workers: int) -> None:
-    """Epochs of two batches; worker processes persist."""
-    arguments: dict[str, Any] = {"batch_size": 4, "num_workers": workers, "persistent_workers": workers > 0}
+def short_epochs(workers: int, dataset: Any, name: str = "", **order: Any) -> None:
+    """Epochs of a few batches; worker processes persist. Those with a name are only shown."""
+    arguments: dict[str, Any] = {"batch_size": 4, "num_workers": workers, "persistent_workers": workers > 0, **order}
     where = "inline" if workers == 0 else f"{workers} persistent processes"
-    race = Contest(f"overhead, short epochs, {where}", unit="epochs/s", baseline="torch")
-    with fl.DataLoader(Empty(8), worker_method="process", **arguments) as feedlines:
-        for name, loader in (("torch", DataLoader(Empty(8), **arguments)), ("feedline", feedlines)):
-            race.add(name, lambda loader=loader: [list(loader) for _ in range(200)], work=200)  # type: ignore[misc]
-        race.run(rounds=7).publish()
+    race = Contest(f"overhead, short epochs{name}, {where}", unit="epochs/s", baseline="torch")
+    with fl.DataLoader(dataset, worker_method="process", **arguments) as feedlines:
+        for maker, loader in (("torch", DataLoader(dataset, **arguments)), ("feedline", feedlines)):
+            race.add(maker, lambda loader=loader: [list(loader) for _ in range(200)], work=200)  # type: ignore[misc]
+        outcome = race.run(rounds=7)
+    outcome.show() if name else outcome.publish()
+
+
+def all_short_epochs() -> None:
+    for workers in (0, 2):
+        short_epochs(workers, Empty(8))
+    tensors = TensorDataset(torch.rand(8, 4), torch.arange(8))
+    short_epochs(0, Empty(8), ", shuffled", shuffle=True)
+    short_epochs(0, tensors, " of tensors")
+    short_epochs(0, list(torch.rand(32, 4)), " of a list, eight batches")
+
+
+def new_loaders() -> None:
+    """Loaders that are made and dropped."""
+    race = Contest("overhead, new loaders", unit="loaders/s", baseline="torch")
+    for name, made in (("torch", DataLoader), ("feedline", fl.DataLoader)):
+        race.add(name, lambda made=made: [made(Empty(8), 4) for _ in range(500)], work=500)  # type: ignore[misc]
+    race.run(rounds=7).show()
 
 
 def telemetry() -> None:
@@ -87,11 +111,12 @@ def audit() -> None:
 
 
 if __name__ == "__main__":
-    for size in (1, 256):
-        contest(size, 0, "auto")
-        contest(size, 2, "thread")
-        contest(size, 2, "process")
-    for workers in (0, 2):
-        short_epochs(workers)
-    telemetry()
-    audit()
+    if sys.argv[1:] != ["epochs"]:
+        for size in (1, 256):
+            contest(size, 0, "auto")
+            contest(size, 2, "thread")
+            contest(size, 2, "process")
+        telemetry()
+        audit()
+    all_short_epochs()
+    new_loaders()

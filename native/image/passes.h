@@ -10,14 +10,15 @@ namespace feedline {
 // that many pixels past the end of an output line, and read Taps::overrun() past the end of a line of samples.
 constexpr std::size_t kPixel = 4, kStep = 16;
 
-// Levels as numbers: `of[channel][level]`, equal to (level / 255 - mean) / std in float32.
+// Levels as numbers: `of[channel][level]`, usually equal to (level / 255 - mean) / std in float32.
 //
-// A kernel may compute them if `by_arithmetic` says that this gives the bits of the table: products with the reciprocal
-// of std, stored as the sum of two floats, where the second holds the rounding error of the first.
+// A kernel may compute them if `by_arithmetic` says that this gives the bits of the table: products with `share` and the
+// reciprocal of std, each stored as the sum of two floats. The second holds the rounding error of the first, so that a
+// product is that of a division; 0 gives the product with the first, as some libraries scale levels.
 struct Numbers {
     float of[3][256];
     std::uint16_t halves[3][256];  // as bfloat16
-    float mean[3], reciprocal[3][2];
+    float share[2], mean[3], reciprocal[3][2];
     bool by_arithmetic = false;
 };
 

@@ -163,9 +163,7 @@ AVX2_INLINE __m256 times(__m256 value, const float* factor) {
 }
 
 AVX2_INLINE __m256 numbers_of(const std::uint8_t* line, int channel, const Numbers& numbers) {
-    constexpr float share = 1 / 255.0f;
-    constexpr float shares[2] = {share, static_cast<float>(1 / 255.0 - static_cast<double>(share))};
-    const __m256 level = times(_mm256_cvtepi32_ps(channel_of(line, channel)), shares);
+    const __m256 level = times(_mm256_cvtepi32_ps(channel_of(line, channel)), numbers.share);
     return times(_mm256_sub_ps(level, _mm256_set1_ps(numbers.mean[channel])), numbers.reciprocal[channel]);
 }
 

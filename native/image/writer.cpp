@@ -77,13 +77,19 @@ Numbers prepared(const float (&of)[3][256], const float (&mean)[3], const float 
         numbers.reciprocal[c][1] = static_cast<float>(reciprocal - static_cast<double>(numbers.reciprocal[c][0]));
     }
     // Arithmetic is faster than tables, but may round differently: it is used if it gives every value exactly.
-    float computed[3][256];
-    std::uint16_t halves[3][256];
-    numbers.by_arithmetic = true;
-    passes.floats(line, 256, numbers, computed[0], 256);
-    passes.halves(line, 256, numbers, halves[0], 256);
-    numbers.by_arithmetic =
-        !std::memcmp(computed, of, sizeof(of)) && !std::memcmp(halves, numbers.halves, sizeof(halves));
+    constexpr float share = 1 / 255.0f, rest = static_cast<float>(1 / 255.0 - static_cast<double>(share));
+    constexpr float shares[3][2] = {{share, rest}, {share, 0}, {1, 0}};  // divided by 255, multiplied by 1 / 255, as is
+    for (const float (&each)[2] : shares) {
+        float computed[3][256];
+        std::uint16_t halves[3][256];
+        std::memcpy(numbers.share, each, sizeof(each));
+        numbers.by_arithmetic = true;
+        passes.floats(line, 256, numbers, computed[0], 256);
+        passes.halves(line, 256, numbers, halves[0], 256);
+        numbers.by_arithmetic =
+            !std::memcmp(computed, of, sizeof(of)) && !std::memcmp(halves, numbers.halves, sizeof(halves));
+        if (numbers.by_arithmetic) break;
+    }
     return numbers;
 }
 

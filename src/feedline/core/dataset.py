@@ -150,10 +150,10 @@ def declared(thing: Any, name: str) -> Any:
     for cls in type(thing).__mro__:
         if name in cls.__dict__:
             return getattr(thing, name, None)
-    return getattr(thing, name, None) if name in _own_attributes(thing) else None
+    return getattr(thing, name, None) if name in own_attributes(thing) else None
 
 
-def _own_attributes(thing: Any) -> Mapping[str, Any]:
+def own_attributes(thing: Any) -> Mapping[str, Any]:
     """Attributes of the object itself; calls no code of its class."""
     try:
         own: Mapping[str, Any] = object.__getattribute__(thing, "__dict__")

@@ -105,16 +105,6 @@ class SamplerSteps:
     draws: int = 0
     """Number of steps that have drawn random numbers."""
 
-    @contextmanager
-    def drawing(self) -> Iterator[None]:
-        """A step that draws."""
-        self.running += 1
-        try:
-            yield
-            self.draws += 1
-        finally:
-            self.running -= 1
-
 
 SAMPLER_STEPS = SamplerSteps()
 """The steps of this process. Worker threads share its generators, and must not count these draws as their own."""
@@ -122,8 +112,14 @@ SAMPLER_STEPS = SamplerSteps()
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
     """Draw a seed as torch's loaders do."""
-    with SAMPLER_STEPS.drawing():
-        return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+    # Not a `with` block: every epoch passes here, and it would cost as much as the draw.
+    SAMPLER_STEPS.running += 1
+    try:
+        seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+        SAMPLER_STEPS.draws += 1
+    finally:
+        SAMPLER_STEPS.running -= 1
+    return seed
 
 
 class GlobalStateChanges:

@@ -222,6 +222,11 @@ class Schedule:
     def requests(self, cursor: Cursor) -> Iterator[BatchRequest]:
         """The remaining requests of the cursor's epoch, in order."""
         walk = self._walk_alone if self.share.world_size == 1 else self._walk_share
+        # The usual walk without a generator around it, through which each batch would pass.
+        return self._walk_around(cursor, walk) if cursor.delivered_ahead else walk(cursor.epoch, cursor.position, None)
+
+    def _walk_around(self, cursor: Cursor, walk: Callable[[int, int, int | None], _Walk]) -> Iterator[BatchRequest]:
+        """The requests before, between and after the ranges that were delivered ahead."""
         delivered_ahead = iter((*cursor.delivered_ahead, None))
         position = cursor.position
         for range_ahead in delivered_ahead:

@@ -83,13 +83,13 @@ def warn_of_equal_data(dataset: Any, distributed: Any) -> None:
     Only for map-style datasets in the loader's own order, and for streams with partitions: a user's sampler, or another
     stream, may already divide the data among the ranks.
     """
-    if distributed is not None or torch_worker._worker_info is not None:
+    ranks = _ranks() if distributed is None else 1
+    if ranks == 1 or torch_worker._worker_info is not None:
         return
     has_partitions = callable(getattr(type(dataset), "partition", None)) and not _is_node_share(dataset)
     if isinstance(dataset, IterableDataset) and not has_partitions:
         return
-    ranks = _ranks()
-    if ranks > 1 and not _is_share(dataset, ranks):
+    if not _is_share(dataset, ranks):
         remedy = (
             "distributed='auto'"
             if has_partitions
@@ -98,8 +98,11 @@ def warn_of_equal_data(dataset: Any, distributed: Any) -> None:
         _warn_of_equal_data(os.getpid(), type(dataset).__name__, ranks, remedy)
 
 
+_HAS_GROUPS = dist.is_available()
+
+
 def _ranks() -> int:
-    if dist.is_available() and dist.is_initialized():
+    if _HAS_GROUPS and dist.is_initialized():
         return dist.get_world_size()
     number = os.environ.get("WORLD_SIZE", "") if "RANK" in os.environ else ""
     return int(number) if number.isdecimal() else 1
@@ -124,7 +127,7 @@ def _warn_of_equal_data(_pid: int, dataset_name: str, ranks: int, remedy: str) -
     warnings.warn(
         f"this is one of {ranks} ranks, and every rank reads all of {dataset_name}: give the loader {remedy} to share"
         " the samples among the ranks. If every rank should read all samples, pass distributed=(0, 1)",
-        stacklevel=6,
+        stacklevel=7,
     )
 
 

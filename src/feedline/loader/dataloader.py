@@ -105,6 +105,10 @@ class DataLoader(TorchDataLoader[T_co]):
     _fl_live: weakref.WeakSet[Iteration]
     _fl_monitor: Monitor
     _fl_ranks: RankPolicy = RankPolicy(None)
+    _fl_policy: ErrorPolicy
+    _fl_adapts: bool
+    _fl_resume: dict[str, Any] | None
+    _fl_epoch: int
     _fl_contract: Contract
     _fl_step: frameworks.StepState
 
@@ -143,13 +147,15 @@ class DataLoader(TorchDataLoader[T_co]):
         seed = own["seed"] = check_seed(own["seed"])
         own["recovery"] = own["recovery"] or Recovery()
         own |= {"distributed": distributed, "device": device, "accelerate": accelerate, "log": log}
-        self._fl = OwnArguments(**own)
+        ranks = RankPolicy.of(distributed)
+        rank, world_size = rank_and_world_size(ranks.ranks)
+        attributes = vars(self)  # directly: each assignment to the loader passes two functions
         for name, value in {**own, "snapshot_every_n_steps": snapshot_every_n_steps}.items():
-            vars(self).setdefault(name, value)
-        self._fl_policy = ErrorPolicy.of(own["on_error"])
-        self._fl_ranks = RankPolicy.of(distributed)
-        self._fl_rank, self._fl_world_size = rank_and_world_size(self._fl_ranks.ranks)
-        self._fl_adapts = num_workers == "auto"
+            attributes.setdefault(name, value)
+        attributes.update(
+            _fl=OwnArguments(**own), _fl_policy=ErrorPolicy.of(own["on_error"]), _fl_ranks=ranks, _fl_rank=rank,
+            _fl_world_size=world_size, _fl_adapts=num_workers == "auto", _fl_resume=None, _fl_epoch=0,
+        )  # fmt: skip
         if num_workers == "auto":
             num_workers = usable_cpus()
         count: int = _plain_integer(num_workers)
@@ -184,13 +190,11 @@ class DataLoader(TorchDataLoader[T_co]):
             raise
         if device is not None:
             usable_device(Delivery.of(device).device)
-        self._fl_resume: dict[str, Any] | None = None
-        self._fl_epoch = 0
         self._fl_reset()
         self._fl_pools.prepare(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if type(self) is DataLoader and name in _OWN_NAMES:
+        if name in _OWN_NAMES and type(self) is DataLoader:
             value = change_argument(self, name, value)
         super().__setattr__(name, value)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from feedline.core.cursor import Cursor
 from feedline.core.rng_globals import global_states
 from feedline.loader import checks
 from feedline.loader.error_policy import Quarantine
@@ -21,6 +22,7 @@ from feedline.loader.progress import Progress
 from feedline.loader.ranks.agreement import Agreement
 from feedline.loader.ranks.contract import Terms, is_in_step
 from feedline.loader.rebuilding import batches_from
+from feedline.loader.repeats import EpochSetup
 from feedline.loader.state import part_of, resume_quarantine
 from feedline.loader.worker_states import (
     WorkerStates,
@@ -34,13 +36,11 @@ from feedline.loader.worker_states import (
 def start_epoch(loader: Any) -> Iteration:
     """Iterate over the next epoch, or the rest of a loaded one."""
     began_ns = monotonic_ns()
-    if loader._iterator is not None:
-        loader._iterator.close()
-    loader._fl_pools.drop_unusable()
-    plan, progress = _begin(loader, loader._fl_resume)
-    serve_if_configured()
-    loader._fl_monitor.begin(progress, plan, loader._fl_pools, loader)
-    iteration = _open(loader, plan, progress)
+    setup, loader._fl_pools.setup = loader._fl_pools.setup, None
+    if setup is not None and setup.fits(loader):
+        plan, (progress, iteration) = setup.plan, _begin_again(loader, setup)
+    else:
+        plan, progress, iteration = _begin_new(loader)
     # Only now: after an error above, the loaded state is still there for another try.
     vars(loader).update(_fl_plan=plan, _fl_progress=progress, _fl_resume=None, _fl_epoch=progress.cursor.epoch + 1)
     loader._fl_live.add(iteration)
@@ -48,6 +48,47 @@ def start_epoch(loader: Any) -> Iteration:
         loader._iterator = iteration
     progress.totals.add_startup(monotonic_ns() - began_ns)
     return iteration
+
+
+def _begin_new(loader: Any) -> tuple[Plan, Progress, Iteration]:
+    if loader._iterator is not None:
+        loader._iterator.close()
+    loader._fl_pools.drop_unusable()
+    plan, progress = _begin(loader, loader._fl_resume)
+    serve_if_configured()
+    loader._fl_monitor.begin(progress, plan, loader._fl_pools, loader)
+    iteration = loader._fl_pools.iterate(loader, plan, progress)
+    if is_in_step(loader._fl_ranks):
+        iteration.agreement = Agreement(
+            loader._fl_ranks.uneven, lambda: batches_from(loader, plan, plan.start_of(progress.cursor.epoch))
+        )
+    if not loader.num_workers and isinstance(loader.dataset, IterableDataset):
+        if loader._fl.seed is None:
+            plan.workers.starts.setdefault(0, global_states())
+        iteration.open_stream()
+    _connect(iteration, loader, plan, progress)
+    return plan, progress, iteration
+
+
+def _begin_again(loader: Any, setup: EpochSetup) -> tuple[Progress, Iteration]:
+    """Begin a whole epoch with the set-up of the one before.
+
+    Each step is one of `_begin_new`, in the same order.
+    """
+    plan, monitor = setup.plan, loader._fl_monitor
+    setup.builder.follow()
+    plan.workers.base_seed = None
+    epoch = plan.upcoming(loader._fl_epoch)
+    plan.end()
+    plan.begin(epoch, None)
+    former = loader._fl_progress
+    quarantine = resume_quarantine(loader._fl_policy, former.quarantine, None)
+    progress = former.following(Cursor(epoch), quarantine, monitor)
+    monitor.begin_again(progress)
+    iteration = loader._fl_pools.iterate_again(loader, setup, progress)
+    _connect(iteration, loader, plan, progress)
+    loader._fl_pools.setup = setup
+    return progress, iteration
 
 
 def _begin(loader: Any, state: Mapping[str, Any] | None) -> tuple[Plan, Progress]:
@@ -78,22 +119,13 @@ def _begin(loader: Any, state: Mapping[str, Any] | None) -> tuple[Plan, Progress
     return plan, Progress.of(loader, cursor, plan, quarantine)
 
 
-def _open(loader: Any, plan: Plan, progress: Progress) -> Iteration:
-    """The iteration, connected to the loader's monitor, ranks and workers."""
-    iteration: Iteration = loader._fl_pools.iterate(loader, plan, progress)
+def _connect(iteration: Iteration, loader: Any, plan: Plan, progress: Progress) -> None:
+    """Connect a new iteration to the loader's monitor, ranks and workers."""
     iteration.monitor, iteration.rank = loader._fl_monitor, (loader._fl_rank, loader._fl_world_size)
-    if is_in_step(loader._fl_ranks):
-        iteration.agreement = Agreement(
-            loader._fl_ranks.uneven, lambda: batches_from(loader, plan, plan.start_of(progress.cursor.epoch))
-        )
-    if not loader.num_workers and isinstance(loader.dataset, IterableDataset):
-        if loader._fl.seed is None:
-            plan.workers.starts.setdefault(0, global_states())
-        iteration.open_stream()
-    iteration.on_shutdown = weakref.WeakMethod(loader._fl_pools.close)
-    if loader._fl.seed is not None or not loader.num_workers:  # workers without a seed have begun, as torch's
+    iteration.on_shutdown = loader._fl_pools.end
+    # Workers without a seed have begun, as torch's.
+    if (loader._fl.seed is not None or not loader.num_workers) and plan.takes_epochs:
         iteration.late_start = _late_start(loader, plan, progress)
-    return iteration
 
 
 def _late_start(loader: Any, plan: Plan, progress: Progress) -> Callable[[], Iterator[Any] | None]:

@@ -46,12 +46,29 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
     undelivered in the state.
     """
 
+    # Defaults of the class: a short epoch takes little more time than these assignments.
+    late_start: Callable[[], Iterator[Any] | None] | None = None
+    """Called before the first batch. Returns requests that replace those of the constructor, or None."""
+    monitor: object = None
+    """The loader's monitor. It must outlive the loader, which `for batch in DataLoader(...)` drops at once."""
+    rank = (0, 1)
+    """Rank and number of ranks, for errors."""
+    agreement: Agreement | None = None
+    """The rule for ranks with different numbers of batches."""
+    last_steps: Callable[[Any, Delivered], Any] | None = None
+    """`last_steps(batch, delivered)` returns the batch to deliver, after the stage."""
+    live: LiveRun | None = None
+    """The epoch of a live stream."""
+    _staged_head: PendingBatch | None = None
+    _asked = False
+
     def __init__(
         self,
         requests: Iterator[Any],
         pool: WorkerPool,
         progress: Progress,
         flow: FlowControl,
+        clocks: StepClocks | None = None,
         *,
         stage: Stage | None = None,
         length: Callable[[], int] = lambda: 0,
@@ -61,27 +78,16 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         super().__init__(requests, pool, progress, flow, restart)
         self._stage, self._length = stage, length
         self._staged: deque[Entry | Exception] = deque()
-        self._staged_head: PendingBatch | None = None
-        self._asked = False
-        self._clocks = StepClocks(has_processes=bool(pool.processes), works_ahead=bool(flow.ahead))
-        self.on_shutdown: Callable[[], Callable[[], None] | None] = lambda: None
+        self._clocks = clocks or StepClocks(has_processes=bool(pool.processes), works_ahead=bool(flow.ahead))
+        self.on_shutdown: Callable[[], Callable[[], None] | None] = _no_shutdown
         """Returns the function that stops persistent workers, or None after the loader was deleted."""
-        self.late_start: Callable[[], Iterator[Any] | None] | None = None
-        """Called before the first batch. Returns requests that replace those of the constructor, or None."""
-        self.monitor: object = None
-        """The loader's monitor. It must outlive the loader, which `for batch in DataLoader(...)` drops at once."""
-        self.rank = (0, 1)
-        """Rank and number of ranks, for errors."""
-        self.agreement: Agreement | None = None
-        """The rule for ranks with different numbers of batches."""
-        self.last_steps: Callable[[Any, Delivered], Any] | None = None
-        """`last_steps(batch, delivered)` returns the batch to deliver, after the stage."""
-        self.delivered: Callable[[], int] = lambda: 0
+        self.delivered: Callable[[], int] = _no_batches
         """Number of batches of the epoch that the loop has received, including those before a resume."""
-        self.live: LiveRun | None = None
-        """The epoch of a live stream."""
         # Not __del__: an iterator held by a traceback dies in a cycle, maybe after the objects it refers to.
-        self._finalizer = weakref.finalize(self, finalizers.run, _release, self._window, self._staged, stage, on_close)
+        self._finalizer: Callable[[], Any] | None = None
+        if not (stage is None and on_close is None):
+            held = self._window, self._staged, stage, on_close
+            self._finalizer = weakref.finalize(self, finalizers.run, _release, *held)
 
     def __iter__(self) -> Self:
         return self
@@ -279,7 +285,10 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         self._closed = True
         self._requests = iter(())
         self._progress.heartbeat.mark_idle()
-        self._finalizer()
+        if self._finalizer is None:
+            _release(self._window, self._staged, None, None)
+        else:
+            self._finalizer()
 
     def _shutdown_workers(self) -> None:
         """Stop the workers, persistent ones too.
@@ -365,6 +374,15 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
 def _stage_name(moving: Any) -> str:
     """The stage in which the loop waits for a batch."""
     return "device_decode" if isinstance(moving, InFlight) and moving.decodes else "copy"
+
+
+def _no_shutdown() -> None:
+    """Return no function: for an iteration without a loader."""
+
+
+def _no_batches() -> int:
+    """Count no batches: for an iteration without a loader."""
+    return 0
 
 
 def _name_row(error: Exception, request: Any) -> None:

@@ -25,7 +25,14 @@ from feedline.loader.error_policy import Quarantine
 from feedline.loader.partitions import is_partitioned, partitioned
 from feedline.loader.ranks.own_shares import check_shares
 from feedline.loader.worker_states import WorkerStates, resume_workers
-from feedline.samplers import BatchIndexSampler, IndexSampler, MaterializedSampler, TorchDistributed, as_index_sampler
+from feedline.samplers import (
+    BatchIndexSampler,
+    IndexSampler,
+    MaterializedSampler,
+    Sequential,
+    TorchDistributed,
+    as_index_sampler,
+)
 from feedline.workers.registry import POOLS
 
 
@@ -43,6 +50,8 @@ class Plan:
     """True if torch calls `iter(sampler)` in `iter(loader)`, not with the first batch."""
     workers: WorkerStates = field(default_factory=partial(WorkerStates, 0), compare=False)
     """The states of the workers, recorded as their batches are delivered."""
+    owns_sampler: bool = False
+    """True if only this plan has the sampler: the user sets no epoch on it."""
 
     def begin(self, epoch: int, state: Mapping[str, Any] | None, *, with_workers: bool = False) -> None:
         """Start an epoch of the sampler, from `state` if given.
@@ -148,6 +157,11 @@ class Plan:
         if isinstance(self.schedule, PartitionSchedule):
             return PartitionCursor(epoch, continues=self.schedule.continues)
         return Cursor(epoch)
+
+    @property
+    def takes_epochs(self) -> bool:
+        """True if the user may set an epoch on the sampler."""
+        return isinstance(self.sampler, _WITH_EPOCHS) and not self.owns_sampler
 
     def upcoming(self, following: int) -> int:
         """The epoch set on the sampler by the user, else `following`."""
@@ -315,13 +329,15 @@ def plan_of(loader: Any, rank: int, world_size: int, former: Plan | None = None,
     inner = loader.batch_sampler
     if inner is not None and type(inner) is not BatchSampler:
         return _batch_plan(loader, rank, world_size)
-    source = _adapt_sampler(loader.sampler if inner is None else inner.sampler, former)
+    given = loader.sampler if inner is None else inner.sampler
+    source = _adapt_sampler(given, former)
     share = _share(source, rank, world_size, pad=inner is None or not inner.drop_last)
     lookahead = 0 if isinstance(source, MaterializedSampler) else LOOKAHEAD
     batches = (1, False, False) if inner is None else (inner.batch_size, True, inner.drop_last)
     schedule = Schedule(source, *batches, share, loader._fl.seed, lookahead, _forgets(loader, source, share))
     fingerprint = _fingerprint(loader, "samples", source)
-    return Plan(schedule, source, fingerprint, inner is None, WorkerStates(loader.num_workers))
+    is_own = type(source) is Sequential and source is not given
+    return Plan(schedule, source, fingerprint, inner is None, WorkerStates(loader.num_workers), is_own)
 
 
 def _forgets(loader: Any, source: Any, share: Share) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -34,7 +34,9 @@ from feedline.loader.monitoring.resources import available_cpus
 from feedline.loader.partitions import is_partitioned, partitioned
 from feedline.loader.plan import Plan
 from feedline.loader.progress import Progress
+from feedline.loader.repeats import EpochSetup
 from feedline.loader.report import Context, Stats, context_of
+from feedline.loader.step_clocks import StepClocks
 from feedline.loader.window import FlowControl
 from feedline.workers.base import PoolKind, PoolOptions, PoolStatistics, RetainedResources, WorkerPool
 from feedline.workers.inline import InlinePool
@@ -196,6 +198,10 @@ class LoaderPools:
         self._flow = FlowControl()
         self._pipe_seed: int | None = None
         self._retained = RetainedResources()
+        self.setup: EpochSetup | None = None
+        """That of the latest epoch, if the next one may use it."""
+        self.end = weakref.WeakMethod(self.close)
+        """Returns `close`, or None after the end of these pools."""
         weakref.finalize(self, finalizers.run, self._retained.close)
 
     @property
@@ -221,6 +227,7 @@ class LoaderPools:
             device = loader._fl.device
             with on_cpus(device.cpus) if isinstance(device, Delivery) else nullcontext():
                 pool = self._open(loader, builder, kind, base_seed)
+            self.setup = EpochSetup.of(loader, plan, builder, pool)
         kind = self._kind
         self._latest = pool
         # A data pipe is seeded for each epoch: persistent workers would keep the seeds of the first one.
@@ -230,18 +237,13 @@ class LoaderPools:
             self._closes_kept = weakref.finalize(self, finalizers.run, pool.close)
         requests = plan.requests(progress.cursor, lambda: progress.cursor, progress.run)
         frameworks.skip_delivered(loader, progress, requests)
-        begun = progress.cursor
         ranges = ranges_of(loader.dataset) if plan.allows_lookahead else None
         ahead = None if ranges is None else PrefetchingRequests(requests, ranges)
         self._flow = _flow_control(loader, kind, pool, self._together)
         live = LiveRun.of(loader.dataset, plan)
-        iteration = Iteration(
-            ahead or requests, pool, progress, self._flow,
-            stage=self._stage, length=lambda: plan.remaining(begun),
-            on_close=partial(self._release, pool, ahead, live),
-            restart=lambda cursor: plan.requests(cursor, lambda: progress.cursor, progress.run),
-        )  # fmt: skip
-        iteration.delivered = lambda: plan.delivered(progress.end or progress.cursor)
+        is_held = ahead is not None or live is not None or type(pool) is not InlinePool
+        on_close = partial(self._release, pool, ahead, live) if is_held else None
+        iteration = self._iteration(plan, progress, ahead or requests, pool, on_close)
         iteration.live = live
         iteration.last_steps = self._last_steps(loader._fl.device)
         end = getattr(pool, "end_when_answered", None)  # worker processes have it
@@ -249,6 +251,31 @@ class LoaderPools:
             iteration.end_workers = lambda: end(progress.heartbeat.keep_workers)
         if kind.works_ahead:
             iteration.start()
+        return iteration
+
+    def iterate_again(self, loader: Any, setup: EpochSetup, progress: Progress) -> Iteration:
+        """Start a whole epoch in the pool of the previous one."""
+        plan = setup.plan
+        schedule: Any = plan.schedule
+        if _DECODERS in sys.modules:  # nothing else counts without workers
+            self._before_epoch = self._sums()
+        plan.base_seed(progress.cursor.epoch, loader.generator)
+        requests = schedule.requests(progress.cursor)
+        frameworks.skip_delivered(loader, progress, requests)
+        setup.clocks.begin_again()
+        return self._iteration(plan, progress, requests, setup.pool, None, setup.clocks)
+
+    def _iteration(
+        self, plan: Plan, progress: Progress, requests: Any, pool: WorkerPool, on_close: Callable[[], None] | None,
+        clocks: StepClocks | None = None,
+    ) -> Iteration:  # fmt: skip
+        begun = progress.cursor
+        iteration = Iteration(
+            requests, pool, progress, self._flow, clocks,
+            stage=self._stage, length=lambda: plan.remaining(begun), on_close=on_close,
+            restart=lambda cursor: plan.requests(cursor, lambda: progress.cursor, progress.run),
+        )  # fmt: skip
+        iteration.delivered = lambda: plan.delivered(progress.end or progress.cursor)
         return iteration
 
     def _last_steps(self, device: Any) -> DeliverySteps | None:
@@ -352,6 +379,7 @@ class LoaderPools:
 
     def close(self) -> None:
         """Stop all workers and release retained resources."""
+        self.setup = None
         if self._kept is not None:
             self._closes_kept()
             self._kept = None
@@ -429,9 +457,12 @@ def _kind_with_workers(loader: Any, builder: Any) -> PoolKind:
     return THREADS if safe and not is_stream else PROCESSES
 
 
+_DECODERS = "feedline.images.device_decoders"
+
+
 def _decode_counts() -> tuple[int, int, int]:
     """Images sent to accelerators, fallbacks among them, and images of workers."""
-    module = sys.modules.get("feedline.images.device_decoders")  # most loaders do without image kernels
+    module = sys.modules.get(_DECODERS)  # most loaders do without image kernels
     return (0, 0, 0) if module is None else module.counts()
 
 

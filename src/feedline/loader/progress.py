@@ -55,6 +55,13 @@ class Progress:
             progress.length_check = LengthCheck(loader.dataset, length, loader.num_workers)
         return progress
 
+    def following(self, cursor: Cursor, quarantine: Quarantine, monitor: Any) -> Progress:
+        """The progress of the next epoch, of a map-style dataset."""
+        return Progress(
+            cursor, quarantine, Totals(whole=monitor.whole), None, None, self.workers,
+            samples=0, heartbeat=monitor.new_heartbeat(),
+        )  # fmt: skip
+
     def advance(self, request: Any, result: BatchResult) -> int:
         """Record one batch as delivered and return its number of samples.
 

@@ -39,6 +39,14 @@ class StepClocks:
         self.spans: list[SpanTuple] = []
         """Spans for the next batch to be delivered."""
 
+    def begin_again(self) -> None:
+        """Begin the next epoch of the same loop.
+
+        Short epochs share a reading.
+        """
+        self._left_cpu_ns, self.read, self.spans = None, False, []
+        self.due_ns = self._next_ns - CPU_EVERY_NS + _EPOCH_NS
+
     def call(self, called_ns: int) -> None:
         """Record the end of a step: the loop calls for a batch."""
         if self._left_cpu_ns is not None:
@@ -86,6 +94,10 @@ def _nbytes(batch: Any) -> int:
 
 _SIZE_PAUSE_FACTOR = 400
 """Counting the bytes of batches takes at most 1 / `_SIZE_PAUSE_FACTOR` of the time."""
+
+
+_EPOCH_NS = 1_000_000
+"""Time after a reading in which a new epoch makes no other one."""
 
 
 _MOST_FIELDS = 64

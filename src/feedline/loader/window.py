@@ -49,6 +49,13 @@ class RequestWindow:
     alone: after an interrupt, the next call finds it there.
     """
 
+    end_workers: Callable[[], bool] | None = None
+    """Called with each batch once no request is left; True if the workers now end, while the loop computes."""
+    _unsent: Any = None
+    _taken: PendingBatch | None = None
+    _broken: Exception | None = None
+    _closed = _profiling = _exhausted = False
+
     def __init__(
         self,
         requests: Iterator[Any],
@@ -60,12 +67,6 @@ class RequestWindow:
         self._requests, self._pool, self._progress = requests, pool, progress
         self._flow, self._restart = flow, restart
         self._window: deque[BatchFuture] = deque()
-        self._unsent: Any = None
-        self._taken: PendingBatch | None = None
-        self._broken: Exception | None = None
-        self._closed = self._profiling = self._exhausted = False
-        self.end_workers: Callable[[], bool] | None = None
-        """Called with each batch once no request is left; True if the workers now end, while the loop computes."""
 
     def _fill(self, depth: int) -> None:
         """Submit requests until `depth` are in flight; keep a sampler's error."""

@@ -52,6 +52,11 @@ class WorkerStates:
     former: int = 0
     """The number of workers that `latest` is from."""
 
+    @property
+    def is_new(self) -> bool:
+        """True if nothing but the base seed is recorded."""
+        return not (self.captures or self.starts or self.latest or self.replayed) and self.dataset is None
+
     def add(self, turn: int, captured: bytes) -> None:
         """Record the capture that came with a delivered batch."""
         self.captures[turn % max(1, self.count)] = captured

@@ -21,6 +21,9 @@ from feedline.samplers.generator_state import generators_of, select_states
 from feedline.samplers.order_state import RecordedRun, SeededRun, is_seedable
 
 
+_NO_NUMBERS: Indices = np.empty(0, np.int64)
+
+
 class ItemBuffer:
     """A growing buffer of items by position; a prefix can be freed.
 
@@ -28,7 +31,7 @@ class ItemBuffer:
     """
 
     def __init__(self) -> None:
-        self._numbers: Indices = np.empty(1024, np.int64)
+        self._numbers: Indices = _NO_NUMBERS
         self._kind: type[Indices] | None = None  # of the items; their memory is a plain array
         self._objects: list[Any] | None = None
         self._first = 0  # position of the first item in memory
@@ -57,8 +60,11 @@ class ItemBuffer:
 
     def _append(self, numbers: Indices) -> None:
         size = self._stop - self._first
+        if not size:  # a whole order stays where it is
+            self._numbers = numbers.view(np.ndarray)
+            return
         if size + len(numbers) > len(self._numbers):
-            grown = np.empty(max(2 * len(self._numbers), size + len(numbers)), np.int64)
+            grown = np.empty(max(1024, 2 * len(self._numbers), size + len(numbers)), np.int64)
             grown[:size] = self._numbers[:size]
             self._numbers = grown
         self._numbers[size : size + len(numbers)] = numbers
@@ -69,7 +75,7 @@ class ItemBuffer:
         if self._objects is not None:
             return self._objects[low:high]
         numbers = self._numbers[low:high].copy()
-        return numbers if self._kind is None else numbers.view(self._kind)
+        return numbers if self._kind in (None, np.ndarray) else numbers.view(self._kind)
 
     def forget(self, before: int) -> None:
         """Free the items below position `before`.

@@ -364,7 +364,7 @@ class SeededRun:
         self._sampler = sampler
         self._convert = convert
         self._seed: int | None = script.get("seed")
-        if script.keys() - {"seed"} or not isinstance(self._seed, int | None):
+        if script and (script.keys() - {"seed"} or not isinstance(self._seed, int | None)):
             raise StateError(f"the saved order of a {type(sampler).__name__} holds a seed, but this one holds {script}")
         self._items: Iterator[Any] | None = None
         self._order: Indices | None = None
@@ -376,12 +376,16 @@ class SeededRun:
         """Do nothing: torch's sampler keeps no generator."""
 
     def pull(self, count: int) -> list[Any] | Indices:
+        """The next `count` items, fewer only at the end.
+
+        Of a permutation, all that are left.
+        """
         if self._items is None and self._order is None:
             self._open()
         if self._order is None:
             items = next_items(self._items, count)
             return list(items if self._convert is None else map(self._convert, items))
-        part, self._order = self._order[:count], self._order[count:]
+        part, self._order = self._order, self._order[:0]
         return part
 
     def _open(self) -> None:

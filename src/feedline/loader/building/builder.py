@@ -134,6 +134,16 @@ class BatchBuilder:
         return self._reader is not None
 
     @property
+    def has_no_reader(self) -> bool:
+        """True if the dataset's own methods read all samples."""
+        return self._reader is None and self._samples is None and self._columns is None
+
+    def follow(self) -> None:
+        """Choose the readers again, if they depend on the dataset's content."""
+        if not self.has_no_reader:
+            self._choose_readers()
+
+    @property
     def accelerated(self) -> bool:
         """True if samples of a known dataset are read by feedline."""
         return self._samples is not None

@@ -77,8 +77,7 @@ class LoopClock:
         return sums.add(spans, samples, epoch, number)
 
 
-def _new_clock(words: PageWords) -> LoopClock:
-    return native.LoopClock(words) if native is not None and hasattr(native, "LoopClock") else LoopClock(words)
+_new_clock: Callable[[PageWords], LoopClock] = getattr(native, "LoopClock", LoopClock)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from functools import cache
 from itertools import chain, count
 from pathlib import Path
 from time import monotonic_ns, time
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import default_collate
 
@@ -90,8 +90,7 @@ _IDLE = Heartbeat()
 """The heartbeat of a loader before its first iteration."""
 
 
-@dataclass(slots=True)
-class _FigureSources:
+class _FigureSources(NamedTuple):
     """The parts of a loader that have figures."""
 
     pools: LoaderPools
@@ -136,16 +135,12 @@ class Monitor:
         self._advice_due_ns = monotonic_ns() + verdict_pause_ns(0, self._verdict_ns)
         self._page: Page | None = None
         self._owner = 0
+        self._hooks = self._weak(Monitor._publish), self._weak(Monitor._keep_workers)
 
     def new_heartbeat(self) -> Heartbeat:
         """The heartbeat of a new iteration, for `begin`."""
         due_ns = min(self._publication_due_ns, monotonic_ns() + MEASURE_AFTER_NS)  # short epochs end before
-        return Heartbeat(
-            self._open_page(),
-            due_ns=due_ns,
-            publish=self._weak(Monitor._publish),
-            keep_workers=self._weak(Monitor._keep_workers),
-        )
+        return Heartbeat(self._open_page(), due_ns, *self._hooks)
 
     def begin(self, progress: Progress, plan: Plan, pools: LoaderPools, loader: Any) -> None:
         """Follow a new iteration."""
@@ -158,9 +153,8 @@ class Monitor:
         if self._stores_before is None:
             self._stores_before = progress.stores_before
             self._machine.begin()
-        if self._sources is not None and self._sources.progress.totals.batches:
-            self._former = self._sources.progress.totals
         former = self._sources
+        self._keep_totals()
         is_pageable = loader._fl.device is None and not loader.pin_memory
         is_default = loader.collate_fn is None or loader.collate_fn is default_collate
         collated = is_default and loader.batch_size is not None
@@ -176,8 +170,31 @@ class Monitor:
             audited = audit_path(self._log.path)
             stops = loader._fl_ranks.uneven == "stop"
             progress.audit = AuditLog(audited, self.identity, plan, loader.dataset, resumed=resumed, stops=stops)
+        self._follow(progress)
+
+    def begin_again(self, progress: Progress) -> None:
+        """Follow a new iteration with the same arguments."""
+        assert self._sources is not None
+        self._keep_totals()
+        former = self._sources.progress.totals.sums
+        progress.totals.sums.in_order = former.in_order
+        pools, _, *others = self._sources
+        self._sources = _FigureSources(pools, progress, *others)
+        self._machine.follow_loop(None)
+        self._follow(progress)
+
+    def _keep_totals(self) -> None:
+        if self._sources is not None and self._sources.progress.totals.batches:
+            self._former = self._sources.progress.totals
+
+    def _follow(self, progress: Progress) -> None:
         self._heartbeat = progress.heartbeat
         self._heartbeat.page.words[BATCHES] = self.whole.batches
+
+    @property
+    def has_log(self) -> bool:
+        """True if a run log is written."""
+        return self._log is not None
 
     def stats(self) -> Stats:
         """The figures so far."""

@@ -246,7 +246,7 @@ def _wait(store: Any, keys: Sequence[str], wait_s: float, terms: Terms) -> None:
         if waited_s >= wait_s:
             raise RankError(text)
         warned = True
-        warnings.warn(text, stacklevel=5)
+        warnings.warn(text, stacklevel=6)
 
 
 def is_in_step(policy: RankPolicy) -> bool:

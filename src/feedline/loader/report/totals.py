@@ -89,9 +89,13 @@ class Totals:
         """Keep a slow batch; `longest_ns` is the result of `SpanSums.add`."""
         slow = _SlowSpans(longest_ns, spans, request.epoch, request.number, getattr(request, "indices", ()))
         for totals in self._each():
-            if longest_ns > totals.slow_ns:
-                totals._slowest = sorted([*totals._slowest, slow], key=_longest_ns, reverse=True)[:SLOWEST]
-                totals.slow_ns = totals._slowest[-1].longest_ns if len(totals._slowest) == SLOWEST else -1
+            if longest_ns <= totals.slow_ns:
+                continue
+            if len(totals._slowest) < SLOWEST - 1:  # an epoch of a few batches keeps all of them
+                totals._slowest.append(slow)
+                continue
+            totals._slowest = _by_time([*totals._slowest, slow])[:SLOWEST]
+            totals.slow_ns = totals._slowest[-1].longest_ns
 
     @property
     def recent(self) -> list[list[Span]]:
@@ -130,7 +134,7 @@ class Totals:
             step_waits=_step_waits(cells),
             stages={stage: times for stage, times in stages.items() if stage not in LOOP},
             loop={stage: times for stage, times in stages.items() if stage in LOOP},
-            slowest=tuple(map(_slow_batch, self._slowest)),
+            slowest=tuple(map(_slow_batch, _by_time(self._slowest))),
             read_nbytes=_read_nbytes(cells),
             delivered_nbytes=_delivered_nbytes(cells),
             padding_share=self._padding.share,
@@ -229,7 +233,9 @@ class _SlowSpans(NamedTuple):
     indices: Any
 
 
-_longest_ns = attrgetter("longest_ns")
+def _by_time(slowest: list[_SlowSpans]) -> list[_SlowSpans]:
+    """The slow batches, longest first."""
+    return sorted(slowest, key=attrgetter("longest_ns"), reverse=True)
 
 
 def _slow_batch(slow: _SlowSpans) -> SlowBatch:
