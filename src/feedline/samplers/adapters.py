@@ -20,7 +20,6 @@ from feedline.samplers.distributed import TorchDistributed
 from feedline.samplers.generator_state import generators_of, select_states
 from feedline.samplers.order_state import RecordedRun, SeededRun, is_seedable
 
-
 _NO_NUMBERS: Indices = np.empty(0, np.int64)
 
 
