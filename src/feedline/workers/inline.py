@@ -108,7 +108,10 @@ class InlinePool:
         return PoolStatistics(in_flight=len(self.unanswered)) if self.unanswered else _IDLE
 
     def close(self) -> None:
-        """Do nothing: there are no workers."""
+        """Let a builder of streams drop those that are open."""
+        close: Any = getattr(self._builder, "close", None)  # other builders hold nothing open
+        if close is not None:
+            close()
 
     def __enter__(self) -> Self:
         return self
