@@ -39,7 +39,7 @@ FORKING_FOLDERS = {"collate", "conformance", "core", "laws", "loader", "samplers
 LARGE_FILES = {
     *("test_batch_reads", "test_libraries", "test_lightning", "test_trainer_ranks", "test_paths", "test_checkpoints"),
     *("test_dataset_fingerprint", "test_dataset_formats", "test_table_formats", "test_table_writers"),
-    *("test_remote_arrow", "test_live_kills", "test_sources"),
+    *("test_remote_arrow", "test_live_kills", "test_sources", "test_compiler"),
 }
 """Files of those folders that import large libraries: they run with the other folders."""
 

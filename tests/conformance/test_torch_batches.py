@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -254,6 +255,35 @@ def test_lambdas_and_closures_collate(make_loader: Make, num_workers: int) -> No
         Counting(4), batch_size=2, collate_fn=lambda b: [x + offset for x in b], num_workers=num_workers
     )
     assert list(loader) == [[100, 101], [102, 103]]
+
+
+class Handle:
+    """A value that pickles only as it is registered with multiprocessing."""
+
+    def __init__(self, number: int, tensor: torch.Tensor) -> None:
+        self.number, self.tensor = number, tensor
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a handle is valid in its own process")
+
+
+def handles_of(samples: list[int]) -> list[Any]:
+    return [Handle(number, torch.full((10_000,), number)) for number in samples]
+
+
+@workers
+def test_types_registered_with_multiprocessing_travel(
+    make_loader: Make, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reducers: Any = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    monkeypatch.setitem(reducers, Handle, lambda handle: (Handle, (handle.number, handle.tensor)))
+    batches = list(make_loader(Counting(4), batch_size=2, collate_fn=handles_of, num_workers=num_workers))
+    assert [[handle.number for handle in batch] for batch in batches] == [[0, 1], [2, 3]]
+    assert all(handle.tensor.eq(handle.number).all() for batch in batches for handle in batch)
+    parameter = torch.nn.Parameter(torch.ones(3))  # torch registers a reducer of its own for it
+    (sent,) = make_loader([parameter], batch_size=None, num_workers=num_workers)
+    assert type(sent) is type(parameter)
+    assert torch.equal(sent, parameter)
 
 
 @workers

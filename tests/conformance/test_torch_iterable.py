@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -324,6 +326,44 @@ def test_streams_without_workers_begin_in_iter(loader_class: Loader) -> None:
         return [[batch.tolist() for batch in iterator] for iterator in both]
 
     assert pairs(loader_class) == pairs(DataLoader)
+
+
+class Closing(IterableDataset[int]):
+    """Makes a file of its number when the generator of its samples is closed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.opened = folder, 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.opened += 1
+        name = str(self.opened)
+        try:
+            yield from range(100)
+        finally:
+            (self.folder / name).touch()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_leaving_an_epoch_closes_the_stream(loader_class: Loader, num_workers: int, tmp_path: Path) -> None:
+    loader = loader_class(Closing(tmp_path), batch_size=2, num_workers=num_workers)
+    for _ in loader:
+        break
+    if num_workers:  # the worker may still be on its way out
+        deadline = monotonic() + 60
+        while not (tmp_path / "1").exists() and monotonic() < deadline:
+            sleep(0.01)
+    assert (tmp_path / "1").exists()
+
+
+def test_each_iteration_without_workers_closes_its_own_stream(loader_class: Loader, tmp_path: Path) -> None:
+    loader = loader_class(Closing(tmp_path), batch_size=2)
+    first, second = iter(loader), iter(loader)
+    assert [next(first).tolist(), next(second).tolist()] == [[0, 1], [0, 1]]
+    del first
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert next(second).tolist() == [2, 3]
+    del second
+    assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
 
 
 class Unreadable(IterableDataset[int]):

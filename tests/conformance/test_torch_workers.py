@@ -284,6 +284,20 @@ def test_two_live_iterators_do_not_disturb_each_other(make_loader: Make, num_wor
     assert seen == {"first": list(range(12)), "second": list(range(12))}
 
 
+def test_persistent_workers_serve_one_iterator(loader_class: Loader) -> None:
+    loader = loader_class(Counting(12), batch_size=2, num_workers=2, persistent_workers=True)
+    first = iter(loader)
+    assert next(first).tolist() == [0, 1]
+    second = iter(loader)  # begins again, for both
+    seen = [next(iterator).tolist() for iterator in (first, second, first, second, first, second)]
+    assert seen == [[number, number + 1] for number in range(0, 12, 2)]
+    assert next(first, None) is next(second, None) is None
+    assert [[one.tolist(), other.tolist()] for one, other in zip(loader, loader, strict=True)] == [
+        [[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], [10, 11]],
+    ]  # fmt: skip
+    assert next(first, None) is None
+
+
 def test_loaders_of_several_start_methods_live_side_by_side(loader_class: Loader) -> None:
     contexts = [None, "fork", "spawn"]
     iterators = [iter(loader_class(Counting(4), num_workers=1, multiprocessing_context=c)) for c in contexts]

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
@@ -169,26 +169,52 @@ def test_an_interrupted_sampler_continues(
         assert sampler.drawn > 16
 
 
-@pytest.mark.parametrize("method", ["thread", "process"])
-def test_a_handler_that_closes_the_loader_ends_a_loop_that_waits(method: str, tmp_path: Path) -> None:
-    gate, received = tmp_path / "gate", list[list[int]]()
-    loader = fl.DataLoader(Gated(gate), 4, num_workers=1, worker_method=method)
+@contextmanager
+def handler_while_it_waits(loader: fl.DataLoader[Any], handler: Callable[..., object]) -> Iterator[None]:
+    """Run `handler` as that of a signal while the loop over `Gated` waits for its sixth batch."""
 
     def signal_when_it_waits() -> None:
         while loader.delivered < 5 or not loader._fl_monitor.waiting_s():
             sleep(0.01)
         os.kill(os.getpid(), signal.SIGUSR1)
 
+    former = signal.signal(signal.SIGUSR1, handler)
+    try:
+        waker = threading.Thread(target=signal_when_it_waits)
+        waker.start()
+        yield
+        waker.join()
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+
+
+@pytest.mark.parametrize("method", ["thread", "process"])
+def test_a_handler_that_closes_the_loader_ends_a_loop_that_waits(method: str, tmp_path: Path) -> None:
+    gate, received = tmp_path / "gate", list[list[int]]()
+    loader = fl.DataLoader(Gated(gate), 4, num_workers=1, worker_method=method)
+
     def close(*_: object) -> None:
         gate.touch()
         loader.close()
 
-    former = signal.signal(signal.SIGUSR1, close)
-    try:
-        waker = threading.Thread(target=signal_when_it_waits)
-        waker.start()
+    with handler_while_it_waits(loader, close):
         received += [batch.tolist() for batch in loader]
-        waker.join()
-    finally:
-        signal.signal(signal.SIGUSR1, former)
     assert received == [list(range(start, start + 4)) for start in range(0, 20, 4)]
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("method", ["thread", "process"])
+def test_a_handler_that_raises_loses_no_batch(method: str, device: str | None, tmp_path: Path) -> None:
+    gate, received, late = tmp_path / "gate", list[list[int]](), TimeoutError("the step takes too long")
+
+    def give_up(*_: object) -> None:
+        raise late
+
+    with fl.DataLoader(Gated(gate), 4, num_workers=1, worker_method=method, device=device) as loader:
+        iterator = iter(loader)
+        with handler_while_it_waits(loader, give_up), pytest.raises(TimeoutError) as caught:
+            received += (batch.tolist() for batch in iterator)
+        gate.touch()
+        received += (batch.tolist() for batch in iterator)
+    assert caught.value is late
+    assert received == [list(range(start, start + 4)) for start in range(0, 40, 4)]

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset
 
+from feedline.core.compiler import leave_to_python
 from feedline.core.devices import usable_device
 from feedline.core.live import is_live
 from feedline.errors import ArgumentError, note_rank
@@ -437,6 +438,9 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _fl_make_plan(self, state: Mapping[str, Any] | None = None) -> Plan:
         return plan_of(self, self._fl_rank, self._fl_world_size, self._fl_plan, partitions_of(state))
+
+
+leave_to_python()
 
 
 def _plain_integer(value: Any) -> Any:

@@ -45,6 +45,7 @@ def start_epoch(loader: Any) -> Iteration:
     vars(loader).update(_fl_plan=plan, _fl_progress=progress, _fl_resume=None, _fl_epoch=progress.cursor.epoch + 1)
     loader._fl_live.add(iteration)
     if loader.persistent_workers and loader.num_workers:
+        iteration.follow(loader._iterator)
         loader._iterator = iteration
     progress.totals.add_startup(monotonic_ns() - began_ns)
     return iteration

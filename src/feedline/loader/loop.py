@@ -59,6 +59,8 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
     """`last_steps(batch, delivered)` returns the batch to deliver, after the stage."""
     live: LiveRun | None = None
     """The epoch of a live stream."""
+    _latest: list[Callable[[], Iteration | None]] | None = None
+    """The latest iteration over the same persistent workers; all of them share this list."""
     _staged_head: PendingBatch | None = None
     _asked = False
 
@@ -132,9 +134,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         if self.agreement is not None and self._broken is None and not self._closed:
             entry = self.agreement.choose_entry(entry, self._stage)
         if entry is None:
-            self._taken = None
-            self._end()
-            raise StopIteration
+            return self._after_last()
         request, result, moving = entry
         on_host = self._stage is None and self.last_steps is None
         batch = result.batch if on_host else self._place(request, result, moving)
@@ -152,6 +152,15 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         if heartbeat.inspect is not None or self._flow.tuner is not None:
             self._observe(batch)
         return batch
+
+    def _after_last(self) -> Any:
+        """End the epoch; continue with the latest iteration, if that is another."""
+        self._taken = None
+        self._end()
+        latest = self._latest[0]() if self._latest else None
+        if latest is None or latest is self:
+            raise StopIteration
+        return next(latest)
 
     def _observe(self, batch: Any) -> None:
         """Let the monitor inspect a batch, and the tuner its times."""
@@ -269,6 +278,17 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
     def _num_yielded(self) -> int:  # type: ignore[override]
         """Torch's name for `delivered()`, which checkpoints of SpeechBrain read."""
         return self.delivered()
+
+    def follow(self, former: Iteration | None) -> None:
+        """Continue for `former` once that one has ended.
+
+        torch has one iterator for all epochs of persistent workers: `iter(loader)` begins it again for all who hold it.
+        """
+        if former is not None:
+            if former._latest is None:
+                former._latest = []
+            self._latest = former._latest
+            self._latest[:] = [weakref.ref(self)]
 
     def start(self) -> None:
         """Submit the first requests before the loop needs a batch."""

@@ -104,7 +104,7 @@ def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
     torch's collate function for these arguments is replaced by feedline's. The other one stays, as
     `collate_fn=default_convert` for lists of samples.
     """
-    batched = loader.batch_sampler is not None
+    batched = loader._auto_collation
     usual = default_collate if batched or loader.batch_size is not None else default_convert
     # By identity: `==` is the user's own code.
     collate_fn = None if loader.collate_fn is None or loader.collate_fn is usual else loader.collate_fn
@@ -241,7 +241,7 @@ class LoaderPools:
         ahead = None if ranges is None else PrefetchingRequests(requests, ranges)
         self._flow = _flow_control(loader, kind, pool, self._together)
         live = LiveRun.of(loader.dataset, plan)
-        is_held = ahead is not None or live is not None or type(pool) is not InlinePool
+        is_held = ahead is not None or live is not None or type(pool) is not InlinePool or pool.holds_streams
         on_close = partial(self._release, pool, ahead, live) if is_held else None
         iteration = self._iteration(plan, progress, ahead or requests, pool, on_close)
         iteration.live = live

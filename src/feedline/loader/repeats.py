@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import BatchSampler, MapDataPipe, RandomSampler, SequentialSampler, Subset, TensorDataset
+from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.core.dataset import has_traits, own_attributes
 from feedline.core.huggingface import is_table
@@ -49,8 +50,8 @@ class EpochSetup:
             return None
         if has_traits(core) or is_table(core) or may_be_recognized(core) or builder.is_stateful:
             return None
-        is_regular = bool(_order_of(loader)) and _lengths_of(loader) is not None and plan.workers.is_new
-        if isinstance(core, MapDataPipe) or not is_regular:
+        is_regular = _lengths_of(loader) is not None and plan.workers.is_new and not isinstance(core, MapDataPipe)
+        if not (is_regular and _has_torchs_order(type(loader)) and _order_of(loader)):
             return None
         return cls(loader, plan, builder, pool)
 
@@ -102,6 +103,12 @@ def _order_of(loader: Any) -> tuple[Any, ...]:
 
 
 _SAMPLERS = (SequentialSampler, RandomSampler, Shuffled)
+
+
+def _has_torchs_order(kind: type) -> bool:
+    """True if a class of loaders overrides none of torch's hooks for the order."""
+    hooks = ("_index_sampler", "_auto_collation")
+    return all(getattr(kind, hook) is getattr(TorchDataLoader, hook) for hook in hooks)
 
 
 def _lengths_of(loader: Any) -> tuple[int, int] | None:

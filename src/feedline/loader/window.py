@@ -142,8 +142,9 @@ class RequestWindow:
                 self._taken = PendingBatch(future.request, future.result(), self._progress.cursor)
             except (WorkerStalledError, KeyboardInterrupt):
                 raise  # the batch is still due: the next call continues to wait
-            except BaseException:
-                if future in window:  # a signal handler that closes the loader clears it
+            except BaseException as error:
+                is_due = isinstance(error, Exception) and _is_due(future)
+                if not is_due and future in window:  # a signal handler that closes the loader clears it
                     window.remove(future)
                 raise
             if self._closed:
@@ -165,6 +166,20 @@ class RequestWindow:
             if future.request is request:
                 window.remove(future)
                 return
+
+
+def _is_due(future: BatchFuture) -> bool:
+    """True if a future still has or expects its batch.
+
+    If `result()` has raised before, the exception was then that of a signal handler, such as a time limit of a step.
+    """
+    if not future.done():
+        return True
+    try:
+        future.result()
+    except Exception:  # noqa: BLE001 - the first call has raised the future's own error
+        return False
+    return True
 
 
 def in_profile(name: str, act: Callable[[], T]) -> T:

@@ -107,8 +107,16 @@ class InlinePool:
         """Number of requests; all other figures are zero."""
         return PoolStatistics(in_flight=len(self.unanswered)) if self.unanswered else _IDLE
 
+    @property
+    def holds_streams(self) -> bool:
+        """True if the builder keeps streams open, until `close`."""
+        return hasattr(self._builder, "close")  # other builders hold nothing open
+
     def close(self) -> None:
-        """Do nothing: there are no workers."""
+        """Let a builder of streams drop those that are open."""
+        builder: Any = self._builder
+        if self.holds_streams:
+            builder.close()
 
     def __enter__(self) -> Self:
         return self

@@ -129,6 +129,18 @@ class PartitionBuilder:
         unread = {number: each for number, each in opened.items() if each.mark == PartitionOffset()}
         return {number: each.source.state_dict() for number, each in unread.items() if each.source.is_stateful}
 
+    def close(self) -> None:
+        """Drop the iterators of the open streams.
+
+        torch does so at the end of an iteration: generators then run their `finally`. The states of unread streams
+        stay, for `opened_states`.
+        """
+        for key, partition in list(self._open.items()):
+            if partition.mark == PartitionOffset() and partition.source.is_stateful:
+                partition.samples = iter(())
+            else:
+                del self._open[key]
+
     def __call__(self, request: PartitionRequest, allocate: Allocator = allocate_tensor) -> BatchResult:
         """The batch of `request` with its mark; EMPTY_BATCH at the end."""
         recorder = recorder_of_thread()

@@ -122,11 +122,13 @@ class FuturePool:
         return next(future for future in futures if future.settled)
 
     def poll(self, future: ProcessFuture) -> bool:
-        """Handle pending events; True if settled, or the pool is closed."""
+        """Handle pending events; True if settled, or if it never will be."""
+        if os.getpid() != self._owner:  # a forked child must not take the answers of its parent
+            return True
         with self._lock:
             if not self._closed and self._error is None:
                 self._step(0)
-        return future.settled or self._closed
+        return future.settled or not self.is_usable
 
     def wait_briefly(self, future: ProcessFuture, limit_s: float) -> bool:
         """Wait for at most `limit_s` seconds; True if the future is settled."""

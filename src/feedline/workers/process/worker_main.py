@@ -94,6 +94,9 @@ def run_worker(
     # ConnectionError: the pool was closed while a batch was being built
     with answers, RequestReader(worker_channels.queue) as reader, suppress(ConnectionError):
         _answer_all(build, status_row, reader, answers, take_changes)
+    close: Any = getattr(builder, "close", None)  # builders of streams have it
+    if close is not None:
+        close()
 
 
 def open_builder(

@@ -14,6 +14,7 @@ import pickle
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
@@ -37,6 +38,10 @@ GRAIN = 16
 
 
 _SLACK_NBYTES = 4096
+
+
+_REGISTERED: dict[type, Any] = getattr(ForkingPickler, "_extra_reducers", {})
+"""Reducers by type that are registered with `ForkingPickler.register`, which torch's loader sends batches with."""
 
 
 # One object for all marks: `take_buffer` knows it by identity, and it carries no data.
@@ -92,7 +97,13 @@ class OutOfBandPickle:
         is part of an autograd graph.
         """
         take = _TAKERS.get(type(obj))
-        return NotImplemented if take is None else take(self, obj)
+        if take is not None:
+            return take(self, obj)
+        reducer = _REGISTERED.get(type(obj))
+        # Those of torch and of multiprocessing itself share descriptors by name or by another process.
+        if reducer is None or str(getattr(reducer, "__module__", "")).startswith(("torch.", "multiprocessing.")):
+            return NotImplemented
+        return reducer(obj)
 
     def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         """Take the memory of another object's large buffer, for `buffer_callback`.
