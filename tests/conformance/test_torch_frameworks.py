@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
@@ -46,6 +47,22 @@ def test_subclasses_may_change_arguments_on_their_way(loader_class: Loader) -> N
             super().__init__(*args, **kwargs)
 
     assert list(Fixed(Counting(4), batch_size=2)) == [1, 5]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_subclasses_may_replace_the_sampler_that_the_loop_reads(loader_class: Loader, num_workers: int) -> None:
+    class Batches(loader_class):  # type: ignore[valid-type, misc]
+        @property
+        def _index_sampler(self) -> Any:
+            return [[4, 5], [0]]
+
+    class Singles(loader_class):  # type: ignore[valid-type, misc]
+        @property
+        def _auto_collation(self) -> bool:
+            return False
+
+    assert flat(Batches(Counting(6), batch_size=2, num_workers=num_workers)) == [4, 5, 0]
+    assert list(Singles(Counting(3), batch_size=2, num_workers=num_workers)) == [0, 1, 2]
 
 
 def test_attributes_of_the_users_own_may_be_set(loader_class: Loader) -> None:

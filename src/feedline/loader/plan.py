@@ -314,10 +314,11 @@ def plan_of(loader: Any, rank: int, world_size: int, former: Plan | None = None,
     """
     if isinstance(loader.dataset, IterableDataset):
         return _partition_plan(loader, rank, world_size, partitions)
-    inner = loader.batch_sampler
+    order = loader._index_sampler  # not its attributes: torch's hook for subclasses
+    inner = order if loader._auto_collation else None
     if inner is not None and type(inner) is not BatchSampler:
-        return _batch_plan(loader, rank, world_size)
-    source = _adapt_sampler(loader.sampler if inner is None else inner.sampler, former)
+        return _batch_plan(loader, inner, rank, world_size)
+    source = _adapt_sampler(order if inner is None else inner.sampler, former)
     share = _share(source, rank, world_size, pad=inner is None or not inner.drop_last)
     lookahead = 0 if isinstance(source, MaterializedSampler) else LOOKAHEAD
     batches = (1, False, False) if inner is None else (inner.batch_size, True, inner.drop_last)
@@ -352,9 +353,9 @@ def _share(source: Any, rank: int, world_size: int, *, pad: bool) -> Share:
     return Share(source.rank, source.num_replicas, strided=True, pad=not source.drop_last)
 
 
-def _batch_plan(loader: Any, rank: int, world_size: int) -> Plan:
-    source: Any = as_index_sampler(loader.batch_sampler, batches=True)
-    drop_last = bool(declared(loader.batch_sampler, "drop_last"))
+def _batch_plan(loader: Any, sampler: Any, rank: int, world_size: int) -> Plan:
+    source: Any = as_index_sampler(sampler, batches=True)
+    drop_last = bool(declared(sampler, "drop_last"))
     share = Share(rank, world_size)
     schedule = BatchSchedule(source, share, loader._fl.seed, drop_last, _forgets(loader, source, share))
     return Plan(schedule, source, _fingerprint(loader, "batches", source), lists_at_once=True)

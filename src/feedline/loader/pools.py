@@ -102,7 +102,7 @@ def builder_of(loader: Any) -> BatchBuilder | PartitionBuilder:
     torch's collate function for these arguments is replaced by feedline's. The other one stays, as
     `collate_fn=default_convert` for lists of samples.
     """
-    batched = loader.batch_sampler is not None
+    batched = loader._auto_collation
     usual = default_collate if batched or loader.batch_size is not None else default_convert
     # By identity: `==` is the user's own code.
     collate_fn = None if loader.collate_fn is None or loader.collate_fn is usual else loader.collate_fn

@@ -149,8 +149,7 @@ def _seed_generators(loader: Any) -> list[GeneratorAccess]:
     is_drawn_from = generator is not None and loader._fl.seed is None and loader.num_workers
     if not is_drawn_from or isinstance(dataset, IterDataPipe):
         return []
-    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    drawn_from = [] if isinstance(dataset, IterableDataset) else generators_of(sampler)
+    drawn_from = [] if isinstance(dataset, IterableDataset) else generators_of(loader._index_sampler)
     is_packed = any(source.holder is generator for source in (*PROCESS, *drawn_from))
     return [] if is_packed else [torch_access(_GENERATOR, generator)]
 
