@@ -54,7 +54,7 @@ class Arguments:
 _ARGUMENTS = (
     "dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "collate_fn", "num_workers", "prefetch_factor",
     "in_order", "persistent_workers", "worker_init_fn", "multiprocessing_context", "_fl", "_fl_adapts", "_fl_policy",
-    "_fl_world_size",
+    "_fl_world_size", "_auto_collation",
 )  # fmt: skip
 """Attributes of a loader that a verdict reads."""
 
