@@ -80,6 +80,15 @@ def test_mp3_files_that_do_not_state_their_length(tmp_path: Path, settings: str)
     system.rm("/mpeg", recursive=True)
 
 
+def test_flac_that_does_not_state_its_length_is_named(tmp_path: Path) -> None:
+    """FFmpeg cannot write it into the header at the beginning of a pipe."""
+    ffmpeg("-f lavfi -i sine=duration=1 -f flac - > a.flac", tmp_path)
+    with pytest.raises(SampleError, match=r"a\.flac does not state its length.*write it again"):
+        Waveforms(tmp_path / "a.flac", index_dir=tmp_path)[0]
+    ffmpeg("-i a.flac b.flac", tmp_path)
+    assert Waveforms(tmp_path / "b.flac", index_dir=tmp_path)[0]["waveform"].shape == (1, 44_100)
+
+
 def test_samples_without_a_header_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.raw").write_bytes(bytes(1000))
     with pytest.raises(SampleError, match=r"a\.raw has samples without a header: write it with one"):

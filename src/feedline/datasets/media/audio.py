@@ -116,6 +116,12 @@ class AudioReader:
             self._file = self._open()
         self._lead = 0 if self._counted is None else LEAD
         self.info = AudioInfo(self._file.samplerate, self._file.frames - self._lead, self._file.channels)
+        if self.info.length > _MOST_SAMPLES:  # libsndfile cannot seek to the end of such a file
+            self.close()
+            raise SampleError(
+                f"{name} does not state its length, as FLAC written into a pipe: write it again (ffmpeg -i {name}"
+                " out.flac), or pass on_error='skip' to the loader"
+            )
         # In Vorbis, libsndfile's seek may end at another sample.
         self._seeks = self._file.subtype != "VORBIS"
         self._is_mpeg = self._file.subtype.startswith("MPEG_LAYER")
@@ -208,6 +214,10 @@ def _name_of(path: str) -> str | bytes:
 
 
 _PASSED_AT_ONCE = 1 << 18
+
+
+_MOST_SAMPLES = 1 << 48
+"""libsndfile's length of a file that states none is larger."""
 
 
 _MPEG_PERIOD = 4608

@@ -47,7 +47,7 @@ class _MpegFrame(NamedTuple):
 
     @classmethod
     def parse(cls, header: int) -> _MpegFrame | None:
-        """The frame of a header, or None, also for a free bit rate."""
+        """The frame of a header; None for anything else."""
         version, bit_rate, rate = header >> 19 & 3, header >> 12 & 15, header >> 10 & 3
         is_layer_3 = header >> 21 == 0x7FF and header >> 17 & 3 == 1
         if not is_layer_3 or version == 1 or bit_rate in (0, 15) or rate == 3:
