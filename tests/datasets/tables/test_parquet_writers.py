@@ -79,18 +79,6 @@ def test_row_groups_without_rows(tmp_path: Path) -> None:
     assert [row["x"].item() for row in Parquet(tmp_path, filters=[("x", ">", 0)])] == [1, 2, 1]
 
 
-def test_the_summary_of_a_folder_is_named(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "part.0.parquet")
-    summary = pq.read_metadata(tmp_path / "part.0.parquet")
-    summary.set_file_path("part.0.parquet")
-    summary.write_metadata_file(tmp_path / "_metadata")
-    with pytest.raises(
-        SampleError, match=r"_metadata is the summary of a folder: .* part\.0\.parquet; pass the folder"
-    ):
-        Parquet(tmp_path / "_metadata")
-    assert len(Parquet(tmp_path)) == 2
-
-
 def test_lists_of_old_writers_and_maps_of_structs(tmp_path: Path) -> None:
     pairs = pa.map_(pa.string(), pa.struct([("x", pa.int64())]))
     table = pa.table({"l": [[1, 2], []], "m": pa.array([[("a", {"x": 1})], []], pairs)})

@@ -294,11 +294,6 @@ class Footers:
             file = self._open(arrow.BufferReader(footer))
             metadata = self._parsed().put(number, file.metadata)
             groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
-            if groups and groups[0].num_columns and (other := groups[0].column(0).file_path):
-                raise SampleError(
-                    f"{self._name(number)} is the summary of a folder: its rows are in other files, such as {other};"
-                    " pass the folder"
-                )
             counts = [group.num_rows for group in groups]
             if min(counts, default=0) < 0 or max(counts, default=0) > _MOST_ROWS:
                 raise damage_error(self._name(number), "Parquet", "a row group has an impossible number of rows")
