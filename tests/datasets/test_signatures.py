@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import lzma
 import pickle
 import sqlite3
 import zipfile
@@ -87,6 +88,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "pickle": (lambda _: pickle.dumps({"x": 1}), "a pickle.*; load it with pickle.load"),
     "blosc2": (lambda _: b"\x9e\xa8b2frame\0" + bytes(200), "a Blosc2 array.*blosc2.open"),
     "lz4": (lambda _: b"\x04\x22\x4d\x18" + bytes(200), "compressed by lz4.*; decompress it"),
+    "lzma": (lambda _: lzma.compress(b"x" * 100, lzma.FORMAT_ALONE), "compressed by lzma.*; decompress it"),
     "7z": (lambda _: b"7z\xbc\xaf\x27\x1c" + bytes(200), "an archive of 7-Zip.*; unpack the archive"),
     "cpio": (lambda _: b"070701" + b"0" * 104 + b"TRAILER!!!", "an archive of cpio.*; unpack the archive"),
     "page": (lambda _: b"<!DOCTYPE html><html><body>Sign in</body></html>", "a web page.*; check the address"),
@@ -112,7 +114,7 @@ def test_a_file_of_another_format_is_named(reader: str, tmp_path: Path) -> None:
     memory.rm("/foreign", recursive=True)
 
 
-BINARY = sorted({"array record", "torch", "pickle", "safetensors", "7z", "duckdb"})
+BINARY = sorted({"array record", "torch", "pickle", "safetensors", "7z", "duckdb", "lzma"})
 
 
 @pytest.mark.parametrize("kind", BINARY)

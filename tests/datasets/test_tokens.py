@@ -4,6 +4,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -144,6 +145,35 @@ class TestBadInput:
         (folder / "odd.bin").write_bytes(b"abc")
         with pytest.raises(SampleError, match=r"odd.bin does not fit: the file has 3 bytes"):
             TokenFile(folder / "odd.bin", 1)
+
+    @pytest.mark.parametrize(
+        ("begin", "message"),
+        [
+            (
+                np.array([20240520, 1, 9], "<i4").tobytes(),
+                r"a token file of llm\.c.*Raw\(path, 'uint16', offset=1024\)",
+            ),
+            (
+                np.array([20240801, 7, 9], "<i4").tobytes(),
+                r"a token file of llm\.c.*Raw\(path, 'uint32', offset=1024\)",
+            ),
+            (b"MMIDIDX\0\0", r"an index of Megatron.*read the \.bin file"),
+            (b"\x28\xb5\x2f\xfd", r"compressed by zstd.*decompress it"),
+            (b"PAR1", "a Parquet file.*read it with Parquet"),
+        ],
+    )
+    def test_formats_with_headers_are_no_tokens(self, folder: Path, begin: bytes, message: str) -> None:
+        """Without the check, the header would be read as tokens."""
+        data = begin.ljust(1024, b"\0") + bytes(100)
+        (folder / "b.bin").write_bytes(data)
+        system = fsspec.filesystem("memory")
+        system.pipe("/headers/b.bin", data)
+        for paths in (folder, [folder / "a.bin", folder / "b.bin"], "memory://headers/*.bin"):
+            with pytest.raises(SampleError, match=f"b.bin is {message}"):
+                TokenFile(paths, 10, dtype="uint16") if paths != folder else TokenDocuments(folder / "b.bin", [0, 10])
+        assert len(TokenFile(Raw(folder / "b.bin", "uint16", offset=1024), 10)) == 5
+        assert len(TokenFile(folder / "b.bin", 100, dtype="uint8")) == 11
+        system.rm("/headers", recursive=True)
 
     def test_different_dtypes(self, folder: Path) -> None:
         with pytest.raises(ArgumentError, match=r"tokens.npy holds uint32, but .*a.bin holds uint16"):

@@ -73,6 +73,7 @@ SIGNATURES = (
     Signature(b"BZh", "compressed by bzip2", "decompress it"),
     Signature(b"\xfd7zXZ\0", "compressed by xz", "decompress it"),
     Signature(b"\x28\xb5\x2f\xfd", "compressed by zstd", "decompress it"),
+    Signature(b"]\0\0\x80\0", "compressed by lzma", "decompress it, or compress it by xz"),  # with default options
     Signature(b"\x04\x22\x4d\x18", "compressed by lz4", "decompress it"),
     Signature(b"\xff\x06\0\0sNaPpY", "compressed by snappy", "decompress it"),
     Signature(b"\x1f\x9d", "compressed by compress", "decompress it"),
@@ -146,7 +147,12 @@ def check_format(name: str, form: str, begin: bytes) -> None:
 
 
 def damage_error(what: str, form: str, problem: object) -> SampleError:
-    """The error for data that break their format."""
+    """The error for data that a library cannot read."""
+    if isinstance(problem, NotImplementedError):  # of pyarrow: the file may be intact
+        return SampleError(
+            f"{what} cannot be read: it has a type or an encoding that the installed library does not know"
+            f" ({problem}); write it with another one, or update the library"
+        )
     return SampleError(
         f"{what} cannot be read: it is damaged, truncated, or not {form} ({problem}); re-create it or leave it out"
     )

@@ -27,7 +27,8 @@ from feedline.datasets.arrays.npy import TOGETHER_NBYTES
 from feedline.datasets.arrays.npy_files import ArrayFiles
 from feedline.datasets.arrays.npy_layout import Raw, path_of
 from feedline.datasets.arrays.rows import RowSpan
-from feedline.errors import ArgumentError
+from feedline.datasets.signatures import SIGNATURES, Signature, begin_of
+from feedline.errors import ArgumentError, SampleError
 from feedline.stores import Cache, CachedStore, ObjectRange
 
 TokenSource = Pathlike | Raw | Sequence[Pathlike | Raw]
@@ -52,6 +53,8 @@ class TokenStream(torch.utils.data.Dataset[Any]):
         several = [paths] if isinstance(paths, (str, os.PathLike, Raw)) else list(paths)
         self._files = ArrayFiles(several, cache=cache, options=options, typed=partial(_typed, dtype=dtype))
         stored = _check_dtypes(self._files, dtype)
+        if stored.itemsize > 1 and not any(isinstance(source, Raw) for source in several):
+            _check_bare(self._files)
         self._dtype = _output_dtype(stored, out_dtype)
         self._offsets = ShardOffsets(self._files.lengths)
 
@@ -138,6 +141,33 @@ def _check_dtypes(files: ArrayFiles, dtype: DTypeLike | None) -> np.dtype[Any]:
             whose = f"{files.paths[0]} holds" if dtype is None else "the argument dtype says"
             raise ArgumentError(f"{path} holds {found}, but {whose} {stored}")
     return stored
+
+
+_SKIP = "skip its header: Raw(path, '{}', offset=1024)"
+
+
+_FOREIGN = (
+    Signature((20240520).to_bytes(4, "little"), "a token file of llm.c", _SKIP.format("uint16")),
+    Signature((20240801).to_bytes(4, "little"), "a token file of llm.c", _SKIP.format("uint32")),
+    Signature(b"MMIDIDX\0\0", "an index of Megatron", "leave it out, and read the .bin file"),
+    *(each for each in SIGNATURES if len(each.magic) >= 4),  # bare numbers may begin like shorter ones
+)
+
+
+def _check_bare(files: ArrayFiles) -> None:
+    """Raise SampleError for a file of another format.
+
+    Its header would be read as tokens. Of remote files, only the first is read.
+    """
+    for number, path in enumerate(files.paths):
+        if path.endswith(".npy") or (number and files.files.store(number) is not None):
+            continue
+        begin = begin_of(files.files[number])
+        found = next((each for each in _FOREIGN if each.fits(begin)), None)
+        if found is not None:
+            raise SampleError(
+                f"{path} is {found.what}, not bare numbers; {found.remedy}. To read it as it is, pass Raw(path, dtype)"
+            )
 
 
 def _output_dtype(stored: np.dtype[Any], out_dtype: torch.dtype | DTypeLike | None) -> torch.dtype:

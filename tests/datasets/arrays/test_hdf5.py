@@ -454,8 +454,10 @@ class TestDamage:
             file["pairs"] = np.zeros(COUNT, [("a", "i4"), ("b", "V4")])
         with pytest.raises(ArgumentError, match=r"one length, but in .*a.h5 'flat' has 50, 'few' has 3"):
             HDF5(path, ["flat", "few"])
-        with pytest.raises(ArgumentError, match=r"'one' in .*a.h5 is a single value"):
-            HDF5(path, "one")
+        fsspec.filesystem("memory").put(str(path), "/single/a.h5")
+        for place in (path, "memory://single/a.h5"):
+            with pytest.raises(ArgumentError, match=r"'one' in .*a.h5 is a single value"):
+                HDF5(place, "one")
         with pytest.raises(ArgumentError, match=r"'pairs' in .* holds the field b of .*, which no tensor can hold"):
             HDF5(path, "pairs")
 

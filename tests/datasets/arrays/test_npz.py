@@ -89,6 +89,15 @@ def test_damage_is_named(save: Any, place: Any, tmp_path: Path) -> None:
         ArrayFile(place())
 
 
+def test_an_encrypted_archive_is_named(save: Any, place: Any, tmp_path: Path) -> None:
+    save(tmp_path / "a.npz", image=IMAGES)
+    data = bytearray((tmp_path / "a.npz").read_bytes())
+    data[data.index(b"PK\1\2") + 8] |= 1  # the flag in the directory
+    (tmp_path / "a.npz").write_bytes(data)
+    with pytest.raises(SampleError, match=r"a.npz is encrypted: unpack it with its password"):
+        ArrayFile(place())
+
+
 def test_a_header_that_claims_too_much(save: Any, place: Any, tmp_path: Path) -> None:
     save(tmp_path / "a.npz", image=IMAGES)
     head = (tmp_path / "b.npy").open("wb")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import soundfile
@@ -55,6 +56,43 @@ def test_ranges_of_mpeg_files_depend_on_nothing_that_was_read_before(tmp_path: P
         assert np.array_equal(fresh.read(start, start + 3000), found)
         fresh.close()
     used.close()
+
+
+@pytest.mark.parametrize("settings", ["-b:a 128k", "-q:a 4", "-ar 16000 -ac 1 -id3v2_version 4 -metadata title=x"])
+def test_mp3_files_that_do_not_state_their_length(tmp_path: Path, settings: str) -> None:
+    """libsndfile estimates it from the first frame: too many samples, or a sixth of a variable bit rate."""
+    ffmpeg(f"-f lavfi -i aevalsrc='0.5*sin(3000*t*t):s=44100:d=3' {settings} -write_xing 0 a.mp3", tmp_path)
+    ffmpeg("-i a.mp3 -f f32le -c:a pcm_f32le a.pcm", tmp_path)
+    data = (tmp_path / "a.mp3").read_bytes() + b"TAG".ljust(128, b"\0")  # a tag at the end is no sound
+    (tmp_path / "a.mp3").write_bytes(data)
+    system = fsspec.filesystem("memory")
+    system.pipe("/mpeg/a.mp3", data)
+    expected = torch.from_numpy(np.fromfile(tmp_path / "a.pcm", np.float32))
+    rate = soundfile.info(tmp_path / "a.mp3").samplerate
+    for place in (tmp_path / "a.mp3", "memory://mpeg/a.mp3"):
+        whole = Waveforms(place, index_dir=tmp_path)[0]["waveform"][0]
+        assert whole.shape == expected.shape
+        assert torch.allclose(whole, expected, atol=1e-5)
+        parts = Waveforms(place, seconds=0.5, sampling="sliding", index_dir=tmp_path)
+        for sample in (parts[len(parts) - 1], parts[0], parts[2]):
+            start = round(sample["seconds"] * rate)
+            assert torch.equal(sample["waveform"][0], whole[start : start + rate // 2])
+    system.rm("/mpeg", recursive=True)
+
+
+def test_flac_that_does_not_state_its_length_is_named(tmp_path: Path) -> None:
+    """FFmpeg cannot write it into the header at the beginning of a pipe."""
+    ffmpeg("-f lavfi -i sine=duration=1 -f flac - > a.flac", tmp_path)
+    with pytest.raises(SampleError, match=r"a\.flac does not state its length.*write it again"):
+        Waveforms(tmp_path / "a.flac", index_dir=tmp_path)[0]
+    ffmpeg("-i a.flac b.flac", tmp_path)
+    assert Waveforms(tmp_path / "b.flac", index_dir=tmp_path)[0]["waveform"].shape == (1, 44_100)
+
+
+def test_samples_without_a_header_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.raw").write_bytes(bytes(1000))
+    with pytest.raises(SampleError, match=r"a\.raw has samples without a header: write it with one"):
+        Waveforms(tmp_path / "a.raw", index_dir=tmp_path)[0]
 
 
 def test_few_files_stay_open(sounds: Path, tmp_path: Path) -> None:

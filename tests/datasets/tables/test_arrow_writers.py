@@ -235,6 +235,17 @@ def test_texts_that_are_not_utf8_are_named_by_row(put: Put, kind: Any) -> None:
         dataset[1]
 
 
+def test_a_type_that_the_library_does_not_know_is_no_damage(put: Put) -> None:
+    """Integers of 128 bits, as polars writes them."""
+    data = written(pa.record_batch({"x": [1, 2]}), stream=True)
+    assert data.count(b"\x40\0\0\0") == 1  # the bits of the integers
+    with pytest.raises(
+        SampleError, match=r"t\.arrow cannot be read: it has a type .* 64 bits .*; write it with"
+    ) as caught:
+        Arrow(put(data.replace(b"\x40\0\0\0", b"\x80\0\0\0")))
+    assert "damaged" not in str(caught.value)
+
+
 def test_a_column_name_that_is_not_text_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "x.arrow"
     table = pa.table({"damaged": [1, 2, 3]})

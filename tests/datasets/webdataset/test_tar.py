@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import struct
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,17 @@ class TestReading:
         data[156:157] = b"\0"
         data[257:265] = bytes(8)
         assert contents(resealed(path, data)) == {"a.txt": b"abc"}
+
+    def test_sums_of_bytes_with_signs(self, tmp_path: Path) -> None:
+        """Old writers add the bytes of a header as numbers from -128 on, as tarfile knows."""
+        path = write_tar(tmp_path / "x.tar", {"é.txt": b"abc"}, format=tarfile.GNU_FORMAT)
+        data = bytearray(path.read_bytes())
+        data[148:156] = b" " * 8
+        data[148:156] = b"%06o\0 " % sum(struct.unpack("512b", data[:512]))
+        path.write_bytes(data)
+        with tarfile.open(path) as tar:
+            assert tar.getnames() == ["é.txt"]
+        assert contents(path) == {"é.txt": b"abc"}
 
     @settings(deadline=None, max_examples=60)
     @given(st.dictionaries(st.from_regex(r"[a-zé]{1,60}(/[a-z.]{1,80}){0,3}\.[a-z]{1,3}", fullmatch=True), st.binary()))

@@ -141,8 +141,8 @@ class _HDF5Source:
         self._check(dataset)
         if h5py_layout.is_mappable(dataset):
             self._file_of(dataset)
-        layout = h5py_layout.byte_layout(dataset) if self.is_remote else None
-        return h5py_layout.shape_of(dataset, name, self.name)._replace(byte_layout=layout)
+        shape = h5py_layout.shape_of(dataset, name, self.name)  # first, because it refuses a single value
+        return shape._replace(byte_layout=h5py_layout.byte_layout(dataset) if self.is_remote else None)
 
     def _rows(self, opened: _OpenHDF5, dataset: Any, shape: Shape, cache: ChunkCache) -> ArrayRows | ChunkedRows:
         self._check(dataset)

@@ -31,6 +31,8 @@ from feedline.stores.files import Extent, FileSet
 # zipfile raises RuntimeError for encrypted members, NotImplementedError for methods that it lacks.
 _DAMAGE = (BadZipFile, zlib.error, EOFError, struct.error, ValueError, RuntimeError)
 _HEAD_NBYTES = 16 << 10
+_ENCRYPTED = 1
+"""Flag of a member of a zip archive."""
 _NAME_LENGTHS = struct.Struct("<26xHH")
 """Local file header of a zip archive: lengths of the name and of the extra field."""
 
@@ -63,6 +65,8 @@ class NpzArchive:
         self.path = self._files.name(0)
         with self._open_archive() as (_, archive):
             entries = archive.infolist()
+        if any(entry.flag_bits & _ENCRYPTED for entry in entries):
+            raise SampleError(f"{self.path} is encrypted: unpack it with its password, and write it again")
         self._entries = {entry.filename.removesuffix(".npy"): entry for entry in entries}
 
     @property

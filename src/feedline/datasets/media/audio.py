@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from feedline.core import optional
 from feedline.datasets.media.files import MediaSource
+from feedline.datasets.media.mpeg import LEAD, with_length
 from feedline.errors import SampleError
 
 WHAT = "datasets.Waveforms"
@@ -94,15 +96,32 @@ def _damage(name: str, file: _QuietFile | None) -> Iterator[None]:
 
 
 class AudioReader:
-    """Reads ranges of one audio file; for one thread at a time."""
+    """Reads ranges of one audio file; for one thread at a time.
 
-    def __init__(self, source: MediaSource, name: str) -> None:
+    `known` is the description of the file, if there is one.
+    """
+
+    def __init__(self, source: MediaSource, name: str, known: AudioInfo | None = None) -> None:
         self._name = name
         if isinstance(source, str):
             open(source, "rb").close()  # libsndfile gives no reason why a file cannot be opened
-        self._given, self._source = source, None if isinstance(source, str) else _QuietFile(source)
+            _check_has_header(source, name)
+        self._given: MediaSource | BinaryIO = source
+        self._source = None if isinstance(source, str) else _QuietFile(source)
         self._file = self._open()
-        self.info = AudioInfo(self._file.samplerate, self._file.frames, self._file.channels)
+        self._counted = self._with_length(known)
+        if self._counted is not None:
+            self._file.close()
+            self._given, self._source = self._counted, _QuietFile(self._counted)
+            self._file = self._open()
+        self._lead = 0 if self._counted is None else LEAD
+        self.info = AudioInfo(self._file.samplerate, self._file.frames - self._lead, self._file.channels)
+        if self.info.length > _MOST_SAMPLES:  # libsndfile cannot seek to the end of such a file
+            self.close()
+            raise SampleError(
+                f"{name} does not state its length, as FLAC written into a pipe: write it again (ffmpeg -i {name}"
+                " out.flac), or pass on_error='skip' to the loader"
+            )
         # In Vorbis, libsndfile's seek may end at another sample.
         self._seeks = self._file.subtype != "VORBIS"
         self._is_mpeg = self._file.subtype.startswith("MPEG_LAYER")
@@ -116,8 +135,17 @@ class AudioReader:
         with _damage(self._name, self._source):
             return soundfile().SoundFile(opened)
 
+    def _with_length(self, known: AudioInfo | None) -> BinaryIO | None:
+        """The file with its length, if libsndfile only estimates it."""
+        if self._file.format != "MP3" or self._file.subtype != "MPEG_LAYER_III":
+            return None
+        file = cast("BinaryIO", _mapped(self._given) if isinstance(self._given, str) else self._given)
+        return with_length(file, None if known is None else known.length)
+
     def close(self) -> None:
         self._file.close()
+        if self._counted is not None:
+            self._counted.close()
 
     def read(self, start: int, stop: int) -> AudioArray:
         """The samples `[start, stop)`; SampleError if the file ends earlier."""
@@ -162,8 +190,22 @@ class AudioReader:
         self._file.close()
         self._file = self._open()
         place = max(0, start - _MPEG_LEAD) // _MPEG_PERIOD * _MPEG_PERIOD
-        self._file.seek(place)
-        return start - place
+        self._file.seek(place + self._lead if place else 0)
+        return start - place if place else start + self._lead
+
+
+def _check_has_header(path: str, name: str) -> None:
+    """Raise SampleError for bare samples, which soundfile recognizes by their ending."""
+    if path.lower().endswith(".raw"):
+        raise SampleError(
+            f"{name} has samples without a header: write it with one (ffmpeg -f s16le -ar RATE -ac CHANNELS -i {name}"
+            " out.flac), or pass on_error='skip' to the loader"
+        )
+
+
+def _mapped(path: str) -> mmap.mmap:
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _name_of(path: str) -> str | bytes:
@@ -172,6 +214,10 @@ def _name_of(path: str) -> str | bytes:
 
 
 _PASSED_AT_ONCE = 1 << 18
+
+
+_MOST_SAMPLES = 1 << 48
+"""libsndfile's length of a file that states none is larger."""
 
 
 _MPEG_PERIOD = 4608

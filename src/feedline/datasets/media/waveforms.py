@@ -95,7 +95,9 @@ class Waveforms(MediaClips[AudioReader]):
         self._check()
         self._mel = None if mel is None else _mel_of(mel, rate)
         media = MediaFiles(paths, manifest, AUDIO_EXTENSIONS, cache, options, index_dir)
-        super().__init__(media, "audio-files", libsndfile_version(), AudioInfo.parse, index_dir, open_files, transform)
+        super().__init__(
+            media, "audio-lengths", libsndfile_version(), AudioInfo.parse, index_dir, open_files, transform
+        )
 
     def _check(self) -> None:
         check_one_of("sampling", self._sampling, _PLACES)
@@ -200,14 +202,14 @@ class Waveforms(MediaClips[AudioReader]):
         return 1 + max(0, int(spare / self._distance + 1e-9))
 
     def _describe(self, number: int) -> bytes:
-        reader = self._open(number)
+        reader = AudioReader(self._media.files.source(number), self._media.files.name(number))
         try:
             return reader.info.pack()
         finally:
             reader.close()
 
     def _open(self, number: int) -> AudioReader:
-        return AudioReader(self._media.files.source(number), self._media.files.name(number))
+        return AudioReader(self._media.files.source(number), self._media.files.name(number), self._known[number])
 
     def __repr__(self) -> str:
         return f"<Waveforms: {len(self)} ranges of {len(self.paths)} files>"

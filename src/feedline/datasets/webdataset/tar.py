@@ -187,7 +187,7 @@ class TarWalk:
 
     def _header(self, block: bytes, offset: int) -> tuple[bytes, int, str]:
         """Parse a header into kind, data size and name; ShardError if refused."""
-        if _checksum(block) != _number(block[148:156]):
+        if _number(block[148:156]) not in _checksums(block):
             self._check_is_tar(block, offset)
             raise ShardError(f"{self.tar} is damaged: no tar header at byte {offset:,}. Create or copy the tar again")
         kind, size, name = block[156:157], _number(block[124:136]), _name(block)
@@ -289,8 +289,11 @@ def members(tar: str | os.PathLike[str], *, allow_truncated: bool = False) -> It
         raise walk.cut.error(walk.tar)
 
 
-def _checksum(block: bytes) -> int:
-    return sum(block) - sum(block[148:156]) + 8 * 32  # the checksum field itself counts as blanks
+def _checksums(block: bytes) -> tuple[int, int]:
+    """Sum of the bytes, and that of old writers with signed bytes."""
+    counted = block[:148] + b" " * 8 + block[156:]  # the checksum field itself counts as blanks
+    unsigned = sum(counted)
+    return unsigned, unsigned - 256 * sum(byte > 0x7F for byte in counted) if not counted.isascii() else unsigned
 
 
 def _number(field: bytes) -> int:
