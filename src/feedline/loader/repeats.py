@@ -50,8 +50,9 @@ class EpochSetup:
             return None
         if has_traits(core) or is_table(core) or may_be_recognized(core) or builder.is_stateful:
             return None
-        is_regular = _lengths_of(loader) is not None and plan.workers.is_new and not isinstance(core, MapDataPipe)
-        if not (is_regular and _has_torchs_order(type(loader)) and _order_of(loader)):
+        if isinstance(core, MapDataPipe) or not (_has_torchs_order(type(loader)) and _order_of(loader)):
+            return None
+        if _lengths_of(loader) is None or not plan.workers.is_new:
             return None
         return cls(loader, plan, builder, pool)
 
@@ -106,7 +107,7 @@ _SAMPLERS = (SequentialSampler, RandomSampler, Shuffled)
 
 
 def _has_torchs_order(kind: type) -> bool:
-    """True if a class of loaders overrides none of torch's hooks for the order."""
+    """True if a class overrides none of torch's hooks for the order."""
     hooks = ("_index_sampler", "_auto_collation")
     return all(getattr(kind, hook) is getattr(TorchDataLoader, hook) for hook in hooks)
 
