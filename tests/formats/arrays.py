@@ -152,6 +152,7 @@ FORMATS = {
         _window,
         33,
         data="t?.bin",
+        described_by="t0.bin",  # its first bytes are no header
         together=2,
     ),
     "tokens across files": Format(
@@ -160,6 +161,7 @@ FORMATS = {
         lambda i: torch.from_numpy(STREAM[10 * i : 10 * i + 10]),
         30,
         data="t?.bin",
+        described_by="t0.bin",
         lists=False,
     ),
     "documents": Format(

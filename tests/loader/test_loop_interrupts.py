@@ -202,17 +202,19 @@ def test_a_handler_that_closes_the_loader_ends_a_loop_that_waits(method: str, tm
     assert received == [list(range(start, start + 4)) for start in range(0, 20, 4)]
 
 
-@pytest.mark.parametrize("device", [None, "cpu"])
-@pytest.mark.parametrize("method", ["thread", "process"])
-def test_a_handler_that_raises_loses_no_batch(method: str, device: str | None, tmp_path: Path) -> None:
-    gate, received, late = tmp_path / "gate", list[list[int]](), TimeoutError("the step takes too long")
+@pytest.mark.parametrize("late", [TimeoutError("the step takes too long"), SystemExit("the job ends")], ids=repr)
+@pytest.mark.parametrize(("method", "device"), [("thread", None), ("thread", "cpu"), ("process", None)])
+def test_a_handler_that_raises_loses_no_batch(
+    method: str, device: str | None, late: BaseException, tmp_path: Path
+) -> None:
+    gate, received = tmp_path / "gate", list[list[int]]()
 
     def give_up(*_: object) -> None:
         raise late
 
     with fl.DataLoader(Gated(gate), 4, num_workers=1, worker_method=method, device=device) as loader:
         iterator = iter(loader)
-        with handler_while_it_waits(loader, give_up), pytest.raises(TimeoutError) as caught:
+        with handler_while_it_waits(loader, give_up), pytest.raises(type(late)) as caught:
             received += (batch.tolist() for batch in iterator)
         gate.touch()
         received += (batch.tolist() for batch in iterator)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, SequentialSampler, Subset, TensorDataset
 
 import feedline as fl
+from feedline.loader import plan as plan_module
 from feedline.loader.building.builder import BatchBuilder
 
 
@@ -178,3 +181,82 @@ def test_further_epochs_choose_no_readers_again(monkeypatch: pytest.MonkeyPatch)
     loader.close()
     list(loader)
     assert len(built) == 2
+
+
+class Around(Dataset[Any]):
+    """Forwards what it lacks, such as `__getitems__`, to a dataset inside."""
+
+    def __init__(self) -> None:
+        self.replace(0)
+
+    def replace(self, first: int) -> None:
+        self.inner = Many(range(first, first + 4))
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inner"], name)
+
+
+class Many(list[int]):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices]
+
+
+def test_a_method_of_a_replaced_dataset_is_not_called_again() -> None:
+    loader = fl.DataLoader(Around(), 2)
+    for first in (0, 100, 200):
+        loader.dataset.replace(first)  # type: ignore[attr-defined]
+        assert torch.cat(list(loader)).tolist() == list(range(first, first + 4))
+
+
+def test_an_interrupted_start_keeps_the_order_of_the_epoch_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    loader, other = (fl.DataLoader(list(range(8)), 2, shuffle=True) for _ in range(2))
+    list(loader)
+    iterator = iter(loader)
+    seen = [next(iterator), next(iterator)]
+    del iterator
+    monkeypatch.setattr(plan_module, "draw_seed", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    monkeypatch.undo()
+    other.load_state_dict(loader.state_dict())
+    assert sorted(torch.cat([*seen, *other]).tolist()) == list(range(8))
+
+
+class Listed(Numbers):
+    """Has a digest of its files."""
+
+    listing_fingerprint = "a"
+
+
+def test_files_that_have_changed_are_in_the_state() -> None:
+    part = Listed(4)
+    loader, other = (fl.DataLoader(ConcatDataset([part, Numbers(2)]), 2) for _ in range(2))
+    list(loader)
+    part.listing_fingerprint = "b"
+    next(iter(loader))
+    other.load_state_dict(loader.state_dict())
+    assert len(list(other)) == 2
+
+
+def test_threads_may_iterate_at_once() -> None:
+    loader = fl.DataLoader(list(range(8)), 2, shuffle=True)
+
+    def iterate(_: int) -> bool:
+        return all(sorted(torch.cat(list(loader)).tolist()) == list(range(8)) for _ in range(200))
+
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            assert all(threads.map(iterate, range(3)))
+    finally:
+        sys.setswitchinterval(usual_s)

@@ -261,7 +261,9 @@ def test_closing_a_loader_waits_for_no_store(
     loader.close()
     reader.join(60)
     assert not reader.is_alive()
-    assert not [thread for thread in threading.enumerate() if thread.name in ("feedline-0", "feedline-1")]
+    for worker in [thread for thread in threading.enumerate() if thread.name in ("feedline-0", "feedline-1")]:
+        worker.join(60)
+        assert not worker.is_alive()
 
 
 def _next_of(loader: Any) -> None:

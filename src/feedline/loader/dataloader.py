@@ -28,7 +28,7 @@ from feedline.loader.device import Delivery
 from feedline.loader.epochs import pack_epoch, start_epoch
 from feedline.loader.error_policy import Action, ErrorPolicy
 from feedline.loader.live import check_live
-from feedline.loader.loop import Iteration
+from feedline.loader.loop import Iteration, live_iterations
 from feedline.loader.monitoring import diagnosis
 from feedline.loader.monitoring.monitor import Monitor
 from feedline.loader.monitoring.resources import rank_and_world_size, usable_cpus
@@ -397,7 +397,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
         The loader may be iterated again.
         """
-        for iteration in list(self._fl_live):
+        for iteration in live_iterations(self):
             iteration.close()
         self._iterator = None
         self._fl_pools.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from threading import get_ident
 from time import monotonic_ns
 from typing import Any
 
@@ -14,7 +15,7 @@ from feedline.core.rng_globals import global_states
 from feedline.loader import checks
 from feedline.loader.error_policy import Quarantine
 from feedline.loader.live import LiveRun
-from feedline.loader.loop import Iteration
+from feedline.loader.loop import Iteration, live_iterations
 from feedline.loader.monitoring.metrics import serve_if_configured
 from feedline.loader.partitions import keep_dataset_states, with_initial_states
 from feedline.loader.plan import Plan
@@ -36,14 +37,18 @@ from feedline.loader.worker_states import (
 def start_epoch(loader: Any) -> Iteration:
     """Iterate over the next epoch, or the rest of a loaded one."""
     began_ns = monotonic_ns()
-    setup, loader._fl_pools.setup = loader._fl_pools.setup, None
+    # In one step: another thread may begin an epoch of the same loader.
+    setup: EpochSetup | None = vars(loader._fl_pools).pop("setup", None)
+    if setup is not None and setup.thread != get_ident():
+        loader._fl_pools.is_shared = True
     if setup is not None and setup.fits(loader):
-        plan, (progress, iteration) = setup.plan, _begin_again(loader, setup)
+        iteration, progress = _begin_again(loader, setup)
     else:
-        plan, progress, iteration = _begin_new(loader)
-    # Only now: after an error above, the loaded state is still there for another try.
-    vars(loader).update(_fl_plan=plan, _fl_progress=progress, _fl_resume=None, _fl_epoch=progress.cursor.epoch + 1)
+        iteration, progress = _begin_new(loader)
+        setup = vars(loader._fl_pools).pop("setup", None)
     loader._fl_live.add(iteration)
+    if setup is not None:  # not before: it is for the time after this iteration
+        loader._fl_pools.setup = setup
     if loader.persistent_workers and loader.num_workers:
         iteration.follow(loader._iterator)
         loader._iterator = iteration
@@ -51,14 +56,14 @@ def start_epoch(loader: Any) -> Iteration:
     return iteration
 
 
-def _begin_new(loader: Any) -> tuple[Plan, Progress, Iteration]:
+def _begin_new(loader: Any) -> tuple[Iteration, Progress]:
     if loader._iterator is not None:
         loader._iterator.close()
     loader._fl_pools.drop_unusable()
     plan, progress = _begin(loader, loader._fl_resume)
     serve_if_configured()
     loader._fl_monitor.begin(progress, plan, loader._fl_pools, loader)
-    iteration = loader._fl_pools.iterate(loader, plan, progress)
+    iteration: Iteration = loader._fl_pools.iterate(loader, plan, progress)
     if is_in_step(loader._fl_ranks):
         iteration.agreement = Agreement(
             loader._fl_ranks.uneven, lambda: batches_from(loader, plan, plan.start_of(progress.cursor.epoch))
@@ -68,28 +73,43 @@ def _begin_new(loader: Any) -> tuple[Plan, Progress, Iteration]:
             plan.workers.starts.setdefault(0, global_states())
         iteration.open_stream()
     _connect(iteration, loader, plan, progress)
-    return plan, progress, iteration
+    _adopt(loader, plan, progress)
+    return iteration, progress
 
 
-def _begin_again(loader: Any, setup: EpochSetup) -> tuple[Progress, Iteration]:
+def _begin_again(loader: Any, setup: EpochSetup) -> tuple[Iteration, Progress]:
     """Begin a whole epoch with the set-up of the one before.
 
     Each step is one of `_begin_new`, in the same order.
     """
-    plan, monitor = setup.plan, loader._fl_monitor
-    setup.builder.follow()
-    plan.workers.base_seed = None
-    epoch = plan.upcoming(loader._fl_epoch)
-    plan.end()
-    plan.begin(epoch, None)
-    former = loader._fl_progress
-    quarantine = resume_quarantine(loader._fl_policy, former.quarantine, None)
-    progress = former.following(Cursor(epoch), quarantine, monitor)
-    monitor.begin_again(progress)
-    iteration = loader._fl_pools.iterate_again(loader, setup, progress)
-    _connect(iteration, loader, plan, progress)
-    loader._fl_pools.setup = setup
-    return progress, iteration
+    plan, monitor, former = setup.plan, loader._fl_monitor, loader._fl_progress
+    order = setup.order()
+    try:
+        setup.builder.follow()
+        plan.workers.base_seed = None
+        epoch = plan.upcoming(loader._fl_epoch)
+        plan.end()
+        plan.begin(epoch, None)
+        quarantine = resume_quarantine(loader._fl_policy, former.quarantine, None)
+        progress = former.following(Cursor(epoch), quarantine, monitor)
+        serve_if_configured()
+        monitor.begin_again(progress)
+        iteration: Iteration = loader._fl_pools.iterate_again(loader, setup, progress)
+        _connect(iteration, loader, plan, progress)
+        _adopt(loader, plan, progress)
+    except BaseException:
+        # The state is that of the former epoch, whose order it must hold.
+        setup.restore(order)
+        raise
+    return iteration, progress
+
+
+def _adopt(loader: Any, plan: Plan, progress: Progress) -> None:
+    """Let the loader's state be that of a new epoch.
+
+    Only now: after an error before, the loaded state is still there for another try.
+    """
+    vars(loader).update(_fl_plan=plan, _fl_progress=progress, _fl_resume=None, _fl_epoch=progress.cursor.epoch + 1)
 
 
 def _begin(loader: Any, state: Mapping[str, Any] | None) -> tuple[Plan, Progress]:
@@ -112,7 +132,9 @@ def _begin(loader: Any, state: Mapping[str, Any] | None) -> tuple[Plan, Progress
     if live is not None:
         cursor = live.begin(cursor, former.cursor if state is None and former is not None else None)
     checks.seed_datapipe(loader.dataset, loader.generator)
-    if loader._fl_plan is not None and all(each.closed or not each.advances(former) for each in loader._fl_live):
+    if loader._fl_plan is not None and all(
+        each.closed or not each.advances(former) for each in live_iterations(loader)
+    ):
         loader._fl_plan.end()
     starts_workers = bool(loader.num_workers) and loader._fl.seed is None and not loader._fl_pools.has_idle_pool
     plan.begin(cursor.epoch, state, with_workers=starts_workers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from time import monotonic_ns
 from typing import Any, Self, TypeVar, cast
 
@@ -394,6 +395,13 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
 def _stage_name(moving: Any) -> str:
     """The stage in which the loop waits for a batch."""
     return "device_decode" if isinstance(moving, InFlight) and moving.decodes else "copy"
+
+
+def live_iterations(loader: Any) -> list[Iteration]:
+    """Iterations of a loader that still exist."""
+    while True:
+        with suppress(RuntimeError):  # another thread began an epoch meanwhile
+            return list(loader._fl_live)
 
 
 def _no_shutdown() -> None:

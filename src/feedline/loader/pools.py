@@ -184,6 +184,11 @@ class LoaderPools:
     Each iteration gets a new pool. With persistent workers, all iterations share one.
     """
 
+    setup: EpochSetup | None = None
+    """Set-up of the latest epoch, if the next one may use it."""
+    is_shared = False
+    """True once several threads have iterated over the loader."""
+
     def __init__(self) -> None:
         self._kept: WorkerPool | None = None
         self._owner = os.getpid()
@@ -198,8 +203,6 @@ class LoaderPools:
         self._flow = FlowControl()
         self._pipe_seed: int | None = None
         self._retained = RetainedResources()
-        self.setup: EpochSetup | None = None
-        """That of the latest epoch, if the next one may use it."""
         self.end = weakref.WeakMethod(self.close)
         """Returns `close`, or None after the end of these pools."""
         weakref.finalize(self, finalizers.run, self._retained.close)
@@ -263,6 +266,7 @@ class LoaderPools:
         requests = schedule.requests(progress.cursor)
         frameworks.skip_delivered(loader, progress, requests)
         setup.clocks.begin_again()
+        setup.pool.unanswered.clear()  # of an epoch that an interrupt has ended
         return self._iteration(plan, progress, requests, setup.pool, None, setup.clocks)
 
     def _iteration(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter, is_
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ from torch.utils.data import BatchSampler, MapDataPipe, RandomSampler, Sequentia
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from feedline.core.dataset import has_traits, own_attributes
+from feedline.core.dataset_fingerprint import listing_fingerprint_of
 from feedline.core.huggingface import is_table
+from feedline.core.torch_wrappers import ranges_of
 from feedline.loader.building.builder import BatchBuilder
 from feedline.loader.building.foreign import may_be_recognized
+from feedline.loader.loop import live_iterations
 from feedline.loader.plan import Plan
 from feedline.loader.step_clocks import StepClocks
 from feedline.samplers import Shuffled
@@ -32,23 +36,23 @@ class EpochSetup:
 
     def __init__(self, loader: Any, plan: Plan, builder: BatchBuilder, pool: InlinePool) -> None:
         self.plan, self.builder, self.pool = plan, builder, pool
+        self.thread = get_ident()
+        """The thread that began the epoch. Another one gets its own set-up: both may iterate at once."""
         self.clocks = StepClocks(has_processes=False, works_ahead=False)
         self._inputs, self._lengths = _inputs_of(loader), _lengths_of(loader)
 
     @classmethod
     def of(cls, loader: Any, plan: Plan, builder: Any, pool: Any) -> EpochSetup | None:
         """The set-up of the present epoch, if it may be used again."""
-        if type(pool) is not InlinePool or not isinstance(builder, BatchBuilder) or loader.num_workers:
+        if type(pool) is not InlinePool or not isinstance(builder, BatchBuilder) or not _is_usual(loader):
             return None
         core = _core_of(loader.dataset)
         # A random key of a row, and the numbers that samples draw, come from the schedule, whatever reads the samples.
         is_known = builder.has_no_reader or (type(core) in _ARRAYS and loader._fl.seed is None)
-        is_usual = loader._fl_world_size == 1 and loader._fl_ranks.uneven == "allow" and loader._fl.device is None
-        if not (is_known and is_usual) or loader._fl_policy.action != "raise" or loader.pin_memory:
+        if not is_known or has_traits(core) or is_table(core) or may_be_recognized(core) or builder.is_stateful:
             return None
-        if loader._fl_monitor.has_log:
-            return None
-        if has_traits(core) or is_table(core) or may_be_recognized(core) or builder.is_stateful:
+        # Both are asked for again with each epoch.
+        if ranges_of(loader.dataset) is not None or listing_fingerprint_of(loader.dataset) is not None:
             return None
         if isinstance(core, MapDataPipe) or not (_has_torchs_order(type(loader)) and _order_of(loader)):
             return None
@@ -64,8 +68,25 @@ class EpochSetup:
             # By identity: `==` is the user's own code.
             and all(map(is_, _inputs_of(loader), self._inputs))
             and _lengths_of(loader) == self._lengths
-            and not any(not iteration.closed for iteration in (loader._fl_live or ()))
+            and self.thread == get_ident()
+            and all(iteration.closed for iteration in live_iterations(loader))
         )
+
+    def order(self) -> dict[str, Any]:
+        """The sampler's order, for `restore`."""
+        return {"sampler": dict(vars(self.plan.sampler)), "base_seed": self.plan.workers.base_seed}
+
+    def restore(self, order: dict[str, Any]) -> None:
+        """Take back the order of the former epoch."""
+        vars(self.plan.sampler).update(order["sampler"])
+        self.plan.workers.base_seed = order["base_seed"]
+
+
+def _is_usual(loader: Any) -> bool:
+    """True without workers, ranks, device, run log and skipped samples, in one thread."""
+    is_alone = loader._fl_world_size == 1 and loader._fl_ranks.uneven == "allow" and not loader._fl_pools.is_shared
+    on_host = loader._fl.device is None and not loader.pin_memory and not loader.num_workers
+    return is_alone and on_host and loader._fl_policy.action == "raise" and not loader._fl_monitor.has_log
 
 
 _ARRAYS = (TensorDataset, torch.Tensor, np.ndarray)

@@ -143,7 +143,7 @@ class RequestWindow:
             except (WorkerStalledError, KeyboardInterrupt):
                 raise  # the batch is still due: the next call continues to wait
             except BaseException as error:
-                is_due = isinstance(error, Exception) and _is_due(future)
+                is_due = _is_due(future) if isinstance(error, Exception) else not future.done()
                 if not is_due and future in window:  # a signal handler that closes the loader clears it
                     window.remove(future)
                 raise

@@ -140,7 +140,8 @@ class BatchBuilder:
 
     def follow(self) -> None:
         """Choose the readers again, if they depend on the dataset's content."""
-        if not self.has_no_reader:
+        # A `__getitems__` may be that of an inner dataset, which the user has replaced.
+        if not self.has_no_reader or self._many is not None or batch_getter(self.dataset) is not None:
             self._choose_readers()
 
     @property

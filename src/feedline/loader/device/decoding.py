@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import SimpleQueue
 from time import monotonic_ns
 from typing import Any
-from weakref import ref
+from weakref import finalize, ref
 
 import torch
 
+from feedline.core.caches import PerProcess
 from feedline.core.tree import map_leaves
 from feedline.loader.device.backend import Backend, Event
 from feedline.loader.device.stage import moves_itself, times_s
@@ -35,6 +37,10 @@ class HostTime:
         return (end_event._ns - self._ns) / 1e6
 
 
+_decoders = PerProcess(threading.Lock)
+"""Held by the thread that decodes on an accelerator: all loaders of a process share the decoders of a device."""
+
+
 class Decoding:
     """Images that the thread decodes.
 
@@ -44,7 +50,9 @@ class Decoding:
     def __init__(self, images: Any, device: torch.device, backend: Backend | None) -> None:
         self._images, self._device, self._backend = images, device, backend
         self._started_in = os.getpid()
-        self._ended = threading.Event()
+        # No threading.Event: its own lock could be held by this thread, below the handler of a signal that closes.
+        self._running = threading.Lock()
+        self._running.acquire()
         self._error: BaseException | None = None
         self._decoded: Any = None
         self.started: Event | None = None
@@ -61,7 +69,7 @@ class Decoding:
                 stopped: Event = HostTime()
             else:
                 stream = self._backend.decode_stream()
-                with self._backend.on(stream):
+                with _decoders(), self._backend.on(stream):
                     started = self._backend.record(stream)
                     self._decoded = self._images.to(self._backend.device)
                     stopped = self._backend.record(stream)
@@ -70,14 +78,15 @@ class Decoding:
             self._error = error
         self.has_ended = True
         self._images = None  # the device has read the files: their memory is free for the workers
-        self._ended.set()
+        self._running.release()
 
     def result(self) -> Any:
         """Wait for the images; raises the error of their decoding."""
         if not self.has_ended and self._started_in != os.getpid():
             self.run()  # a forked child has no thread, and its copy of a lock may be taken for ever
         if not self.has_ended:
-            self._ended.wait()
+            self._running.acquire()
+            self._running.release()
         if self._error is not None:
             raise self._error
         return self._decoded
@@ -92,7 +101,8 @@ class DecodeThread:
 
     def __init__(self, device: torch.device, backend: Backend | None = None) -> None:
         self._device, self._backend = device, backend
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: threading.Thread | None = None
+        self._queue: SimpleQueue[ref[Decoding] | None] | None = None
         self._owner = 0
         self._timed: deque[tuple[Event, Event, Event]] = deque()
         self.decode_s = self.hidden_s = 0.0
@@ -100,10 +110,15 @@ class DecodeThread:
 
     def start(self, images: Any) -> Decoding:
         """Hand images to the thread; `finish` replaces the result."""
-        if self._thread is None or self._owner != os.getpid():  # a forked child has no thread
-            self._thread, self._owner = ThreadPoolExecutor(1, "feedline-device-decode"), os.getpid()
+        queue = self._queue  # a variable: the handler of a signal may close this object between two lines
+        if queue is None or self._owner != os.getpid():  # a forked child has no thread
+            queue = SimpleQueue()
+            thread = threading.Thread(target=_decode_all, args=(queue,), name="feedline-device-decode", daemon=True)
+            thread.start()
+            finalize(self, queue.put, None)
+            self._thread, self._queue, self._owner = thread, queue, os.getpid()
         decoding = Decoding(images, self._device, self._backend)
-        self._thread.submit(_run, ref(decoding))
+        queue.put(ref(decoding))
         return decoding
 
     def finish(self, batch: Any) -> Any:
@@ -118,12 +133,14 @@ class DecodeThread:
 
         Another iterator may still wait for that work.
         """
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.shutdown()
-        while self._timed:
-            self._timed[0][1].synchronize()
-            self._count()
+        thread, queue, self._thread, self._queue = self._thread, self._queue, None, None
+        if thread is not None and queue is not None and self._owner == os.getpid():
+            queue.put(None)
+            thread.join()
+        with suppress(IndexError):  # the loop may count the last ones meanwhile
+            while self._timed:
+                self._timed[0][1].synchronize()
+                self._count()
 
     def _wait(self, leaf: Any) -> Any:
         if not isinstance(leaf, Decoding):
@@ -141,8 +158,9 @@ class DecodeThread:
         if not leaf.is_counted:
             leaf.is_counted = True
             self._timed.append((leaf.started, leaf.stopped, leaf.needed))
-        while self._timed and self._timed[0][1].query():
-            self._count()
+        with suppress(IndexError):  # another thread closes the loader
+            while self._timed and self._timed[0][1].query():
+                self._count()
         return images
 
     def _count(self) -> None:
@@ -151,7 +169,9 @@ class DecodeThread:
         self.hidden_s += hidden_s
 
 
-def _run(reference: ref[Decoding]) -> None:
-    decoding = reference()
-    if decoding is not None:  # else its batch was dropped
-        decoding.run()
+def _decode_all(queue: SimpleQueue[ref[Decoding] | None]) -> None:
+    while (reference := queue.get()) is not None:
+        decoding = reference()
+        if decoding is not None:  # else its batch was dropped
+            decoding.run()
+        del decoding
