@@ -83,7 +83,7 @@ class EpochSetup:
 
 
 def _is_usual(loader: Any) -> bool:
-    """True without workers, ranks, device, run log and skipped samples, in one thread."""
+    """True for one thread without workers, ranks, device and run log."""
     is_alone = loader._fl_world_size == 1 and loader._fl_ranks.uneven == "allow" and not loader._fl_pools.is_shared
     on_host = loader._fl.device is None and not loader.pin_memory and not loader.num_workers
     return is_alone and on_host and loader._fl_policy.action == "raise" and not loader._fl_monitor.has_log
