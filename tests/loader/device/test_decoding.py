@@ -18,7 +18,7 @@ from test_copy import FakeAccelerator, FakeStream, _memory_of
 
 import feedline as fl
 from feedline.loader.device import Depth, DeviceStage, PlainStage, decoding
-from feedline.loader.device.decoding import DecodeThread
+from feedline.loader.device.decoding import DecodeThread, Decoding
 
 CPU = torch.device("cpu")
 
@@ -171,14 +171,14 @@ def open_when_closed(iterator: Any, gate: threading.Event) -> None:
 
 
 def test_an_interrupt_while_the_loop_waits_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    wait, calls = decoding.Decoding.result, iter(range(100))
+    wait, calls = Decoding.result, iter(range(100))
 
     def result(self: Any) -> Any:
         if next(calls) in (1, 2, 5):
             raise KeyboardInterrupt
         return wait(self)
 
-    monkeypatch.setattr(decoding.Decoding, "result", result)
+    monkeypatch.setattr(Decoding, "result", result)
     monkeypatch.setattr(decoding, "times_s", lambda *_: (1.0, 0.5))
     seen = list[list[int]]()
     with loader_of("thread") as loader:
@@ -236,8 +236,8 @@ def test_a_forked_child_decodes_what_its_parent_has_begun(monkeypatch: pytest.Mo
 def test_the_time_that_the_loop_waited_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, waits = [0], threading.Event()
     monkeypatch.setattr(decoding, "monotonic_ns", lambda: clock[0])
-    result = decoding.Decoding.result
-    monkeypatch.setattr(decoding.Decoding, "result", lambda self: (waits.set(), result(self))[1])
+    result = Decoding.result
+    monkeypatch.setattr(Decoding, "result", lambda self: (waits.set(), result(self))[1])
 
     def decode(numbers: torch.Tensor) -> torch.Tensor:
         clock[0] += 3_000_000_000
@@ -337,3 +337,11 @@ def test_memory_that_the_decoder_lacks_is_named(monkeypatch: pytest.MonkeyPatch)
             with pytest.raises(torch.OutOfMemoryError) as caught:
                 stage.finish(moving)
             assert "a batch of 16 bytes was copied to cpu" in caught.value.__notes__[0]
+
+
+def test_images_that_come_after_the_end_of_the_thread_are_decoded() -> None:
+    """As if the handler of a signal had closed the loader while it handed them over."""
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
+    assert Decoding(torch.arange(3), CPU, None, thread).result().tolist() == [0, 1, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from time import monotonic_ns
@@ -41,15 +42,20 @@ _decoders = PerProcess(threading.Lock)
 """Held by the thread that decodes on an accelerator: all loaders of a process share the decoders of a device."""
 
 
+_LOOK_S = 1.0
+"""Pause in seconds between looks at a thread whose images are waited for."""
+
+
 class Decoding:
     """Images that the thread decodes.
 
     `needed` marks the point where the loop begins to wait for them.
     """
 
-    def __init__(self, images: Any, device: torch.device, backend: Backend | None) -> None:
-        self._images, self._device, self._backend = images, device, backend
-        self._started_in = os.getpid()
+    def __init__(
+        self, images: Any, device: torch.device, backend: Backend | None, thread: threading.Thread | None
+    ) -> None:
+        self._images, self._device, self._backend, self._thread = images, device, backend, thread
         # No threading.Event: its own lock could be held by this thread, below the handler of a signal that closes.
         self._running = threading.Lock()
         self._running.acquire()
@@ -82,11 +88,13 @@ class Decoding:
 
     def result(self) -> Any:
         """Wait for the images; raises the error of their decoding."""
-        if not self.has_ended and self._started_in != os.getpid():
-            self.run()  # a forked child has no thread, and its copy of a lock may be taken for ever
-        if not self.has_ended:
-            self._running.acquire()
-            self._running.release()
+        while not self.has_ended:
+            is_alive = self._thread is not None and self._thread.is_alive()
+            if is_alive:
+                if self._running.acquire(timeout=_LOOK_S):
+                    self._running.release()
+            elif not self.has_ended:
+                self.run()  # in a forked child, or if the thread was ended before it got these images
         if self._error is not None:
             raise self._error
         return self._decoded
@@ -103,6 +111,7 @@ class DecodeThread:
         self._device, self._backend = device, backend
         self._thread: threading.Thread | None = None
         self._queue: SimpleQueue[ref[Decoding] | None] | None = None
+        self._end: Callable[[], Any] = lambda: None
         self._owner = 0
         self._timed: deque[tuple[Event, Event, Event]] = deque()
         self.decode_s = self.hidden_s = 0.0
@@ -110,14 +119,15 @@ class DecodeThread:
 
     def start(self, images: Any) -> Decoding:
         """Hand images to the thread; `finish` replaces the result."""
-        queue = self._queue  # a variable: the handler of a signal may close this object between two lines
+        # Variables: the handler of a signal may close this object between two lines.
+        queue, thread = self._queue, self._thread
         if queue is None or self._owner != os.getpid():  # a forked child has no thread
             queue = SimpleQueue()
             thread = threading.Thread(target=_decode_all, args=(queue,), name="feedline-device-decode", daemon=True)
             thread.start()
-            finalize(self, queue.put, None)
+            self._end = finalize(self, queue.put, None)
             self._thread, self._queue, self._owner = thread, queue, os.getpid()
-        decoding = Decoding(images, self._device, self._backend)
+        decoding = Decoding(images, self._device, self._backend, thread)
         queue.put(ref(decoding))
         return decoding
 
@@ -133,9 +143,9 @@ class DecodeThread:
 
         Another iterator may still wait for that work.
         """
-        thread, queue, self._thread, self._queue = self._thread, self._queue, None, None
-        if thread is not None and queue is not None and self._owner == os.getpid():
-            queue.put(None)
+        thread, self._thread, self._queue = self._thread, None, None
+        if thread is not None and self._owner == os.getpid():
+            self._end()
             thread.join()
         with suppress(IndexError):  # the loop may count the last ones meanwhile
             while self._timed:
