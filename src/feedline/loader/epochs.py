@@ -40,15 +40,12 @@ def start_epoch(loader: Any) -> Iteration:
     # In one step: another thread may begin an epoch of the same loader.
     setup: EpochSetup | None = vars(loader._fl_pools).pop("setup", None)
     if setup is not None and setup.thread != get_ident():
-        loader._fl_pools.is_shared = True
+        loader._fl_pools.is_shared, setup = True, None
     if setup is not None and setup.fits(loader):
         iteration, progress = _begin_again(loader, setup)
     else:
         iteration, progress = _begin_new(loader)
-        setup = vars(loader._fl_pools).pop("setup", None)
     loader._fl_live.add(iteration)
-    if setup is not None:  # not before: it is for the time after this iteration
-        loader._fl_pools.setup = setup
     if loader.persistent_workers and loader.num_workers:
         iteration.follow(loader._iterator)
         loader._iterator = iteration
@@ -101,6 +98,7 @@ def _begin_again(loader: Any, setup: EpochSetup) -> tuple[Iteration, Progress]:
         # The state is that of the former epoch, whose order it must hold.
         setup.restore(order)
         raise
+    loader._fl_pools.setup = setup
     return iteration, progress
 
 

@@ -6,6 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic_ns
 from typing import Any, Self, TypeVar, cast
 
@@ -86,11 +87,12 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         """Returns the function that stops persistent workers, or None after the loader was deleted."""
         self.delivered: Callable[[], int] = _no_batches
         """Number of batches of the epoch that the loop has received, including those before a resume."""
-        # Not __del__: an iterator held by a traceback dies in a cycle, maybe after the objects it refers to.
-        self._finalizer: Callable[[], Any] | None = None
-        if not (stage is None and on_close is None):
-            held = self._window, self._staged, stage, on_close
-            self._finalizer = weakref.finalize(self, finalizers.run, _release, *held)
+        held = self._window, self._staged, stage, on_close
+        if stage is None and on_close is None:
+            self._release: Callable[[], Any] = partial(_release, *held)  # it holds nothing that must end
+        else:
+            # Not __del__: an iterator held by a traceback dies in a cycle, maybe after the objects it refers to.
+            self._release = weakref.finalize(self, finalizers.run, _release, *held)
 
     def __iter__(self) -> Self:
         return self
@@ -306,10 +308,7 @@ class Iteration(RequestWindow, _BaseDataLoaderIter):
         self._closed = True
         self._requests = iter(())
         self._progress.heartbeat.mark_idle()
-        if self._finalizer is None:
-            _release(self._window, self._staged, None, None)
-        else:
-            self._finalizer()
+        self._release()
 
     def _shutdown_workers(self) -> None:
         """Stop the workers, persistent ones too.
@@ -402,6 +401,11 @@ def live_iterations(loader: Any) -> list[Iteration]:
     while True:
         with suppress(RuntimeError):  # another thread began an epoch meanwhile
             return list(loader._fl_live)
+
+
+def is_iterated(loader: Any) -> bool:
+    """True if an iteration of a loader goes on."""
+    return not all(iteration.closed for iteration in live_iterations(loader))
 
 
 def _no_shutdown() -> None:

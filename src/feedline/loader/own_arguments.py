@@ -14,7 +14,7 @@ from feedline.core.devices import usable_device
 from feedline.errors import ArgumentError
 from feedline.loader.device import Delivery
 from feedline.loader.error_policy import Action, ErrorPolicy
-from feedline.loader.loop import live_iterations
+from feedline.loader.loop import is_iterated
 from feedline.loader.monitoring.resources import rank_and_world_size
 from feedline.loader.plan import check_ranks
 from feedline.loader.pools import check_method
@@ -68,7 +68,7 @@ def change_argument(loader: Any, name: str, value: Any) -> Any:
             setattr(loader, each, earlier)
         raise
     if loader._fl_pools.has_idle_pool:  # persistent workers were started with the former value
-        loader._fl_pools.renew(running=any(not iteration.closed for iteration in live_iterations(loader)))
+        loader._fl_pools.renew(running=is_iterated(loader))
     return value
 
 

@@ -19,7 +19,7 @@ from feedline.core.huggingface import is_table
 from feedline.core.torch_wrappers import ranges_of
 from feedline.loader.building.builder import BatchBuilder
 from feedline.loader.building.foreign import may_be_recognized
-from feedline.loader.loop import live_iterations
+from feedline.loader.loop import is_iterated
 from feedline.loader.plan import Plan
 from feedline.loader.step_clocks import StepClocks
 from feedline.samplers import Shuffled
@@ -68,8 +68,7 @@ class EpochSetup:
             # By identity: `==` is the user's own code.
             and all(map(is_, _inputs_of(loader), self._inputs))
             and _lengths_of(loader) == self._lengths
-            and self.thread == get_ident()
-            and all(iteration.closed for iteration in live_iterations(loader))
+            and not is_iterated(loader)
         )
 
     def order(self) -> dict[str, Any]:
@@ -109,8 +108,8 @@ def _inputs_of(loader: Any) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-_MEMBERS = ("__getitems__", "traits", "state_dict", "load_state_dict")
-"""Members of a dataset that decide how it is read."""
+_MEMBERS = ("traits", "state_dict", "load_state_dict")
+"""Members of a dataset that decide how it is read, besides those that `BatchBuilder.follow` looks for."""
 
 
 def _order_of(loader: Any) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from time import sleep
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import Dataset
 
@@ -59,18 +60,9 @@ def test_page_locking_is_a_stage_with_a_remedy() -> None:
     assert any("in place of pin_memory=True" in advice.text for advice in verdict.advice)
 
 
-def test_a_transform_on_the_device_is_a_stage() -> None:
-    def slow(batch: torch.Tensor) -> torch.Tensor:
-        sleep(0.08)
-        return batch
-
-    with fl.DataLoader(Zeros(), batch_size=4, device=fl.Delivery("cpu", transform=slow)) as loader:
-        for _ in loader:
-            pass
-        verdict = loader.report()
-    assert verdict.limiting_stage == "device_transform", str(verdict)
-    assert verdict.explained_share >= 0.9
-    assert any("Delivery(transform=...)" in advice.text for advice in verdict.advice)
+def slow_transform(batch: torch.Tensor) -> torch.Tensor:
+    sleep(0.08)
+    return batch
 
 
 class SlowToDecode:
@@ -86,11 +78,19 @@ class SlowToDecode:
         return torch.stack(self._samples).to(device)
 
 
-def test_decoding_on_the_device_is_a_stage_with_a_remedy() -> None:
-    with fl.DataLoader(Zeros(), batch_size=4, collate_fn=SlowToDecode, device="cpu") as loader:
+@pytest.mark.parametrize(
+    ("arguments", "stage", "remedy"),
+    [
+        ({"device": fl.Delivery("cpu", transform=slow_transform)}, "device_transform", "Delivery(transform=...)"),
+        ({"device": "cpu", "collate_fn": SlowToDecode}, "device_decode", "cpu_share="),
+    ],
+    ids=["transform", "decode"],
+)
+def test_work_on_the_device_is_a_stage_with_a_remedy(arguments: dict[str, Any], stage: str, remedy: str) -> None:
+    with fl.DataLoader(Zeros(), batch_size=4, **arguments) as loader:
         for _ in loader:
             pass
         verdict = loader.report()
-    assert verdict.limiting_stage == "device_decode", str(verdict)
+    assert verdict.limiting_stage == stage, str(verdict)
     assert verdict.explained_share >= 0.9
-    assert any("cpu_share=" in advice.text for advice in verdict.advice)
+    assert any(remedy in advice.text for advice in verdict.advice)

@@ -15,6 +15,7 @@ from weakref import finalize, ref
 import torch
 
 from feedline.core.caches import PerProcess
+from feedline.core.threads import WAKE_S
 from feedline.core.tree import map_leaves
 from feedline.loader.device.backend import Backend, Event
 from feedline.loader.device.stage import moves_itself, times_s
@@ -40,10 +41,6 @@ class HostTime:
 
 _decoders = PerProcess(threading.Lock)
 """Held by the thread that decodes on an accelerator: all loaders of a process share the decoders of a device."""
-
-
-_LOOK_S = 1.0
-"""Pause in seconds between looks at a thread whose images are waited for."""
 
 
 class Decoding:
@@ -91,7 +88,7 @@ class Decoding:
         while not self.has_ended:
             is_alive = self._thread is not None and self._thread.is_alive()
             if is_alive:
-                if self._running.acquire(timeout=_LOOK_S):
+                if self._running.acquire(timeout=WAKE_S):
                     self._running.release()
             elif not self.has_ended:
                 self.run()  # in a forked child, or if the thread was ended before it got these images

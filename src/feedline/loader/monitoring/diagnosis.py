@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 from feedline.core.cgroups import Cgroup
 from feedline.core.copying import measure_copy_rates
 from feedline.loader.building.captures import is_stateful
-from feedline.loader.loop import live_iterations
+from feedline.loader.loop import is_iterated
 from feedline.loader.monitoring.lines import SECONDS, costly_lines
 from feedline.loader.monitoring.memory_trend import memory_left
 from feedline.loader.monitoring.resources import affine_cpus
@@ -98,7 +98,7 @@ def tune(loader: Any) -> tuple[Advice, ...]:
         if advice.arguments and may_change.issuperset(advice.arguments):
             for name, value in advice.arguments.items():
                 setattr(loader, name, value)
-            loader._fl_pools.renew(running=any(not iteration.closed for iteration in live_iterations(loader)))
+            loader._fl_pools.renew(running=is_iterated(loader))
             return (advice,)
     return ()
 
