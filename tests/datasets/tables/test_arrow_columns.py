@@ -18,6 +18,7 @@ import pytest
 
 import feedline as fl
 from feedline.datasets import Arrow
+from feedline.datasets.tables.arrow_batches import validate_batch
 from feedline.datasets.tables.arrow_messages import Layout, layout_of, unpack_layout
 from feedline.errors import SampleError
 from feedline.stores import Cache
@@ -299,6 +300,49 @@ def test_damaged_buffers_are_named_with_their_record_batch(bucket: Bucket, colum
     assert column in dataset[999]
     with pytest.raises(SampleError, match=r"record batch 1 of memory://columns/t\.arrow cannot be read: it is damaged"):
         dataset[1000]
+
+
+NAMES = pa.dictionary(pa.int8(), pa.string())
+
+
+@pytest.mark.parametrize("cache_nbytes", [0, 1 << 20])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.struct({"p": NAMES}),
+        pa.struct({"p": pa.struct({"q": NAMES, "r": pa.int8()})}),
+        pa.list_(pa.struct({"p": NAMES}), 2),
+        pa.struct({"p": pa.list_(NAMES, 1)}),
+    ],
+    ids=str,
+)
+def test_indices_below_nulls_point_nowhere(bucket: Bucket, kind: Any, cache_nbytes: int) -> None:
+    """pyarrow writes 0 there, into an empty dictionary, and then calls its own file invalid."""
+    bucket.put(written([pa.record_batch({"a": pa.array([None, None], kind)})]))
+    with pytest.raises(SampleError, match=r"row 1: column 'a.* is null"):
+        Arrow(bucket.address, ["a"], cache_nbytes=cache_nbytes)[1]
+
+
+@pytest.mark.parametrize("layout", ["dictionary", "struct", "list", "fixed-size list"])
+def test_indices_out_of_a_dictionary_are_damage(layout: str) -> None:
+    names = pa.DictionaryArray.from_arrays(pa.array([0, 5], pa.int8()), pa.array(["only one"]), safe=False)
+    column = {
+        "dictionary": names,
+        "struct": pa.StructArray.from_arrays([names], ["p"]),
+        "list": pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), names),
+        "fixed-size list": pa.FixedSizeListArray.from_arrays(names, 2),
+    }[layout]
+    with pytest.raises(pa.ArrowInvalid, match="out of bounds"):
+        validate_batch(pa.record_batch({"a": column}))
+
+
+def test_texts_that_are_not_utf8_hide_no_damage() -> None:
+    text = pa.array([b"\xff", b"fine"]).view(pa.string())
+    offsets = pa.array([0, 9, 1], pa.int32()).buffers()[1]
+    lists = pa.Array.from_buffers(pa.list_(pa.string()), 2, [None, offsets], children=[text])
+    assert validate_batch(pa.record_batch({"text": text})).num_rows == 2
+    with pytest.raises(pa.ArrowInvalid, match="out of bounds"):
+        validate_batch(pa.record_batch({"text": text, "lists": lists}))
 
 
 @pytest.mark.parametrize("name", ["Arrow", "Parquet"])
