@@ -91,7 +91,7 @@ _SEARCHED_NBYTES = 4 << 20
 """Bytes of a file in which another one is searched: more would slow down the indexing of large files."""
 
 
-class _Layout(NamedTuple):
+class _ChunkLayout(NamedTuple):
     """Chunks of a file, each of them behind a head."""
 
     head: struct.Struct
@@ -106,17 +106,17 @@ class _Layout(NamedTuple):
     """True if the head is included in the number of bytes."""
 
 
-_RIFF = _Layout(struct.Struct("<4sI"), 12, b"data", 2)
+_RIFF = _ChunkLayout(struct.Struct("<4sI"), 12, b"data", 2)
 
 
 _LAYOUTS = {
     b"RIFF": _RIFF,
     b"RF64": _RIFF,
     b"BW64": _RIFF,
-    b"RIFX": _Layout(struct.Struct(">4sI"), 12, b"data", 2),
-    b"FORM": _Layout(struct.Struct(">4sI"), 12, b"SSND", 2),
-    b"caff": _Layout(struct.Struct(">4sQ"), 8, b"data", 1),
-    b"riff": _Layout(
+    b"RIFX": _ChunkLayout(struct.Struct(">4sI"), 12, b"data", 2),
+    b"FORM": _ChunkLayout(struct.Struct(">4sI"), 12, b"SSND", 2),
+    b"caff": _ChunkLayout(struct.Struct(">4sQ"), 8, b"data", 1),
+    b"riff": _ChunkLayout(
         struct.Struct("<16sQ"), 40, b"data\xf3\xac\xd3\x11\x8c\xd1\0\xc0\x4f\x8e\xdb\x8a", 8, with_head=True
     ),
 }
@@ -144,7 +144,7 @@ _OPEN = (0x7F00, 0x7FFF, 0x8000, 0xFFFF)
 """The highest two bytes of sizes, besides 0, that FFmpeg, SoX, GStreamer, arecord and LAME write into pipes."""
 
 
-def _sound_chunk(file: BinaryIO, start: int, layout: _Layout) -> _Sound | None:
+def _sound_chunk(file: BinaryIO, start: int, layout: _ChunkLayout) -> _Sound | None:
     at, large, added = start + layout.first, None, layout.head.size if layout.with_head else 0
     width = layout.head.size - len(layout.sound)
     for _ in range(_MOST_CHUNKS):
@@ -166,7 +166,7 @@ def _sound_chunk(file: BinaryIO, start: int, layout: _Layout) -> _Sound | None:
     return None
 
 
-def _is_closed(file: BinaryIO, start: int, layout: _Layout) -> bool:
+def _is_closed(file: BinaryIO, start: int, layout: _ChunkLayout) -> bool:
     """True if the size of the whole file is in its header, so that a sound of 0 bytes is empty."""
     _, nbytes = layout.head.unpack(read_part(file, start, layout.head.size))
     return bool(nbytes + (0 if layout.with_head else layout.head.size) == size_of(file) - start)
@@ -189,27 +189,33 @@ def _sphere_sound(file: BinaryIO, start: int) -> _Sound | None:
 
 
 def _check_pages(file: BinaryIO, start: int, name: str) -> None:
-    """Check that the last page of an Ogg file is whole, and ends a stream of those at the beginning.
+    """Check that an Ogg file ends with the end of a stream of those at its beginning.
 
     All streams of a file begin before the second page of any of them.
     """
     data, serials, at = read_part(file, start, _SEARCHED_NBYTES), set[bytes](), 0
-    while (page := _Page.parse(data[at : at + _PAGE_HEAD_NBYTES])) is not None and page.is_first:
+    while (page := _OggPage.parse(data[at : at + _PAGE_HEAD_NBYTES])) is not None and page.is_first:
         serials.add(page.serial)
         at += page.nbytes
     following = data.find(_FIRST_PAGE, at)
     if following >= 0:
         raise _joined_error(name, start + following)
-    tail = read_part(file, max(start, size_of(file) - 2 * _MOST_PAGE_NBYTES))
-    last = tail[max(0, tail.rfind(b"OggS")) :]
-    page = _Page.parse(last)
-    if page is None or not page.is_last or page.nbytes > len(last):
+    last = last_page(file, start)
+    if last is None:
         raise SampleError(
             f"{name} is truncated: its last page does not end the stream. Copy it again; or keep what is there (ffmpeg"
             f" -i {name} -c copy out.ogg); or pass on_error='skip' to the loader"
         )
-    if page.serial not in serials:
+    if last.serial not in serials:
         raise _joined_error(name, None)
+
+
+def last_page(file: BinaryIO, start: int = 0) -> _OggPage | None:
+    """The last page of an Ogg file; None unless it is whole, and ends a stream."""
+    tail = read_part(file, max(start, size_of(file) - 2 * _MOST_PAGE_NBYTES))
+    data = tail[max(0, tail.rfind(b"OggS")) :]
+    page = _OggPage.parse(data)
+    return None if page is None or not page.is_last or page.nbytes > len(data) else page
 
 
 _FIRST_PAGE = b"OggS\0\2"
@@ -222,7 +228,7 @@ _PAGE_HEAD_NBYTES = 27 + 255
 _MOST_PAGE_NBYTES = 27 + 255 + 255 * 255
 
 
-class _Page(NamedTuple):
+class _OggPage(NamedTuple):
     """A page of an Ogg file."""
 
     is_first: bool
@@ -231,7 +237,7 @@ class _Page(NamedTuple):
     nbytes: int
 
     @classmethod
-    def parse(cls, data: bytes) -> _Page | None:
+    def parse(cls, data: bytes) -> _OggPage | None:
         """The page at the beginning of `data`; None if its head is not there."""
         if data[:4] != b"OggS" or len(data) < 27 + (data[26] if len(data) > 26 else 1):
             return None
